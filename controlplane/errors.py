@@ -1,0 +1,121 @@
+"""Every error Ostinato answers with.
+
+OstinatoError
+|- InvalidRequest 400          malformed or unknown fields, wrong types, unknown intent
+|  |- PromptTooLong 400
+|  `- SourceUnreadable 400     missing or corrupt checkpoint or adapter files
+|- PathNotAllowed 403          a path outside the allowed roots
+|- ModelNotFound 404           no such model, deployment or operation
+|  `- NotDeployed 404
+|- AlreadyExists 409
+|- InUse 409                   deleting what others depend on
+|- IdempotencyConflict 409     the same key with another request
+|- StaleWrite 409              somebody else changed it first
+|- BodyTooLarge 413
+|- AdapterMismatch 422         an adapter that does not fit its base
+|- NoFeasiblePlan 422          no plan meets the intent on this cluster
+|- Overloaded 429
+|- EngineFailed 502            the engine died or answered nonsense
+`- Unavailable 503             deploying, restarting, or the state store is away
+
+Codes and statuses are documented in docs/errors.md and are part of the API.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class OstinatoError(Exception):
+    """Base of all. `message` says what was expected, what came and what to do."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+    openai_type: ClassVar[str] = "api_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        details: dict[str, Any] | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.details = details or {}
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> dict[str, Any]:
+        """The OpenAI error object, used on every endpoint."""
+        error = {"message": self.message, "type": self.openai_type, "param": self.param}
+        return {"error": {**error, "code": self.code, **({"details": self.details} if self.details else {})}}
+
+
+class InvalidRequest(OstinatoError):
+    status, code, openai_type = 400, "invalid_request", "invalid_request_error"
+
+
+class PromptTooLong(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class SourceUnreadable(InvalidRequest):
+    code = "source_unreadable"
+
+
+class PathNotAllowed(OstinatoError):
+    status, code, openai_type = 403, "path_not_allowed", "permission_error"
+
+
+class ModelNotFound(OstinatoError):
+    status, code, openai_type = 404, "model_not_found", "invalid_request_error"
+
+
+class NotDeployed(ModelNotFound):
+    code = "not_deployed"
+
+
+class OperationNotFound(ModelNotFound):
+    code = "operation_not_found"
+
+
+class AlreadyExists(OstinatoError):
+    status, code, openai_type = 409, "already_exists", "invalid_request_error"
+
+
+class InUse(OstinatoError):
+    status, code, openai_type = 409, "in_use", "invalid_request_error"
+
+
+class IdempotencyConflict(OstinatoError):
+    status, code, openai_type = 409, "idempotency_conflict", "invalid_request_error"
+
+
+class StaleWrite(OstinatoError):
+    status, code, openai_type = 409, "stale_write", "invalid_request_error"
+
+
+class BodyTooLarge(OstinatoError):
+    status, code, openai_type = 413, "body_too_large", "invalid_request_error"
+
+
+class AdapterMismatch(OstinatoError):
+    status, code, openai_type = 422, "adapter_mismatch", "invalid_request_error"
+
+
+class NoFeasiblePlan(OstinatoError):
+    status, code, openai_type = 422, "no_feasible_plan", "invalid_request_error"
+
+
+class Overloaded(OstinatoError):
+    status, code, openai_type = 429, "overloaded", "rate_limit_error"
+
+
+class EngineFailed(OstinatoError):
+    status, code = 502, "engine_failed"
+
+
+class Unavailable(OstinatoError):
+    status, code = 503, "unavailable"

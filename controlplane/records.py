@@ -1,0 +1,143 @@
+"""What the state store remembers: models, deployments, operations, idempotency keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from placement.types import Intent, Placement, Slos
+from profiler.types import AdapterSpec, ModelSpec
+
+
+class Phase(StrEnum):
+    PENDING = "Pending"
+    PROFILING = "Profiling"
+    READY = "Ready"
+    DEPLOYING = "Deploying"
+    DEPLOYED = "Deployed"
+    DELETING = "Deleting"
+    DELETED = "Deleted"
+    CANCELLED = "Cancelled"
+    FAILED = "Failed"
+
+
+FINAL_PHASES = frozenset({Phase.READY, Phase.DEPLOYED, Phase.DELETED, Phase.CANCELLED, Phase.FAILED})
+
+
+@dataclass(frozen=True)
+class Model:
+    """A registered base (`source`) or variant (`base` + `adapter`).
+
+    `uid` is unique for ever, so that a name registered again never meets its predecessor's caches.
+    `compression` maps each allowed technique to its accuracy (MaverIQ Table 1).
+    """
+
+    name: str
+    uid: int
+    phase: Phase
+    source: str | None = None
+    base: str | None = None
+    adapter: str | None = None
+    compression: dict[str, float] = field(default_factory=dict)
+    spec: ModelSpec | None = None
+    adapter_spec: AdapterSpec | None = None
+    reason: str = ""
+    created_at_s: float = 0.0
+
+    @property
+    def is_variant(self) -> bool:
+        return self.base is not None
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A desired deployment and what became of it. `host` is the base whose engine serves it."""
+
+    model: str
+    uid: int
+    host: str
+    phase: Phase
+    intent: Intent
+    max_output_tokens: int
+    slos: Slos = field(default_factory=Slos)
+    placement: Placement | None = None
+    reason: str = ""
+    created_at_s: float = 0.0
+
+
+class OperationKind(StrEnum):
+    REGISTER = "register_model"
+    DEPLOY = "deploy_model"
+    UNDEPLOY = "undeploy_model"
+    DELETE = "delete_model"
+
+
+@dataclass(frozen=True)
+class OperationEvent:
+    at_s: float
+    phase: Phase
+    message: str
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A long-running request. `progress` is 0..1; `error` is an OpenAI error object when it failed."""
+
+    id: str
+    kind: OperationKind
+    target: str
+    phase: Phase
+    progress: float = 0.0
+    reason: str = ""
+    error: dict[str, Any] | None = None
+    cancel_requested: bool = False
+    created_at_s: float = 0.0
+    updated_at_s: float = 0.0
+    events: tuple[OperationEvent, ...] = ()
+
+    @property
+    def done(self) -> bool:
+        return self.phase in FINAL_PHASES
+
+
+@dataclass(frozen=True)
+class IdempotencyKey:
+    key: str
+    request_sha256: str
+    operation_id: str
+    created_at_s: float
+
+
+Record = Model | Deployment | Operation | IdempotencyKey
+R = TypeVar("R", Model, Deployment, Operation, IdempotencyKey)
+
+KINDS: dict[type[Any], str] = {
+    Model: "model",
+    Deployment: "deployment",
+    Operation: "operation",
+    IdempotencyKey: "idempotency",
+}
+
+
+@cache
+def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)
+
+
+def key_of(record: Record) -> str:
+    match record:
+        case Model(name=key) | Deployment(model=key) | Operation(id=key) | IdempotencyKey(key=key):
+            return key
+
+
+def dump(record: Record) -> str:
+    return _adapter(type(record)).dump_json(record).decode()
+
+
+def load(cls: type[R], text: str) -> R:
+    record: R = _adapter(cls).validate_json(text)
+    return record

@@ -1,0 +1,1 @@
+"""Which plan meets an intent, and which devices carry it. Pure: no Ray, torch, vLLM, HTTP or clock."""

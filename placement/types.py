@@ -1,0 +1,112 @@
+"""Plans, the devices they may use, and the outcome of placing one on the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from profiler.types import DeviceRates, Estimate
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one copy of a base model is split and configured.
+
+    `layers_per_stage` has one entry per pipeline stage; its sum is the model's number of layers.
+    Ranks are numbered stage by stage: rank = stage * tensor_parallel + tp_rank.
+    """
+
+    tensor_parallel: int
+    layers_per_stage: tuple[int, ...]
+    quantization: str
+    max_model_len: int
+    kv_cache_tokens: int
+    max_variants: int
+    max_lora_rank: int
+
+    @property
+    def pipeline_parallel(self) -> int:
+        return len(self.layers_per_stage)
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU, or a CPU host's cores and memory seen as one device (`kind` is then "cpu")."""
+
+    node: str
+    index: int
+    kind: str
+    total_bytes: int
+    free_bytes: int
+    rates: DeviceRates
+
+
+@dataclass(frozen=True)
+class Inventory:
+    devices: tuple[Device, ...]
+
+
+class Intent(StrEnum):
+    """What the user asked for (MaverIQ, Table 1). `SLO` means: meet the limits, then least cost."""
+
+    MIN_COST = "minCost"
+    MIN_LATENCY = "minLat"
+    SLO = "slo"
+
+
+@dataclass(frozen=True)
+class Slos:
+    """Limits; None is no limit. Latency is end to end at the deployment's `max_output_tokens`.
+
+    `cost` is in GiB-seconds per request (memory x latency, MaverIQ section 4, formulation 1);
+    `accuracy` is the least acceptable registered accuracy.
+    """
+
+    latency_s: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    cost_gib_s: float | None = None
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    plan: Plan
+    estimate: Estimate
+
+
+@dataclass(frozen=True)
+class RankPlacement:
+    """One worker process: which layers [layer_start, layer_end) of which shard, where, and how big."""
+
+    rank: int
+    stage: int
+    tp_rank: int
+    node: str
+    device_index: int
+    device_kind: str
+    layer_start: int
+    layer_end: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The launchable outcome: a plan, its ranks' places, its estimate, and why it was chosen."""
+
+    plan: Plan
+    ranks: tuple[RankPlacement, ...]
+    estimate: Estimate
+    reason: str
+
+
+@dataclass(frozen=True)
+class Infeasible:
+    """Why nothing fits, in words for the user, and what would (the nearest relaxations)."""
+
+    reason: str
+    relaxations: tuple[str, ...] = ()

@@ -1,0 +1,1 @@
+"""What a model is and what a plan for it would cost. Pure: no Ray, torch, vLLM, HTTP or clock."""

@@ -1,0 +1,74 @@
+"""Facts about checkpoints and adapters, as read from their files, and the cost of serving them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The architecture of a base model, from its `config.json` and safetensors headers.
+
+    `linear_shapes` maps each adaptable module (`q_proj`, ..., `down_proj`) to (out, in) features.
+    """
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position: int
+    dtype_bytes: int
+    layer_weight_bytes: int
+    other_weight_bytes: int
+    linear_shapes: dict[str, tuple[int, int]]
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.num_layers * self.layer_weight_bytes + self.other_weight_bytes
+
+    @property
+    def kv_bytes_per_token_per_layer(self) -> int:
+        """Keys and values of one token in one layer, unsharded."""
+        return 2 * self.num_kv_heads * self.head_dim * self.dtype_bytes
+
+
+@dataclass(frozen=True)
+class AdapterSpec:
+    """A PEFT LoRA adapter that was checked against its base."""
+
+    rank: int
+    target_modules: tuple[str, ...]
+    weight_bytes: int
+
+
+@dataclass(frozen=True)
+class DeviceRates:
+    """What one device sustains; measured when the device joins, never assumed by a decision."""
+
+    memory_bytes_per_s: float
+    flops_per_s: float
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The load a plan is judged under: one batch of requests, lengths in tokens."""
+
+    batch: int
+    input_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Predicted cost of one plan. Seconds and bytes; `memory_bytes` has one figure per rank."""
+
+    ttft_s: float
+    tpot_s: float
+    memory_bytes: tuple[int, ...]
+    accuracy: float
+
+    def latency_s(self, output_tokens: int) -> float:
+        return self.ttft_s + self.tpot_s * max(0, output_tokens - 1)
