@@ -4,11 +4,13 @@ OstinatoError
 |- InvalidRequest 400          malformed or unknown fields, wrong types, unknown intent
 |  |- PromptTooLong 400
 |  `- SourceUnreadable 400     missing or corrupt checkpoint or adapter files
+|- Unauthorized 401            a missing or wrong API key
 |- PathNotAllowed 403          a path outside the allowed roots
 |- ModelNotFound 404           no such model, deployment or operation
 |  `- NotDeployed 404
 |- AlreadyExists 409
 |- InUse 409                   deleting what others depend on
+|- NotReady 409                deploying what is still being registered
 |- IdempotencyConflict 409     the same key with another request
 |- StaleWrite 409              somebody else changed it first
 |- BodyTooLarge 413
@@ -16,7 +18,8 @@ OstinatoError
 |- NoFeasiblePlan 422          no plan meets the intent on this cluster
 |- Overloaded 429
 |- EngineFailed 502            the engine died or answered nonsense
-`- Unavailable 503             deploying, restarting, or the state store is away
+|- Unavailable 503             deploying, restarting, or the state store is away
+`- TimedOut 504                longer than the installation allows a request to take
 
 Codes and statuses are documented in docs/errors.md and are part of the API.
 """
@@ -65,6 +68,10 @@ class SourceUnreadable(InvalidRequest):
     code = "source_unreadable"
 
 
+class Unauthorized(OstinatoError):
+    status, code, openai_type = 401, "unauthorized", "authentication_error"
+
+
 class PathNotAllowed(OstinatoError):
     status, code, openai_type = 403, "path_not_allowed", "permission_error"
 
@@ -87,6 +94,10 @@ class AlreadyExists(OstinatoError):
 
 class InUse(OstinatoError):
     status, code, openai_type = 409, "in_use", "invalid_request_error"
+
+
+class NotReady(OstinatoError):
+    status, code, openai_type = 409, "not_ready", "invalid_request_error"
 
 
 class IdempotencyConflict(OstinatoError):
@@ -119,3 +130,7 @@ class EngineFailed(OstinatoError):
 
 class Unavailable(OstinatoError):
     status, code = 503, "unavailable"
+
+
+class TimedOut(OstinatoError):
+    status, code = 504, "timed_out"

@@ -30,7 +30,7 @@ FINAL_PHASES = frozenset({Phase.READY, Phase.DEPLOYED, Phase.DELETED, Phase.CANC
 
 @dataclass(frozen=True)
 class Model:
-    """A registered base (`source`) or variant (`base` + `adapter`).
+    """A registered base (`source`) or variant (`base` + `adapter`); `path` is its folder once Ready.
 
     `uid` is unique for ever, so that a name registered again never meets its predecessor's caches.
     `compression` maps each allowed technique to its accuracy (MaverIQ Table 1).
@@ -42,6 +42,7 @@ class Model:
     source: str | None = None
     base: str | None = None
     adapter: str | None = None
+    path: str | None = None
     compression: dict[str, float] = field(default_factory=dict)
     spec: ModelSpec | None = None
     adapter_spec: AdapterSpec | None = None

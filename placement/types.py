@@ -5,32 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from profiler.types import DeviceRates, Estimate
+from profiler.types import DeviceRates, Estimate, Plan
 
-
-@dataclass(frozen=True)
-class Plan:
-    """How one copy of a base model is split and configured.
-
-    `layers_per_stage` has one entry per pipeline stage; its sum is the model's number of layers.
-    Ranks are numbered stage by stage: rank = stage * tensor_parallel + tp_rank.
-    """
-
-    tensor_parallel: int
-    layers_per_stage: tuple[int, ...]
-    quantization: str
-    max_model_len: int
-    kv_cache_tokens: int
-    max_variants: int
-    max_lora_rank: int
-
-    @property
-    def pipeline_parallel(self) -> int:
-        return len(self.layers_per_stage)
-
-    @property
-    def world_size(self) -> int:
-        return self.tensor_parallel * self.pipeline_parallel
+__all__ = [
+    "Candidate",
+    "Device",
+    "Infeasible",
+    "Intent",
+    "Inventory",
+    "Placement",
+    "Plan",
+    "RankPlacement",
+    "Slos",
+]
 
 
 @dataclass(frozen=True)

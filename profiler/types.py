@@ -1,4 +1,4 @@
-"""Facts about checkpoints and adapters, as read from their files, and the cost of serving them."""
+"""Facts about checkpoints and adapters, as read from their files; plans and the cost of serving them."""
 
 from __future__ import annotations
 
@@ -59,6 +59,31 @@ class Workload:
     batch: int
     input_tokens: int
     output_tokens: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one copy of a base model is split and configured.
+
+    `layers_per_stage` has one entry per pipeline stage; its sum is the model's number of layers.
+    Ranks are numbered stage by stage: rank = stage * tensor_parallel + tp_rank.
+    """
+
+    tensor_parallel: int
+    layers_per_stage: tuple[int, ...]
+    quantization: str
+    max_model_len: int
+    kv_cache_tokens: int
+    max_variants: int
+    max_lora_rank: int
+
+    @property
+    def pipeline_parallel(self) -> int:
+        return len(self.layers_per_stage)
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel
 
 
 @dataclass(frozen=True)

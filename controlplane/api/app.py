@@ -1,0 +1,75 @@
+"""The gateway's HTTP application, put together from its services; knows nothing of Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from fastapi import FastAPI, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from controlplane import __version__
+from controlplane.api import failures, management, openai
+from controlplane.api.middleware import Guard
+from controlplane.api.services import Services
+
+log = logging.getLogger(__name__)
+
+_DESCRIPTION = "Register models, deploy them by intent, ask them; many variants of one base in one batch."
+
+
+def create_app(make_services: Callable[[], Services]) -> FastAPI:
+    """`make_services` is called once, in the process that serves."""
+    services = make_services()
+    app = FastAPI(title="Ostinato", version=__version__, description=_DESCRIPTION, lifespan=_lifespan(services))
+    failures.install(app)
+    app.add_middleware(
+        Guard, api_key=services.settings.api_key, max_body_bytes=services.settings.max_body_bytes
+    )
+    app.include_router(management.router(services))
+    app.include_router(openai.router(services))
+    _add_probes(app, services)
+    return app
+
+
+def _lifespan(services: Services) -> Callable[[FastAPI], Any]:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        refreshing = asyncio.create_task(services.routes.keep_fresh(_report))
+        try:
+            yield
+        finally:
+            refreshing.cancel()
+            with suppress(asyncio.CancelledError):
+                await refreshing
+
+    return lifespan
+
+
+def _report(error: Exception) -> None:
+    log.warning("routes could not be refreshed, the last ones stay in force: %s", error)
+
+
+def _add_probes(app: FastAPI, services: Services) -> None:
+    @app.get("/healthz", tags=["probes"])
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz", tags=["probes"], responses=management.ERRORS)
+    async def readyz() -> dict[str, Any]:
+        """Ready when the state store answers."""
+        return {"status": "ok", "revision": (await services.routes.refresh()).revision}
+
+    @app.get("/metrics", tags=["probes"], response_class=Response)
+    async def metrics() -> Response:
+        """This gateway replica's own metrics; scrape all processes through /metrics/targets."""
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/metrics/targets", tags=["probes"])
+    async def targets() -> list[dict[str, Any]]:
+        """Every process that serves metrics, in Prometheus' HTTP service discovery format."""
+        found = await services.engines.metrics_targets()
+        return [{"targets": [address], "labels": {"component": what}} for address, what in found if address]

@@ -1,0 +1,34 @@
+"""An engine's own error bodies, as errors of ours with documented codes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from controlplane import errors
+
+_TOO_LONG = ("maximum context length", "maximum model length", "max_model_len", "longer than the maximum")
+
+
+def from_engine(status: int, body: bytes) -> errors.OstinatoError:
+    """What a non-2xx reply means to a user. Client mistakes stay 400s; anything else is the engine's."""
+    message, param, code = _read(body)
+    if code == errors.AdapterMismatch.code:
+        return errors.AdapterMismatch(message)
+    if status in (400, 422) and any(hint in message for hint in _TOO_LONG):
+        return errors.PromptTooLong(message, param=param or "messages")
+    if 400 <= status < 500:
+        return errors.InvalidRequest(message, param=param)
+    if status == 503:
+        return errors.Unavailable(message, retry_after_s=5)
+    return errors.EngineFailed(message)
+
+
+def _read(body: bytes) -> tuple[str, str | None, Any]:
+    """(message, param, code) of an OpenAI-style body, or the start of whatever came."""
+    try:
+        error = json.loads(body)
+        error = error.get("error", error)
+        return str(error["message"]), error.get("param"), error.get("code")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"the engine answered: {body[:200].decode(errors='replace')}", None, None

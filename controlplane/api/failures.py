@@ -1,0 +1,71 @@
+"""Every failure becomes an OpenAI-style error body with a documented code."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from controlplane import errors
+
+log = logging.getLogger(__name__)
+
+_MAX_ECHO = 200
+
+
+def respond(error: errors.OstinatoError) -> JSONResponse:
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    if isinstance(error, errors.Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(error.body(), status_code=error.status, headers=headers)
+
+
+def install(app: FastAPI) -> None:
+    app.add_exception_handler(errors.OstinatoError, _ostinato)
+    app.add_exception_handler(RequestValidationError, _validation)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+async def _ostinato(request: Request, exc: Exception) -> JSONResponse:
+    assert isinstance(exc, errors.OstinatoError)
+    return respond(exc)
+
+
+async def _validation(request: Request, exc: Exception) -> JSONResponse:
+    assert isinstance(exc, RequestValidationError)
+    first = exc.errors()[0]
+    where = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
+    message = f"{where}: {first['msg']}{_got(first)}"
+    return respond(errors.InvalidRequest(message, param=where))
+
+
+def _got(problem: dict[str, Any]) -> str:
+    if problem["type"] in ("missing", "extra_forbidden", "json_invalid", "value_error"):
+        return ""
+    try:
+        text = json.dumps(problem.get("input"), default=repr)
+    except ValueError:
+        text = repr(problem.get("input"))
+    return f"; got {text[:_MAX_ECHO]}"
+
+
+async def _http(request: Request, exc: Exception) -> JSONResponse:
+    """Starlette's own refusals: unknown paths, wrong methods."""
+    assert isinstance(exc, HTTPException)
+    kind = {404: "path_not_found", 405: "method_not_allowed"}.get(exc.status_code, "invalid_request")
+    message = f"{request.method} {request.url.path}: {exc.detail}; GET /docs lists what there is"
+    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": kind}}
+    return JSONResponse(body, status_code=exc.status_code, headers=exc.headers)
+
+
+async def _unexpected(request: Request, exc: Exception) -> JSONResponse:
+    log.error("unexpected error on %s %s", request.method, request.url.path, exc_info=exc)
+    return respond(errors.OstinatoError("an unexpected error; the gateway's log has its details"))

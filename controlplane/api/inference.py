@@ -1,0 +1,195 @@
+"""A request's path from a parsed body to the engine and back. ARCHITECTURE.md numbers the hops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from controlplane import errors
+from controlplane.api.engine_errors import from_engine
+from controlplane.api.services import Services
+from controlplane.metrics import UNKNOWN
+from controlplane.routing import Route
+from workers.messages import EngineCall, EngineHead, EngineReply
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+_LIMIT_FIELDS = ("max_completion_tokens", "max_tokens")
+CLIENT_GONE = "client_disconnected"
+
+
+def parse_body(raw: bytes) -> dict[str, Any]:
+    """Errors: InvalidRequest when it is not a JSON object naming a model."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as e:
+        raise errors.InvalidRequest(f"the body is not JSON: {e}") from e
+    if not isinstance(body, dict):
+        raise errors.InvalidRequest(f"expected a JSON object, got a {type(body).__name__}")
+    if not isinstance(body.get("model"), str) or not body["model"]:
+        raise errors.InvalidRequest("`model` must be the name of a served model", param="model")
+    return body
+
+
+def engine_call(path: str, body: dict[str, Any], route: Route) -> EngineCall:
+    """The body as the engine should see it: its own name for the model, a bounded answer, and, for a
+    variant, a cache salt that keeps its KV blocks from those of an earlier variant of the same name.
+
+    Errors: InvalidRequest for an answer longer than the deployment's maxOutputLength.
+    """
+    sent = {**body, "model": route.model, **_bounded(path, body, route.max_output_tokens)}
+    if route.variant is not None:
+        sent["cache_salt"] = f"{route.variant.uid}:{body.get('cache_salt') or ''}"
+    return EngineCall(path, json.dumps(sent).encode(), route.variant)
+
+
+def _bounded(path: str, body: dict[str, Any], most: int) -> dict[str, int]:
+    asked = [(name, body[name]) for name in _LIMIT_FIELDS if isinstance(body.get(name), int)]
+    for name, value in asked:
+        if value > most:
+            raise errors.InvalidRequest(
+                f"{name} is {value}, but '{body['model']}' was deployed for answers of at most {most} tokens",
+                param=name,
+            )
+    return {} if asked or path != CHAT else {"max_completion_tokens": most}
+
+
+@dataclass
+class Watch:
+    """Times one request and counts how it ended, once."""
+
+    services: Services
+    model: str = UNKNOWN
+    start_s: float = 0.0
+    ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.start_s = time.perf_counter()
+
+    def routed(self, route: Route) -> None:
+        self.model = route.model
+        self.services.metrics.in_flight.labels(self.model).inc()
+
+    def first_chunk(self) -> None:
+        self.services.metrics.ttft.labels(self.model).observe(time.perf_counter() - self.start_s)
+
+    def end(self, code: str) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        metrics = self.services.metrics
+        metrics.requests.labels(self.model, code).inc()
+        if self.model != UNKNOWN:
+            metrics.in_flight.labels(self.model).dec()
+            metrics.duration.labels(self.model).observe(time.perf_counter() - self.start_s)
+
+
+async def answer(services: Services, path: str, raw: bytes) -> Response:
+    """Route one OpenAI request and answer it, streaming if it asks for that."""
+    watch = Watch(services)
+    try:
+        body = parse_body(raw)
+        route = await services.routes.resolve(body["model"])
+        watch.routed(route)
+        call = engine_call(path, body, route)
+        if body.get("stream") is True:
+            return await _streamed(services, route, call, watch)
+        return await _whole(services, route, call, watch)
+    except errors.OstinatoError as e:
+        watch.end(e.code)
+        raise
+    except asyncio.CancelledError:
+        watch.end(CLIENT_GONE)
+        raise
+
+
+async def ask(services: Services, route: Route, call: EngineCall) -> EngineReply:
+    """The engine's whole answer. Errors: TimedOut, and whatever the engine's status means."""
+    limit_s = services.settings.request_timeout_s
+    try:
+        async with asyncio.timeout(limit_s):
+            reply = await services.engines.call(route.host, call)
+    except TimeoutError as e:
+        raise _timed_out(limit_s) from e
+    if reply.status >= 300:
+        raise from_engine(reply.status, reply.body)
+    return reply
+
+
+async def _whole(services: Services, route: Route, call: EngineCall, watch: Watch) -> Response:
+    reply = await ask(services, route, call)
+    watch.end("ok")
+    return Response(reply.body, status_code=reply.status, media_type=reply.content_type)
+
+
+async def _streamed(services: Services, route: Route, call: EngineCall, watch: Watch) -> Response:
+    items = services.engines.stream(route.host, call)
+    limit_s = services.settings.request_timeout_s
+    try:
+        async with asyncio.timeout(limit_s):
+            head = await anext(items)
+            if not isinstance(head, EngineHead):
+                raise errors.EngineFailed("the engine sent a body before its head")
+            if head.status >= 300:
+                rest = [part async for part in items if isinstance(part, bytes)]
+                raise from_engine(head.status, b"".join(rest))
+    except BaseException as e:
+        await items.aclose()
+        if isinstance(e, TimeoutError):
+            raise _timed_out(limit_s) from e
+        raise
+    return ClosingStream(_chunks(items, watch, limit_s), media_type=head.content_type)
+
+
+async def _chunks(
+    items: AsyncGenerator[EngineHead | bytes, None], watch: Watch, limit_s: float
+) -> AsyncIterator[bytes]:
+    """The engine's chunks; what goes wrong on the way is the last of them, as an error event."""
+    code = CLIENT_GONE
+    try:
+        async with asyncio.timeout(limit_s), contextlib.aclosing(items):
+            first = True
+            async for item in items:
+                if first:
+                    watch.first_chunk()
+                    first = False
+                yield item if isinstance(item, bytes) else b""
+        code = "ok"
+    except TimeoutError:
+        code = errors.TimedOut.code
+        yield _event(_timed_out(limit_s))
+    except errors.OstinatoError as e:
+        code = e.code
+        yield _event(e)
+    finally:
+        watch.end(code)
+
+
+class ClosingStream(StreamingResponse):
+    """Closes its generator however the response ends, so that a lost client frees its engine slot."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            close = getattr(self.body_iterator, "aclose", None)
+            if close is not None:
+                await close()
+
+
+def _event(error: errors.OstinatoError) -> bytes:
+    return b"data: " + json.dumps(error.body()).encode() + b"\n\n"
+
+
+def _timed_out(limit_s: float) -> errors.TimedOut:
+    return errors.TimedOut(
+        f"the request took longer than the {limit_s:g} s this installation allows (OSTINATO_REQUEST_TIMEOUT_S)"
+    )

@@ -1,0 +1,130 @@
+"""From a management request to a committed operation, once per idempotency key."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from controlplane import commands, errors, store_edits
+from controlplane.api.schemas import DeployModelRequest, OperationView, RegisterModelRequest
+from controlplane.api.services import REFRESH_S, Services, fresh_context, until
+from controlplane.commands import Context, Outcome
+from controlplane.records import IdempotencyKey, Operation
+from controlplane.state.typed import Put, State
+
+KEEP_ALIVE_S = 10.0
+
+
+async def register(services: Services, request: RegisterModelRequest, key: str | None) -> Operation:
+    return await _submit(
+        services,
+        key,
+        f"register_model {request.model_dump_json()}",
+        lambda state, ctx: commands.register_model(state, request, ctx),
+    )
+
+
+async def deploy(services: Services, request: DeployModelRequest, key: str | None) -> Operation:
+    return await _submit(
+        services,
+        key,
+        f"deploy_model {request.model_dump_json()}",
+        lambda state, ctx: commands.deploy_model(state, request, ctx),
+    )
+
+
+async def undeploy(services: Services, name: str, key: str | None) -> Operation:
+    return await _submit(
+        services, key, f"undeploy {name}", lambda state, ctx: commands.undeploy_model(state, name, ctx)
+    )
+
+
+async def delete(services: Services, name: str, key: str | None) -> Operation:
+    return await _submit(
+        services, key, f"delete {name}", lambda state, ctx: commands.delete_model(state, name, ctx)
+    )
+
+
+async def cancel(services: Services, operation_id: str) -> Operation:
+    def decide(state: State) -> Outcome:
+        return commands.cancel_operation(state, operation_id, fresh_context().now_s)
+
+    outcome = await asyncio.to_thread(store_edits.submit, services.repository, decide)
+    return outcome.operation
+
+
+async def _submit(
+    services: Services, key: str | None, request: str, decide: Callable[[State, Context], Outcome]
+) -> Operation:
+    ctx = fresh_context()
+    digest = hashlib.sha256(request.encode()).hexdigest()
+
+    def once(state: State) -> Outcome:
+        known = _answered(state, key, digest) if key else None
+        return Outcome(known, []) if known else decide(state, ctx)
+
+    def remember(outcome: Outcome) -> list[Put]:
+        return [Put(IdempotencyKey(key, digest, outcome.operation.id, ctx.now_s), 0)] if key else []
+
+    outcome = await asyncio.to_thread(store_edits.submit, services.repository, once, remember)
+    return outcome.operation
+
+
+def _answered(state: State, key: str, digest: str) -> Operation | None:
+    """The operation an earlier request with this key began. Errors: IdempotencyConflict."""
+    found = state.idempotency.get(key)
+    if found is None:
+        return None
+    if found.record.request_sha256 != digest:
+        raise errors.IdempotencyConflict(
+            f"Idempotency-Key '{key}' was used for another request; use a new key for a new request"
+        )
+    return commands.find_operation(state, found.record.operation_id).record
+
+
+async def run(services: Services, submitted: Awaitable[Operation]) -> Operation:
+    """Wait for an operation's end. Raises what it failed with."""
+    operation = await submitted
+
+    def ended(state: State) -> Operation | None:
+        found = state.operations.get(operation.id)
+        return found.record if found and found.record.done else None
+
+    done: Operation = await until(services, ended, services.settings.engine_start_timeout_s)
+    if done.error is not None:
+        raise failure_of(done)
+    return done
+
+
+def failure_of(operation: Operation) -> errors.OstinatoError:
+    """The error a failed operation holds, as the exception it was."""
+    error = (operation.error or {}).get("error", {})
+    cls = BY_CODE.get(str(error.get("code")), errors.OstinatoError)
+    return cls(str(error.get("message", operation.reason)), param=error.get("param"))
+
+
+def _tree(cls: type[errors.OstinatoError]) -> list[type[errors.OstinatoError]]:
+    return [cls, *(c for sub in cls.__subclasses__() for c in _tree(sub))]
+
+
+BY_CODE = {cls.code: cls for cls in _tree(errors.OstinatoError)}
+
+
+async def watch(services: Services, operation_id: str) -> AsyncIterator[bytes]:
+    """Server-sent events: the operation at every change, the last time when it is done."""
+    commands.find_operation(await services.read(), operation_id)
+    last: Operation | None = None
+    quiet_s = 0.0
+    while last is None or not last.done:
+        found = (await services.read()).operations.get(operation_id)
+        if found is None:
+            return
+        if found.record != last:
+            last, quiet_s = found.record, 0.0
+            yield b"data: " + OperationView.of(last).model_dump_json().encode() + b"\n\n"
+        elif quiet_s >= KEEP_ALIVE_S:
+            quiet_s = 0.0
+            yield b": still at it\n\n"
+        await asyncio.sleep(REFRESH_S)
+        quiet_s += REFRESH_S

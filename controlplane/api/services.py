@@ -1,0 +1,110 @@
+"""What the routes need, and nothing of how it is made: state, routes, engines, settings."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from controlplane import errors
+from controlplane.commands import Context
+from controlplane.metrics import Metrics
+from controlplane.reconcile import EngineView
+from controlplane.routing import Route, RouteTable, build_table
+from controlplane.settings import Settings
+from controlplane.state.typed import Repository, State
+from placement.types import Inventory
+from workers.messages import EngineCall, EngineHead, EngineReply, WorkerReport
+
+REFRESH_S = 0.1
+
+
+class Engines(Protocol):
+    """The engines of the installation, by the base model that hosts them."""
+
+    async def call(self, host: str, request: EngineCall) -> EngineReply: ...
+
+    def stream(self, host: str, request: EngineCall) -> AsyncGenerator[EngineHead | bytes, None]: ...
+
+    async def observe(self) -> dict[str, EngineView]: ...
+
+    async def reports(self, host: str) -> list[WorkerReport]: ...
+
+    async def logs(self, host: str, lines: int) -> str: ...
+
+    async def metrics_targets(self) -> list[tuple[str, str]]:
+        """(address, what it is) of every process that serves metrics."""
+        ...
+
+    async def inventory(self) -> Inventory: ...
+
+
+class RouteBook:
+    """The newest route table, refreshed in the background and, for an unknown name, on demand."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+        self._table = RouteTable(-1, {}, {}, {})
+
+    @property
+    def table(self) -> RouteTable:
+        return self._table
+
+    async def refresh(self) -> RouteTable:
+        revision = await asyncio.to_thread(self._repository.revision)
+        if revision != self._table.revision:
+            self._table = build_table(await asyncio.to_thread(self._repository.read))
+        return self._table
+
+    async def resolve(self, name: str) -> Route:
+        try:
+            return self._table.resolve(name)
+        except errors.OstinatoError:
+            return (await self.refresh()).resolve(name)
+
+    async def keep_fresh(self, on_error: Callable[[Exception], None]) -> None:
+        while True:
+            try:
+                await self.refresh()
+            except Exception as e:  # the last table stays in force while the store is away
+                on_error(e)
+            await asyncio.sleep(REFRESH_S)
+
+
+@dataclass(frozen=True)
+class Services:
+    settings: Settings
+    repository: Repository
+    routes: RouteBook
+    engines: Engines
+    metrics: Metrics
+
+    async def read(self) -> State:
+        return await asyncio.to_thread(self.repository.read)
+
+
+def fresh_context() -> Context:
+    """Ids and the time for one command."""
+    uids = tuple(secrets.randbelow(2**31 - 2) + 1 for _ in range(2))
+    return Context(f"op-{uuid.uuid4().hex[:16]}", uids, time.time())
+
+
+async def until(
+    services: Services, ready: Callable[[State], Any], timeout_s: float, every_s: float = REFRESH_S
+) -> Any:
+    """The first true result of `ready` on the state. Raises TimedOut."""
+    deadline = time.monotonic() + timeout_s
+    revision = -1
+    while time.monotonic() < deadline:
+        if (now := await asyncio.to_thread(services.repository.revision)) != revision:
+            revision = now
+            if result := ready(await services.read()):
+                return result
+        await asyncio.sleep(every_s)
+    raise errors.TimedOut(f"nothing came of it within {timeout_s:.0f} s; it goes on in the background")
+
+

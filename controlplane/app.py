@@ -1,0 +1,132 @@
+"""The Ray Serve application `ostinato`: the gateway (ingress, any number of replicas) and the controller.
+
+    serve run controlplane.app:build
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from controlplane import serve_runtime
+from controlplane.api.app import create_app
+from controlplane.api.services import RouteBook, Services
+from controlplane.controller import Controller
+from controlplane.inventory import InventoryBook
+from controlplane.metrics import ControllerMetrics, Metrics
+from controlplane.reconcile import EngineView
+from controlplane.settings import Settings
+from controlplane.state import open_store
+from controlplane.state.typed import Repository
+from placement.types import Inventory
+from workers.messages import EngineCall, EngineConfig, EngineHead, EngineReply, VariantRef, WorkerReport
+from workers.metrics_server import serve_metrics
+
+log = logging.getLogger(__name__)
+
+
+class ServeRuntime:
+    """The cluster, as the controller and the gateway see it: `serve_runtime` with its settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._inventory = InventoryBook()
+
+    async def launch(self, config: EngineConfig) -> None:
+        await serve_runtime.launch(config, self._settings)
+
+    async def stop(self, host: str) -> None:
+        await serve_runtime.stop(host)
+        serve_runtime.forget_handle(host)
+
+    async def observe(self) -> dict[str, EngineView]:
+        return dict(await serve_runtime.observe())
+
+    async def load_variant(self, host: str, variant: VariantRef) -> None:
+        await serve_runtime.load_variant(host, variant)
+
+    async def unload_variant(self, host: str, variant: VariantRef) -> None:
+        await serve_runtime.unload_variant(host, variant)
+
+    async def inventory(self) -> Inventory:
+        return await self._inventory.read()
+
+    def convert_bundled(self, name: str) -> Path:
+        return serve_runtime.convert_bundled(name, self._settings.home / "models")
+
+    async def call(self, host: str, request: EngineCall) -> EngineReply:
+        return await serve_runtime.call(host, request)
+
+    def stream(self, host: str, request: EngineCall) -> AsyncGenerator[EngineHead | bytes, None]:
+        return serve_runtime.stream(host, request)
+
+    async def reports(self, host: str) -> list[WorkerReport]:
+        return await serve_runtime.reports(host)
+
+    async def logs(self, host: str, lines: int) -> str:
+        return await serve_runtime.logs(host, lines)
+
+    async def metrics_targets(self) -> list[tuple[str, str]]:
+        return await serve_runtime.metrics_targets()
+
+
+def make_services() -> Services:
+    """The gateway's services from the process's environment."""
+    settings = Settings()
+    repository = Repository(open_store(settings.resolved_store_url))
+    return Services(settings, repository, RouteBook(repository), ServeRuntime(settings), Metrics())
+
+
+def make_app() -> FastAPI:
+    return create_app(make_services)
+
+
+@serve.deployment(name="Gateway", max_ongoing_requests=1000, health_check_period_s=2)
+@serve.ingress(make_app)
+class Gateway:
+    """Stateless: each replica reads the same records and routes alike."""
+
+    def __init__(self, controller: DeploymentHandle) -> None:
+        self._controller = controller  # keeps the controller in this application
+        self._metrics_address = serve_metrics(Settings().metrics_host)
+
+    async def metrics_address(self) -> str:
+        return self._metrics_address
+
+
+@serve.deployment(name="Controller", num_replicas=1, health_check_period_s=2)
+class ControllerReplica:
+    """Runs one Controller for as long as the replica lives."""
+
+    def __init__(self) -> None:
+        settings = Settings()
+        repository = Repository(open_store(settings.resolved_store_url))
+        self._metrics_address = serve_metrics(settings.metrics_host)
+        controller = Controller(settings, repository, ServeRuntime(settings), ControllerMetrics())
+        self._task = asyncio.get_running_loop().create_task(controller.run())
+
+    async def metrics_address(self) -> str:
+        return self._metrics_address
+
+    async def check_health(self) -> None:
+        """A controller whose loop ended is replaced."""
+        if self._task.done():
+            with suppress(asyncio.CancelledError):
+                raise RuntimeError("the controller's loop ended") from self._task.exception()
+
+
+def build(args: dict[str, Any] | None = None) -> serve.Application:
+    """The application; `args` are those of a Serve config file (`gateway_replicas` only)."""
+    replicas = int((args or {}).get("gateway_replicas") or Settings().gateway_replicas)
+    controller = ControllerReplica.options(ray_actor_options={"num_cpus": 0.1})  # type: ignore[attr-defined]
+    gateway = Gateway.options(num_replicas=replicas, ray_actor_options={"num_cpus": 0.1})  # type: ignore[attr-defined]
+    application: serve.Application = gateway.bind(controller.bind())
+    return application

@@ -1,0 +1,1 @@
+"""The `ostinato` command."""

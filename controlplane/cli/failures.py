@@ -1,0 +1,105 @@
+"""How a command fails: two short lines for people or one JSON document, on stderr, and the exit code."""
+
+from __future__ import annotations
+
+import sys
+from enum import IntEnum
+from typing import Any
+
+from controlplane.api.schemas import OperationView
+from controlplane.cli.output import json_text
+from controlplane.client import error_of
+from controlplane.errors import OstinatoError
+from controlplane.records import Phase
+
+
+class ExitCode(IntEnum):
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_REACHABLE = 3
+    INTERRUPTED = 130
+
+
+HINTS: dict[str, str] = {
+    "internal_error": "this is a defect; run again with --debug and report what it prints",
+    "invalid_request": "correct the request; `ostinato COMMAND --help` shows what it takes",
+    "context_length_exceeded": "shorten the text, or deploy with a larger --max-output",
+    "source_unreadable": "check that the folder holds a complete checkpoint or adapter",
+    "path_not_allowed": "start Ostinato with the folder in OSTINATO_ALLOWED_ROOTS",
+    "model_not_found": "`ostinato models` lists the names",
+    "not_deployed": "deploy it with `ostinato deploy MODEL`",
+    "operation_not_found": "`ostinato operations` lists the ids",
+    "already_exists": "choose another name, or delete the present one first",
+    "in_use": "undeploy or delete what uses it first; `ostinato status` shows it",
+    "not_ready": "wait until it is Ready; `ostinato operations` shows its progress",
+    "idempotency_conflict": "send a different request under a fresh Idempotency-Key",
+    "stale_write": "look at the present state and try again",
+    "body_too_large": "send a shorter request, or raise OSTINATO_MAX_BODY_BYTES",
+    "adapter_mismatch": "register the adapter with the base it was trained on",
+    "no_feasible_plan": "loosen the limits, free a device, or allow more compression",
+    "overloaded": "try again in a moment, with fewer requests at once",
+    "engine_failed": "`ostinato logs MODEL` shows why; the engine is being restarted",
+    "unavailable": "try again in a moment; `ostinato status` shows what is starting",
+}
+
+
+class NotSucceeded(Exception):
+    """An operation that ended, but not as asked."""
+
+    def __init__(self, operation: OperationView) -> None:
+        super().__init__(operation.id)
+        self.operation = operation
+
+
+class Interrupted(Exception):
+    """Ctrl-C while waiting for an operation, which goes on."""
+
+    def __init__(self, operation: OperationView) -> None:
+        super().__init__(operation.id)
+        self.operation = operation
+
+
+def require_success(operation: OperationView) -> None:
+    if operation.phase in {Phase.FAILED, Phase.CANCELLED}:
+        raise NotSucceeded(operation)
+
+
+def report_error(error: OstinatoError, as_json: bool) -> ExitCode:
+    reachable = error.details.get("reachable") is not False
+    code = ExitCode.FAILED if reachable else ExitCode.NOT_REACHABLE
+    return _report(error.body(), code, as_json)
+
+
+def report_operation(operation: OperationView, as_json: bool) -> ExitCode:
+    if operation.phase == Phase.CANCELLED:
+        message = f"operation {operation.id} on '{operation.target}' was cancelled; ask again when you want it"
+        return report(message, "cancelled", ExitCode.FAILED, as_json)
+    return _report(error_of(operation).body(), ExitCode.FAILED, as_json)
+
+
+def report_interrupt(operation: OperationView, as_json: bool) -> ExitCode:
+    ways = f"`ostinato watch {operation.id}` follows it, `ostinato cancel {operation.id}` stops it"
+    message = f"stopped waiting, but operation {operation.id} continues; {ways}"
+    return report(message, "interrupted", ExitCode.INTERRUPTED, as_json)
+
+
+def report(message: str, code: str, exit_code: ExitCode, as_json: bool) -> ExitCode:
+    """A failure the API knows nothing of."""
+    error = {"message": message, "type": "cli_error", "param": None, "code": code}
+    return _report({"error": error}, exit_code, as_json)
+
+
+def _report(body: dict[str, Any], code: ExitCode, as_json: bool) -> ExitCode:
+    if as_json:
+        print(json_text({**body, "exitCode": int(code)}), file=sys.stderr)
+        return code
+    what, hint = _two_lines(body["error"]["message"], body["error"]["code"])
+    print(f"Error: {what}" + (f"\nHint:  {hint}" if hint else ""), file=sys.stderr)
+    return code
+
+
+def _two_lines(message: str, code: str) -> tuple[str, str]:
+    """Messages read "what happened; what to do"; those without a second half get their code's hint."""
+    what, _, advice = " ".join(message.split()).partition("; ")
+    return what, advice or HINTS.get(code, "")

@@ -1,0 +1,122 @@
+"""infer, chat."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from typing import Annotated
+
+import typer
+
+from controlplane.api.schemas import InferenceModelRequest
+from controlplane.cli.failures import report_error
+from controlplane.cli.output import print_json, print_text
+from controlplane.cli.session import Json, Session, session
+from controlplane.client import Client
+from controlplane.errors import OstinatoError
+
+Name = Annotated[str, typer.Argument(help="A deployed model.")]
+MaxOutput = Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")]
+Temperature = Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")]
+
+
+def infer(  # noqa: PLR0913 - typer reads a command's options from its parameters
+    ctx: typer.Context,
+    model: Name,
+    text: Annotated[str, typer.Argument(help="The input; - reads stdin.")],
+    max_output: MaxOutput = None,
+    temperature: Temperature = None,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="No chat template around the text.")] = False,
+    json: Json = False,
+) -> None:
+    """Ask a deployed model once and print its answer."""
+    cli = session(ctx)
+    request = InferenceModelRequest(
+        model=model,
+        inputText=sys.stdin.read() if text == "-" else text,
+        maxOutputLength=max_output,
+        temperature=temperature,
+        seed=seed,
+        format="raw" if raw else "chat",
+    )
+    with cli.client() as client:
+        answer = client.inference_model(request)
+    print_json(answer) if cli.json else print_text(answer.outputText)
+
+
+def chat(
+    ctx: typer.Context,
+    model: Name,
+    max_output: MaxOutput = None,
+    temperature: Temperature = None,
+    json: Json = False,
+) -> None:
+    """Talk with a deployed model. /exit or Ctrl-D ends; Ctrl-C stops an answer."""
+    cli = session(ctx)
+    given = {"max_tokens": max_output, "temperature": temperature}
+    params = {name: value for name, value in given.items() if value is not None}
+    messages: list[dict[str, str]] = []
+    with cli.client() as client:
+        for text in _inputs(prompt=sys.stdin.isatty() and not cli.json):
+            messages.append({"role": "user", "content": text})
+            try:
+                answer = _answer(cli, client, model, messages, params)
+            except OstinatoError as error:
+                if not sys.stdin.isatty():
+                    raise
+                report_error(error, cli.json)
+                messages.pop()
+                continue
+            messages.append({"role": "assistant", "content": answer})
+
+
+def _inputs(prompt: bool) -> Iterator[str]:
+    if prompt:
+        with suppress(ImportError):  # history and editing, where the platform has it
+            import readline  # noqa: F401, PLC0415 - imported for its effect on input()
+        print_text("Ctrl-C stops an answer; /exit or Ctrl-D leaves.")
+    while True:
+        try:
+            text = input("> " if prompt else "").strip()
+        except (EOFError, KeyboardInterrupt):
+            return
+        if text == "/exit":
+            return
+        if text:
+            yield text
+
+
+def _answer(
+    cli: Session,
+    client: Client,
+    model: str,
+    messages: list[dict[str, str]],
+    params: dict[str, float],
+) -> str:
+    """Prints the answer as it comes; Ctrl-C keeps what came so far."""
+    said: list[str] = []
+    stopped = False
+    with closing(client.chat_stream(model, messages, **params)) as pieces:
+        try:
+            for piece in pieces:
+                said.append(piece)
+                _print_piece(cli, piece)
+        except KeyboardInterrupt:
+            stopped = True
+        finally:
+            if not cli.json:
+                print_text(" [stopped]" if stopped else "")
+    if cli.json:
+        print_json({"done": True, "stopped": stopped, "role": "assistant", "content": "".join(said)})
+    return "".join(said)
+
+
+def _print_piece(cli: Session, piece: str) -> None:
+    if not piece:
+        return
+    if cli.json:
+        print_json({"delta": piece})
+    else:
+        print(piece, end="", flush=True)

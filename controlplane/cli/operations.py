@@ -1,0 +1,68 @@
+"""operations, watch, cancel."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from controlplane.api.schemas import OperationView
+from controlplane.cli.failures import Interrupted, require_success
+from controlplane.cli.output import print_json, print_table, print_text
+from controlplane.cli.session import Json, session
+from controlplane.cli.waiting import follow
+from controlplane.client import Client
+
+Id = Annotated[str, typer.Argument(metavar="OPERATION", help="An operation's id.")]
+
+
+def operations(ctx: typer.Context, json: Json = False) -> None:
+    """List the operations: what was asked and how far it is."""
+    cli = session(ctx)
+    with cli.client() as client:
+        found = client.operations()
+    if cli.json:
+        print_json({"operations": found})
+        return
+    rows = [(o.id, o.kind, o.target, o.phase, f"{o.progress:.0%}", _why(o)) for o in found]
+    print_table(
+        ("OPERATION", "KIND", "TARGET", "PHASE", "DONE", "REASON"), rows, empty="no operations yet"
+    )
+
+
+def watch(ctx: typer.Context, operation: Id, json: Json = False) -> None:
+    """Follow an operation until it is done; with --json, one line per change."""
+    cli = session(ctx)
+    with cli.client() as client:
+        view = client.operation(operation)
+        view = _print_each(client, view) if cli.json else follow(client, view, quiet=False)
+    require_success(view)
+    if not cli.json:
+        print_text(f"{view.kind} '{view.target}' is {view.phase}")
+
+
+def cancel(ctx: typer.Context, operation: Id, json: Json = False) -> None:
+    """Ask an operation to stop; what it made is taken back."""
+    cli = session(ctx)
+    with cli.client() as client:
+        view = client.cancel(operation)
+    if cli.json:
+        print_json({"operation": view})
+    elif view.done:
+        print_text(f"operation {view.id} is already {view.phase}")
+    else:
+        print_text(f"cancellation asked for; `ostinato watch {view.id}` follows it")
+
+
+def _print_each(client: Client, view: OperationView) -> OperationView:
+    try:
+        for view in client.watch(view.id):
+            print_json(view)
+    except KeyboardInterrupt as stop:
+        raise Interrupted(view) from stop
+    return view
+
+
+def _why(operation: OperationView) -> str:
+    inner = (operation.error or {}).get("error", operation.error) or {}
+    return str(inner.get("message") or operation.reason)

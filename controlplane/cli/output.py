@@ -1,0 +1,71 @@
+"""What goes to stdout: one JSON document (or JSON lines), or text and tables for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+_PIPED_WIDTH = 240  # a table cut at 80 columns would lose what grep looks for
+
+
+def console(stderr: bool = False) -> Console:
+    """A console that prints names and reasons as they are, without markup."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else _PIPED_WIDTH
+    return Console(file=stream, width=width, markup=False, emoji=False, highlight=False)
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on one line, flushed so that a reader of a stream sees it now."""
+    print(json_text(document), flush=True)
+
+
+def json_text(document: Any) -> str:
+    return json.dumps(document, default=_plain, ensure_ascii=False)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    return str(value)
+
+
+def print_text(text: str) -> None:
+    print(text, flush=True)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
+    rows = list(rows)
+    if not rows:
+        print_text(empty)
+        return
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)
+
+
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Aligned `name  value` lines; empty values are left out."""
+    kept = [(name, value) for name, value in facts if value]
+    width = max((len(name) for name, _ in kept), default=0)
+    for name, value in kept:
+        print_text(f"{name:<{width}}  {value}")
+
+
+def size(number_bytes: int) -> str:
+    value = float(number_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

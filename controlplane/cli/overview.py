@@ -1,0 +1,69 @@
+"""status, version."""
+
+from __future__ import annotations
+
+import typer
+
+from controlplane import __version__
+from controlplane.api.schemas import DeploymentView, ModelView
+from controlplane.cli.deployments import plan_shape
+from controlplane.cli.output import print_json, print_table, print_text, size
+from controlplane.cli.session import Json, session
+from controlplane.client import EngineView, StatusView
+
+COLUMNS = ("MODEL", "PHASE", "DEPLOYMENT", "ENGINE", "PLAN", "ON", "REASON")
+
+
+def status(ctx: typer.Context, json: Json = False) -> None:
+    """Show the models, their deployments, engines and devices."""
+    cli = session(ctx)
+    with cli.client() as client:
+        seen, models, deployments = client.status(), client.models(), client.deployments()
+    if cli.json:
+        print_json({"status": seen, "models": models, "deployments": deployments})
+        return
+    by_name = {d.model: d for d in deployments}
+    engines = {e.host: e for e in seen.engines}
+    rows = [_row(m, by_name.get(m.model), engines) for m in _bases_first(models)]
+    print_table(COLUMNS, rows, empty="no models yet; `ostinato register MODEL SOURCE` adds one")
+    print_text(f"\nOstinato {seen.version}, revision {seen.revision}; {_devices(seen)}")
+
+
+def version(ctx: typer.Context, json: Json = False) -> None:
+    """Print the version of this command."""
+    print_json({"version": __version__}) if session(ctx).json else print_text(__version__)
+
+
+def _bases_first(models: list[ModelView]) -> list[ModelView]:
+    """Each base, then its variants."""
+    return sorted(models, key=lambda m: (m.base or m.model, m.base is not None, m.model))
+
+
+def _row(m: ModelView, d: DeploymentView | None, engines: dict[str, EngineView]) -> tuple[str, ...]:
+    name = f"  {m.model}" if m.base else m.model
+    if d is None:
+        return (name, m.phase, "-", "", "", "", m.reason)
+    engine = engines.get(d.host)
+    reason = d.reason or m.reason or (engine.message if engine else "")
+    return (name, m.phase, d.phase, _engine(m, engine), _plan(d), _devices_of(d), reason)
+
+
+def _engine(m: ModelView, engine: EngineView | None) -> str:
+    if engine is None:
+        return ""
+    if m.base:
+        return f"in '{m.base}'" if m.model in engine.variants else f"not yet in '{m.base}'"
+    return f"{engine.status} x{engine.replicas}"
+
+
+def _plan(d: DeploymentView) -> str:
+    return plan_shape(d.plan) if d.plan else ""
+
+
+def _devices_of(d: DeploymentView) -> str:
+    return ", ".join(f"{r.node} {r.device}" for r in d.plan.ranks) if d.plan else ""
+
+
+def _devices(seen: StatusView) -> str:
+    free = [f"{d.node} {d.kind}:{d.index} {size(d.freeBytes)} of {size(d.totalBytes)} free" for d in seen.devices]
+    return ", ".join(free) or "no devices"

@@ -1,0 +1,52 @@
+"""What every command shares: where the API is, how to print, and the options read for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from controlplane import errors
+from controlplane.client import Client
+
+JSON_FLAG = "--json"
+
+
+@dataclass
+class Session:
+    """One run of the command; the options fill it in."""
+
+    url: str | None = None
+    json: bool = False
+    debug: bool = False
+
+    def client(self) -> Client:
+        try:
+            return Client(self.url)
+        except errors.InvalidRequest as error:
+            raise typer.BadParameter(error.message, param_hint="--url") from error
+
+
+def session(ctx: typer.Context) -> Session:
+    found: Session = ctx.obj
+    return found
+
+
+def asked_for_json(argv: Sequence[str]) -> bool:
+    """Whether a command line that could not be read asked for JSON."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    return JSON_FLAG in argv[:end]
+
+
+def _use_json(ctx: typer.Context, value: bool) -> bool:
+    if value:
+        session(ctx).json = True
+    return value
+
+
+Json = Annotated[
+    bool, typer.Option(JSON_FLAG, help="Print JSON and nothing else on stdout.", callback=_use_json)
+]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Print the operation's id and return.")]

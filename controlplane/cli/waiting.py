@@ -1,0 +1,47 @@
+"""Following an operation with one live line on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from controlplane.api.schemas import OperationView
+from controlplane.cli.failures import Interrupted
+from controlplane.cli.output import console
+from controlplane.client import Client
+
+
+class Progress(Protocol):
+    def __call__(self, line: str, /) -> None: ...
+
+
+@contextmanager
+def live_line(quiet: bool) -> Iterator[Progress]:
+    """A line that is overwritten on a terminal, printed when it changes elsewhere, and absent when quiet."""
+    if quiet:
+        yield lambda line: None
+        return
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield lambda line: screen.print(line, soft_wrap=True)
+        return
+    with screen.status("") as status:
+        yield lambda line: status.update(line)
+
+
+def follow(client: Client, operation: OperationView, quiet: bool) -> OperationView:
+    """The finished operation. Errors: Interrupted, on Ctrl-C."""
+    try:
+        with live_line(quiet) as show:
+            for view in client.watch(operation.id):
+                operation = view
+                show(progress_line(view))
+    except KeyboardInterrupt as stop:
+        raise Interrupted(operation) from stop
+    return operation
+
+
+def progress_line(view: OperationView) -> str:
+    reason = f"  {view.reason}" if view.reason else ""
+    return f"{view.target}: {view.phase} {view.progress:.0%}{reason}"

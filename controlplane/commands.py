@@ -1,0 +1,198 @@
+"""What each accepted request changes: pure functions from the state to the records to write.
+
+Each returns an operation and the changes to commit with it; every change names the version it
+expects, so that of two concurrent requests for one name exactly one wins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from controlplane import errors
+from controlplane.api.schemas import DeployModelRequest, RegisterModelRequest
+from controlplane.records import Deployment, Model, Operation, OperationEvent, OperationKind, Phase
+from controlplane.state.typed import Delete, Put, State, Versioned
+
+Change = Put | Delete
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a pure function may not fetch itself: a fresh operation id, fresh uids, the time."""
+
+    operation_id: str
+    uids: tuple[int, ...]
+    now_s: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    operation: Operation
+    changes: Sequence[Change]
+
+
+def register_model(state: State, request: RegisterModelRequest, ctx: Context) -> Outcome:
+    """Errors: AlreadyExists, ModelNotFound (the base), InvalidRequest (the base is a variant), NotReady."""
+    if request.model in state.models:
+        raise errors.AlreadyExists(
+            f"a model named '{request.model}' is registered; delete it first or choose another name",
+            param="model",
+        )
+    if request.base is not None:
+        _require_base(state, request.base)
+    model = Model(
+        name=request.model,
+        uid=ctx.uids[0],
+        phase=Phase.PENDING,
+        source=request.source,
+        base=request.base,
+        adapter=request.adapter,
+        compression=dict(request.compressionTechnique),
+        created_at_s=ctx.now_s,
+    )
+    operation = _operation(ctx, OperationKind.REGISTER, request.model, Phase.PENDING, "registration accepted")
+    return Outcome(operation, [Put(model, 0), Put(operation, 0)])
+
+
+def _require_base(state: State, name: str) -> None:
+    base = find_model(state, name)
+    if base.is_variant:
+        raise errors.InvalidRequest(
+            f"'{name}' is itself a variant of '{base.base}'; name a base model", param="base"
+        )
+    if base.phase is not Phase.READY:
+        raise errors.NotReady(f"the base '{name}' is {base.phase}; wait until it is Ready", param="base")
+
+
+def deploy_model(state: State, request: DeployModelRequest, ctx: Context) -> Outcome:
+    """A variant is deployed with its base, if the base is not yet. Errors: ModelNotFound, NotReady, AlreadyExists."""
+    model = find_model(state, request.model)
+    if model.phase is not Phase.READY:
+        raise errors.NotReady(f"'{model.name}' is {model.phase}; wait until it is Ready", param="model")
+    present = state.deployments.get(request.model)
+    if present is not None:
+        raise errors.AlreadyExists(
+            f"'{request.model}' is already deployed ({present.record.phase}); undeploy it first", param="model"
+        )
+    host = model.base or model.name
+    changes: list[Change] = [Put(_deployment(model.name, host, request, ctx.uids[0], ctx.now_s), 0)]
+    message = "deployment accepted"
+    if host != model.name:
+        changes.extend(_host_changes(state, host, request, ctx))
+        message += f"; '{host}' will serve it" + (" and is deployed with it" if len(changes) > 1 else "")
+    operation = _operation(ctx, OperationKind.DEPLOY, model.name, Phase.PENDING, message)
+    return Outcome(operation, [*changes, Put(operation, 0)])
+
+
+def _host_changes(state: State, host: str, request: DeployModelRequest, ctx: Context) -> list[Change]:
+    present = state.deployments.get(host)
+    if present is None:
+        return [Put(_deployment(host, host, request, ctx.uids[1], ctx.now_s), 0)]
+    if present.record.phase is Phase.DELETING:
+        raise errors.NotReady(f"its base '{host}' is being undeployed; try again when it is gone", param="model")
+    return []
+
+
+def _deployment(name: str, host: str, request: DeployModelRequest, uid: int, now_s: float) -> Deployment:
+    return Deployment(
+        model=name,
+        uid=uid,
+        host=host,
+        phase=Phase.PENDING,
+        intent=request.decided_intent,
+        max_output_tokens=request.maxOutputLength,
+        slos=request.SLOs.to_slos(),
+        created_at_s=now_s,
+    )
+
+
+def undeploy_model(state: State, name: str, ctx: Context) -> Outcome:
+    """Errors: NotDeployed; InUse while variants are served from it."""
+    present = state.deployments.get(name)
+    if present is None:
+        raise errors.NotDeployed(f"'{name}' has no deployment; `ostinato status` lists those that exist")
+    users = [d.record.model for d in state.deployments.values() if d.record.host == name != d.record.model]
+    if users:
+        raise errors.InUse(
+            f"'{name}' serves the variants {', '.join(sorted(users))}; undeploy them first",
+            details={"used_by": sorted(users)},
+        )
+    operation = _operation(ctx, OperationKind.UNDEPLOY, name, Phase.PENDING, "undeployment accepted")
+    leaving = dataclasses.replace(present.record, phase=Phase.DELETING, reason="being undeployed")
+    return Outcome(operation, [Put(leaving, present.version), Put(operation, 0)])
+
+
+def delete_model(state: State, name: str, ctx: Context) -> Outcome:
+    """Forgets a registration. Errors: ModelNotFound; InUse while deployed, depended upon or being registered."""
+    model = find_model(state, name)
+    variants = sorted(m.record.name for m in state.models.values() if m.record.base == name)
+    if name in state.deployments:
+        raise errors.InUse(f"'{name}' is deployed; undeploy it first", details={"used_by": [name]})
+    if variants:
+        raise errors.InUse(
+            f"'{name}' is the base of {', '.join(variants)}; delete them first", details={"used_by": variants}
+        )
+    if model.phase is not Phase.READY:
+        raise errors.InUse(f"'{name}' is {model.phase}; cancel its operation or wait for it")
+    operation = _operation(ctx, OperationKind.DELETE, name, Phase.DELETED, "model forgotten; its files stay")
+    operation = dataclasses.replace(operation, progress=1.0)
+    return Outcome(operation, [Delete(Model, name, state.models[name].version), Put(operation, 0)])
+
+
+def cancel_operation(state: State, operation_id: str, now_s: float) -> Outcome:
+    """Asks for a stop; a finished operation is returned as it is. Errors: OperationNotFound, InvalidRequest."""
+    found = find_operation(state, operation_id)
+    op = found.record
+    if op.done or op.cancel_requested:
+        return Outcome(op, [])
+    if op.kind is OperationKind.UNDEPLOY:
+        raise errors.InvalidRequest("an undeployment cannot be cancelled; deploy the model again when it is done")
+    asked = advance(dataclasses.replace(op, cancel_requested=True), op.phase, "cancellation asked for", now_s)
+    return Outcome(asked, [Put(asked, found.version)])
+
+
+def find_model(state: State, name: str) -> Model:
+    found = state.models.get(name)
+    if found is None:
+        raise errors.ModelNotFound(
+            f"no model named '{name}' is registered; `GET /models` lists those that are", param="model"
+        )
+    return found.record
+
+
+def find_operation(state: State, operation_id: str) -> Versioned[Operation]:
+    found = state.operations.get(operation_id)
+    if found is None:
+        raise errors.OperationNotFound(f"no operation '{operation_id}'; old ones are forgotten after a while")
+    return found
+
+
+def advance(
+    op: Operation, phase: Phase, message: str, now_s: float, progress: float | None = None
+) -> Operation:
+    """The operation one event later; a message repeated adds no event."""
+    repeated = op.events and op.events[-1].message == message and op.events[-1].phase == phase
+    events = op.events if repeated else (*op.events[-63:], OperationEvent(now_s, phase, message))
+    return dataclasses.replace(
+        op,
+        phase=phase,
+        reason=message,
+        progress=op.progress if progress is None else progress,
+        updated_at_s=now_s,
+        events=events,
+    )
+
+
+def _operation(ctx: Context, kind: OperationKind, target: str, phase: Phase, message: str) -> Operation:
+    return Operation(
+        id=ctx.operation_id,
+        kind=kind,
+        target=target,
+        phase=phase,
+        reason=message,
+        created_at_s=ctx.now_s,
+        updated_at_s=ctx.now_s,
+        events=(OperationEvent(ctx.now_s, phase, message),),
+    )

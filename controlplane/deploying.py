@@ -1,0 +1,118 @@
+"""A deployment's pure part: estimate -> choose -> place, and the engine configuration that launches it.
+
+Each step is a function of `profiler` or `placement`; this module only hands one's result to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from controlplane import errors
+from controlplane.records import Deployment, Model
+from controlplane.settings import Settings
+from placement.choose import choose
+from placement.place import place_best
+from placement.types import Candidate, Infeasible, Inventory, Placement, Plan
+from profiler.estimate import estimate, kv_bytes_per_token
+from profiler.plans import accuracy_of, candidate_plans, no_plan_reason
+from profiler.types import DeviceRates, ModelSpec, Workload
+from workers.messages import EngineConfig
+
+# Latency SLOs are judged for one request of this prompt length (MaverIQ evaluates batch 1 as well).
+JUDGED_INPUT_TOKENS = 128
+
+
+def decide(model: Model, deployment: Deployment, inventory: Inventory, settings: Settings) -> Placement:
+    """The placement that best meets the deployment's intent. Errors: NoFeasiblePlan, saying why."""
+    spec = _spec(model)
+    candidates = _candidates(spec, model.compression, deployment, inventory, settings)
+    if not candidates:
+        raise errors.NoFeasiblePlan(no_plan_reason(model.compression))
+    ranked = choose(candidates, deployment.intent, deployment.slos, deployment.max_output_tokens)
+    if isinstance(ranked, Infeasible):
+        raise _refusal(ranked)
+    placed = place_best(ranked, inventory)
+    if isinstance(placed, Infeasible):
+        raise _refusal(placed)
+    return placed
+
+
+def _refusal(outcome: Infeasible) -> errors.NoFeasiblePlan:
+    hints = f" Possible: {'; '.join(outcome.relaxations)}." if outcome.relaxations else ""
+    return errors.NoFeasiblePlan(
+        f"{outcome.reason}.{hints}".replace("..", "."), details={"relaxations": list(outcome.relaxations)}
+    )
+
+
+def _spec(model: Model) -> ModelSpec:
+    if model.spec is None:
+        raise errors.NotReady(f"'{model.name}' has not been profiled")
+    return model.spec
+
+
+def _candidates(
+    spec: ModelSpec,
+    compression: Mapping[str, float],
+    deployment: Deployment,
+    inventory: Inventory,
+    settings: Settings,
+) -> list[Candidate]:
+    plans = candidate_plans(
+        spec,
+        compression,
+        devices=max(1, len(inventory.devices)),
+        max_model_len=min(settings.max_model_len, spec.max_position),
+        concurrency=settings.concurrency,
+        max_variants=settings.max_variants,
+        max_lora_rank=settings.max_lora_rank,
+    )
+    workload = Workload(1, JUDGED_INPUT_TOKENS, deployment.max_output_tokens)
+    return [
+        Candidate(
+            plan,
+            estimate(spec, plan, _rates(plan, inventory), workload, accuracy_of(compression, plan.quantization)),
+        )
+        for plan in plans
+    ]
+
+
+def _rates(plan: Plan, inventory: Inventory) -> list[DeviceRates]:
+    """Each rank's rates, before anything is placed: those of the slowest device."""
+    slowest = min(
+        (d.rates for d in inventory.devices),
+        key=lambda r: r.memory_bytes_per_s,
+        default=DeviceRates(1e9, 1e9),
+    )
+    return [slowest] * plan.world_size
+
+
+def engine_config(model: Model, placement: Placement, settings: Settings) -> EngineConfig:
+    """What the worker needs to start exactly this placement."""
+    plan, spec = placement.plan, _spec(model)
+    kind = placement.ranks[0].device_kind
+    kv_bytes = max(
+        plan.kv_cache_tokens * kv_bytes_per_token(spec, plan.tensor_parallel) * layers
+        for layers in plan.layers_per_stage
+    )
+    return EngineConfig(
+        engine=settings.engine,
+        name=model.name,
+        model_path=model.path or "",
+        dtype=_dtype(settings, kind),
+        device_kind=kind,
+        tensor_parallel=plan.tensor_parallel,
+        layers_per_stage=plan.layers_per_stage,
+        max_model_len=plan.max_model_len,
+        max_num_seqs=settings.concurrency,
+        kv_cache_bytes=kv_bytes,
+        memory_bytes=max(r.memory_bytes for r in placement.ranks),
+        max_variants=plan.max_variants,
+        max_cached_variants=settings.max_cached_variants,
+        max_lora_rank=plan.max_lora_rank,
+    )
+
+
+def _dtype(settings: Settings, kind: str) -> str:
+    if settings.engine_dtype != "auto":
+        return settings.engine_dtype
+    return "float32" if kind == "cpu" else "bfloat16"

@@ -1,0 +1,69 @@
+"""The Serve application around one worker: how many processes, on what, and when they count as ill."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from ray import serve
+
+from controlplane.serve_runtime import ENGINE
+from controlplane.settings import Settings
+from workers.messages import EngineCall, EngineConfig, EngineHead, EngineReply, VariantRef, WorkerReport
+from workers.worker import Worker
+
+# Serve retries a constructor 20 times by default; a model that cannot start should say so soon.
+START_ATTEMPTS = 2
+
+
+class EngineReplica:
+    """Ray Serve's face of a worker: one method per message, no logic."""
+
+    async def __init__(self, config: EngineConfig, metrics_host: str) -> None:
+        self._worker = Worker(config, metrics_host)
+        await self._worker.start()
+
+    async def call(self, request: EngineCall) -> EngineReply:
+        return await self._worker.call(request)
+
+    async def stream(self, request: EngineCall) -> AsyncIterator[EngineHead | bytes]:
+        async for item in self._worker.stream(request):
+            yield item
+
+    async def load_variant(self, variant: VariantRef) -> None:
+        await self._worker.load_variant(variant)
+
+    async def unload_variant(self, variant: VariantRef) -> None:
+        await self._worker.unload_variant(variant)
+
+    async def report(self) -> WorkerReport:
+        return await self._worker.report()
+
+    async def logs(self, lines: int, folder: str) -> str:
+        return await self._worker.logs(lines, folder)
+
+    async def check_health(self) -> None:
+        await self._worker.check_health()
+
+    def __del__(self) -> None:
+        self._worker.close()
+
+
+def engine_application(config: EngineConfig, settings: Settings) -> serve.Application:
+    """The application for one base model. GPUs are one per rank; a CPU engine takes what settings say."""
+    ranks = config.tensor_parallel * len(config.layers_per_stage)
+    on_gpu = config.device_kind != "cpu"
+    deployment = serve.deployment(EngineReplica).options(
+        name=ENGINE,
+        num_replicas=1,
+        max_ongoing_requests=max(64, 4 * config.max_num_seqs),
+        max_queued_requests=settings.max_queued_requests,
+        max_constructor_retry_count=START_ATTEMPTS,
+        health_check_period_s=2,
+        health_check_timeout_s=30,
+        graceful_shutdown_timeout_s=20,
+        ray_actor_options={
+            "num_cpus": 0 if on_gpu else settings.engine_num_cpus,
+            "num_gpus": ranks if on_gpu else 0,
+        },
+    )
+    return deployment.bind(config, settings.metrics_host)

@@ -1,0 +1,194 @@
+"""From what is desired and what is observed to what must be done: one pure function.
+
+The controller calls it on every change of either side; it never remembers anything itself, so a
+controller that was killed continues where the records stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from controlplane.records import Deployment, Model, Operation, OperationKind, Phase
+from controlplane.state.typed import State
+
+
+class EngineStatus(StrEnum):
+    """What Ray Serve says of a base model's application."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    UNHEALTHY = "unhealthy"
+    FAILED = "failed"
+    DELETING = "deleting"
+
+
+@dataclass(frozen=True)
+class EngineView:
+    status: EngineStatus
+    message: str = ""
+    replicas: int = 0
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Engines by host. `busy` holds the keys of actions that are still being carried out."""
+
+    engines: Mapping[str, EngineView]
+    busy: frozenset[str]
+    now_s: float
+
+
+@dataclass(frozen=True)
+class Action:
+    """Something to do about `target`. Two actions with one key never run at once."""
+
+    target: str
+
+    @property
+    def key(self) -> str:
+        return f"{type(self).__name__}:{self.target}"
+
+
+class Profile(Action):
+    """Read and check a registered model's files."""
+
+
+class Launch(Action):
+    """Estimate, choose, place and start the engine of a base."""
+
+
+class ConfirmDeployed(Action):
+    """The engine of a base runs: say so."""
+
+
+class FailDeployment(Action):
+    """The engine of a base could not start: undo the deployment and say why."""
+
+
+class LoadVariant(Action):
+    """Bring a variant into the engine of its base."""
+
+
+class UnloadVariant(Action):
+    """Take a variant out of the engine of its base and forget its deployment."""
+
+
+class StopEngine(Action):
+    """Stop the engine of a base and forget its deployment."""
+
+
+class Cancel(Action):
+    """Undo what an operation (the target is its id) began."""
+
+
+class Forget(Action):
+    """Drop an operation that ended long ago, or an idempotency key that expired."""
+
+
+KEEP_OPERATIONS = 1000
+KEEP_KEYS_S = 24 * 3600.0
+
+
+def reconcile(state: State, observed: Observed) -> tuple[Action, ...]:
+    wanted = [
+        *_cancellations(state),
+        *_profiles(state),
+        *_engines(state, observed),
+        *_variants(state, observed),
+        *_orphans(state, observed),
+        *_leftovers(state, observed.now_s),
+    ]
+    return tuple(a for a in wanted if a.key not in observed.busy)
+
+
+def open_operation(state: State, kind: OperationKind, target: str) -> Operation | None:
+    """The operation a phase change of `target` belongs to; the oldest, should there be several."""
+    matching = [
+        o.record
+        for o in state.operations.values()
+        if o.record.kind is kind and o.record.target == target and not o.record.done
+    ]
+    return min(matching, key=lambda o: (o.created_at_s, o.id), default=None)
+
+
+def _cancellations(state: State) -> Iterator[Action]:
+    for found in state.operations.values():
+        if found.record.cancel_requested and not found.record.done:
+            yield Cancel(found.record.id)
+
+
+def _profiles(state: State) -> Iterator[Action]:
+    for found in state.models.values():
+        model: Model = found.record
+        if model.phase in (Phase.PENDING, Phase.PROFILING) and not _cancelled(
+            state, OperationKind.REGISTER, model.name
+        ):
+            yield Profile(model.name)
+
+
+def _cancelled(state: State, kind: OperationKind, target: str) -> bool:
+    op = open_operation(state, kind, target)
+    return op is not None and op.cancel_requested
+
+
+def _engines(state: State, observed: Observed) -> Iterator[Action]:
+    for name, found in state.deployments.items():
+        deployment: Deployment = found.record
+        if deployment.host != name:
+            continue
+        if deployment.phase is Phase.DELETING:
+            yield StopEngine(name)
+        elif not _cancelled(state, OperationKind.DEPLOY, name):
+            yield from _live_engine(deployment, observed.engines.get(name))
+
+
+def _live_engine(deployment: Deployment, engine: EngineView | None) -> Iterator[Action]:
+    """A deployed engine that is gone (the cluster restarted) is launched again, without a word."""
+    name = deployment.model
+    if engine is None:
+        yield Launch(name)
+    elif deployment.phase is Phase.DEPLOYED:
+        return
+    elif engine.status is EngineStatus.RUNNING:
+        yield ConfirmDeployed(name)
+    elif engine.status is EngineStatus.FAILED:
+        yield FailDeployment(name)
+
+
+def _variants(state: State, observed: Observed) -> Iterator[Action]:
+    for name, found in state.deployments.items():
+        deployment: Deployment = found.record
+        if deployment.host == name:
+            continue
+        host = state.deployments.get(deployment.host)
+        if deployment.phase is Phase.DELETING:
+            yield UnloadVariant(name)
+        elif host is None or host.record.phase is Phase.DELETING:
+            yield FailDeployment(name)
+        elif deployment.phase is not Phase.DEPLOYED and _serves(host.record, observed):
+            if not _cancelled(state, OperationKind.DEPLOY, name):
+                yield LoadVariant(name)
+
+
+def _serves(host: Deployment, observed: Observed) -> bool:
+    engine = observed.engines.get(host.model)
+    running = engine is not None and engine.status is EngineStatus.RUNNING
+    return host.phase is Phase.DEPLOYED and running
+
+
+def _orphans(state: State, observed: Observed) -> Iterator[Action]:
+    for host, engine in observed.engines.items():
+        launching = f"Launch:{host}" in observed.busy
+        if host not in state.deployments and engine.status is not EngineStatus.DELETING and not launching:
+            yield StopEngine(host)
+
+
+def _leftovers(state: State, now_s: float) -> Iterator[Action]:
+    ended = sorted((o.record.updated_at_s, o.record.id) for o in state.operations.values() if o.record.done)
+    for _, operation_id in ended[: max(0, len(ended) - KEEP_OPERATIONS)]:
+        yield Forget(operation_id)
+    for key, found in state.idempotency.items():
+        if now_s - found.record.created_at_s > KEEP_KEYS_S:
+            yield Forget(key)

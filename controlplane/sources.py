@@ -1,0 +1,65 @@
+"""Where models and adapters may come from: a URI, checked, and the folder it means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from controlplane import errors
+
+BUNDLED = ("smollm2-135m-instruct",)
+
+
+@dataclass(frozen=True)
+class BundledSource:
+    """A model that came with a package and is converted on first use."""
+
+    name: str
+
+
+def parse(uri: str, roots: Sequence[Path], param: str) -> Path | BundledSource:
+    """The folder (inside an allowed root) or bundled model a URI means; nothing is read yet.
+
+    Errors: InvalidRequest for a scheme or bundled name that is not known, PathNotAllowed.
+    """
+    if uri.startswith("/"):
+        return _allowed(Path(uri), roots, param)
+    parts = urlsplit(uri)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return _allowed(Path(unquote(parts.path)), roots, param)
+    if parts.scheme == "bundled":
+        if parts.netloc not in BUNDLED or parts.path:
+            raise errors.InvalidRequest(
+                f"no bundled model '{uri}'; there are {['bundled://' + n for n in BUNDLED]}", param=param
+            )
+        return BundledSource(parts.netloc)
+    raise errors.InvalidRequest(
+        f"cannot read from '{uri}': expected an absolute path, file:///... or bundled://...; "
+        "download models from elsewhere into an allowed folder first",
+        param=param,
+    )
+
+
+def _allowed(path: Path, roots: Sequence[Path], param: str) -> Path:
+    try:
+        real = path.resolve()
+    except (OSError, RuntimeError, ValueError) as e:
+        raise errors.InvalidRequest(f"'{path}' is not a usable path: {e}", param=param) from e
+    if not any(real.is_relative_to(root) for root in roots):
+        raise errors.PathNotAllowed(
+            f"'{path}' is outside the folders this installation reads from "
+            f"({', '.join(map(str, roots))}); move it there or add its folder to OSTINATO_ALLOWED_ROOTS",
+            param=param,
+        )
+    return real
+
+
+def require_folder(path: Path, param: str) -> Path:
+    """Errors: SourceUnreadable when there is no such folder."""
+    if not path.is_dir():
+        raise errors.SourceUnreadable(
+            f"'{path}' is not a folder; expected one holding the model's or adapter's files", param=param
+        )
+    return path

@@ -1,0 +1,263 @@
+"""The state store in one SQLite file: for a control plane whose processes share a host.
+
+Readers never wait for writers (WAL); a commit returns after its log record is on disk
+(synchronous=FULL), so that an acknowledged commit survives kill -9 and power loss.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from controlplane.errors import StaleWrite, Unavailable
+from controlplane.state.base import Entry, Snapshot, Write
+
+SCHEMA_VERSION = 1
+
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS revision (value INTEGER NOT NULL)",
+    """CREATE TABLE IF NOT EXISTS entries (
+        kind TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, version INTEGER NOT NULL,
+        PRIMARY KEY (kind, key))""",
+)
+
+
+# Held until a new file's descriptor is closed, so that no other thread has locks on it by then.
+_CREATING = threading.Lock()
+
+
+class SqliteStore:
+    """A `StateStore` in the file at `path`, which is made when it is missing.
+
+    Safe to share between threads: each call borrows a connection of its own. Not across fork().
+
+    Errors: `Unavailable` when the file cannot be opened, is damaged or no database, was written by
+    newer software, or stays locked for longer than `busy_timeout_s`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 10.0) -> None:
+        self._path = Path(path)
+        self._busy_timeout_s = busy_timeout_s
+        self._idle: list[sqlite3.Connection] = []
+        self._closed = False
+        self._pool_lock = threading.Lock()
+        # SQLite's own wait is a poll without an order; a lock is fair enough and wakes at once.
+        self._commit_lock = threading.Lock()
+        self._create_file()
+        try:
+            self._prepare()
+        except BaseException:
+            self.close()
+            raise
+
+    def revision(self) -> int:
+        with self._connection() as db:
+            return _revision(db)
+
+    def snapshot(self, kinds: Sequence[str]) -> Snapshot:
+        """All entries of `kinds`, read in one transaction."""
+        with self._transaction("BEGIN") as db:
+            return Snapshot(_revision(db), {kind: _entries(db, kind) for kind in kinds})
+
+    def get(self, kind: str, key: str) -> Entry | None:
+        with self._connection() as db:
+            row = db.execute(
+                "SELECT value, version FROM entries WHERE kind = ? AND key = ?", (kind, key)
+            ).fetchone()
+        return Entry(*row) if row else None
+
+    def commit(self, writes: Sequence[Write]) -> int:
+        """Apply all writes or none; returns the new revision, after it is on disk.
+
+        Expectations are about the state before the commit, also where two writes name one entry.
+
+        Errors: `StaleWrite` when one does not hold; `Unavailable` when locked for too long or the
+        disk fails.
+        """
+        if not writes:
+            return self.revision()
+        # IMMEDIATE: a read lock that is raised later could meet another writer and fail half-way.
+        with self._commit_lock, self._transaction("BEGIN IMMEDIATE") as db:
+            for write in writes:
+                _check(db, write)
+            revision = _revision(db) + 1
+            db.execute("UPDATE revision SET value = ?", (revision,))
+            for write in writes:
+                _apply(db, write, revision)
+        return revision
+
+    def close(self) -> None:
+        """Release all connections; those in use are closed by their call's end."""
+        with self._pool_lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for db in idle:
+            db.close()
+
+    def _create_file(self) -> None:
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # SQLite gives its -wal and -shm files the mode of the database. An existing file is left
+            # alone: closing any descriptor of it would drop this process's SQLite locks (POSIX).
+            with _CREATING:
+                os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            if not self._path.parent.is_dir():
+                raise Unavailable(f"{self._path.parent} is no folder; name another state file") from None
+        except OSError as error:
+            raise Unavailable(
+                f"the state file {self._path} cannot be opened: {error.strerror}; "
+                "give Ostinato's user write access to it and its folder, or name another"
+            ) from error
+
+    def _prepare(self) -> None:
+        with self._connection() as db:
+            self._enter_wal(db)
+        with self._transaction("BEGIN IMMEDIATE") as db:
+            for statement in _SCHEMA:
+                db.execute(statement)
+            found = db.execute("SELECT max(version) FROM schema_version").fetchone()[0]
+            if found is None:
+                db.execute("INSERT INTO schema_version VALUES (?)", (SCHEMA_VERSION,))
+                db.execute("INSERT INTO revision VALUES (0)")
+            elif found > SCHEMA_VERSION:
+                raise Unavailable(
+                    f"the state file {self._path} has schema {found}, made by a newer Ostinato; this one "
+                    f"reads up to {SCHEMA_VERSION}: upgrade Ostinato or name another state file"
+                )
+
+    def _enter_wal(self, db: sqlite3.Connection) -> None:
+        """The change of mode does not wait for the busy timeout when several processes make it at once."""
+        deadline = time.monotonic() + self._busy_timeout_s
+        while True:
+            try:
+                mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+                break
+            except sqlite3.OperationalError as error:
+                if not _is_busy(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+        if mode != "wal":
+            raise Unavailable(
+                f"the file system of {self._path} cannot hold a write-ahead log (it answered {mode!r}); "
+                "put the state on a local disk"
+            )
+
+    @contextmanager
+    def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
+        with self._connection() as db:
+            db.execute(begin)
+            try:
+                yield db
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        """Borrow a connection; one that had an SQLite error is not used again."""
+        db: sqlite3.Connection | None = None
+        try:
+            db = self._borrow()
+            yield db
+        except sqlite3.Error as error:
+            if db is not None:
+                db.close()
+            raise self._unavailable(error) from error
+        except BaseException:
+            if db is not None:
+                self._give_back(db)
+            raise
+        else:
+            self._give_back(db)
+
+    def _borrow(self) -> sqlite3.Connection:
+        with self._pool_lock:
+            if self._closed:
+                raise Unavailable(f"the state file {self._path} was closed by this process")
+            if self._idle:
+                return self._idle.pop()
+        db = sqlite3.connect(
+            self._path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
+        )
+        try:
+            db.execute("PRAGMA synchronous = FULL")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _give_back(self, db: sqlite3.Connection) -> None:
+        with self._pool_lock:
+            if not self._closed:
+                self._idle.append(db)
+                return
+        db.close()
+
+    def _unavailable(self, error: sqlite3.Error) -> Unavailable:
+        if _is_busy(error):
+            return Unavailable(
+                f"the state file {self._path} stayed locked for {self._busy_timeout_s:g} s; try again, and "
+                "look for a process that holds it",
+                retry_after_s=1.0,
+            )
+        if _code(error) in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
+            return Unavailable(
+                f"the state file {self._path} is damaged or no SQLite database ({error}): stop Ostinato, "
+                "move the file (and its -wal and -shm) away, and restore a backup or start afresh"
+            )
+        return Unavailable(
+            f"the state file {self._path} cannot be used: {error}; check its disk's space and health and "
+            "that Ostinato's user may write to it",
+            retry_after_s=5.0,
+        )
+
+
+def _code(error: sqlite3.Error) -> int:
+    """The primary result code: the low byte of the extended one."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    return _code(error) in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+
+def _revision(db: sqlite3.Connection) -> int:
+    return int(db.execute("SELECT value FROM revision").fetchone()[0])
+
+
+def _entries(db: sqlite3.Connection, kind: str) -> dict[str, Entry]:
+    with closing(db.execute("SELECT key, value, version FROM entries WHERE kind = ?", (kind,))) as rows:
+        return {key: Entry(value, version) for key, value, version in rows}
+
+
+def _check(db: sqlite3.Connection, write: Write) -> None:
+    if write.expected_version is None:
+        return
+    where = (write.kind, write.key)
+    row = db.execute("SELECT version FROM entries WHERE kind = ? AND key = ?", where).fetchone()
+    found = row[0] if row else 0
+    if found != write.expected_version:
+        raise StaleWrite(
+            f"{write.kind} {write.key!r} is at version {found}, expected {write.expected_version} "
+            "(0: absent): somebody else changed it, read it again",
+            details={"kind": write.kind, "key": write.key, "version": found},
+        )
+
+
+def _apply(db: sqlite3.Connection, write: Write, revision: int) -> None:
+    if write.value is None:
+        db.execute("DELETE FROM entries WHERE kind = ? AND key = ?", (write.kind, write.key))
+    else:
+        db.execute(
+            "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?)",
+            (write.kind, write.key, write.value, revision),
+        )

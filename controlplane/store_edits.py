@@ -1,0 +1,47 @@
+"""Changing one record safely: read, decide, write, and again if somebody was faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from controlplane import errors
+from controlplane.commands import Change, Outcome
+from controlplane.records import R
+from controlplane.state.typed import Put, Repository, State, Versioned
+
+ATTEMPTS = 8
+
+
+class Gone(Exception):
+    """The record to change no longer exists: whoever deleted it decides, and this work is moot."""
+
+
+def edit(repository: Repository, cls: type[R], key: str, change: Callable[[R], R]) -> Versioned[R]:
+    """Replace the record by `change` of it. Raises Gone; StaleWrite after several lost races."""
+    for _ in range(ATTEMPTS):
+        found = repository.get(cls, key)
+        if found is None:
+            raise Gone(f"{cls.__name__} {key}")
+        try:
+            new = change(found.record)
+            return Versioned(new, repository.commit([Put(new, found.version)]))
+        except errors.StaleWrite:
+            continue
+    raise errors.StaleWrite(f"{cls.__name__} '{key}' is being changed too often; try again")
+
+
+def submit(
+    repository: Repository,
+    decide: Callable[[State], Outcome],
+    also: Callable[[Outcome], Sequence[Change]] = lambda outcome: (),
+) -> Outcome:
+    """Commit what `decide` makes of the newest state; lost races decide anew."""
+    for _ in range(ATTEMPTS):
+        outcome = decide(repository.read())
+        changes = [*outcome.changes, *also(outcome)] if outcome.changes else []
+        try:
+            repository.commit(changes)
+            return outcome
+        except errors.StaleWrite:
+            continue
+    raise errors.StaleWrite("the state is being changed too often; try again")

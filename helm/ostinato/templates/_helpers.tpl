@@ -1,0 +1,346 @@
+{{/* The chart's name, as in the names of objects. */}}
+{{- define "ostinato.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 47 | trimSuffix "-" }}
+{{- end }}
+
+{{/* Name of the release's objects: at most 47 characters, which KubeRay lengthens to the names of its own. */}}
+{{- define "ostinato.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 47 | trimSuffix "-" }}
+{{- else if contains (include "ostinato.name" .) .Release.Name }}
+{{- .Release.Name | trunc 47 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "ostinato.name" .) | trunc 47 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{/* Labels of every object. */}}
+{{- define "ostinato.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/name: {{ include "ostinato.name" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{ include "ostinato.podLabels" . }}
+{{- end }}
+
+{{/*
+Labels of the Ray Pods, and what selects them. Not app.kubernetes.io/name: the operator's head Service selects by
+its own value of that one. Nothing that a chart upgrade alone would change: that would ask for a new cluster.
+*/}}
+{{- define "ostinato.podLabels" -}}
+{{ include "ostinato.selectorLabels" . }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "ostinato.selectorLabels" -}}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/part-of: ostinato
+{{- end }}
+
+{{/* Metadata of an object: (dict "root" . "name" NAME "annotations" MAP). */}}
+{{- define "ostinato.metadata" -}}
+name: {{ .name }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "ostinato.labels" .root | nindent 2 }}
+  {{- with .labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with merge (dict) (default dict .annotations) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "ostinato.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "ostinato.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- default "default" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "ostinato.redisName" -}}
+{{ include "ostinato.fullname" . }}-redis
+{{- end }}
+
+{{- define "ostinato.redisSecretName" -}}
+{{- default (include "ostinato.redisName" .) .Values.redis.auth.existingSecret }}
+{{- end }}
+
+{{/* Key of the password in the Redis Secret: the chart's own always has the same. */}}
+{{- define "ostinato.redisSecretKey" -}}
+{{- if .Values.redis.auth.existingSecret }}{{ .Values.redis.auth.key }}{{ else }}redis-password{{ end }}
+{{- end }}
+
+{{- define "ostinato.apiKeySecretName" -}}
+{{- default (printf "%s-api-key" (include "ostinato.fullname" .)) .Values.apiKey.existingSecret }}
+{{- end }}
+
+{{- define "ostinato.modelClaimName" -}}
+{{- default (printf "%s-models" (include "ostinato.fullname" .)) .Values.modelStore.existingClaim }}
+{{- end }}
+
+{{/* Name of the gateway's Service, which the operator makes. */}}
+{{- define "ostinato.serveServiceName" -}}
+{{ include "ostinato.fullname" . }}-serve-svc
+{{- end }}
+
+{{/* Image of a container: (dict "root" . "image" MAP "gpus" N). */}}
+{{- define "ostinato.image" -}}
+{{- $image := merge (dict) (default dict .image) .root.Values.image }}
+{{- $flavour := ternary "gpu" "cpu" (gt (int .gpus) 0) }}
+{{- $tag := default .root.Values.image.tag (default dict .image).tag }}
+{{- printf "%s:%s" $image.repository (default (printf "%s-%s" .root.Chart.AppVersion $flavour) $tag) }}
+{{- end }}
+
+{{/* A value as the text of an environment variable: no exponents in large whole numbers. */}}
+{{- define "ostinato.text" -}}
+{{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ int64 . }}{{ else }}{{ toString . }}{{ end }}
+{{- end }}
+
+{{/* Combinations that a schema cannot refuse. */}}
+{{- define "ostinato.validate" -}}
+{{- $v := .Values }}
+{{- $stores := add (ternary 1 0 $v.redis.enabled) (ternary 1 0 (ne $v.store.url "")) (ternary 1 0 (ne $v.store.existingSecret "")) }}
+{{- if ne (int $stores) 1 }}
+{{- fail "exactly one state store is needed: redis.enabled=true, or store.url, or store.existingSecret" }}
+{{- end }}
+{{- if and $v.gcsFaultTolerance.enabled (not $v.redis.enabled) (not $v.gcsFaultTolerance.redisAddress) }}
+{{- fail "gcsFaultTolerance.redisAddress is needed when redis.enabled is false (or set gcsFaultTolerance.enabled=false)" }}
+{{- end }}
+{{- if and $v.apiKey.value $v.apiKey.existingSecret }}
+{{- fail "apiKey.value and apiKey.existingSecret are both set: keep one" }}
+{{- end }}
+{{- if and $v.metrics.podMonitor.enabled $v.metrics.serviceMonitor.enabled }}
+{{- fail "metrics.podMonitor and metrics.serviceMonitor are both enabled: every sample would be scraped twice" }}
+{{- end }}
+{{- $names := list }}
+{{- range $v.workerGroups }}
+{{- if has .name $names }}{{ fail (printf "workerGroups: two groups are called %s" .name) }}{{ end }}
+{{- $names = append $names .name }}
+{{- if or (gt (int .minReplicas) (int .replicas)) (gt (int .replicas) (int .maxReplicas)) }}
+{{- fail (printf "workerGroups: %s: minReplicas <= replicas <= maxReplicas does not hold" .name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The Serve configuration: the same application as deploy/serve-config.yaml. */}}
+{{- define "ostinato.serveConfig" -}}
+proxy_location: EveryNode
+http_options:
+  host: 0.0.0.0
+  port: 8000
+applications:
+  - name: ostinato
+    import_path: controlplane.app:build
+    route_prefix: /
+    args: {}
+    deployments:
+      - name: Gateway
+        num_replicas: {{ .Values.serve.gatewayReplicas }}
+      - name: Controller
+        num_replicas: 1
+{{- end }}
+
+{{/* Environment of every Ray container; what references another variable comes after it. */}}
+{{- define "ostinato.env" -}}
+- name: HOME
+  value: {{ .Values.home.mountPath }}
+- name: OSTINATO_HOME
+  value: {{ .Values.home.mountPath }}
+- name: OSTINATO_HTTP_HOST
+  value: 0.0.0.0
+- name: OSTINATO_HTTP_PORT
+  value: "8000"
+- name: OSTINATO_ALLOWED_ROOTS
+  value: {{ join ":" (concat (ternary (list .Values.modelStore.mountPath) list .Values.modelStore.enabled) .Values.allowedRoots) | quote }}
+{{- if .Values.redis.enabled }}
+- name: STORE_PASSWORD
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "ostinato.redisSecretName" . }}
+      key: {{ include "ostinato.redisSecretKey" . }}
+- name: OSTINATO_STORE_URL
+  value: redis://:$(STORE_PASSWORD)@{{ include "ostinato.redisName" . }}:6379/0
+{{- else if .Values.store.existingSecret }}
+- name: OSTINATO_STORE_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.store.existingSecret }}
+      key: {{ .Values.store.key }}
+{{- else }}
+- name: OSTINATO_STORE_URL
+  value: {{ .Values.store.url | quote }}
+{{- end }}
+{{- if or .Values.apiKey.value .Values.apiKey.existingSecret }}
+- name: OSTINATO_API_KEY
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "ostinato.apiKeySecretName" . }}
+      key: {{ ternary .Values.apiKey.key "api-key" (ne .Values.apiKey.existingSecret "") }}
+{{- end }}
+- name: OSTINATO_HAPROXY
+  value: {{ ternary "1" "0" .Values.serve.haproxy | quote }}
+- name: RAY_SERVE_ENABLE_HA_PROXY
+  value: {{ ternary "1" "0" .Values.serve.haproxy | quote }}
+- name: RAY_SERVE_THROUGHPUT_OPTIMIZED
+  value: {{ ternary "1" "0" .Values.serve.throughputOptimized | quote }}
+{{- range $name, $value := .Values.settings }}
+- name: OSTINATO_{{ snakecase $name | upper }}
+  value: {{ include "ostinato.text" $value | quote }}
+{{- end }}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* A probe's timing: (dict "probes" MAP "failures" N). */}}
+{{- define "ostinato.probeTiming" -}}
+periodSeconds: {{ .probes.periodSeconds }}
+timeoutSeconds: {{ .probes.timeoutSeconds }}
+failureThreshold: {{ .failures }}
+{{- end }}
+
+{{/* The Pod template of the head or of a group: (dict "root" . "group" MAP "role" "head"|"worker"). */}}
+{{- define "ostinato.podTemplate" -}}
+{{- $root := .root }}
+{{- $v := .root.Values }}
+{{- $group := .group }}
+{{- $head := eq .role "head" }}
+{{- $gpus := int (default 0 $group.gpus) }}
+{{- $gpuResource := default "nvidia.com/gpu" $group.gpuResource }}
+{{- $agent := dict "path" "/api/healthz" "port" 52365 }}
+metadata:
+  labels:
+    {{- include "ostinato.podLabels" $root | nindent 4 }}
+    app.kubernetes.io/component: {{ .role }}
+  annotations:
+    {{- if $v.apiKey.value }}
+    checksum/api-key: {{ $v.apiKey.value | sha256sum }}
+    {{- end }}
+    {{- with $v.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  serviceAccountName: {{ include "ostinato.serviceAccountName" $root }}
+  {{- /* Only the autoscaler, a sidecar of the head, calls the API server. */}}
+  automountServiceAccountToken: {{ and $head $v.autoscaling.enabled }}
+  enableServiceLinks: false
+  {{- with $v.imagePullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $group.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with $group.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  terminationGracePeriodSeconds: {{ default 60 $group.terminationGracePeriodSeconds }}
+  securityContext:
+    {{- toYaml $v.podSecurityContext | nindent 4 }}
+  containers:
+    - name: ray-{{ .role }}
+      image: {{ include "ostinato.image" (dict "root" $root "image" $group.image "gpus" $gpus) }}
+      imagePullPolicy: {{ default $v.image.pullPolicy (default dict $group.image).pullPolicy }}
+      securityContext:
+        {{- toYaml $v.securityContext | nindent 8 }}
+      ports:
+        {{- if $head }}
+        - {name: gcs-server, containerPort: 6379}
+        - {name: dashboard, containerPort: 8265}
+        - {name: client, containerPort: 10001}
+        {{- end }}
+        - {name: metrics, containerPort: {{ $v.metrics.port }}}
+        - {name: serve, containerPort: 8000}
+      env:
+        {{- include "ostinato.env" $root | nindent 8 }}
+        {{- if $head }}
+        {{- with $v.metrics.grafana }}
+        {{- if .host }}
+        - name: RAY_GRAFANA_HOST
+          value: {{ .host | quote }}
+        - name: RAY_GRAFANA_IFRAME_HOST
+          value: {{ default .host .iframeHost | quote }}
+        {{- end }}
+        {{- with .prometheusHost }}
+        - name: RAY_PROMETHEUS_HOST
+          value: {{ . | quote }}
+        {{- end }}
+        {{- end }}
+        {{- end }}
+        {{- with $group.env }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      {{- with $v.extraEnvFrom }}
+      envFrom:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      resources:
+        {{- $resources := deepCopy $group.resources }}
+        {{- if $gpus }}
+        {{- $_ := set $resources "limits" (set (default dict $resources.limits) $gpuResource $gpus) }}
+        {{- end }}
+        {{- toYaml $resources | nindent 8 }}
+      startupProbe:
+        httpGet:
+          {{- toYaml $agent | nindent 10 }}
+        {{- include "ostinato.probeTiming" (dict "probes" $v.probes "failures" $v.probes.startupFailureThreshold) | nindent 8 }}
+      livenessProbe:
+        httpGet:
+          {{- toYaml $agent | nindent 10 }}
+        {{- include "ostinato.probeTiming" (dict "probes" $v.probes "failures" $v.probes.livenessFailureThreshold) | nindent 8 }}
+      {{- /* The operator deploys the application once the head is ready: the head cannot wait for it. */}}
+      readinessProbe:
+        httpGet:
+          {{- toYaml (ternary $agent (dict "path" $v.probes.readinessPath "port" "serve") $head) | nindent 10 }}
+        {{- include "ostinato.probeTiming" (dict "probes" $v.probes "failures" $v.probes.readinessFailureThreshold) | nindent 8 }}
+      volumeMounts:
+        - {name: home, mountPath: {{ $v.home.mountPath }}}
+        - {name: shm, mountPath: /dev/shm}
+        {{- if $v.modelStore.enabled }}
+        - {name: models, mountPath: {{ $v.modelStore.mountPath }}, readOnly: {{ $v.modelStore.readOnly }}}
+        {{- end }}
+        {{- with $v.extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+  volumes:
+    - name: home
+      {{- if $v.home.existingClaim }}
+      persistentVolumeClaim:
+        claimName: {{ $v.home.existingClaim }}
+      {{- else if $v.home.sizeLimit }}
+      emptyDir:
+        sizeLimit: {{ $v.home.sizeLimit }}
+      {{- else }}
+      emptyDir: {}
+      {{- end }}
+    - name: shm
+      emptyDir:
+        medium: Memory
+        sizeLimit: {{ $group.shmSize }}
+    {{- if $v.modelStore.enabled }}
+    - name: models
+      persistentVolumeClaim:
+        claimName: {{ include "ostinato.modelClaimName" $root }}
+        readOnly: {{ $v.modelStore.readOnly }}
+    {{- end }}
+    {{- with $v.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with $group.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $group.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $group.affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end }}

@@ -1,0 +1,15 @@
+"""What can be wrong with files that the profiler reads. The control plane maps these to its own errors.
+
+CheckpointError   missing, truncated, corrupt or unsupported files     (controlplane: SourceUnreadable)
+AdapterError      a sound adapter that does not fit its base or us     (controlplane: AdapterMismatch)
+"""
+
+from __future__ import annotations
+
+
+class CheckpointError(ValueError):
+    """A file is missing or cannot be used. The message says what was expected, what came, what to do."""
+
+
+class AdapterError(ValueError):
+    """The adapter's files are sound but it cannot be served on this base. Same kind of message."""

@@ -1,0 +1,170 @@
+"""Reading JSON files and safetensors headers. Never reads tensor data, never unpickles anything.
+
+Everything here raises `CheckpointError` and nothing else, whatever the bytes are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from profiler.errors import CheckpointError
+
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format itself
+MAX_JSON_BYTES = 32_000_000
+MAX_DIMENSION = 2**40
+MAX_DIMENSIONS = 8
+
+DTYPE_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "C64": 8,
+}  # fmt: skip
+FLOAT_DTYPES = frozenset({"F32", "F16", "BF16"})
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor as its header describes it. `start` and `end` are byte offsets into the data part."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.end - self.start
+
+
+def is_file(path: Path) -> bool:
+    """True for a regular file (a link to one counts). Names the system refuses count as absent."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def shown(value: Any, limit: int = 60) -> str:
+    """Untrusted JSON for a message: short, and safe however deeply it is nested."""
+    try:
+        return str(value)[:limit]
+    except (RecursionError, ValueError):
+        return f"a {type(value).__name__}"
+
+
+def _absent(path: Path) -> CheckpointError:
+    return CheckpointError(f"expected a file {path.name} in {path.parent}, found none; copy the whole folder")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`. Raises CheckpointError when it is absent, too large or not an object."""
+    if not is_file(path):
+        raise _absent(path)
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path} has {size} bytes, more than the {MAX_JSON_BYTES} allowed")
+        raw = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}; check its permissions") from error
+    return parse_json(raw, str(path))
+
+
+def parse_json(raw: bytes, where: str) -> dict[str, Any]:
+    """A JSON object without repeated keys, or CheckpointError."""
+    try:
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{where} is not valid JSON ({error}); copy or download it again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"expected a JSON object in {where}, got {type(value).__name__}")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return made
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """The tensors of one safetensors file, by name.
+
+    Layout: 8 bytes little-endian header length, the JSON header, the data. As the format demands, the
+    tensors must fill the data part exactly: no holes, no overlaps, nothing after the last one.
+    Raises CheckpointError.
+    """
+    if not is_file(path):
+        raise _absent(path)
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            header = file.read(_header_length(file.read(8), size, path))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}; check its permissions") from error
+    entries = parse_json(header, f"the header of {path}")
+    entries.pop("__metadata__", None)
+    tensors = {name: _tensor(name, entry, path) for name, entry in entries.items()}
+    _check_layout(tensors, size - 8 - len(header), path)
+    return tensors
+
+
+def _header_length(prefix: bytes, size: int, path: Path) -> int:
+    if len(prefix) < 8:
+        raise CheckpointError(f"{path} has {len(prefix)} bytes, too few for safetensors; copy it again")
+    length: int = struct.unpack("<Q", prefix)[0]
+    if length > MAX_HEADER_BYTES:
+        raise CheckpointError(f"{path} claims a header of {length} bytes; at most {MAX_HEADER_BYTES}")
+    if length > size - 8:
+        raise CheckpointError(f"{path} is truncated: header of {length} bytes, file of {size}; copy it again")
+    return length
+
+
+def _tensor(name: str, entry: Any, path: Path) -> TensorInfo:
+    where = f"tensor {name[:200]!r} in {path}"
+    if not isinstance(entry, dict):
+        raise CheckpointError(f"{where} should be described by an object, got {type(entry).__name__}")
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+        raise CheckpointError(f"{where} has dtype {shown(dtype)!r}; expected one of {', '.join(DTYPE_BYTES)}")
+    if not _naturals(shape) or len(shape) > MAX_DIMENSIONS:
+        raise CheckpointError(f"{where} has an impossible shape {shown(shape)}")
+    if not _naturals(offsets) or len(offsets) != 2:
+        raise CheckpointError(f"{where} has impossible data_offsets {shown(offsets)}")
+    info = TensorInfo(dtype, tuple(shape), offsets[0], offsets[1])
+    if info.size_bytes != info.elements * DTYPE_BYTES[dtype]:
+        raise CheckpointError(
+            f"{where} needs {info.elements * DTYPE_BYTES[dtype]} bytes for shape {info.shape} of {dtype}, "
+            f"but its offsets span {info.size_bytes}"
+        )
+    return info
+
+
+def _naturals(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(n) is int and 0 <= n <= MAX_DIMENSION for n in value)
+
+
+def _check_layout(tensors: dict[str, TensorInfo], data_bytes: int, path: Path) -> None:
+    at = 0
+    for name, info in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
+        if info.start != at:
+            fault = "overlaps the one before it" if info.start < at else "leaves a hole before it"
+            raise CheckpointError(f"{path} is corrupt: tensor {name[:200]!r} at byte {info.start} {fault}")
+        at = info.end
+    if at != data_bytes:
+        fault = "truncated" if at > data_bytes else "corrupt"
+        raise CheckpointError(f"{path} is {fault}: tensors end at byte {at}, the data at {data_bytes}")

@@ -1,0 +1,102 @@
+"""Shared fixtures: real servers, never stand-ins."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class RedisServer:
+    """A redis-server of our own: its data in `folder`, each acknowledged write on disk."""
+
+    def __init__(self, folder: Path, *options: str, port: int | None = None) -> None:
+        self.folder = folder
+        self.port = port or free_port()
+        self.options = options
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [
+                redis_binary(),
+                *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)),
+                *("--appendonly", "yes", "--appendfsync", "always", "--save", "", *self.options),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+        )
+        deadline = time.monotonic() + 10
+        while not self._is_up():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                pytest.fail(f"redis-server did not start on port {self.port}: exit {self.process.returncode}")
+            time.sleep(0.02)
+
+    def _is_up(self) -> bool:
+        """Whether the server that answers is this one, with its data loaded."""
+        with contextlib.suppress(redis.RedisError), redis.Redis(port=self.port) as client:
+            return bool(client.info("server")["process_id"] == self.process.pid and client.ping())
+        return False
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL: what was not on disk or in the kernel is gone."""
+        self.process.kill()
+        self.process.wait(10)
+
+
+def redis_binary() -> str:
+    found = shutil.which("redis-server")
+    if found is None:
+        pytest.fail(
+            "redis-server is missing, and the tests of the Redis state store need a real one; "
+            "install it: apt-get install redis-server",
+            pytrace=False,
+        )
+    return found
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One server for the whole session: give each test its own `?prefix=`."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture
+def start_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., RedisServer]]:
+    """Start servers that the test may kill and start again; all end with the test."""
+    servers: list[RedisServer] = []
+
+    def start(*options: str) -> RedisServer:
+        servers.append(RedisServer(tmp_path_factory.mktemp("redis"), *options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()

@@ -1,0 +1,148 @@
+"""Records through the typed layer, on a real store."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controlplane.errors import StaleWrite, Unavailable
+from controlplane.records import (
+    Deployment,
+    IdempotencyKey,
+    Model,
+    Operation,
+    OperationEvent,
+    OperationKind,
+    Phase,
+    Record,
+    dump,
+)
+from controlplane.state import StateStore, Write, open_store
+from controlplane.state.typed import Delete, Put, Repository, State, Versioned
+from placement.types import Intent, Slos
+from profiler.types import AdapterSpec, ModelSpec
+
+SPEC = ModelSpec("LlamaForCausalLM", 2, 64, 4, 2, 16, 100, 512, 2, 1000, 2000, {"q_proj": (64, 64)})
+BASE = Model("base", 1, Phase.READY, source="/m/base", compression={"int8": 0.97}, spec=SPEC)
+VARIANT = Model("größe/模型", 2, Phase.PENDING, base="base", adapter_spec=AdapterSpec(8, ("q_proj",), 99))
+DEPLOYMENT = Deployment("base", 3, "base", Phase.DEPLOYED, Intent.SLO, 128, Slos(latency_s=1.5))
+OPERATION = Operation(
+    "op-1",
+    OperationKind.DEPLOY,
+    "base",
+    Phase.FAILED,
+    error={"message": "no", "details": {"n": 1}},
+    events=(OperationEvent(1.5, Phase.PENDING, "asked"),),
+)
+KEY = IdempotencyKey("key-1", "ab" * 32, "op-1", 2.25)
+RECORDS: tuple[Record, ...] = (BASE, VARIANT, DEPLOYMENT, OPERATION, KEY)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StateStore]:
+    store = open_store(f"sqlite://{tmp_path}/state.db")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def repository(store: StateStore) -> Repository:
+    return Repository(store)
+
+
+def test_an_empty_state(repository: Repository) -> None:
+    assert repository.read() == State(0, {}, {}, {}, {})
+    assert repository.get(Model, "base") is None
+    assert repository.commit([]) == repository.revision() == 0
+
+
+def test_every_kind_is_read_back_as_it_was_put(repository: Repository) -> None:
+    revision = repository.commit([Put(record, 0) for record in RECORDS])
+    assert repository.read() == State(
+        revision,
+        models={"base": Versioned(BASE, revision), "größe/模型": Versioned(VARIANT, revision)},
+        deployments={"base": Versioned(DEPLOYMENT, revision)},
+        operations={"op-1": Versioned(OPERATION, revision)},
+        idempotency={"key-1": Versioned(KEY, revision)},
+    )
+    assert repository.get(Model, "größe/模型") == Versioned(VARIANT, revision)
+    assert repository.get(Deployment, "base") == Versioned(DEPLOYMENT, revision)
+    assert repository.get(Operation, "op-1") == Versioned(OPERATION, revision)
+    assert repository.get(IdempotencyKey, "key-1") == Versioned(KEY, revision)
+
+
+def test_the_same_over_redis(redis_url: str, tmp_path: Path) -> None:
+    store = open_store(f"{redis_url}?prefix=typed-{tmp_path.name}-{id(tmp_path)}")
+    repository = Repository(store)
+    repository.commit([Put(record, 0) for record in RECORDS])
+    state = repository.read()
+    assert {v.record.name for v in state.models.values()} == {"base", "größe/模型"}
+    assert state.operations["op-1"].record == OPERATION
+    store.close()
+
+
+def test_a_record_is_changed_only_at_the_version_that_was_read(repository: Repository) -> None:
+    first = repository.commit([Put(BASE, 0)])
+    changed = dataclasses.replace(BASE, phase=Phase.FAILED)
+    second = repository.commit([Put(changed, first)])
+    with pytest.raises(StaleWrite, match="model 'base'"):
+        repository.commit([Put(OPERATION, 0), Put(BASE, first)])
+    assert repository.get(Model, "base") == Versioned(changed, second)
+    assert repository.read().operations == {}
+
+
+def test_delete(repository: Repository) -> None:
+    revision = repository.commit([Put(BASE, 0), Put(DEPLOYMENT, 0)])
+    with pytest.raises(StaleWrite):
+        repository.commit([Delete(Model, "base", revision + 1)])
+    repository.commit([Delete(Model, "base", revision), Put(OPERATION, 0)])
+    state = repository.read()
+    assert state.models == {}
+    assert set(state.deployments) == {"base"}  # the same key of another kind
+    assert set(state.operations) == {"op-1"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", "{}", '{"name": "odd", "uid": 1, "phase": "Levitating"}', '{"name": "odd", "uid": "one"}'],
+)
+def test_what_does_not_decode_is_left_out_and_named(
+    store: StateStore, repository: Repository, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    repository.commit([Put(BASE, 0), Put(OPERATION, 0)])
+    store.commit([Write("model", "odd", text, 0)])
+    with caplog.at_level(logging.ERROR):
+        states = [repository.read() for _ in range(3)]
+        with pytest.raises(Unavailable, match="stored model 'odd' cannot be read"):
+            repository.get(Model, "odd")
+    for state in states:
+        assert state.undecodable == ("model/odd",)
+        assert set(state.models) == {"base"}
+        assert set(state.operations) == {"op-1"}
+    assert len(caplog.records) == 1
+    assert "model 'odd'" in caplog.messages[0]
+
+
+def test_it_can_be_mended_or_deleted_and_is_reported_when_it_breaks_again(
+    store: StateStore, repository: Repository, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        store.commit([Write("model", "base", "{", None)])
+        assert repository.read().undecodable == ("model/base",)
+        with pytest.raises(StaleWrite):
+            repository.commit([Put(BASE, 0)])
+        repository.commit([Put(BASE, None)])
+        assert repository.read().undecodable == ()
+    assert len(caplog.records) == 2
+    store.commit([Write("operation", "x", "{", None)])
+    repository.commit([Delete(Operation, "x", None)])
+    assert repository.read().undecodable == ()
+
+
+def test_newer_software_may_add_fields(store: StateStore, repository: Repository) -> None:
+    store.commit([Write("model", "base", dump(BASE)[:-1] + ',"colour": "blue"}', 0)])
+    assert repository.read().models["base"].record == BASE

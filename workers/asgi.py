@@ -1,0 +1,104 @@
+"""Calling an ASGI application in-process, with cancellation.
+
+The engine's OpenAI server is an ASGI application; speaking ASGI to it is the one interface that
+stays the same from vLLM 0.26 to 0.32, and it costs no socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from contextlib import aclosing, suppress
+from typing import Any
+
+from workers.messages import EngineHead, EngineReply
+
+Message = MutableMapping[str, Any]
+AsgiApp = Callable[
+    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
+]
+
+_END = object()
+
+
+def _scope(path: str, body: bytes) -> Message:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": headers,
+        "client": ("127.0.0.1", 0),
+        "server": ("127.0.0.1", 80),
+        "state": {},
+    }
+
+
+async def stream(app: AsgiApp, path: str, body: bytes) -> AsyncGenerator[EngineHead | bytes, None]:
+    """POST `body` to `path`: first the head, then the body's chunks as the application sends them.
+
+    Closing the iterator (or cancelling its consumer) cancels the application's task, which is how a
+    client that went away frees its slot. An exception of the application is raised here.
+    """
+    queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=64)
+    incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    gone = asyncio.Event()
+
+    async def receive() -> Message:
+        if incoming:
+            return incoming.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def run() -> None:
+        try:
+            await app(_scope(path, body), receive, queue.put)
+        finally:
+            await queue.put(_END)
+
+    task = asyncio.create_task(run())
+    try:
+        while (message := await queue.get()) is not _END:
+            if message["type"] == "http.response.start":
+                yield EngineHead(message["status"], _content_type(message))
+            elif message.get("body"):
+                yield message["body"]
+        await task
+    finally:
+        gone.set()
+        await _end(task, queue)
+
+
+async def _end(task: asyncio.Task[None], queue: asyncio.Queue[Any]) -> None:
+    if not task.done():
+        task.cancel()
+        while not queue.empty():  # the task's last put must not block on a full queue
+            queue.get_nowait()
+        with suppress(asyncio.CancelledError, Exception):
+            await task
+
+
+def _content_type(message: Message) -> str:
+    for name, value in message.get("headers", ()):
+        if name.lower() == b"content-type":
+            return str(value.decode("latin-1"))
+    return "application/json"
+
+
+async def call(app: AsgiApp, path: str, body: bytes) -> EngineReply:
+    """POST `body` to `path` and return the whole reply."""
+    head = EngineHead(500, "application/json")
+    parts: list[bytes] = []
+    async with aclosing(stream(app, path, body)) as items:
+        async for item in items:
+            if isinstance(item, EngineHead):
+                head = item
+            else:
+                parts.append(item)
+    return EngineReply(head.status, head.content_type, b"".join(parts))

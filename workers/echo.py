@@ -1,0 +1,80 @@
+"""An engine that answers at once with what it was asked: for benchmarks and tests of the path around it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from workers.asgi import AsgiApp, Message
+from workers.messages import EngineConfig, VariantRef
+
+
+class EchoEngine:
+    """Speaks the OpenAI shapes of chat and text completions; token counts are word counts."""
+
+    version = "echo"
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._variants: dict[str, VariantRef] = {}
+
+    @property
+    def app(self) -> AsgiApp:
+        return self._serve
+
+    def variants(self) -> tuple[str, ...]:
+        return tuple(self._variants)
+
+    async def ensure_variant(self, variant: VariantRef) -> None:
+        self._variants[variant.name] = variant
+
+    async def forget_variant(self, variant: VariantRef) -> None:
+        self._variants.pop(variant.name, None)
+
+    async def check_health(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+    async def _serve(self, scope: Message, receive: Any, send: Any) -> None:
+        request = json.loads((await receive())["body"])
+        is_chat = scope["path"].endswith("/chat/completions")
+        text = request["messages"][-1]["content"] if is_chat else request["prompt"]
+        text = text if isinstance(text, str) else json.dumps(text)
+        if request.get("stream"):
+            await self._send_stream(send, request["model"], text, is_chat)
+        else:
+            await _respond(send, "application/json", [_whole(request["model"], text, is_chat)])
+
+    async def _send_stream(self, send: Any, model: str, text: str, is_chat: bool) -> None:
+        words = text.split(" ")
+        chunks = [_chunk(model, word, None, is_chat) for word in words]
+        chunks.append(_chunk(model, "", "stop", is_chat))
+        await _respond(send, "text/event-stream", [*(b"data: " + c + b"\n\n" for c in chunks), b"data: [DONE]\n\n"])
+
+
+async def _respond(send: Any, content_type: str, parts: list[bytes]) -> None:
+    headers = [(b"content-type", content_type.encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    for part in parts:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _whole(model: str, text: str, is_chat: bool) -> bytes:
+    choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "logprobs": None}
+    choice |= {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
+    count = len(text.split())
+    usage = {"prompt_tokens": count, "completion_tokens": count, "total_tokens": 2 * count}
+    kind = "chat.completion" if is_chat else "text_completion"
+    return json.dumps(
+        {"id": "echo", "object": kind, "created": 0, "model": model, "choices": [choice], "usage": usage}
+    ).encode()
+
+
+def _chunk(model: str, text: str, finish: str | None, is_chat: bool) -> bytes:
+    choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
+    choice |= {"delta": {"role": "assistant", "content": text}} if is_chat else {"text": text}
+    kind = "chat.completion.chunk" if is_chat else "text_completion"
+    return json.dumps({"id": "echo", "object": kind, "created": 0, "model": model, "choices": [choice]}).encode()

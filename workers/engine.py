@@ -1,0 +1,45 @@
+"""The one interface between a worker and what generates tokens."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from workers.asgi import AsgiApp
+from workers.messages import EngineConfig, VariantRef
+
+
+class Engine(Protocol):
+    """An OpenAI application plus the variants it can serve beside its base."""
+
+    @property
+    def app(self) -> AsgiApp: ...
+
+    @property
+    def version(self) -> str: ...
+
+    def variants(self) -> tuple[str, ...]:
+        """Names of the variants loaded now."""
+        ...
+
+    async def ensure_variant(self, variant: VariantRef) -> None:
+        """Load `variant` unless this very one (same uid) is loaded. Raises ValueError if it does not fit."""
+        ...
+
+    async def forget_variant(self, variant: VariantRef) -> None: ...
+
+    async def check_health(self) -> None:
+        """Raises when the engine cannot answer any more."""
+        ...
+
+    def close(self) -> None: ...
+
+
+async def start_engine(config: EngineConfig) -> Engine:
+    """Start the engine `config` names; heavy imports happen here, in the worker's process only."""
+    if config.engine == "echo":
+        from workers.echo import EchoEngine
+
+        return EchoEngine(config)
+    from workers.vllm_engine import VllmEngine
+
+    return await VllmEngine.start(config)

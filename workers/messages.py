@@ -1,0 +1,91 @@
+"""What the control plane and a worker say to each other. One frozen dataclass per message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything a worker needs to start its engine. `name` is the base model's name.
+
+    `memory_bytes` is what the plan gives one rank; `kv_cache_bytes` its part for keys and values.
+    """
+
+    engine: str
+    name: str
+    model_path: str
+    dtype: str
+    device_kind: str
+    tensor_parallel: int
+    layers_per_stage: tuple[int, ...]
+    max_model_len: int
+    max_num_seqs: int
+    kv_cache_bytes: int
+    memory_bytes: int
+    max_variants: int
+    max_cached_variants: int
+    max_lora_rank: int
+    log_requests: bool = False
+
+
+@dataclass(frozen=True)
+class VariantRef:
+    """All an engine needs to serve a variant it may never have heard of. `uid` names its weights."""
+
+    name: str
+    uid: int
+    path: str
+
+
+@dataclass(frozen=True)
+class EngineCall:
+    """One request for the engine's OpenAI application: a path, a JSON body, the variant it means."""
+
+    path: str
+    body: bytes
+    variant: VariantRef | None = None
+
+
+@dataclass(frozen=True)
+class EngineReply:
+    status: int
+    content_type: str
+    body: bytes
+
+
+@dataclass(frozen=True)
+class EngineHead:
+    """First item of a streamed reply; the others are bytes."""
+
+    status: int
+    content_type: str
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """What a worker says of itself."""
+
+    pid: int
+    node: str
+    variants: tuple[str, ...]
+    engine_version: str
+    metrics_address: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceReport:
+    """One device of a node, as measured there."""
+
+    index: int
+    kind: str
+    total_bytes: int
+    free_bytes: int
+    memory_bytes_per_s: float
+    flops_per_s: float
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    node: str
+    devices: tuple[DeviceReport, ...] = field(default_factory=tuple)

