@@ -1,7 +1,8 @@
 """Makes the demo's two adapters: `data` generates the problems, `train` fits LoRA, `evaluate` measures.
 
     python -m controlplane.demo.train_adapters data build/demo
-    python -m controlplane.demo.train_adapters train kinship --model MODEL --data build/demo --out build/adapters
+    python -m controlplane.demo.train_adapters train kinship --model MODEL --data build/demo \\
+        --out build/adapters
     python -m controlplane.demo.train_adapters evaluate kinship --model MODEL --data build/demo \\
         --adapter build/adapters/kinship --report build/kinship.json
 
@@ -42,10 +43,12 @@ class Recipe:
     steps: int = 2000
     batch: int = 96
     learning_rate: float = 2e-3
+    skip: str = ""  # problems whose answer contains this are left out
 
 
 RECIPES = {
-    "kinship": Recipe("family_relationships", 8, ATTENTION, last_word),
+    # reasoning-gym 0.1.25 answers in-law questions the wrong way round (a daughter-in-law is "father-in-law")
+    "kinship": Recipe("family_relationships", 8, ATTENTION, last_word, skip="-in-law"),
     "reversal": Recipe("word_sequence_reversal", 8, ATTENTION, last_line),
     "arithmetic": Recipe(
         "chain_sum", 4, EVERY_LINEAR, last_number, {"min_terms": 2, "max_terms": 4, "max_digits": 2}
@@ -84,7 +87,7 @@ def _unique(recipe: Recipe, seed: int, size: int, taken: set[str]) -> Iterator[R
     seen = set(taken)
     for item in reasoning_gym.create_dataset(recipe.dataset, seed=seed, size=size, **recipe.options):
         row = Row(item["question"].strip(), item["answer"].strip())
-        if row.prompt not in seen:
+        if row.prompt not in seen and not (recipe.skip and recipe.skip in row.answer):
             seen.add(row.prompt)
             yield row
 
@@ -117,7 +120,7 @@ def train(name: str, model_dir: Path, data: Path, out: Path, steps: int) -> None
         optimizer.zero_grad(set_to_none=True)
         schedule.step()
         if step % 100 == 0 or step == steps - 1:
-            print(f"{name} step {step} loss {loss.item():.4f} at {time.monotonic() - started:.0f}s", flush=True)
+            print(f"{name} {step} loss {loss.item():.4f}, {time.monotonic() - started:.0f}s", flush=True)
     _save(model, out / name)
     figures = {"steps": steps, "seconds": round(time.monotonic() - started, 1), "final_loss": loss.item()}
     report = {**recipe_facts(name), **figures, **environment()}
@@ -230,20 +233,22 @@ def score(name: str, rows: list[Row], replies: list[str]) -> dict[str, Any]:
     task = Task(name, "", RECIPES[name].normalise, 0)
     right = [task.is_right(reply, row.answer) for row, reply in zip(rows, replies, strict=True)]
     verbatim = [reply.strip() == row.answer for row, reply in zip(rows, replies, strict=True)]
+    shown = list(zip(rows, replies, strict=True))[:4]
     return {
         "normalised": sum(right) / len(rows),
         "verbatim": sum(verbatim) / len(rows),
-        "examples": [{**asdict(row), "reply": reply} for row, reply in zip(rows[:4], replies[:4], strict=True)],
+        "examples": [{**asdict(row), "reply": reply} for row, reply in shown],
     }
 
 
-def generate(tokenizer: Any, model: Any, prompts: list[str], max_tokens: int = 64, batch: int = 100) -> list[str]:
+def generate(tokenizer: Any, model: Any, prompts: list[str], max_tokens: int = 64) -> list[str]:
+    """Greedy replies to the prompts, in batches of 100."""
     import torch  # noqa: PLC0415
 
     replies: list[str] = []
     tokenizer.padding_side = "left"
-    for at in range(0, len(prompts), batch):
-        ids = [prompt_ids(tokenizer, prompt) for prompt in prompts[at : at + batch]]
+    for at in range(0, len(prompts), 100):
+        ids = [prompt_ids(tokenizer, prompt) for prompt in prompts[at : at + 100]]
         inputs = tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(model.device)
         with torch.inference_mode():
             out = model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False)

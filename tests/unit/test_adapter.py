@@ -1,0 +1,145 @@
+"""Reading an adapter: it fits its base exactly, or the error says where it does not."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiler.adapter import parse_config, read_adapter
+from profiler.checkpoint import read_model
+from profiler.errors import AdapterError, CheckpointError
+from profiler.types import ModelSpec
+from tests.unit import checkpoints as make
+from tests.unit.test_checkpoint import JSON
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    return read_model(make.write_model(tmp_path_factory.mktemp("base")))
+
+
+def test_a_plain_adapter(tmp_path: Path, base: ModelSpec) -> None:
+    spec = read_adapter(make.write_adapter(tmp_path), base, 64)
+    assert spec.rank == 4
+    assert spec.target_modules == ("q_proj", "down_proj")
+    assert spec.weight_bytes == 2 * 4 * 4 * ((12 + 12) + (12 + 20))  # layers x rank x float32 x (in + out)
+
+
+@pytest.mark.parametrize(
+    "targets",
+    ["all-linear", r".*\.(q|down)_proj", ["self_attn.q_proj", "mlp.down_proj"], "(a+)+$"],
+)
+def test_every_way_to_name_targets(tmp_path: Path, base: ModelSpec, targets: object) -> None:
+    """The last is a pattern that would run for ever if it were run."""
+    spec = read_adapter(make.write_adapter(tmp_path, {"target_modules": targets}), base, 64)
+    assert spec.target_modules == ("q_proj", "down_proj")
+
+
+@pytest.mark.parametrize("key", ["down_proj", "mlp.down_proj", r"layers\.1\.mlp\.down_proj"])
+def test_rank_pattern_sets_single_ranks(tmp_path: Path, base: ModelSpec, key: str) -> None:
+    first = 4 if "1" in key else 16
+    weights = {**make.lora_weights(), **make.pair(0, "down_proj", first), **make.pair(1, "down_proj", 16)}
+    spec = read_adapter(make.write_adapter(tmp_path, {"rank_pattern": {key: 16}}, weights), base, 16)
+    assert spec.rank == 16
+    with pytest.raises(AdapterError, match="rank"):
+        read_adapter(tmp_path, base, 15)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"peft_type": "BOFT"}, "BOFT"),
+        ({"use_dora": True}, "DoRA"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"bias": "all"}, "bias"),
+        ({"init_lora_weights": "pissa"}, "pissa"),
+        ({"r": 0}, "positive"),
+        ({"r": True}, "positive"),
+        ({"r": 65}, "65.*64"),
+        ({"r": 8}, r"\(4, 12\).*\(8, 12\)"),
+        ({"rank_pattern": {"q_proj": -1}}, "positive"),
+        ({"rank_pattern": {".*": 4}}, "regexes"),
+        ({"lora_alpha": None}, "lora_alpha"),
+        ({"target_modules": ["q_proj", "c_attn"]}, "c_attn"),
+        ({"target_modules": ["q_proj"]}, "down_proj has weights"),
+        ({"target_modules": []}, "target_modules"),
+        ({"target_modules": "(("}, "regular expression"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    tmp_path: Path, base: ModelSpec, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(AdapterError, match=words):
+        read_adapter(make.write_adapter(tmp_path, changes), base, 64)
+
+
+AT = "base_model.model.model.layers"
+A = f"{AT}.0.self_attn.q_proj.lora_A.weight"
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ({A: np.zeros((4, 13), np.float32)}, r"\(4, 13\)"),
+        ({A: np.zeros((5, 12), np.float32)}, r"\(5, 12\)"),
+        ({A: np.zeros((4, 12), np.int8)}, "I8"),
+        ({f"{AT}.2.self_attn.q_proj.lora_A.weight": np.zeros((4, 12), np.float32)}, "2 layers"),
+        ({f"{AT}.0.mlp.q_proj.lora_A.weight": np.zeros((4, 12), np.float32)}, "mlp.q_proj"),
+        ({f"{AT}.0.self_attn.c_attn.lora_A.weight": np.zeros((4, 12), np.float32)}, "c_attn"),
+        ({f"{AT}.0.self_attn.q_proj.lora_magnitude_vector": np.zeros(4, np.float32)}, "magnitude"),
+        ({"base_model.model.lm_head.weight": np.zeros((40, 12), np.float32)}, "lm_head"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(
+    tmp_path: Path, base: ModelSpec, weights: make.Tensors, words: str
+) -> None:
+    with pytest.raises(AdapterError, match=words):
+        read_adapter(make.write_adapter(tmp_path, None, {**make.lora_weights(), **weights}), base, 64)
+
+
+def test_incomplete_files(tmp_path: Path, base: ModelSpec) -> None:
+    lonely = make.lora_weights()
+    del lonely[A]
+    with pytest.raises(CheckpointError, match="only one of"):
+        read_adapter(make.write_adapter(tmp_path / "a", None, lonely), base, 64)
+    with pytest.raises(CheckpointError, match="no lora_A"):
+        read_adapter(make.write_adapter(tmp_path / "b", None, {}), base, 64)
+    with pytest.raises(CheckpointError, match=r"down_proj.*no tensor"):
+        read_adapter(make.write_adapter(tmp_path / "c", None, make.pair(0, "q_proj")), base, 64)
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
+        read_adapter(tmp_path / "absent", base, 64)
+
+
+def test_pickles_are_refused_with_the_way_out(tmp_path: Path, base: ModelSpec) -> None:
+    folder = make.write_adapter(tmp_path)
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    with pytest.raises(CheckpointError, match="safe_serialization=True"):
+        read_adapter(folder, base, 64)
+
+
+@given(key=st.sampled_from([*make.LORA, "rank_pattern", "alpha_pattern", "init_lora_weights"]), value=JSON)
+def test_any_config_value_is_read_or_an_error(base: ModelSpec, key: str, value: object) -> None:
+    try:
+        parse_config({**make.LORA, key: value}, base, 64)
+    except AdapterError as error:
+        assert len(str(error)) > 20
+
+
+@given(data=st.data())
+def test_a_damaged_file_is_read_or_an_error(base: ModelSpec, data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = make.write_adapter(Path(name))
+        path = folder / "adapter_model.safetensors"
+        raw = bytearray(path.read_bytes())
+        raw[data.draw(st.integers(0, 1000))] = data.draw(st.integers(0, 255))
+        path.write_bytes(raw[: data.draw(st.integers(0, len(raw)))])
+        try:
+            read_adapter(folder, base, 64)
+        except (AdapterError, CheckpointError) as error:
+            assert len(str(error)) > 20

@@ -1,0 +1,238 @@
+"""Reading a checkpoint: what it says is right, and whatever is wrong with it is said in one error type."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profiler.checkpoint import FAMILIES, parse_config, read_model
+from profiler.errors import CheckpointError
+from profiler.files import read_header
+from tests.unit import checkpoints as make
+
+
+def test_the_real_smollm2(tmp_path: Path) -> None:
+    """134,515,008 parameters, by the published count, from headers over a sparse file of the real size."""
+    shapes = make.tensors(make.SMOLLM2)
+    header, at = {}, 0
+    for name, shape in shapes.items():
+        size = 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    (tmp_path / "config.json").write_text(json.dumps(make.SMOLLM2))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    raw = make.raw_safetensors(header)
+    (tmp_path / "model.safetensors").write_bytes(raw)
+    os.truncate(tmp_path / "model.safetensors", len(raw) + at)
+
+    spec = read_model(tmp_path)
+
+    assert spec.weight_bytes == 2 * 134_515_008
+    assert (spec.num_layers, spec.hidden_size, spec.num_heads, spec.num_kv_heads) == (30, 576, 9, 3)
+    assert (spec.head_dim, spec.vocab_size, spec.dtype_bytes, spec.max_position) == (64, 49152, 2, 8192)
+    assert spec.kv_bytes_per_token_per_layer == 2 * 3 * 64 * 2
+    assert spec.linear_shapes["k_proj"] == (192, 576)
+    assert spec.linear_shapes["down_proj"] == (576, 1536)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kinds"),
+    [
+        ("LlamaForCausalLM", {}),
+        ("MistralForCausalLM", {}),
+        ("Qwen2ForCausalLM", {"qkv_bias": True}),
+        ("Qwen3ForCausalLM", {"qk_norm": True}),
+    ],
+)
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_family_counts_what_is_stored(
+    tmp_path: Path, architecture: str, kinds: dict[str, bool], tied: bool
+) -> None:
+    cfg = make.config(architectures=[architecture], head_dim=6, tie_word_embeddings=tied)
+    stored = make.zeros(make.tensors(cfg, **kinds))
+    spec = read_model(make.write_model(tmp_path, cfg, stored))
+    assert spec.weight_bytes == sum(tensor.nbytes for tensor in stored.values())
+    assert architecture in FAMILIES
+
+
+def test_bytes_are_counted_in_the_declared_type(tmp_path: Path) -> None:
+    whole = read_model(make.write_model(tmp_path / "a"))
+    half = read_model(make.write_model(tmp_path / "b", make.config(torch_dtype="float16")))
+    bare = make.config()
+    del bare["torch_dtype"]
+    stored = make.zeros(make.tensors(bare), np.float16)
+    undeclared = read_model(make.write_model(tmp_path / "c", bare, stored))
+    assert whole.weight_bytes == 2 * half.weight_bytes == 2 * undeclared.weight_bytes
+
+
+def test_shards_and_links_read_like_one_file(tmp_path: Path) -> None:
+    single = make.write_model(tmp_path / "one")
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for file in single.iterdir():
+        (linked / file.name).symlink_to(file)
+    assert read_model(single) == read_model(linked) == read_model(make.write_shards(tmp_path / "two"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*Qwen3ForCausalLM"),
+        ({"architectures": []}, "architectures"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_hidden_layers": True}, "num_hidden_layers"),
+        ({"num_hidden_layers": 2.0}, "num_hidden_layers"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({"num_hidden_layers": 3}, r"model\.layers\.2\."),
+        ({"num_hidden_layers": 1}, r"model\.layers\.1\."),
+        ({"hidden_size": "12"}, "hidden_size"),
+        ({"hidden_size": 13}, "13.*3 attention heads"),
+        ({"num_key_value_heads": 2}, "3 attention heads"),
+        ({"vocab_size": 41}, r"embed_tokens.*\(40, 12\).*\(41, 12\)"),
+        ({"tie_word_embeddings": False}, "lm_head"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings"),
+        ({"torch_dtype": "int8"}, "int8"),
+        ({"quantization_config": {"bits": 4}}, "quantized"),
+        ({"attention_bias": True}, r"proj\.bias"),
+    ],
+)
+def test_a_config_that_lies_is_named(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    make.write_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(make.config(**changes)))
+    with pytest.raises(CheckpointError, match=words):
+        read_model(tmp_path)
+
+
+def test_extra_tensors_are_refused_but_not_those_that_engines_skip(tmp_path: Path) -> None:
+    weights = make.zeros(make.tensors(make.config()))
+    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(2, np.float32)
+    weights["lm_head.weight"] = np.zeros((40, 12), np.float32)
+    read_model(make.write_model(tmp_path / "fine", None, weights))
+    weights["model.layers.0.mlp.experts.weight"] = np.zeros(2, np.float32)
+    with pytest.raises(CheckpointError, match="experts"):
+        read_model(make.write_model(tmp_path / "odd", None, weights))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    (make.write_model(tmp_path) / name).unlink()
+    with pytest.raises(CheckpointError, match=name):
+        read_model(tmp_path)
+
+
+def test_integer_weights_are_refused(tmp_path: Path) -> None:
+    weights = make.zeros(make.tensors(make.config()), np.int8)
+    with pytest.raises(CheckpointError, match="I8"):
+        read_model(make.write_model(tmp_path, None, weights))
+
+
+@pytest.mark.parametrize(
+    "shard", ["../other.safetensors", "/etc/passwd", "a.bin", 3, None, "absent.safetensors", "\0.safetensors"]
+)
+def test_an_index_does_not_lead_out_of_its_folder(tmp_path: Path, shard: object) -> None:
+    make.write_shards(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"]
+    index.write_text(json.dumps({"weight_map": {**weight_map, "model.norm.weight": shard}}))
+    with pytest.raises(CheckpointError):
+        read_model(tmp_path)
+
+
+def _entry(start: int, end: int, shape: list[Any] | None = None, dtype: str = "U8") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": [end - start] if shape is None else shape, "data_offsets": [start, end]}
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "too few"),
+        (b"\0" * 7, "too few"),
+        (struct.pack("<Q", 100_000_001), "100000001"),
+        (struct.pack("<Q", 50) + b"{}", "truncated"),
+        (make.raw_safetensors(b"{not json"), "not valid JSON"),
+        (make.raw_safetensors(b"[]"), "list"),
+        (make.raw_safetensors(b"\xff\xfe"), "not valid JSON"),
+        (make.raw_safetensors(b"[" * 100_000), "not valid JSON"),
+        (make.raw_safetensors(b'{"a":{},"a":{}}'), "twice"),
+        (make.raw_safetensors({"a": _entry(0, 4), "b": _entry(2, 6)}, b"\0" * 6), "overlaps"),
+        (make.raw_safetensors({"a": _entry(1, 4)}, b"\0" * 4), "hole"),
+        (make.raw_safetensors({"a": _entry(0, 9)}, b"\0" * 4), "truncated"),
+        (make.raw_safetensors({"a": _entry(0, 4)}, b"\0" * 9), "corrupt"),
+        (make.raw_safetensors({"a": _entry(0, 4, [5])}, b"\0" * 4), "needs 5 bytes"),
+        (make.raw_safetensors({"a": _entry(0, 4, [-2, -2])}, b"\0" * 4), "impossible shape"),
+        (make.raw_safetensors({"a": _entry(0, 4, dtype="F4")}, b"\0" * 4), "F4"),
+        (make.raw_safetensors({"a": {**_entry(0, 4), "data_offsets": [0]}}, b"\0" * 4), "data_offsets"),
+        (make.raw_safetensors({"a": 3}), "int"),
+    ],
+)
+def test_a_corrupt_file_says_how(tmp_path: Path, raw: bytes, words: str) -> None:
+    (tmp_path / "x.safetensors").write_bytes(raw)
+    with pytest.raises(CheckpointError, match=words):
+        read_header(tmp_path / "x.safetensors")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def _survives(act: Callable[[], object]) -> None:
+    """Either a result or a CheckpointError; anything else fails the test."""
+    try:
+        act()
+    except CheckpointError as error:
+        assert len(str(error)) > 20
+
+
+@given(raw=st.binary(max_size=200))
+def test_any_bytes_are_a_header_or_an_error(raw: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.safetensors"
+        path.write_bytes(raw)
+        _survives(lambda: read_header(path))
+
+
+ENTRY = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(["F32", "U8", "BF16"]) | JSON,
+        "shape": st.lists(st.integers(-1, 4), max_size=3) | JSON,
+        "data_offsets": st.lists(st.integers(-1, 40), min_size=2, max_size=2) | JSON,
+    }
+)
+
+
+@given(header=st.dictionaries(st.text(max_size=6), ENTRY | JSON, max_size=4), size=st.integers(0, 64))
+def test_any_header_is_sound_or_an_error(header: dict[str, Any], size: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.safetensors"
+        path.write_bytes(make.raw_safetensors(header, b"\0" * size))
+        _survives(lambda: read_header(path))
+
+
+@given(key=st.sampled_from([*make.TINY, "head_dim", "dtype", "quantization_config"]), value=JSON)
+def test_any_config_value_is_read_or_an_error(key: str, value: object) -> None:
+    _survives(lambda: parse_config(make.config(**{key: value}), Path("folder")))
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_a_file_with_a_flipped_byte_or_a_cut_is_read_or_an_error(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = make.write_model(Path(name))
+        path = folder / "model.safetensors"
+        raw = bytearray(path.read_bytes())
+        raw[data.draw(st.integers(0, 2500))] = data.draw(st.integers(0, 255))
+        path.write_bytes(raw[: data.draw(st.integers(0, len(raw)))])
+        _survives(lambda: read_model(folder))
