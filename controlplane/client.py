@@ -6,7 +6,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -176,7 +176,9 @@ class Client:
             response = self._http.post("/inference_model", json=_body(request), timeout=self._answer_timeout)
         return _parse(InferenceModelResponse, _checked(response))
 
-    def chat_stream(self, model: str, messages: Sequence[Mapping[str, str]], **params: Any) -> Iterator[str]:
+    def chat_stream(
+        self, model: str, messages: Sequence[Mapping[str, str]], **params: Any
+    ) -> Generator[str, None, None]:
         """The answer's text as it is generated. Errors: also EngineFailed when it breaks off."""
         body = {**params, "model": model, "messages": list(messages), "stream": True}
         with self._stream("POST", "/v1/chat/completions", self._answer_timeout, json=body) as events:

@@ -90,14 +90,14 @@ def down(settings: Settings, progress: Progress) -> bool:
 def end_leftovers(settings: Settings, progress: Progress) -> bool:
     """End all processes that carry this home's mark, first kindly."""
     mark = _mark(settings)
-    found = list(_marked(mark))
+    found = _marked(mark)
     _signal(found, signal.SIGTERM)
     _, alive = psutil.wait_procs(found, timeout=STOP_TIMEOUT_S / 3)
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while alive and time.monotonic() < deadline:
         _signal(alive, signal.SIGKILL)
-        psutil.wait_procs(alive, timeout=5)
-        alive = list(_marked(mark))
+        _, alive = psutil.wait_procs(alive, timeout=5)
+        alive = [*alive, *_marked(mark)]
     if alive:
         raise errors.Unavailable(f"processes {[p.pid for p in alive]} do not end; end them by hand")
     shutil.rmtree(_temp_dir(mark), ignore_errors=True)
@@ -114,13 +114,17 @@ def _signal(processes: Iterable[psutil.Process], number: int) -> None:
             continue
 
 
-def _marked(mark: str) -> Iterable[psutil.Process]:
+def _marked(mark: str) -> set[psutil.Process]:
+    """The cluster's processes: those that carry the mark, and their descendants (Ray's agents and
+    workers rename themselves, which overwrites the environment that can be read from outside)."""
+    found: set[psutil.Process] = set()
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and process.environ().get(MARK) == mark:
-                yield process
+            if process.environ().get(MARK) == mark:
+                found |= {process, *process.children(recursive=True)}
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
+    return {p for p in found if p.pid != os.getpid()}
 
 
 def _mark(settings: Settings) -> str:

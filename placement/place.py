@@ -168,7 +168,7 @@ def _infeasible(candidate: Candidate, devices: Sequence[Device]) -> Infeasible:
     more = f" and {len(devices) - 4} smaller" if len(devices) > 4 else ""
     return Infeasible(
         f"{shape} needs {plan.world_size} GPUs with up to {each:.2f} GiB free each, "
-        f"{plan.tensor_parallel} to a node, or a CPU host with {total:.2f} GiB free; free GiB are {free}{more}",
+        f"{plan.tensor_parallel} to a node, or a CPU host with {total:.2f} GiB; free GiB are {free}{more}",
         _relaxations(candidate, devices),
     )
 

@@ -30,6 +30,7 @@ class IntentOption(StrEnum):
 def deploy(  # noqa: PLR0913 - typer reads a command's options from its parameters
     ctx: typer.Context,
     model: Name,
+    *,
     intent: Annotated[IntentOption, typer.Option(help="What to optimise, or which limit to meet.")] = (
         IntentOption.MIN_COST
     ),
@@ -44,9 +45,7 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
 ) -> None:
     """Deploy a registered model; Ostinato chooses how and where by the intent."""
     cli = session(ctx)
-    limits = SloLimits(
-        e2e_ms=e2e_ms, ttft_ms=ttft_ms, tpot_ms=tpot_ms, cost_gib_s=cost, accuracy=accuracy
-    )
+    limits = SloLimits(e2e_ms=e2e_ms, ttft_ms=ttft_ms, tpot_ms=tpot_ms, cost_gib_s=cost, accuracy=accuracy)
     request = DeployModelRequest.model_validate(
         {"model": model, "maxOutputLength": max_output, "intent": intent.value, "SLOs": limits}
     )
@@ -122,7 +121,10 @@ def _plan_facts(plan: PlanView) -> list[tuple[str, str]]:
     return [
         ("Plan", plan_shape(plan)),
         ("Memory", f"context of {plan.maxModelLen} tokens, {plan.kvCacheTokens} cached"),
-        ("Variants", f"up to {plan.maxVariants} at once, rank {plan.maxLoraRank}" if plan.maxVariants else ""),
+        (
+            "Variants",
+            f"up to {plan.maxVariants} at once, rank {plan.maxLoraRank}" if plan.maxVariants else "",
+        ),
         *placed,
         ("Expected", _expected(plan)),
         ("Why", plan.reason),
@@ -136,7 +138,9 @@ def plan_shape(plan: PlanView) -> str:
 
 def _place(rank: RankView) -> str:
     first, end = rank.layers
-    return f"rank {rank.rank} on {rank.node} {rank.device}, layers {first}-{end - 1}, {size(rank.memoryBytes)}"
+    return (
+        f"rank {rank.rank} on {rank.node} {rank.device}, layers {first}-{end - 1}, {size(rank.memoryBytes)}"
+    )
 
 
 def _expected(plan: PlanView) -> str:

@@ -21,11 +21,14 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+USAGE = "usage"
+
 HINTS: dict[str, str] = {
     "internal_error": "this is a defect; run again with --debug and report what it prints",
     "invalid_request": "correct the request; `ostinato COMMAND --help` shows what it takes",
     "context_length_exceeded": "shorten the text, or deploy with a larger --max-output",
     "source_unreadable": "check that the folder holds a complete checkpoint or adapter",
+    "unauthorized": "set OSTINATO_API_KEY to the key this installation was started with",
     "path_not_allowed": "start Ostinato with the folder in OSTINATO_ALLOWED_ROOTS",
     "model_not_found": "`ostinato models` lists the names",
     "not_deployed": "deploy it with `ostinato deploy MODEL`",
@@ -41,10 +44,11 @@ HINTS: dict[str, str] = {
     "overloaded": "try again in a moment, with fewer requests at once",
     "engine_failed": "`ostinato logs MODEL` shows why; the engine is being restarted",
     "unavailable": "try again in a moment; `ostinato status` shows what is starting",
+    "timed_out": "ask for a shorter answer, or raise OSTINATO_REQUEST_TIMEOUT_S",
 }
 
 
-class NotSucceeded(Exception):
+class NotSucceeded(Exception):  # noqa: N818 - an outcome, as Interrupted is
     """An operation that ended, but not as asked."""
 
     def __init__(self, operation: OperationView) -> None:
@@ -52,7 +56,7 @@ class NotSucceeded(Exception):
         self.operation = operation
 
 
-class Interrupted(Exception):
+class Interrupted(Exception):  # noqa: N818
     """Ctrl-C while waiting for an operation, which goes on."""
 
     def __init__(self, operation: OperationView) -> None:
@@ -73,7 +77,9 @@ def report_error(error: OstinatoError, as_json: bool) -> ExitCode:
 
 def report_operation(operation: OperationView, as_json: bool) -> ExitCode:
     if operation.phase == Phase.CANCELLED:
-        message = f"operation {operation.id} on '{operation.target}' was cancelled; ask again when you want it"
+        message = (
+            f"operation {operation.id} on '{operation.target}' was cancelled; ask again when you want it"
+        )
         return report(message, "cancelled", ExitCode.FAILED, as_json)
     return _report(error_of(operation).body(), ExitCode.FAILED, as_json)
 
@@ -101,5 +107,7 @@ def _report(body: dict[str, Any], code: ExitCode, as_json: bool) -> ExitCode:
 
 def _two_lines(message: str, code: str) -> tuple[str, str]:
     """Messages read "what happened; what to do"; those without a second half get their code's hint."""
-    what, _, advice = " ".join(message.split()).partition("; ")
+    if code == USAGE:
+        return message, "`ostinato COMMAND --help` shows what it takes"
+    what, _, advice = message.partition("\n")[0].rstrip(": ").partition("; ")
     return what, advice or HINTS.get(code, "")

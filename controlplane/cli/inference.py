@@ -25,6 +25,7 @@ def infer(  # noqa: PLR0913 - typer reads a command's options from its parameter
     ctx: typer.Context,
     model: Name,
     text: Annotated[str, typer.Argument(help="The input; - reads stdin.")],
+    *,
     max_output: MaxOutput = None,
     temperature: Temperature = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,

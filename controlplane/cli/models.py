@@ -19,7 +19,9 @@ from controlplane.errors import ModelNotFound
 
 Compression = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=ACCURACY", help="A technique allowed and its accuracy in percent; repeatable."),
+    typer.Option(
+        metavar="NAME=ACCURACY", help="A technique allowed and its accuracy in percent; repeatable."
+    ),
 ]
 
 
@@ -27,6 +29,7 @@ def register(  # noqa: PLR0913 - typer reads a command's options from its parame
     ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="The name to give it.")],
     source: Annotated[str | None, typer.Argument(help="file://..., bundled://... or a folder.")] = None,
+    *,
     base: Annotated[str | None, typer.Option(help="The registered base of this variant.")] = None,
     adapter: Annotated[str | None, typer.Option(help="The variant's LoRA folder.")] = None,
     compression: Compression = None,

@@ -25,9 +25,7 @@ def operations(ctx: typer.Context, json: Json = False) -> None:
         print_json({"operations": found})
         return
     rows = [(o.id, o.kind, o.target, o.phase, f"{o.progress:.0%}", _why(o)) for o in found]
-    print_table(
-        ("OPERATION", "KIND", "TARGET", "PHASE", "DONE", "REASON"), rows, empty="no operations yet"
-    )
+    print_table(("OPERATION", "KIND", "TARGET", "PHASE", "DONE", "REASON"), rows, empty="no operations yet")
 
 
 def watch(ctx: typer.Context, operation: Id, json: Json = False) -> None:
@@ -55,12 +53,13 @@ def cancel(ctx: typer.Context, operation: Id, json: Json = False) -> None:
 
 
 def _print_each(client: Client, view: OperationView) -> OperationView:
+    last = view
     try:
-        for view in client.watch(view.id):
-            print_json(view)
+        for last in client.watch(view.id):
+            print_json(last)
     except KeyboardInterrupt as stop:
-        raise Interrupted(view) from stop
-    return view
+        raise Interrupted(last) from stop
+    return last
 
 
 def _why(operation: OperationView) -> str:

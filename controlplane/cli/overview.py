@@ -65,5 +65,7 @@ def _devices_of(d: DeploymentView) -> str:
 
 
 def _devices(seen: StatusView) -> str:
-    free = [f"{d.node} {d.kind}:{d.index} {size(d.freeBytes)} of {size(d.totalBytes)} free" for d in seen.devices]
+    free = [
+        f"{d.node} {d.kind}:{d.index} {size(d.freeBytes)} of {size(d.totalBytes)} free" for d in seen.devices
+    ]
     return ", ".join(free) or "no devices"

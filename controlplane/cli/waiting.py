@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from rich.text import Text
+
 from controlplane.api.schemas import OperationView
 from controlplane.cli.failures import Interrupted
 from controlplane.cli.output import console
@@ -27,7 +29,7 @@ def live_line(quiet: bool) -> Iterator[Progress]:
         yield lambda line: screen.print(line, soft_wrap=True)
         return
     with screen.status("") as status:
-        yield lambda line: status.update(line)
+        yield lambda line: status.update(Text(line))
 
 
 def follow(client: Client, operation: OperationView, quiet: bool) -> OperationView:

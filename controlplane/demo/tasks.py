@@ -65,7 +65,20 @@ def last_word(reply: str) -> str:
     return found[-1] if found else ""
 
 
-def last_line(reply: str) -> str:
-    """The last line that is not blank, without outer quotes or a final full stop, single spaces."""
-    lines = [line for line in reply.splitlines() if line.strip()]
-    return " ".join(lines[-1].split()).strip("\"'`. ") if lines else ""
+TASKS = {
+    task.name: task
+    for task in (
+        Task(
+            "kinship",
+            "Reads a short family history and answers how two people are related, in one word.",
+            last_word,
+            max_tokens=8,
+        ),
+        Task(
+            "arithmetic",
+            "Adds and subtracts two to four numbers of one or two digits, and answers with the number.",
+            last_number,
+            max_tokens=12,
+        ),
+    )
+}

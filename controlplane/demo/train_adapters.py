@@ -17,13 +17,13 @@ import math
 import platform
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from controlplane.demo.tasks import BASE, Task, last_line, last_number, last_word
+from controlplane.demo.tasks import BASE, TASKS
 
 TRAIN_SEED, HELDOUT_SEED = 20_001, 90_001
 TRAIN_SIZE, HELDOUT_SIZE, SHIPPED = 40_000, 400, 12
@@ -38,9 +38,8 @@ class Recipe:
     dataset: str
     rank: int
     modules: tuple[str, ...]
-    normalise: Callable[[str], str]
     options: dict[str, Any] = field(default_factory=dict)
-    steps: int = 2000
+    steps: int = 1200
     batch: int = 96
     learning_rate: float = 2e-3
     skip: str = ""  # problems whose answer contains this are left out
@@ -48,15 +47,8 @@ class Recipe:
 
 RECIPES = {
     # reasoning-gym 0.1.25 answers in-law questions the wrong way round (a daughter-in-law is "father-in-law")
-    "kinship": Recipe("family_relationships", 8, ATTENTION, last_word, skip="-in-law"),
-    "reversal": Recipe("word_sequence_reversal", 8, ATTENTION, last_line),
-    "arithmetic": Recipe(
-        "chain_sum", 4, EVERY_LINEAR, last_number, {"min_terms": 2, "max_terms": 4, "max_digits": 2}
-    ),
-    "spelling": Recipe("spell_backward", 4, EVERY_LINEAR, last_word, {"max_word_len": 6}),
-    "sorting": Recipe(
-        "number_sorting", 4, EVERY_LINEAR, last_line, {"max_numbers": 6, "max_decimals": 0, "min_value": 0}
-    ),
+    "kinship": Recipe("family_relationships", 8, ATTENTION, skip="-in-law"),
+    "arithmetic": Recipe("chain_sum", 4, EVERY_LINEAR, {"min_terms": 2, "max_terms": 4, "max_digits": 2}),
 }
 
 
@@ -230,8 +222,7 @@ def evaluate(name: str, model_dir: Path, data: Path, adapter: Path, limit: int) 
 
 def score(name: str, rows: list[Row], replies: list[str]) -> dict[str, Any]:
     """`normalised` is the demo's measure; `verbatim` wants the reply to be the answer and nothing else."""
-    task = Task(name, "", RECIPES[name].normalise, 0)
-    right = [task.is_right(reply, row.answer) for row, reply in zip(rows, replies, strict=True)]
+    right = [TASKS[name].is_right(reply, row.answer) for row, reply in zip(rows, replies, strict=True)]
     verbatim = [reply.strip() == row.answer for row, reply in zip(rows, replies, strict=True)]
     shown = list(zip(rows, replies, strict=True))[:4]
     return {
@@ -280,7 +271,6 @@ def ship(name: str, data: Path, folder: Path) -> None:
 
 def recipe_facts(name: str) -> dict[str, Any]:
     recipe = asdict(RECIPES[name])
-    recipe["normalise"] = RECIPES[name].normalise.__name__
     seeds = {"train": TRAIN_SEED, "heldout": HELDOUT_SEED}
     return {"task": name, "recipe": recipe, "lora_alpha": 2 * RECIPES[name].rank, "seeds": seeds}
 

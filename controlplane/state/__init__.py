@@ -52,4 +52,6 @@ def _open_redis(url: str) -> RedisStore:
     # redis-py would silently use database 0 for a path that is no number.
     if parts.scheme != "unix" and parts.path.strip("/") and not parts.path.strip("/").isdecimal():
         raise InvalidRequest(f"{parts.path!r} is no database number: expected {_ACCEPTED}", param="state")
-    return RedisStore(parts._replace(query=urlencode(options)).geturl(), prefix=prefix)
+    # Not geturl(): it loses the slashes of unix:///path.
+    base = url.partition("?")[0]
+    return RedisStore(f"{base}?{urlencode(options)}" if options else base, prefix=prefix)

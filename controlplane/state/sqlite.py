@@ -108,13 +108,19 @@ class SqliteStore:
             with _CREATING:
                 os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         except FileExistsError:
-            if not self._path.parent.is_dir():
-                raise Unavailable(f"{self._path.parent} is no folder; name another state file") from None
+            self._check_existing()
         except OSError as error:
             raise Unavailable(
                 f"the state file {self._path} cannot be opened: {error.strerror}; "
                 "give Ostinato's user write access to it and its folder, or name another"
             ) from error
+
+    def _check_existing(self) -> None:
+        if not self._path.parent.is_dir():
+            raise Unavailable(f"{self._path.parent} is no folder; name another state file")
+        # SQLite would take a file smaller than its smallest page for an empty one and overwrite it.
+        if self._path.is_file() and 0 < self._path.stat().st_size < 512:
+            raise self._damaged("too small for a database")
 
     def _prepare(self) -> None:
         with self._connection() as db:
@@ -202,6 +208,12 @@ class SqliteStore:
                 return
         db.close()
 
+    def _damaged(self, reason: str) -> Unavailable:
+        return Unavailable(
+            f"the state file {self._path} is damaged or no SQLite database ({reason}): stop Ostinato, "
+            "move the file (and its -wal and -shm) away, and restore a backup or start afresh"
+        )
+
     def _unavailable(self, error: sqlite3.Error) -> Unavailable:
         if _is_busy(error):
             return Unavailable(
@@ -210,10 +222,7 @@ class SqliteStore:
                 retry_after_s=1.0,
             )
         if _code(error) in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
-            return Unavailable(
-                f"the state file {self._path} is damaged or no SQLite database ({error}): stop Ostinato, "
-                "move the file (and its -wal and -shm) away, and restore a backup or start afresh"
-            )
+            return self._damaged(str(error))
         return Unavailable(
             f"the state file {self._path} cannot be used: {error}; check its disk's space and health and "
             "that Ostinato's user may write to it",

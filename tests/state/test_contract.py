@@ -223,7 +223,7 @@ def test_a_snapshot_never_sees_half_a_commit(url: str, store: StateStore) -> Non
 
 
 def increment(store: StateStore, times: int) -> list[int]:
-    versions = []
+    versions: list[int] = []
     while len(versions) < times:
         entry = store.get("model", "count") or Entry("0", 0)
         try:
@@ -431,7 +431,7 @@ class DictMachine(RuleBasedStateMachine):
 def test_it_behaves_like_a_dict(url: str) -> None:
     open_store(url).close()  # makes the folder
     machine = type("Machine", (DictMachine,), {"url": url})
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         machine,
         settings=settings(
             max_examples=25,
@@ -665,7 +665,7 @@ def test_it_works_over_a_unix_socket(start_redis: Callable[..., Any], tmp_path: 
 
 def test_it_works_on_a_redis_cluster(start_redis: Callable[..., Any]) -> None:
     servers = [start_redis("--cluster-enabled", "yes", "--cluster-node-timeout", "2000") for _ in range(2)]
-    clients = [redis.Redis(port=server.port, decode_responses=True) for server in servers]
+    clients: list[Any] = [redis.Redis(port=server.port, decode_responses=True) for server in servers]
     for client, slots in zip(clients, ((0, 8191), (8192, 16383)), strict=True):
         client.execute_command("CLUSTER ADDSLOTSRANGE", *slots)
     clients[0].execute_command("CLUSTER MEET", "127.0.0.1", servers[1].port)

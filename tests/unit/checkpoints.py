@@ -9,9 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 Tensors = dict[str, np.ndarray]
+
+# Any JSON value, for fuzzing.
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
 
 SMOLLM2 = {
     "architectures": ["LlamaForCausalLM"],
@@ -42,7 +50,9 @@ def config(**changes: Any) -> dict[str, Any]:
     return {**TINY, **changes}
 
 
-def tensors(cfg: dict[str, Any], *, qkv_bias: bool = False, qk_norm: bool = False) -> dict[str, tuple[int, ...]]:
+def tensors(
+    cfg: dict[str, Any], *, qkv_bias: bool = False, qk_norm: bool = False
+) -> dict[str, tuple[int, ...]]:
     """The shapes of every tensor that transformers would save for `cfg`."""
     h, i, v = cfg["hidden_size"], cfg["intermediate_size"], cfg["vocab_size"]
     d = cfg.get("head_dim", h // cfg["num_attention_heads"])
@@ -75,7 +85,9 @@ def zeros(shapes: dict[str, tuple[int, ...]], dtype: Any = np.float32) -> Tensor
     return {name: np.zeros(shape, dtype) for name, shape in shapes.items()}
 
 
-def write_model(folder: Path, cfg: dict[str, Any] | None = None, weights: Tensors | None = None, **kinds: bool) -> Path:
+def write_model(
+    folder: Path, cfg: dict[str, Any] | None = None, weights: Tensors | None = None, **kinds: bool
+) -> Path:
     cfg = cfg or config()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(cfg))
@@ -103,7 +115,13 @@ def raw_safetensors(header: bytes | dict[str, Any], data: bytes = b"") -> bytes:
     return struct.pack("<Q", len(text)) + text + data
 
 
-LORA = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"], "bias": "none"}
+LORA = {
+    "peft_type": "LORA",
+    "r": 4,
+    "lora_alpha": 8,
+    "target_modules": ["q_proj", "down_proj"],
+    "bias": "none",
+}
 TINY_LINEAR = {
     "q_proj": (12, 12), "k_proj": (4, 12), "v_proj": (4, 12), "o_proj": (12, 12),
     "gate_proj": (20, 12), "up_proj": (20, 12), "down_proj": (12, 20),
@@ -125,7 +143,9 @@ def lora_weights() -> Tensors:
     return {**pair(0, "q_proj"), **pair(1, "q_proj"), **pair(0, "down_proj"), **pair(1, "down_proj")}
 
 
-def write_adapter(folder: Path, changes: dict[str, Any] | None = None, weights: Tensors | None = None) -> Path:
+def write_adapter(
+    folder: Path, changes: dict[str, Any] | None = None, weights: Tensors | None = None
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps({**LORA, **(changes or {})}))
     save_file(lora_weights() if weights is None else weights, folder / "adapter_model.safetensors")

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import checkpoints as make
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,8 +16,6 @@ from profiler.adapter import parse_config, read_adapter
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
 from profiler.types import ModelSpec
-from tests.unit import checkpoints as make
-from tests.unit.test_checkpoint import JSON
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +61,7 @@ def test_rank_pattern_sets_single_ranks(tmp_path: Path, base: ModelSpec, key: st
         ({"r": 0}, "positive"),
         ({"r": True}, "positive"),
         ({"r": 65}, "65.*64"),
-        ({"r": 8}, r"\(4, 12\).*\(8, 12\)"),
+        ({"r": 8}, r"shape \(4, \d+\).*rank 8"),
         ({"rank_pattern": {"q_proj": -1}}, "positive"),
         ({"rank_pattern": {".*": 4}}, "regexes"),
         ({"lora_alpha": None}, "lora_alpha"),
@@ -123,7 +122,9 @@ def test_pickles_are_refused_with_the_way_out(tmp_path: Path, base: ModelSpec) -
         read_adapter(folder, base, 64)
 
 
-@given(key=st.sampled_from([*make.LORA, "rank_pattern", "alpha_pattern", "init_lora_weights"]), value=JSON)
+@given(
+    key=st.sampled_from([*make.LORA, "rank_pattern", "alpha_pattern", "init_lora_weights"]), value=make.JSON
+)
 def test_any_config_value_is_read_or_an_error(base: ModelSpec, key: str, value: object) -> None:
     try:
         parse_config({**make.LORA, key: value}, base, 64)

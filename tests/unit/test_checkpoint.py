@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import checkpoints as make
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,6 @@ from hypothesis import strategies as st
 from profiler.checkpoint import FAMILIES, parse_config, read_model
 from profiler.errors import CheckpointError
 from profiler.files import read_header
-from tests.unit import checkpoints as make
 
 
 def test_the_real_smollm2(tmp_path: Path) -> None:
@@ -159,10 +159,10 @@ def _entry(start: int, end: int, shape: list[Any] | None = None, dtype: str = "U
         (b"\0" * 7, "too few"),
         (struct.pack("<Q", 100_000_001), "100000001"),
         (struct.pack("<Q", 50) + b"{}", "truncated"),
-        (make.raw_safetensors(b"{not json"), "not valid JSON"),
+        (make.raw_safetensors(b"{not json"), "not valid make.JSON"),
         (make.raw_safetensors(b"[]"), "list"),
-        (make.raw_safetensors(b"\xff\xfe"), "not valid JSON"),
-        (make.raw_safetensors(b"[" * 100_000), "not valid JSON"),
+        (make.raw_safetensors(b"\xff\xfe"), "not valid make.JSON"),
+        (make.raw_safetensors(b"[" * 100_000), "not valid make.JSON"),
         (make.raw_safetensors(b'{"a":{},"a":{}}'), "twice"),
         (make.raw_safetensors({"a": _entry(0, 4), "b": _entry(2, 6)}, b"\0" * 6), "overlaps"),
         (make.raw_safetensors({"a": _entry(1, 4)}, b"\0" * 4), "hole"),
@@ -179,13 +179,6 @@ def test_a_corrupt_file_says_how(tmp_path: Path, raw: bytes, words: str) -> None
     (tmp_path / "x.safetensors").write_bytes(raw)
     with pytest.raises(CheckpointError, match=words):
         read_header(tmp_path / "x.safetensors")
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=12,
-)
 
 
 def _survives(act: Callable[[], object]) -> None:
@@ -206,14 +199,14 @@ def test_any_bytes_are_a_header_or_an_error(raw: bytes) -> None:
 
 ENTRY = st.fixed_dictionaries(
     {
-        "dtype": st.sampled_from(["F32", "U8", "BF16"]) | JSON,
-        "shape": st.lists(st.integers(-1, 4), max_size=3) | JSON,
-        "data_offsets": st.lists(st.integers(-1, 40), min_size=2, max_size=2) | JSON,
+        "dtype": st.sampled_from(["F32", "U8", "BF16"]) | make.JSON,
+        "shape": st.lists(st.integers(-1, 4), max_size=3) | make.JSON,
+        "data_offsets": st.lists(st.integers(-1, 40), min_size=2, max_size=2) | make.JSON,
     }
 )
 
 
-@given(header=st.dictionaries(st.text(max_size=6), ENTRY | JSON, max_size=4), size=st.integers(0, 64))
+@given(header=st.dictionaries(st.text(max_size=6), ENTRY | make.JSON, max_size=4), size=st.integers(0, 64))
 def test_any_header_is_sound_or_an_error(header: dict[str, Any], size: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.safetensors"
@@ -221,7 +214,7 @@ def test_any_header_is_sound_or_an_error(header: dict[str, Any], size: int) -> N
         _survives(lambda: read_header(path))
 
 
-@given(key=st.sampled_from([*make.TINY, "head_dim", "dtype", "quantization_config"]), value=JSON)
+@given(key=st.sampled_from([*make.TINY, "head_dim", "dtype", "quantization_config"]), value=make.JSON)
 def test_any_config_value_is_read_or_an_error(key: str, value: object) -> None:
     _survives(lambda: parse_config(make.config(**{key: value}), Path("folder")))
 

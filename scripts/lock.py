@@ -1,0 +1,74 @@
+"""Writes requirements/cpu.txt and requirements/dev.txt from the environment that runs it.
+
+Both are complete and are installed with `pip install --no-deps`: so nothing is resolved, and the
+companions of torch that a CPU machine must not have (requirements/README.md) are never installed.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+HERE = Path(__file__).resolve().parent.parent / "requirements"
+# Needed by nothing we call: CUDA builds, and the C++ engine and CLI that come with the bundled model.
+LEFT_OUT = {"torchvision", "torchaudio", "torchcodec", "triton", "llama-cpp-python", "llm", "ostinato"}
+RUNTIME = ["ostinato[cpu]", "matplotlib"]
+DEV = [
+    "ruff", "mypy", "import-linter", "types-PyYAML", "pytest", "pytest-asyncio", "pytest-timeout", "hypothesis",
+    "schemathesis", "openai", "langchain-openai", "kubernetes-validate", "playwright", "setuptools", "reasoning-gym",
+]  # fmt: skip
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def closure(roots: list[str]) -> dict[str, str]:
+    """Every distribution the roots need, with its installed version."""
+    found: dict[str, str] = {}
+    seen: set[tuple[str, str]] = set()
+    todo = [Requirement(r) for r in roots]
+    while todo:
+        need = todo.pop()
+        name = canonical(need.name)
+        extras = sorted(need.extras) or [""]
+        if name in LEFT_OUT and name != "ostinato":
+            continue
+        try:
+            dist = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            print(f"not installed, left out: {need}", file=sys.stderr)
+            continue
+        found[name] = dist.version.split("+")[0]
+        for line in dist.requires or ():
+            child = Requirement(line)
+            for extra in extras:
+                if (name, f"{extra}|{line}") in seen:
+                    continue
+                if child.marker is None or child.marker.evaluate({"extra": extra}):
+                    seen.add((name, f"{extra}|{line}"))
+                    todo.append(child)
+    found.pop("ostinato", None)
+    return found
+
+
+def write(path: Path, packages: dict[str, str]) -> None:
+    lines = [f"{name}=={version}" for name, version in sorted(packages.items())]
+    path.write_text("# Written by scripts/lock.py; install with --no-deps.\n" + "\n".join(lines) + "\n")
+    print(f"{path}: {len(lines)} packages")
+
+
+def main() -> None:
+    runtime = closure(RUNTIME)
+    dev = {name: version for name, version in closure(DEV).items() if name not in runtime}
+    HERE.mkdir(exist_ok=True)
+    write(HERE / "cpu.txt", runtime)
+    write(HERE / "dev.txt", dev)
+
+
+if __name__ == "__main__":
+    main()
