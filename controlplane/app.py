@@ -1,6 +1,6 @@
 """The Ray Serve application `ostinato`: the gateway (ingress, any number of replicas) and the controller.
 
-    serve run controlplane.app:build
+serve run controlplane.app:build
 """
 
 from __future__ import annotations

@@ -67,14 +67,18 @@ def _require_base(state: State, name: str) -> None:
 
 
 def deploy_model(state: State, request: DeployModelRequest, ctx: Context) -> Outcome:
-    """A variant is deployed with its base, if the base is not yet. Errors: ModelNotFound, NotReady, AlreadyExists."""
+    """A variant is deployed with its base, if the base is not yet.
+
+    Errors: ModelNotFound, NotReady, AlreadyExists.
+    """
     model = find_model(state, request.model)
     if model.phase is not Phase.READY:
         raise errors.NotReady(f"'{model.name}' is {model.phase}; wait until it is Ready", param="model")
     present = state.deployments.get(request.model)
     if present is not None:
         raise errors.AlreadyExists(
-            f"'{request.model}' is already deployed ({present.record.phase}); undeploy it first", param="model"
+            f"'{request.model}' is already deployed ({present.record.phase}); undeploy it first",
+            param="model",
         )
     host = model.base or model.name
     changes: list[Change] = [Put(_deployment(model.name, host, request, ctx.uids[0], ctx.now_s), 0)]
@@ -91,7 +95,9 @@ def _host_changes(state: State, host: str, request: DeployModelRequest, ctx: Con
     if present is None:
         return [Put(_deployment(host, host, request, ctx.uids[1], ctx.now_s), 0)]
     if present.record.phase is Phase.DELETING:
-        raise errors.NotReady(f"its base '{host}' is being undeployed; try again when it is gone", param="model")
+        raise errors.NotReady(
+            f"its base '{host}' is being undeployed; try again when it is gone", param="model"
+        )
     return []
 
 
@@ -125,14 +131,18 @@ def undeploy_model(state: State, name: str, ctx: Context) -> Outcome:
 
 
 def delete_model(state: State, name: str, ctx: Context) -> Outcome:
-    """Forgets a registration. Errors: ModelNotFound; InUse while deployed, depended upon or being registered."""
+    """Forgets a registration.
+
+    Errors: ModelNotFound; InUse while deployed, depended upon or being registered.
+    """
     model = find_model(state, name)
     variants = sorted(m.record.name for m in state.models.values() if m.record.base == name)
     if name in state.deployments:
         raise errors.InUse(f"'{name}' is deployed; undeploy it first", details={"used_by": [name]})
     if variants:
         raise errors.InUse(
-            f"'{name}' is the base of {', '.join(variants)}; delete them first", details={"used_by": variants}
+            f"'{name}' is the base of {', '.join(variants)}; delete them first",
+            details={"used_by": variants},
         )
     if model.phase is not Phase.READY:
         raise errors.InUse(f"'{name}' is {model.phase}; cancel its operation or wait for it")
@@ -142,13 +152,16 @@ def delete_model(state: State, name: str, ctx: Context) -> Outcome:
 
 
 def cancel_operation(state: State, operation_id: str, now_s: float) -> Outcome:
-    """Asks for a stop; a finished operation is returned as it is. Errors: OperationNotFound, InvalidRequest."""
+    """Asks for a stop; a finished operation is returned as it is.
+
+    Errors: OperationNotFound, InvalidRequest (an undeployment).
+    """
     found = find_operation(state, operation_id)
     op = found.record
     if op.done or op.cancel_requested:
         return Outcome(op, [])
     if op.kind is OperationKind.UNDEPLOY:
-        raise errors.InvalidRequest("an undeployment cannot be cancelled; deploy the model again when it is done")
+        raise errors.InvalidRequest("an undeployment cannot be cancelled; deploy again when it is done")
     asked = advance(dataclasses.replace(op, cancel_requested=True), op.phase, "cancellation asked for", now_s)
     return Outcome(asked, [Put(asked, found.version)])
 

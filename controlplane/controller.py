@@ -10,10 +10,14 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
+
+from prometheus_client import Gauge
 
 from controlplane import deploying, errors, fetching, store_edits
 from controlplane.commands import advance
@@ -40,7 +44,6 @@ from controlplane.routing import variant_ref
 from controlplane.settings import Settings
 from controlplane.state.typed import Delete, Put, Repository, State
 from controlplane.store_edits import Gone, edit
-from dataclasses import replace
 from placement.types import Inventory
 from workers.messages import EngineConfig, VariantRef
 
@@ -126,9 +129,9 @@ class Controller:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _report(self, state: State) -> None:
-        _gauge(self._metrics.deployments, Counter(d.record.phase for d in state.deployments.values()), Phase)
-        _gauge(self._metrics.models, Counter(m.record.phase for m in state.models.values()), Phase)
-        _gauge(self._metrics.engines, Counter(e.status for e in self._engines.values()), EngineStatus)
+        _gauge(self._metrics.deployments, (d.record.phase for d in state.deployments.values()), Phase)
+        _gauge(self._metrics.models, (m.record.phase for m in state.models.values()), Phase)
+        _gauge(self._metrics.engines, (e.status for e in self._engines.values()), EngineStatus)
 
     async def _carry_out(self, action: Action) -> None:
         kind, outcome = type(action).__name__, "ok"
@@ -173,12 +176,16 @@ class Controller:
             )
 
     async def _end(
-        self, kind: OperationKind, target: str, forget: type[Model] | type[Deployment], error: errors.OstinatoError
+        self,
+        kind: OperationKind,
+        target: str,
+        forget: type[Model] | type[Deployment],
+        error: errors.OstinatoError,
     ) -> None:
         """Delete a record and fail its operation, in one commit: nothing stays half-registered."""
         await self._close(kind, target, forget, Phase.FAILED, error.message, error)
 
-    async def _close(  # noqa: PLR0913 - one commit, so one function
+    async def _close(
         self,
         kind: OperationKind,
         target: str,
@@ -211,7 +218,9 @@ class Controller:
         found = (await self._read()).models.get(model.base or "")
         base = found.record if found else None
         try:
-            ready = await asyncio.to_thread(fetching.profile, model, base, limits, self._runtime.convert_bundled)
+            ready = await asyncio.to_thread(
+                fetching.profile, model, base, limits, self._runtime.convert_bundled
+            )
         except errors.OstinatoError as e:
             await self._end(OperationKind.REGISTER, name, Model, e)
             return
@@ -294,7 +303,9 @@ class Controller:
 
     async def _load_variant(self, name: str) -> None:
         host, variant = await self._variant(name)
-        await self._note(OperationKind.DEPLOY, name, Phase.DEPLOYING, f"loading it into the engine of '{host}'", 0.7)
+        await self._note(
+            OperationKind.DEPLOY, name, Phase.DEPLOYING, f"loading it into the engine of '{host}'", 0.7
+        )
         try:
             await self._runtime.load_variant(host, variant)
         except errors.AdapterMismatch as e:
@@ -349,9 +360,11 @@ def _live(deployment: Deployment) -> bool:
     return deployment.phase in (Phase.PENDING, Phase.DEPLOYING)
 
 
-def _gauge(gauge: object, counts: Counter[Phase] | Counter[EngineStatus], every: type[Phase] | type[EngineStatus]) -> None:
+def _gauge(gauge: Gauge, values: Iterable[str], every: type[StrEnum]) -> None:
+    """Set one series per member of `every`, those that do not occur to 0."""
+    counts = Counter(values)
     for value in every:
-        gauge.labels(value).set(counts.get(value, 0))  # type: ignore[attr-defined]
+        gauge.labels(value).set(counts[value])
 
 
 def _readable(message: str) -> str:

@@ -70,7 +70,9 @@ def _candidates(
     return [
         Candidate(
             plan,
-            estimate(spec, plan, _rates(plan, inventory), workload, accuracy_of(compression, plan.quantization)),
+            estimate(
+                spec, plan, _rates(plan, inventory), workload, accuracy_of(compression, plan.quantization)
+            ),
         )
         for plan in plans
     ]

@@ -18,7 +18,7 @@ START_ATTEMPTS = 2
 class EngineReplica:
     """Ray Serve's face of a worker: one method per message, no logic."""
 
-    async def __init__(self, config: EngineConfig, metrics_host: str) -> None:
+    async def __init__(self, config: EngineConfig, metrics_host: str) -> None:  # type: ignore[misc]  # Serve awaits it
         self._worker = Worker(config, metrics_host)
         await self._worker.start()
 

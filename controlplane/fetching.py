@@ -32,7 +32,9 @@ def profile(model: Model, base: Model | None, limits: Limits, convert: Convert) 
             return _variant(model, base, limits)
         return _base(model, limits, convert)
     except AdapterError as e:
-        raise errors.AdapterMismatch(f"'{model.name}' does not fit '{model.base}': {e}", param="adapter") from e
+        raise errors.AdapterMismatch(
+            f"'{model.name}' does not fit '{model.base}': {e}", param="adapter"
+        ) from e
     except CheckpointError as e:
         raise errors.SourceUnreadable(str(e), param="adapter" if model.is_variant else "source") from e
 

@@ -254,7 +254,9 @@ def _wait_ready(cluster: LocalCluster, settings: Settings) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while not _answers(cluster.url):
         if time.monotonic() > deadline:
-            raise errors.Unavailable(f"{cluster.url} does not answer; see {settings.home} and {cluster.temp_dir}")
+            raise errors.Unavailable(
+                f"{cluster.url} does not answer; see {settings.home} and {cluster.temp_dir}"
+            )
         time.sleep(0.2)
 
 

@@ -13,7 +13,10 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self.requests = Counter(
-            "ostinato_requests", "Inference requests ended, by model and outcome.", ["model", "code"], registry=registry
+            "ostinato_requests",
+            "Inference requests ended, by model and outcome.",
+            ["model", "code"],
+            registry=registry,
         )
         self.ttft = Histogram(
             "ostinato_ttft_seconds",

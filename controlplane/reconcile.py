@@ -167,9 +167,13 @@ def _variants(state: State, observed: Observed) -> Iterator[Action]:
             yield UnloadVariant(name)
         elif host is None or host.record.phase is Phase.DELETING:
             yield FailDeployment(name)
-        elif deployment.phase is not Phase.DEPLOYED and _serves(host.record, observed):
-            if not _cancelled(state, OperationKind.DEPLOY, name):
-                yield LoadVariant(name)
+        elif _may_load(state, deployment, host.record, observed):
+            yield LoadVariant(name)
+
+
+def _may_load(state: State, variant: Deployment, host: Deployment, observed: Observed) -> bool:
+    waiting = variant.phase is not Phase.DEPLOYED and _serves(host, observed)
+    return waiting and not _cancelled(state, OperationKind.DEPLOY, variant.model)
 
 
 def _serves(host: Deployment, observed: Observed) -> bool:

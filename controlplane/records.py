@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -124,9 +123,7 @@ KINDS: dict[type[Any], str] = {
 }
 
 
-@cache
-def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
-    return TypeAdapter(cls)
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {cls: TypeAdapter(cls) for cls in KINDS}
 
 
 def key_of(record: Record) -> str:
@@ -136,9 +133,9 @@ def key_of(record: Record) -> str:
 
 
 def dump(record: Record) -> str:
-    return _adapter(type(record)).dump_json(record).decode()
+    return _ADAPTERS[type(record)].dump_json(record).decode()
 
 
 def load(cls: type[R], text: str) -> R:
-    record: R = _adapter(cls).validate_json(text)
+    record: R = _ADAPTERS[cls].validate_json(text)
     return record

@@ -201,7 +201,7 @@ def _translated(e: Exception, host: str) -> errors.OstinatoError:
             return errors.AdapterMismatch(str(e.cause))
         case RayActorError():
             return errors.EngineFailed(
-                f"the engine of '{host}' died while it worked on this request; it is being restarted, try again",
+                f"the engine of '{host}' died during this request; it is being restarted, try again",
                 retry_after_s=RESTART_HINT_S,
             )
         case DeploymentUnavailableError() | RayServeException():

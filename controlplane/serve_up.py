@@ -1,4 +1,4 @@
-"""Starts Ray Serve and our application on a running Ray cluster: `python -m controlplane.serve_up ADDRESS`."""
+"""Starts Ray Serve and our application on a Ray cluster: `python -m controlplane.serve_up ADDRESS`."""
 
 from __future__ import annotations
 

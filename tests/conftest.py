@@ -9,36 +9,56 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import redis
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+def free_port(below: int = 65_536) -> int:
+    while True:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = int(sock.getsockname()[1])
+        if port < below:
+            return port
 
 
 class RedisServer:
     """A redis-server of our own: its data in `folder`, each acknowledged write on disk."""
 
-    def __init__(self, folder: Path, *options: str, port: int | None = None) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
-        self.port = port or free_port()
         self.options = options
-        self.start()
+        for _ in range(3):
+            # A node of a cluster also listens on its port + 10000.
+            self.port = free_port(below=55_536)
+            if self._start():
+                return
+        self._fail()
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
+        """Start again, on the same port and data."""
+        if not self._start():
+            self._fail()
+
+    def _fail(self) -> NoReturn:
+        pytest.fail(
+            f"redis-server did not start: exit {self.process.returncode}; see {self.folder}/redis.log"
+        )
+
+    def _start(self) -> bool:
+        """Whether it came up; it does not when somebody took the port meanwhile."""
         self.process = subprocess.Popen(
             [
                 redis_binary(),
                 *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)),
-                *("--appendonly", "yes", "--appendfsync", "always", "--save", "", *self.options),
+                *("--appendonly", "yes", "--appendfsync", "always", "--save", ""),
+                *("--logfile", str(self.folder / "redis.log"), *self.options),
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
@@ -47,8 +67,9 @@ class RedisServer:
         while not self._is_up():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
-                pytest.fail(f"redis-server did not start on port {self.port}: exit {self.process.returncode}")
+                return False
             time.sleep(0.02)
+        return True
 
     def _is_up(self) -> bool:
         """Whether the server that answers is this one, with its data loaded."""

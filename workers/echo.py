@@ -51,7 +51,9 @@ class EchoEngine:
         words = text.split(" ")
         chunks = [_chunk(model, word, None, is_chat) for word in words]
         chunks.append(_chunk(model, "", "stop", is_chat))
-        await _respond(send, "text/event-stream", [*(b"data: " + c + b"\n\n" for c in chunks), b"data: [DONE]\n\n"])
+        await _respond(
+            send, "text/event-stream", [*(b"data: " + c + b"\n\n" for c in chunks), b"data: [DONE]\n\n"]
+        )
 
 
 async def _respond(send: Any, content_type: str, parts: list[bytes]) -> None:
@@ -77,4 +79,6 @@ def _chunk(model: str, text: str, finish: str | None, is_chat: bool) -> bytes:
     choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
     choice |= {"delta": {"role": "assistant", "content": text}} if is_chat else {"text": text}
     kind = "chat.completion.chunk" if is_chat else "text_completion"
-    return json.dumps({"id": "echo", "object": kind, "created": 0, "model": model, "choices": [choice]}).encode()
+    return json.dumps(
+        {"id": "echo", "object": kind, "created": 0, "model": model, "choices": [choice]}
+    ).encode()

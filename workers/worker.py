@@ -92,4 +92,3 @@ class Worker:
     def close(self) -> None:
         if self._engine is not None:
             self._engine.close()
-

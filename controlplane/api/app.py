@@ -24,7 +24,9 @@ _DESCRIPTION = "Register models, deploy them by intent, ask them; many variants 
 def create_app(make_services: Callable[[], Services]) -> FastAPI:
     """`make_services` is called once, in the process that serves."""
     services = make_services()
-    app = FastAPI(title="Ostinato", version=__version__, description=_DESCRIPTION, lifespan=_lifespan(services))
+    app = FastAPI(
+        title="Ostinato", version=__version__, description=_DESCRIPTION, lifespan=_lifespan(services)
+    )
     failures.install(app)
     app.add_middleware(
         Guard, api_key=services.settings.api_key, max_body_bytes=services.settings.max_body_bytes

@@ -191,5 +191,5 @@ def _event(error: errors.OstinatoError) -> bytes:
 
 def _timed_out(limit_s: float) -> errors.TimedOut:
     return errors.TimedOut(
-        f"the request took longer than the {limit_s:g} s this installation allows (OSTINATO_REQUEST_TIMEOUT_S)"
+        f"the request took longer than the {limit_s:g} s allowed here (OSTINATO_REQUEST_TIMEOUT_S)"
     )

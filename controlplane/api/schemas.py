@@ -32,7 +32,9 @@ class RegisterModelRequest(_Strict):
     compressionTechnique: dict[
         Annotated[str, StringConstraints(min_length=1, max_length=64)],
         Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)],
-    ] = Field(default_factory=lambda: {"none": 100.0}, max_length=32, description="Accuracy of each technique, %.")
+    ] = Field(
+        default_factory=lambda: {"none": 100.0}, max_length=32, description="Accuracy of each technique, %."
+    )
 
     @model_validator(mode="after")
     def _base_or_variant(self) -> RegisterModelRequest:
@@ -103,7 +105,9 @@ class InferenceModelRequest(_Strict):
     topP: float | None = Field(default=None, gt=0, le=1)
     seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
     stop: list[Annotated[str, StringConstraints(min_length=1)]] | None = Field(default=None, max_length=16)
-    format: Literal["chat", "raw"] = Field(default="chat", description="raw: no chat template around inputText.")
+    format: Literal["chat", "raw"] = Field(
+        default="chat", description="raw: no chat template around inputText."
+    )
 
 
 class InferenceModelResponse(BaseModel):

@@ -106,5 +106,3 @@ async def until(
                 return result
         await asyncio.sleep(every_s)
     raise errors.TimedOut(f"nothing came of it within {timeout_s:.0f} s; it goes on in the background")
-
-

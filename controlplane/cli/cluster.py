@@ -28,7 +28,7 @@ def up(
     json: Json = False,
 ) -> None:
     """Start Ostinato on this machine and return when it answers."""
-    from controlplane import local  # noqa: PLC0415 - only this command needs a cluster
+    from controlplane import local
 
     cli = session(ctx)
     with live_line(quiet=cli.json) as show:
@@ -41,7 +41,7 @@ def up(
 
 def down(ctx: typer.Context, home: Home = None, json: Json = False) -> None:
     """Stop what `up` started; state and caches stay."""
-    from controlplane import local  # noqa: PLC0415 - only this command needs a cluster
+    from controlplane import local
 
     cli = session(ctx)
     with live_line(quiet=cli.json) as show:

@@ -48,7 +48,7 @@ HINTS: dict[str, str] = {
 }
 
 
-class NotSucceeded(Exception):  # noqa: N818 - an outcome, as Interrupted is
+class NotSucceeded(Exception):
     """An operation that ended, but not as asked."""
 
     def __init__(self, operation: OperationView) -> None:
@@ -56,7 +56,7 @@ class NotSucceeded(Exception):  # noqa: N818 - an outcome, as Interrupted is
         self.operation = operation
 
 
-class Interrupted(Exception):  # noqa: N818
+class Interrupted(Exception):
     """Ctrl-C while waiting for an operation, which goes on."""
 
     def __init__(self, operation: OperationView) -> None:

@@ -76,7 +76,7 @@ def chat(
 def _inputs(prompt: bool) -> Iterator[str]:
     if prompt:
         with suppress(ImportError):  # history and editing, where the platform has it
-            import readline  # noqa: F401, PLC0415 - imported for its effect on input()
+            import readline  # noqa: F401 - imported for its effect on input()
         print_text("Ctrl-C stops an answer; /exit or Ctrl-D leaves.")
     while True:
         try:

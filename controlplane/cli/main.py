@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -47,7 +48,7 @@ def options(
 
 
 def run(argv: Sequence[str]) -> int:
-    """One command line, and its exit code. With --debug an error is raised as it is."""
+    """One command line, and its exit code. With --debug a traceback comes before the two lines."""
     cli = Session()
     try:
         result = typer.main.get_command(app)(
@@ -55,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
         )
     except (Exception, KeyboardInterrupt) as error:
         if cli.debug:
-            raise
+            traceback.print_exc()
         return int(_report(error, cli.json or asked_for_json(argv)))
     return result if isinstance(result, int) else ExitCode.OK
 

@@ -74,7 +74,7 @@ def make_data(name: str, folder: Path) -> None:
 
 
 def _unique(recipe: Recipe, seed: int, size: int, taken: set[str]) -> Iterator[Row]:
-    import reasoning_gym  # noqa: PLC0415
+    import reasoning_gym
 
     seen = set(taken)
     for item in reasoning_gym.create_dataset(recipe.dataset, seed=seed, size=size, **recipe.options):
@@ -93,7 +93,7 @@ def read_rows(path: Path) -> list[Row]:
 
 def train(name: str, model_dir: Path, data: Path, out: Path, steps: int) -> None:
     """Fit the adapter and write a PEFT folder `out/name` in bfloat16, with `training.json` beside it."""
-    import torch  # noqa: PLC0415
+    import torch
 
     recipe, device = RECIPES[name], _device()
     torch.manual_seed(1)
@@ -120,7 +120,7 @@ def train(name: str, model_dir: Path, data: Path, out: Path, steps: int) -> None
 
 
 def load(model_dir: Path, device: str, dtype: Any) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype).to(device)
@@ -128,13 +128,13 @@ def load(model_dir: Path, device: str, dtype: Any) -> tuple[Any, Any]:
 
 
 def _device() -> str:
-    import torch  # noqa: PLC0415
+    import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _with_lora(base: Any, recipe: Recipe) -> Any:
-    from peft import LoraConfig, get_peft_model  # noqa: PLC0415
+    from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
         r=recipe.rank,
@@ -172,7 +172,7 @@ def _batches(rows: list[Any], size: int) -> Iterator[list[Any]]:
 
 
 def _tensors(batch: list[tuple[list[int], int]], pad: int, device: str) -> dict[str, Any]:
-    import torch  # noqa: PLC0415
+    import torch
 
     width = max(len(ids) for ids, _ in batch)
     ids = torch.full((len(batch), width), pad)
@@ -191,8 +191,8 @@ def _warm_cosine(step: int, steps: int) -> float:
 
 def _save(model: Any, folder: Path) -> None:
     """The standard PEFT folder, smaller: bfloat16 weights, the base's name instead of a path."""
-    import torch  # noqa: PLC0415
-    from safetensors.torch import load_file, save_file  # noqa: PLC0415
+    import torch
+    from safetensors.torch import load_file, save_file
 
     model.save_pretrained(folder)
     weights = load_file(folder / "adapter_model.safetensors")
@@ -210,7 +210,7 @@ def _save(model: Any, folder: Path) -> None:
 
 def evaluate(name: str, model_dir: Path, data: Path, adapter: Path, limit: int) -> dict[str, Any]:
     """Held-out score of the base and of the base with the adapter merged in; float32, greedy."""
-    import torch  # noqa: PLC0415
+    import torch
 
     rows = read_rows(data / name / "heldout.jsonl")[:limit]
     tokenizer, model = load(model_dir, _device(), torch.float32)
@@ -234,7 +234,7 @@ def score(name: str, rows: list[Row], replies: list[str]) -> dict[str, Any]:
 
 def generate(tokenizer: Any, model: Any, prompts: list[str], max_tokens: int = 64) -> list[str]:
     """Greedy replies to the prompts, in batches of 100."""
-    import torch  # noqa: PLC0415
+    import torch
 
     replies: list[str] = []
     tokenizer.padding_side = "left"
@@ -249,8 +249,8 @@ def generate(tokenizer: Any, model: Any, prompts: list[str], max_tokens: int = 6
 
 def merge(model: Any, adapter: Path) -> None:
     """Add alpha / r * B A to every adapted weight; without peft, as Ostinato reads the folder."""
-    import torch  # noqa: PLC0415
-    from safetensors.torch import load_file  # noqa: PLC0415
+    import torch
+    from safetensors.torch import load_file
 
     config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
     weights = load_file(adapter / "adapter_model.safetensors")
@@ -276,7 +276,7 @@ def recipe_facts(name: str) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    import torch  # noqa: PLC0415
+    import torch
 
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu"
     versions = {"python": platform.python_version(), "torch": torch.__version__}

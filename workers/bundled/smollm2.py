@@ -94,7 +94,7 @@ def _convert(source: Path, target: Path, progress: Callable[[str], None]) -> Non
 
 
 def _save_config(source: Path, target: Path) -> Any:
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig  # noqa: PLC0415
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
@@ -116,8 +116,8 @@ def _save_config(source: Path, target: Path) -> Any:
 
 
 def _tensors(source: Path, heads: int, kv_heads: int) -> dict[str, Any]:
-    import torch  # noqa: PLC0415
-    from gguf import GGUFReader, dequantize  # noqa: PLC0415
+    import torch
+    from gguf import GGUFReader, dequantize
 
     tensors: dict[str, Any] = {}
     for tensor in GGUFReader(source).tensors:
@@ -144,7 +144,7 @@ def _hf_name(name: str) -> str:
 
 
 def _save_weights(tensors: dict[str, Any], target: Path) -> None:
-    from safetensors.torch import save_file  # noqa: PLC0415
+    from safetensors.torch import save_file
 
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
 

@@ -344,3 +344,11 @@ spec:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 {{- end }}
+
+{{/* Selects the Ray Pods, and not Redis. */}}
+{{- define "ostinato.rayPods" -}}
+matchLabels:
+  {{- include "ostinato.selectorLabels" . | nindent 2 }}
+matchExpressions:
+  - {key: app.kubernetes.io/component, operator: In, values: [head, worker]}
+{{- end }}

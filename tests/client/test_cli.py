@@ -1,0 +1,412 @@
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_api import FakeApi, answer, chat_chunks, deployment, error, events, model, operation, text
+
+from controlplane import __version__, local
+from controlplane.api.schemas import OperationView
+from controlplane.cli import main as cli_main
+from controlplane.cli import models as cli_models
+from controlplane.cli import waiting
+from controlplane.client import Client
+from controlplane.settings import Settings
+
+
+@dataclass
+class Ended:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def error(self) -> Any:
+        return json.loads(self.err)
+
+
+Cli = Callable[..., Ended]
+
+
+@pytest.fixture
+def cli(api: FakeApi, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    monkeypatch.setenv("OSTINATO_URL", api.url)
+
+    def run(*argv: str, stdin: str = "") -> Ended:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        code = cli_main.run(argv)
+        out, err = capfd.readouterr()
+        return Ended(code, out, err)
+
+    return run
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """The settings that `up` and `down` were called with, in place of a cluster."""
+    seen: list[Settings] = []
+
+    def up(settings: Settings, progress: local.Progress, dashboard_port: int = 0) -> local.LocalCluster:
+        progress("starting [really]")
+        seen.append(settings)
+        url, board = f"http://127.0.0.1:{settings.http_port}", f"http://127.0.0.1:{dashboard_port}"
+        return local.LocalCluster(str(settings.home), url, board, "127.0.0.1:1", "/tmp/x", "mark")
+
+    def down(settings: Settings, progress: local.Progress) -> bool:
+        seen.append(settings)
+        return len(seen) == 1
+
+    monkeypatch.setattr(local, "up", up)
+    monkeypatch.setattr(local, "down", down)
+    return seen
+
+
+def use_demo(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    demo = types.ModuleType("controlplane.demo.run")
+
+    def run() -> int:
+        print("demo says hello")
+        return code
+
+    demo.main = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "controlplane.demo.run", demo)
+
+
+FAILED = operation("Failed", error=error("no_feasible_plan", "it needs 9 GiB; loosen the limit")["error"])
+
+JSON_COMMANDS: dict[str, tuple[list[str], set[str]]] = {
+    "register": (["register", "smol", "bundled://smol"], {"operation", "model"}),
+    "deploy": (["deploy", "smol"], {"operation", "deployment"}),
+    "infer": (
+        ["infer", "smol", "2+2?"],
+        {"model", "outputText", "finishReason", "inputTokens", "outputTokens"},
+    ),
+    "status": (["status"], {"status", "models", "deployments"}),
+    "models": (["models"], {"models"}),
+    "describe": (["describe", "smol"], {"model", "deployment"}),
+    "operations": (["operations"], {"operations"}),
+    "cancel": (["cancel", "op-1"], {"operation"}),
+    "undeploy": (["undeploy", "smol"], {"operation"}),
+    "delete": (["delete", "smol"], {"operation"}),
+    "logs": (["logs", "smol"], {"model", "lines"}),
+    "up": (["up"], {"home", "url", "dashboard_url", "ray_address", "temp_dir", "mark"}),
+    "down": (["down"], {"stopped"}),
+    "demo": (["demo"], {"ok"}),
+    "version": (["version"], {"version"}),
+}
+STREAMING = {"watch": ["watch", "op-1"], "chat": ["chat", "smol"]}
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("name", JSON_COMMANDS)
+def test_json_is_one_document_and_all_of_stdout(name: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_demo(monkeypatch, 0)
+    argv, keys = JSON_COMMANDS[name]
+    ended = cli(*argv, "--json")
+    assert ended.code == 0
+    assert ended.json.keys() == keys
+    assert len(ended.lines) == 1
+    assert cli("--json", *argv).json.keys() == keys
+
+
+@pytest.mark.parametrize("name", STREAMING)
+def test_json_of_a_stream_is_a_line_each(name: str, cli: Cli) -> None:
+    ended = cli(*STREAMING[name], "--json", stdin="hi\n/exit\n")
+    assert (ended.code, ended.err) == (0, "")
+    assert len(ended.lines) > 1
+    assert ended.lines[-1]["done"] is True
+
+
+def test_every_command_has_a_json_test(cli: Cli) -> None:
+    listed = {c.callback.__name__ for c in cli_main.app.registered_commands if c.callback}
+    assert listed == JSON_COMMANDS.keys() | STREAMING.keys()
+    for name in listed:
+        assert "--json" in cli(name, "--help").out
+
+
+# What people see
+
+
+def test_register_a_base(cli: Cli, api: FakeApi) -> None:
+    ready = operation("Ready", kind="register_model")
+    api.script("GET /operations/op-1/watch", events(operation("Profiling", 0.4, reason="reading [x]"), ready))
+    ended = cli(
+        "register", "smol", "bundled://smol", "--compression", "none=100", "--compression", "int8=99.5"
+    )
+    assert ended.code == 0
+    assert "'smol' is Ready" in ended.out
+    assert "smol: Profiling 40%  reading [x]" in ended.err
+    assert api.calls("POST /register_model")[0][0] == {
+        "model": "smol",
+        "source": "bundled://smol",
+        "compressionTechnique": {"none": 100.0, "int8": 99.5},
+    }
+
+
+def test_register_a_variant_from_a_relative_folder(cli: Cli, api: FakeApi) -> None:
+    assert cli("register", "v1", "--base", "smol", "--adapter", "some/folder").code == 0
+    body = api.calls("POST /register_model")[0][0]
+    assert (body["base"], body["adapter"]) == ("smol", str(Path.cwd() / "some/folder"))
+
+
+def test_deploy_prints_the_plan_where_and_why(cli: Cli, api: FakeApi) -> None:
+    ended = cli("deploy", "smol", "--intent", "latSLO", "--ttft-ms", "50", "--max-output", "64")
+    assert ended.code == 0
+    for words in (
+        "tensor parallel 1",
+        "rank 0 on n1 cpu:0, layers 0-29, 1.0 GiB",
+        "the least memory [of 3 plans]",
+    ):
+        assert words in ended.out
+    body = api.calls("POST /deploy_model")[0][0]
+    assert body == {"model": "smol", "maxOutputLength": 64, "intent": "latSLO", "SLOs": {"ttft_ms": 50.0}}
+
+
+@pytest.mark.parametrize(
+    "argv", ["register smol bundled://smol", "deploy smol", "undeploy smol"], ids=lambda argv: argv.split()[0]
+)
+def test_no_wait_prints_the_id(argv: str, cli: Cli, api: FakeApi) -> None:
+    assert cli(*argv.split(), "--no-wait").out == "op-1\n"
+    assert cli(*argv.split(), "--no-wait", "--json").json["operation"]["phase"] == "Pending"
+    assert not api.calls("GET /operations/op-1/watch")
+
+
+def test_status_is_one_table(cli: Cli, api: FakeApi) -> None:
+    served = deployment("v1", host="smol", plan=None)
+    api.script("GET /deployments", answer({"deployments": [served, deployment()]}))
+    base, variant = cli("status").out.splitlines()[2:4]
+    assert base.split()[:5] == ["smol", "Ready", "Deployed", "RUNNING", "x1"]
+    assert variant.startswith("  v1")
+    assert "in 'smol'" in variant
+    assert "n1 cpu:0 4.0 GiB of 8.0 GiB free" in cli("status").out
+
+
+def test_an_empty_installation_says_what_to_do(cli: Cli, api: FakeApi) -> None:
+    api.script("GET /models", answer({"models": []}))
+    api.script("GET /operations", answer({"operations": []}))
+    assert "ostinato register" in cli("models").out
+    assert "ostinato register" in cli("status").out
+    assert "no operations" in cli("operations").out
+
+
+def test_lists_and_facts(cli: Cli, api: FakeApi) -> None:
+    api.script("GET /operations", answer({"operations": [FAILED]}))
+    assert "smol + /a" in cli("models").out
+    assert "it needs 9 GiB" in cli("operations").out
+    described = cli("describe", "smol").out
+    assert "3.0 MiB" in described
+    assert "Placed" in described
+    assert cli("logs", "smol").out == "one\ntwo\n"
+    assert cli("delete", "smol").out == "'smol' is Deleted: now Deleted\n"
+    assert cli("undeploy", "smol").out == "'smol' is no longer deployed\n"
+    assert "ostinato watch op-1" in cli("cancel", "op-1").out
+    assert cli("watch", "op-1").out == "deploy_model 'smol' is Deployed\n"
+    assert cli("version").out == f"{__version__}\n"
+
+
+def test_describe_what_is_not_deployed(cli: Cli, api: FakeApi) -> None:
+    api.script("GET /deployments/smol", answer(error("not_deployed"), 404))
+    api.script("GET /models/smol", answer(model(deployed=False, reason="[/odd] reason")))
+    assert cli("describe", "smol", "--json").json["deployment"] is None
+    assert "[/odd] reason" in cli("describe", "smol").out
+
+
+def test_infer_reads_stdin(cli: Cli, api: FakeApi) -> None:
+    assert cli("infer", "smol", "-", "--raw", "--max-output", "9", stdin="long text").out == "four\n"
+    body = api.calls("POST /inference_model")[0][0]
+    assert body == {"model": "smol", "inputText": "long text", "maxOutputLength": 9, "format": "raw"}
+
+
+def test_chat_remembers_what_was_said(cli: Cli, api: FakeApi) -> None:
+    api.script("POST /v1/chat/completions", chat_chunks("Hel", "lo"), chat_chunks("bye"))
+    assert cli("chat", "smol", stdin="hi\n\nand?\n").out == "Hello\nbye\n"
+    said = [m["content"] for m in api.calls("POST /v1/chat/completions")[1][0]["messages"]]
+    assert said == ["hi", "Hello", "and?"]
+
+
+def test_up_and_down_pass_their_options(cli: Cli, cluster: list[Settings], tmp_path: Path) -> None:
+    ended = cli("up", "--port", "8123", "--home", str(tmp_path), "--dashboard-port", "8265")
+    assert "http://127.0.0.1:8123" in ended.out
+    assert "http://127.0.0.1:8265" in ended.out
+    assert "starting [really]" in ended.err
+    assert (cluster[0].http_port, cluster[0].home) == (8123, tmp_path)
+    assert cli("down", "--home", str(tmp_path)).out == "nothing was running\n"
+
+
+# Failing
+
+
+def test_a_failed_demo_fails(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_demo(monkeypatch, 1)
+    ended = cli("demo", "--json")
+    assert (ended.code, ended.json) == (1, {"ok": False})
+
+
+def test_an_api_error_is_two_lines(cli: Cli, api: FakeApi) -> None:
+    api.script("GET /models", answer(error("overloaded", "too many requests"), 429))
+    ended = cli("models")
+    assert (ended.code, ended.out) == (1, "")
+    assert (
+        ended.err == "Error: too many requests\nHint:  try again in a moment, with fewer requests at once\n"
+    )
+    assert "Traceback" not in ended.err
+
+
+def test_an_api_error_in_json(cli: Cli, api: FakeApi) -> None:
+    api.script("GET /models", answer(error("overloaded"), 429))
+    ended = cli("models", "--json")
+    assert (ended.code, ended.out) == (1, "")
+    assert (ended.error["error"]["code"], ended.error["exitCode"]) == ("overloaded", 1)
+
+
+@pytest.mark.parametrize("argv", [["register", "smol", "file:///x"], ["deploy", "smol"], ["watch", "op-1"]])
+def test_a_failed_operation_exits_1(argv: list[str], cli: Cli, api: FakeApi) -> None:
+    api.script("GET /operations/op-1/watch", events(FAILED))
+    api.script("GET /deployments/smol", answer(error("not_deployed"), 404))
+    ended = cli(*argv)
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.endswith("Error: it needs 9 GiB\nHint:  loosen the limit\n")
+    ended = cli(*argv, "--json")
+    assert (ended.code, ended.error["error"]["code"]) == (1, "no_feasible_plan")
+    assert ended.json
+
+
+def test_a_cancelled_operation_exits_1(cli: Cli, api: FakeApi) -> None:
+    api.script("GET /operations/op-1/watch", events(operation("Cancelled")))
+    ended = cli("undeploy", "smol", "--json")
+    assert (ended.code, ended.error["error"]["code"]) == (1, "cancelled")
+
+
+@pytest.mark.parametrize("argv", [["models"], ["watch", "op-1"], ["infer", "smol", "x"], ["chat", "smol"]])
+def test_not_reachable_exits_3(argv: list[str], cli: Cli, nowhere: str) -> None:
+    ended = cli("--url", nowhere, *argv, stdin="hi\n")
+    assert (ended.code, ended.out.strip()) == (3, "")
+    assert ended.err.startswith(f"Error: nothing answers at {nowhere}\nHint:  start it with `ostinato up`")
+    assert cli("--url", nowhere, *argv, "--json", stdin="hi\n").error["exitCode"] == 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "deploy",
+        "frobnicate",
+        "models --colour red",
+        "deploy smol --intent fast",
+        "deploy smol --intent latSLO",
+        "deploy smol --max-output 0",
+        "deploy smol --accuracy 101 --intent accSLO",
+        "register smol",
+        "register smol bundled://smol --base b",
+        "register -bad- bundled://smol",
+        "register smol bundled://smol --compression int8",
+        "register smol bundled://smol --compression int8=much",
+        "--url foo models",
+    ],
+)
+def test_usage_errors_exit_2(line: str, cli: Cli, api: FakeApi) -> None:
+    ended = cli(*line.split())
+    assert (ended.code, ended.out) == (2, "")
+    assert len(ended.err.splitlines()) == 2
+    ended = cli(*line.split(), "--json")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.error["exitCode"] == 2
+    assert not api.asked
+
+
+def test_a_defect_shows_a_traceback_only_with_debug(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("oh dear")
+
+    monkeypatch.setattr(cli_models, "print_table", broken)
+    ended = cli("models")
+    assert (ended.code, len(ended.err.splitlines())) == (1, 2)
+    assert "--debug" in ended.err
+    ended = cli("--debug", "models")
+    assert ended.code == 1
+    assert "Traceback" in ended.err
+
+
+def test_only_a_long_log_stays_whole_in_json(cli: Cli, api: FakeApi) -> None:
+    api.script("GET /models", answer(error("engine_failed", "it died:\nline 1\nline 2"), 502))
+    assert cli("models").err.startswith("Error: it died\nHint: ")
+    assert cli("models", "--json").error["error"]["message"].endswith("line 2")
+
+
+def test_logs_of_an_empty_engine(cli: Cli, api: FakeApi) -> None:
+    api.script("GET /deployments/smol/logs", text(""))
+    assert cli("logs", "smol", "--json").json["lines"] == []
+
+
+# Ctrl-C
+
+
+def interrupted_watch(client: Client, operation_id: str) -> Any:
+    yield OperationView.model_validate(operation("Deploying", 0.5))
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("argv", [["deploy", "smol"], ["undeploy", "smol"], ["watch", "op-1"]])
+def test_ctrl_c_says_that_the_operation_continues(
+    argv: list[str], cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Client, "watch", interrupted_watch)
+    ended = cli(*argv)
+    assert ended.code == 130
+    assert "operation op-1 continues" in ended.err
+    assert "`ostinato watch op-1` follows it, `ostinato cancel op-1` stops it" in ended.err
+    assert cli(*argv, "--json").error["error"]["code"] == "interrupted"
+
+
+def test_ctrl_c_in_a_chat_stops_only_the_answer(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(client: Client, *args: object, **kwargs: object) -> Any:
+        yield "Once upon"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "chat_stream", stopped)
+    ended = cli("chat", "smol", stdin="tell\nagain\n")
+    assert (ended.code, ended.out) == (0, "Once upon [stopped]\n" * 2)
+
+
+def test_the_installed_command_meets_a_real_sigint(api: FakeApi) -> None:
+    hold = threading.Event()
+    api.script("GET /operations/op-1/watch", events(operation("Deploying", 0.5), hold=hold))
+    code = (  # pytest itself may run with SIGINT ignored, which a child inherits
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from controlplane.cli.main import main; main()"
+    )
+    command = [sys.executable, "-c", code, "--url", api.url, "deploy", "smol"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            assert "Deploying 50%" in process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=10)
+        finally:
+            hold.set()
+            process.kill()
+    assert (process.returncode, out) == (130, "")
+    assert "operation op-1 continues" in err
+    assert "Traceback" not in err
+
+
+def test_the_live_line_shows_reasons_as_they_are() -> None:
+    view = OperationView.model_validate(operation("Deploying", 0.25, reason="[/b] 1 of 4"))
+    assert waiting.progress_line(view) == "smol: Deploying 25%  [/b] 1 of 4"
