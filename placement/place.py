@@ -55,10 +55,11 @@ def place_best(
         outcomes.append(outcome)
     if not outcomes:
         return Infeasible("there is no plan to place")
-    smallest = min(range(len(ranked)), key=lambda i: (_largest_rank(ranked[i]), i))
-    near = outcomes[smallest]
+    needs_total = all(device.kind == CPU for device in inventory.devices)
+    sizes = [sum(c.estimate.memory_bytes) if needs_total else _largest_rank(c) for c in ranked]
+    near = outcomes[sizes.index(min(sizes))]
     return Infeasible(
-        f"none of {len(ranked)} plans fits; the one with the smallest ranks: {near.reason}", near.relaxations
+        f"none of {len(ranked)} plans fits; the least demanding: {near.reason}", near.relaxations
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -54,10 +53,11 @@ def down(ctx: typer.Context, home: Home = None, json: Json = False) -> None:
 
 def demo(ctx: typer.Context, json: Json = False) -> None:
     """Register, deploy and ask a base model and its variants, on this machine."""
+    from controlplane.demo.run import main as run_demo  # noqa: PLC0415 - only this command needs a cluster
+
     cli = session(ctx)
-    run = import_module("controlplane.demo.run")  # only this command needs a cluster
     with redirect_stdout(sys.stderr) if cli.json else nullcontext():
-        code = int(run.main() or 0)
+        code = run_demo()
     if cli.json:
         print_json({"ok": code == 0})
     raise typer.Exit(code)

@@ -114,8 +114,8 @@ def test_decoding_alone_is_bound_by_memory_and_prefill_by_arithmetic() -> None:
 
 @pytest.mark.parametrize(
     ("tp", "pp", "batch", "measured_ms"),
-    [(1, 1, 1, 4.61), (1, 1, 32, 7.20), (1, 1, 128, 15.68), (2, 1, 1, 3.23), (2, 1, 32, 4.72), (2, 1, 128, 9.34),
-     (1, 2, 1, 4.72), (1, 2, 32, 7.79)],
+    [(1, 1, 1, 4.61), (1, 1, 32, 7.20), (1, 1, 128, 15.68), (2, 1, 1, 3.23), (2, 1, 32, 4.72),
+     (2, 1, 128, 9.34), (1, 2, 1, 4.72), (1, 2, 32, 7.79)],
 )  # fmt: skip
 def test_llama_2_7b_on_h200s(tp: int, pp: int, batch: int, measured_ms: float) -> None:
     """Our own runs (Llama-2-7B shapes, bf16, 512 input tokens), within 12%.

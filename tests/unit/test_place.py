@@ -146,6 +146,11 @@ def test_reasons_read_well() -> None:
         "TP=1 x PP=1 on gpu 0 of a: 6.00 of 8.00 GiB free; predicted TTFT 100 ms, TPOT 100 ms "
         "(choice 2 of 2; better ones do not fit)"
     )
+    host = Inventory((device("a", 0, 8 * gib, "cpu"),))
+    many_small_ranks = candidate(1, (5 * gib, 5 * gib))
+    nearest = place_best([many_small_ranks, first], host)
+    assert isinstance(nearest, Infeasible)
+    assert nearest.relaxations[0] == "free 1.00 GiB on cpu 0 of a"
     refused = place(first, cluster)
     assert isinstance(refused, Infeasible)
     assert "9.00 GiB" in refused.reason

@@ -212,18 +212,16 @@ failureThreshold: {{ .failures }}
 {{- $head := eq .role "head" }}
 {{- $gpus := int (default 0 $group.gpus) }}
 {{- $gpuResource := default "nvidia.com/gpu" $group.gpuResource }}
-{{- $agent := dict "path" "/api/healthz" "port" 52365 }}
+{{- $agent := dict "path" "/api/healthz" "port" 52365 -}}
 metadata:
   labels:
     {{- include "ostinato.podLabels" $root | nindent 4 }}
     app.kubernetes.io/component: {{ .role }}
+  {{- $checksum := ternary (dict "checksum/api-key" (sha256sum $v.apiKey.value)) dict (ne $v.apiKey.value "") }}
+  {{- with merge (dict) $checksum $v.podAnnotations }}
   annotations:
-    {{- if $v.apiKey.value }}
-    checksum/api-key: {{ $v.apiKey.value | sha256sum }}
-    {{- end }}
-    {{- with $v.podAnnotations }}
     {{- toYaml . | nindent 4 }}
-    {{- end }}
+  {{- end }}
 spec:
   serviceAccountName: {{ include "ostinato.serviceAccountName" $root }}
   {{- /* Only the autoscaler, a sidecar of the head, calls the API server. */}}

@@ -1,0 +1,280 @@
+"""Base and variants in one batch give what each gives alone, and what merged weights give."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import random_adapters
+import torch
+from prometheus_client import REGISTRY
+from random_adapters import ATTENTION, RandomLora
+
+from workers.bundled import smollm2
+from workers.messages import EngineCall, EngineConfig, EngineHead, VariantRef
+from workers.worker import Worker
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+BASE = "base"
+TOKENS = 24
+# Two answers may differ where the reference itself is undecided.
+TIE = 1e-4
+LOGPROB_TOLERANCE = 2e-3
+PROMPTS = (
+    "The capital of France is",
+    "Once upon a time, in a village by the sea, there lived an old fisherman who",
+    "def fibonacci(n):\n    ",
+)
+# Two slots: none is empty in the batch, so a row that reads the last slot by mistake reads a variant.
+LORAS = (RandomLora("small", rank=4, seed=1), RandomLora("large", rank=16, seed=2))
+THIRD = RandomLora("third", rank=8, seed=3, modules=ATTENTION, strength=0.25)
+
+
+@dataclass(frozen=True)
+class Answer:
+    prompt: list[int]
+    tokens: list[int]
+    logprobs: list[float]
+    text: str
+
+
+@dataclass
+class Lab:
+    """A worker on an event loop of its own, in a thread."""
+
+    worker: Worker
+    loop: asyncio.AbstractEventLoop
+    base: Path
+    variants: dict[str, VariantRef]
+    reference: Any
+    merged: str = field(default="", init=False)
+
+    def run[T](self, coroutine: Coroutine[Any, Any, T], timeout_s: float = 300) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
+
+    async def ask(self, model: str, prompt: str, wait_s: float = 0) -> Answer:
+        await asyncio.sleep(wait_s)
+        reply = await self.worker.call(self.request(model, prompt))
+        assert reply.status == 200, reply.body
+        choice = json.loads(reply.body)["choices"][0]
+        return Answer(
+            choice["prompt_token_ids"],
+            choice["token_ids"],
+            choice["logprobs"]["token_logprobs"],
+            choice["text"],
+        )
+
+    def request(self, model: str, prompt: str, **options: Any) -> EngineCall:
+        body = {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "logprobs": 1,
+            "return_token_ids": True,
+            "cache_salt": uuid.uuid4().hex,  # no answer may come from another's KV blocks
+            **options,
+        }
+        return EngineCall("/v1/completions", json.dumps(body).encode(), self.variants.get(model))
+
+    async def ask_all(self, rows: list[tuple[str, str]], stagger_s: float = 0) -> list[Answer]:
+        asked = [self.ask(model, prompt, i * stagger_s) for i, (model, prompt) in enumerate(rows)]
+        return list(await asyncio.gather(*asked))
+
+    def expected(self, model: str, answer: Answer) -> torch.Tensor:
+        """The reference's log-probabilities at each position of the answer."""
+        if model != self.merged:
+            adapter = Path(self.variants[model].path) if model in self.variants else None
+            random_adapters.merge(self.reference, self.base, adapter)
+            self.merged = model
+        return random_adapters.log_probabilities(self.reference, answer.prompt, answer.tokens)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    folder = tmp_path_factory.mktemp("batch")
+    base = smollm2.ensure(folder)
+    variants = {
+        lora.name: VariantRef(lora.name, uid, str(random_adapters.write(base, folder / lora.name, lora)))
+        for uid, lora in enumerate((*LORAS, THIRD), 1)
+    }
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    environment = dict(os.environ)
+    thread.start()
+    worker = Worker(_config(base), "127.0.0.1")
+    started = time.monotonic()
+    try:
+        asyncio.run_coroutine_threadsafe(worker.start(), loop).result(300)
+        print(f"\nengine start: {time.monotonic() - started:.1f} s")
+        yield Lab(worker, loop, base, variants, random_adapters.reference_model(base))
+    finally:
+        worker.close()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def _config(base: Path) -> EngineConfig:
+    return EngineConfig(
+        engine="vllm",
+        name=BASE,
+        model_path=str(base),
+        dtype="float32",
+        device_kind="cpu",
+        tensor_parallel=1,
+        layers_per_stage=(30,),
+        max_model_len=512,
+        max_num_seqs=16,
+        kv_cache_bytes=1 << 30,
+        memory_bytes=2 << 30,
+        max_variants=len(LORAS),
+        max_cached_variants=4,
+        max_lora_rank=16,
+    )
+
+
+def _steps() -> float:
+    """Scheduler steps the engine has reported so far."""
+    for metric in REGISTRY.collect():
+        for sample in metric.samples:
+            if sample.name == "vllm:iteration_tokens_total_count":
+                return sample.value
+    raise AssertionError("the engine reports no vllm:iteration_tokens_total")
+
+
+def _assert_same(one: Answer, other: Answer, expected: torch.Tensor) -> None:
+    """Token for token; at an exact tie of the reference they may part, and what follows says nothing."""
+    for i, (a, b) in enumerate(zip(one.tokens, other.tokens, strict=True)):
+        if a != b:
+            assert abs(expected[i, a] - expected[i, b]) < TIE, f"position {i}: {one.text!r} / {other.text!r}"
+            return
+
+
+def _assert_greedy(answer: Answer, expected: torch.Tensor) -> float:
+    """Each token is the reference's best (or within a tie of it). Returns max |delta log-probability|."""
+    chosen = expected[torch.arange(len(answer.tokens)), torch.tensor(answer.tokens)]
+    gap = expected.max(dim=-1).values - chosen
+    assert gap.max() < TIE, f"position {int(gap.argmax())} is worse by {gap.max():.4f}: {answer.text!r}"
+    difference = float((chosen - torch.tensor(answer.logprobs)).abs().max())
+    assert difference < LOGPROB_TOLERANCE
+    return difference
+
+
+def _rows(models: tuple[str, ...]) -> list[tuple[str, str]]:
+    return [(model, prompt) for prompt in PROMPTS for model in models]
+
+
+MIXED = _rows((BASE, *(lora.name for lora in LORAS)))
+
+
+@pytest.fixture(scope="module")
+def mixed(lab: Lab) -> list[Answer]:
+    """Three models times three prompts, sent at once; they must really have shared batches."""
+    for lora in LORAS:
+        lab.run(lab.worker.load_variant(lab.variants[lora.name]))
+    lab.run(lab.ask_all(MIXED[:1]))
+    steps, started = _steps(), time.monotonic()
+    answers = lab.run(lab.ask_all(MIXED))
+    took_s, steps = time.monotonic() - started, _steps() - steps
+    print(f"\n{len(MIXED)} requests of {TOKENS} tokens in {steps:.0f} steps, {took_s:.1f} s")
+    assert steps < 2 * TOKENS, "the requests did not share batches"
+    return answers
+
+
+def test_mixed_batch_equals_merged_weights(lab: Lab, mixed: list[Answer]) -> None:
+    for model in (BASE, *(lora.name for lora in LORAS)):
+        worst = 0.0
+        for (asked, _), answer in zip(MIXED, mixed, strict=True):
+            if asked == model:
+                assert len(answer.tokens) == TOKENS
+                worst = max(worst, _assert_greedy(answer, lab.expected(model, answer)))
+        print(f"{model}: largest |delta log-probability| to merged float32 weights: {worst:.1e}")
+
+
+def test_mixed_batch_equals_each_alone(lab: Lab, mixed: list[Answer]) -> None:
+    for (model, prompt), answer in sorted(zip(MIXED, mixed, strict=True), key=lambda row: row[0][0]):
+        alone = lab.run(lab.ask(model, prompt))
+        _assert_same(alone, answer, lab.expected(model, answer))
+
+
+def test_the_variants_differ_from_the_base_and_each_other(mixed: list[Answer]) -> None:
+    """Otherwise the tests above would show nothing."""
+    width = 1 + len(LORAS)
+    for i, prompt in enumerate(PROMPTS):
+        texts = [answer.text for answer in mixed[i * width : (i + 1) * width]]
+        print(f"\n{prompt!r}:", *map(repr, texts), sep="\n  ")
+        assert len(set(texts)) == width
+    for answer in mixed:
+        assert len(set(answer.tokens)) > TOKENS // 4, f"hardly text: {answer.text!r}"
+
+
+def test_arrivals_while_others_decode(lab: Lab) -> None:
+    """Prefills and decodes of different models in the same steps."""
+    rows = list(reversed(MIXED))
+    for (model, _), answer in sorted(
+        zip(rows, lab.run(lab.ask_all(rows, stagger_s=0.15)), strict=True), key=lambda row: row[0][0]
+    ):
+        _assert_greedy(answer, lab.expected(model, answer))
+
+
+def test_more_variants_than_slots(lab: Lab) -> None:
+    """Three variants take turns in two slots beside the base."""
+    rows = _rows((BASE, THIRD.name, *(lora.name for lora in LORAS)))
+    answers = lab.run(lab.ask_all(rows))
+    for (model, _), answer in sorted(zip(rows, answers, strict=True), key=lambda row: row[0][0]):
+        _assert_greedy(answer, lab.expected(model, answer))
+
+
+def test_reloading_a_name_with_other_weights(lab: Lab) -> None:
+    """The same name with a new uid is the new variant, for the very next request."""
+    old, new = lab.variants[LORAS[0].name], lab.variants[THIRD.name]
+    renamed = VariantRef(old.name, 99, new.path)
+    lab.run(lab.worker.load_variant(renamed))
+    lab.variants[old.name], lab.merged = renamed, ""
+    try:
+        answer = lab.run(lab.ask(old.name, PROMPTS[0]))
+        _assert_greedy(answer, lab.expected(THIRD.name, answer))
+    finally:
+        lab.variants[old.name], lab.merged = old, ""
+        lab.run(lab.worker.load_variant(old))
+    answer = lab.run(lab.ask(old.name, PROMPTS[0]))
+    _assert_greedy(answer, lab.expected(old.name, answer))
+
+
+def test_a_closed_stream_frees_its_slot(lab: Lab) -> None:
+    async def read_a_little() -> int:
+        stream = lab.worker.stream(lab.request(BASE, PROMPTS[0], stream=True, max_tokens=400))
+        async with contextlib.aclosing(stream) as items:  # type: ignore[type-var]
+            seen = 0
+            async for item in items:
+                seen += not isinstance(item, EngineHead)
+                if seen == 3:
+                    break
+        return seen
+
+    assert lab.run(read_a_little()) == 3
+    started = time.monotonic()
+    while _running() > 0:
+        assert time.monotonic() - started < 10, "the slot is still taken"
+        time.sleep(0.1)
+    print(f"\nslot free {time.monotonic() - started:.2f} s after the stream was closed")
+
+
+def _running() -> float:
+    value = REGISTRY.get_sample_value("vllm:num_requests_running", {"engine": "0", "model_name": BASE})
+    assert value is not None
+    return value
