@@ -5,6 +5,7 @@ Each step is a function of `profiler` or `placement`; this module only hands one
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from controlplane import errors
@@ -20,11 +21,13 @@ from workers.messages import EngineConfig
 
 # Latency SLOs are judged for one request of this prompt length (MaverIQ evaluates batch 1 as well).
 JUDGED_INPUT_TOKENS = 128
+CPU = "cpu"
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def decide(model: Model, deployment: Deployment, inventory: Inventory, settings: Settings) -> Placement:
     """The placement that best meets the deployment's intent. Errors: NoFeasiblePlan, saying why."""
-    spec = _spec(model)
+    spec = served_spec(_spec(model), _dtype(settings, _kind(inventory)))
     candidates = _candidates(spec, model.compression, deployment, inventory, settings)
     if not candidates:
         raise errors.NoFeasiblePlan(no_plan_reason(model.compression))
@@ -79,19 +82,36 @@ def _candidates(
 
 
 def _rates(plan: Plan, inventory: Inventory) -> list[DeviceRates]:
-    """Each rank's rates, before anything is placed: those of the slowest device."""
+    """Each rank's rates, before anything is placed: those of the slowest device. Ranks share a CPU."""
     slowest = min(
         (d.rates for d in inventory.devices),
         key=lambda r: r.memory_bytes_per_s,
         default=DeviceRates(1e9, 1e9),
     )
-    return [slowest] * plan.world_size
+    share = plan.world_size if _kind(inventory) == CPU else 1
+    return [DeviceRates(slowest.memory_bytes_per_s / share, slowest.flops_per_s / share)] * plan.world_size
+
+
+def _kind(inventory: Inventory) -> str:
+    """What will carry the plan: placement prefers GPUs where there are any."""
+    return next((d.kind for d in inventory.devices if d.kind != CPU), CPU)
+
+
+def served_spec(spec: ModelSpec, dtype: str) -> ModelSpec:
+    """The model as the engine holds it: a checkpoint's bfloat16 weights take twice the room in float32."""
+    held = DTYPE_BYTES.get(dtype, spec.dtype_bytes)
+    return dataclasses.replace(
+        spec,
+        dtype_bytes=held,
+        layer_weight_bytes=spec.layer_weight_bytes * held // spec.dtype_bytes,
+        other_weight_bytes=spec.other_weight_bytes * held // spec.dtype_bytes,
+    )
 
 
 def engine_config(model: Model, placement: Placement, settings: Settings) -> EngineConfig:
     """What the worker needs to start exactly this placement."""
-    plan, spec = placement.plan, _spec(model)
-    kind = placement.ranks[0].device_kind
+    plan, kind = placement.plan, placement.ranks[0].device_kind
+    spec = served_spec(_spec(model), _dtype(settings, kind))
     kv_bytes = max(
         plan.kv_cache_tokens * kv_bytes_per_token(spec, plan.tensor_parallel) * layers
         for layers in plan.layers_per_stage
@@ -117,4 +137,4 @@ def engine_config(model: Model, placement: Placement, settings: Settings) -> Eng
 def _dtype(settings: Settings, kind: str) -> str:
     if settings.engine_dtype != "auto":
         return settings.engine_dtype
-    return "float32" if kind == "cpu" else "bfloat16"
+    return "float32" if kind == CPU else "bfloat16"

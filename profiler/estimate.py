@@ -3,7 +3,7 @@
 A stage takes the longer of two times: moving its bytes at the device's sustained bandwidth, or doing its
 FLOPs at the sustained rate. What one token passes through is the sum of the stages (MaverIQ, section 5.3,
 equations 4 and 5: per-layer cost times layers, plus the rest). Parallelism adds communication, with
-constants from our own H200 runs (shared/notes/engine.md, Llama-2-7B): those are the model's only assumptions.
+constants from runs on H200s (Llama-2-7B, vLLM 0.26): those are the model's only assumptions.
 
 Known limits, until fingerprints correct them: kernels' own overheads (LoRA costs far more than its bytes);
 PP batches are not overlapped, so TPOT at high load is an upper bound.

@@ -26,6 +26,7 @@ class EngineConfig:
     max_variants: int
     max_cached_variants: int
     max_lora_rank: int
+    load_format: str = "auto"
     log_requests: bool = False
 
 

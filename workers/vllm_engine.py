@@ -17,6 +17,9 @@ from workers.messages import EngineConfig, VariantRef
 
 log = logging.getLogger(__name__)
 
+# Without this list vLLM also allocates adapter slots for the embeddings and the head.
+ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
 # The ranks vLLM allocates adapter slots for.
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -101,6 +104,7 @@ def engine_arguments(config: EngineConfig) -> list[str]:
         "--model": config.model_path,
         "--served-model-name": config.name,
         "--dtype": config.dtype,
+        "--load-format": config.load_format,
         "--max-model-len": config.max_model_len,
         "--max-num-seqs": config.max_num_seqs,
         "--tensor-parallel-size": config.tensor_parallel,
@@ -114,7 +118,7 @@ def engine_arguments(config: EngineConfig) -> list[str]:
         arguments["--gpu-memory-utilization"] = _gpu_share(config.memory_bytes)
     flat = [str(part) for pair in arguments.items() for part in pair]
     logging_flag = "--enable-log-requests" if config.log_requests else "--no-enable-log-requests"
-    return [*flat, "--enable-lora", "--disable-fastapi-docs", logging_flag]
+    return [*flat, "--enable-lora", "--lora-target-modules", *ADAPTED, "--disable-fastapi-docs", logging_flag]
 
 
 def slot_rank(rank: int) -> int:

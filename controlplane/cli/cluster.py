@@ -53,7 +53,7 @@ def down(ctx: typer.Context, home: Home = None, json: Json = False) -> None:
 
 def demo(ctx: typer.Context, json: Json = False) -> None:
     """Register, deploy and ask a base model and its variants, on this machine."""
-    from controlplane.demo.run import main as run_demo  # noqa: PLC0415 - only this command needs a cluster
+    from controlplane.demo.run import main as run_demo  # only this command needs a cluster
 
     cli = session(ctx)
     with redirect_stdout(sys.stderr) if cli.json else nullcontext():

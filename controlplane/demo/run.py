@@ -109,15 +109,15 @@ def _print_plan(console: Console, deployment: DeploymentView) -> None:
     console.print("[bold]What was placed where, and why[/]")
     for rank in plan.ranks:
         console.print(
-            f"  rank {rank.rank}: layers {rank.layers[0]} to {rank.layers[1] - 1} on {rank.device} of {rank.node}, "
-            f"{rank.memoryBytes / 2**30:.2f} GiB"
+            f"  rank {rank.rank}: layers {rank.layers[0]} to {rank.layers[1] - 1} on {rank.device} "
+            f"of {rank.node}, {rank.memoryBytes / 2**30:.2f} GiB"
         )
     console.print(f"  {plan.reason}")
     console.print(f"  room for {plan.maxVariants} variants of rank {plan.maxLoraRank} or less in one batch")
 
 
 def _ask(console: Console, client: Client) -> bool:
-    console.print("[bold]4. Ask base and variants at once[/]  (one engine, one batch, streamed)")
+    console.print(f"[bold]4. Ask base and variants, {CONCURRENT} requests at a time[/]  (one engine, one batch, streamed)")
     jobs = [
         (model, task, problem)
         for task in TASKS.values()
@@ -128,7 +128,8 @@ def _ask(console: Console, client: Client) -> bool:
         answers = list(pool.map(lambda job: _stream(client, *job), jobs))
     _print_latencies(console, answers)
     results = list(zip(jobs, answers, strict=True))
-    return all([_print_task(console, task, results) for task in TASKS.values()])
+    won = [_print_task(console, task, results) for task in TASKS.values()]
+    return all(won)
 
 
 def _stream(client: Client, model: str, task: Task, problem: Problem) -> Answer:
@@ -168,7 +169,7 @@ def _print_task(console: Console, task: Task, results: Sequence[tuple[Job, Answe
         said = next(a.text for p, a in mine if p is problem and a.model == model)
         console.print(f"    {model} says: {' '.join(said.split())!r}", markup=False)
     console.print(
-        f"  right on held-out problems: base {score[BASE]} of {PROBLEMS}, variant {score[task.name]} of {PROBLEMS}"
+        f"  right on {PROBLEMS} held-out problems: base {score[BASE]}, variant {score[task.name]}"
     )
     return score[task.name] > score[BASE]
 

@@ -60,7 +60,7 @@ class Lab:
     reference: Any
     merged: str = field(default="", init=False)
 
-    def run[T](self, coroutine: Coroutine[Any, Any, T], timeout_s: float = 300) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float = 300) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
 
     async def ask(self, model: str, prompt: str, wait_s: float = 0) -> Answer:

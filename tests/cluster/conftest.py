@@ -1,0 +1,78 @@
+"""Two real clusters for the session: one serves SmolLM2 and two LoRA variants with vLLM, one echoes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import random_adapters
+from clusters import Cluster
+from random_adapters import ATTENTION, RandomLora
+
+from workers.bundled import smollm2
+
+BASE = "smol"
+MAX_OUTPUT = 512
+LORAS = (
+    RandomLora("forte", rank=4, seed=11),
+    RandomLora("piano", rank=16, seed=12, modules=ATTENTION, strength=0.25),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What kills processes comes last."""
+    items.sort(key=lambda item: item.path.name == "test_chaos.py")
+
+
+@pytest.fixture(scope="session")
+def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return smollm2.ensure(tmp_path_factory.mktemp("smollm2"))
+
+
+@pytest.fixture(scope="session")
+def adapters(base_folder: Path) -> dict[str, Path]:
+    """Adapter folders by name: those that are served, and `spare`, which is not."""
+    loras = (*LORAS, RandomLora("spare", rank=8, seed=13))
+    return {
+        lora.name: random_adapters.write(base_folder, base_folder.parent / lora.name, lora) for lora in loras
+    }
+
+
+def _run(cluster: Cluster, base_folder: Path, adapters: dict[str, Path]) -> Iterator[Cluster]:
+    try:
+        print(f"\n{cluster.settings.engine} cluster up in {cluster.up():.1f} s")
+        started = time.monotonic()
+        cluster.serve_base(BASE, str(base_folder), MAX_OUTPUT)
+        print(f"base registered and deployed in {time.monotonic() - started:.1f} s")
+        for lora in LORAS:
+            started = time.monotonic()
+            cluster.serve_variant(lora.name, BASE, adapters[lora.name], MAX_OUTPUT)
+            print(f"variant {lora.name} registered and deployed in {time.monotonic() - started:.1f} s")
+        yield cluster
+        print(f"\n{cluster.settings.engine} cluster down in {cluster.down():.1f} s, no process left")
+    finally:
+        cluster.discard()
+
+
+@pytest.fixture(scope="session")
+def cluster(base_folder: Path, adapters: dict[str, Path]) -> Iterator[Cluster]:
+    yield from _run(Cluster("vllm", str(base_folder.parent)), base_folder, adapters)
+
+
+@pytest.fixture(scope="session")
+def echo_cluster(base_folder: Path, adapters: dict[str, Path]) -> Iterator[Cluster]:
+    yield from _run(Cluster("echo", str(base_folder.parent)), base_folder, adapters)
+
+
+@pytest.fixture(scope="session")
+def client(cluster: Cluster) -> Iterator[openai.OpenAI]:
+    """The official client, as anybody would make it."""
+    http = httpx.Client(trust_env=False)
+    with openai.OpenAI(
+        base_url=f"{cluster.url}/v1", api_key="unused", max_retries=0, timeout=120, http_client=http
+    ) as made:
+        yield made

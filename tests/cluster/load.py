@@ -1,0 +1,129 @@
+"""A bounded load of chat requests, half of them streamed, and how each one ended."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+CLIENTS = 8
+CUT = "stream ended without [DONE] or an error"
+HUNG = "hung"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`error` is None for a whole answer."""
+
+    begun: float
+    ended: float
+    error: str | None
+
+
+class Load:
+    """`with Load(...)`: CLIENTS threads ask one request after another until the block ends.
+
+    A request that is not over after `bound_s` is an error `hung`.
+    """
+
+    def __init__(self, url: str, models: tuple[str, ...], max_tokens: int, bound_s: float) -> None:
+        self._url = f"{url}/v1/chat/completions"
+        self._models = models
+        self._max_tokens = max_tokens
+        self._bound_s = bound_s
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._client, args=(i,), daemon=True) for i in range(CLIENTS)
+        ]
+        self.outcomes: list[Outcome] = []
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        deadline = time.monotonic() + self._bound_s + 10
+        for thread in self._threads:
+            thread.join(max(0.1, deadline - time.monotonic()))
+        if error is None:
+            assert not any(thread.is_alive() for thread in self._threads), "a request never ended"
+
+    def successes_since(self, moment: float) -> int:
+        """Whole answers to requests begun after `moment`."""
+        return sum(o.error is None and o.begun > moment for o in list(self.outcomes))
+
+    def last_failure(self) -> float:
+        return max((o.ended for o in list(self.outcomes) if o.error is not None), default=0.0)
+
+    def errors(self) -> Counter[str]:
+        return Counter(o.error for o in list(self.outcomes) if o.error is not None)
+
+    def _client(self, number: int) -> None:
+        with httpx.Client(timeout=self._bound_s, trust_env=False) as http:
+            turn = number
+            while not self._stop.is_set():
+                body = {
+                    "model": self._models[turn % len(self._models)],
+                    "messages": [{"role": "user", "content": f"Count from {turn} " + "la " * 30}],
+                    "max_tokens": self._max_tokens,
+                    "temperature": 0,
+                    "stream": (turn // 2) % 2 == 0,
+                }
+                begun = time.monotonic()
+                error = self._ask(http, body)
+                ended = time.monotonic()
+                if ended - begun > self._bound_s:
+                    error = HUNG
+                self.outcomes.append(Outcome(begun, ended, error))
+                turn += 1
+                if error is not None:
+                    time.sleep(0.1)
+
+    def _ask(self, http: httpx.Client, body: dict[str, Any]) -> str | None:
+        try:
+            if not body["stream"]:
+                return _judge(http.post(self._url, json=body))
+            with http.stream("POST", self._url, json=body) as reply:
+                if reply.status_code != 200:
+                    reply.read()
+                    return _judge(reply)
+                return _last_event(reply)
+        except httpx.TimeoutException:
+            return HUNG
+        except httpx.HTTPError as e:
+            return f"transport {type(e).__name__}"
+
+
+def _judge(reply: httpx.Response) -> str | None:
+    if reply.status_code == 200:
+        return None if reply.json()["choices"] else "no choices"
+    try:
+        return f"{reply.status_code} {reply.json()['error']['code']}"
+    except (ValueError, KeyError, TypeError):
+        return f"{reply.status_code} not ours: {reply.text[:80]!r}"
+
+
+def _last_event(reply: httpx.Response) -> str | None:
+    last = ""
+    for line in reply.iter_lines():
+        if line.startswith("data: "):
+            last = line.removeprefix("data: ")
+    return None if last == "[DONE]" else error_event(last)
+
+
+def error_event(data: str) -> str:
+    """`event CODE` for an error event; CUT for anything else."""
+    try:
+        return f"event {json.loads(data)['error']['code']}"
+    except (ValueError, KeyError, TypeError):
+        return CUT
