@@ -40,8 +40,7 @@ def register_model(state: State, request: RegisterModelRequest, ctx: Context) ->
             f"a model named '{request.model}' is registered; delete it first or choose another name",
             param="model",
         )
-    if request.base is not None:
-        _require_base(state, request.base)
+    depends = [] if request.base is None else [_require_base(state, request.base)]
     model = Model(
         name=request.model,
         uid=ctx.uids[0],
@@ -53,10 +52,15 @@ def register_model(state: State, request: RegisterModelRequest, ctx: Context) ->
         created_at_s=ctx.now_s,
     )
     operation = _operation(ctx, OperationKind.REGISTER, request.model, Phase.PENDING, "registration accepted")
-    return Outcome(operation, [Put(model, 0), Put(operation, 0)])
+    return Outcome(operation, [Put(model, 0), *depends, Put(operation, 0)])
 
 
-def _require_base(state: State, name: str) -> None:
+def _unchanged(found: Versioned[Model] | Versioned[Deployment]) -> Put:
+    """Writes a record back as it is, so that whoever deletes it meanwhile or has done so is noticed."""
+    return Put(found.record, found.version)
+
+
+def _require_base(state: State, name: str) -> Put:
     base = find_model(state, name)
     if base.is_variant:
         raise errors.InvalidRequest(
@@ -64,6 +68,7 @@ def _require_base(state: State, name: str) -> None:
         )
     if base.phase is not Phase.READY:
         raise errors.NotReady(f"the base '{name}' is {base.phase}; wait until it is Ready", param="base")
+    return _unchanged(state.models[name])
 
 
 def deploy_model(state: State, request: DeployModelRequest, ctx: Context) -> Outcome:
@@ -85,7 +90,9 @@ def deploy_model(state: State, request: DeployModelRequest, ctx: Context) -> Out
     message = "deployment accepted"
     if host != model.name:
         changes.extend(_host_changes(state, host, request, ctx))
-        message += f"; '{host}' will serve it" + (" and is deployed with it" if len(changes) > 1 else "")
+        joins = host in state.deployments
+        message += f"; '{host}' will serve it" + ("" if joins else " and is deployed with it")
+    changes.append(_unchanged(state.models[model.name]))
     operation = _operation(ctx, OperationKind.DEPLOY, model.name, Phase.PENDING, message)
     return Outcome(operation, [*changes, Put(operation, 0)])
 
@@ -98,7 +105,7 @@ def _host_changes(state: State, host: str, request: DeployModelRequest, ctx: Con
         raise errors.NotReady(
             f"its base '{host}' is being undeployed; try again when it is gone", param="model"
         )
-    return []
+    return [_unchanged(present)]
 
 
 def _deployment(name: str, host: str, request: DeployModelRequest, uid: int, now_s: float) -> Deployment:

@@ -10,17 +10,17 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from prometheus_client import Gauge
 
 from controlplane import deploying, errors, fetching, store_edits
-from controlplane.commands import advance
+from controlplane.commands import Change, advance
 from controlplane.metrics import ControllerMetrics
 from controlplane.reconcile import (
     Action,
@@ -42,9 +42,9 @@ from controlplane.reconcile import (
 from controlplane.records import Deployment, IdempotencyKey, Model, Operation, OperationKind, Phase
 from controlplane.routing import variant_ref
 from controlplane.settings import Settings
-from controlplane.state.typed import Delete, Put, Repository, State
+from controlplane.state.typed import Delete, Put, Repository, State, Versioned
 from controlplane.store_edits import Gone, edit
-from placement.types import Inventory
+from placement.types import Inventory, Placement
 from workers.messages import EngineConfig, VariantRef
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 OBSERVE_EVERY_S = 1.0
 RETRY_S = 3.0
+
+RM = TypeVar("RM", Model, Deployment)
 
 
 class Runtime(Protocol):
@@ -117,10 +119,11 @@ class Controller:
 
     async def step(self) -> None:
         """Look once, and start what is to be done."""
+        busy = frozenset(self._tasks)  # before looking: what ends meanwhile may not be seen yet
         self._engines = dict(await self._runtime.observe())
         state = await asyncio.to_thread(self._repository.read)
         self._report(state)
-        observed = Observed(self._engines, frozenset(self._tasks), time.time())
+        observed = Observed(self._engines, busy, time.time())
         for action in reconcile(state, observed):
             self._tasks[action.key] = asyncio.create_task(self._carry_out(action))
 
@@ -175,39 +178,20 @@ class Controller:
                 lambda o: o if o.done else advance(o, phase, message, now_s, progress),
             )
 
-    async def _end(
-        self,
-        kind: OperationKind,
-        target: str,
-        forget: type[Model] | type[Deployment],
-        error: errors.OstinatoError,
+    async def _conclude(
+        self, kind: OperationKind, target: str, end: _End, change: Callable[[State], Sequence[Change]]
     ) -> None:
-        """Delete a record and fail its operation, in one commit: nothing stays half-registered."""
-        await self._close(kind, target, forget, Phase.FAILED, error.message, error)
+        """Change records and end the open operations about `target`, in one commit.
 
-    async def _close(
-        self,
-        kind: OperationKind,
-        target: str,
-        forget: type[Model] | type[Deployment],
-        phase: Phase,
-        message: str,
-        error: errors.OstinatoError | None = None,
-    ) -> None:
-        def close() -> None:
+        Raises Gone when `change` does, and for a success of what is to be cancelled.
+        """
+
+        def once() -> None:
             state = self._repository.read()
-            records = state.models if forget is Model else state.deployments
-            changes: list[Put | Delete] = []
-            if (found := records.get(target)) is not None:
-                changes.append(Delete(forget, target, found.version))
-            operation = open_operation(state, kind, target)
-            if operation is not None:
-                ended = advance(operation, phase, message, time.time(), 1.0)
-                ended = replace(ended, error=error.body() if error else None)
-                changes.append(Put(ended, state.operations[operation.id].version))
-            self._repository.commit(changes)
+            changes = list(change(state))
+            self._repository.commit([*changes, *_endings(state, kind, target, end)])
 
-        await asyncio.to_thread(_persist, close)
+        await asyncio.to_thread(_persist, once)
 
     # --- registration --------------------------------------------------------------------------
 
@@ -222,10 +206,19 @@ class Controller:
                 fetching.profile, model, base, limits, self._runtime.convert_bundled
             )
         except errors.OstinatoError as e:
-            await self._end(OperationKind.REGISTER, name, Model, e)
+            await self._conclude(
+                OperationKind.REGISTER,
+                name,
+                _End.failed(e),
+                lambda s: [Delete(Model, name, _same(s.models, name, model.uid).version)],
+            )
             return
-        await self._edit_model(name, lambda m: m if m.uid != ready.uid else ready)
-        await self._note(OperationKind.REGISTER, name, Phase.READY, ready.reason, 1.0)
+        await self._conclude(
+            OperationKind.REGISTER,
+            name,
+            _End(Phase.READY, ready.reason),
+            lambda s: [Put(ready, _same(s.models, name, model.uid).version)],
+        )
 
     # --- deployment ----------------------------------------------------------------------------
 
@@ -238,11 +231,11 @@ class Controller:
             placement = deploying.decide(model, deployment, await self._runtime.inventory(), self._settings)
         except errors.NoFeasiblePlan as e:
             await self._fail_group(state, host, e)
+            if deployment.established:
+                raise
             return
         config = deploying.engine_config(model, placement, self._settings)
-        await self._edit_deployment(
-            host, lambda d: replace(d, phase=Phase.DEPLOYING, placement=placement, reason="engine starting")
-        )
+        await self._edit_deployment(host, lambda d: _starting(d, deployment.uid, placement))
         await self._tell_waiting(host, f"{placement.reason}; starting the engine", 0.3)
         await self._runtime.launch(config)
 
@@ -254,22 +247,29 @@ class Controller:
                 await self._note(OperationKind.DEPLOY, d.model, Phase.DEPLOYING, message, progress)
 
     async def _confirm(self, host: str) -> None:
-        await self._edit_deployment(
-            host, lambda d: replace(d, phase=Phase.DEPLOYED, reason="") if _live(d) else d
+        await self._conclude(
+            OperationKind.DEPLOY,
+            host,
+            _End(Phase.DEPLOYED, "the engine answers"),
+            lambda s: [_deployed(s, host)],
         )
-        await self._note(OperationKind.DEPLOY, host, Phase.DEPLOYED, "the engine answers", 1.0)
 
     async def _fail_deployment(self, name: str) -> None:
         state = await self._read()
         if name not in state.deployments:
             raise Gone(name)
-        if state.deployments[name].record.host != name:
-            error: errors.OstinatoError = errors.EngineFailed(f"the base of '{name}' could not be deployed")
-            await self._end(OperationKind.DEPLOY, name, Deployment, error)
+        deployment = state.deployments[name].record
+        if deployment.host != name:
+            await self._fail_one(name, errors.EngineFailed(f"the base of '{name}' could not be deployed"))
             return
         view = self._engines.get(name)
         detail = _readable(view.message) if view else "no reason given"
         error = errors.EngineFailed(f"the engine of '{name}' could not start: {detail}")
+        if deployment.established:
+            await self._fail_group(state, name, error)
+            await asyncio.sleep(RETRY_S)  # once it is stopped it is launched again
+            await self._runtime.stop(name)
+            return
         await self._runtime.stop(name)
         await self._fail_group(state, name, error)
 
@@ -277,7 +277,21 @@ class Controller:
         """End the deployments of a base and of all its variants with the same error."""
         group = [d.record.model for d in state.deployments.values() if d.record.host == host]
         for name in sorted(group, key=lambda n: n == host):
-            await self._end(OperationKind.DEPLOY, name, Deployment, error)
+            await self._fail_one(name, error)
+
+    async def _fail_one(self, name: str, error: errors.OstinatoError) -> None:
+        """End a deployment, unless it was established (then it says why it is away) or is being undeployed."""
+
+        def change(state: State) -> Sequence[Change]:
+            found = state.deployments.get(name)
+            if found is None or found.record.phase is Phase.DELETING:
+                raise Gone(name)
+            if found.record.established:
+                return [Put(replace(found.record, reason=error.message), found.version)]
+            return [Delete(Deployment, name, found.version)]
+
+        with suppress(Gone):
+            await self._conclude(OperationKind.DEPLOY, name, _End.failed(error), change)
 
     async def _stop_engine(self, host: str) -> None:
         await self._note(OperationKind.UNDEPLOY, host, Phase.DELETING, "stopping the engine", 0.3)
@@ -286,12 +300,16 @@ class Controller:
 
     async def _forget_deployment(self, name: str) -> None:
         """Delete a deployment that was to be deleted; end what was going on with it."""
-        found = (await self._read()).deployments.get(name)
-        if found is None or found.record.phase is not Phase.DELETING:
-            return
-        message = "undeployed while it was being deployed"
-        await self._note(OperationKind.DEPLOY, name, Phase.CANCELLED, message, 1.0)
-        await self._close(OperationKind.UNDEPLOY, name, Deployment, Phase.DELETED, "undeployed")
+        overtaken = _End(Phase.CANCELLED, "undeployed while it was being deployed")
+
+        def change(state: State) -> Sequence[Change]:
+            found = state.deployments.get(name)
+            if found is None or found.record.phase is not Phase.DELETING:
+                raise Gone(name)
+            endings = _endings(state, OperationKind.DEPLOY, name, overtaken)
+            return [Delete(Deployment, name, found.version), *endings]
+
+        await self._conclude(OperationKind.UNDEPLOY, name, _End(Phase.DELETED, "undeployed"), change)
 
     # --- variants ------------------------------------------------------------------------------
 
@@ -309,13 +327,15 @@ class Controller:
         try:
             await self._runtime.load_variant(host, variant)
         except errors.AdapterMismatch as e:
-            await self._end(OperationKind.DEPLOY, name, Deployment, e)
+            await self._fail_one(name, e)
             return
-        await self._edit_deployment(
-            name, lambda d: replace(d, phase=Phase.DEPLOYED, reason="") if _live(d) else d
-        )
         message = f"served by the engine of '{host}', in one batch with it"
-        await self._note(OperationKind.DEPLOY, name, Phase.DEPLOYED, message, 1.0)
+        await self._conclude(
+            OperationKind.DEPLOY,
+            name,
+            _End(Phase.DEPLOYED, message),
+            lambda s: [_deployed(s, name, variant.uid)],
+        )
 
     async def _unload_variant(self, name: str) -> None:
         host, variant = await self._variant(name)
@@ -330,25 +350,26 @@ class Controller:
         if found is None or found.record.done:
             return
         op = found.record
-        if op.kind is OperationKind.REGISTER:
-            await self._close(op.kind, op.target, Model, Phase.CANCELLED, "cancelled; nothing was registered")
-            return
-        await self._undo_deployment(op)
+        message = "cancelled; nothing was registered"
+        if op.kind is OperationKind.DEPLOY:
+            message = "cancelled; nothing is deployed"
+            await self._stop_cancelled(op.target)
+        await self._conclude(op.kind, op.target, _End(Phase.CANCELLED, message), lambda s: _undone(s, op.id))
 
-    async def _undo_deployment(self, op: Operation) -> None:
+    async def _stop_cancelled(self, name: str) -> None:
+        """Stop the engine of a base whose deployment is cancelled, and fail the variants that wait for it."""
         state = await self._read()
-        deployment = state.deployments.get(op.target)
-        if deployment is not None and deployment.record.host == op.target:
-            others = [d.record.model for d in state.deployments.values() if d.record.host == op.target]
-            await self._runtime.stop(op.target)
-            for name in (n for n in others if n != op.target):
-                error = errors.EngineFailed(f"the deployment of its base '{op.target}' was cancelled")
-                await self._end(OperationKind.DEPLOY, name, Deployment, error)
-        await self._close(op.kind, op.target, Deployment, Phase.CANCELLED, "cancelled; nothing is deployed")
+        if name not in state.deployments or state.deployments[name].record.host != name:
+            return
+        await self._runtime.stop(name)
+        error = errors.EngineFailed(f"the deployment of its base '{name}' was cancelled")
+        for found in state.deployments.values():
+            if found.record.host == name != found.record.model:
+                await self._fail_one(found.record.model, error)
 
     async def _forget(self, key: str) -> None:
         state = await self._read()
-        changes: list[Put | Delete] = []
+        changes: list[Change] = []
         if (operation := state.operations.get(key)) is not None:
             changes.append(Delete(Operation, key, operation.version))
         if (idempotency := state.idempotency.get(key)) is not None:
@@ -356,8 +377,71 @@ class Controller:
         await asyncio.to_thread(self._repository.commit, changes)
 
 
-def _live(deployment: Deployment) -> bool:
-    return deployment.phase in (Phase.PENDING, Phase.DEPLOYING)
+@dataclass(frozen=True)
+class _End:
+    """How an operation ends."""
+
+    phase: Phase
+    message: str
+    error: dict[str, Any] | None = None
+
+    @classmethod
+    def failed(cls, error: errors.OstinatoError) -> _End:
+        return cls(Phase.FAILED, error.message, error.body())
+
+
+def _endings(state: State, kind: OperationKind, target: str, end: _End) -> list[Change]:
+    """The open operations about `target`, ended. A success gives way to a cancellation: Gone."""
+    changes: list[Change] = []
+    for found in state.operations.values():
+        op = found.record
+        if op.kind is not kind or op.target != target or op.done:
+            continue
+        if op.cancel_requested and end.phase in (Phase.READY, Phase.DEPLOYED):
+            raise Gone(f"{op.id} is to be cancelled")
+        ended = replace(advance(op, end.phase, end.message, time.time(), 1.0), error=end.error)
+        changes.append(Put(ended, found.version))
+    return changes
+
+
+def _same(records: Mapping[str, Versioned[RM]], name: str, uid: int) -> Versioned[RM]:
+    """The record of this name, if it still is the one that was meant. Raises Gone."""
+    found = records.get(name)
+    if found is None or found.record.uid != uid:
+        raise Gone(name)
+    return found
+
+
+def _starting(deployment: Deployment, uid: int, placement: Placement) -> Deployment:
+    if deployment.uid != uid or deployment.phase is Phase.DELETING:
+        raise Gone(deployment.model)
+    return replace(deployment, phase=Phase.DEPLOYING, placement=placement, reason="engine starting")
+
+
+def _deployed(state: State, name: str, model_uid: int | None = None) -> Change:
+    """The deployment, served from now on. Raises Gone when it, or the model it was begun for, is no more."""
+    found = state.deployments.get(name)
+    if found is None or found.record.phase not in (Phase.PENDING, Phase.DEPLOYING):
+        raise Gone(name)
+    if model_uid is not None:
+        _same(state.models, name, model_uid)
+    served = replace(found.record, phase=Phase.DEPLOYED, reason="", established=True)
+    return Put(served, found.version)
+
+
+def _undone(state: State, operation_id: str) -> Sequence[Change]:
+    """What an operation began, taken back. Raises Gone when it ended."""
+    found = state.operations.get(operation_id)
+    if found is None or found.record.done:
+        raise Gone(operation_id)
+    op = found.record
+    if op.kind is OperationKind.REGISTER:
+        model = state.models.get(op.target)
+        return [Delete(Model, op.target, model.version)] if model else []
+    deployment = state.deployments.get(op.target)
+    if deployment is None or deployment.record.phase is Phase.DELETING:
+        return []
+    return [Delete(Deployment, op.target, deployment.version)]
 
 
 def _gauge(gauge: Gauge, values: Iterable[str], every: type[StrEnum]) -> None:
@@ -382,3 +466,4 @@ def _persist(work: Callable[[], None]) -> None:
         except errors.StaleWrite:
             if attempt == store_edits.ATTEMPTS - 1:
                 raise
+            store_edits.pause(attempt)

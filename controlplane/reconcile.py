@@ -141,14 +141,23 @@ def _engines(state: State, observed: Observed) -> Iterator[Action]:
         if deployment.phase is Phase.DELETING:
             yield StopEngine(name)
         elif not _cancelled(state, OperationKind.DEPLOY, name):
-            yield from _live_engine(deployment, observed.engines.get(name))
+            yield from _live_engine(deployment, observed.engines.get(name), observed)
 
 
-def _live_engine(deployment: Deployment, engine: EngineView | None) -> Iterator[Action]:
-    """A deployed engine that is gone (the cluster restarted) is launched again, without a word."""
+def _live_engine(deployment: Deployment, engine: EngineView | None, observed: Observed) -> Iterator[Action]:
+    """A deployed engine that is gone (the cluster restarted) is launched again, without a word.
+
+    A placement is written down before its engine is launched: an engine without one is a stranger, left
+    by an earlier deployment of the same name.
+    """
     name = deployment.model
     if engine is None:
         yield Launch(name)
+    elif engine.status is EngineStatus.DELETING:
+        return
+    elif deployment.placement is None:
+        if Launch(name).key not in observed.busy:
+            yield StopEngine(name)
     elif deployment.phase is Phase.DEPLOYED:
         return
     elif engine.status is EngineStatus.RUNNING:
@@ -184,7 +193,7 @@ def _serves(host: Deployment, observed: Observed) -> bool:
 
 def _orphans(state: State, observed: Observed) -> Iterator[Action]:
     for host, engine in observed.engines.items():
-        launching = f"Launch:{host}" in observed.busy
+        launching = Launch(host).key in observed.busy
         if host not in state.deployments and engine.status is not EngineStatus.DELETING and not launching:
             yield StopEngine(host)
 

@@ -55,7 +55,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A desired deployment and what became of it. `host` is the base whose engine serves it."""
+    """A desired deployment and what became of it. `host` is the base whose engine serves it.
+
+    Once `established` (it was Deployed), only its user ends it: an engine that is lost is launched anew.
+    """
 
     model: str
     uid: int
@@ -67,6 +70,7 @@ class Deployment:
     placement: Placement | None = None
     reason: str = ""
     created_at_s: float = 0.0
+    established: bool = False
 
 
 class OperationKind(StrEnum):

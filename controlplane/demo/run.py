@@ -117,7 +117,9 @@ def _print_plan(console: Console, deployment: DeploymentView) -> None:
 
 
 def _ask(console: Console, client: Client) -> bool:
-    console.print(f"[bold]4. Ask base and variants, {CONCURRENT} requests at a time[/]  (one engine, one batch, streamed)")
+    console.print(
+        f"[bold]4. Ask base and variants, {CONCURRENT} requests at a time[/]  (one engine, one batch, streamed)"
+    )
     jobs = [
         (model, task, problem)
         for task in TASKS.values()
@@ -168,9 +170,7 @@ def _print_task(console: Console, task: Task, results: Sequence[tuple[Job, Answe
     for model in (BASE, task.name):
         said = next(a.text for p, a in mine if p is problem and a.model == model)
         console.print(f"    {model} says: {' '.join(said.split())!r}", markup=False)
-    console.print(
-        f"  right on {PROBLEMS} held-out problems: base {score[BASE]}, variant {score[task.name]}"
-    )
+    console.print(f"  right on {PROBLEMS} held-out problems: base {score[BASE]}, variant {score[task.name]}")
     return score[task.name] > score[BASE]
 
 

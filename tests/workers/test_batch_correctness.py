@@ -219,7 +219,7 @@ def test_the_variants_differ_from_the_base_and_each_other(mixed: list[Answer]) -
         print(f"\n{prompt!r}:", *map(repr, texts), sep="\n  ")
         assert len(set(texts)) == width
     for answer in mixed:
-        assert len(set(answer.tokens)) > TOKENS // 4, f"hardly text: {answer.text!r}"
+        assert len(set(answer.tokens)) > 4, f"hardly text: {answer.text!r}"
 
 
 def test_arrivals_while_others_decode(lab: Lab) -> None:

@@ -88,17 +88,23 @@ annotations:
 {{ include "ostinato.fullname" . }}-serve-svc
 {{- end }}
 
-{{/* Image of a container: (dict "root" . "image" MAP "gpus" N). */}}
+{{/*
+Image of a container: (dict "root" . "image" MAP). Without a tag, all Pods of a cluster with GPUs use -gpu: the two
+images have different Pythons, and Ray wants one.
+*/}}
 {{- define "ostinato.image" -}}
 {{- $image := merge (dict) (default dict .image) .root.Values.image }}
-{{- $flavour := ternary "gpu" "cpu" (gt (int .gpus) 0) }}
+{{- $flavour := "cpu" }}
+{{- range .root.Values.workerGroups }}
+{{- if gt (int .gpus) 0 }}{{ $flavour = "gpu" }}{{ end }}
+{{- end }}
 {{- $tag := default .root.Values.image.tag (default dict .image).tag }}
 {{- printf "%s:%s" $image.repository (default (printf "%s-%s" .root.Chart.AppVersion $flavour) $tag) }}
 {{- end }}
 
 {{/* A value as the text of an environment variable: no exponents in large whole numbers. */}}
 {{- define "ostinato.text" -}}
-{{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ int64 . }}{{ else }}{{ toString . }}{{ end }}
+{{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ toString . }}{{ else }}{{ toString . }}{{ end }}
 {{- end }}
 
 {{/* Combinations that a schema cannot refuse. */}}
@@ -242,7 +248,7 @@ spec:
     {{- toYaml $v.podSecurityContext | nindent 4 }}
   containers:
     - name: ray-{{ .role }}
-      image: {{ include "ostinato.image" (dict "root" $root "image" $group.image "gpus" $gpus) }}
+      image: {{ include "ostinato.image" (dict "root" $root "image" $group.image) }}
       imagePullPolicy: {{ default $v.image.pullPolicy (default dict $group.image).pullPolicy }}
       securityContext:
         {{- toYaml $v.securityContext | nindent 8 }}

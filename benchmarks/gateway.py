@@ -1,0 +1,237 @@
+"""What our path adds: to an instant engine behind a bare Ray Serve handler, and to vLLM's own server.
+
+    python -m benchmarks.gateway [--rounds 5] [--skip-vllm]
+
+Both sides of a comparison answer the same requests on the same machine in one run, in turns, through the
+same load generator (which shares the machine's cores: requests/s are of the machine, not of the server).
+Writes benchmarks/results/gateway.json and prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from controlplane import local
+from controlplane.api.schemas import DeployModelRequest, RegisterModelRequest
+from controlplane.client import Client
+from controlplane.settings import Settings
+
+RESULTS = Path(__file__).parent / "results" / "gateway.json"
+MODEL = "smollm2-135m-instruct"
+CHAT = "/v1/chat/completions"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One server under test."""
+
+    name: str
+    url: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Load:
+    concurrency: int
+    requests: int
+
+
+async def measure(side: Side, load: Load) -> dict[str, float]:
+    """Latencies and throughput of `load.requests` requests, `load.concurrency` at a time."""
+    latencies: list[float] = []
+    todo = iter(range(load.requests))
+    connector = aiohttp.TCPConnector(limit=load.concurrency)
+    async with aiohttp.ClientSession(connector=connector) as session:
+
+        async def client() -> None:
+            for _ in todo:
+                start = time.perf_counter()
+                async with session.post(side.url, json=side.body) as response:
+                    text = await response.read()
+                    assert response.status == 200, (response.status, text[:300])
+                latencies.append(time.perf_counter() - start)
+
+        start = time.perf_counter()
+        await asyncio.gather(*(client() for _ in range(load.concurrency)))
+        wall_s = time.perf_counter() - start
+    ordered = sorted(latencies)
+    return {
+        "p50_ms": 1e3 * ordered[len(ordered) // 2],
+        "p99_ms": 1e3 * ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))],
+        "requests_per_s": load.requests / wall_s,
+    }
+
+
+def compare(ours: Side, peer: Side, loads: list[Load], rounds: int) -> list[dict[str, Any]]:
+    """Rounds of both sides in turns; the median of each figure, and of the differences per round."""
+    rows = []
+    for load in loads:
+        for side in (peer, ours):  # warm connections, handles and caches
+            asyncio.run(measure(side, Load(load.concurrency, max(10, load.requests // 5))))
+        pairs = []
+        for i in range(rounds):
+            order = (peer, ours) if i % 2 == 0 else (ours, peer)
+            found = {side.name: asyncio.run(measure(side, load)) for side in order}
+            pairs.append((found[ours.name], found[peer.name]))
+        rows.append(_row(ours, peer, load, pairs))
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def _row(
+    ours: Side, peer: Side, load: Load, pairs: list[tuple[dict[str, float], dict[str, float]]]
+) -> dict[str, Any]:
+    def median(pick: Callable[[dict[str, float], dict[str, float]], float]) -> float:
+        return round(statistics.median(pick(a, b) for a, b in pairs), 3)
+
+    return {
+        "ours": ours.name,
+        "peer": peer.name,
+        "concurrency": load.concurrency,
+        "requests_per_round": load.requests,
+        "rounds": len(pairs),
+        "peer_p50_ms": median(lambda a, b: b["p50_ms"]),
+        "ours_p50_ms": median(lambda a, b: a["p50_ms"]),
+        "added_p50_ms": median(lambda a, b: a["p50_ms"] - b["p50_ms"]),
+        "added_p99_ms": median(lambda a, b: a["p99_ms"] - b["p99_ms"]),
+        "peer_requests_per_s": median(lambda a, b: b["requests_per_s"]),
+        "ours_requests_per_s": median(lambda a, b: a["requests_per_s"]),
+        "requests_per_s_ratio": median(lambda a, b: a["requests_per_s"] / b["requests_per_s"]),
+    }
+
+
+@contextmanager
+def cluster(engine: str, haproxy: bool) -> Iterator[local.LocalCluster]:
+    """A cluster in a temporary home with the bundled model deployed on `engine`."""
+    with tempfile.TemporaryDirectory(prefix="ostinato-bench-") as home:
+        models = Settings().home / "models"
+        models.mkdir(parents=True, exist_ok=True)
+        (Path(home) / "models").symlink_to(models)
+        chosen = {"home": Path(home), "http_port": local.free_port(), "engine": engine, "haproxy": haproxy}
+        settings = Settings.model_validate({**Settings().model_dump(), **chosen})
+        try:
+            running = local.up(settings, print)
+            with Client(running.url) as client:
+                client.wait(
+                    client.register_model(RegisterModelRequest(model=MODEL, source=f"bundled://{MODEL}")).id
+                )
+                client.wait(client.deploy_model(DeployModelRequest(model=MODEL)).id)
+            yield running
+        finally:
+            local.down(settings, print)
+
+
+def echo_against_bare(rounds: int, haproxy: bool) -> list[dict[str, Any]]:
+    """An instant engine behind our whole path, against a bare Serve handler that answers the same bytes."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
+    with cluster("echo", haproxy) as running:
+        command = [sys.executable, "-m", "benchmarks.bare_app", running.ray_address]
+        switches = local.ray_switches(Settings(haproxy=haproxy))
+        subprocess.run(command, check=True, env={**os.environ, **switches})
+        proxy = "HAProxy" if haproxy else "Serve's proxy"
+        ours = Side(f"ostinato, echo engine, {proxy}", running.url + CHAT, body)
+        bare = Side(f"bare Serve handler, {proxy}", running.url + "/bare", body)
+        return compare(ours, bare, [Load(1, 400), Load(8, 1600), Load(32, 1600)], rounds)
+
+
+@contextmanager
+def vllm_server() -> Iterator[str]:
+    """vLLM's own OpenAI application over AsyncLLM, on uvicorn, in a process of its own."""
+    port = local.free_port()
+    folder = Settings().home / "models" / MODEL
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.vllm_server", str(folder), str(port)])
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait(url + "/health", process)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
+    import httpx
+
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "vLLM's server ended"
+        try:
+            if httpx.get(url, trust_env=False).status_code == 200:
+                return
+        except httpx.HTTPError:
+            time.sleep(0.5)
+    raise TimeoutError(url)
+
+
+def vllm_against_ours(rounds: int) -> list[dict[str, Any]]:
+    """The same model, engine settings and requests: our path against vLLM's server."""
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Name a colour."}],
+        "max_tokens": 4,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    with cluster("vllm", True) as running, vllm_server() as url:
+        ours = Side("ostinato, vLLM", running.url + CHAT, body)
+        peer = Side("vLLM's own server", url + CHAT, body)
+        return compare(ours, peer, [Load(1, 20), Load(8, 64)], rounds)
+
+
+COLUMNS = {
+    "ours": "{}",
+    "peer": "{}",
+    "concurrency": "{}",
+    "peer_p50_ms": "{:.2f}",
+    "ours_p50_ms": "{:.2f}",
+    "added_p50_ms": "{:.2f}",
+    "added_p99_ms": "{:.2f}",
+    "peer_requests_per_s": "{:.0f}",
+    "ours_requests_per_s": "{:.0f}",
+    "requests_per_s_ratio": "{:.2f}",
+}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [f"| {' | '.join(c.replace('_', ' ') for c in COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
+    lines += [f"| {' | '.join(form.format(row[c]) for c, form in COLUMNS.items())} |" for row in rows]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--skip-vllm", action="store_true")
+    args = parser.parse_args()
+    rows = echo_against_bare(args.rounds, haproxy=True) + echo_against_bare(args.rounds, haproxy=False)
+    if not args.skip_vllm:
+        rows += vllm_against_ours(args.rounds)
+    result = {
+        "command": "python -m benchmarks.gateway " + " ".join(sys.argv[1:]),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "rows": rows,
+    }
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

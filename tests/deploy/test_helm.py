@@ -1,0 +1,569 @@
+"""The chart, linted, rendered and refused by the real Helm; what it renders, against the real schemas."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from tests.conftest import free_port, redis_binary
+
+Helm = Callable[..., subprocess.CompletedProcess[str]]
+Object = dict[str, Any]
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CHART = ROOT / "helm" / "ostinato"
+RELEASE = "demo"
+NAME = "demo-ostinato"
+
+GPU_GROUP = {
+    "name": "h200",
+    "replicas": 1,
+    "minReplicas": 0,
+    "maxReplicas": 4,
+    "gpus": 8,
+    "shmSize": "64Gi",
+    "resources": {"requests": {"cpu": "64", "memory": "512Gi"}, "limits": {"memory": "512Gi"}},
+    "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H200"},
+    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "runtimeClassName": "nvidia",
+    "env": [{"name": "NCCL_DEBUG", "value": "WARN"}],
+}
+CPU_GROUP = yaml.safe_load((CHART / "values.yaml").read_text())["workerGroups"][0]
+EXTERNAL: Object = {
+    "redis": {"enabled": False},
+    "store": {"existingSecret": "state", "key": "url"},
+    "gcsFaultTolerance": {"redisAddress": "redis.data:6379", "existingSecret": "state", "key": "password"},
+    "apiKey": {"existingSecret": "keys", "key": "token"},
+    "modelStore": {"enabled": True, "existingClaim": "shared-models"},
+    "home": {"existingClaim": "shared-home"},
+}
+INGRESS: Object = {
+    "ingress": {
+        "enabled": True,
+        "className": "nginx",
+        "annotations": {"nginx.ingress.kubernetes.io/proxy-read-timeout": "600"},
+        "hosts": [{"host": "llm.example.com", "paths": [{"path": "/", "pathType": "Prefix"}]}],
+        "tls": [{"secretName": "llm-tls", "hosts": ["llm.example.com"]}],
+    }
+}
+EVERYTHING: Object = {
+    **INGRESS,
+    "commonLabels": {"team": "serving"},
+    "commonAnnotations": {"owner": "serving"},
+    "podAnnotations": {"rollout": "7"},
+    "imagePullSecrets": [{"name": "pull"}],
+    "ray": {"version": "2.60.0", "authMode": "token"},
+    "serve": {"gatewayReplicas": 4, "haproxy": True, "throughputOptimized": True},
+    "settings": {
+        "engine": "vllm",
+        "engineDtype": "bfloat16",
+        "engineNumCpus": 0.5,
+        "maxModelLen": 32768,
+        "concurrency": 64,
+        "maxVariants": 8,
+        "maxCachedVariants": 64,
+        "maxLoraRank": 64,
+        "maxQueuedRequests": 1024,
+        "maxBodyBytes": 16777216,
+        "engineStartTimeoutS": 1800,
+        "requestTimeoutS": 300.5,
+    },
+    "apiKey": {"value": "s3cret: with 'quotes'"},
+    "extraEnv": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}],
+    "extraEnvFrom": [{"configMapRef": {"name": "more"}}],
+    "extraVolumes": [{"name": "scratch", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+    "allowedRoots": ["/scratch/models"],
+    "modelStore": {"enabled": True, "storageClassName": "shared", "size": "1Ti"},
+    "home": {"mountPath": "/var/lib/ostinato", "sizeLimit": "100Gi"},
+    "workerGroups": [CPU_GROUP, GPU_GROUP],
+    "autoscaling": {"enabled": True},
+    "service": {"type": "LoadBalancer", "annotations": {"example.com/internal": "true"}},
+    "serviceAccount": {"annotations": {"example.com/role": "models"}},
+    "networkPolicy": {
+        "enabled": True,
+        "gatewayFrom": [{"namespaceSelector": {"matchLabels": {"name": "ingress"}}}],
+        "metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+        "restrictEgress": True,
+        "egress": [{"ports": [{"protocol": "TCP", "port": 443}]}],
+    },
+    "metrics": {
+        "port": 9090,
+        "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "grafana": {"host": "http://grafana:3000", "prometheusHost": "http://prometheus:9090"},
+    },
+}
+VALUES: dict[str, Object] = {
+    "default": {},
+    "gpu": {"workerGroups": [CPU_GROUP, GPU_GROUP]},
+    "redis": {"redis": {"enabled": True, "auth": {"existingSecret": "redis-auth", "key": "pw"}}},
+    "ingress": INGRESS,
+    "existing-secrets": EXTERNAL,
+    "service-monitor": {"metrics": {"serviceMonitor": {"enabled": True}}},
+    "no-fault-tolerance": {
+        "redis": {"enabled": False},
+        "store": {"url": "redis://redis.data:6379/0"},
+        "gcsFaultTolerance": {"enabled": False},
+        "podDisruptionBudget": {"enabled": False},
+        "serviceAccount": {"create": False},
+    },
+    "everything": EVERYTHING,
+}
+
+MONITORS = {
+    "PodMonitor": ("podMetricsEndpoints", {"selector", "podTargetLabels"}),
+    "ServiceMonitor": ("endpoints", {"selector", "podTargetLabels"}),
+}
+
+
+class Chart:
+    """What the chart renders, kept for the module: a rendering takes helm a good part of a second."""
+
+    def __init__(self, helm: Helm) -> None:
+        self.helm = helm
+        self._kept: dict[str, list[Object]] = {}
+
+    def run(self, values: Object, *options: str) -> subprocess.CompletedProcess[str]:
+        arguments = ["template", RELEASE, CHART, "--namespace", "llm", "--values", "-", *options]
+        return self.helm(*arguments, stdin=json.dumps(values))
+
+    def render(self, values: Object, *options: str) -> list[Object]:
+        key = json.dumps([values, options])
+        if key not in self._kept:
+            done = self.run(values, *options)
+            assert done.returncode == 0, done.stderr
+            self._kept[key] = [each for each in yaml.safe_load_all(done.stdout) if each]
+        return copy.deepcopy(self._kept[key])
+
+    def one(self, values: Object, kind: str, name: str = "") -> Object:
+        found = [
+            each
+            for each in self.render(values)
+            if each["kind"] == kind and name in ("", each["metadata"]["name"])
+        ]
+        assert len(found) == 1, f"{len(found)} objects of kind {kind}"
+        return found[0]
+
+    def service(self, values: Object) -> Object:
+        return self.one(values, "RayService")
+
+
+@pytest.fixture(scope="module")
+def chart(helm: Helm) -> Chart:
+    return Chart(helm)
+
+
+@pytest.fixture(params=VALUES)
+def values(request: pytest.FixtureRequest) -> Object:
+    return VALUES[request.param]
+
+
+def pod_templates(service: Object) -> Iterator[Object]:
+    cluster = service["spec"]["rayClusterConfig"]
+    yield cluster["headGroupSpec"]["template"]
+    for group in cluster["workerGroupSpecs"]:
+        yield group["template"]
+
+
+def environment(template: Object) -> dict[str, Object]:
+    return {each["name"]: each for each in template["spec"]["containers"][0]["env"]}
+
+
+@cache
+def rayservice_schema() -> Object:
+    """KubeRay's schema, closed: the API server drops unknown fields silently, a test must not."""
+    schema: Object = json.loads((HERE / "crds" / "rayservice-v1.schema.json").read_text())
+    _close(schema)
+    return schema
+
+
+def _close(schema: Any) -> None:
+    if isinstance(schema, list):
+        for each in schema:
+            _close(each)
+    elif isinstance(schema, dict):
+        if (
+            isinstance(schema.get("properties"), dict)
+            and "additionalProperties" not in schema
+            and not schema.get("x-kubernetes-preserve-unknown-fields")
+        ):
+            schema["additionalProperties"] = False
+        for each in schema.values():
+            _close(each)
+
+
+def check(found: Object) -> None:
+    """Validate one object against the schema of its kind."""
+    if found["kind"] == "RayService":
+        # The CRD leaves metadata open; everything else is closed.
+        body = {**found, "metadata": {}}
+        schema = rayservice_schema()
+        schema["properties"]["metadata"] = {"type": "object"}
+        jsonschema.Draft202012Validator(schema).validate(body)
+    elif found["kind"] in MONITORS:
+        endpoints, others = MONITORS[found["kind"]]
+        assert found["apiVersion"] == "monitoring.coreos.com/v1"
+        assert set(found["spec"]) == {endpoints, *others}
+        for endpoint in found["spec"][endpoints]:
+            assert set(endpoint) == {"port", "interval"}
+    else:
+        kubernetes_validate = _import_kubernetes_validate()
+        newest = kubernetes_validate.latest_version()
+        kubernetes_validate.validate(found, newest, strict=True)
+
+
+def _import_kubernetes_validate() -> Any:
+    try:
+        import kubernetes_validate
+    except ImportError:
+        pytest.fail(
+            "kubernetes-validate is missing; install it: pip install kubernetes-validate", pytrace=False
+        )
+    return kubernetes_validate
+
+
+def test_lint(helm: Helm, values: Object, tmp_path: Path) -> None:
+    given = tmp_path / "values.json"
+    given.write_text(json.dumps(values))
+    done = helm("lint", "--strict", CHART, "--values", given)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_object_fits_its_schema(chart: Chart, values: Object) -> None:
+    for found in chart.render(values):
+        check(found)
+        assert found["metadata"]["namespace"] == "llm"
+        assert found["metadata"]["labels"]["app.kubernetes.io/instance"] == RELEASE
+
+
+def test_the_check_sees_a_misspelt_field(chart: Chart) -> None:
+    for kind in ("RayService", "StatefulSet"):
+        found = chart.one({}, kind)
+        template = next(pod_templates(found)) if kind == "RayService" else found["spec"]["template"]
+        template["spec"]["containers"][0]["imagePullPolicies"] = "Always"
+        with pytest.raises(jsonschema.ValidationError, match="imagePullPolicies"):
+            check(found)
+
+
+def test_objects_of_each_set(chart: Chart) -> None:
+    def kinds(name: str) -> list[str]:
+        return sorted(each["kind"] for each in chart.render(VALUES[name]))
+
+    plain = ["PodDisruptionBudget", "RayService", "Secret", "Service", "ServiceAccount", "StatefulSet"]
+    assert kinds("default") == plain
+    assert kinds("redis") == [kind for kind in plain if kind != "Secret"]
+    assert kinds("ingress") == sorted([*plain, "Ingress"])
+    assert kinds("existing-secrets") == ["PodDisruptionBudget", "RayService", "ServiceAccount"]
+    assert kinds("service-monitor") == sorted([*plain, "Service", "ServiceMonitor"])
+    assert kinds("no-fault-tolerance") == ["RayService"]
+    more = ["Ingress", "NetworkPolicy", "NetworkPolicy", "PersistentVolumeClaim", "PodMonitor", "Secret"]
+    assert kinds("everything") == sorted([*plain, *more])
+
+
+def test_the_serve_configuration_is_one_ray_accepts(chart: Chart, values: Object) -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    service = chart.service(values)
+    parsed = ServeDeploySchema.model_validate(yaml.safe_load(service["spec"]["serveConfigV2"]))
+    application = parsed.applications[0]
+    assert (application.name, application.route_prefix) == ("ostinato", "/")
+    assert application.import_path == "controlplane.app:build"
+    assert parsed.http_options.port == 8000
+    replicas = {each.name: each.num_replicas for each in application.deployments}
+    assert replicas == {"Gateway": values.get("serve", {}).get("gatewayReplicas", 2), "Controller": 1}
+
+
+def test_the_serve_configuration_is_the_one_in_deploy(chart: Chart) -> None:
+    rendered = yaml.safe_load(chart.service({})["spec"]["serveConfigV2"])
+    assert rendered == yaml.safe_load((ROOT / "deploy" / "serve-config.yaml").read_text())
+
+
+def test_every_variable_is_a_setting(chart: Chart, values: Object) -> None:
+    from controlplane.settings import Settings
+
+    known = {f"OSTINATO_{name.upper()}" for name in Settings.model_fields}
+    for template in pod_templates(chart.service(values)):
+        ours = {name for name in environment(template) if name.startswith("OSTINATO_")}
+        assert ours <= known, ours - known
+
+
+def test_settings_read_what_the_chart_writes(chart: Chart, monkeypatch: pytest.MonkeyPatch) -> None:
+    from controlplane.settings import Settings
+
+    for name, each in environment(next(pod_templates(chart.service(EVERYTHING)))).items():
+        if name.startswith("OSTINATO_") and "value" in each:
+            monkeypatch.setenv(name, each["value"])
+    settings = Settings()
+    given = EVERYTHING["settings"]
+    for name in given:
+        field = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+        assert getattr(settings, field) == given[name], field
+    assert settings.haproxy is True
+    assert settings.http_host == "0.0.0.0"
+    assert settings.allowed_roots == "/models:/scratch/models"
+
+
+def test_all_settings_of_the_schema_are_tried() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert set(schema["properties"]["settings"]["properties"]) == set(EVERYTHING["settings"])
+
+
+def test_pods_are_restricted(chart: Chart, values: Object) -> None:
+    templates = list(pod_templates(chart.service(values)))
+    templates += [each["spec"]["template"] for each in chart.render(values) if each["kind"] == "StatefulSet"]
+    for template in templates:
+        assert template["spec"]["securityContext"]["runAsNonRoot"] is True
+        assert template["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in template["spec"]["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert container["resources"]["requests"]
+            assert not container["image"].endswith(":latest")
+            assert ":" in container["image"]
+
+
+def test_only_the_autoscaled_head_has_a_token(chart: Chart) -> None:
+    def tokens(values: Object) -> list[bool]:
+        return [each["spec"]["automountServiceAccountToken"] for each in pod_templates(chart.service(values))]
+
+    assert tokens({}) == [False, False]
+    assert tokens(EVERYTHING) == [True, False, False]
+
+
+def test_the_operator_accepts_the_pods(chart: Chart, values: Object) -> None:
+    """What KubeRay refuses in its own code, not in its schema."""
+    service = chart.service(values)
+    assert len(service["metadata"]["name"]) <= 47
+    for template in pod_templates(service):
+        # Its head Service selects by this label's default value.
+        assert "app.kubernetes.io/name" not in template["metadata"]["labels"]
+        assert not {"REDIS_PASSWORD", "REDIS_USERNAME", "RAY_REDIS_ADDRESS"} & set(environment(template))
+        ports = {each["name"]: each["containerPort"] for each in template["spec"]["containers"][0]["ports"]}
+        assert ports["serve"] == 8000
+    options = service["spec"]["rayClusterConfig"].get("gcsFaultToleranceOptions", {})
+    # Two clusters of one RayService must not share a namespace in Redis.
+    assert "externalStorageNamespace" not in options
+
+
+def test_probes(chart: Chart) -> None:
+    head, worker = (each["spec"]["containers"][0] for each in pod_templates(chart.service({})))
+    agent = {"path": "/api/healthz", "port": 52365}
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert head[probe]["httpGet"] == agent
+    assert worker["livenessProbe"]["httpGet"] == agent
+    assert worker["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "serve"}
+
+
+def test_a_gpu_group(chart: Chart) -> None:
+    head, cpu, gpu = pod_templates(chart.service(VALUES["gpu"]))
+    container = gpu["spec"]["containers"][0]
+    assert container["resources"]["limits"] == {"memory": "512Gi", "nvidia.com/gpu": 8}
+    assert "nvidia.com/gpu" not in cpu["spec"]["containers"][0]["resources"]["limits"]
+    # One Ray cluster, one Python: the head and the CPU workers use the same image.
+    images = {each["spec"]["containers"][0]["image"] for each in (head, cpu, gpu)}
+    assert images == {"ostinato:0.1.0-gpu"}
+    assert gpu["spec"]["tolerations"] == GPU_GROUP["tolerations"]
+    assert gpu["spec"]["nodeSelector"] == GPU_GROUP["nodeSelector"]
+    assert gpu["spec"]["runtimeClassName"] == "nvidia"
+    shm = next(each for each in gpu["spec"]["volumes"] if each["name"] == "shm")
+    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "64Gi"}
+
+
+def test_the_store_is_the_charts_own_redis(chart: Chart) -> None:
+    variables = environment(next(pod_templates(chart.service({}))))
+    assert variables["OSTINATO_STORE_URL"]["value"] == f"redis://:$(STORE_PASSWORD)@{NAME}-redis:6379/0"
+    # $(STORE_PASSWORD) is replaced only if it comes first.
+    assert list(variables).index("STORE_PASSWORD") < list(variables).index("OSTINATO_STORE_URL")
+    secret = variables["STORE_PASSWORD"]["valueFrom"]["secretKeyRef"]
+    assert secret == {"name": f"{NAME}-redis", "key": "redis-password"}
+    assert list(chart.one({}, "Secret")["data"]) == ["redis-password"]
+    redis = chart.one({}, "StatefulSet")
+    service = chart.one({}, "Service")
+    labels = redis["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert redis["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert redis["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] == "8Gi"
+
+
+def test_secrets_of_ones_own(chart: Chart) -> None:
+    service = chart.service(EXTERNAL)
+    variables = environment(next(pod_templates(service)))
+    assert variables["OSTINATO_STORE_URL"]["valueFrom"]["secretKeyRef"] == {"name": "state", "key": "url"}
+    assert variables["OSTINATO_API_KEY"]["valueFrom"]["secretKeyRef"] == {"name": "keys", "key": "token"}
+    assert service["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"] == {
+        "redisAddress": "redis.data:6379",
+        "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "state", "key": "password"}}},
+    }
+    claims = {
+        each["name"]: each["persistentVolumeClaim"]["claimName"]
+        for each in next(pod_templates(service))["spec"]["volumes"]
+        if "persistentVolumeClaim" in each
+    }
+    assert claims == {"models": "shared-models", "home": "shared-home"}
+
+
+def test_no_secret_outside_secrets(chart: Chart) -> None:
+    key = EVERYTHING["apiKey"]["value"]
+    for found in chart.render(EVERYTHING):
+        if found["kind"] == "Secret":
+            continue
+        assert key not in json.dumps(found)
+    assert chart.one(EVERYTHING, "Secret", f"{NAME}-api-key")["stringData"] == {"api-key": key}
+
+
+def test_the_ingress_leads_to_the_operators_service(chart: Chart) -> None:
+    path = chart.one(INGRESS, "Ingress")["spec"]["rules"][0]["http"]["paths"][0]
+    assert path["backend"]["service"] == {"name": f"{NAME}-serve-svc", "port": {"number": 8000}}
+    assert chart.service(EVERYTHING)["spec"]["serveService"]["metadata"]["name"] == f"{NAME}-serve-svc"
+
+
+def test_selectors_find_the_pods(chart: Chart) -> None:
+    head, worker, _ = (each["metadata"]["labels"] for each in pod_templates(chart.service(EVERYTHING)))
+    budget = chart.one(EVERYTHING, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"]
+    assert budget.items() <= worker.items()
+    assert not budget.items() <= head.items()
+    redis = chart.one(EVERYTHING, "StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    for kind, name in (("NetworkPolicy", NAME), ("PodMonitor", NAME)):
+        spec = chart.one(EVERYTHING, kind, name)["spec"]
+        selector = spec.get("podSelector") or spec["selector"]
+        (expression,) = selector["matchExpressions"]
+        for labels, wanted in ((head, True), (worker, True), (redis, False)):
+            found = labels.get(expression["key"]) in expression["values"]
+            assert (selector["matchLabels"].items() <= labels.items() and found) is wanted
+
+
+@pytest.mark.parametrize("replicas", [1, 9])
+def test_more_gateways_need_no_new_cluster(chart: Chart, replicas: int) -> None:
+    plain, changed = chart.service({}), chart.service({"serve": {"gatewayReplicas": replicas}})
+    assert changed["spec"]["serveConfigV2"] != plain["spec"]["serveConfigV2"]
+    assert changed["spec"]["rayClusterConfig"] == plain["spec"]["rayClusterConfig"]
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({}, "demo-ostinato"),
+        ({"nameOverride": "llm"}, "demo-llm"),
+        ({"nameOverride": "demo"}, "demo"),
+        ({"fullnameOverride": "serving"}, "serving"),
+        ({"nameOverride": "a" * 47}, "demo-" + "a" * 42),
+    ],
+)
+def test_names(chart: Chart, given: Object, name: str) -> None:
+    assert chart.service(given)["metadata"]["name"] == name
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"gatewayReplicas": 3}, "gatewayReplicas"),
+        ({"image": {"repo": "x"}}, "repo"),
+        ({"settings": {"engine": "vllm", "maxLoraRanks": 8}}, "maxLoraRanks"),
+        ({"workerGroups": [{**CPU_GROUP, "gpu": 1}]}, "gpu"),
+        ({"head": {"resources": {"request": {}}}}, "request"),
+        ({"serve": {"gatewayReplicas": "two"}}, "gatewayReplicas"),
+        ({"serve": {"gatewayReplicas": 0}}, "gatewayReplicas"),
+        ({"workerGroups": [{**CPU_GROUP, "replicas": 1.5}]}, "replicas"),
+        ({"workerGroups": []}, "workerGroups"),
+        ({"ingress": {"enabled": "yes"}}, "enabled"),
+        ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+        ({"image": {"tag": "latest"}}, "tag"),
+        ({"settings": {"engine": "llama"}}, "engine"),
+        ({"upgradeStrategy": {"type": "Recreate"}}, "upgradeStrategy"),
+        ({"service": {"type": "External"}}, "service"),
+        ({"podDisruptionBudget": {"minAvailable": "50%"}}, "minAvailable"),
+        ({"metrics": {"port": 8000}}, "port"),
+        ({"store": {"url": "redis://:password@host:6379/0"}}, "url"),
+        ({"extraEnv": [{"name": "REDIS_PASSWORD", "value": "x"}]}, "extraEnv"),
+        ({"fullnameOverride": "1st"}, "fullnameOverride"),
+        # Refused by the templates: no schema can say these.
+        ({"redis": {"enabled": False}}, "store.existingSecret"),
+        ({"store": {"url": "redis://elsewhere:6379/0"}}, "exactly one state store"),
+        ({"redis": {"enabled": False}, "store": {"url": "redis://x:1/0"}}, "gcsFaultTolerance.redisAddress"),
+        ({"apiKey": {"value": "a", "existingSecret": "b"}}, "apiKey.existingSecret"),
+        ({"workerGroups": [CPU_GROUP, CPU_GROUP]}, "two groups are called cpu"),
+        ({"workerGroups": [{**CPU_GROUP, "replicas": 99}]}, "maxReplicas"),
+        ({"metrics": {n: {"enabled": True} for n in ("podMonitor", "serviceMonitor")}}, "serviceMonitor"),
+    ],
+    ids=lambda case: json.dumps(case)[:60] if isinstance(case, dict) else "",
+)
+def test_wrong_values_are_refused_by_name(chart: Chart, given: Object, named: str) -> None:
+    done = chart.run(given)
+    assert done.returncode != 0, "helm accepted it"
+    assert named in done.stderr
+
+
+def test_every_value_is_explained_and_typed() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for path, part in _parts(schema, "values"):
+        assert part.get("description"), f"{path} has no description"
+        if part.get("type") == "object" and "properties" in part:
+            assert part["additionalProperties"] is False, f"{path} accepts unknown keys"
+    for path, commented in _keys((CHART / "values.yaml").read_text().splitlines()):
+        assert commented, f"values.yaml: {path} has no comment"
+
+
+def _keys(lines: list[str]) -> Iterator[tuple[str, bool]]:
+    """Each key of the first two levels, and whether a comment stands before it or opens what it holds."""
+    parent, whole = "", False
+    for before, line, after in zip(["", *lines], lines, [*lines[1:], ""], strict=False):
+        key = re.match(r"^(  )?([A-Za-z]+):(.*)$", line)
+        if key is None:
+            continue
+        commented = before.lstrip().startswith("#")
+        if not key[1]:
+            # A comment before an object of Kubernetes' own explains it as a whole.
+            parent, whole = key[2], commented and not after.lstrip().startswith("#")
+        opens = not key[3] and after.lstrip().startswith("#")
+        yield f"{parent}.{key[2]}" if key[1] else parent, commented or opens or (bool(key[1]) and whole)
+
+
+def _parts(schema: Object, path: str) -> Iterator[tuple[str, Object]]:
+    for name, part in schema.get("properties", {}).items():
+        yield f"{path}.{name}", part
+        yield from _parts(part, f"{path}.{name}")
+        if isinstance(part.get("items"), dict):
+            yield from _parts(part["items"], f"{path}.{name}[]")
+
+
+def test_notes_name_the_service(helm: Helm) -> None:
+    done = helm("install", RELEASE, CHART, "--dry-run=client", "--namespace", "llm")
+    assert done.returncode == 0, done.stderr
+    assert f"service/{NAME}-serve-svc 8000:8000" in done.stdout
+    assert "No API key is set" in done.stdout
+
+
+def test_redis_starts_with_the_charts_command(chart: Chart, tmp_path: Path) -> None:
+    """The command line of the StatefulSet, run here with another folder and port."""
+    container = chart.one({}, "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
+    port = free_port()
+    script = container["command"][2].replace("--dir /data", f"--dir {tmp_path} --port {port}")
+    folder = str(Path(redis_binary()).parent)
+    variables = {"REDIS_PASSWORD": "abc123", "PATH": f"{folder}:/usr/bin:/bin"}
+    server = subprocess.Popen([*container["command"][:2], script], env=variables, stdout=subprocess.DEVNULL)
+    try:
+        probe = container["readinessProbe"]["exec"]["command"][2].replace("redis-cli", f"redis-cli -p {port}")
+        until = time.monotonic() + 10
+        while subprocess.run(["sh", "-c", probe], env=variables, capture_output=True, check=False).returncode:
+            assert time.monotonic() < until, "redis did not answer"
+            time.sleep(0.05)
+        wrong = {**variables, "REDIS_PASSWORD": "other"}
+        refused = subprocess.run(["sh", "-c", probe], env=wrong, capture_output=True, check=False)
+        assert refused.returncode != 0
+        assert (tmp_path / "appendonlydir").is_dir()
+    finally:
+        server.terminate()
+        server.wait(10)
