@@ -102,6 +102,13 @@ class Controller:
 
     async def run(self) -> None:
         """Reconcile on every change of the records, and every second for what changed outside."""
+        try:
+            await self._reconcile_forever()
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+
+    async def _reconcile_forever(self) -> None:
         revision, observed_at = -1, 0.0
         while True:
             try:
@@ -280,7 +287,7 @@ class Controller:
             await self._fail_one(name, error)
 
     async def _fail_one(self, name: str, error: errors.OstinatoError) -> None:
-        """End a deployment, unless it was established (then it says why it is away) or is being undeployed."""
+        """End a deployment, unless it is established (then it says why it is away) or being undeployed."""
 
         def change(state: State) -> Sequence[Change]:
             found = state.deployments.get(name)

@@ -203,8 +203,7 @@ def _start_ray(cluster: LocalCluster, settings: Settings, dashboard_port: int) -
     port = cluster.ray_address.rpartition(":")[2]
     dashboard = cluster.dashboard_url.rpartition(":")[2]
     command = [
-        str(Path(sys.executable).parent / "ray"),
-        "start",
+        *(sys.executable, "-m", "controlplane.ray_on_loopback", "start"),
         "--head",
         "--node-ip-address=127.0.0.1",
         f"--port={port}",

@@ -24,7 +24,14 @@ def respond(error: errors.OstinatoError) -> JSONResponse:
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
     if isinstance(error, errors.Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(error.body(), status_code=error.status, headers=headers)
+    return _ErrorResponse(error.body(), status_code=error.status, headers=headers)
+
+
+class _ErrorResponse(JSONResponse):
+    """Escapes what is not ASCII: a message may repeat a lone surrogate, which UTF-8 cannot hold."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content).encode()
 
 
 def install(app: FastAPI) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ from controlplane.api.services import Services
 from controlplane.metrics import UNKNOWN
 from controlplane.routing import Route
 from workers.messages import EngineCall, EngineHead, EngineReply
+
+log = logging.getLogger(__name__)
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -48,12 +51,17 @@ def engine_call(path: str, body: dict[str, Any], route: Route) -> EngineCall:
     sent = {**body, "model": route.model, **_bounded(path, body, route.max_output_tokens)}
     if route.variant is not None:
         sent["cache_salt"] = f"{route.variant.uid}:{body.get('cache_salt') or ''}"
-    return EngineCall(path, json.dumps(sent).encode(), route.variant)
+    try:
+        return EngineCall(path, json.dumps(sent).encode(), route.variant)
+    except RecursionError as e:
+        raise errors.InvalidRequest("the body is nested too deeply") from e
 
 
 def _bounded(path: str, body: dict[str, Any], most: int) -> dict[str, int]:
-    asked = [(name, body[name]) for name in _LIMIT_FIELDS if isinstance(body.get(name), int)]
+    asked = [(name, body[name]) for name in _LIMIT_FIELDS if body.get(name) is not None]
     for name, value in asked:
+        if type(value) is not int:
+            raise errors.InvalidRequest(f"{name}: expected an integer, got {value!r:.200}", param=name)
         if value > most:
             raise errors.InvalidRequest(
                 f"{name} is {value}, but '{body['model']}' was deployed for answers of at most {most} tokens",
@@ -109,6 +117,9 @@ async def answer(services: Services, path: str, raw: bytes) -> Response:
     except asyncio.CancelledError:
         watch.end(CLIENT_GONE)
         raise
+    except Exception:
+        watch.end(errors.OstinatoError.code)
+        raise
 
 
 async def ask(services: Services, route: Route, call: EngineCall) -> EngineReply:
@@ -135,9 +146,9 @@ async def _streamed(services: Services, route: Route, call: EngineCall, watch: W
     limit_s = services.settings.request_timeout_s
     try:
         async with asyncio.timeout(limit_s):
-            head = await anext(items)
+            head = await anext(items, None)
             if not isinstance(head, EngineHead):
-                raise errors.EngineFailed("the engine sent a body before its head")
+                raise errors.EngineFailed("the engine's answer did not start with its head")
             if head.status >= 300:
                 rest = [part async for part in items if isinstance(part, bytes)]
                 raise from_engine(head.status, b"".join(rest))
@@ -146,12 +157,17 @@ async def _streamed(services: Services, route: Route, call: EngineCall, watch: W
         if isinstance(e, TimeoutError):
             raise _timed_out(limit_s) from e
         raise
-    return ClosingStream(_chunks(items, watch, limit_s), media_type=head.content_type)
+
+    async def close() -> None:
+        await items.aclose()
+        watch.end(CLIENT_GONE)
+
+    return ClosingStream(_chunks(items, watch, limit_s), close, media_type=head.content_type)
 
 
 async def _chunks(
     items: AsyncGenerator[EngineHead | bytes, None], watch: Watch, limit_s: float
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """The engine's chunks; what goes wrong on the way is the last of them, as an error event."""
     code = CLIENT_GONE
     try:
@@ -169,20 +185,34 @@ async def _chunks(
     except errors.OstinatoError as e:
         code = e.code
         yield _event(e)
+    except Exception:
+        log.exception("a stream of '%s' broke", watch.model)
+        code = errors.OstinatoError.code
+        yield _event(errors.OstinatoError("an unexpected error; the gateway's log has its details"))
     finally:
         watch.end(code)
 
 
 class ClosingStream(StreamingResponse):
-    """Closes its generator however the response ends, so that a lost client frees its engine slot."""
+    """Closes its generator however the response ends, so that a lost client frees its engine slot.
+
+    `close` is for what the generator's own `finally` would do: a client that is lost before the first
+    chunk leaves a generator that never ran.
+    """
+
+    def __init__(
+        self, content: AsyncGenerator[bytes, None], close: Callable[[], Awaitable[None]], media_type: str
+    ) -> None:
+        super().__init__(content, media_type=media_type)
+        self._content = content
+        self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            close = getattr(self.body_iterator, "aclose", None)
-            if close is not None:
-                await close()
+            await self._content.aclose()
+            await self._close()
 
 
 def _event(error: errors.OstinatoError) -> bytes:

@@ -128,7 +128,8 @@ def _operations(services: Services) -> APIRouter:
     )
     async def watch_operation(operation_id: NamePath) -> Response:
         commands.find_operation(await services.read(), operation_id)
-        return ClosingStream(operations.watch(services, operation_id), media_type="text/event-stream")
+        events = operations.watch(services, operation_id)
+        return ClosingStream(events, events.aclose, media_type="text/event-stream")
 
     @routes.post("/operations/{operation_id}/cancel")
     async def cancel_operation(operation_id: NamePath) -> OperationView:
@@ -162,14 +163,18 @@ async def infer(services: Services, body: InferenceModelRequest) -> InferenceMod
         watch.routed(route)
         path, sent = _as_openai(body)
         reply = await inference.ask(services, route, inference.engine_call(path, sent, route))
+        answer = _as_answer(body.model, reply.body)
     except errors.OstinatoError as e:
         watch.end(e.code)
         raise
     except asyncio.CancelledError:
         watch.end(inference.CLIENT_GONE)
         raise
+    except Exception:
+        watch.end(errors.OstinatoError.code)
+        raise
     watch.end("ok")
-    return _as_answer(body.model, json.loads(reply.body))
+    return answer
 
 
 def _as_openai(body: InferenceModelRequest) -> tuple[str, dict[str, Any]]:
@@ -186,16 +191,21 @@ def _as_openai(body: InferenceModelRequest) -> tuple[str, dict[str, Any]]:
     return inference.CHAT, sent | {"messages": [{"role": "user", "content": body.inputText}]}
 
 
-def _as_answer(model: str, reply: dict[str, Any]) -> InferenceModelResponse:
-    choice, usage = reply["choices"][0], reply["usage"]
-    text = choice["message"]["content"] if "message" in choice else choice["text"]
-    return InferenceModelResponse(
-        model=model,
-        outputText=text or "",
-        finishReason=choice.get("finish_reason"),
-        inputTokens=usage["prompt_tokens"],
-        outputTokens=usage["completion_tokens"],
-    )
+def _as_answer(model: str, body: bytes) -> InferenceModelResponse:
+    """Errors: EngineFailed when it is no completion."""
+    try:
+        reply = json.loads(body)
+        choice, usage = reply["choices"][0], reply["usage"]
+        text = choice["message"]["content"] if "message" in choice else choice["text"]
+        return InferenceModelResponse(
+            model=model,
+            outputText=text or "",
+            finishReason=choice.get("finish_reason"),
+            inputTokens=usage["prompt_tokens"],
+            outputTokens=usage["completion_tokens"],
+        )
+    except (ValueError, LookupError, TypeError, AttributeError) as e:
+        raise errors.EngineFailed("the engine's answer is not an OpenAI completion") from e
 
 
 async def installation_status(services: Services) -> dict[str, Any]:

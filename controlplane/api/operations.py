@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from controlplane import commands, errors, store_edits
 from controlplane.api.schemas import DeployModelRequest, OperationView, RegisterModelRequest
 from controlplane.api.services import REFRESH_S, Services, fresh_context, until
 from controlplane.commands import Context, Outcome
-from controlplane.records import IdempotencyKey, Operation
+from controlplane.records import IdempotencyKey, Operation, Phase
 from controlplane.state.typed import Put, State
 
 KEEP_ALIVE_S = 10.0
@@ -94,6 +94,8 @@ async def run(services: Services, submitted: Awaitable[Operation]) -> Operation:
     done: Operation = await until(services, ended, services.settings.engine_start_timeout_s)
     if done.error is not None:
         raise failure_of(done)
+    if done.phase is Phase.CANCELLED:
+        raise errors.NotReady(f"'{done.target}': {done.reason}")
     return done
 
 
@@ -111,7 +113,7 @@ def _tree(cls: type[errors.OstinatoError]) -> list[type[errors.OstinatoError]]:
 BY_CODE = {cls.code: cls for cls in _tree(errors.OstinatoError)}
 
 
-async def watch(services: Services, operation_id: str) -> AsyncIterator[bytes]:
+async def watch(services: Services, operation_id: str) -> AsyncGenerator[bytes, None]:
     """Server-sent events: the operation at every change, the last time when it is done."""
     commands.find_operation(await services.read(), operation_id)
     last: Operation | None = None

@@ -104,7 +104,7 @@ images have different Pythons, and Ray wants one.
 
 {{/* A value as the text of an environment variable: no exponents in large whole numbers. */}}
 {{- define "ostinato.text" -}}
-{{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ toString . }}{{ else }}{{ toString . }}{{ end }}
+{{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ int64 . }}{{ else }}{{ toString . }}{{ end }}
 {{- end }}
 
 {{/* Combinations that a schema cannot refuse. */}}
