@@ -22,6 +22,7 @@ from controlplane.api.services import RouteBook, Services
 from controlplane.controller import Controller
 from controlplane.inventory import InventoryBook
 from controlplane.metrics import ControllerMetrics, Metrics
+from controlplane.ray_on_loopback import keep_replica_on_loopback
 from controlplane.reconcile import EngineView
 from controlplane.settings import Settings
 from controlplane.state import open_store
@@ -95,6 +96,7 @@ class Gateway:
     """Stateless: each replica reads the same records and routes alike."""
 
     def __init__(self, controller: DeploymentHandle) -> None:
+        keep_replica_on_loopback()
         self._controller = controller  # keeps the controller in this application
         self._metrics_address = serve_metrics(Settings().metrics_host)
 
@@ -107,6 +109,7 @@ class ControllerReplica:
     """Runs one Controller for as long as the replica lives."""
 
     def __init__(self) -> None:
+        keep_replica_on_loopback()
         settings = Settings()
         repository = Repository(open_store(settings.resolved_store_url))
         self._metrics_address = serve_metrics(settings.metrics_host)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 from ray import serve
 
+from controlplane.ray_on_loopback import keep_replica_on_loopback
 from controlplane.serve_runtime import ENGINE
 from controlplane.settings import Settings
 from workers.messages import EngineCall, EngineConfig, EngineHead, EngineReply, VariantRef, WorkerReport
@@ -19,6 +20,7 @@ class EngineReplica:
     """Ray Serve's face of a worker: one method per message, no logic."""
 
     async def __init__(self, config: EngineConfig, metrics_host: str) -> None:  # type: ignore[misc]  # Serve awaits it
+        keep_replica_on_loopback()
         self._worker = Worker(config, metrics_host)
         await self._worker.start()
 

@@ -152,6 +152,7 @@ def _set_environment(config: EngineConfig) -> None:
         VLLM_WORKER_MULTIPROC_METHOD="spawn",
         VLLM_USE_FLASHINFER_SAMPLER="0",
         VLLM_NO_USAGE_STATS="1",
+        VLLM_HOST_IP="127.0.0.1",  # an engine's ranks are on one node
         HF_HUB_OFFLINE="1",
     )
     if len(config.layers_per_stage) == 1:

@@ -118,7 +118,7 @@ def _print_plan(console: Console, deployment: DeploymentView) -> None:
 
 def _ask(console: Console, client: Client) -> bool:
     console.print(
-        f"[bold]4. Ask base and variants, {CONCURRENT} requests at a time[/]  (one engine, one batch, streamed)"
+        f"[bold]4. Ask base and variants, {CONCURRENT} requests at a time[/]  (one engine, one batch)"
     )
     jobs = [
         (model, task, problem)

@@ -114,16 +114,19 @@ def _judge(reply: httpx.Response) -> str | None:
 
 
 def _last_event(reply: httpx.Response) -> str | None:
+    """What the stream ended with; vLLM sends [DONE] after an error event too."""
     last = ""
     for line in reply.iter_lines():
         if line.startswith("data: "):
             last = line.removeprefix("data: ")
-    return None if last == "[DONE]" else error_event(last)
+            if (code := error_code(last)) is not None:
+                return f"event {code}"
+    return None if last == "[DONE]" else CUT
 
 
-def error_event(data: str) -> str:
-    """`event CODE` for an error event; CUT for anything else."""
-    try:
-        return f"event {json.loads(data)['error']['code']}"
-    except (ValueError, KeyError, TypeError):
-        return CUT
+def error_code(event: str) -> str | None:
+    """The code of an error event; None for any other."""
+    if event == "[DONE]":
+        return None
+    error = json.loads(event).get("error")
+    return None if error is None else str(error["code"])

@@ -28,7 +28,7 @@ class Prometheus:
     def __init__(self, folder: Path, targets_url: str) -> None:
         self.url = f"http://127.0.0.1:{free_port()}"
         config = {
-            "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
+            "global": {"scrape_interval": "3s", "scrape_timeout": "3s"},
             "scrape_configs": [
                 {
                     "job_name": "ostinato",
@@ -50,12 +50,19 @@ class Prometheus:
             )
 
     def query(self, expression: str) -> list[dict[str, Any]]:
+        """An instant query's series; an empty answer fails, saying which targets could not be scraped."""
         reply = httpx.get(
             f"{self.url}/api/v1/query", params={"query": expression}, timeout=5, trust_env=False
         )
         assert reply.status_code == 200, reply.text
         found: list[dict[str, Any]] = reply.json()["data"]["result"]
+        assert found, f"no series for {expression}; not scraped: {self.problems()}"
         return found
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Targets it could not scrape, and why."""
+        targets = httpx.get(f"{self.url}/api/v1/targets", timeout=5, trust_env=False).json()["data"]
+        return [(t["scrapeUrl"], t["lastError"]) for t in targets["activeTargets"] if t["lastError"]]
 
     def stop(self) -> None:
         self.process.terminate()
@@ -113,7 +120,7 @@ def test_every_process_is_scraped(prometheus: Prometheus) -> None:
 def test_the_controller_counts_its_records(prometheus: Prometheus) -> None:
     def counted() -> bool:
         found = prometheus.query('ostinato_deployments{phase="Deployed"}')
-        return bool(found) and float(found[0]["value"][1]) == 3
+        return float(found[0]["value"][1]) == 3
 
     until(counted, 60, "three deployments", every_s=0.5)
 
