@@ -18,10 +18,9 @@ $(VENV)/.installed: requirements/cpu.txt pyproject.toml
 	@echo "[1/3] creating $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "[2/3] installing torch and the locked packages (about 500 MB to download; a few minutes)"
-	@$(BIN)/pip install --disable-pip-version-check --progress-bar off --no-deps $(TORCH) | grep -vE '^(WARNING|Looking|Processing|  )' || true
-	@grep -v '^torch==' requirements/cpu.txt > $(VENV)/cpu.txt
-	@$(BIN)/pip install --disable-pip-version-check --progress-bar off --no-deps -r $(VENV)/cpu.txt > $(VENV)/install.log 2>&1 \
-	  || { tail -n 20 $(VENV)/install.log; exit 1; }
+	@{ echo "$(TORCH)"; grep -v '^torch==' requirements/cpu.txt; } > $(VENV)/requirements.txt
+	@$(BIN)/pip install --disable-pip-version-check --progress-bar off --no-deps -r $(VENV)/requirements.txt \
+	  > $(VENV)/install.log 2>&1 || { tail -n 20 $(VENV)/install.log; exit 1; }
 	@echo "[3/3] installing ostinato"
 	@$(BIN)/pip install --disable-pip-version-check --no-deps -q -e . >> $(VENV)/install.log 2>&1 || { tail -n 20 $(VENV)/install.log; exit 1; }
 	@$(BIN)/python -c "from workers import torch_stack; torch_stack.check()"

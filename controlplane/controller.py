@@ -212,7 +212,10 @@ class Controller:
             ready = await asyncio.to_thread(
                 fetching.profile, model, base, limits, self._runtime.convert_bundled
             )
-        except errors.OstinatoError as e:
+        except Exception as e:  # reading the same files again would fail alike
+            if not isinstance(e, errors.OstinatoError):
+                log.exception("profiling '%s' failed", name)
+                e = errors.OstinatoError(f"an unexpected error while its files were read: {e!r}")
             await self._conclude(
                 OperationKind.REGISTER,
                 name,

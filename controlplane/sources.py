@@ -26,7 +26,10 @@ def parse(uri: str, roots: Sequence[Path], param: str) -> Path | BundledSource:
     """
     if uri.startswith("/"):
         return _allowed(Path(uri), roots, param)
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError as e:
+        raise errors.InvalidRequest(f"'{uri}' is not a usable URI: {e}", param=param) from e
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return _allowed(Path(unquote(parts.path)), roots, param)
     if parts.scheme == "bundled":
@@ -57,9 +60,13 @@ def _allowed(path: Path, roots: Sequence[Path], param: str) -> Path:
 
 
 def require_folder(path: Path, param: str) -> Path:
-    """Errors: SourceUnreadable when there is no such folder."""
-    if not path.is_dir():
-        raise errors.SourceUnreadable(
-            f"'{path}' is not a folder; expected one holding the model's or adapter's files", param=param
-        )
-    return path
+    """Errors: SourceUnreadable when there is no such folder, or none that may be looked at."""
+    try:
+        if path.is_dir():
+            return path
+        problem = "is not a folder"
+    except OSError as e:
+        problem = f"cannot be read: {e.strerror}"
+    raise errors.SourceUnreadable(
+        f"'{path}' {problem}; expected a folder holding the model's or adapter's files", param=param
+    )

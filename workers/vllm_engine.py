@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 import os
+from types import SimpleNamespace
 from typing import Any, cast
 
 from workers import torch_stack
@@ -46,6 +47,8 @@ class VllmEngine:
         tasks = await llm.get_supported_tasks()
         app = vllm["build_app"](args, tasks, llm.model_config)
         await vllm["init_app_state"](llm, app.state, args, tasks)
+        # vLLM's handler of a dead engine ends its own server by this; Ray Serve replaces us instead.
+        app.state.server = SimpleNamespace(should_exit=False)
         return cls(llm, app, vllm["version"])
 
     @property

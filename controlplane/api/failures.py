@@ -67,6 +67,8 @@ def _got(problem: dict[str, Any]) -> str:
 async def _http(request: Request, exc: Exception) -> JSONResponse:
     """Starlette's own refusals: unknown paths, wrong methods."""
     assert isinstance(exc, HTTPException)
+    if isinstance(exc.__cause__, errors.OstinatoError):  # FastAPI wraps what reading the body raised
+        return respond(exc.__cause__)
     kind = {404: "path_not_found", 405: "method_not_allowed"}.get(exc.status_code, "invalid_request")
     message = f"{request.method} {request.url.path}: {exc.detail}; GET /docs lists what there is"
     body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": kind}}

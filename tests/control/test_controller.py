@@ -1,0 +1,508 @@
+"""The controller, real, on a real store, over an in-memory cluster: and killed at any point."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as bounded
+from hypothesis import strategies as st
+from in_memory import InMemoryCluster, cancel, submit
+from prometheus_client import CollectorRegistry
+
+from controlplane import controller as module
+from controlplane import errors, fetching
+from controlplane.api.schemas import DeployModelRequest, RegisterModelRequest
+from controlplane.commands import delete_model, deploy_model, register_model, undeploy_model
+from controlplane.controller import Controller
+from controlplane.metrics import ControllerMetrics
+from controlplane.reconcile import EngineStatus, Observed, reconcile
+from controlplane.records import Model, Operation, OperationKind, Phase
+from controlplane.settings import Settings
+from controlplane.state import Entry, Snapshot, StateStore, Write, open_store
+from controlplane.state.typed import Repository
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TICK_S", 0.002)
+    monkeypatch.setattr(module, "OBSERVE_EVERY_S", 0.02)
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+
+
+class World:
+    """One installation without its gateway."""
+
+    def __init__(self, settings: Settings, repository: Repository, files: Path) -> None:
+        self.settings, self.repository, self.files = settings, repository, files
+        self.cluster = InMemoryCluster()
+
+    @asynccontextmanager
+    async def controlled(self) -> AsyncIterator[None]:
+        """A controller runs inside this block; at its end it is killed."""
+        controller = Controller(
+            self.settings, self.repository, self.cluster, ControllerMetrics(CollectorRegistry())
+        )
+        task = asyncio.create_task(controller.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await controller.settle()
+
+    def register(self, name: str, base: str | None = None, folder: str = "") -> Operation:
+        path = str(self.files / (folder or name))
+        where = {"base": base, "adapter": path} if base else {"source": path}
+        request = RegisterModelRequest.model_validate({"model": name, **where})
+        return submit(self.repository, register_model, request)
+
+    def deploy(self, name: str, **options: Any) -> Operation:
+        request = DeployModelRequest.model_validate({"model": name, **options})
+        return submit(self.repository, deploy_model, request)
+
+    def undeploy(self, name: str) -> Operation:
+        return submit(self.repository, undeploy_model, name)
+
+    def phase(self, operation: Operation) -> Phase:
+        return self.repository.read().operations[operation.id].record.phase
+
+    async def until(self, holds: Callable[[], Any]) -> None:
+        async with asyncio.timeout(5):
+            while not holds():  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    async def end(self, operation: Operation) -> Operation:
+        await self.until(lambda: self.repository.read().operations[operation.id].record.done)
+        return self.repository.read().operations[operation.id].record
+
+    async def up(self, *variants: str) -> None:
+        await self.end(self.register("base"))
+        for name in variants:
+            await self.end(self.register(name, "base"))
+        for name in ("base", *variants):
+            assert (await self.end(self.deploy(name))).phase is Phase.DEPLOYED
+
+
+@pytest.fixture
+def world(settings: Settings, repository: Repository, files: Path) -> World:
+    return World(settings, repository, files)
+
+
+async def test_a_whole_life(world: World) -> None:
+    async with world.controlled():
+        registered = await world.end(world.register("base"))
+        assert (registered.phase, registered.progress) == (Phase.READY, 1.0)
+        assert (await world.end(world.register("v1", "base"))).phase is Phase.READY
+        deployed = await world.end(world.deploy("v1"))
+        assert deployed.phase is Phase.DEPLOYED
+        messages = [e.message for e in deployed.events]
+        assert any("starting the engine" in m for m in messages)
+        assert "loading it into the engine of 'base'" in messages
+        assert set(world.cluster.engines["base"].loaded) == {"v1"}
+        assert (await world.end(world.undeploy("v1"))).phase is Phase.DELETED
+        assert world.cluster.engines["base"].loaded == {}
+        assert (await world.end(world.undeploy("base"))).phase is Phase.DELETED
+        assert world.cluster.engines == {}
+        for name in ("v1", "base"):
+            submit(world.repository, delete_model, name)
+    state = world.repository.read()
+    assert (state.models, state.deployments) == ({}, {})
+
+
+async def test_an_engine_is_launched_once(world: World) -> None:
+    async with world.controlled():
+        await world.up("v1", "v2")
+        await asyncio.sleep(0.1)
+    assert world.cluster.launches == ["base"]
+
+
+async def test_a_launch_that_fails_leaves_nothing(world: World) -> None:
+    world.cluster.broken.add("base")
+    async with world.controlled():
+        await world.end(world.register("base"))
+        await world.end(world.register("v1", "base"))
+        failed = await world.end(world.deploy("v1"))
+        assert failed.error is not None
+        assert failed.error["error"]["code"] == "engine_failed"
+        assert "out of memory" in failed.error["error"]["message"]
+        await world.until(lambda: not world.repository.read().deployments and not world.cluster.engines)
+        assert set(world.repository.read().models) == {"base", "v1"}
+        world.cluster.broken.clear()
+        assert (await world.end(world.deploy("v1"))).phase is Phase.DEPLOYED
+
+
+async def test_an_intent_that_cannot_be_met(world: World) -> None:
+    async with world.controlled():
+        await world.end(world.register("base"))
+        failed = await world.end(world.deploy("base", intent="accSLO", SLOs={"accuracy": 100}))
+        assert failed.phase is Phase.DEPLOYED
+        await world.end(world.undeploy("base"))
+        failed = await world.end(world.deploy("base", intent="latSLO", SLOs={"e2e_ms": 1e-9}))
+    assert failed.error is not None
+    assert failed.error["error"]["code"] == "no_feasible_plan"
+    assert world.repository.read().deployments == {}
+
+
+async def test_an_adapter_the_engine_refuses(world: World) -> None:
+    world.cluster.refused.add("v1")
+    async with world.controlled():
+        await world.up("v2")
+        await world.end(world.register("v1", "base"))
+        failed = await world.end(world.deploy("v1"))
+    assert failed.error is not None
+    assert failed.error["error"]["code"] == "adapter_mismatch"
+    assert set(world.repository.read().deployments) == {"base", "v2"}
+
+
+@pytest.mark.parametrize(
+    ("folder", "base", "code"),
+    [
+        ("missing", None, "source_unreadable"),
+        ("torn", None, "source_unreadable"),
+        ("../..", None, "path_not_allowed"),
+        ("nul\0", None, "invalid_request"),
+        ("long" * 100, None, "source_unreadable"),
+        ("wide", "base", "adapter_mismatch"),
+        ("strange", "base", "adapter_mismatch"),
+    ],
+)
+async def test_nothing_is_half_registered(world: World, folder: str, base: str | None, code: str) -> None:
+    async with world.controlled():
+        await world.end(world.register("base"))
+        failed = await world.end(world.register("x", base, folder))
+        assert failed.phase is Phase.FAILED
+        assert failed.error is not None
+        assert failed.error["error"]["code"] == code
+        assert set(world.repository.read().models) == {"base"}
+        good = await world.end(world.register("x", "base", "v1"))
+    assert good.phase is Phase.READY
+
+
+async def test_an_unexpected_error_ends_a_registration(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def profile(*args: Any) -> Model:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(fetching, "profile", profile)
+    async with world.controlled():
+        failed = await world.end(world.register("base"))
+    assert failed.error is not None
+    assert failed.error["error"]["code"] == "internal_error"
+    assert world.repository.read().models == {}
+
+
+@pytest.fixture
+def slow_profile(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Profiling waits for this event."""
+    release, real = threading.Event(), fetching.profile
+
+    def profile(*args: Any) -> Model:
+        release.wait(5)
+        return real(*args)
+
+    monkeypatch.setattr(fetching, "profile", profile)
+    yield release
+    release.set()
+
+
+async def test_cancelling_a_registration(world: World, slow_profile: threading.Event) -> None:
+    async with world.controlled():
+        operation = world.register("base")
+        await world.until(lambda: world.phase(operation) is Phase.PROFILING)
+        cancel(world.repository, operation.id)
+        assert (await world.end(operation)).phase is Phase.CANCELLED
+        assert world.repository.read().models == {}
+        again = world.register("base")  # the first one is still being read
+        slow_profile.set()
+        assert (await world.end(again)).phase is Phase.READY
+        assert world.repository.read().models["base"].record.phase is Phase.READY
+
+
+async def test_cancelling_a_deployment(world: World) -> None:
+    world.cluster.held.add("base")
+    async with world.controlled():
+        await world.end(world.register("base"))
+        await world.end(world.register("v1", "base"))
+        operation, waiting = world.deploy("base"), world.deploy("v1")
+        await world.until(lambda: "base" in world.cluster.engines)
+        cancel(world.repository, operation.id)
+        assert (await world.end(operation)).phase is Phase.CANCELLED
+        assert (await world.end(waiting)).phase is Phase.FAILED
+        await world.until(lambda: not world.cluster.engines)
+        assert world.repository.read().deployments == {}
+
+
+async def test_cancelling_a_variant_leaves_its_base(world: World) -> None:
+    world.cluster.held.add("base")
+    async with world.controlled():
+        await world.end(world.register("base"))
+        await world.end(world.register("v1", "base"))
+        operation = world.deploy("v1")
+        await world.until(lambda: "base" in world.cluster.engines)
+        cancel(world.repository, operation.id)
+        assert (await world.end(operation)).phase is Phase.CANCELLED
+        world.cluster.held.clear()
+        await world.until(lambda: world.repository.read().deployments["base"].record.phase is Phase.DEPLOYED)
+        assert set(world.repository.read().deployments) == {"base"}
+
+
+async def test_undeploying_twice_and_while_deploying(world: World) -> None:
+    world.cluster.held.add("base")
+    async with world.controlled():
+        await world.end(world.register("base"))
+        deploying = world.deploy("base")
+        operations = [world.undeploy("base"), world.undeploy("base")]
+        cancel(world.repository, deploying.id)
+        assert [(await world.end(o)).phase for o in operations] == [Phase.DELETED] * 2
+        assert (await world.end(deploying)).phase is Phase.CANCELLED
+
+
+async def test_a_lost_engine_is_launched_again(world: World) -> None:
+    async with world.controlled():
+        await world.up("v1")
+        world.cluster.engines.clear()
+        await world.until(lambda: world.cluster.launches == ["base", "base"])
+        await world.until(lambda: world.repository.read().deployments["base"].record.phase is Phase.DEPLOYED)
+    assert world.repository.read().deployments["v1"].record.phase is Phase.DEPLOYED
+
+
+async def test_a_cluster_that_comes_back_piece_by_piece_loses_no_deployment(world: World) -> None:
+    devices = world.cluster.devices
+    async with world.controlled():
+        await world.up("v1")
+        world.cluster.devices = type(devices)(())  # its nodes have not joined yet
+        world.cluster.broken.add("base")
+        world.cluster.engines.clear()
+        await world.until(lambda: world.repository.read().deployments["base"].record.reason)
+        world.cluster.devices = devices
+        await world.until(lambda: len(world.cluster.launches) > 2)  # starts, fails, starts again
+        world.cluster.broken.clear()
+        await world.until(lambda: world.repository.read().deployments["base"].record.phase is Phase.DEPLOYED)
+    assert set(world.repository.read().deployments) == {"base", "v1"}
+
+
+async def test_the_store_may_be_away_for_a_while(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = True
+    real = world.repository.read
+
+    def read() -> Any:
+        if away:
+            raise errors.Unavailable("the store is away")
+        return real()
+
+    operation = world.register("base")
+    monkeypatch.setattr(world.repository, "read", read)
+    async with world.controlled():
+        await asyncio.sleep(0.05)
+        away = False
+        assert (await world.end(operation)).phase is Phase.READY
+
+
+# --- killed at any point -------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """kill -9."""
+
+
+class Fuse:
+    """Counts what a controller does to the outside; at zero it dies, and nothing it does counts."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def burn(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+
+
+class FusedStore:
+    """A store whose writer dies before, or right after, a commit."""
+
+    def __init__(self, store: StateStore, fuse: Fuse) -> None:
+        self._store, self._fuse = store, fuse
+
+    def revision(self) -> int:
+        return self._store.revision()
+
+    def snapshot(self, kinds: Sequence[str]) -> Snapshot:
+        return self._store.snapshot(kinds)
+
+    def get(self, kind: str, key: str) -> Entry | None:
+        return self._store.get(kind, key)
+
+    def commit(self, writes: Sequence[Write]) -> int:
+        self._fuse.burn()
+        revision = self._store.commit(writes)
+        self._fuse.burn()
+        return revision
+
+    def close(self) -> None: ...
+
+
+class FusedCluster:
+    """A cluster whose caller dies before, or right after, a call that changes it."""
+
+    def __init__(self, cluster: InMemoryCluster, fuse: Fuse) -> None:
+        self._cluster, self._fuse = cluster, fuse
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._cluster, name)
+        if name not in ("launch", "stop", "load_variant", "unload_variant"):
+            return real
+
+        async def fused(*args: Any) -> Any:
+            self._fuse.burn()
+            result = await real(*args)
+            self._fuse.burn()
+            return result
+
+        return fused
+
+
+COMMANDS = st.lists(
+    st.sampled_from(
+        [
+            *[("register", n) for n in ("base", "v1", "torn")],
+            *[("deploy", n) for n in ("base", "v1", "base", "v1")],
+            *[("undeploy", n) for n in ("base", "v1")],
+            ("delete", "v1"),
+            ("cancel", ""),
+            ("break", ""),
+            ("mend", ""),
+            ("settle", ""),
+            ("settle", ""),
+        ]
+    ),
+    min_size=4,
+    max_size=16,
+)
+
+
+async def play(world: World, script: list[tuple[str, str]], lives: list[int]) -> None:
+    """The user's commands, one per step of a controller that dies as `lives` says."""
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)  # the dead say nothing
+    store = world.repository._store
+    remaining = list(lives)
+
+    def born() -> tuple[Controller, Fuse]:
+        fuse = Fuse(remaining.pop() if remaining else 10**9)
+        cluster: Any = FusedCluster(world.cluster, fuse)
+        metrics = ControllerMetrics(CollectorRegistry())
+        return Controller(world.settings, Repository(FusedStore(store, fuse)), cluster, metrics), fuse
+
+    controller, fuse = born()
+
+    async def step(settle: bool) -> None:
+        nonlocal controller, fuse
+        await controller.step()
+        if settle:
+            await controller.settle()
+        await asyncio.sleep(0)
+        if fuse.left < 0:
+            await controller.settle()
+            controller, fuse = born()
+
+    await step(True)
+    for command, name in script:
+        with contextlib.suppress(errors.OstinatoError):
+            order(world, command, name)
+        await step(command == "settle")
+    for _ in range(60):
+        await step(True)
+        observed = Observed(await world.cluster.observe(), frozenset(), 0.0)
+        if not reconcile(world.repository.read(), observed):
+            return
+    pytest.fail(f"no fixed point: {reconcile(world.repository.read(), observed)}")
+
+
+def order(world: World, command: str, name: str) -> None:
+    state = world.repository.read()
+    match command:
+        case "register":
+            world.register(name, "base" if name == "v1" else None)
+        case "deploy":
+            world.deploy(name)
+        case "undeploy":
+            world.undeploy(name)
+        case "delete":
+            submit(world.repository, delete_model, name)
+        case "break":
+            world.cluster.broken.add("base")
+        case "mend":
+            world.cluster.broken.clear()
+        case "cancel":
+            for o in state.operations.values():
+                if not o.record.done:
+                    cancel(world.repository, o.record.id)
+
+
+def check(world: World) -> None:
+    state = world.repository.read()
+    operations = sorted((o.record for o in state.operations.values()), key=lambda o: o.created_at_s)
+    assert [o for o in operations if not o.done] == []
+    assert {m.record.phase for m in state.models.values()} <= {Phase.READY}
+    assert {d.record.phase for d in state.deployments.values()} <= {Phase.DEPLOYED}
+    assert set(world.cluster.engines) == {d.record.host for d in state.deployments.values()}
+    for engine in world.cluster.engines.values():
+        assert engine.view.status is EngineStatus.RUNNING
+    assert all(d in state.models for d in state.deployments)
+    last: dict[tuple[str, bool], Operation] = {}
+    for o in operations:
+        about_model = o.kind in (OperationKind.REGISTER, OperationKind.DELETE)
+        if o.phase in (Phase.READY, Phase.DEPLOYED, Phase.DELETED):
+            last[o.target, about_model] = o
+    for (target, about_model), o in last.items():
+        there = target in (state.models if about_model else state.deployments)
+        if o.phase is Phase.DELETED and target == "base" and not about_model:
+            continue  # a variant may have brought it back
+        assert there == (o.phase is not Phase.DELETED), o
+
+
+@bounded(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(script=COMMANDS, lives=st.lists(st.integers(0, 12), max_size=6))
+def test_killed_anywhere_a_successor_ends_everything(
+    script: list[tuple[str, str]],
+    lives: list[int],
+    settings: Settings,
+    files: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("state")
+    store = open_store(f"sqlite://{folder}/state.db")
+    world = World(settings, Repository(store), files)
+    script = [("register", "base"), ("settle", ""), ("register", "v1"), ("settle", ""), *script, ("mend", "")]
+    try:
+        asyncio.run(play(world, script, lives))
+        check(world)
+    finally:
+        store.close()
+
+
+async def test_killed_while_it_runs(world: World) -> None:
+    """The same with the real loop, cut off at arbitrary moments."""
+    operations: list[Operation] = []
+    orders: list[Callable[[], Operation]] = [
+        lambda: world.register("base"),
+        lambda: world.register("v1", "base"),
+        lambda: world.deploy("v1"),
+        lambda: world.undeploy("v1"),
+    ]
+    for order_next in orders:
+        operations.append(order_next())
+        for n in range(12):
+            async with world.controlled():
+                await asyncio.sleep(0.003 * n)
+        async with world.controlled():
+            await world.end(operations[-1])
+    assert [world.phase(o) for o in operations] == [Phase.READY, Phase.READY, Phase.DEPLOYED, Phase.DELETED]
+    assert set(world.cluster.engines) == {"base"}

@@ -1,0 +1,75 @@
+"""From a model and an inventory to an engine's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from in_memory import CPU, GIB
+from test_fetching import ready_base
+
+from controlplane import errors
+from controlplane.deploying import decide, engine_config
+from controlplane.records import Deployment, Model, Phase
+from controlplane.settings import Settings
+from placement.types import Intent, Inventory, Slos
+
+HERE = Inventory((CPU,))
+DEPLOYMENT = Deployment("b", 1, "b", Phase.PENDING, Intent.MIN_COST, 16)
+
+
+@pytest.fixture
+def base(files: Path) -> Model:
+    return replace(ready_base(files), compression={"none": 97.0})
+
+
+def test_the_only_device_is_chosen(base: Model, settings: Settings) -> None:
+    placement = decide(base, DEPLOYMENT, HERE, settings)
+    config = engine_config(base, placement, settings)
+    assert [(r.node, r.device_kind) for r in placement.ranks] == [("node", "cpu")]
+    assert placement.estimate.accuracy == 97.0
+    assert (config.engine, config.name, config.model_path) == ("echo", "b", base.path)
+    assert (config.dtype, config.device_kind, config.max_model_len) == ("float32", "cpu", 64)
+    assert (config.max_variants, config.max_lora_rank) == (settings.max_variants, settings.max_lora_rank)
+
+
+def test_the_cache_holds_every_sequence_at_full_length(base: Model, settings: Settings) -> None:
+    placement = decide(base, DEPLOYMENT, HERE, settings)
+    config = engine_config(base, placement, settings)
+    tokens = settings.concurrency * config.max_model_len
+    assert config.kv_cache_bytes >= tokens * 2 * 4 * 4 * 2  # K and V, 1 head of 4, 4 bytes, 2 layers
+    assert config.memory_bytes > config.kv_cache_bytes
+
+
+def test_the_context_is_bounded_by_the_model(base: Model, settings: Settings) -> None:
+    longer = settings.model_copy(update={"max_model_len": 4096})
+    assert decide(base, DEPLOYMENT, HERE, longer).plan.max_model_len == 64
+
+
+def test_a_dtype_may_be_set(base: Model, settings: Settings) -> None:
+    half = settings.model_copy(update={"engine_dtype": "bfloat16"})
+    assert engine_config(base, decide(base, DEPLOYMENT, HERE, half), half).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("changes", "slos", "devices"),
+    [
+        ({}, Slos(), ()),
+        ({}, Slos(), (replace(CPU, total_bytes=GIB, free_bytes=1000),)),
+        ({}, Slos(latency_s=1e-12), (CPU,)),
+        ({}, Slos(accuracy=99.0), (CPU,)),
+        ({"compression": {"int4": 90.0}}, Slos(), (CPU,)),
+    ],
+    ids=["no devices", "no memory", "too fast", "too good", "no technique"],
+)
+def test_no_plan(base: Model, settings: Settings, changes: dict, slos: Slos, devices: tuple) -> None:  # type: ignore[type-arg]
+    wanted = replace(DEPLOYMENT, intent=Intent.SLO, slos=slos)
+    with pytest.raises(errors.NoFeasiblePlan) as refusal:
+        decide(replace(base, **changes), wanted, Inventory(devices), settings)
+    assert len(refusal.value.message) > 20
+
+
+def test_a_model_that_was_not_profiled(base: Model, settings: Settings) -> None:
+    with pytest.raises(errors.NotReady):
+        decide(replace(base, spec=None), DEPLOYMENT, HERE, settings)

@@ -1,0 +1,91 @@
+"""Registration's work on real files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_reconcile import model
+
+from controlplane import errors
+from controlplane.fetching import Limits, profile
+from controlplane.records import Model, Phase
+
+
+def no_bundles(name: str) -> Path:
+    raise errors.SourceUnreadable(f"no {name}")
+
+
+def base(files: Path, folder: str = "base") -> Model:
+    return Model("b", 1, Phase.PROFILING, source=str(files / folder))
+
+
+def variant(files: Path, folder: str) -> Model:
+    return Model("v", 2, Phase.PROFILING, base="b", adapter=f"file://{files / folder}")
+
+
+def ready_base(files: Path) -> Model:
+    return profile(base(files), None, Limits((files,), 16), no_bundles)
+
+
+def test_a_base(files: Path) -> None:
+    ready = ready_base(files)
+    assert (ready.phase, ready.path) == (Phase.READY, str(files / "base"))
+    assert ready.spec is not None
+    assert ready.spec.num_layers == 2
+    assert "LlamaForCausalLM" in ready.reason
+
+
+def test_a_variant(files: Path) -> None:
+    ready = profile(variant(files, "v1"), ready_base(files), Limits((files,), 16), no_bundles)
+    assert ready.phase is Phase.READY
+    assert ready.adapter_spec is not None
+    assert (ready.adapter_spec.rank, set(ready.adapter_spec.target_modules)) == (4, {"q_proj", "down_proj"})
+
+
+def test_a_bundled_model_is_converted(files: Path) -> None:
+    bundled = Model("b", 1, Phase.PROFILING, source="bundled://smollm2-135m-instruct")
+    asked: list[str] = []
+    ready = profile(bundled, None, Limits((), 16), lambda name: asked.append(name) or files / "base")
+    assert asked == ["smollm2-135m-instruct"]
+    assert ready.path == str(files / "base")
+
+
+@pytest.mark.parametrize("folder", ["missing", "torn", "v1", "base/config.json"])
+def test_an_unreadable_base(files: Path, folder: str) -> None:
+    with pytest.raises(errors.SourceUnreadable) as refusal:
+        profile(base(files, folder), None, Limits((files,), 16), no_bundles)
+    assert refusal.value.param == "source"
+
+
+@pytest.mark.parametrize(
+    ("folder", "error"),
+    [
+        ("missing", errors.SourceUnreadable),
+        ("base", errors.OstinatoError),
+        ("wide", errors.AdapterMismatch),
+        ("strange", errors.AdapterMismatch),
+    ],
+)
+def test_a_variant_that_does_not_do(files: Path, folder: str, error: type[errors.OstinatoError]) -> None:
+    with pytest.raises(error) as refusal:
+        profile(variant(files, folder), ready_base(files), Limits((files,), 16), no_bundles)
+    assert refusal.value.param == "adapter"
+    assert 400 <= refusal.value.status < 500
+
+
+def test_a_rank_above_the_limit(files: Path) -> None:
+    with pytest.raises(errors.AdapterMismatch, match="rank"):
+        profile(variant(files, "v1"), ready_base(files), Limits((files,), 2), no_bundles)
+
+
+def test_a_base_that_left(files: Path) -> None:
+    for gone in (None, model("b", Phase.PENDING)):
+        with pytest.raises(errors.ModelNotFound):
+            profile(variant(files, "v1"), gone, Limits((files,), 16), no_bundles)
+
+
+def test_adapters_are_not_bundled(files: Path) -> None:
+    v = Model("v", 2, Phase.PROFILING, base="b", adapter="bundled://smollm2-135m-instruct")
+    with pytest.raises(errors.InvalidRequest):
+        profile(v, ready_base(files), Limits((files,), 16), no_bundles)

@@ -1,0 +1,70 @@
+"""Which names answer, and what the others say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from test_reconcile import deployment, model, state
+
+from controlplane import errors
+from controlplane.records import Phase
+from controlplane.routing import RouteTable, build_table, variant_ref
+from workers.messages import VariantRef
+
+BASE = replace(model("b", Phase.READY), path="/m")
+V = replace(model("v", Phase.READY, "b"), path="/a", uid=7)
+
+
+def table(base: Phase | None = Phase.DEPLOYED, variant: Phase | None = Phase.DEPLOYED) -> RouteTable:
+    deployed = [deployment("b", base)] if base else []
+    deployed += [deployment("v", variant, "b")] if variant else []
+    return build_table(state(BASE, V, *deployed))
+
+
+def test_a_base_and_its_variant_by_both_names() -> None:
+    routes = table()
+    assert routes.resolve("b").variant is None
+    assert routes.resolve("v").variant == VariantRef("v", 7, "/a")
+    assert routes.resolve("b:v") == routes.resolve("v")
+    assert routes.resolve("v").host == "b"
+
+
+@pytest.mark.parametrize("name", ["x", "", ":", "b:", ":v", "v:b", "b:b", "x:v", "b:v:v", "B", "b\0"])
+def test_other_names_do_not_exist(name: str) -> None:
+    with pytest.raises(errors.ModelNotFound) as refusal:
+        table().resolve(name)
+    assert refusal.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize("name", ["v", "b:v"])
+def test_registered_but_not_deployed(name: str) -> None:
+    with pytest.raises(errors.NotDeployed):
+        table(variant=None).resolve(name)
+
+
+@pytest.mark.parametrize("name", ["v", "b:v"])
+@pytest.mark.parametrize(
+    ("base", "variant"),
+    [
+        (Phase.DEPLOYED, Phase.DEPLOYING),
+        (Phase.DEPLOYING, Phase.DEPLOYED),
+        (Phase.DEPLOYED, Phase.DELETING),
+        (None, Phase.DEPLOYED),
+    ],
+)
+def test_what_is_on_its_way_says_when_to_retry(name: str, base: Phase | None, variant: Phase) -> None:
+    with pytest.raises(errors.Unavailable) as refusal:
+        table(base, variant).resolve(name)
+    assert refusal.value.retry_after_s
+
+
+def test_a_wrong_base_of_a_waiting_variant_is_unknown() -> None:
+    with pytest.raises(errors.ModelNotFound):
+        table(variant=Phase.PENDING).resolve("x:v")
+
+
+def test_only_ready_variants_have_a_reference() -> None:
+    for wrong in (BASE, replace(V, path=None)):
+        with pytest.raises(errors.InvalidRequest):
+            variant_ref(wrong)

@@ -1,0 +1,236 @@
+"""A cluster in this process: what the controller and the gateway need of Ray Serve, with real workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from controlplane import commands, errors, store_edits
+from controlplane.api.services import fresh_context
+from controlplane.reconcile import EngineStatus, EngineView
+from controlplane.records import Operation
+from controlplane.state.typed import Repository
+from placement.types import Device, Inventory
+from profiler.types import DeviceRates
+from workers.asgi import AsgiApp, Message
+from workers.echo import EchoEngine
+from workers.messages import EngineCall, EngineConfig, EngineHead, EngineReply, VariantRef, WorkerReport
+from workers.worker import Worker
+
+GIB = 1 << 30
+CPU = Device("node", 0, "cpu", 8 * GIB, 8 * GIB, DeviceRates(1e10, 1e11))
+TOO_LONG = "This model's maximum context length is 64 tokens. However, you requested 99 tokens."
+
+
+def submit(repository: Repository, command: Any, *args: Any) -> Operation:
+    """One accepted request, as the gateway commits it."""
+    ctx = fresh_context()
+    return store_edits.submit(repository, lambda state: command(state, *args, ctx)).operation
+
+
+def cancel(repository: Repository, operation_id: str) -> Operation:
+    ctx = fresh_context()
+    decide = lambda state: commands.cancel_operation(state, operation_id, ctx.now_s)  # noqa: E731
+    return store_edits.submit(repository, decide).operation
+
+
+@dataclass
+class Engine:
+    config: EngineConfig
+    worker: Worker
+    view: EngineView = field(default_factory=lambda: EngineView(EngineStatus.STARTING))
+    loaded: dict[str, VariantRef] = field(default_factory=dict)
+
+
+class ScriptedEngine(EchoEngine):
+    """Echoes, except for prompts that ask for trouble; `closed` is set when a drip is cut off."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.closed = asyncio.Event()
+        self.release = asyncio.Event()
+        self.calls: list[dict[str, Any]] = []
+        self.refused: set[str] = set()
+
+    async def ensure_variant(self, variant: VariantRef) -> None:
+        if variant.name in self.refused:
+            raise ValueError(f"'{variant.name}' has a shape this engine cannot hold")
+        await super().ensure_variant(variant)
+
+    @property
+    def app(self) -> AsgiApp:
+        return self._scripted
+
+    async def _scripted(self, scope: Message, receive: Any, send: Any) -> None:
+        message = await receive()
+        request = json.loads(message["body"])
+        self.calls.append(request)
+        text = request["messages"][-1]["content"] if "messages" in request else request["prompt"]
+        script = {
+            "!hang": self._hang,
+            "!late": self._late,
+            "!drip": self._drip,
+            "!break": self._break,
+            "!raise": self._raise,
+            "!too long": self._refuse,
+            "!nonsense": self._nonsense,
+        }.get(text if isinstance(text, str) else "")
+        if script is not None:
+            await script(send)
+            return
+
+        async def again() -> Message:
+            return message
+
+        await self._serve(scope, again, send)
+
+    async def _hang(self, send: Any) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.closed.set()
+
+    async def _late(self, send: Any) -> None:
+        """Sends its head only when it is told to, then drips."""
+        await self.release.wait()
+        await self._drip(send)
+
+    async def _drip(self, send: Any) -> None:
+        try:
+            await send(_head(200, "text/event-stream"))
+            while True:
+                await send(_part(b'data: {"choices": []}\n\n'))
+                await asyncio.sleep(0.02)
+        finally:
+            self.closed.set()
+
+    async def _break(self, send: Any) -> None:
+        await send(_head(200, "text/event-stream"))
+        await send(_part(b'data: {"choices": [{"index": 0, "delta": {"content": "so far"}}]}\n\n'))
+        raise RuntimeError("the engine core died")
+
+    async def _raise(self, send: Any) -> None:
+        raise RuntimeError("the engine core died")
+
+    async def _refuse(self, send: Any) -> None:
+        await send(_head(400, "application/json"))
+        await send(_part(json.dumps({"error": {"message": TOO_LONG, "code": 400}}).encode()))
+
+    async def _nonsense(self, send: Any) -> None:
+        await send(_head(200, "application/json"))
+        await send(_part(b"[1]"))
+
+
+def _head(status: int, content_type: str) -> Message:
+    return {
+        "type": "http.response.start",
+        "status": status,
+        "headers": [(b"content-type", content_type.encode())],
+    }
+
+
+def _part(body: bytes) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": True}
+
+
+class ScriptedWorker(Worker):
+    async def start(self) -> None:
+        self._engine = ScriptedEngine(self._config)
+
+
+class InMemoryCluster:
+    """Implements the controller's Runtime and the gateway's Engines.
+
+    An engine starts when it is observed, unless its launch is held; hosts in `broken` fail to start.
+    """
+
+    def __init__(self, inventory: Inventory = Inventory((CPU,))) -> None:  # noqa: B008
+        self.engines: dict[str, Engine] = {}
+        self.devices = inventory
+        self.broken: set[str] = set()
+        self.refused: set[str] = set()
+        self.held: set[str] = set()
+        self.converting = asyncio.Event()
+        self.bundled: Path | None = None
+        self.launches: list[str] = []
+
+    async def launch(self, config: EngineConfig) -> None:
+        self.launches.append(config.name)
+        self.engines[config.name] = Engine(config, ScriptedWorker(config, "127.0.0.1"))
+
+    async def stop(self, host: str) -> None:
+        self.engines.pop(host, None)
+
+    async def observe(self) -> dict[str, EngineView]:
+        for host, engine in list(self.engines.items()):
+            if engine.view.status is EngineStatus.STARTING and host not in self.held:
+                await self._start(host, engine)
+        return {host: engine.view for host, engine in self.engines.items()}
+
+    async def _start(self, host: str, engine: Engine) -> None:
+        if host in self.broken:
+            trace = "Traceback:\n  ...\nRuntimeError: out of memory\n"
+            engine.view = EngineView(EngineStatus.FAILED, trace)
+            return
+        await engine.worker.start()
+        self.scripted(host).refused = self.refused
+        engine.view = replace(engine.view, status=EngineStatus.RUNNING, replicas=1)
+
+    def scripted(self, host: str) -> ScriptedEngine:
+        found = self._engine(host).worker.engine
+        assert isinstance(found, ScriptedEngine)
+        return found
+
+    def _engine(self, host: str) -> Engine:
+        if host not in self.engines:
+            raise errors.Unavailable(f"the engine of '{host}' is not there", retry_after_s=5)
+        return self.engines[host]
+
+    async def load_variant(self, host: str, variant: VariantRef) -> None:
+        engine = self._engine(host)
+        try:
+            await engine.worker.load_variant(variant)
+        except ValueError as e:
+            raise errors.AdapterMismatch(str(e)) from e
+        engine.loaded[variant.name] = variant
+
+    async def unload_variant(self, host: str, variant: VariantRef) -> None:
+        if host in self.engines:
+            await self.engines[host].worker.unload_variant(variant)
+            self.engines[host].loaded.pop(variant.name, None)
+
+    async def inventory(self) -> Inventory:
+        return self.devices
+
+    def convert_bundled(self, name: str) -> Path:
+        if self.bundled is None:
+            raise errors.SourceUnreadable(f"'{name}' is not installed")
+        return self.bundled
+
+    async def call(self, host: str, request: EngineCall) -> EngineReply:
+        try:
+            return await self._engine(host).worker.call(request)
+        except RuntimeError as e:
+            raise errors.EngineFailed(f"the engine of '{host}' failed: {e}") from e
+
+    async def stream(self, host: str, request: EngineCall) -> AsyncGenerator[EngineHead | bytes, None]:
+        try:
+            async with contextlib.aclosing(self._engine(host).worker.stream(request)) as items:  # type: ignore[type-var]
+                async for item in items:
+                    yield item
+        except RuntimeError as e:
+            raise errors.EngineFailed(f"the engine of '{host}' failed: {e}") from e
+
+    async def reports(self, host: str) -> list[WorkerReport]:
+        return [await self._engine(host).worker.report()]
+
+    async def logs(self, host: str, lines: int) -> str:
+        return "a line\n" * min(lines, 3)
+
+    async def metrics_targets(self) -> list[tuple[str, str]]:
+        return [("127.0.0.1:1", "gateway"), ("", "engine-none")]
