@@ -181,9 +181,15 @@ def forget_handle(host: str) -> None:
 
 async def call(host: str, request: EngineCall) -> EngineReply:
     """One request, answered as a whole. Raises Overloaded, EngineFailed or Unavailable."""
+    response = None
     try:
-        reply: EngineReply = await engine_handles(host).call.remote(request)
+        response = engine_handles(host).call.remote(request)
+        reply: EngineReply = await response
         return reply
+    except asyncio.CancelledError:
+        if response is not None:
+            response.cancel()  # a client that left, or a request that took too long, frees its slot
+        raise
     except Exception as e:
         raise _translated(e, host) from e
 

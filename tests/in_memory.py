@@ -70,7 +70,9 @@ class ScriptedEngine(EchoEngine):
         message = await receive()
         request = json.loads(message["body"])
         self.calls.append(request)
-        text = request["messages"][-1]["content"] if "messages" in request else request["prompt"]
+        messages = request.get("messages")
+        last = messages[-1] if isinstance(messages, list) and messages else None
+        text = last.get("content") if isinstance(last, dict) else request.get("prompt")
         script = {
             "!hang": self._hang,
             "!late": self._late,
@@ -215,7 +217,9 @@ class InMemoryCluster:
     async def call(self, host: str, request: EngineCall) -> EngineReply:
         try:
             return await self._engine(host).worker.call(request)
-        except RuntimeError as e:
+        except errors.OstinatoError:
+            raise
+        except Exception as e:
             raise errors.EngineFailed(f"the engine of '{host}' failed: {e}") from e
 
     async def stream(self, host: str, request: EngineCall) -> AsyncGenerator[EngineHead | bytes, None]:
@@ -223,7 +227,9 @@ class InMemoryCluster:
             async with contextlib.aclosing(self._engine(host).worker.stream(request)) as items:  # type: ignore[type-var]
                 async for item in items:
                     yield item
-        except RuntimeError as e:
+        except errors.OstinatoError:
+            raise
+        except Exception as e:
             raise errors.EngineFailed(f"the engine of '{host}' failed: {e}") from e
 
     async def reports(self, host: str) -> list[WorkerReport]:

@@ -19,6 +19,8 @@ AsgiApp = Callable[
 ]
 
 _END = object()
+# How long an application may take to notice that its client left.
+GRACE_S = 1.0
 
 
 def _scope(path: str, body: bytes) -> Message:
@@ -56,9 +58,13 @@ async def stream(app: AsgiApp, path: str, body: bytes) -> AsyncGenerator[EngineH
         await gone.wait()
         return {"type": "http.disconnect"}
 
+    async def send(message: Message) -> None:
+        if not gone.is_set():
+            await queue.put(message)
+
     async def run() -> None:
         try:
-            await app(_scope(path, body), receive, queue.put)
+            await app(_scope(path, body), receive, send)
         finally:
             await queue.put(_END)
 
@@ -76,12 +82,17 @@ async def stream(app: AsgiApp, path: str, body: bytes) -> AsyncGenerator[EngineH
 
 
 async def _end(task: asyncio.Task[None], queue: asyncio.Queue[Any]) -> None:
-    if not task.done():
-        task.cancel()
-        while not queue.empty():  # the task's last put must not block on a full queue
-            queue.get_nowait()
-        with suppress(asyncio.CancelledError, Exception):
-            await task
+    """End an application that was told that its client left.
+
+    It gets a moment to act on that: vLLM stops generating a whole answer on the disconnect message
+    only, and would go on with it as an orphan if its task were cancelled at once.
+    """
+    while not queue.empty():  # no put of the task's may block on a full queue
+        queue.get_nowait()
+    await asyncio.wait({task}, timeout=GRACE_S)
+    task.cancel()
+    with suppress(asyncio.CancelledError, Exception):
+        await task
 
 
 def _content_type(message: Message) -> str:

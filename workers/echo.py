@@ -40,7 +40,11 @@ class EchoEngine:
     async def _serve(self, scope: Message, receive: Any, send: Any) -> None:
         request = json.loads((await receive())["body"])
         is_chat = scope["path"].endswith("/chat/completions")
-        text = request["messages"][-1]["content"] if is_chat else request["prompt"]
+        try:
+            text = request["messages"][-1]["content"] if is_chat else request["prompt"]
+        except (LookupError, TypeError):
+            await _refuse(send, f"expected {'messages with content' if is_chat else 'a prompt'}")
+            return
         text = text if isinstance(text, str) else json.dumps(text)
         if request.get("stream"):
             await self._send_stream(send, request["model"], text, is_chat)
@@ -56,9 +60,14 @@ class EchoEngine:
         )
 
 
-async def _respond(send: Any, content_type: str, parts: list[bytes]) -> None:
+async def _refuse(send: Any, message: str) -> None:
+    body = json.dumps({"error": {"message": message, "code": 400}}).encode()
+    await _respond(send, "application/json", [body], 400)
+
+
+async def _respond(send: Any, content_type: str, parts: list[bytes], status: int = 200) -> None:
     headers = [(b"content-type", content_type.encode())]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     for part in parts:
         await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -24,6 +24,13 @@ def from_engine(status: int, body: bytes) -> errors.OstinatoError:
     return errors.EngineFailed(message)
 
 
+def from_engine_event(event: bytes) -> errors.OstinatoError:
+    """The same for an error event in the middle of a stream, whose status is its `code`."""
+    body = event.removeprefix(b"data: ").partition(b"\n")[0]
+    code = _read(body)[2]
+    return from_engine(code if isinstance(code, int) else 500, body)
+
+
 def _read(body: bytes) -> tuple[str, str | None, Any]:
     """(message, param, code) of an OpenAI-style body, or the start of whatever came."""
     try:

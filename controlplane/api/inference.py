@@ -15,7 +15,7 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from controlplane import errors
-from controlplane.api.engine_errors import from_engine
+from controlplane.api.engine_errors import from_engine, from_engine_event
 from controlplane.api.services import Services
 from controlplane.metrics import UNKNOWN
 from controlplane.routing import Route
@@ -27,6 +27,8 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 _LIMIT_FIELDS = ("max_completion_tokens", "max_tokens")
 CLIENT_GONE = "client_disconnected"
+# How an engine says in a stream that it cannot go on; no other event begins so.
+ERROR_EVENT = b'data: {"error":'
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
@@ -177,7 +179,10 @@ async def _chunks(
                 if first:
                     watch.first_chunk()
                     first = False
-                yield item if isinstance(item, bytes) else b""
+                if isinstance(item, bytes):
+                    if item.startswith(ERROR_EVENT):
+                        raise from_engine_event(item)
+                    yield item
         code = "ok"
     except TimeoutError:
         code = errors.TimedOut.code

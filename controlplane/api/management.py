@@ -35,6 +35,10 @@ NamePath = Annotated[str, Path(min_length=1, max_length=200)]
 ERRORS: dict[int | str, dict[str, Any]] = {
     "default": {"model": ErrorBody, "description": "An error; docs/errors.md lists the codes."}
 }
+# Not `response_class=PlainTextResponse`, which would document errors as text as well.
+TEXT: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Plain text."}
+}
 
 
 def router(services: Services) -> APIRouter:
@@ -100,10 +104,10 @@ def _deployments(services: Services) -> APIRouter:
     async def undeploy_model(name: NamePath, key: IdempotencyHeader = None) -> OperationView:
         return OperationView.of(await operations.undeploy(services, name, key))
 
-    @routes.get("/{name}/logs", response_class=PlainTextResponse)
-    async def logs(name: NamePath, lines: Annotated[int, Query(ge=1, le=10_000)] = 200) -> str:
+    @routes.get("/{name}/logs", response_class=Response, responses=TEXT)
+    async def logs(name: NamePath, lines: Annotated[int, Query(ge=1, le=10_000)] = 200) -> Response:
         host = deployment(await services.read(), name).host
-        return await services.engines.logs(host, lines)
+        return PlainTextResponse(await services.engines.logs(host, lines))
 
     return routes
 

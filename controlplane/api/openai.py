@@ -9,9 +9,9 @@ from fastapi.responses import PlainTextResponse
 
 from controlplane import errors
 from controlplane.api import inference, operations
+from controlplane.api.management import ERRORS, TEXT
 from controlplane.api.schemas import (
     DeployModelRequest,
-    ErrorBody,
     LoadLoraAdapterRequest,
     RegisterModelRequest,
     UnloadLoraAdapterRequest,
@@ -57,12 +57,11 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
         "description": "The completion; server-sent events when `stream` is true.",
         "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
     },
-    "default": {"model": ErrorBody, "description": "An error; docs/errors.md lists the codes."},
 }
 
 
 def router(services: Services) -> APIRouter:
-    routes = APIRouter(prefix="/v1", tags=["openai"])
+    routes = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
 
     @routes.post("/chat/completions", openapi_extra=_CHAT_BODY, responses=_ANSWERS)
     async def chat_completions(request: Request) -> Response:
@@ -83,15 +82,15 @@ def router(services: Services) -> APIRouter:
         served = table.resolve(name).model
         return next(card for card in model_cards(table) if card["id"] == served)
 
-    @routes.post("/load_lora_adapter", response_class=PlainTextResponse)
-    async def load_lora_adapter(body: LoadLoraAdapterRequest) -> str:
+    @routes.post("/load_lora_adapter", response_class=Response, responses=TEXT)
+    async def load_lora_adapter(body: LoadLoraAdapterRequest) -> Response:
         await _load(services, body)
-        return f"Success: LoRA adapter '{body.lora_name}' added successfully."
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
-    @routes.post("/unload_lora_adapter", response_class=PlainTextResponse)
-    async def unload_lora_adapter(body: UnloadLoraAdapterRequest) -> str:
+    @routes.post("/unload_lora_adapter", response_class=Response, responses=TEXT)
+    async def unload_lora_adapter(body: UnloadLoraAdapterRequest) -> Response:
         await _unload(services, body.lora_name)
-        return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     return routes
 

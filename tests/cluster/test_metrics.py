@@ -126,7 +126,14 @@ def test_the_controller_counts_its_records(prometheus: Prometheus) -> None:
 
 
 def test_the_dashboard_lists_the_applications(cluster: Cluster) -> None:
-    reply = httpx.get(f"{cluster.local.dashboard_url}/api/serve/applications/", timeout=30, trust_env=False)
-    assert reply.status_code == 200, reply.text
-    states = {name: app["status"] for name, app in reply.json()["applications"].items()}
-    assert states == {"ostinato": "RUNNING", f"model-{BASE}": "RUNNING"}
+    """Its first answer can take long: it starts an actor to ask Serve."""
+    url = f"{cluster.local.dashboard_url}/api/serve/applications/"
+
+    def listed() -> bool:
+        reply = httpx.get(url, timeout=60, trust_env=False)
+        assert reply.status_code == 200, reply.text
+        states = {name: app["status"] for name, app in reply.json()["applications"].items()}
+        assert states == {"ostinato": "RUNNING", f"model-{BASE}": "RUNNING"}
+        return True
+
+    until(listed, 120, "the dashboard's list")

@@ -1,0 +1,271 @@
+"""The OpenAI routes over HTTP, with OpenAI's own client; and what happens when engines misbehave."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from conftest import Installation, Start, wait_for
+
+from controlplane import errors
+from controlplane.api.operations import BY_CODE
+from controlplane.metrics import UNKNOWN
+
+ASK: list[Any] = [{"role": "user", "content": "one two three"}]
+
+
+def code(reply: httpx.Response) -> tuple[int, str]:
+    return reply.status_code, reply.json()["error"]["code"]
+
+
+def data(text: str) -> list[Any]:
+    """The events of a stream; [DONE] stays text."""
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+# --- OpenAI's client -----------------------------------------------------------------------------
+
+
+def test_chat(served: Installation) -> None:
+    with served.openai() as client:
+        for name in ("base", "v1", "base:v1"):
+            reply = client.chat.completions.create(model=name, messages=ASK)
+            assert reply.choices[0].message.content == "one two three"
+            assert reply.model == name.removeprefix("base:")
+            chunks = list(client.chat.completions.create(model=name, messages=ASK, stream=True))
+            assert "".join(c.choices[0].delta.content or "" for c in chunks) == "onetwothree"
+
+
+def test_completions(served: Installation) -> None:
+    with served.openai() as client:
+        assert client.completions.create(model="v1", prompt="a b").choices[0].text == "a b"
+        chunks = client.completions.create(model="v1", prompt="a b", stream=True)
+        assert [c.choices[0].text for c in chunks] == ["a", "b", ""]
+
+
+def test_models(served: Installation) -> None:
+    with served.openai() as client:
+        found = {m.id: m.model_dump() for m in client.models.list()}
+        assert {n: (m["parent"], m["root"]) for n, m in found.items()} == {
+            "base": (None, "base"),
+            "v1": ("base", "base"),
+        }
+        assert client.models.retrieve("base:v1").id == "v1"
+        with pytest.raises(openai.NotFoundError):
+            client.models.retrieve("none")
+
+
+def test_what_the_engine_is_told(served: Installation) -> None:
+    served.chat("x", "v1", temperature=0, unheard_of={"a": 1}, cache_salt="mine")
+    told = served.cluster.scripted("base").calls[-1]
+    assert (told["model"], told["max_completion_tokens"]) == ("v1", 32)
+    assert told["unheard_of"] == {"a": 1}
+    assert told["cache_salt"].endswith(":mine")
+    served.chat("x", "base")
+    assert "cache_salt" not in served.cluster.scripted("base").calls[-1]
+
+
+def test_a_name_registered_again_gets_another_cache(served: Installation) -> None:
+    def salt() -> str:
+        served.chat("x", "v1")
+        return str(served.cluster.scripted("base").calls[-1]["cache_salt"])
+
+    before = salt()
+    served.end(served.http.delete("/deployments/v1"))
+    served.end(served.http.delete("/models/v1"))
+    served.register("v1", "base", "v2")
+    served.deploy("v1")
+    assert salt() != before
+
+
+# --- vLLM's adapter routes -----------------------------------------------------------------------
+
+
+def test_loading_and_unloading_an_adapter(served: Installation) -> None:
+    load = {"lora_name": "v2", "lora_path": str(served.files / "v2")}
+    reply = served.post("/v1/load_lora_adapter", load)
+    assert (reply.status_code, "added" in reply.text) == (200, True)
+    assert served.chat("hello", "v2").status_code == 200
+    assert code(served.post("/v1/load_lora_adapter", load)) == (409, "already_exists")
+    assert served.post("/v1/unload_lora_adapter", {"lora_name": "v2"}).status_code == 200
+    assert code(served.post("/v1/unload_lora_adapter", {"lora_name": "v2"})) == (404, "model_not_found")
+    assert code(served.post("/v1/unload_lora_adapter", {"lora_name": "base"})) == (404, "model_not_found")
+    assert code(served.chat("hello", "v2")) == (404, "model_not_found")
+
+
+def test_an_adapter_that_does_not_load_leaves_nothing(served: Installation) -> None:
+    served.cluster.refused.add("v2")
+    before = served.records()[:2]
+    for name, path, expected in [
+        ("v2", str(served.files / "v2"), (422, "adapter_mismatch")),  # the engine refuses it
+        ("x", str(served.files / "shape"), (422, "adapter_mismatch")),
+        ("x", str(served.files / "missing"), (400, "source_unreadable")),
+        ("x", "/etc", (403, "path_not_allowed")),
+        ("x", "", (400, "invalid_request")),
+    ]:
+        reply = served.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+        assert code(reply) == expected, reply.text
+        assert served.records()[:2] == before
+
+
+def test_which_base_an_adapter_means(fresh: Installation) -> None:
+    load = {"lora_name": "v1", "lora_path": str(fresh.files / "v1")}
+    assert code(fresh.post("/v1/load_lora_adapter", load)) == (400, "invalid_request")
+    fresh.up()
+    fresh.register("other")
+    fresh.deploy("other")
+    assert code(fresh.post("/v1/load_lora_adapter", load)) == (400, "invalid_request")
+    assert fresh.post("/v1/load_lora_adapter", {**load, "base_model_name": "other"}).status_code == 200
+    assert fresh.http.get("/models/v1").json()["base"] == "other"
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+CHAT = {"model": "base", "messages": ASK}
+BAD: list[tuple[Any, int, str]] = [
+    (b"{", 400, "invalid_request"),
+    (b"", 400, "invalid_request"),
+    (b"[]", 400, "invalid_request"),
+    (b"\xff", 400, "invalid_request"),
+    (b'{"model": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400, "invalid_request"),
+    (b'{"model": ' + b"9" * 5000 + b"}", 400, "invalid_request"),
+    (b'{"model": "\\ud800"}', 404, "model_not_found"),
+    ({"messages": ASK}, 400, "invalid_request"),
+    ({**CHAT, "model": 7}, 400, "invalid_request"),
+    ({**CHAT, "model": ""}, 400, "invalid_request"),
+    ({**CHAT, "model": "none"}, 404, "model_not_found"),
+    ({**CHAT, "model": "v1:base"}, 404, "model_not_found"),
+    ({**CHAT, "max_tokens": 33}, 400, "invalid_request"),
+    ({**CHAT, "max_completion_tokens": 33}, 400, "invalid_request"),
+    ({**CHAT, "max_tokens": "33"}, 400, "invalid_request"),
+    ({**CHAT, "max_tokens": 33.0}, 400, "invalid_request"),
+    ({**CHAT, "max_tokens": 1, "max_completion_tokens": 33, "stream": True}, 400, "invalid_request"),
+    (b" " * 20_001, 413, "body_too_large"),
+]
+
+
+def test_every_bad_request_has_its_code(served: Installation) -> None:
+    before = served.records()
+    for body, status, expected in BAD:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        for path in ("/v1/chat/completions", "/v1/completions"):
+            reply = served.http.post(path, content=content)
+            assert code(reply) == (status, expected), (str(body)[:80], reply.text)
+    assert served.records() == before
+    assert served.cluster.scripted("base").calls == []
+    assert served.in_flight() == 0
+
+
+def test_nesting_at_the_edge_is_answered_or_refused(served: Installation) -> None:
+    for depth in range(900, 1000, 5):
+        body = b'{"model": "base", "prompt": "x", "deep": %s%s}' % (b"[" * depth, b"]" * depth)
+        assert served.http.post("/v1/completions", content=body).status_code in (200, 400, 502)
+
+
+def test_not_deployed_and_being_deployed(fresh: Installation) -> None:
+    fresh.register("base")
+    assert code(fresh.chat("x")) == (404, "not_deployed")
+    fresh.cluster.held.add("base")
+    fresh.post("/deploy_model", {"model": "base"})
+    reply = fresh.chat("x")
+    assert code(reply) == (503, "unavailable")
+    assert reply.headers["retry-after"] == "5"
+
+
+# --- engines that misbehave ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("prompt", "status", "expected"),
+    [("!too long", 400, "context_length_exceeded"), ("!raise", 502, "engine_failed")],
+)
+def test_an_engine_that_refuses_or_fails(
+    served: Installation, prompt: str, status: int, expected: str, stream: bool
+) -> None:
+    assert code(served.chat(prompt, stream=stream)) == (status, expected)
+    assert served.counts() == {("base", expected): 1}
+    assert served.in_flight() == 0
+
+
+def test_an_adapter_that_left_its_engine_and_is_refused_there(served: Installation) -> None:
+    served.cluster.refused.add("v1")
+    for stream in (False, True):
+        assert code(served.chat("x", "v1", stream=stream)) == (422, "adapter_mismatch")
+
+
+def test_a_stream_that_breaks_ends_with_an_error_event(served: Installation) -> None:
+    events = data(served.chat("!break", stream=True).text)
+    assert events[0]["choices"][0]["delta"]["content"] == "so far"
+    assert events[1]["error"]["code"] == "engine_failed"
+    assert len(events) == 2
+    with served.openai() as client:
+        stream = client.chat.completions.create(
+            model="base", messages=[{"role": "user", "content": "!break"}], stream=True
+        )
+        with pytest.raises(openai.APIError, match="the engine core died"):
+            list(stream)
+    assert served.counts() == {("base", "engine_failed"): 2}
+
+
+def test_a_request_that_takes_too_long(start: Start) -> None:
+    slow = start(request_timeout_s=0.2)
+    slow.up()
+    for stream in (False, True):
+        assert code(slow.chat("!hang", stream=stream)) == (504, "timed_out")
+    engine = slow.cluster.scripted("base")
+    assert wait_for(engine.closed.is_set)
+    assert code(slow.post("/inference_model", {"model": "base", "inputText": "!hang"})) == (504, "timed_out")
+    events = data(slow.chat("!drip", stream=True).text)
+    assert events[-1]["error"]["code"] == "timed_out"
+    assert slow.counts() == {("base", "timed_out"): 4}
+    assert slow.in_flight() == 0
+
+
+def test_a_client_that_leaves_frees_its_place(served: Installation) -> None:
+    engine = served.cluster.scripted("base")
+    body = {**CHAT, "messages": [{"role": "user", "content": "!drip"}], "stream": True}
+    with served.http.stream("POST", "/v1/chat/completions", json=body) as reply:
+        next(reply.iter_lines())
+        assert served.in_flight() == 1
+    wait_for(engine.closed.is_set)
+    wait_for(lambda: served.counts() == {("base", "client_disconnected"): 1})
+    assert served.in_flight() == 0
+
+
+def test_a_client_that_leaves_before_the_first_word_frees_its_place(served: Installation) -> None:
+    engine = served.cluster.scripted("base")
+    body = {**CHAT, "messages": [{"role": "user", "content": "!late"}], "stream": True}
+    with pytest.raises(httpx.ReadTimeout):
+        served.http.post("/v1/chat/completions", json=body, timeout=0.3)
+    served.loop.call_soon_threadsafe(engine.release.set)
+    wait_for(engine.closed.is_set)
+    wait_for(lambda: served.counts() == {("base", "client_disconnected"): 1})
+    assert served.in_flight() == 0
+
+
+# --- metrics -------------------------------------------------------------------------------------
+
+
+def test_each_request_is_counted_once_under_bounded_labels(served: Installation) -> None:
+    served.chat("x")
+    served.chat("x", stream=True)
+    served.chat("x", "base:v1")
+    served.post("/inference_model", {"model": "v1", "inputText": "x"})
+    for n in range(5):
+        served.chat("x", f"made-up-{n}")
+    served.chat("x", max_tokens=99)
+    served.http.post("/v1/completions", content=b"{")
+    assert served.counts() == {
+        ("base", "ok"): 2,
+        ("v1", "ok"): 2,
+        (UNKNOWN, "model_not_found"): 5,
+        ("base", "invalid_request"): 1,
+        (UNKNOWN, "invalid_request"): 1,
+    }
+    assert {c for _, c in served.counts()} <= {*BY_CODE, "ok", "client_disconnected"}
+    assert errors.OstinatoError.code in BY_CODE

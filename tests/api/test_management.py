@@ -1,0 +1,310 @@
+"""The management API over HTTP: the main job, idempotency, watching, cancelling, and every refusal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from conftest import Installation, Start, wait_for
+
+
+def code(reply: httpx.Response) -> tuple[int, str]:
+    error = reply.json()["error"]
+    assert set(error) - {"details"} == {"message", "type", "param", "code"}
+    assert error["message"]
+    return reply.status_code, error["code"]
+
+
+def test_the_whole_flow(fresh: Installation) -> None:
+    fresh.up("v1")
+    answer = fresh.post("/inference_model", {"model": "v1", "inputText": "to be or", "maxOutputLength": 5})
+    assert answer.json() == {
+        "model": "v1",
+        "outputText": "to be or",
+        "finishReason": "stop",
+        "inputTokens": 3,
+        "outputTokens": 3,
+    }
+    models = {m["model"]: m for m in fresh.http.get("/models").json()["models"]}
+    assert (models["base"]["variants"], models["v1"]["base"], models["v1"]["rank"]) == (["v1"], "base", 4)
+    deployments = {d["model"]: d for d in fresh.http.get("/deployments").json()["deployments"]}
+    assert deployments["base"]["plan"]["ranks"][0]["device"] == "cpu:0"
+    status = fresh.http.get("/status").json()
+    assert status["engines"][0]["variants"] == ["v1"]
+    for name in ("v1", "base"):
+        assert fresh.end(fresh.http.delete(f"/deployments/{name}"))["phase"] == "Deleted"
+        assert fresh.end(fresh.http.delete(f"/models/{name}"))["phase"] == "Deleted"
+    assert fresh.records()[:2] == ({}, {})
+
+
+def test_raw_text(served: Installation) -> None:
+    reply = served.post("/inference_model", {"model": "base", "inputText": "raw one", "format": "raw"})
+    assert reply.json()["outputText"] == "raw one"
+    assert "prompt" in served.cluster.scripted("base").calls[-1]
+
+
+def test_logs_and_probes(served: Installation) -> None:
+    assert served.http.get("/deployments/v1/logs", params={"lines": 2}).text == "a line\na line\n"
+    assert served.http.get("/healthz").json() == {"status": "ok"}
+    assert served.http.get("/readyz").json()["revision"] == served.repository.revision()
+    assert "python_info" in served.http.get("/metrics").text
+    assert served.http.get("/metrics/targets").json() == [
+        {"targets": ["127.0.0.1:1"], "labels": {"component": "gateway"}}
+    ]
+
+
+# --- idempotency ---------------------------------------------------------------------------------
+
+
+def test_a_repeated_key_repeats_the_answer(fresh: Installation) -> None:
+    body = {"model": "base", "source": str(fresh.files / "base")}
+    key = {"Idempotency-Key": "once"}
+    first = fresh.post("/register_model", body, headers=key)
+    fresh.end(first)
+    again = fresh.post("/register_model", body, headers=key)
+    assert (again.status_code, again.json()["id"]) == (202, first.json()["id"])
+    other = fresh.post("/register_model", {**body, "model": "other"}, headers=key)
+    assert code(other) == (409, "idempotency_conflict")
+    elsewhere = fresh.post("/deploy_model", {"model": "base"}, headers=key)
+    assert code(elsewhere) == (409, "idempotency_conflict")
+    assert set(fresh.records()[0]) == {"base"}
+    assert code(fresh.post("/register_model", body)) == (409, "already_exists")
+
+
+def test_a_refused_request_does_not_use_up_its_key(fresh: Installation) -> None:
+    key = {"Idempotency-Key": "again"}
+    assert code(fresh.post("/deploy_model", {"model": "base"}, headers=key)) == (404, "model_not_found")
+    fresh.register("base")
+    assert fresh.post("/deploy_model", {"model": "base"}, headers=key).status_code == 202
+
+
+def test_concurrent_requests_with_one_key_are_one(fresh: Installation) -> None:
+    body = {"model": "base", "source": str(fresh.files / "base")}
+    with ThreadPoolExecutor(6) as pool:
+        replies = list(
+            pool.map(
+                lambda _: fresh.post("/register_model", body, headers={"Idempotency-Key": "k"}), range(6)
+            )
+        )
+    assert {r.status_code for r in replies} == {202}
+    assert len({r.json()["id"] for r in replies}) == 1
+    assert len(fresh.records()[2]) == 1
+
+
+def test_of_concurrent_registrations_exactly_one_is_accepted(fresh: Installation) -> None:
+    body = {"model": "base", "source": str(fresh.files / "base")}
+    with ThreadPoolExecutor(6) as pool:
+        replies = list(pool.map(lambda _: fresh.post("/register_model", body), range(6)))
+    assert sorted(r.status_code for r in replies) == [202, *[409] * 5]
+
+
+@pytest.mark.parametrize("key", ["", "with space", "x" * 201, "tab\there"])
+def test_an_unusable_key(fresh: Installation, key: str) -> None:
+    body = {"model": "base", "source": str(fresh.files / "base")}
+    reply = fresh.post("/register_model", body, headers={"Idempotency-Key": key})
+    assert code(reply) == (400, "invalid_request")
+    assert fresh.records()[0] == {}
+
+
+# --- watching and cancelling ---------------------------------------------------------------------
+
+
+def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    return (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: "))
+
+
+def test_watching_and_cancelling(fresh: Installation) -> None:
+    fresh.register("base")
+    fresh.cluster.held.add("base")
+    accepted = fresh.post("/deploy_model", {"model": "base"}).json()
+    with fresh.http.stream("GET", f"/operations/{accepted['id']}/watch") as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        seen = []
+        for event in events(stream.iter_lines()):
+            if event["phase"] == "Deploying" and not any(e["phase"] == "Deploying" for e in seen):
+                reply = fresh.post(f"/operations/{accepted['id']}/cancel")
+                assert reply.status_code == 200
+            seen.append(event)
+    assert [e["done"] for e in seen] == [*[False] * (len(seen) - 1), True]
+    assert seen[-1]["phase"] == "Cancelled"
+    assert fresh.http.get("/deployments").json() == {"deployments": []}
+    ended = fresh.post(f"/operations/{accepted['id']}/cancel")  # cancelling what ended changes nothing
+    assert ended.json()["phase"] == "Cancelled"
+
+
+def test_a_failure_shows_everywhere(fresh: Installation) -> None:
+    fresh.register("base")
+    fresh.cluster.broken.add("base")
+    accepted = fresh.post("/deploy_model", {"model": "base"})
+    ended = fresh.end(accepted)
+    assert (ended["phase"], ended["error"]["error"]["code"]) == ("Failed", "engine_failed")
+    assert "out of memory" in ended["reason"]
+    assert code(fresh.http.get("/deployments/base")) == (404, "not_deployed")
+    listed = fresh.http.get("/operations").json()["operations"]
+    assert ended in listed
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+DEEP = b'{"model": ' + b"[" * 5000 + b"]" * 5000 + b"}"
+BAD: list[tuple[str, str, Any, int, str]] = [
+    ("POST", "/register_model", {"model": "base", "source": "/x"}, 409, "already_exists"),
+    ("POST", "/register_model", {"model": "x"}, 400, "invalid_request"),
+    ("POST", "/register_model", {"model": "x", "source": "/x", "base": "base"}, 400, "invalid_request"),
+    ("POST", "/register_model", {"model": "x", "base": "x", "adapter": "/x"}, 400, "invalid_request"),
+    ("POST", "/register_model", {"model": "x", "base": "none", "adapter": "/x"}, 404, "model_not_found"),
+    ("POST", "/register_model", {"model": "x", "base": "v1", "adapter": "/x"}, 400, "invalid_request"),
+    ("POST", "/register_model", {"model": "a:b", "source": "/x"}, 400, "invalid_request"),
+    ("POST", "/register_model", {"model": "../x", "source": "/x"}, 400, "invalid_request"),
+    ("POST", "/register_model", {"model": 7, "source": "/x"}, 400, "invalid_request"),
+    ("POST", "/register_model", {"model": "x", "source": "/x", "sauce": 1}, 400, "invalid_request"),
+    ("POST", "/register_model", b'{"model": "x", "source": "/\\ud800"}', 400, "invalid_request"),
+    ("POST", "/register_model", b'{"\\ud800": "x"}', 400, "invalid_request"),
+    (
+        "POST",
+        "/register_model",
+        {"model": "x", "source": "/x", "compressionTechnique": {}},
+        400,
+        "invalid_request",
+    ),
+    (
+        "POST",
+        "/register_model",
+        b'{"model": "x", "source": "/x", "compressionTechnique": {"none": NaN}}',
+        400,
+        "invalid_request",
+    ),
+    ("POST", "/register_model", b"{", 400, "invalid_request"),
+    ("POST", "/register_model", b"\xff\xfe", 400, "invalid_request"),
+    ("POST", "/register_model", b"[]", 400, "invalid_request"),
+    ("POST", "/register_model", b"", 400, "invalid_request"),
+    ("POST", "/register_model", DEEP, 400, "invalid_request"),
+    ("POST", "/register_model", b'{"model": ' + b"9" * 5000 + b"}", 400, "invalid_request"),
+    ("POST", "/register_model", b" " * 20_001, 413, "body_too_large"),
+    ("POST", "/deploy_model", {"model": "none"}, 404, "model_not_found"),
+    ("POST", "/deploy_model", {"model": "base"}, 409, "already_exists"),
+    ("POST", "/deploy_model", {"model": "base", "intent": "fast"}, 400, "invalid_request"),
+    ("POST", "/deploy_model", {"model": "base", "intent": "latSLO"}, 400, "invalid_request"),
+    ("POST", "/deploy_model", {"model": "base", "maxOutputLength": 0}, 400, "invalid_request"),
+    ("POST", "/deploy_model", {"model": "base", "maxOutputLength": "many"}, 400, "invalid_request"),
+    ("POST", "/deploy_model", {"model": "base", "SLOs": {"e2e_ms": -1}}, 400, "invalid_request"),
+    ("POST", "/deploy_model", {"model": "base", "SLOs": {"speed": 1}}, 400, "invalid_request"),
+    ("POST", "/inference_model", {"model": "none", "inputText": "x"}, 404, "model_not_found"),
+    ("POST", "/inference_model", {"model": "base", "inputText": ""}, 400, "invalid_request"),
+    (
+        "POST",
+        "/inference_model",
+        {"model": "base", "inputText": "x", "maxOutputLength": 33},
+        400,
+        "invalid_request",
+    ),
+    ("POST", "/inference_model", {"model": "base", "inputText": "!nonsense"}, 502, "engine_failed"),
+    ("POST", "/inference_model", {"model": "base", "inputText": "!raise"}, 502, "engine_failed"),
+    (
+        "POST",
+        "/inference_model",
+        {"model": "base", "inputText": "!too long"},
+        400,
+        "context_length_exceeded",
+    ),
+    ("DELETE", "/models/none", None, 404, "model_not_found"),
+    ("DELETE", "/models/base", None, 409, "in_use"),
+    ("DELETE", "/models/v1", None, 409, "in_use"),
+    ("DELETE", "/deployments/none", None, 404, "not_deployed"),
+    ("DELETE", "/deployments/base", None, 409, "in_use"),
+    ("GET", "/models/none", None, 404, "model_not_found"),
+    ("GET", "/models/%00", None, 404, "model_not_found"),
+    ("GET", "/models/%ff", None, 404, "model_not_found"),
+    ("GET", "/models/" + "x" * 201, None, 400, "invalid_request"),
+    ("GET", "/deployments/none", None, 404, "not_deployed"),
+    ("GET", "/deployments/none/logs", None, 404, "not_deployed"),
+    ("GET", "/deployments/base/logs?lines=0", None, 400, "invalid_request"),
+    ("GET", "/operations/none", None, 404, "operation_not_found"),
+    ("GET", "/operations/none/watch", None, 404, "operation_not_found"),
+    ("POST", "/operations/none/cancel", None, 404, "operation_not_found"),
+    ("GET", "/nowhere", None, 404, "path_not_found"),
+    ("PUT", "/models", None, 405, "method_not_allowed"),
+]
+
+
+def send(served: Installation, method: str, path: str, body: Any, **headers: str) -> httpx.Response:
+    content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+    return served.http.request(
+        method, path, content=content, headers={"content-type": "application/json", **headers}
+    )
+
+
+def test_every_bad_request_has_its_code_and_changes_nothing(served: Installation) -> None:
+    before = served.records()
+    for method, path, body, status, expected in BAD:
+        reply = send(served, method, path, body)
+        assert code(reply) == (status, expected), (method, path, str(body)[:80], reply.text)
+    assert served.records() == before
+    assert served.in_flight() == 0
+
+
+@pytest.mark.parametrize("path", ["/register_model", "/v1/chat/completions"])
+def test_a_body_without_length_is_counted(fresh: Installation, path: str) -> None:
+    reply = fresh.http.post(
+        path, content=iter([b"{", *[b" " * 1000] * 30]), headers={"content-type": "application/json"}
+    )
+    assert code(reply) == (413, "body_too_large")
+    assert fresh.records() == ({}, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("folder", "base", "expected"),
+    [
+        ("missing", None, "source_unreadable"),
+        ("torn", None, "source_unreadable"),
+        ("/etc", None, "path_not_allowed"),
+        ("../outside", None, "path_not_allowed"),
+        ("http://[::1", None, "invalid_request"),
+        ("missing", "base", "source_unreadable"),
+        ("shape", "base", "adapter_mismatch"),
+        ("rank", "base", "adapter_mismatch"),
+        ("modules", "base", "adapter_mismatch"),
+    ],
+)
+def test_a_registration_that_fails_leaves_nothing(
+    fresh: Installation, folder: str, base: str | None, expected: str
+) -> None:
+    fresh.register("base")
+    uri = folder if folder.startswith(("/", "http")) else str(fresh.files / folder)
+    where = {"base": base, "adapter": uri} if base else {"source": uri}
+    ended = fresh.end(fresh.post("/register_model", {"model": "x", **where}))
+    assert ended["phase"] == "Failed"
+    assert ended["error"]["error"]["code"] == expected
+    assert ended["error"]["error"]["param"] == ("adapter" if base else "source")
+    assert set(fresh.records()[0]) == {"base"}
+
+
+# --- the key -------------------------------------------------------------------------------------
+
+
+def test_the_api_key(start: Start) -> None:
+    keyed = start(api_key="secret")
+    assert keyed.http.get("/models").status_code == 200
+    for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
+        with httpx.Client(base_url=keyed.url) as stranger:
+            reply = stranger.get("/models", headers=given)
+            assert code(reply) == (401, "unauthorized")
+            assert reply.headers["www-authenticate"] == "Bearer"
+            body = {"model": "x", "source": str(keyed.files / "base")}
+            assert stranger.post("/register_model", json=body, headers=given).status_code == 401
+            assert stranger.get("/metrics", headers=given).status_code == 401
+            assert stranger.get("/healthz", headers=given).status_code == 200
+    assert keyed.records() == ({}, {}, {})
+
+
+def test_a_watcher_that_leaves_is_forgotten(fresh: Installation) -> None:
+    fresh.register("base")
+    fresh.cluster.held.add("base")
+    accepted = fresh.post("/deploy_model", {"model": "base"}).json()
+    with fresh.http.stream("GET", f"/operations/{accepted['id']}/watch") as stream:
+        next(stream.iter_lines())
+    wait_for(lambda: not fresh.server.server_state.tasks)

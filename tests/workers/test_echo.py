@@ -1,0 +1,85 @@
+"""A worker with the echo engine."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from workers.messages import EngineCall, EngineConfig, EngineHead, VariantRef
+from workers.worker import Worker
+
+CONFIG = EngineConfig("echo", "b", "/m", "float32", "cpu", 1, (2,), 64, 4, 1, 1, 2, 4, 8)
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+V = VariantRef("v", 7, "/a")
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[Worker]:
+    worker = Worker(CONFIG, "127.0.0.1")
+    await worker.start()
+    yield worker
+    worker.close()
+
+
+def ask(path: str, variant: VariantRef | None = None, **body: Any) -> EngineCall:
+    return EngineCall(path, json.dumps({"model": "b", **body}).encode(), variant)
+
+
+async def test_both_shapes(worker: Worker) -> None:
+    chat = json.loads((await worker.call(ask(CHAT, messages=[{"content": "a b"}]))).body)
+    assert chat["choices"][0]["message"]["content"] == "a b"
+    text = json.loads((await worker.call(ask(TEXT, prompt="a b c"))).body)
+    assert text["choices"][0]["text"] == "a b c"
+    assert text["usage"]["total_tokens"] == 6
+
+
+async def test_a_stream(worker: Worker) -> None:
+    items = [i async for i in worker.stream(ask(TEXT, prompt="a b", stream=True))]
+    assert items[0] == EngineHead(200, "text/event-stream")
+    assert items[-1] == b"data: [DONE]\n\n"
+    assert len(items) == 5
+
+
+@pytest.mark.parametrize("body", [{}, {"messages": []}, {"messages": 7}, {"messages": [{}]}])
+async def test_a_request_it_cannot_read(worker: Worker, body: dict[str, Any]) -> None:
+    assert (await worker.call(ask(CHAT, **body))).status == 400
+
+
+async def test_variants_come_with_requests_or_by_order(worker: Worker) -> None:
+    await worker.call(ask(TEXT, V, prompt="x"))
+    assert (await worker.report()).variants == ("v",)
+    await worker.unload_variant(V)
+    assert (await worker.report()).variants == ()
+    await worker.load_variant(V)
+    assert (await worker.report()).variants == ("v",)
+
+
+async def test_a_variant_that_does_not_fit(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(variant: VariantRef) -> None:
+        raise ValueError("too wide")
+
+    monkeypatch.setattr(worker.engine, "ensure_variant", refuse)
+    reply = await worker.call(ask(TEXT, V, prompt="x"))
+    assert reply.status == 422
+    items = [i async for i in worker.stream(ask(TEXT, V, prompt="x"))]
+    assert items[0] == EngineHead(422, "application/json")
+    assert items[1] == reply.body
+    with pytest.raises(ValueError, match="too wide"):
+        await worker.load_variant(V)
+
+
+async def test_what_a_worker_says_of_itself(worker: Worker) -> None:
+    report = await worker.report()
+    assert report.engine_version == "echo"
+    with urllib.request.urlopen(f"http://{report.metrics_address}/metrics") as page:  # noqa: ASYNC210
+        assert b"python_info" in page.read()
+    await worker.check_health()
+
+
+async def test_a_worker_that_was_not_started() -> None:
+    with pytest.raises(RuntimeError, match="before its engine"):
+        await Worker(CONFIG, "127.0.0.1").call(ask(TEXT, prompt="x"))

@@ -1,0 +1,38 @@
+"""A broken torchvision is named before it breaks something else."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from workers import torch_stack
+
+
+@pytest.fixture(autouse=True)
+def _names_of_our_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch_stack, "COMPANIONS", ("ostinato_vision", "ostinato_audio"))
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in torch_stack.COMPANIONS:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def test_absent_companions_are_fine() -> None:
+    torch_stack.check()
+
+
+def test_companions_that_import_are_fine(tmp_path: Path) -> None:
+    (tmp_path / "ostinato_vision.py").write_text("")
+    torch_stack.check()
+
+
+def test_a_broken_companion_is_named_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "ostinato_vision.py").write_text("raise RuntimeError('operator nms does not exist\\nmore')")
+    (tmp_path / "ostinato_audio.py").write_text("raise OSError")
+    with pytest.raises(torch_stack.BrokenTorchStack) as broken:
+        torch_stack.check()
+    message = str(broken.value)
+    assert "operator nms does not exist)" not in message
+    assert "operator nms does not exist; " in message
+    assert "pip uninstall -y ostinato_vision ostinato_audio" in message
