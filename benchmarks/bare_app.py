@@ -12,8 +12,6 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-from controlplane.ray_on_loopback import stay_on_loopback
-
 ANSWER = (
     b'{"id": "echo", "object": "chat.completion", "created": 0, "model": "smollm2-135m-instruct", "choices": '
     b'[{"index": 0, "finish_reason": "stop", "logprobs": null, '
@@ -30,6 +28,5 @@ class Bare:
 
 
 if __name__ == "__main__":
-    stay_on_loopback()
     ray.init(address=sys.argv[1], namespace="serve", log_to_driver=False)
     serve.run(Bare.bind(), name="bare", route_prefix="/bare")

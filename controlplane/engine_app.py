@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from ray import serve
+from ray.serve.schema import LoggingConfig
 
 from controlplane.ray_on_loopback import keep_replica_on_loopback
 from controlplane.serve_runtime import ENGINE
@@ -63,6 +64,7 @@ def engine_application(config: EngineConfig, settings: Settings) -> serve.Applic
         health_check_period_s=2,
         health_check_timeout_s=30,
         graceful_shutdown_timeout_s=20,
+        logging_config=LoggingConfig(enable_access_log=False),  # the gateway logs and counts requests
         ray_actor_options={
             "num_cpus": 0 if on_gpu else settings.engine_num_cpus,
             "num_gpus": ranks if on_gpu else 0,

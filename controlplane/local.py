@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from controlplane import errors
+from controlplane import errors, ray_on_loopback
 from controlplane.settings import Settings
 
 Progress = Callable[[str], None]
@@ -193,6 +193,7 @@ def ray_switches(settings: Settings) -> dict[str, str]:
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if settings.haproxy else "0",
+        **ray_on_loopback.ENVIRONMENT,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_DEDUP_LOGS": "0",
@@ -203,7 +204,8 @@ def _start_ray(cluster: LocalCluster, settings: Settings, dashboard_port: int) -
     port = cluster.ray_address.rpartition(":")[2]
     dashboard = cluster.dashboard_url.rpartition(":")[2]
     command = [
-        *(sys.executable, "-m", "controlplane.ray_on_loopback", "start"),
+        str(Path(sys.executable).parent / "ray"),
+        "start",
         "--head",
         "--node-ip-address=127.0.0.1",
         f"--port={port}",

@@ -1,7 +1,8 @@
-"""`ray start` with every process on 127.0.0.1: `python -m controlplane.ray_on_loopback start ...`.
+"""Keeps a local cluster on 127.0.0.1.
 
-Ray replaces a loopback address by the machine's own, except where its constant below says that nodes
-cannot form clusters (its default on macOS). A local cluster has one node and should not be reachable.
+Ray replaces a loopback address by the machine's own unless it is told that its nodes form no clusters; the
+variable below does that in every process that inherits it. What is left, Serve's port for calls between
+replicas, is bound by `keep_replica_on_loopback`.
 """
 
 from __future__ import annotations
@@ -9,13 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 LOOPBACK = "127.0.0.1"
-
-
-def stay_on_loopback() -> None:
-    """Make this process's Ray take 127.0.0.1 as it is; needed wherever a local cluster is joined."""
-    from ray._private import ray_constants
-
-    ray_constants.ENABLE_RAY_CLUSTER = False
+# Named for the systems on which 0 is the default; Ray reads it everywhere.
+ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 def keep_replica_on_loopback() -> None:
@@ -35,14 +31,3 @@ def keep_replica_on_loopback() -> None:
         return port
 
     replica.add_port_to_grpc_server = bind_loopback
-
-
-def main() -> None:
-    stay_on_loopback()
-    from ray.scripts.scripts import main as ray_main
-
-    ray_main()
-
-
-if __name__ == "__main__":
-    main()

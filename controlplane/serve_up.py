@@ -9,13 +9,11 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 
 from controlplane.app import build
-from controlplane.ray_on_loopback import stay_on_loopback
 from controlplane.serve_runtime import CONTROL_APP
 from controlplane.settings import Settings
 
 
 def start(address: str, settings: Settings) -> None:
-    stay_on_loopback()
     ray.init(address=address, namespace="serve", log_to_driver=False)
     options = HTTPOptions(host=settings.http_host, port=settings.http_port, request_timeout_s=None)
     serve.start(http_options=options)

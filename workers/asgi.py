@@ -19,6 +19,7 @@ AsgiApp = Callable[
 ]
 
 _END = object()
+_ending: set[asyncio.Task[None]] = set()  # the loop itself holds tasks weakly
 # How long an application may take to notice that its client left.
 GRACE_S = 1.0
 
@@ -61,6 +62,8 @@ async def stream(app: AsgiApp, path: str, body: bytes) -> AsyncGenerator[EngineH
     async def send(message: Message) -> None:
         if not gone.is_set():
             await queue.put(message)
+        else:  # an application that only sends must not keep the loop to itself
+            await asyncio.sleep(0)
 
     async def run() -> None:
         try:
@@ -78,7 +81,11 @@ async def stream(app: AsgiApp, path: str, body: bytes) -> AsyncGenerator[EngineH
         await task
     finally:
         gone.set()
-        await _end(task, queue)
+        if not task.done():
+            ending = asyncio.create_task(_end(task, queue))
+            _ending.add(ending)
+            ending.add_done_callback(_ending.discard)
+            await asyncio.shield(ending)  # a consumer may be cancelled again: anyio's scopes do
 
 
 async def _end(task: asyncio.Task[None], queue: asyncio.Queue[Any]) -> None:

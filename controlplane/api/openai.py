@@ -114,6 +114,8 @@ def model_cards(table: RouteTable) -> list[dict[str, Any]]:
 async def _load(services: Services, body: LoadLoraAdapterRequest) -> None:
     """Register and deploy in one call, as vLLM's users expect; a refusal leaves nothing behind."""
     base = body.base_model_name or await _only_base(services)
+    if base == body.lora_name:
+        raise errors.InvalidRequest("an adapter needs a name other than its base's", param="lora_name")
     register = RegisterModelRequest(model=body.lora_name, base=base, adapter=body.lora_path)
     await operations.run(services, operations.register(services, register, None))
     try:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import schemathesis
-from conftest import Installation, Start
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
+from installations import Installation, Start
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,

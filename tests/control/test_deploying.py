@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from builders import ready_base
 from in_memory import CPU, GIB
-from test_fetching import ready_base
 
 from controlplane import errors
 from controlplane.deploying import decide, engine_config

@@ -5,27 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_reconcile import model
+from builders import base, model, no_bundles, ready_base, variant
 
 from controlplane import errors
 from controlplane.fetching import Limits, profile
 from controlplane.records import Model, Phase
-
-
-def no_bundles(name: str) -> Path:
-    raise errors.SourceUnreadable(f"no {name}")
-
-
-def base(files: Path, folder: str = "base") -> Model:
-    return Model("b", 1, Phase.PROFILING, source=str(files / folder))
-
-
-def variant(files: Path, folder: str) -> Model:
-    return Model("v", 2, Phase.PROFILING, base="b", adapter=f"file://{files / folder}")
-
-
-def ready_base(files: Path) -> Model:
-    return profile(base(files), None, Limits((files,), 16), no_bundles)
 
 
 def test_a_base(files: Path) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from builders import PLACED, deployment, model, operation, state
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,36 +28,11 @@ from controlplane.reconcile import (
     open_operation,
     reconcile,
 )
-from controlplane.records import Deployment, IdempotencyKey, Model, Operation, OperationKind, Phase, key_of
-from controlplane.state.typed import State, Versioned
-from placement.types import Intent, Placement, Plan
-from profiler.types import Estimate
+from controlplane.records import IdempotencyKey, OperationKind, Phase
 
-PLACED = Placement(Plan(1, (2,), "none", 64, 64, 1, 16), (), Estimate(1.0, 1.0, (1,), 100.0), "it fits")
 RUNNING, STARTING = EngineView(EngineStatus.RUNNING), EngineView(EngineStatus.STARTING)
 FAILED, LEAVING = EngineView(EngineStatus.FAILED), EngineView(EngineStatus.DELETING)
 ILL = EngineView(EngineStatus.UNHEALTHY)
-
-
-def model(name: str, phase: Phase, base: str | None = None) -> Model:
-    return Model(name, 1, phase, source=None if base else "/m", base=base, adapter="/a" if base else None)
-
-
-def deployment(
-    name: str, phase: Phase, host: str | None = None, placed: Placement | None = PLACED
-) -> Deployment:
-    return Deployment(name, 1, host or name, phase, Intent.MIN_COST, 16, placement=placed)
-
-
-def operation(kind: OperationKind, target: str, **changes: Any) -> Operation:
-    return replace(Operation("op-1", kind, target, Phase.PENDING), **changes)
-
-
-def state(*records: Any) -> State:
-    def of(cls: type) -> dict[str, Any]:
-        return {key_of(r): Versioned(r, 1) for r in records if isinstance(r, cls)}
-
-    return State(1, of(Model), of(Deployment), of(Operation), of(IdempotencyKey))
 
 
 BASE_UP = deployment("b", Phase.DEPLOYED)

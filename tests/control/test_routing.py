@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_reconcile import deployment, model, state
+from builders import deployment, model, state
 
 from controlplane import errors
 from controlplane.records import Phase

@@ -14,6 +14,11 @@ from workers.messages import EngineHead, EngineReply
 START = {"type": "http.response.start", "status": 201, "headers": [(b"Content-Type", b"text/x")]}
 
 
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asgi, "GRACE_S", 0.02)
+
+
 def part(body: bytes) -> dict[str, Any]:
     return {"type": "http.response.body", "body": body, "more_body": True}
 
@@ -91,6 +96,34 @@ async def test_closing_ends_the_application(chunks: int) -> None:
         await ended.wait()
 
 
+async def test_an_application_that_never_stops_sending_is_ended() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(START)
+        while True:
+            await send(part(b"x"))
+
+    items = asgi.stream(app, "/", b"")
+    await anext(items)
+    async with asyncio.timeout(1):
+        await items.aclose()
+
+
+async def test_an_application_has_a_moment_to_act_on_the_disconnect() -> None:
+    acted = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send(START)
+        assert (await receive())["type"] == "http.disconnect"
+        await asyncio.sleep(0.001)
+        acted.set()
+
+    items = asgi.stream(app, "/", b"")
+    await anext(items)
+    await items.aclose()
+    assert acted.is_set()
+
+
 async def test_cancelling_the_consumer_ends_the_application() -> None:
     ended, started = asyncio.Event(), asyncio.Event()
 
@@ -106,6 +139,26 @@ async def test_cancelling_the_consumer_ends_the_application() -> None:
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
+    async with asyncio.timeout(1):
+        await ended.wait()
+
+
+async def test_a_consumer_cancelled_over_and_over_still_ends_the_application() -> None:
+    """As anyio's cancel scopes do it, and so Starlette when a client leaves."""
+    ended, started = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    call = asyncio.create_task(asgi.call(app, "/", b""))
+    await started.wait()
+    while not call.done():
+        call.cancel()
+        await asyncio.sleep(0)
     async with asyncio.timeout(1):
         await ended.wait()
 

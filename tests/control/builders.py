@@ -1,0 +1,53 @@
+"""Records and states, as short as they can be written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from controlplane import errors
+from controlplane.fetching import Limits, profile
+from controlplane.records import Deployment, IdempotencyKey, Model, Operation, OperationKind, Phase, key_of
+from controlplane.state.typed import State, Versioned
+from placement.types import Intent, Placement, Plan
+from profiler.types import Estimate
+
+PLACED = Placement(Plan(1, (2,), "none", 64, 64, 1, 16), (), Estimate(1.0, 1.0, (1,), 100.0), "it fits")
+
+
+def model(name: str, phase: Phase, base: str | None = None) -> Model:
+    return Model(name, 1, phase, source=None if base else "/m", base=base, adapter="/a" if base else None)
+
+
+def deployment(
+    name: str, phase: Phase, host: str | None = None, placed: Placement | None = PLACED
+) -> Deployment:
+    return Deployment(name, 1, host or name, phase, Intent.MIN_COST, 16, placement=placed)
+
+
+def operation(kind: OperationKind, target: str, **changes: Any) -> Operation:
+    return replace(Operation("op-1", kind, target, Phase.PENDING), **changes)
+
+
+def state(*records: Any) -> State:
+    def of(cls: type) -> dict[str, Any]:
+        return {key_of(r): Versioned(r, 1) for r in records if isinstance(r, cls)}
+
+    return State(1, of(Model), of(Deployment), of(Operation), of(IdempotencyKey))
+
+
+def no_bundles(name: str) -> Path:
+    raise errors.SourceUnreadable(f"no {name}")
+
+
+def base(files: Path, folder: str = "base") -> Model:
+    return Model("b", 1, Phase.PROFILING, source=str(files / folder))
+
+
+def variant(files: Path, folder: str) -> Model:
+    return Model("v", 2, Phase.PROFILING, base="b", adapter=f"file://{files / folder}")
+
+
+def ready_base(files: Path) -> Model:
+    return profile(base(files), None, Limits((files,), 16), no_bundles)
