@@ -57,7 +57,7 @@ def up(settings: Settings, progress: Progress, dashboard_port: int = 0) -> Local
     cluster = _describe(settings, dashboard_port)
     try:
         progress("starting a Ray node")
-        _start_ray(cluster, settings, dashboard_port)
+        _start_ray(cluster, settings)
         progress("deploying the control plane on Ray Serve")
         _deploy(cluster, settings)
         progress("waiting for the API")
@@ -200,55 +200,52 @@ def ray_switches(settings: Settings) -> dict[str, str]:
     }
 
 
-def _start_ray(cluster: LocalCluster, settings: Settings, dashboard_port: int) -> None:
-    port = cluster.ray_address.rpartition(":")[2]
-    dashboard = cluster.dashboard_url.rpartition(":")[2]
+def _start_ray(cluster: LocalCluster, settings: Settings) -> None:
     command = [
         str(Path(sys.executable).parent / "ray"),
         "start",
         "--head",
-        "--node-ip-address=127.0.0.1",
-        f"--port={port}",
+        f"--node-ip-address={ray_on_loopback.LOOPBACK}",
+        f"--port={_port(cluster.ray_address)}",
         "--include-dashboard=true",
-        "--dashboard-host=127.0.0.1",
-        f"--dashboard-port={dashboard}",
+        f"--dashboard-host={ray_on_loopback.LOOPBACK}",
+        f"--dashboard-port={_port(cluster.dashboard_url)}",
         "--dashboard-agent-listen-port=0",
         f"--temp-dir={cluster.temp_dir}",
         "--disable-usage-stats",
     ]
-    log = settings.home / "ray-start.log"
-    with log.open("w") as out:
-        result = subprocess.run(
-            command,
-            env=cluster_environment(settings),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            timeout=START_TIMEOUT_S,
-            check=False,
-        )
-    if result.returncode != 0:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-        raise errors.Unavailable(f"Ray did not start (see {log}):\n{tail}")
+    _run(command, settings, "ray-start.log", "Ray")
 
 
 def _deploy(cluster: LocalCluster, settings: Settings) -> None:
     """In a process of its own, so that this one never becomes part of the cluster."""
     command = [sys.executable, "-m", "controlplane.serve_up", cluster.ray_address]
-    log = settings.home / "serve-start.log"
+    _run(command, settings, "serve-start.log", "the control plane")
+
+
+def _port(address: str) -> str:
+    return address.rpartition(":")[2]
+
+
+def _run(command: list[str], settings: Settings, log_name: str, what: str) -> None:
+    """Run a step of the start. Errors: Unavailable with the end of what it wrote."""
+    log = settings.home / log_name
     with log.open("w") as out:
-        result = subprocess.run(
-            command,
-            env=cluster_environment(settings),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            timeout=START_TIMEOUT_S,
-            check=False,
-        )
+        try:
+            result = subprocess.run(
+                command,
+                env=cluster_environment(settings),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                timeout=START_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as e:
+            raise errors.Unavailable(f"{what} took longer than {e.timeout:.0f} s to start (see {log})") from e
     if result.returncode != 0:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-        raise errors.Unavailable(f"the control plane did not start (see {log}):\n{tail}")
+        raise errors.Unavailable(f"{what} did not start (see {log}):\n{tail}")
 
 
 def _wait_ready(cluster: LocalCluster, settings: Settings) -> None:
