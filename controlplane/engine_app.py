@@ -8,10 +8,11 @@ from ray import serve
 from ray.serve.schema import LoggingConfig
 
 from controlplane.ray_on_loopback import keep_replica_on_loopback
-from controlplane.serve_runtime import ENGINE
 from controlplane.settings import Settings
 from workers.messages import EngineCall, EngineConfig, EngineHead, EngineReply, VariantRef, WorkerReport
 from workers.worker import Worker
+
+ENGINE = "Engine"
 
 # Serve retries a constructor 20 times by default; a model that cannot start should say so soon.
 START_ATTEMPTS = 2

@@ -22,6 +22,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from controlplane import errors
+from controlplane.engine_app import ENGINE, engine_application
 from controlplane.reconcile import EngineStatus, EngineView
 from controlplane.settings import Settings
 from workers.messages import (
@@ -38,7 +39,6 @@ log = logging.getLogger(__name__)
 
 CONTROL_APP = "ostinato"
 APP_PREFIX = "model-"
-ENGINE = "Engine"
 RESTART_HINT_S = 5.0
 
 _STATUS = {
@@ -60,8 +60,6 @@ def app_name(host: str) -> str:
 
 async def launch(config: EngineConfig, settings: Settings) -> None:
     """Ask Serve for the engine of one base; returns before it runs (`observe` tells when it does)."""
-    from controlplane.engine_app import engine_application
-
     application = engine_application(config, settings)
     await asyncio.to_thread(_deploy, application, app_name(config.name))
 
