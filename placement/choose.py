@@ -83,9 +83,11 @@ def rounded(value: float, *, up: bool) -> float:
     if value == 0 or not math.isfinite(value):
         return value
     step = 10.0 ** (math.floor(math.log10(abs(value))) - 3)
-    near = (math.ceil if up else math.floor)(value / step) * step
-    near = float(f"{near:.10g}")
-    return near if (near >= value if up else near <= value) else value
+    steps = (math.ceil if up else math.floor)(value / step)
+    near = float(f"{steps * step:.10g}")
+    if near < value if up else near > value:  # the division rounded to the wrong side
+        near = float(f"{(steps + (1 if up else -1)) * step:.10g}")
+    return near
 
 
 def _rank(candidate: Candidate, intent: Intent, output_tokens: int) -> tuple[object, ...]:

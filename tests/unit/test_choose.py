@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from placement.choose import choose, cost_gib_s, rounded
@@ -82,6 +83,14 @@ def test_each_relaxation_is_enough(candidates: list[Candidate], slos: Slos) -> N
         assert changes
         relaxed = choose(candidates, Intent.SLO, replace(slos, **changes), TOKENS)
         assert not isinstance(relaxed, Infeasible), text
+
+
+@given(value=st.floats(1e-6, 1e9), up=st.booleans())
+@example(value=41.300000000000004, up=True)
+def test_a_number_shown_is_never_on_the_wrong_side(value: float, up: bool) -> None:
+    shown = float(f"{rounded(value, up=up):.10g}")
+    assert shown >= value if up else shown <= value
+    assert math.isclose(shown, value, rel_tol=2e-3)
 
 
 def test_intents_differ() -> None:
