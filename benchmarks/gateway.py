@@ -221,15 +221,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--skip-vllm", action="store_true")
     args = parser.parse_args()
-    rows = echo_against_bare(args.rounds, haproxy=True) + echo_against_bare(args.rounds, haproxy=False)
-    if not args.skip_vllm:
-        rows += vllm_against_ours(args.rounds)
-    result = {
-        "command": "python -m benchmarks.gateway " + " ".join(sys.argv[1:]),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-        "rows": rows,
-    }
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    rows: list[dict[str, Any]] = []
+    comparisons = [
+        lambda: echo_against_bare(args.rounds, haproxy=True),
+        lambda: echo_against_bare(args.rounds, haproxy=False),
+        lambda: vllm_against_ours(args.rounds),
+    ]
+    for run in comparisons[: 2 if args.skip_vllm else 3]:
+        rows += run()
+        result = {
+            "command": "python -m benchmarks.gateway " + " ".join(sys.argv[1:]),
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+            "rows": rows,
+        }
+        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
     print(table(rows))
 
 
