@@ -31,6 +31,8 @@ from controlplane.state import Entry, StateStore, Write, open_store
 from controlplane.state.redis import RedisStore
 from controlplane.state.sqlite import SqliteStore
 
+pytestmark = pytest.mark.slow  # a real Redis, several processes, kill -9
+
 ROOT = Path(__file__).parents[2]
 KINDS = ("model", "deployment")
 
