@@ -13,6 +13,8 @@ from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU  # noqa: E402
 
 from workers.cpu_lora import BASE, CpuLora, rows_by_slot  # noqa: E402
 
+pytestmark = pytest.mark.slow  # importing vLLM takes long
+
 SLOTS, RANK, INPUT = 4, 8, 24
 SLICES = (32, 8, 16)
 SCALE = 0.5
