@@ -25,7 +25,7 @@ from controlplane.api.schemas import (
     OperationView,
     RegisterModelRequest,
 )
-from controlplane.errors import OstinatoError, Unavailable
+from controlplane.errors import OstinatoError, Unavailable, error_classes
 from controlplane.records import Phase
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -354,17 +354,6 @@ def _delta(data: str) -> str:
 
 
 # Errors
-
-
-def error_classes() -> dict[str, type[OstinatoError]]:
-    """Every class drawn at the top of errors.py, by its code."""
-    found: dict[str, type[OstinatoError]] = {}
-    waiting: list[type[OstinatoError]] = [OstinatoError]
-    while waiting:
-        cls = waiting.pop()
-        waiting.extend(c for c in cls.__subclasses__() if c.__module__ == errors.__name__)
-        found[cls.code] = cls
-    return found
 
 
 _CLASSES = error_classes()

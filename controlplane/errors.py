@@ -134,3 +134,14 @@ class Unavailable(OstinatoError):
 
 class TimedOut(OstinatoError):
     status, code = 504, "timed_out"
+
+
+def error_classes() -> dict[str, type[OstinatoError]]:
+    """Every class above, by its code."""
+    found: dict[str, type[OstinatoError]] = {}
+    waiting: list[type[OstinatoError]] = [OstinatoError]
+    while waiting:
+        cls = waiting.pop()
+        waiting.extend(c for c in cls.__subclasses__() if c.__module__ == __name__)
+        found[cls.code] = cls
+    return found

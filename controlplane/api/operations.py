@@ -106,11 +106,7 @@ def failure_of(operation: Operation) -> errors.OstinatoError:
     return cls(str(error.get("message", operation.reason)), param=error.get("param"))
 
 
-def _tree(cls: type[errors.OstinatoError]) -> list[type[errors.OstinatoError]]:
-    return [cls, *(c for sub in cls.__subclasses__() for c in _tree(sub))]
-
-
-BY_CODE = {cls.code: cls for cls in _tree(errors.OstinatoError)}
+BY_CODE = errors.error_classes()
 
 
 async def watch(services: Services, operation_id: str) -> AsyncGenerator[bytes, None]:
