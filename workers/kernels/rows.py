@@ -1,0 +1,151 @@
+"""Which variant each row of a batch belongs to, in the forms that kernels want.
+
+Rows are grouped by slot and cut into tiles of at most `block` rows of one slot. The number of tiles a
+launch must allow for depends only on the number of rows, never on who they belong to, so a grid fixed
+at CUDA graph capture holds for every later batch; unused tiles have slot -1 and end at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+BASE = -1
+SMALL_BLOCK = 16
+LARGE_BLOCK = 64
+# Above this many rows a launch uses large tiles (a prefill), otherwise small ones (decoding).
+LARGE_FROM = 512
+# Batches whose copies to the device may be under way at once.
+STAGINGS = 4
+
+Int32s = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tiles for one launch over `num_rows` rows.
+
+    `tiles` is int32 [max_tiles, 3]: slot (-1: no tile), first position in `order`, rows in the tile.
+    `order` is int32 [rows]: row numbers grouped by slot; base rows are not in any tile.
+    """
+
+    block: int
+    max_tiles: int
+    tiles: torch.Tensor
+    order: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """The same as arrays on the host, before it is copied to a device."""
+
+    slots: Int32s
+    order: Int32s
+    small: Int32s
+    large: Int32s
+
+
+def max_tiles(num_rows: int, num_slots: int, block: int) -> int:
+    """The most tiles that `num_rows` rows of at most `num_slots` variants can need."""
+    distinct = min(num_rows, num_slots)
+    return distinct + (num_rows - distinct) // block
+
+
+def group(slots: Int32s) -> Grouping:
+    """Group rows by slot. `slots`: [rows], the slot of each row, -1 for the base."""
+    order = np.argsort(slots, kind="stable").astype(np.int32)
+    first = int(np.count_nonzero(slots == BASE))
+    order = order[first:]
+    used, counts = np.unique(slots[order], return_counts=True)
+    return Grouping(slots, order, _cut(used, counts, SMALL_BLOCK), _cut(used, counts, LARGE_BLOCK))
+
+
+def _cut(used: npt.NDArray[np.integer], counts: npt.NDArray[np.integer], block: int) -> Int32s:
+    """Tiles [n, 3] of at most `block` rows for groups of `counts` rows that follow one another."""
+    per_group = -(-counts // block)
+    total = int(per_group.sum())
+    starts = np.concatenate(([0], np.cumsum(counts)))[:-1]
+    group_of = np.repeat(np.arange(len(used)), per_group)
+    within = np.arange(total) - np.repeat(np.cumsum(per_group) - per_group, per_group)
+    tiles = np.empty((total, 3), np.int32)
+    tiles[:, 0] = used[group_of]
+    tiles[:, 1] = starts[group_of] + within * block
+    tiles[:, 2] = np.minimum(counts[group_of] - within * block, block)
+    return tiles
+
+
+class Rows:
+    """The rows of the current batch, on a device, at addresses that never change.
+
+    One int32 buffer holds everything, so that a new batch costs one copy to the device.
+    """
+
+    def __init__(self, max_rows: int, num_slots: int, device: torch.device) -> None:
+        self.num_slots = num_slots
+        self.max_rows = max_rows
+        sizes = {
+            "slots": max_rows,
+            "order": max_rows,
+            "small": 3 * max_tiles(max_rows, num_slots, SMALL_BLOCK),
+            "large": 3 * max_tiles(max_rows, num_slots, LARGE_BLOCK),
+        }
+        self._device = torch.full((sum(sizes.values()),), BASE, dtype=torch.int32, device=device)
+        self._parts = _split(self._device, sizes)
+        self._staged = [_Staging(sum(sizes.values()), sizes, device) for _ in range(STAGINGS)]
+        self._turn = 0
+        self.grouping = group(np.empty(0, np.int32))
+
+    def update(self, slots: Int32s) -> None:
+        """Describe a new batch. `slots`: [rows], the slot of each row, -1 for the base."""
+        if len(slots) > self.max_rows:
+            raise ValueError(f"a batch of {len(slots)} rows; room was made for {self.max_rows}")
+        self.grouping = group(slots)
+        self._turn = (self._turn + 1) % STAGINGS
+        self._staged[self._turn].send(self.grouping, self._device)
+
+    def slots(self, num_rows: int) -> torch.Tensor:
+        """int32 [num_rows] on the device: the slot of each row, -1 for the base."""
+        return self._parts["slots"][:num_rows]
+
+    def tiles(self, num_rows: int) -> Tiles:
+        """The tiles for a launch over the first `num_rows` rows (a graph's padded size included)."""
+        small = num_rows < LARGE_FROM
+        block = SMALL_BLOCK if small else LARGE_BLOCK
+        most = max_tiles(num_rows, self.num_slots, block)
+        tiles = self._parts["small" if small else "large"].view(-1, 3)[:most]
+        return Tiles(block, most, tiles, self._parts["order"])
+
+    def groups(self) -> list[tuple[int, torch.Tensor]]:
+        """(slot, its rows int64 [n]) on the host: what torch references iterate over."""
+        found = {}
+        for slot, start, count in self.grouping.small.tolist():
+            found.setdefault(slot, []).extend(self.grouping.order[start : start + count].tolist())
+        return [(slot, torch.tensor(rows)) for slot, rows in found.items()]
+
+
+class _Staging:
+    """Page-locked memory from which one batch is copied to the device while the next is prepared."""
+
+    def __init__(self, length: int, sizes: dict[str, int], device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self._memory = torch.full((length,), BASE, dtype=torch.int32, pin_memory=on_gpu)
+        self._parts = {name: part.numpy() for name, part in _split(self._memory, sizes).items()}
+        self._sent = torch.cuda.Event() if on_gpu else None
+
+    def send(self, grouping: Grouping, device: torch.Tensor) -> None:
+        if self._sent is not None:
+            self._sent.synchronize()  # of STAGINGS batches ago: long done, unless the device lags
+        for name, part in self._parts.items():
+            values = getattr(grouping, name).reshape(-1)
+            part[: len(values)] = values
+            part[len(values) :] = BASE
+        device.copy_(self._memory, non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
+
+
+def _split(flat: torch.Tensor, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
+    return dict(zip(sizes, torch.split(flat, list(sizes.values())), strict=True))

@@ -1,0 +1,53 @@
+"""How weights lie in the arena, for all operations alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+ALIGNMENT = 128  # bytes; a Triton load of 16 bytes per thread wants at least 16
+
+
+@dataclass(frozen=True)
+class Part:
+    """One array of a slot's weights in one layer."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def total_bytes(parts: Sequence[Part]) -> int:
+    """Bytes the parts take in the arena, each one aligned."""
+    return sum(aligned(part.size_bytes) for part in parts)
+
+
+def offsets(parts: Sequence[Part], start: int) -> dict[str, int]:
+    """Where each part begins when the first one begins at byte `start`, a multiple of ALIGNMENT."""
+    found, at = {}, start
+    for part in parts:
+        found[part.name] = at
+        at += aligned(part.size_bytes)
+    return found
+
+
+def view(memory: torch.Tensor, part: Part, offset: int) -> torch.Tensor:
+    """The part at byte `offset` of `memory` (uint8 [bytes]), as a tensor that shares its memory."""
+    flat = memory[offset : offset + part.size_bytes]
+    return flat.view(part.dtype).view(part.shape)
+
+
+def views(memory: torch.Tensor, parts: Sequence[Part], start: int) -> Mapping[str, torch.Tensor]:
+    at = offsets(parts, start)
+    return {part.name: view(memory, part, at[part.name]) for part in parts}
