@@ -246,7 +246,7 @@ async def run(folder: Path, tokenizer: Path, concurrency: int) -> dict[str, Any]
         "rows": rows,
         "leading_tokens_equal_alone_and_in_batch": await agreement(worker, variants),
     }
-    worker.close()
+    await worker.close()
     return result
 
 

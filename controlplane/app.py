@@ -15,11 +15,13 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import LoggingConfig
 
 from controlplane import serve_runtime
 from controlplane.api.app import create_app
 from controlplane.api.services import RouteBook, Services
 from controlplane.controller import Controller
+from controlplane.engine_client import EngineClient
 from controlplane.inventory import InventoryBook
 from controlplane.metrics import ControllerMetrics, Metrics
 from controlplane.ray_on_loopback import keep_replica_on_loopback
@@ -40,6 +42,7 @@ class ServeRuntime:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._inventory = InventoryBook()
+        self._requests = EngineClient(serve_runtime.find_workers, settings.max_queued_requests)
 
     async def launch(self, config: EngineConfig) -> None:
         await serve_runtime.launch(config, self._settings)
@@ -64,10 +67,10 @@ class ServeRuntime:
         return serve_runtime.convert_bundled(name, self._settings.home / "models")
 
     async def call(self, host: str, request: EngineCall) -> EngineReply:
-        return await serve_runtime.call(host, request)
+        return await self._requests.call(host, request)
 
     def stream(self, host: str, request: EngineCall) -> AsyncGenerator[EngineHead | bytes, None]:
-        return serve_runtime.stream(host, request)
+        return self._requests.stream(host, request)
 
     async def reports(self, host: str) -> list[WorkerReport]:
         return await serve_runtime.reports(host)
@@ -90,7 +93,12 @@ def make_app() -> FastAPI:
     return create_app(make_services)
 
 
-@serve.deployment(name="Gateway", max_ongoing_requests=1000, health_check_period_s=2)
+@serve.deployment(
+    name="Gateway",
+    max_ongoing_requests=1000,
+    health_check_period_s=2,
+    logging_config=LoggingConfig(enable_access_log=False),  # a line costs; metrics count requests
+)
 @serve.ingress(make_app)
 class Gateway:
     """Stateless: each replica reads the same records and routes alike."""

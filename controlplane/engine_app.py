@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
+import ray
 from ray import serve
 from ray.serve.schema import LoggingConfig
 
 from controlplane.ray_on_loopback import keep_replica_on_loopback
 from controlplane.settings import Settings
-from workers.messages import EngineCall, EngineConfig, EngineHead, EngineReply, VariantRef, WorkerReport
+from workers.messages import EngineConfig, VariantRef, WorkerReport
 from workers.worker import Worker
 
 ENGINE = "Engine"
@@ -19,19 +18,13 @@ START_ATTEMPTS = 2
 
 
 class EngineReplica:
-    """Ray Serve's face of a worker: one method per message, no logic."""
+    """Ray Serve's face of a worker: one method per message, no logic. Requests go to the worker's door."""
 
-    async def __init__(self, config: EngineConfig, metrics_host: str) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, config: EngineConfig, metrics_host: str, worker_host: str) -> None:  # type: ignore[misc]  # Serve awaits it
         keep_replica_on_loopback()
         self._worker = Worker(config, metrics_host)
         await self._worker.start()
-
-    async def call(self, request: EngineCall) -> EngineReply:
-        return await self._worker.call(request)
-
-    async def stream(self, request: EngineCall) -> AsyncIterator[EngineHead | bytes]:
-        async for item in self._worker.stream(request):
-            yield item
+        await self._worker.open_door(worker_host, ray.util.get_node_ip_address())
 
     async def load_variant(self, variant: VariantRef) -> None:
         await self._worker.load_variant(variant)
@@ -48,8 +41,9 @@ class EngineReplica:
     async def check_health(self) -> None:
         await self._worker.check_health()
 
-    def __del__(self) -> None:
-        self._worker.close()
+    async def __del__(self) -> None:
+        """Serve awaits it when it stops a replica; requests that run then may end."""
+        await self._worker.close()
 
 
 def engine_application(config: EngineConfig, settings: Settings) -> serve.Application:
@@ -59,8 +53,7 @@ def engine_application(config: EngineConfig, settings: Settings) -> serve.Applic
     deployment = serve.deployment(EngineReplica).options(
         name=ENGINE,
         num_replicas=1,
-        max_ongoing_requests=max(64, 4 * config.max_num_seqs),
-        max_queued_requests=settings.max_queued_requests,
+        max_ongoing_requests=config.max_ongoing_requests,
         max_constructor_retry_count=START_ATTEMPTS,
         health_check_period_s=2,
         health_check_timeout_s=30,
@@ -71,4 +64,4 @@ def engine_application(config: EngineConfig, settings: Settings) -> serve.Applic
             "num_gpus": ranks if on_gpu else 0,
         },
     )
-    return deployment.bind(config, settings.metrics_host)
+    return deployment.bind(config, settings.metrics_host, settings.worker_host)

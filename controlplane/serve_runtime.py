@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import serve
 from ray.exceptions import RayActorError, RayError, RayTaskError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -25,21 +24,14 @@ from controlplane import errors
 from controlplane.engine_app import ENGINE, engine_application
 from controlplane.reconcile import EngineStatus, EngineView
 from controlplane.settings import Settings
-from workers.messages import (
-    EngineCall,
-    EngineConfig,
-    EngineHead,
-    EngineReply,
-    NodeReport,
-    VariantRef,
-    WorkerReport,
-)
+from workers.messages import EngineConfig, NodeReport, VariantRef, WorkerReport
 
 log = logging.getLogger(__name__)
 
 CONTROL_APP = "ostinato"
 APP_PREFIX = "model-"
 RESTART_HINT_S = 5.0
+FIND_TIMEOUT_S = 10.0
 
 _STATUS = {
     "NOT_STARTED": EngineStatus.STARTING,
@@ -106,6 +98,13 @@ async def reports(host: str) -> list[WorkerReport]:
     return await _broadcast(host, "report")
 
 
+async def find_workers(host: str) -> list[WorkerReport]:
+    """Reports of the workers that can give one now, for the request's path. Raises what Serve raises."""
+    response = engine_handle(host).broadcast("report")
+    found = await response.results_async(timeout_s=FIND_TIMEOUT_S, return_exceptions=True)
+    return [report for report in found if isinstance(report, WorkerReport)]
+
+
 async def logs(host: str, lines: int) -> str:
     return "".join(await _broadcast(host, "logs", lines, log_folder()))
 
@@ -117,7 +116,7 @@ def log_folder() -> str:
 
 async def _broadcast(host: str, method: str, *args: Any) -> list[Any]:
     try:
-        response = engine_handles(host).engine.broadcast(method, *args)
+        response = engine_handle(host).broadcast(method, *args)
         return list(await response.results_async(timeout_s=300))
     except Exception as e:
         raise _translated(e, host) from e
@@ -151,24 +150,12 @@ async def free_memory(node_ids: frozenset[str]) -> dict[str, dict[int, int]]:
     return result
 
 
-# --- the request's path ------------------------------------------------------------------------
-
-_handles: dict[str, EngineHandles] = {}
+_handles: dict[str, DeploymentHandle] = {}
 
 
-@dataclass(frozen=True)
-class EngineHandles:
-    """A base's handle, and the two of the hot path made from it once: making one costs 60 us."""
-
-    engine: DeploymentHandle
-    call: Any
-    stream: Any
-
-
-def engine_handles(host: str) -> EngineHandles:
+def engine_handle(host: str) -> DeploymentHandle:
     if host not in _handles:
-        handle = serve.get_deployment_handle(ENGINE, app_name(host))
-        _handles[host] = EngineHandles(handle, handle.call, handle.options(stream=True).stream)
+        _handles[host] = serve.get_deployment_handle(ENGINE, app_name(host))
     return _handles[host]
 
 
@@ -177,48 +164,15 @@ def forget_handle(host: str) -> None:
     _handles.pop(host, None)
 
 
-async def call(host: str, request: EngineCall) -> EngineReply:
-    """One request, answered as a whole. Raises Overloaded, EngineFailed or Unavailable."""
-    response = None
-    try:
-        response = engine_handles(host).call.remote(request)
-        reply: EngineReply = await response
-        return reply
-    except asyncio.CancelledError:
-        if response is not None:
-            response.cancel()  # a client that left, or a request that took too long, frees its slot
-        raise
-    except Exception as e:
-        raise _translated(e, host) from e
-
-
-async def stream(host: str, request: EngineCall) -> AsyncGenerator[EngineHead | bytes, None]:
-    """One request, answered piece by piece. Closing the generator cancels it in the engine."""
-    response = None
-    try:
-        response = engine_handles(host).stream.remote(request)
-        async for item in response:
-            yield item
-    except Exception as e:
-        raise _translated(e, host) from e
-    finally:
-        if response is not None:
-            response.cancel()
-
-
 def _translated(e: Exception, host: str) -> errors.OstinatoError:
     match e:
         case errors.OstinatoError():
             return e
-        case BackPressureError():
-            return errors.Overloaded(
-                f"too many requests wait for '{host}'; send fewer at once or try again", retry_after_s=1
-            )
         case RayTaskError() if isinstance(e.cause, ValueError):
             return errors.AdapterMismatch(str(e.cause))
         case RayActorError():
             return errors.EngineFailed(
-                f"the engine of '{host}' died during this request; it is being restarted, try again",
+                f"the engine of '{host}' died during this call; it is being restarted, try again",
                 retry_after_s=RESTART_HINT_S,
             )
         case DeploymentUnavailableError() | RayServeException():

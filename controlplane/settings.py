@@ -20,6 +20,10 @@ class Settings(BaseSettings):
     allowed_roots: str = Field(default="", description="Folders (':'-separated) sources may be read from.")
     http_host: str = Field(default="127.0.0.1", description="Where the API listens.")
     metrics_host: str = Field(default="127.0.0.1", description="Where each process serves its metrics.")
+    worker_host: str = Field(
+        default="127.0.0.1",
+        description="Where engines listen for gateways; 0.0.0.0 if they are on other nodes.",
+    )
     http_port: int = Field(default=8000, ge=1, le=65535)
     haproxy: bool = Field(
         default=False, description="Use Ray Serve's HAProxy path (its replicas listen on all interfaces)."
@@ -39,7 +43,9 @@ class Settings(BaseSettings):
     max_cached_variants: int = Field(default=32, ge=1, description="Variants kept in host memory.")
     max_lora_rank: int = Field(default=16, ge=1, description="Largest LoRA rank an engine accepts.")
     max_queued_requests: int = Field(
-        default=512, ge=1, description="Per gateway replica and engine; beyond: 429."
+        default=512,
+        ge=1,
+        description="Per gateway replica and engine, beyond what the engine takes at once; then: 429.",
     )
     max_body_bytes: int = Field(default=4 << 20, ge=1024)
     engine_start_timeout_s: float = Field(default=900.0, gt=0)

@@ -1,7 +1,7 @@
 """Calling an ASGI application in-process, with cancellation.
 
-The engine's OpenAI server is an ASGI application; speaking ASGI to it is the one interface that
-stays the same from vLLM 0.26 to 0.32, and it costs no socket.
+For those who run a worker without a cluster: benchmarks and tests. (In a cluster, requests reach the
+same application through the worker's door.)
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing, suppress
 from typing import Any
 
-from workers.messages import EngineHead, EngineReply
+from workers import wire
+from workers.messages import EngineCall, EngineHead, EngineReply
 
 Message = MutableMapping[str, Any]
 AsgiApp = Callable[
@@ -24,16 +25,18 @@ _ending: set[asyncio.Task[None]] = set()  # the loop itself holds tasks weakly
 GRACE_S = 1.0
 
 
-def _scope(path: str, body: bytes) -> Message:
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+def _scope(request: EngineCall) -> Message:
+    named = wire.request_headers("", request.variant).items()
+    headers = [(name.encode(), value.encode()) for name, value in named]
+    headers.append((b"content-length", str(len(request.body)).encode()))
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
         "http_version": "1.1",
         "method": "POST",
         "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
+        "path": request.path,
+        "raw_path": request.path.encode(),
         "root_path": "",
         "query_string": b"",
         "headers": headers,
@@ -43,14 +46,14 @@ def _scope(path: str, body: bytes) -> Message:
     }
 
 
-async def stream(app: AsgiApp, path: str, body: bytes) -> AsyncGenerator[EngineHead | bytes, None]:
-    """POST `body` to `path`: first the head, then the body's chunks as the application sends them.
+async def stream(app: AsgiApp, request: EngineCall) -> AsyncGenerator[EngineHead | bytes, None]:
+    """POST the request: first the head, then the body's chunks as the application sends them.
 
     Closing the iterator (or cancelling its consumer) cancels the application's task, which is how a
     client that went away frees its slot. An exception of the application is raised here.
     """
     queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=64)
-    incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    incoming: list[Message] = [{"type": "http.request", "body": request.body, "more_body": False}]
     gone = asyncio.Event()
 
     async def receive() -> Message:
@@ -67,7 +70,7 @@ async def stream(app: AsgiApp, path: str, body: bytes) -> AsyncGenerator[EngineH
 
     async def run() -> None:
         try:
-            await app(_scope(path, body), receive, send)
+            await app(_scope(request), receive, send)
         finally:
             await queue.put(_END)
 
@@ -109,11 +112,11 @@ def _content_type(message: Message) -> str:
     return "application/json"
 
 
-async def call(app: AsgiApp, path: str, body: bytes) -> EngineReply:
-    """POST `body` to `path` and return the whole reply."""
+async def call(app: AsgiApp, request: EngineCall) -> EngineReply:
+    """POST the request and return the whole reply."""
     head = EngineHead(500, "application/json")
     parts: list[bytes] = []
-    async with aclosing(stream(app, path, body)) as items:
+    async with aclosing(stream(app, request)) as items:
         async for item in items:
             if isinstance(item, EngineHead):
                 head = item

@@ -29,6 +29,11 @@ class EngineConfig:
     load_format: str = "auto"
     log_requests: bool = False
 
+    @property
+    def max_ongoing_requests(self) -> int:
+        """What one worker takes at once; beyond its batch they wait in the engine."""
+        return max(64, 4 * self.max_num_seqs)
+
 
 @dataclass(frozen=True)
 class VariantRef:
@@ -65,13 +70,16 @@ class EngineHead:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What a worker says of itself."""
+    """What a worker says of itself. `address` and `secret` open its door to the gateway: not for the API."""
 
     pid: int
     node: str
     variants: tuple[str, ...]
     engine_version: str
     metrics_address: str = ""
+    address: str = ""
+    secret: str = field(default="", repr=False)
+    max_ongoing_requests: int = 0
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
-from workers import asgi, process_logs
+from workers import asgi, process_logs, wire
+from workers.asgi import Message
+from workers.door import Door, respond
 from workers.engine import Engine, start_engine
 from workers.messages import EngineCall, EngineConfig, EngineHead, EngineReply, VariantRef, WorkerReport
 from workers.metrics_server import serve_metrics
@@ -28,6 +30,8 @@ class Worker:
         self._metrics_host = metrics_host
         self._metrics_address = ""
         self._engine: Engine | None = None
+        self._door: Door | None = None
+        self._address = ""
 
     async def start(self) -> None:
         """Start the engine. An exception here is a failed launch."""
@@ -41,30 +45,29 @@ class Worker:
             raise RuntimeError("the worker was asked before its engine started")
         return self._engine
 
-    async def call(self, call: EngineCall) -> EngineReply:
-        """Answer one request as a whole."""
-        if (refusal := await self._refusal(call.variant)) is not None:
-            return EngineReply(422, "application/json", refusal)
-        return await asgi.call(self.engine.app, call.path, call.body)
+    async def open_door(self, host: str, node_ip: str) -> None:
+        """Serve requests over HTTP on a free port of `host`; `report` says where. Raises OSError."""
+        self._door = Door(self.answer)
+        self._address = await self._door.open(host, node_ip)
 
-    async def stream(self, call: EngineCall) -> AsyncIterator[EngineHead | bytes]:
-        """Answer one request piece by piece: an EngineHead, then bytes."""
-        if (refusal := await self._refusal(call.variant)) is not None:
-            yield EngineHead(422, "application/json")
-            yield refusal
-            return
-        async with contextlib.aclosing(asgi.stream(self.engine.app, call.path, call.body)) as items:
-            async for item in items:
-                yield item
-
-    async def _refusal(self, variant: VariantRef | None) -> bytes | None:
-        if variant is None:
-            return None
+    async def answer(self, scope: Message, receive: Any, send: Any) -> None:
+        """The engine's ASGI application, with the variant that a header names loaded first."""
         try:
-            await self.engine.ensure_variant(variant)
+            if (variant := wire.variant_of(scope["headers"])) is not None:
+                await self.engine.ensure_variant(variant)
         except ValueError as e:
-            return json.dumps({"error": {"message": str(e), "code": "adapter_mismatch"}}).encode()
-        return None
+            body = json.dumps({"error": {"message": str(e), "code": "adapter_mismatch"}}).encode()
+            await respond(send, 422, [(b"content-type", b"application/json")], body)
+        else:
+            await self.engine.app(scope, receive, send)
+
+    async def call(self, call: EngineCall) -> EngineReply:
+        """`answer` in this process, without a socket: one request as a whole."""
+        return await asgi.call(self.answer, call)
+
+    def stream(self, call: EngineCall) -> AsyncGenerator[EngineHead | bytes, None]:
+        """The same piece by piece: an EngineHead, then bytes. Closing it cancels the request."""
+        return asgi.stream(self.answer, call)
 
     async def load_variant(self, variant: VariantRef) -> None:
         """Raises ValueError when the variant does not fit the engine."""
@@ -80,6 +83,9 @@ class Worker:
             variants=self.engine.variants(),
             engine_version=self.engine.version,
             metrics_address=self._metrics_address,
+            address=self._address,
+            secret=self._door.secret if self._door else "",
+            max_ongoing_requests=self._config.max_ongoing_requests,
         )
 
     async def logs(self, lines: int, folder: str) -> str:
@@ -87,8 +93,13 @@ class Worker:
         return await asyncio.to_thread(process_logs.tail, Path(folder), os.getpid(), lines)
 
     async def check_health(self) -> None:
+        if self._door is not None:
+            self._door.check()
         await self.engine.check_health()
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Let what the door let in end, then end the engine."""
+        if self._door is not None:
+            await self._door.close()
         if self._engine is not None:
             self._engine.close()

@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from controlplane import __version__
 from controlplane.api import failures, management, openai
+from controlplane.api.fast_path import FastPath
 from controlplane.api.middleware import Guard
 from controlplane.api.services import Services
 
@@ -28,7 +29,8 @@ def create_app(make_services: Callable[[], Services]) -> FastAPI:
         title="Ostinato", version=__version__, description=_DESCRIPTION, lifespan=_lifespan(services)
     )
     failures.install(app)
-    app.add_middleware(
+    app.add_middleware(FastPath, services=services)
+    app.add_middleware(  # added last: the outer one
         Guard, api_key=services.settings.api_key, max_body_bytes=services.settings.max_body_bytes
     )
     app.include_router(management.router(services))

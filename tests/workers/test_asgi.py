@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from workers import asgi
-from workers.messages import EngineHead, EngineReply
+from workers.messages import EngineCall, EngineHead, EngineReply
 
 START = {"type": "http.response.start", "status": 201, "headers": [(b"Content-Type", b"text/x")]}
+
+X, ROOT = EngineCall("/x", b"body"), EngineCall("/", b"")
 
 
 @pytest.fixture(autouse=True)
@@ -32,11 +34,11 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 async def test_a_whole_reply() -> None:
-    assert await asgi.call(echo, "/x", b"body") == EngineReply(201, "text/x", b"/xbody")
+    assert await asgi.call(echo, X) == EngineReply(201, "text/x", b"/xbody")
 
 
 async def test_a_stream_begins_with_its_head_and_has_no_empty_chunks() -> None:
-    async with aclosing(asgi.stream(echo, "/x", b"body")) as items:
+    async with aclosing(asgi.stream(echo, X)) as items:
         assert [i async for i in items] == [EngineHead(201, "text/x"), b"/x", b"body"]
 
 
@@ -49,7 +51,7 @@ async def test_chunks_come_as_they_are_sent() -> None:
         await more.wait()
         await send(part(b"second"))
 
-    async with aclosing(asgi.stream(app, "/", b"")) as items:
+    async with aclosing(asgi.stream(app, ROOT)) as items:
         await anext(items)
         assert await anext(items) == b"first"
         more.set()
@@ -62,8 +64,8 @@ async def test_an_exception_is_raised_after_what_was_sent() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await asgi.call(app, "/", b"")
-    async with aclosing(asgi.stream(app, "/", b"")) as items:
+        await asgi.call(app, ROOT)
+    async with aclosing(asgi.stream(app, ROOT)) as items:
         assert await anext(items) == EngineHead(201, "text/x")
         with pytest.raises(ZeroDivisionError):
             await anext(items)
@@ -72,7 +74,7 @@ async def test_an_exception_is_raised_after_what_was_sent() -> None:
 async def test_an_application_without_an_answer_is_a_500() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None: ...
 
-    assert (await asgi.call(app, "/", b"")).status == 500
+    assert (await asgi.call(app, ROOT)).status == 500
 
 
 @pytest.mark.parametrize("chunks", [1, 1000], ids=["waiting", "blocked on a full queue"])
@@ -88,7 +90,7 @@ async def test_closing_ends_the_application(chunks: int) -> None:
         finally:
             ended.set()
 
-    items = asgi.stream(app, "/", b"")
+    items = asgi.stream(app, ROOT)
     await anext(items)
     await asyncio.sleep(0)
     async with asyncio.timeout(1):
@@ -102,7 +104,7 @@ async def test_an_application_that_never_stops_sending_is_ended() -> None:
         while True:
             await send(part(b"x"))
 
-    items = asgi.stream(app, "/", b"")
+    items = asgi.stream(app, ROOT)
     await anext(items)
     async with asyncio.timeout(1):
         await items.aclose()
@@ -118,7 +120,7 @@ async def test_an_application_has_a_moment_to_act_on_the_disconnect() -> None:
         await asyncio.sleep(0.001)
         acted.set()
 
-    items = asgi.stream(app, "/", b"")
+    items = asgi.stream(app, ROOT)
     await anext(items)
     await items.aclose()
     assert acted.is_set()
@@ -134,7 +136,7 @@ async def test_cancelling_the_consumer_ends_the_application() -> None:
         finally:
             ended.set()
 
-    call = asyncio.create_task(asgi.call(app, "/", b""))
+    call = asyncio.create_task(asgi.call(app, ROOT))
     await started.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -154,7 +156,7 @@ async def test_a_consumer_cancelled_over_and_over_still_ends_the_application() -
         finally:
             ended.set()
 
-    call = asyncio.create_task(asgi.call(app, "/", b""))
+    call = asyncio.create_task(asgi.call(app, ROOT))
     await started.wait()
     while not call.done():
         call.cancel()
@@ -174,7 +176,7 @@ async def test_an_application_that_ends_on_disconnect_is_told() -> None:
         finally:
             told.set()
 
-    items = asgi.stream(app, "/", b"")
+    items = asgi.stream(app, ROOT)
     await anext(items)
     async with asyncio.timeout(1):
         await items.aclose()

@@ -118,7 +118,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         print(f"\nengine start: {time.monotonic() - started:.1f} s")
         yield Lab(worker, loop, variants, references)
     finally:
-        worker.close()
+        asyncio.run_coroutine_threadsafe(worker.close(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         os.environ.clear()

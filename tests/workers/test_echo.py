@@ -22,7 +22,7 @@ async def worker() -> AsyncIterator[Worker]:
     worker = Worker(CONFIG, "127.0.0.1")
     await worker.start()
     yield worker
-    worker.close()
+    await worker.close()
 
 
 def ask(path: str, variant: VariantRef | None = None, **body: Any) -> EngineCall:

@@ -1,0 +1,127 @@
+"""What a gateway knows of one host's workers: where they answer, and what it has sent them.
+
+Workers come and go (restarts, replicas), so a host in use is asked again every REFRESH_S, and at once
+when none is known; whoever asks at the same time shares one answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from controlplane import errors
+from controlplane.balancing import has_room, least_outstanding
+from workers.messages import WorkerReport
+
+log = logging.getLogger(__name__)
+
+Find = Callable[[str], Awaitable[list[WorkerReport]]]
+
+REFRESH_S = 2.0
+# A host that was not asked for so long is left alone until it is asked again.
+IDLE_S = 60.0
+# Between two looks for a worker when there is none.
+RETRY_S = 0.2
+# Longest wait for one: an engine that restarts needs a minute on a CPU.
+WAIT_S = 120.0
+RESTART_HINT_S = 5.0
+
+
+@dataclass
+class KnownWorker:
+    """One worker's door, and how many requests of this gateway are there."""
+
+    address: str
+    secret: str
+    max_ongoing: int
+    outstanding: int = 0
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        self.outstanding += 1
+        try:
+            yield
+        finally:
+            self.outstanding -= 1
+
+
+class HostWorkers:
+    """The workers of one host. `find` asks them for their reports."""
+
+    def __init__(self, host: str, find: Find, max_queued: int) -> None:
+        self._host = host
+        self._find = find
+        self._max_queued = max_queued
+        self._known: list[KnownWorker] = []
+        self._in_flight = 0
+        self._used_s = 0.0
+        self._refreshing: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """The time of one request. Raises Overloaded when too many are under way."""
+        if not has_room(self._in_flight, [w.max_ongoing for w in self._known], self._max_queued):
+            raise errors.Overloaded(
+                f"too many requests wait for '{self._host}'; send fewer at once or try again", retry_after_s=1
+            )
+        self._keep_watching()
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+
+    async def pick(self, deadline_s: float) -> KnownWorker:
+        """The worker to ask, waiting for one until `deadline_s` (of the loop's clock). Raises Unavailable."""
+        while not self._known:
+            if asyncio.get_running_loop().time() >= deadline_s:
+                raise errors.Unavailable(
+                    f"the engine of '{self._host}' is not there (starting or stopping); try again",
+                    retry_after_s=RESTART_HINT_S,
+                )
+            await self.refresh()
+            if not self._known:
+                await asyncio.sleep(RETRY_S)
+        return self._known[least_outstanding([w.outstanding for w in self._known], random.random())]
+
+    def drop(self, worker: KnownWorker) -> None:
+        """Forget a worker that does not answer; it comes back with its next report."""
+        self._known = [w for w in self._known if w is not worker]
+
+    async def refresh(self) -> None:
+        """Ask for the workers, or wait for the answer somebody else asked for. Never raises."""
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._refresh())
+        await asyncio.shield(self._refreshing)
+
+    async def _refresh(self) -> None:
+        try:
+            reports = await self._find(self._host)
+        except Exception as e:  # those known stay in force: a worker that is gone says so when it is asked
+            log.info("the workers of %s could not be asked: %s", self._host, e)
+            return
+        old = {(w.address, w.secret): w for w in self._known}
+        self._known = [
+            old.get((r.address, r.secret), KnownWorker(r.address, r.secret, r.max_ongoing_requests))
+            for r in reports
+        ]
+
+    def _keep_watching(self) -> None:
+        self._used_s = asyncio.get_running_loop().time()
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while self._in_flight or asyncio.get_running_loop().time() - self._used_s < IDLE_S:
+            await self.refresh()
+            await asyncio.sleep(REFRESH_S)
+
+    async def close(self) -> None:
+        for task in (self._watching, self._refreshing):
+            if task is not None:
+                task.cancel()
