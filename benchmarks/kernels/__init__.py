@@ -1,0 +1,1 @@
+"""Speed of the kernels that variants add to a base's layers: `python -m benchmarks.kernels`."""
