@@ -1,4 +1,4 @@
-"""Requests from the gateway to the engines: HTTP/1.1 to the workers' doors. The one module with that client.
+"""Requests from the gateway to the engines, over the doors of their workers.
 
 A request is sent again only if no worker has seen it: no connection was made, or a door refused it.
 """
@@ -10,18 +10,15 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
-import aiohttp
-
 from controlplane import errors
 from controlplane.host_workers import RESTART_HINT_S, WAIT_S, Find, HostWorkers, KnownWorker
+from controlplane.http1 import BrokenOff, Connection, NotConnected
 from workers import wire
 from workers.messages import EngineCall, EngineHead, EngineReply
 
 log = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_S = 2.0
-# Below the workers' own limit, so that an idle connection always ends on this side.
-IDLE_CONNECTION_S = 300.0
+_REFUSED = wire.REFUSED.encode()
 
 
 class EngineClient:
@@ -31,7 +28,6 @@ class EngineClient:
         self._find = find
         self._max_queued = max_queued
         self._hosts: dict[str, HostWorkers] = {}
-        self._session: aiohttp.ClientSession | None = None
 
     async def call(self, host: str, request: EngineCall) -> EngineReply:
         """One request, answered as a whole. Raises Overloaded, EngineFailed or Unavailable."""
@@ -45,51 +41,32 @@ class EngineClient:
         """
         async with self._answer(host, request) as answer:
             yield EngineHead(answer.status, _content_type(answer))
-            async for piece in _pieces(answer):
+            while (piece := await answer.piece()) is not None:
                 yield piece
 
-    async def close(self) -> None:
+    def close(self) -> None:
         for workers in self._hosts.values():
-            await workers.close()
-        if self._session is not None:
-            await self._session.close()
+            workers.close()
 
     @asynccontextmanager
-    async def _answer(self, host: str, request: EngineCall) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _answer(self, host: str, request: EngineCall) -> AsyncIterator[Connection]:
         """The head of the answer; what breaks while its body is read is EngineFailed."""
         workers = self._workers(host)
         deadline_s = asyncio.get_running_loop().time() + WAIT_S
         with workers.admitted():
             while True:
                 worker = await workers.pick(deadline_s)
-                with worker.asked():
-                    try:
-                        if (answer := await self._post(worker, request)) is not None:
-                            try:
-                                yield answer
-                            finally:
-                                answer.close()  # one read to its end gave its connection back before
+                try:
+                    async with worker.connection() as connection:
+                        if await _taken(worker, connection, request):
+                            yield connection
                             return
-                    except aiohttp.ClientError as e:
-                        log.error("the engine of %s broke off: %r", host, e)
-                        raise _broke_off(host) from e
-                workers.drop(worker)
-
-    async def _post(self, worker: KnownWorker, request: EngineCall) -> aiohttp.ClientResponse | None:
-        """None when the worker never saw the request: not there, or its door refused it."""
-        if self._session is None:
-            self._session = _new_session()
-        headers = wire.request_headers(worker.secret, request.variant)
-        try:
-            answer = await self._session.post(
-                f"http://{worker.address}{request.path}", data=request.body, headers=headers
-            )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-            return None
-        if wire.REFUSED in answer.headers:
-            answer.close()
-            return None
-        return answer
+                except NotConnected as e:
+                    log.info("a worker of %s is gone: %s", host, e)
+                except BrokenOff as e:
+                    log.error("the engine of %s broke off: %s", host, e)
+                    raise _died(host) from e
+                await workers.drop(worker)
 
     def _workers(self, host: str) -> HostWorkers:
         if host not in self._hosts:
@@ -97,35 +74,18 @@ class EngineClient:
         return self._hosts[host]
 
 
-def _new_session() -> aiohttp.ClientSession:
-    """As many connections as requests run at once, kept for the next ones; nothing is added to requests."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
-        auto_decompress=False,
-        trust_env=False,
-    )
+async def _taken(worker: KnownWorker, connection: Connection, request: EngineCall) -> bool:
+    """Send the request; False when the worker's door refused it, unseen by the engine."""
+    headers = {"host": worker.address, **wire.request_headers(worker.secret, request.variant)}
+    await connection.ask(request.path, headers, request.body)
+    return _REFUSED not in connection.headers
 
 
-async def _pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """The body as the engine sent it: one HTTP chunk is one event of a stream."""
-    parts: list[bytes] = []
-    async for data, ends_chunk in answer.content.iter_chunks():
-        parts.append(data)
-        if ends_chunk:
-            yield b"".join(parts)
-            parts.clear()
-    if parts:
-        yield b"".join(parts)
+def _content_type(answer: Connection) -> str:
+    return answer.headers.get(b"content-type", b"application/json").decode("latin-1")
 
 
-def _content_type(answer: aiohttp.ClientResponse) -> str:
-    return answer.headers.get("Content-Type", "application/json")
-
-
-def _broke_off(host: str) -> errors.EngineFailed:
+def _died(host: str) -> errors.EngineFailed:
     return errors.EngineFailed(
         f"the engine of '{host}' died during this request; it is being restarted, try again",
         retry_after_s=RESTART_HINT_S,

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from controlplane import errors
 from controlplane.balancing import has_room, least_outstanding
+from controlplane.http1 import Connection, Pool
 from workers.messages import WorkerReport
 
 log = logging.getLogger(__name__)
@@ -31,20 +32,28 @@ WAIT_S = 120.0
 RESTART_HINT_S = 5.0
 
 
-@dataclass
+@dataclass(eq=False)
 class KnownWorker:
-    """One worker's door, and how many requests of this gateway are there."""
+    """One worker's door, the connections to it, and how many requests of this gateway are there."""
 
     address: str
     secret: str
     max_ongoing: int
     outstanding: int = 0
 
-    @contextmanager
-    def asked(self) -> Iterator[None]:
+    def __post_init__(self) -> None:
+        self.pool = Pool(self.address)
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """A connection for one request; ended if its answer was not read to the end. Raises NotConnected."""
         self.outstanding += 1
         try:
-            yield
+            connection = await self.pool.take()
+            try:
+                yield connection
+            finally:
+                self.pool.give_back(connection)
         finally:
             self.outstanding -= 1
 
@@ -89,9 +98,15 @@ class HostWorkers:
                 await asyncio.sleep(RETRY_S)
         return self._known[least_outstanding([w.outstanding for w in self._known], random.random())]
 
-    def drop(self, worker: KnownWorker) -> None:
-        """Forget a worker that does not answer; it comes back with its next report."""
+    async def drop(self, worker: KnownWorker) -> None:
+        """Forget a worker that does not answer; it comes back with its next report.
+
+        Pauses when it was the last: one that reports but cannot be reached must not be asked in a circle.
+        """
         self._known = [w for w in self._known if w is not worker]
+        worker.pool.close()
+        if not self._known:
+            await asyncio.sleep(RETRY_S)
 
     async def refresh(self) -> None:
         """Ask for the workers, or wait for the answer somebody else asked for. Never raises."""
@@ -107,9 +122,12 @@ class HostWorkers:
             return
         old = {(w.address, w.secret): w for w in self._known}
         self._known = [
-            old.get((r.address, r.secret), KnownWorker(r.address, r.secret, r.max_ongoing_requests))
+            old.get((r.address, r.secret)) or KnownWorker(r.address, r.secret, r.max_ongoing_requests)
             for r in reports
+            if r.address  # a worker that is stopping has none any more
         ]
+        for gone in set(old.values()).difference(self._known):
+            gone.pool.close()
 
     def _keep_watching(self) -> None:
         self._used_s = asyncio.get_running_loop().time()
@@ -121,7 +139,10 @@ class HostWorkers:
             await self.refresh()
             await asyncio.sleep(REFRESH_S)
 
-    async def close(self) -> None:
+    def close(self) -> None:
+        """End what runs in the background, and the connections nobody uses."""
+        for worker in self._known:
+            worker.pool.close()
         for task in (self._watching, self._refreshing):
             if task is not None:
                 task.cancel()

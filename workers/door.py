@@ -35,6 +35,7 @@ class Door:
 
     def __init__(self, app: AsgiApp) -> None:
         self.secret = secrets.token_hex(32)
+        self.address = ""
         self.running = 0
         self.closing = False
         self._idle = asyncio.Event()
@@ -60,8 +61,8 @@ class Door:
                 if not self.running:
                     self._idle.set()
 
-    async def open(self, host: str, node_ip: str) -> str:
-        """Listen on a free port of `host`; returns "address:port" as others of the cluster reach it.
+    async def open(self, host: str, node_ip: str) -> None:
+        """Listen on a free port of `host`; `address` is then "ip:port" as the rest of the cluster reaches it.
 
         Raises OSError when `host` cannot be listened on.
         """
@@ -69,7 +70,8 @@ class Door:
         self._server = _Server(_config(self))
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         reached = node_ip if host in _ANY_INTERFACE else host
-        return f"[{reached}]:{_port(listener)}" if ":" in reached else f"{reached}:{_port(listener)}"
+        port = listener.getsockname()[1]
+        self.address = f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
 
     def check(self) -> None:
         """Raises RuntimeError when an open door does not listen any more."""
@@ -78,7 +80,7 @@ class Door:
 
     async def close(self) -> None:
         """Let running requests end (at most DRAIN_S), take no new ones, and free the port."""
-        self.closing = True
+        self.closing, self.address = True, ""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), DRAIN_S)
         if self._server is not None and self._serving is not None:
@@ -112,11 +114,6 @@ def _config(app: Door) -> uvicorn.Config:
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _port(listener: socket.socket) -> int:
-    port: int = listener.getsockname()[1]
-    return port
 
 
 async def _refuse(send: Any, status: int, message: str) -> None:

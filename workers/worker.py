@@ -31,7 +31,6 @@ class Worker:
         self._metrics_address = ""
         self._engine: Engine | None = None
         self._door: Door | None = None
-        self._address = ""
 
     async def start(self) -> None:
         """Start the engine. An exception here is a failed launch."""
@@ -48,7 +47,7 @@ class Worker:
     async def open_door(self, host: str, node_ip: str) -> None:
         """Serve requests over HTTP on a free port of `host`; `report` says where. Raises OSError."""
         self._door = Door(self.answer)
-        self._address = await self._door.open(host, node_ip)
+        await self._door.open(host, node_ip)
 
     async def answer(self, scope: Message, receive: Any, send: Any) -> None:
         """The engine's ASGI application, with the variant that a header names loaded first."""
@@ -83,7 +82,7 @@ class Worker:
             variants=self.engine.variants(),
             engine_version=self.engine.version,
             metrics_address=self._metrics_address,
-            address=self._address,
+            address=self._door.address if self._door else "",
             secret=self._door.secret if self._door else "",
             max_ongoing_requests=self._config.max_ongoing_requests,
         )
