@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from profiler.errors import CheckpointError
-from profiler.files import FLOAT_DTYPES, TensorInfo, is_file, read_header, read_json, shown
-from profiler.types import ModelSpec
+from profiler.files import FLOAT_DTYPES, is_file, read_json, shown
+from profiler.fingerprint import fingerprint
+from profiler.types import ModelSpec, TensorRef
+from profiler.weight_files import locate, none_missing
 
 Shapes = dict[str, tuple[int, ...]]
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 CONFIG_DTYPES = {"float32": 4, "float16": 2, "half": 2, "bfloat16": 2, "float": 4}
 STORED_DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
 TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
@@ -123,8 +123,10 @@ def read_model(folder: Path) -> ModelSpec:
     """
     config = parse_config(read_json(folder / "config.json"), folder)
     _check_tokenizer(folder)
-    tensors = _read_tensors(folder)
-    _check_tensors(config, tensors, folder)
+    tensors = locate(folder)
+    expected = _expected(config)
+    _check_tensors(config, expected, tensors, folder)
+    facts = {key: value for key, value in asdict(config).items() if key != "dtype_bytes"}
     dtype_bytes = config.dtype_bytes or _stored_bytes(tensors)
     return ModelSpec(
         architecture=config.architecture,
@@ -139,6 +141,10 @@ def read_model(folder: Path) -> ModelSpec:
         layer_weight_bytes=_elements(config.layer_shapes()) * dtype_bytes,
         other_weight_bytes=_elements(config.other_shapes()) * dtype_bytes,
         linear_shapes=config.linear_shapes(),
+        layer_shapes=config.layer_shapes(),
+        other_shapes=config.other_shapes(),
+        tied=config.tied,
+        fingerprint=fingerprint(folder, facts, {name: tensors[name] for name in expected}),
     )
 
 
@@ -226,60 +232,21 @@ def _check_tokenizer(folder: Path) -> None:
         raise CheckpointError(f"expected a tokenizer ({wanted}) in {folder}, found none; save one there")
 
 
-def _read_tensors(folder: Path) -> dict[str, TensorInfo]:
-    """Every tensor of the checkpoint. A shard index is followed where there is one."""
-    if is_file(folder / INDEX):
-        return _read_shards(folder)
-    if is_file(folder / SINGLE):
-        return read_header(folder / SINGLE)
-    raise CheckpointError(
-        f"expected {SINGLE} or {INDEX} in {folder}, found neither; "
-        "convert other formats (.bin, .pth, .gguf) with save_pretrained(safe_serialization=True)"
-    )
-
-
-def _read_shards(folder: Path) -> dict[str, TensorInfo]:
-    weight_map = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{folder / INDEX}: expected weight_map to map tensor names to files")
-    tensors: dict[str, TensorInfo] = {}
-    for shard in sorted({_shard_name(name, folder) for name in weight_map.values()}):
-        for name, info in read_header(folder / shard).items():
-            if weight_map.get(name) != shard:
-                raise CheckpointError(f"{folder / shard} holds {name[:200]!r}, unlike its index")
-            tensors[name] = info
-    _none_missing(set(weight_map), set(tensors), folder)
-    return tensors
-
-
-def _shard_name(name: Any, folder: Path) -> str:
-    """Only plain file names: an index must not lead out of its folder."""
-    if not isinstance(name, str) or not name.endswith(".safetensors") or "/" in name or "\\" in name:
-        raise CheckpointError(f"{folder / INDEX}: {shown(name)!r} is not the name of a safetensors file")
-    return name
-
-
-def _check_tensors(config: Config, tensors: dict[str, TensorInfo], folder: Path) -> None:
-    expected = config.other_shapes()
-    layer = config.layer_shapes()
+def _expected(config: Config) -> Shapes:
+    expected, layer = config.other_shapes(), config.layer_shapes()
     for number in range(config.layers):
         expected.update({f"model.layers.{number}.{name}": shape for name, shape in layer.items()})
-    _none_missing(set(expected), set(tensors), folder)
+    return expected
+
+
+def _check_tensors(config: Config, expected: Shapes, tensors: dict[str, TensorRef], folder: Path) -> None:
+    none_missing(set(expected), set(tensors), folder)
     for name, shape in expected.items():
         _check_tensor(name, tensors[name], shape, folder)
     _none_left(set(tensors) - set(expected), config, folder)
 
 
-def _none_missing(expected: set[str], found: set[str], folder: Path) -> None:
-    missing = sorted(expected - found)
-    if missing:
-        raise CheckpointError(
-            f"{len(missing)} of {len(expected)} expected tensors are missing in {folder}, "
-            f"such as {', '.join(missing)[:300]}; copy every shard, or correct config.json"
-        )
-
-
-def _check_tensor(name: str, info: TensorInfo, shape: tuple[int, ...], folder: Path) -> None:
+def _check_tensor(name: str, info: TensorRef, shape: tuple[int, ...], folder: Path) -> None:
     if info.shape != shape:
         raise CheckpointError(f"{name} in {folder} has shape {info.shape}; config.json implies {shape}")
     if info.dtype not in FLOAT_DTYPES:
@@ -297,11 +264,11 @@ def _none_left(extra: set[str], config: Config, folder: Path) -> None:
         )
 
 
-def _stored_bytes(tensors: dict[str, TensorInfo]) -> int:
+def _stored_bytes(tensors: dict[str, TensorRef]) -> int:
     counts: Counter[str] = Counter()
     for info in tensors.values():
         if info.dtype in STORED_DTYPES:
-            counts[info.dtype] += info.elements
+            counts[info.dtype] += math.prod(info.shape)
     return STORED_DTYPES[max(sorted(counts), key=counts.__getitem__)]
 
 

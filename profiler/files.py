@@ -102,7 +102,12 @@ def _no_constant(name: str) -> None:
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """The tensors of one safetensors file, by name.
+    """The tensors of one safetensors file, by name; as `read_layout`."""
+    return read_layout(path)[0]
+
+
+def read_layout(path: Path) -> tuple[dict[str, TensorInfo], int]:
+    """The tensors of one safetensors file, by name, and the byte at which its data part starts.
 
     Layout: 8 bytes little-endian header length, the JSON header, the data. As the format demands, the
     tensors must fill the data part exactly: no holes, no overlaps, nothing after the last one.
@@ -120,7 +125,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     entries.pop("__metadata__", None)
     tensors = {name: _tensor(name, entry, path) for name, entry in entries.items()}
     _check_layout(tensors, size - 8 - len(header), path)
-    return tensors
+    return tensors, 8 + len(header)
 
 
 def _header_length(prefix: bytes, size: int, path: Path) -> int:

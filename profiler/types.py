@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -10,6 +10,9 @@ class ModelSpec:
     """The architecture of a base model, from its `config.json` and safetensors headers.
 
     `linear_shapes` maps each adaptable module (`q_proj`, ..., `down_proj`) to (out, in) features.
+    `layer_shapes` has every tensor of a hidden layer by its name below `model.layers.N.`, `other_shapes`
+    every other one by its full name; there is no `lm_head.weight` when the head is `tied` to the embedding.
+    `fingerprint` tells checkpoints apart (profiler/fingerprint.py); empty when it was not computed.
     """
 
     architecture: str
@@ -24,6 +27,10 @@ class ModelSpec:
     layer_weight_bytes: int
     other_weight_bytes: int
     linear_shapes: dict[str, tuple[int, int]]
+    layer_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    other_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    tied: bool = False
+    fingerprint: str = ""
 
     @property
     def weight_bytes(self) -> int:
@@ -42,6 +49,21 @@ class AdapterSpec:
     rank: int
     target_modules: tuple[str, ...]
     weight_bytes: int
+
+
+@dataclass(frozen=True)
+class TensorRef:
+    """Where a tensor lies: `size_bytes` bytes from byte `offset` of `file`, which lies in a known folder.
+
+    `offset` counts from the start of the file; `dtype` is safetensors' name (F16, BF16, U8, ...).
+    """
+
+    file: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    size_bytes: int
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from profiler.types import TensorRef
+
 SVD_GROUP = 128  # codes that share a scale and a zero
 
 
@@ -67,18 +69,6 @@ class VariantSpec:
     @property
     def max_rank(self) -> int:
         return max((facts.rank for facts in self.modules.values()), default=0)
-
-
-@dataclass(frozen=True)
-class TensorRef:
-    """Where a tensor lies: `size_bytes` from byte `offset` of `file` (from the file's start) in the folder."""
-
-    file: str
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    size_bytes: int
 
 
 @dataclass(frozen=True)
