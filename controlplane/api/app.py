@@ -13,7 +13,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from controlplane import __version__
 from controlplane.api import failures, management, openai
-from controlplane.api.fast_path import FastPath
 from controlplane.api.middleware import Guard
 from controlplane.api.services import Services
 
@@ -29,12 +28,11 @@ def create_app(make_services: Callable[[], Services]) -> FastAPI:
         title="Ostinato", version=__version__, description=_DESCRIPTION, lifespan=_lifespan(services)
     )
     failures.install(app)
-    app.add_middleware(FastPath, services=services)
-    app.add_middleware(  # added last: the outer one
+    app.add_middleware(
         Guard, api_key=services.settings.api_key, max_body_bytes=services.settings.max_body_bytes
     )
+    app.include_router(openai.router(services))  # first: routes are searched in order, by Serve as well
     app.include_router(management.router(services))
-    app.include_router(openai.router(services))
     _add_probes(app, services)
     return app
 
