@@ -1,0 +1,37 @@
+"""Which worker takes a request, and when a host is full."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.balancing import has_room, least_outstanding
+
+COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=8)
+TIES = st.floats(0, 1, exclude_max=True)
+
+
+@given(COUNTS, TIES)
+def test_nobody_has_less_to_do(counts: list[int], tie: float) -> None:
+    assert counts[least_outstanding(counts, tie)] == min(counts)
+
+
+@pytest.mark.parametrize(("tie", "chosen"), [(0.0, 1), (0.49, 1), (0.5, 3), (0.99, 3)])
+def test_equals_share_what_comes(tie: float, chosen: int) -> None:
+    assert least_outstanding([2, 0, 1, 0], tie) == chosen
+
+
+def test_no_worker_is_an_error() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        least_outstanding([], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "limits", "queued", "room"),
+    [(0, [], 1, True), (1, [], 1, False), (8, [4, 4], 1, True), (9, [4, 4], 1, False)],
+)
+def test_a_host_takes_what_its_workers_take_and_a_queue(
+    in_flight: int, limits: list[int], queued: int, room: bool
+) -> None:
+    assert has_room(in_flight, limits, queued) is room

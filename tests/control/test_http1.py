@@ -1,0 +1,200 @@
+"""The client of the hop, against uvicorn behind a door and against servers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from doors import HEAD, Held, opened, part
+
+from controlplane import http1
+from controlplane.http1 import BrokenOff, Connection, NotConnected, Pool
+from workers import wire
+from workers.door import Door
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+async def _soon() -> AsyncIterator[None]:
+    async with asyncio.timeout(10):
+        yield
+
+
+@asynccontextmanager
+async def misbehaving(serve: Serve) -> AsyncIterator[Pool]:
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    pool = Pool(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    yield pool
+    pool.close()
+    server.close()
+
+
+async def ask(door: Door, connection: Connection, body: bytes = b"") -> Connection:
+    await connection.ask("/", {"host": "x", **wire.request_headers(door.secret, None)}, body)
+    return connection
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    body = b""
+    more = True
+    while more:
+        message = await receive()
+        body, more = body + message["body"], message["more_body"]
+    await send(HEAD)
+    await send(part(body, more=False))
+
+
+async def _exchange(connection: Connection) -> bytes:
+    await connection.ask("/", {"host": "x"}, b"")
+    return await connection.read()
+
+
+async def _ended(connection: Connection) -> None:
+    while connection.reusable:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+async def test_connections_are_kept_and_used_again() -> None:
+    async with opened(echo) as door:
+        pool = Pool(door.address)
+        first = await ask(door, await pool.take(), b"one")
+        assert (first.status, first.headers[b"content-type"]) == (200, b"text/event-stream")
+        assert await first.read() == b"one"
+        pool.give_back(first)
+        again = await pool.take()
+        assert again is first
+        assert await (await ask(door, again, b"two")).read() == b"two"
+        assert await pool.take() is not again  # which is in use
+
+
+async def test_pieces_are_what_the_application_sent() -> None:
+    sent = [b"data: %d\n\n" % i for i in range(50)] + [b"x" * 300_000, b"end"]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(HEAD)
+        for piece in sent:
+            await send(part(piece))
+        await send(part(b"", more=False))
+
+    async with opened(app) as door:
+        connection = await ask(door, await Pool(door.address).take())
+        got = []
+        while (piece := await connection.piece()) is not None:
+            got.append(piece)
+        assert got == sent
+        assert connection.reusable
+
+
+async def test_a_large_body_arrives_whole() -> None:
+    body = bytes(range(256)) * 16384
+    async with opened(echo) as door:
+        connection = await ask(door, await Pool(door.address).take(), body)
+        assert await connection.read() == body
+
+
+async def test_a_slow_reader_holds_the_sender_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http1, "BUFFER_BYTES", 1000)
+    total, sent = 200, 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal sent
+        await send(HEAD)
+        for _ in range(total):
+            await send(part(b"y" * 100_000))
+            sent += 1
+        await send(part(b"", more=False))
+
+    async with opened(app) as door:
+        connection = await ask(door, await Pool(door.address).take())
+        seen = -1
+        while seen != sent:  # until nothing moves any more
+            seen = sent
+            await asyncio.sleep(0.2)
+        assert sent < total
+        assert len(await connection.read()) == total * 100_000
+
+
+async def test_leaving_is_seen_on_the_other_side() -> None:
+    app = Held(streams=True)
+    async with opened(app) as door:
+        pool = Pool(door.address)
+        connection = await ask(door, await pool.take())
+        assert await connection.piece() == b"data: 1\n\n"
+        pool.give_back(connection)  # before its end
+        await app.left.wait()
+
+
+async def test_nobody_listens() -> None:
+    async with opened(echo) as door:
+        address = door.address
+    with pytest.raises(NotConnected):
+        await Pool(address).take()
+
+
+async def test_a_kept_connection_that_was_closed_is_not_used() -> None:
+    closed = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        await closed.wait()
+        writer.close()
+
+    async with misbehaving(serve) as pool:
+        stale = await pool.take()
+        assert await _exchange(stale) == b"ok"
+        pool.give_back(stale)
+        closed.set()
+        await _ended(stale)
+        assert await pool.take() is not stale
+
+
+async def test_connections_idle_for_long_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(echo) as door:
+        pool = Pool(door.address)
+        both = [await ask(door, await pool.take()) for _ in range(2)]
+        for connection in both:
+            await connection.read()
+        pool.give_back(both[0])
+        both[0].idle_since_s -= 10
+        monkeypatch.setattr(http1, "IDLE_S", 5.0)
+        pool.give_back(both[1])
+        assert not both[0].reusable
+        assert await pool.take() is both[1]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\ncontent-le",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nfour",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n",
+        b"SSH-2.0-OpenSSH\r\n",
+    ],
+    ids=["nothing", "half a head", "half a body", "no last chunk", "no HTTP"],
+)
+async def test_what_is_no_whole_answer_is_broken_off(answer: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    async with misbehaving(serve) as pool:
+        connection = await pool.take()
+        with pytest.raises(BrokenOff):
+            await _exchange(connection)
+        assert not connection.reusable
+
+
+async def test_an_answer_nobody_asked_for_ends_the_connection() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+    async with misbehaving(serve) as pool:
+        connection = await pool.take()
+        await _ended(connection)
