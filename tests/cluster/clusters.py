@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -120,16 +121,24 @@ class Cluster:
 
     def processes(self) -> set[psutil.Process]:
         """Everything that bears the cluster's mark in its environment or its temporary folder on its
-        command line, and all descendants of these."""
-        found: set[psutil.Process] = set()
-        for process in psutil.process_iter():
-            try:
-                marked = process.environ().get(local.MARK) == self.local.mark
-                if marked or self.local.temp_dir in " ".join(process.cmdline()):
-                    found |= {process, *process.children(recursive=True)}
-            except psutil.Error:
-                continue
-        return {p for p in found if p.pid != psutil.Process().pid}
+        command line, and all descendants of these.
+
+        Each process is looked at by itself: one that ends meanwhile takes no other out of the answer.
+        """
+        by_pid = {p.pid: p for p in psutil.process_iter()}
+        parents = {pid: _parent(p) for pid, p in by_pid.items()}
+        marked = {pid for pid, p in by_pid.items() if self._bears_mark(p)}
+        return {
+            p for pid, p in by_pid.items() if pid != os.getpid() and marked.intersection(_line(pid, parents))
+        }
+
+    def _bears_mark(self, process: psutil.Process) -> bool:
+        try:
+            if process.environ().get(local.MARK) == self.local.mark:
+                return True
+        except psutil.Error:
+            pass  # its command line may be readable still
+        return self.local.temp_dir in title(process)
 
     def replica(self, application: str, deployment: str) -> psutil.Process:
         """The one process of a deployment's replica; Ray names them `ray::ServeReplica:APP:DEPLOYMENT`."""
@@ -138,8 +147,25 @@ class Cluster:
 
     def process(self, matches: Callable[[str], bool], what: str) -> psutil.Process:
         found = [p for p in self.processes() if matches(title(p))]
-        assert len(found) == 1, f"{what}: {[(p.pid, title(p)) for p in found]}"
+        everything = sorted(title(p)[:60] for p in self.processes())
+        assert len(found) == 1, f"{what}: {[(p.pid, title(p)) for p in found]} of {everything}"
         return found[0]
+
+
+def _parent(process: psutil.Process) -> int:
+    try:
+        return process.ppid()
+    except psutil.Error:
+        return 0
+
+
+def _line(pid: int, parents: dict[int, int]) -> set[int]:
+    """The process and its ancestors."""
+    line: set[int] = set()
+    while pid in parents and pid not in line:
+        line.add(pid)
+        pid = parents[pid]
+    return line
 
 
 def title(process: psutil.Process) -> str:

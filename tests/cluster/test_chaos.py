@@ -153,8 +153,10 @@ def test_vllm_engine_killed(cluster: Cluster) -> None:
 
 
 def test_vllm_engine_core_killed_while_streaming(cluster: Cluster) -> None:
+    # The test before may have left the engine in flux: one that starts has no engine core yet.
+    until(lambda: all(_answers(cluster, m) for m in MODELS), VLLM_BOUND_S, "answers", every_s=0.5)
+    old = until(lambda: _engine_core(cluster), VLLM_BOUND_S, "vLLM's engine core")
     before = cluster.records()
-    old = _engine_core(cluster)
     body = {
         "model": "forte",
         "prompt": "Once upon a time",

@@ -296,6 +296,7 @@ async def test_a_worker_killed_during_a_request(streams: bool, pytestconfig: pyt
                 await next_item
             assert caught.value.retry_after_s
             assert spare.asked == 0, "it was sent to another worker after one had it"
+            await process.wait()  # a process that dies may close its port after its connections
             spare.may_answer.set()
             assert (await client.call("b", ASK)).body == b"late"
     finally:

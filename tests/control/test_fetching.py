@@ -23,8 +23,11 @@ def test_a_base(files: Path) -> None:
 def test_a_variant(files: Path) -> None:
     ready = profile(variant(files, "v1"), ready_base(files), Limits((files,), 16), no_bundles)
     assert ready.phase is Phase.READY
-    assert ready.adapter_spec is not None
-    assert (ready.adapter_spec.rank, set(ready.adapter_spec.target_modules)) == (4, {"q_proj", "down_proj"})
+    assert ready.variant_spec is not None
+    assert (ready.variant_spec.max_rank, set(ready.variant_spec.target_modules)) == (
+        4,
+        {"q_proj", "down_proj"},
+    )
 
 
 def test_a_bundled_model_is_converted(files: Path) -> None:
