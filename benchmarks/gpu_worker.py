@@ -4,7 +4,7 @@
 
 Everything but the gateway: the plan from `candidate_plans`, its estimate from rates measured on the GPU,
 the engine through `workers.worker.Worker`, requests through its OpenAI application, variants validated by
-`profiler.adapter`. Reports times and memory, and whether base and variants share one engine correctly:
+`profiler.variants`. Reports times and memory, and whether base and variants share one engine correctly:
 each streamed answer in the mixed batch against the same request alone (bfloat16: the share of equal tokens).
 """
 
@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from profiler.adapter import read_adapter
 from profiler.estimate import estimate
 from profiler.plans import candidate_plans
 from profiler.types import DeviceRates, Estimate, ModelSpec, Plan, Workload
+from profiler.variants.reading import read_variant
+from profiler.variants.types import VariantLimits
 from workers.messages import EngineCall, EngineConfig, EngineHead, VariantRef
 from workers.probe import probe
 from workers.worker import Worker
@@ -211,7 +212,7 @@ async def run(folder: Path, tokenizer: Path, concurrency: int) -> dict[str, Any]
     predicted = estimate(spec(), plan, [rates], Workload(1, INPUT_WORDS, OUTPUT_TOKENS), 100.0)
     model = write_model(folder / "model", tokenizer)
     paths = [write_adapter(folder / name, seed) for seed, name in enumerate(("lora-a", "lora-b"), 1)]
-    checked = [read_adapter(path, spec(), RANK) for path in paths]
+    checked = [read_variant(path, spec(), VariantLimits(RANK)) for path in paths]
     worker = Worker(engine_config(plan, predicted, model, concurrency), "127.0.0.1")
     start = time.perf_counter()
     await worker.start()
@@ -237,7 +238,7 @@ async def run(folder: Path, tokenizer: Path, concurrency: int) -> dict[str, Any]
         "measured_bf16_tflops": rates.flops_per_s / 1e12,
         "engine_version": report.engine_version,
         "shape": f"Llama-2-7B with a vocabulary of {VOCAB}, dummy weights, bfloat16",
-        "adapters": [f"r{a.rank} on {', '.join(a.target_modules)}" for a in checked],
+        "adapters": [f"r{a.max_rank} on {', '.join(a.target_modules)}" for a in checked],
         "input_tokens": INPUT_WORDS,
         "output_tokens": OUTPUT_TOKENS,
         "engine_start_s": started_s,

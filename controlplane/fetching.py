@@ -8,9 +8,10 @@ from pathlib import Path
 
 from controlplane import errors, sources
 from controlplane.records import Model, Phase
-from profiler.adapter import read_adapter
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
+from profiler.variants.reading import read_variant
+from profiler.variants.types import VariantKind, VariantLimits, VariantSpec
 
 Convert = Callable[[str], Path]
 
@@ -57,6 +58,20 @@ def _variant(model: Model, base: Model | None, limits: Limits) -> Model:
     if isinstance(source, sources.BundledSource):
         raise errors.InvalidRequest("there are no bundled adapters; give a folder", param="adapter")
     folder = sources.require_folder(source, "adapter")
-    spec = read_adapter(folder, base.spec, limits.max_lora_rank)
-    reason = f"LoRA of rank {spec.rank} on {', '.join(spec.target_modules)}, fits '{base.name}'"
-    return replace(model, phase=Phase.READY, path=str(folder), adapter_spec=spec, reason=reason)
+    spec = read_variant(folder, base.spec, VariantLimits(limits.max_lora_rank))
+    reason = f"{_described(spec)} on {', '.join(spec.target_modules) or 'no module'}, fits '{base.name}'"
+    return replace(model, phase=Phase.READY, path=str(folder), variant_spec=spec, reason=reason)
+
+
+def _described(spec: VariantSpec) -> str:
+    match spec.kind:
+        case VariantKind.LORA:
+            return f"LoRA of rank {spec.max_rank}"
+        case VariantKind.BOFT:
+            facts = spec.modules.values()
+            blocks = "/".join(str(size) for size in sorted({f.block_size for f in facts}))
+            return f"BOFT of {max(f.factors for f in facts)} factors, blocks of {blocks}"
+        case VariantKind.SPARSE_DELTA:
+            return f"2:4 sparse delta of {spec.bits[0]} bits"
+        case VariantKind.SVD_DELTA:
+            return f"low-rank delta of rank {spec.max_rank} in {'/'.join(map(str, spec.bits))} bits"

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from placement.types import Intent, Placement, Slos
-from profiler.types import AdapterSpec, ModelSpec
+from profiler.types import ModelSpec
+from profiler.variants.types import VariantSpec
 
 
 class Phase(StrEnum):
@@ -44,7 +45,7 @@ class Model:
     path: str | None = None
     compression: dict[str, float] = field(default_factory=dict)
     spec: ModelSpec | None = None
-    adapter_spec: AdapterSpec | None = None
+    variant_spec: VariantSpec | None = None
     reason: str = ""
     created_at_s: float = 0.0
 

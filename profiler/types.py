@@ -1,4 +1,4 @@
-"""Facts about checkpoints and adapters, as read from their files; plans and the cost of serving them."""
+"""Facts about checkpoints, as read from their files; plans and the cost of serving them."""
 
 from __future__ import annotations
 
@@ -40,15 +40,6 @@ class ModelSpec:
     def kv_bytes_per_token_per_layer(self) -> int:
         """Keys and values of one token in one layer, unsharded."""
         return 2 * self.num_kv_heads * self.head_dim * self.dtype_bytes
-
-
-@dataclass(frozen=True)
-class AdapterSpec:
-    """A PEFT LoRA adapter that was checked against its base."""
-
-    rank: int
-    target_modules: tuple[str, ...]
-    weight_bytes: int
 
 
 @dataclass(frozen=True)

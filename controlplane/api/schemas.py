@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from controlplane.records import Deployment, Model, Operation
 from placement.types import Intent, Slos
+from profiler.variants.types import VariantSpec
 
 Name = Annotated[
     str,
@@ -28,7 +29,10 @@ class RegisterModelRequest(_Strict):
     model: Name
     source: Uri | None = Field(default=None, description="file://..., bundled://... or an absolute path.")
     base: Name | None = None
-    adapter: Uri | None = Field(default=None, description="A PEFT LoRA folder: file://... or a path.")
+    adapter: Uri | None = Field(
+        default=None,
+        description="The variant's folder (LoRA, BOFT or compressed delta): file://... or a path.",
+    )
     compressionTechnique: dict[
         Annotated[str, StringConstraints(min_length=1, max_length=64)],
         Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)],
@@ -156,35 +160,81 @@ class OperationView(BaseModel):
         )
 
 
+class ModuleView(BaseModel):
+    """One kind of module that a variant adapts: the largest values of any layer; 0 where meaningless."""
+
+    sizeBytes: int
+    rank: int
+    factors: int
+    blockSize: int
+
+
+class VariantView(BaseModel):
+    """What a variant's files hold. `bits` are the widths of stored codes; empty: floating point."""
+
+    modules: dict[str, ModuleView]
+    bits: list[int]
+    fullBytes: int
+    replacesEmbedding: bool
+    replacesHead: bool
+
+    @classmethod
+    def of(cls, spec: VariantSpec) -> VariantView:
+        return cls(
+            modules={
+                name: ModuleView(
+                    sizeBytes=f.size_bytes, rank=f.rank, factors=f.factors, blockSize=f.block_size
+                )
+                for name, f in spec.modules.items()
+            },
+            bits=list(spec.bits),
+            fullBytes=spec.full_bytes,
+            replacesEmbedding=spec.replaces_embedding,
+            replacesHead=spec.replaces_head,
+        )
+
+
 class ModelView(BaseModel):
+    """A registered model. `kind` is base, lora, boft, sparse_delta or svd_delta, null until it is known.
+
+    `path` is the folder it was read from, as the server sees it.
+    """
+
     model: str
+    kind: str | None
     phase: str
     source: str | None
     base: str | None
     adapter: str | None
+    path: str | None
     compressionTechnique: dict[str, float]
     reason: str
     deployed: bool
     variants: list[str]
     weightBytes: int | None
     rank: int | None
+    variant: VariantView | None
     createdAt: float
 
     @classmethod
     def of(cls, m: Model, deployed: bool, variants: list[str]) -> ModelView:
-        size = m.spec.weight_bytes if m.spec else m.adapter_spec.weight_bytes if m.adapter_spec else None
+        known = m.spec or m.variant_spec
+        variant = m.variant_spec
         return cls(
             model=m.name,
+            kind="base" if not m.is_variant else variant.kind if variant else None,
             phase=m.phase,
             source=m.source,
             base=m.base,
             adapter=m.adapter,
+            path=m.path,
             compressionTechnique=m.compression,
             reason=m.reason,
             deployed=deployed,
             variants=variants,
-            weightBytes=size,
-            rank=m.adapter_spec.rank if m.adapter_spec else None,
+            weightBytes=known.weight_bytes if known else None,
+            rank=(variant.max_rank or None) if variant else None,
+            variant=VariantView.of(variant) if variant else None,
             createdAt=m.created_at_s,
         )
 

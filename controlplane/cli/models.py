@@ -8,7 +8,14 @@ from typing import Annotated
 
 import typer
 
-from controlplane.api.schemas import DeploymentView, ModelView, OperationView, RegisterModelRequest
+from controlplane.api.schemas import (
+    DeploymentView,
+    ModelView,
+    ModuleView,
+    OperationView,
+    RegisterModelRequest,
+    VariantView,
+)
 from controlplane.cli.deployments import deployment_facts
 from controlplane.cli.failures import require_success
 from controlplane.cli.output import print_facts, print_json, print_table, print_text, size
@@ -31,7 +38,9 @@ def register(  # noqa: PLR0913 - typer reads a command's options from its parame
     source: Annotated[str | None, typer.Argument(help="file://..., bundled://... or a folder.")] = None,
     *,
     base: Annotated[str | None, typer.Option(help="The registered base of this variant.")] = None,
-    adapter: Annotated[str | None, typer.Option(help="The variant's LoRA folder.")] = None,
+    adapter: Annotated[
+        str | None, typer.Option(help="The variant's folder: LoRA, BOFT or a compressed delta.")
+    ] = None,
     compression: Compression = None,
     no_wait: NoWait = False,
     json: Json = False,
@@ -141,14 +150,33 @@ def _accuracies(pairs: list[str]) -> dict[str, float]:
 def _model_facts(m: ModelView) -> list[tuple[str, str]]:
     return [
         ("Model", m.model),
+        ("Kind", m.kind or ""),
         ("Phase", m.phase),
         ("From", _origin(m)),
         ("Weights", _size(m)),
-        ("LoRA rank", "" if m.rank is None else str(m.rank)),
+        *_variant_facts(m.variant),
         ("Accuracy", ", ".join(f"{name} {accuracy:g}%" for name, accuracy in m.compressionTechnique.items())),
         ("Variants", ", ".join(m.variants)),
         ("Reason", m.reason),
     ]
+
+
+def _variant_facts(v: VariantView | None) -> list[tuple[str, str]]:
+    if v is None:
+        return []
+    replaced = [name for name, on in (("embedding", v.replacesEmbedding), ("head", v.replacesHead)) if on]
+    return [
+        ("Adapts", ", ".join(f"{name}{_numbers(m)}" for name, m in v.modules.items())),
+        ("Bits", "/".join(map(str, v.bits))),
+        ("Replaces", f"{size(v.fullBytes)} of the base's tensors" if v.fullBytes else ""),
+        ("Own", ", ".join(replaced)),
+    ]
+
+
+def _numbers(m: ModuleView) -> str:
+    if m.rank:
+        return f" (rank {m.rank})"
+    return f" (m={m.factors}, b={m.blockSize})" if m.factors else ""
 
 
 def _origin(m: ModelView) -> str:

@@ -24,11 +24,13 @@ from controlplane.records import (
 from controlplane.state import StateStore, Write, open_store
 from controlplane.state.typed import Delete, Put, Repository, State, Versioned
 from placement.types import Intent, Slos
-from profiler.types import AdapterSpec, ModelSpec
+from profiler.types import ModelSpec
+from profiler.variants.types import ModuleFacts, VariantKind, VariantSpec
 
 SPEC = ModelSpec("LlamaForCausalLM", 2, 64, 4, 2, 16, 100, 512, 2, 1000, 2000, {"q_proj": (64, 64)})
 BASE = Model("base", 1, Phase.READY, source="/m/base", compression={"int8": 0.97}, spec=SPEC)
-VARIANT = Model("größe/模型", 2, Phase.PENDING, base="base", adapter_spec=AdapterSpec(8, ("q_proj",), 99))
+VARIANT_SPEC = VariantSpec(VariantKind.SVD_DELTA, 99, {"q_proj": ModuleFacts(9, rank=8)}, (8, 3), 7, True)
+VARIANT = Model("größe/模型", 2, Phase.PENDING, base="base", variant_spec=VARIANT_SPEC)
 DEPLOYMENT = Deployment("base", 3, "base", Phase.DEPLOYED, Intent.SLO, 128, Slos(latency_s=1.5))
 OPERATION = Operation(
     "op-1",

@@ -1,4 +1,4 @@
-"""Reading an adapter: it fits its base exactly, or the error says where it does not."""
+"""Reading a LoRA adapter: it fits its base exactly, or the error says where it does not."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.adapter import parse_config, read_adapter
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
 from profiler.types import ModelSpec
+from profiler.variants.lora import parse_config
+from profiler.variants.reading import read_manifest, read_variant
+from profiler.variants.types import LoraManifest, VariantKind, VariantLimits
+
+LIMITS = VariantLimits(64)
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +29,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
 
 
 def test_a_plain_adapter(tmp_path: Path, base: ModelSpec) -> None:
-    spec = read_adapter(make.write_adapter(tmp_path), base, 64)
-    assert spec.rank == 4
+    spec = read_variant(make.write_adapter(tmp_path), base, LIMITS)
+    assert (spec.kind, spec.max_rank, spec.bits) == (VariantKind.LORA, 4, ())
     assert spec.target_modules == ("q_proj", "down_proj")
     assert spec.weight_bytes == 2 * 4 * 4 * ((12 + 12) + (12 + 20))  # layers x rank x float32 x (in + out)
 
@@ -37,7 +41,7 @@ def test_a_plain_adapter(tmp_path: Path, base: ModelSpec) -> None:
 )
 def test_every_way_to_name_targets(tmp_path: Path, base: ModelSpec, targets: object) -> None:
     """The last is a pattern that would run for ever if it were run."""
-    spec = read_adapter(make.write_adapter(tmp_path, {"target_modules": targets}), base, 64)
+    spec = read_variant(make.write_adapter(tmp_path, {"target_modules": targets}), base, LIMITS)
     assert spec.target_modules == ("q_proj", "down_proj")
 
 
@@ -45,16 +49,35 @@ def test_every_way_to_name_targets(tmp_path: Path, base: ModelSpec, targets: obj
 def test_rank_pattern_sets_single_ranks(tmp_path: Path, base: ModelSpec, key: str) -> None:
     first = 4 if "1" in key else 16
     weights = {**make.lora_weights(), **make.pair(0, "down_proj", first), **make.pair(1, "down_proj", 16)}
-    spec = read_adapter(make.write_adapter(tmp_path, {"rank_pattern": {key: 16}}, weights), base, 16)
-    assert spec.rank == 16
+    spec = read_variant(
+        make.write_adapter(tmp_path, {"rank_pattern": {key: 16}}, weights), base, VariantLimits(16)
+    )
+    assert spec.max_rank == 16
     with pytest.raises(AdapterError, match="rank"):
-        read_adapter(tmp_path, base, 15)
+        read_variant(tmp_path, base, VariantLimits(15))
+
+
+@pytest.mark.parametrize(
+    ("changes", "scalings"),
+    [
+        ({}, {8 / 4}),
+        ({"use_rslora": True}, {8 / 4**0.5}),
+        ({"alpha_pattern": {"q_proj": 2}}, {2 / 4, 8 / 4}),
+        ({"alpha_pattern": {r"layers\.1\.mlp\.down_proj": 3.0}, "use_rslora": True}, {8 / 2, 3 / 2}),
+    ],
+)
+def test_the_scaling(tmp_path: Path, base: ModelSpec, changes: dict[str, Any], scalings: set[float]) -> None:
+    manifest = read_manifest(make.write_adapter(tmp_path, changes), base, LIMITS)
+    assert isinstance(manifest, LoraManifest)
+    assert {module.scaling for module in manifest.modules.values()} == scalings
+    for name, module in manifest.modules.items():
+        assert module.a.name == f"base_model.model.{name}.lora_A.weight"
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"peft_type": "BOFT"}, "BOFT"),
+        ({"peft_type": "IA3"}, "IA3"),
         ({"use_dora": True}, "DoRA"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"bias": "all"}, "bias"),
@@ -66,6 +89,8 @@ def test_rank_pattern_sets_single_ranks(tmp_path: Path, base: ModelSpec, key: st
         ({"rank_pattern": {"q_proj": -1}}, "positive"),
         ({"rank_pattern": {".*": 4}}, "regexes"),
         ({"lora_alpha": None}, "lora_alpha"),
+        ({"alpha_pattern": {"q_proj": "4"}}, "lora_alpha"),
+        ({"use_rslora": "yes"}, "use_rslora"),
         ({"target_modules": ["q_proj", "c_attn"]}, "c_attn"),
         ({"target_modules": ["q_proj"]}, "down_proj has weights"),
         ({"target_modules": []}, "target_modules"),
@@ -76,7 +101,7 @@ def test_what_does_not_fit_is_named(
     tmp_path: Path, base: ModelSpec, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(AdapterError, match=words):
-        read_adapter(make.write_adapter(tmp_path, changes), base, 64)
+        read_variant(make.write_adapter(tmp_path, changes), base, LIMITS)
 
 
 AT = "base_model.model.model.layers"
@@ -100,27 +125,27 @@ def test_tensors_that_do_not_fit_are_named(
     tmp_path: Path, base: ModelSpec, weights: make.Tensors, words: str
 ) -> None:
     with pytest.raises(AdapterError, match=words):
-        read_adapter(make.write_adapter(tmp_path, None, {**make.lora_weights(), **weights}), base, 64)
+        read_variant(make.write_adapter(tmp_path, None, {**make.lora_weights(), **weights}), base, LIMITS)
 
 
 def test_incomplete_files(tmp_path: Path, base: ModelSpec) -> None:
     lonely = make.lora_weights()
     del lonely[A]
     with pytest.raises(CheckpointError, match="only one of"):
-        read_adapter(make.write_adapter(tmp_path / "a", None, lonely), base, 64)
+        read_variant(make.write_adapter(tmp_path / "a", None, lonely), base, LIMITS)
     with pytest.raises(CheckpointError, match="no lora_A"):
-        read_adapter(make.write_adapter(tmp_path / "b", None, {}), base, 64)
+        read_variant(make.write_adapter(tmp_path / "b", None, {}), base, LIMITS)
     with pytest.raises(CheckpointError, match=r"down_proj.*no tensor"):
-        read_adapter(make.write_adapter(tmp_path / "c", None, make.pair(0, "q_proj")), base, 64)
+        read_variant(make.write_adapter(tmp_path / "c", None, make.pair(0, "q_proj")), base, LIMITS)
     with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
-        read_adapter(tmp_path / "absent", base, 64)
+        read_variant(tmp_path / "absent", base, LIMITS)
 
 
 def test_pickles_are_refused_with_the_way_out(tmp_path: Path, base: ModelSpec) -> None:
     folder = make.write_adapter(tmp_path)
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
     with pytest.raises(CheckpointError, match="safe_serialization=True"):
-        read_adapter(folder, base, 64)
+        read_variant(folder, base, LIMITS)
 
 
 @given(
@@ -140,4 +165,4 @@ def test_a_damaged_file_is_read_or_an_error(base: ModelSpec, data: st.DataObject
         raw[data.draw(st.integers(0, 1000))] = data.draw(st.integers(0, 255))
         path.write_bytes(raw[: data.draw(st.integers(0, len(raw)))])
         with contextlib.suppress(AdapterError, CheckpointError):
-            read_adapter(folder, base, 64)
+            read_variant(folder, base, LIMITS)

@@ -1,0 +1,120 @@
+"""What a variant may touch in its base: the adaptable modules, and the tensors it may replace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from profiler.checkpoint import block_of
+from profiler.errors import AdapterError
+from profiler.files import FLOAT_DTYPES
+from profiler.types import ModelSpec, TensorRef
+from profiler.variants.types import ModuleFacts
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+MODULE_NAME = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,3})\.(self_attn|mlp)\.(\w+)", re.ASCII)
+LAYER_TENSOR = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,3})\.([\w.]+)", re.ASCII)
+
+
+def module_names(base: ModelSpec) -> list[str]:
+    """The full name of every adaptable module, layer by layer."""
+    layers = range(base.num_layers)
+    return [f"model.layers.{n}.{block_of(module)}.{module}" for n in layers for module in base.linear_shapes]
+
+
+def short_name(module_name: str) -> str:
+    """q_proj for model.layers.3.self_attn.q_proj."""
+    return module_name.rpartition(".")[2]
+
+
+def layer_of(name: str) -> int | None:
+    """The hidden layer a module or tensor lies in; None for the embedding, the last norm and the head."""
+    match = LAYER_TENSOR.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def require_module(name: str, base: ModelSpec, where: str) -> tuple[int, int]:
+    """(out, in) features of the module with this full name. Raises AdapterError if the base lacks it."""
+    match = MODULE_NAME.fullmatch(name)
+    if not match:
+        raise AdapterError(
+            f"{where}: {name[:200]!r} is not an adaptable module of a hidden layer; expected names like "
+            "model.layers.0.self_attn.q_proj"
+        )
+    layer, block, module = int(match[1]), match[2], match[3]
+    if module not in base.linear_shapes or block != block_of(module):
+        raise AdapterError(
+            f"{where}: the base has no module {block}.{module[:80]}; it has {', '.join(base.linear_shapes)}"
+        )
+    if layer >= base.num_layers:
+        raise AdapterError(
+            f"{where}: {name[:200]} is of layer {layer}, but the base has {base.num_layers} layers"
+        )
+    return base.linear_shapes[module]
+
+
+def full_shape(name: str, base: ModelSpec) -> tuple[int, ...] | None:
+    """The shape of a tensor that a variant may replace as a whole, None if it may not.
+
+    These are norms, biases, the embedding and the head; a tied base may get a head of its own.
+    """
+    if name == HEAD:
+        return base.other_shapes.get(HEAD) or base.other_shapes.get(EMBEDDING)
+    if name in base.other_shapes:
+        return base.other_shapes[name]
+    match = LAYER_TENSOR.fullmatch(name)
+    if not match or int(match[1]) >= base.num_layers:
+        return None
+    linear = {f"{block_of(module)}.{module}.weight" for module in base.linear_shapes}
+    return None if match[2] in linear else base.layer_shapes.get(match[2])
+
+
+def require_full(ref: TensorRef, name: str, base: ModelSpec, where: str) -> None:
+    """Raises AdapterError unless `ref` can take the place of the base's tensor `name`."""
+    shape = full_shape(name, base)
+    if shape is None:
+        raise AdapterError(
+            f"{where}: {name[:200]!r} cannot be replaced as a whole; only norms, biases, the embedding and "
+            "the head that the base has can"
+        )
+    require_float(ref, where)
+    require_shape(ref, shape, where)
+
+
+def require_shape(ref: TensorRef, shape: tuple[int, ...], where: str) -> None:
+    """Raises AdapterError."""
+    if ref.shape != shape:
+        raise AdapterError(
+            f"{where}: {ref.name[:200]} has shape {ref.shape}; this base needs {shape}; "
+            "register it with the base it was made for"
+        )
+
+
+def require_float(ref: TensorRef, where: str) -> None:
+    """Raises AdapterError."""
+    if ref.dtype not in FLOAT_DTYPES:
+        raise AdapterError(
+            f"{where}: {ref.name[:200]} has dtype {ref.dtype}; not {', '.join(sorted(FLOAT_DTYPES))}"
+        )
+
+
+def merged_facts(base: ModelSpec, found: Iterable[tuple[str, ModuleFacts]]) -> dict[str, ModuleFacts]:
+    """The largest values of each kind of module, in the base's order, from those of single modules."""
+    by_kind: dict[str, list[ModuleFacts]] = {}
+    for name, facts in found:
+        by_kind.setdefault(short_name(name), []).append(facts)
+    return {module: _largest(by_kind[module]) for module in base.linear_shapes if module in by_kind}
+
+
+def _largest(facts: list[ModuleFacts]) -> ModuleFacts:
+    return ModuleFacts(
+        size_bytes=max(f.size_bytes for f in facts),
+        rank=max(f.rank for f in facts),
+        factors=max(f.factors for f in facts),
+        block_size=max(f.block_size for f in facts),
+    )
+
+
+def total_bytes(refs: Iterable[TensorRef]) -> int:
+    return sum(ref.size_bytes for ref in refs)
