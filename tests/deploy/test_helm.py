@@ -312,6 +312,7 @@ def test_settings_read_what_the_chart_writes(chart: Chart, monkeypatch: pytest.M
         assert getattr(settings, field) == given[name], field
     assert settings.haproxy is True
     assert settings.http_host == "0.0.0.0"
+    assert settings.worker_host == "0.0.0.0"  # gateways may be on other nodes
     assert settings.allowed_roots == "/models:/scratch/models"
 
 

@@ -161,6 +161,8 @@ applications:
   value: 0.0.0.0
 - name: OSTINATO_HTTP_PORT
   value: "8000"
+- name: OSTINATO_WORKER_HOST
+  value: 0.0.0.0
 - name: OSTINATO_ALLOWED_ROOTS
   value: {{ join ":" (concat (ternary (list .Values.modelStore.mountPath) list .Values.modelStore.enabled) .Values.allowedRoots) | quote }}
 {{- if .Values.redis.enabled }}
