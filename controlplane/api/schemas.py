@@ -201,19 +201,19 @@ class ModelView(BaseModel):
     """
 
     model: str
-    kind: str | None
+    kind: str | None = None
     phase: str
     source: str | None
     base: str | None
     adapter: str | None
-    path: str | None
+    path: str | None = None
     compressionTechnique: dict[str, float]
     reason: str
     deployed: bool
     variants: list[str]
     weightBytes: int | None
     rank: int | None
-    variant: VariantView | None
+    variant: VariantView | None = None
     createdAt: float
 
     @classmethod
