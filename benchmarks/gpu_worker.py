@@ -131,7 +131,9 @@ def engine_config(plan: Plan, predicted: Estimate, folder: Path, concurrency: in
         kv_cache_bytes=plan.kv_cache_tokens * spec().kv_bytes_per_token_per_layer * LAYERS,
         memory_bytes=predicted.memory_bytes[0],
         max_variants=plan.max_variants,
-        max_cached_variants=8,
+        variant_memory_bytes=64 << 20,
+        variant_host_bytes=1 << 30,
+        variant_kinds=("lora",),
         max_lora_rank=plan.max_lora_rank,
         load_format="dummy",
     )

@@ -29,7 +29,9 @@ async def serve(folder: str, port: int) -> None:
         kv_cache_bytes=2 << 30,
         memory_bytes=3 << 30,
         max_variants=4,
-        max_cached_variants=32,
+        variant_memory_bytes=64 << 20,
+        variant_host_bytes=1 << 30,
+        variant_kinds=("lora",),
         max_lora_rank=16,
     )
     engine = await VllmEngine.start(config)

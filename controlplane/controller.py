@@ -237,14 +237,16 @@ class Controller:
         if host not in state.models or host not in state.deployments:
             raise Gone(host)
         model, deployment = state.models[host].record, state.deployments[host].record
+        variants = [found.record for found in state.models.values() if found.record.base == host]
         try:
-            placement = deploying.decide(model, deployment, await self._runtime.inventory(), self._settings)
+            inventory = await self._runtime.inventory()
+            placement = deploying.decide(model, deployment, inventory, self._settings, variants)
         except errors.NoFeasiblePlan as e:
             await self._fail_group(state, host, e)
             if deployment.established:
                 raise
             return
-        config = deploying.engine_config(model, placement, self._settings)
+        config = deploying.engine_config(model, placement, self._settings, variants)
         await self._edit_deployment(host, lambda d: _starting(d, deployment.uid, placement))
         await self._tell_waiting(host, f"{placement.reason}; starting the engine", 0.3)
         await self._runtime.launch(config)

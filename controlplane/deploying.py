@@ -6,7 +6,7 @@ Each step is a function of `profiler` or `placement`; this module only hands one
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from controlplane import errors
 from controlplane.records import Deployment, Model
@@ -14,21 +14,36 @@ from controlplane.settings import Settings
 from placement.choose import choose
 from placement.place import place_best
 from placement.types import Candidate, Infeasible, Inventory, Placement, Plan
-from profiler.estimate import estimate, kv_bytes_per_token
+from profiler.estimate import estimate, kv_bytes_per_token, variant_bytes
 from profiler.plans import accuracy_of, candidate_plans, no_plan_reason
 from profiler.types import DeviceRates, ModelSpec, Workload
+from profiler.variants.types import VariantKind
 from workers.messages import EngineConfig
 
 # Latency SLOs are judged for one request of this prompt length (MaverIQ evaluates batch 1 as well).
 JUDGED_INPUT_TOKENS = 128
 CPU = "cpu"
+# What alignment in an engine's memory adds to a variant's bytes, generously.
+PACKING = 1.05
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def decide(model: Model, deployment: Deployment, inventory: Inventory, settings: Settings) -> Placement:
-    """The placement that best meets the deployment's intent. Errors: NoFeasiblePlan, saying why."""
+def decide(
+    model: Model,
+    deployment: Deployment,
+    inventory: Inventory,
+    settings: Settings,
+    variants: Sequence[Model] = (),
+) -> Placement:
+    """The placement that best meets the deployment's intent, with room for the base's `variants`.
+
+    Errors: NoFeasiblePlan, saying why.
+    """
     spec = served_spec(_spec(model), _dtype(settings, _kind(inventory)))
-    candidates = _candidates(spec, model.compression, deployment, inventory, settings)
+    candidates = [
+        with_estimate(spec, model.compression, plan, deployment, inventory)
+        for plan in _plans(spec, model.compression, inventory, settings, variants)
+    ]
     if not candidates:
         raise errors.NoFeasiblePlan(no_plan_reason(model.compression))
     ranked = choose(candidates, deployment.intent, deployment.slos, deployment.max_output_tokens)
@@ -53,13 +68,13 @@ def _spec(model: Model) -> ModelSpec:
     return model.spec
 
 
-def _candidates(
+def _plans(
     spec: ModelSpec,
     compression: Mapping[str, float],
-    deployment: Deployment,
     inventory: Inventory,
     settings: Settings,
-) -> list[Candidate]:
+    variants: Sequence[Model],
+) -> list[Plan]:
     plans = candidate_plans(
         spec,
         compression,
@@ -69,16 +84,28 @@ def _candidates(
         max_variants=settings.max_variants,
         max_lora_rank=settings.max_lora_rank,
     )
+    delta_bytes, full_bytes = variant_demand(variants, settings.max_variants)
+    return [dataclasses.replace(p, delta_bytes=delta_bytes, full_bytes=full_bytes) for p in plans]
+
+
+def with_estimate(
+    spec: ModelSpec,
+    compression: Mapping[str, float],
+    plan: Plan,
+    deployment: Deployment,
+    inventory: Inventory,
+) -> Candidate:
     workload = Workload(1, JUDGED_INPUT_TOKENS, deployment.max_output_tokens)
-    return [
-        Candidate(
-            plan,
-            estimate(
-                spec, plan, _rates(plan, inventory), workload, accuracy_of(compression, plan.quantization)
-            ),
-        )
-        for plan in plans
-    ]
+    accuracy = accuracy_of(compression, plan.quantization)
+    return Candidate(plan, estimate(spec, plan, _rates(plan, inventory), workload, accuracy))
+
+
+def variant_demand(variants: Sequence[Model], slots: int) -> tuple[int, int]:
+    """Bytes in hidden layers, and bytes of full tensors, of the `slots` largest variants other than LoRA."""
+    specs = [v.variant_spec for v in variants if v.variant_spec and v.variant_spec.kind != VariantKind.LORA]
+    layers = sorted((s.weight_bytes - s.full_bytes for s in specs), reverse=True)[:slots]
+    full = sorted((s.full_bytes for s in specs), reverse=True)[:slots]
+    return int(sum(layers) * PACKING), sum(full)
 
 
 def _rates(plan: Plan, inventory: Inventory) -> list[DeviceRates]:
@@ -108,8 +135,10 @@ def served_spec(spec: ModelSpec, dtype: str) -> ModelSpec:
     )
 
 
-def engine_config(model: Model, placement: Placement, settings: Settings) -> EngineConfig:
-    """What the worker needs to start exactly this placement."""
+def engine_config(
+    model: Model, placement: Placement, settings: Settings, variants: Sequence[Model] = ()
+) -> EngineConfig:
+    """What the worker needs to start exactly this placement, for the base and its `variants`."""
     plan, kind = placement.plan, placement.ranks[0].device_kind
     spec = served_spec(_spec(model), _dtype(settings, kind))
     kv_bytes = max(
@@ -129,9 +158,19 @@ def engine_config(model: Model, placement: Placement, settings: Settings) -> Eng
         kv_cache_bytes=kv_bytes,
         memory_bytes=max(r.memory_bytes for r in placement.ranks),
         max_variants=plan.max_variants,
-        max_cached_variants=settings.max_cached_variants,
         max_lora_rank=plan.max_lora_rank,
+        variant_memory_bytes=max(variant_bytes(spec, plan, s) for s in range(plan.pipeline_parallel)),
+        variant_host_bytes=settings.variant_host_bytes,
+        variant_kinds=_kinds(kind, variants),
     )
+
+
+def _kinds(device_kind: str, variants: Sequence[Model]) -> tuple[str, ...]:
+    """On a GPU every kind costs launches in each captured graph, so only those there are, and LoRA."""
+    if device_kind == CPU:
+        return tuple(VariantKind)
+    registered = {v.variant_spec.kind for v in variants if v.variant_spec}
+    return tuple(k for k in VariantKind if k is VariantKind.LORA or k in registered)
 
 
 def _dtype(settings: Settings, kind: str) -> str:

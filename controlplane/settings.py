@@ -40,7 +40,9 @@ class Settings(BaseSettings):
     max_model_len: int = Field(default=2048, ge=16, description="Longest prompt plus answer, in tokens.")
     concurrency: int = Field(default=16, ge=1, description="Requests an engine should hold at full length.")
     max_variants: int = Field(default=4, ge=1, description="Variants that can run in one batch.")
-    max_cached_variants: int = Field(default=32, ge=1, description="Variants kept in host memory.")
+    variant_host_bytes: int = Field(
+        default=2 << 30, ge=1 << 20, description="Host memory per rank for variants that are not in a slot."
+    )
     max_lora_rank: int = Field(default=16, ge=1, description="Largest LoRA rank an engine accepts.")
     max_queued_requests: int = Field(
         default=512,

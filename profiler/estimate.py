@@ -80,11 +80,20 @@ def _check(spec: ModelSpec, plan: Plan, rates: Sequence[DeviceRates], workload: 
 
 
 def stage_memory_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
-    """Bytes of every rank of one stage: weights, KV cache, LoRA slots and a working allowance."""
+    """Bytes of every rank of one stage: weights, KV cache, variants and a working allowance."""
     layers = plan.layers_per_stage[stage]
     kv = layers * plan.kv_cache_tokens * kv_bytes_per_token(spec, plan.tensor_parallel)
+    variants = variant_bytes(spec, plan, stage)
+    return stage_weight_bytes(spec, plan, stage) + kv + variants + allowance_bytes(spec, plan, stage)
+
+
+def variant_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
+    """What a rank of one stage sets aside for the variants that may run at once."""
+    layers = plan.layers_per_stage[stage]
     lora = layers * plan.max_variants * lora_slot_bytes(spec, plan)
-    return stage_weight_bytes(spec, plan, stage) + kv + lora + allowance_bytes(spec, plan, stage)
+    shards = spec.num_layers * plan.tensor_parallel
+    deltas = -(-plan.delta_bytes * layers // shards) + plan.full_bytes
+    return max(lora, deltas)
 
 
 def stage_weight_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
@@ -113,10 +122,9 @@ def kv_bytes_per_token(spec: ModelSpec, tp: int) -> int:
 
 
 def lora_slot_bytes(spec: ModelSpec, plan: Plan) -> int:
-    """One adapter slot of one layer on one rank, allocated at the full rank whatever is loaded.
+    """A LoRA adapter of the largest allowed rank on all seven modules: one layer's part on one rank.
 
-    As vLLM's `create_lora_weights` does: A is (rank, in) and B is (out, rank) for all seven modules;
-    column-parallel layers shard B, row-parallel ones A.
+    A is (rank, in) and B is (out, rank); column-parallel layers shard B, row-parallel ones A.
     """
     shards = (_shard(spec, module, plan.tensor_parallel) for module in spec.linear_shapes)
     return plan.max_lora_rank * spec.dtype_bytes * sum(out + into for out, into in shards)

@@ -80,6 +80,10 @@ class Plan:
 
     `layers_per_stage` has one entry per pipeline stage; its sum is the model's number of layers.
     Ranks are numbered stage by stage: rank = stage * tensor_parallel + tp_rank.
+
+    At most `max_variants` variants run in one batch. Each rank sets memory aside for that many LoRA
+    adapters of `max_lora_rank`, or for `delta_bytes` (unsharded, in the hidden layers) and `full_bytes`
+    (tensors that replace the base's) of variants of other kinds, whichever is more.
     """
 
     tensor_parallel: int
@@ -89,6 +93,8 @@ class Plan:
     kv_cache_tokens: int
     max_variants: int
     max_lora_rank: int
+    delta_bytes: int = 0
+    full_bytes: int = 0
 
     @property
     def pipeline_parallel(self) -> int:

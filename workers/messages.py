@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 class EngineConfig:
     """Everything a worker needs to start its engine. `name` is the base model's name.
 
-    `memory_bytes` is what the plan gives one rank; `kv_cache_bytes` its part for keys and values.
+    `memory_bytes` is what the plan gives one rank; `kv_cache_bytes` its part for keys and values,
+    `variant_memory_bytes` its part for the `max_variants` variants that may run at once.
+    `variant_host_bytes` of each rank's host memory keep more of them ready; only variants of
+    `variant_kinds` are accepted.
     """
 
     engine: str
@@ -24,8 +27,10 @@ class EngineConfig:
     kv_cache_bytes: int
     memory_bytes: int
     max_variants: int
-    max_cached_variants: int
     max_lora_rank: int
+    variant_memory_bytes: int
+    variant_host_bytes: int
+    variant_kinds: tuple[str, ...]
     load_format: str = "auto"
     log_requests: bool = False
 

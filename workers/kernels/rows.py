@@ -7,6 +7,7 @@ at CUDA graph capture holds for every later batch; unused tiles have slot -1 and
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,12 +98,14 @@ class Rows:
         self._staged = [_Staging(sum(sizes.values()), sizes, device) for _ in range(STAGINGS)]
         self._turn = 0
         self.grouping = group(np.empty(0, np.int32))
+        self._groups: list[tuple[int, torch.Tensor]] | None = None
 
     def update(self, slots: Int32s) -> None:
         """Describe a new batch. `slots`: [rows], the slot of each row, -1 for the base."""
         if len(slots) > self.max_rows:
             raise ValueError(f"a batch of {len(slots)} rows; room was made for {self.max_rows}")
         self.grouping = group(slots)
+        self._groups = None
         self._turn = (self._turn + 1) % STAGINGS
         self._staged[self._turn].send(self.grouping, self._device)
 
@@ -120,10 +123,17 @@ class Rows:
 
     def groups(self) -> list[tuple[int, torch.Tensor]]:
         """(slot, its rows int64 [n]) on the host: what torch references iterate over."""
-        found = {}
-        for slot, start, count in self.grouping.small.tolist():
-            found.setdefault(slot, []).extend(self.grouping.order[start : start + count].tolist())
-        return [(slot, torch.tensor(rows)) for slot, rows in found.items()]
+        if self._groups is None:
+            self._groups = list(_by_slot(self.grouping))
+        return self._groups
+
+
+def _by_slot(grouping: Grouping) -> Iterator[tuple[int, torch.Tensor]]:
+    order = torch.from_numpy(grouping.order).long()
+    slots, firsts = np.unique(grouping.slots[grouping.order], return_index=True)
+    ends = [*firsts[1:], len(order)]
+    for slot, first, end in zip(slots.tolist(), firsts.tolist(), ends, strict=True):
+        yield slot, order[first:end]
 
 
 class _Staging:

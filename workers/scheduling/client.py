@@ -1,0 +1,67 @@
+"""The worker's questions to its engine's scheduler: load this, what is where, how many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import tempfile
+import uuid
+from typing import Any
+
+from workers.scheduling.bus import Line, Message
+from workers.variants.config import ADDRESS_VARIABLE
+
+
+def new_address() -> str:
+    """Where an engine's scheduler will listen: a socket file of its own."""
+    return f"ipc://{tempfile.gettempdir()}/ostinato-{uuid.uuid4().hex[:12]}"
+
+
+class VariantClient:
+    """One engine's variants, asked from an event loop. Unanswered questions end with TimeoutError."""
+
+    def __init__(self, address: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ids = itertools.count()
+        self._pending: dict[str, asyncio.Future[Message]] = {}
+        self._line = Line(address, f"worker-{os.getpid()}-{uuid.uuid4().hex[:6]}", self._received)
+
+    async def prepare(self, uid: int, path: str, timeout_s: float = 300.0) -> None:
+        """Have every rank read and check a variant. Raises ValueError when it cannot be served."""
+        reply = await self._ask({"ask": "prepare", "uid": uid, "path": path}, timeout_s)
+        if reply["error"]:
+            raise ValueError(reply["error"])
+
+    async def state(self, timeout_s: float = 10.0) -> dict[str, Any]:
+        """Slots, limit, and every variant's tier, bytes by rank and reason."""
+        return await self._ask({"ask": "state"}, timeout_s)
+
+    async def limit(self, variants: int, timeout_s: float = 10.0) -> int:
+        """Set how many variants run at once (DeltaZip's N); returns what it is now."""
+        return int((await self._ask({"ask": "limit", "limit": variants}, timeout_s))["limit"])
+
+    async def _ask(self, question: Message, timeout_s: float) -> Message:
+        asked = str(next(self._ids))
+        answer: asyncio.Future[Message] = self._loop.create_future()
+        self._pending[asked] = answer
+        self._line.send({**question, "id": asked})
+        try:
+            return await asyncio.wait_for(answer, timeout_s)
+        finally:
+            self._pending.pop(asked, None)
+
+    def _received(self, message: Message) -> None:
+        """In the line's thread."""
+        self._loop.call_soon_threadsafe(self._settle, message)
+
+    def _settle(self, message: Message) -> None:
+        answer = self._pending.get(message["id"])
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    def close(self) -> None:
+        self._line.close()
+
+
+__all__ = ["ADDRESS_VARIABLE", "VariantClient", "new_address"]

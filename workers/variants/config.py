@@ -1,0 +1,38 @@
+"""What an engine's processes must agree on about variants; travels in vLLM's `additional_config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+KEY = "ostinato"
+KINDS = ("lora", "sparse_delta", "svd_delta", "boft")
+# Where the scheduler listens for the ranks' loaders; not in `additional_config`, because that is part
+# of the key of vLLM's compilation cache and this differs from start to start.
+ADDRESS_VARIABLE = "OSTINATO_VARIANT_BUS"
+
+
+@dataclass(frozen=True)
+class VariantConfig:
+    """`slots` variants may run in one batch (DeltaZip's N) in `arena_bytes` of each rank's memory;
+    `host_bytes` of each rank's host memory keep others ready. Only `kinds` can be served: a CUDA graph
+    launches the kernels of those and no others."""
+
+    slots: int
+    arena_bytes: int
+    host_bytes: int
+    max_rank: int
+    kinds: tuple[str, ...] = KINDS
+    longest_wait_s: float = 10.0
+
+    def as_json(self) -> dict[str, Any]:
+        return {KEY: asdict(self)}
+
+
+def from_additional(additional: Mapping[str, Any], max_loras: int, max_rank: int) -> VariantConfig:
+    """The configuration in vLLM's `additional_config`; without one, what vLLM's own flags say."""
+    found = additional.get(KEY)
+    if found is None:
+        return VariantConfig(max_loras, 256 << 20, 1 << 30, max_rank)
+    return VariantConfig(**{**found, "kinds": tuple(found["kinds"])})

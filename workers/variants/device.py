@@ -1,0 +1,119 @@
+"""The variants that may run: their weights in one arena, and tables that say where.
+
+Nothing here changes its address while the engine lives, so captured CUDA graphs stay valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from workers.kernels.types import ALIGNMENT
+from workers.variants.extents import Extents
+from workers.variants.host import HostVariant, TableKey
+
+
+class NoRoom(Exception):
+    """The arena has no gap for this variant now; another one must leave first."""
+
+
+class DeviceMemory:
+    """An arena of `arena_bytes` and one table per layer and operation.
+
+    `widths` gives each table's row length; a table is int64 [slots, width], a row of zeros means that
+    the slot adds nothing there.
+    """
+
+    def __init__(
+        self, widths: Mapping[TableKey, int], slots: int, arena_bytes: int, device: torch.device
+    ) -> None:
+        self._device = device
+        self._slots = slots
+        self._extents = Extents(arena_bytes // ALIGNMENT * ALIGNMENT)
+        self.arena = torch.zeros(arena_bytes, dtype=torch.uint8, device=device)
+        self._widths = dict(widths)
+        self._starts: dict[TableKey, int] = {}
+        length = 0
+        for key, width in widths.items():
+            self._starts[key] = length
+            length += slots * width
+        self._flat = torch.zeros(length, dtype=torch.int64, device=device)
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._positions = [self._positions_of(slot).to(device) for slot in range(slots)]
+
+    def table(self, key: TableKey) -> torch.Tensor:
+        start, width = self._starts[key], self._widths[key]
+        return self._flat[start : start + self._slots * width].view(self._slots, width)
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._extents.capacity
+
+    @property
+    def taken_bytes(self) -> int:
+        return self._extents.taken_bytes
+
+    def bytes_of(self, slot: int) -> int:
+        return self._extents.size_of(slot)
+
+    def place(self, slot: int, variant: HostVariant, compute: torch.cuda.Stream | None = None) -> None:
+        """Copy a variant into a slot that no running batch uses; returns when it is there.
+
+        The copy waits for what `compute` was given so far (it may still read the slot's old weights)
+        and runs beside what comes later. Raises NoRoom.
+        """
+        self._extents.give_back(slot)
+        start = self._extents.take(slot, variant.size_bytes)
+        if start is None:
+            self._write(slot, self._empty_row(), None, compute)
+            raise NoRoom(f"{variant.size_bytes} bytes; {self.taken_bytes} of {self.capacity_bytes} are taken")
+        self._write(slot, self._row(variant, start), (start, variant.memory), compute)
+
+    def clear(self, slot: int, compute: torch.cuda.Stream | None = None) -> None:
+        """Empty a slot that no running batch uses."""
+        self._extents.give_back(slot)
+        self._write(slot, self._empty_row(), None, compute)
+
+    def _write(
+        self,
+        slot: int,
+        row: torch.Tensor,
+        weights: tuple[int, torch.Tensor] | None,
+        compute: torch.cuda.Stream | None,
+    ) -> None:
+        if self._copies is None:
+            self._copy(slot, row, weights)
+            return
+        with torch.cuda.stream(self._copies):
+            self._copies.wait_stream(compute or torch.cuda.default_stream(self._device))
+            self._copy(slot, row.pin_memory(), weights)
+        self._copies.synchronize()
+
+    def _copy(self, slot: int, row: torch.Tensor, weights: tuple[int, torch.Tensor] | None) -> None:
+        if weights is not None:
+            start, memory = weights
+            self.arena[start : start + memory.numel()].copy_(memory, non_blocking=True)
+        self._flat.index_copy_(0, self._positions[slot], row.to(self._device, non_blocking=True))
+
+    def _positions_of(self, slot: int) -> torch.Tensor:
+        spans = [
+            torch.arange(start + slot * self._widths[key], start + (slot + 1) * self._widths[key])
+            for key, start in self._starts.items()
+        ]
+        return torch.cat(spans) if spans else torch.empty(0, dtype=torch.int64)
+
+    def _empty_row(self) -> torch.Tensor:
+        return torch.zeros(sum(self._widths.values()), dtype=torch.int64)
+
+    def _row(self, variant: HostVariant, start: int) -> torch.Tensor:
+        """All tables' rows of one slot, one after the other, as `_positions` orders them."""
+        row = self._empty_row()
+        at, begins = 0, {}
+        for key, width in self._widths.items():
+            begins[key] = at
+            at += width
+        for entry in variant.entries:
+            begin = begins[entry.key]
+            row[begin : begin + self._widths[entry.key]] = torch.tensor(entry.row_at(start))
+        return row

@@ -1,0 +1,112 @@
+"""Finds the layers of a vLLM model that variants may change, says which block of each this rank has,
+and hooks them. The only module that knows vLLM's layer classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import (
+    LinearBase,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+from workers.variants import operators
+from workers.variants.layers import NormHook, Site, VariantEmbedding, VariantHead, VariantLinear, norm_class
+from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice, VocabularyShape
+
+ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+Found = tuple[torch.nn.Module, LayerShape]
+
+
+def find_layers(model: torch.nn.Module) -> list[Found]:
+    """Every module of this rank that variants may change, in the model's order."""
+    packed = getattr(model, "packed_modules_mapping", {})
+    return [
+        (module, shape) for name, module in model.named_modules() for shape in _shape(name, module, packed)
+    ]
+
+
+def _shape(name: str, module: torch.nn.Module, packed: Mapping[str, list[str]]) -> Iterator[LayerShape]:
+    """The module's shape, if it is one of those."""
+    if isinstance(module, VocabParallelEmbedding):  # a head is one, too
+        yield _vocabulary(name, module)
+    elif isinstance(module, LinearBase):
+        parent, _, last = name.rpartition(".")
+        parts = packed.get(last, [last])
+        if all(part in ADAPTED for part in parts):
+            yield _linear(name, [f"{parent}.{part}" for part in parts], module)
+    elif isinstance(module, RMSNorm) and getattr(module, "has_weight", True):
+        yield NormShape(name, module.weight.shape[0])
+
+
+def _linear(name: str, parts: list[str], module: Any) -> LinearShape:
+    if isinstance(module, RowParallelLinear):
+        size, full = module.input_size_per_partition, module.input_size
+        whole = Slice(parts[0], 0, module.output_size, module.output_size)
+        return LinearShape(name, (whole,), module.tp_rank * size, size, full)
+    return LinearShape(name, tuple(_slices(parts, module)), 0, module.input_size, module.input_size)
+
+
+def _slices(parts: list[str], module: Any) -> Iterator[Slice]:
+    if isinstance(module, QKVParallelLinear):
+        yield from _qkv_slices(parts, module)
+        return
+    sizes = module.output_sizes if isinstance(module, MergedColumnParallelLinear) else [module.output_size]
+    ranks = getattr(module, "tp_size", 1)
+    for part, full in zip(parts, sizes, strict=True):
+        yield Slice(part, module.tp_rank * (full // ranks), full // ranks, full)
+
+
+def _qkv_slices(parts: list[str], module: Any) -> Iterator[Slice]:
+    """Query heads are split over the ranks; key and value heads are, too, or several ranks share one."""
+    head, rank = module.head_size, module.tp_rank
+    shared_by = module.num_kv_head_replicas
+    counts = (
+        (module.num_heads, module.total_num_heads, rank),
+        (module.num_kv_heads, module.total_num_kv_heads, rank // shared_by),
+        (module.num_kv_heads, module.total_num_kv_heads, rank // shared_by),
+    )
+    for part, (here, total, index) in zip(parts, counts, strict=True):
+        yield Slice(part, index * here * head, here * head, total * head)
+
+
+def _vocabulary(name: str, module: Any) -> VocabularyShape:
+    shard = module.shard_indices
+    start, end = shard.org_vocab_start_index, shard.org_vocab_end_index
+    return VocabularyShape(name, start, end - start, module.org_vocab_size, module.embedding_dim)
+
+
+def operations_of(module: torch.nn.Module, shape: LayerShape) -> tuple[str, ...]:
+    """The operations that variants can have in such a layer."""
+    match shape:
+        case LinearShape():
+            return operators.LINEAR
+        case NormShape():
+            return ("norm",)
+        case VocabularyShape():
+            return ("head",) if isinstance(module, ParallelLMHead) else ("embedding",)
+
+
+def hook(module: Any, shape: LayerShape, site: Site, register: Callable[[str, Any], None]) -> None:
+    """Put the hook in place. `register(name, hook)` makes it findable from inside torch.compile."""
+    match shape:
+        case LinearShape():
+            module.quant_method = VariantLinear(module.quant_method, module, shape, site)
+            register(shape.name, module.quant_method)
+        case VocabularyShape() if isinstance(module, ParallelLMHead):
+            module.quant_method = VariantHead(module.quant_method, site)
+        case VocabularyShape():
+            module.quant_method = VariantEmbedding(module.quant_method, module, shape, site)
+            register(shape.name, module.quant_method)
+        case NormShape():
+            norm = NormHook(shape, module.variance_epsilon, site)
+            module.variant_name = norm.name
+            module.__class__ = norm_class(type(module))
+            register(shape.name, norm)

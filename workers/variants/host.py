@@ -1,0 +1,63 @@
+"""A variant in host memory: packed as it will lie on the device, so that placing it is one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from workers.kernels.types import Part, offsets, views
+from workers.variants.pieces import Contents, Piece, Row
+from workers.variants.shapes import LayerShape
+
+TableKey = tuple[str, str]  # (layer, operation)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One table row to be: its parts begin `start` bytes into the variant's memory."""
+
+    key: TableKey
+    parts: tuple[Part, ...]
+    start: int
+    row: Row
+
+    def row_at(self, base: int) -> tuple[int, ...]:
+        """The row, for a variant that lies at byte `base` of the arena."""
+        return self.row(offsets(self.parts, base + self.start))
+
+
+@dataclass(frozen=True)
+class HostVariant:
+    """`memory` is uint8 [bytes], page-locked where there is a GPU."""
+
+    memory: torch.Tensor
+    entries: tuple[Entry, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return self.memory.numel()
+
+    @property
+    def operations(self) -> frozenset[str]:
+        return frozenset(entry.key[1] for entry in self.entries)
+
+
+def pack(contents: Contents, layers: Iterable[LayerShape], dtype: torch.dtype, pinned: bool) -> HostVariant:
+    """Read, cut, repack: everything a rank needs of one variant. Blocking, seconds for a large delta.
+
+    Raises ValueError when the files do not fit the layers.
+    """
+    pieces = [piece for layer in layers for piece in contents.pieces(layer, dtype)]
+    memory = torch.empty(sum(p.size_bytes for p in pieces), dtype=torch.uint8, pin_memory=pinned)
+    return HostVariant(memory, tuple(_filled(pieces, memory)))
+
+
+def _filled(pieces: Iterable[Piece], memory: torch.Tensor) -> Iterable[Entry]:
+    at = 0
+    for piece in pieces:
+        parts: Mapping[str, torch.Tensor] = views(memory, piece.parts, at)
+        piece.fill(parts)
+        yield Entry((piece.layer, piece.op), piece.parts, at, piece.row)
+        at += piece.size_bytes

@@ -1,0 +1,57 @@
+"""One folder per kind of variant: from a manifest to the pieces of each layer.
+
+A new kind is a folder here with `pieces(manifest, layer, dtype)`, a line in `_KINDS`, and whatever
+operation it needs in `workers/kernels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from profiler.checkpoint import read_model
+from profiler.errors import AdapterError, CheckpointError
+from profiler.variants.reading import read_manifest
+from profiler.variants.types import Manifest, VariantKind, VariantLimits
+from workers.variants.kinds import boft, full, lora, sparse_delta, svd_delta
+from workers.variants.pieces import Piece
+from workers.variants.shapes import LayerShape
+
+Pieces = Callable[[Any, LayerShape, torch.dtype], Sequence[Piece]]
+
+_KINDS: dict[VariantKind, Pieces] = {
+    VariantKind.LORA: lora.pieces,
+    VariantKind.SPARSE_DELTA: sparse_delta.pieces,
+    VariantKind.SVD_DELTA: svd_delta.pieces,
+    VariantKind.BOFT: boft.pieces,
+}
+
+
+@dataclass(frozen=True)
+class OpenVariant:
+    """One variant's files, checked against their base: `workers.variants.pieces.Contents`."""
+
+    manifest: Manifest
+
+    def pieces(self, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
+        own = _KINDS[self.manifest.spec.kind](self.manifest, layer, dtype)
+        return [*own, *full.pieces(self.manifest, layer, dtype)]
+
+
+def open_variant(folder: Path, base: Path, max_rank: int, kinds: Sequence[str]) -> OpenVariant:
+    """Read what lies in `folder`, for the base in folder `base`. Raises ValueError."""
+    try:
+        manifest = read_manifest(folder, read_model(base), VariantLimits(max_rank))
+    except (CheckpointError, AdapterError) as e:
+        raise ValueError(str(e)) from e
+    kind = manifest.spec.kind
+    if kind not in kinds:
+        raise ValueError(
+            f"this engine was started for variants of kind {', '.join(kinds)}, not {kind}; deploy its base "
+            "again once the variant is registered"
+        )
+    return OpenVariant(manifest)

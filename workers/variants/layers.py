@@ -1,0 +1,228 @@
+"""Hooks in vLLM's modules: what a variant adds happens around the base's own computation.
+
+No module is replaced. A linear layer, the embedding and the head get a `quant_method` around their
+own (the seam through which vLLM itself swaps arithmetic); a norm gets a subclass of its class. Inside
+torch.compile the hooks are opaque operators that find their layer by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.forward_context import get_forward_context
+
+from workers.variants import operators
+from workers.variants.batch import Batch
+from workers.variants.shapes import LinearShape, NormShape, VocabularyShape
+
+SUFFIX = ".ostinato"
+
+
+@dataclass(frozen=True)
+class Site:
+    """What every hook needs: the batch, the arena, and this layer's table for each operation."""
+
+    batch: Batch
+    arena: torch.Tensor
+    tables: Mapping[str, torch.Tensor]
+    workspace: operators.Workspace
+
+    def has(self, op: str) -> bool:
+        return op in self.tables and op in self.batch.operations
+
+
+class VariantLinear:
+    """A linear layer's arithmetic: the base's product on (rotated) inputs, plus what variants add."""
+
+    def __init__(self, inner: Any, layer: torch.nn.Module, shape: LinearShape, site: Site) -> None:
+        self._inner = inner
+        self._layer = layer
+        self._shape = shape
+        self._site = site
+        self._name = shape.name + SUFFIX
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def apply(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return torch.ops.ostinato.linear(x, bias, self._shape.out_size, self._name)
+
+    def run(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [..., in] -> [..., out], on this rank."""
+        if not self._site.batch.operations:
+            return self._base(x, bias)
+        rows = x.reshape(-1, x.shape[-1])
+        out = self._rotated(rows, bias) if self._site.has("boft") else self._base(rows, bias)
+        for op in operators.ADDITIONS:
+            if self._site.has(op):
+                operators.add(op, rows, out, self._site, self._shape.widths)
+        if self._site.has("rescale"):
+            operators.rescale(out, bias, self._site, self._shape.widths)
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+    def _base(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return self._inner.apply(self._layer, x, bias)
+
+    def _rotated(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The base's product where rows of some variants are rotated first, each slice by its own matrix."""
+        rotated = operators.rotate(self._whole_input(x), self._site, self._shape)  # [slices, rows, in]
+        if len(self._shape.slices) == 1:
+            return self._base(rotated[0], bias)
+        weight = getattr(self._layer, "weight", None)
+        if (
+            x.device.type == "cuda"
+            and weight is not None
+            and weight.shape == (self._shape.out_size, x.shape[1])
+        ):
+            return self._by_slices(rotated, weight, bias)
+        # A packed or quantised weight cannot be cut: the whole product for each slice's input.
+        products = [self._base(part, bias) for part in rotated]
+        return torch.cat([p[:, cut] for p, cut in zip(products, self._cuts(), strict=True)], dim=1)
+
+    def _by_slices(
+        self, rotated: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        out = rotated.new_empty(rotated.shape[1], self._shape.out_size)
+        for part, cut in zip(rotated, self._cuts(), strict=True):
+            torch.mm(part, weight[cut].t(), out=out[:, cut])
+        return out if bias is None else out.add_(bias)
+
+    def _cuts(self) -> Sequence[slice]:
+        ends = [sum(self._shape.widths[: i + 1]) for i in range(len(self._shape.widths))]
+        return [slice(end - width, end) for end, width in zip(ends, self._shape.widths, strict=True)]
+
+    def _whole_input(self, x: torch.Tensor) -> torch.Tensor:
+        """A rotation mixes columns of all ranks."""
+        if not self._shape.splits_input:
+            return x
+        from vllm.distributed import tensor_model_parallel_all_gather
+
+        return tensor_model_parallel_all_gather(x)
+
+
+class VariantEmbedding:
+    """The embedding's arithmetic: rows of variants with a table of their own are looked up there."""
+
+    def __init__(self, inner: Any, layer: torch.nn.Module, shape: VocabularyShape, site: Site) -> None:
+        self._inner = inner
+        self._layer = layer
+        self._site = site
+        self._shape = shape
+        self._name = shape.name + SUFFIX
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def embedding(self, layer: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+        return torch.ops.ostinato.embedding(ids, self._shape.width, layer.weight.dtype, self._name)
+
+    def run(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids [...] of this rank's vocabulary -> [..., width]."""
+        out = self._inner.embedding(self._layer, ids)
+        if self._site.has("embedding"):
+            operators.embed(ids.reshape(-1), out.view(-1, out.shape[-1]), self._site)
+        return out
+
+
+class VariantHead:
+    """The head's arithmetic. Runs outside torch.compile and CUDA graphs, on the rows that are sampled."""
+
+    def __init__(self, inner: Any, site: Site) -> None:
+        self._inner = inner
+        self._site = site
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def apply(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        logits = self._inner.apply(layer, x, bias)
+        if self._site.has("head"):
+            operators.head(x, logits, self._site)
+        return logits
+
+
+def norm_class(base: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """A subclass of a norm that applies the variants' own weights to their rows."""
+
+    class VariantNorm(base):  # type: ignore[valid-type, misc]
+        def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+            if residual is None:
+                out = super().forward(x)
+                torch.ops.ostinato.norm(out, x, self.variant_name)
+                return out
+            out, total = super().forward(x, residual)
+            torch.ops.ostinato.norm(out, total, self.variant_name)
+            return out, total
+
+    return VariantNorm
+
+
+class NormHook:
+    def __init__(self, shape: NormShape, epsilon: float, site: Site) -> None:
+        self._shape = shape
+        self._epsilon = epsilon
+        self._site = site
+        self.name = shape.name + SUFFIX
+
+    def run(self, out: torch.Tensor, source: torch.Tensor) -> None:
+        """`source` [..., width] is what was normalised into `out`."""
+        if self._site.has("norm"):
+            operators.norm(out, source, self._epsilon, self._site)
+
+
+# --- the operators torch.compile sees ----------------------------------------------------------
+
+
+def _hook(name: str) -> Any:
+    return get_forward_context().no_compile_layers[name]
+
+
+def _linear(x: torch.Tensor, bias: torch.Tensor | None, out_size: int, name: str) -> torch.Tensor:
+    return _hook(name).run(x, bias)
+
+
+def _linear_shape(x: torch.Tensor, bias: torch.Tensor | None, out_size: int, name: str) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], out_size)
+
+
+def _embedding(ids: torch.Tensor, width: int, dtype: torch.dtype, name: str) -> torch.Tensor:
+    return _hook(name).run(ids)
+
+
+def _embedding_shape(ids: torch.Tensor, width: int, dtype: torch.dtype, name: str) -> torch.Tensor:
+    return torch.empty(*ids.shape, width, dtype=dtype, device=ids.device)
+
+
+def _norm(out: torch.Tensor, source: torch.Tensor, name: str) -> None:
+    _hook(name).run(out, source)
+
+
+def _norm_shape(out: torch.Tensor, source: torch.Tensor, name: str) -> None:
+    return None
+
+
+_LIBRARY = torch.library.Library("ostinato", "FRAGMENT")
+_SCHEMAS = (
+    ("linear(Tensor x, Tensor? bias, int out_size, str name) -> Tensor", _linear, _linear_shape),
+    ("embedding(Tensor ids, int width, ScalarType dtype, str name) -> Tensor", _embedding, _embedding_shape),
+    ("norm(Tensor(a!) out, Tensor source, str name) -> ()", _norm, _norm_shape),
+)
+
+
+def define_operators(device_type: str) -> None:
+    """Make torch.ops.ostinato.* for a device type; once per process."""
+    for schema, run, shape in _SCHEMAS:
+        name = schema.split("(", 1)[0]
+        if not hasattr(torch.ops.ostinato, name):
+            _LIBRARY.define(schema)
+            _LIBRARY._register_fake(name, shape)
+        key = "CUDA" if device_type == "cuda" else "CPU"
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"ostinato::{name}", key):
+            _LIBRARY.impl(name, run, key)

@@ -1,0 +1,75 @@
+"""A rank's loader: does what the scheduler says about variants, beside the running batches."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from workers.scheduling import residency
+from workers.scheduling.bus import Line, Message
+from workers.variants.config import ADDRESS_VARIABLE
+from workers.variants.device import NoRoom
+from workers.variants.residents import Residents
+
+log = logging.getLogger(__name__)
+
+READERS = 2
+
+
+class Loader:
+    """Reads variants in a few threads (several at once), and places them one after the other."""
+
+    def __init__(self, address: str, rank: int, residents: Residents) -> None:
+        self._rank = rank
+        self._residents = residents
+        self._readers = ThreadPoolExecutor(READERS, "variant-reader")
+        self._placer = ThreadPoolExecutor(1, "variant-placer")
+        self._line = Line(address, f"rank-{rank}", self._received)
+        self._line.send({"did": "hello", "rank": rank})
+
+    @classmethod
+    def connect(cls, rank: int, residents: Residents) -> Loader | None:
+        """The loader of this rank, if a scheduler of ours listens."""
+        address = os.environ.get(ADDRESS_VARIABLE)
+        return cls(address, rank, residents) if address else None
+
+    def _received(self, message: Message) -> None:
+        match message["do"]:
+            case residency.PREPARE:
+                self._readers.submit(self._report, message, self._prepare)
+            case residency.PLACE:
+                self._readers.submit(self._report, message, self._read_then_place)
+            case residency.CLEAR:
+                self._placer.submit(self._residents.clear, message["slot"])
+
+    def _prepare(self, message: Message) -> Message | None:
+        made = self._residents.prepare(message["uid"], message["path"])
+        return {"did": residency.PREPARED, "bytes": made.size_bytes}
+
+    def _read_then_place(self, message: Message) -> Message | None:
+        self._residents.prepare(message["uid"], message["path"])
+        self._placer.submit(self._report, message, self._place)
+        return None
+
+    def _place(self, message: Message) -> Message:
+        placed = self._residents.place(message["uid"], message["path"], message["slot"])
+        return {"did": residency.PLACED, "bytes": placed}
+
+    def _report(self, message: Message, work: Callable[[Message], Message | None]) -> None:
+        """Do it, and tell the scheduler what became of it."""
+        about: dict[str, Any] = {"rank": self._rank, "uid": message["uid"], "slot": message.get("slot")}
+        started = time.monotonic()
+        try:
+            done = work(message)
+        except NoRoom as e:
+            done = {"did": residency.NO_ROOM, "error": str(e)}
+        except Exception as e:
+            log.warning("variant %d could not be loaded: %r", message["uid"], e)
+            done = {"did": residency.FAILED, "error": str(e) or type(e).__name__}
+        if done is not None:
+            host = self._residents.in_host()
+            self._line.send({**about, **done, "host": host, "took_s": time.monotonic() - started})

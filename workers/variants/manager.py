@@ -1,0 +1,161 @@
+"""What vLLM calls for adapters on a worker: our implementation of its worker LoRA manager.
+
+vLLM (0.26 to 0.32) makes one per model runner and speaks to it only through the methods below; they
+keep vLLM's names. Of its own LoRA layers, stacks and kernels nothing is used.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workers.variants import hooking
+from workers.variants.batch import Batch
+from workers.variants.config import VariantConfig, from_additional
+from workers.variants.device import DeviceMemory, NoRoom
+from workers.variants.kinds import open_variant
+from workers.variants.layers import SUFFIX, Site, define_operators
+from workers.variants.loader import Loader
+from workers.variants.operators import Workspace, operations_for, table_width
+from workers.variants.residents import Residents
+
+log = logging.getLogger(__name__)
+
+
+class VariantManager:
+    """`slots`, memory and kinds come from the configuration (`config.VariantConfig`)."""
+
+    def __init__(self, vllm_config: Any, device: torch.device, embedding_modules: dict[str, str]) -> None:
+        lora = vllm_config.lora_config
+        self.config: VariantConfig = from_additional(
+            vllm_config.additional_config, lora.max_loras, lora.max_lora_rank
+        )
+        self._device = torch.device(device)
+        self._dtype: torch.dtype = vllm_config.model_config.dtype
+        self._parallel = vllm_config.parallel_config
+        limits = vllm_config.scheduler_config
+        self.batch = Batch(
+            limits.max_num_batched_tokens, limits.max_num_seqs, self.config.slots, self._device
+        )
+        self._dummies: dict[int, int] = {}
+        self._last: Any = None
+        self._all = operations_for(self.config.kinds)
+
+    def create_lora_manager(self, model: torch.nn.Module, vllm_config: Any) -> torch.nn.Module:
+        """Hook the model's layers; make room for variants. Called once, after its weights were loaded."""
+        define_operators(self._device.type)
+        layers = hooking.find_layers(model)
+        widths = {
+            (shape.name, op): table_width(op, shape)
+            for module, shape in layers
+            for op in hooking.operations_of(module, shape)
+            if op in self._all
+        }
+        memory = DeviceMemory(widths, self.config.slots, self.config.arena_bytes, self._device)
+        base = Path(vllm_config.model_config.model)
+        opener = partial(open_variant, base=base, max_rank=self.config.max_rank, kinds=self.config.kinds)
+        self.residents = Residents(
+            opener, memory, [shape for _, shape in layers], self._dtype, self.config.host_bytes
+        )
+        workspace = Workspace(self.config, self.batch.tokens.max_rows, 3, self._device)
+        context = vllm_config.compilation_config.static_forward_context
+        for module, shape in layers:
+            tables = {op: memory.table((name, op)) for name, op in widths if name == shape.name}
+            if tables:
+                site = Site(self.batch, memory.arena, tables, workspace)
+                hooking.hook(module, shape, site, lambda name, made: context.update({name + SUFFIX: made}))
+        self._loader = Loader.connect(self._parallel.rank, self.residents)
+        return model
+
+    # --- every step ----------------------------------------------------------------------------
+
+    def set_active_adapters(self, requests: set[Any], mapping: Any) -> None:
+        """The next forward pass is of this batch. `mapping` gives a uid (0: base) for each row."""
+        if self._device.type == "cuda" and self.residents.compute is None:
+            self.residents.compute = torch.cuda.current_stream(self._device)
+        uids = {request.lora_int_id for request in requests}
+        for request in requests:
+            if request.lora_int_id not in self._dummies:
+                self._ensure(request.lora_int_id, request.lora_path, uids)
+        self.batch.describe(
+            mapping.index_mapping,
+            mapping.prompt_mapping,
+            {uid: self._slot(uid) for uid in uids},
+            self._operations(uids),
+        )
+
+    def _slot(self, uid: int) -> int:
+        return self._dummies[uid] if uid in self._dummies else self.residents.slot_of[uid]
+
+    def _operations(self, uids: set[int]) -> frozenset[str]:
+        """What the batch's variants need. Stand-ins need everything: graphs are captured with them."""
+        if uids & self._dummies.keys():
+            return self._all
+        return frozenset().union(*(self.residents.operations_of[uid] for uid in uids)) & self._all
+
+    def _ensure(self, uid: int, path: str, running: set[int]) -> None:
+        """Our scheduler runs only what lies in a slot. Under vLLM's own, slots are taken in turn here."""
+        if uid in self.residents.slot_of:
+            return
+        if self._loader is not None:
+            raise RuntimeError(f"variant {uid} was scheduled before it was in a slot")
+        for slot in self._slots_to_try(running):
+            try:
+                self.residents.place(uid, path, slot)
+                return
+            except NoRoom:
+                continue
+        raise RuntimeError(f"no room for variant {uid} in {self.config.arena_bytes} bytes")
+
+    def _slots_to_try(self, running: set[int]) -> list[int]:
+        """Free slots, then those of variants that are not in this batch."""
+        taken = self.residents.slot_of
+        free = [slot for slot in range(self.config.slots) if slot not in set(taken.values())]
+        return [*free, *(slot for uid, slot in taken.items() if uid not in running)]
+
+    # --- adding and removing -------------------------------------------------------------------
+
+    def add_adapter(self, request: Any) -> bool:
+        """Read a variant and check it. Raises ValueError when it cannot be served."""
+        self.residents.prepare(request.lora_int_id, request.lora_path)
+        return True
+
+    def remove_adapter(self, uid: int) -> bool:
+        self.residents.forget(uid)
+        return True
+
+    def pin_adapter(self, uid: int) -> bool:
+        raise NotImplementedError("variants are not pinned; slots are taken from those used longest ago")
+
+    def list_adapters(self) -> set[int]:
+        return {*self.residents.in_host(), *self.residents.slot_of}
+
+    # --- stand-ins, with which vLLM profiles, warms up and captures CUDA graphs ------------------
+
+    @contextmanager
+    def dummy_lora_cache(self) -> Iterator[None]:
+        yield
+
+    def add_dummy_lora(self, request: Any, rank: int) -> bool:
+        self._dummies[request.lora_int_id] = request.lora_int_id - 1
+        return True
+
+    def remove_all_adapters(self) -> None:
+        self._dummies.clear()
+        self.batch.describe((), (), {}, frozenset())
+
+    def get_dummy_lora_warmup_rank(self, default_rank: int) -> int:
+        return default_rank
+
+    @property
+    def is_enabled(self) -> bool:
+        return True
+
+    def supports_tower_connector_lora(self) -> bool:
+        return False

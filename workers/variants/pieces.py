@@ -1,0 +1,43 @@
+"""What a variant puts into one layer, before it is packed: the interface of a kind.
+
+A kind is a folder with a module that has `NAME`, `contents(folder, limits) -> Contents`. Everything
+else (slots, memory, loading, launching) is the same for all kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from workers.kernels.types import Part, total_bytes
+from workers.variants.shapes import LayerShape
+
+Fill = Callable[[Mapping[str, torch.Tensor]], None]
+Row = Callable[[Mapping[str, int]], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What operation `op` needs in `layer`: `parts` of memory, `fill` to write them, and `row`, the
+    operation's table row once the parts' offsets in the arena are known."""
+
+    layer: str
+    op: str
+    parts: tuple[Part, ...]
+    fill: Fill
+    row: Row
+
+    @property
+    def size_bytes(self) -> int:
+        return total_bytes(self.parts)
+
+
+class Contents(Protocol):
+    """One variant's opened files."""
+
+    def pieces(self, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
+        """What this variant puts into `layer`, cut for this rank. Raises ValueError if it does not fit."""
+        ...

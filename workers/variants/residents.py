@@ -1,0 +1,128 @@
+"""What this rank holds of each variant, in host memory and on its device. Safe for use by threads.
+
+Slots are somebody else's decision (the scheduler's, so that all ranks agree; without our scheduler,
+`manager` takes them in turn); this does what it is told and keeps the host's cache within its limit.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from workers.variants.device import DeviceMemory
+from workers.variants.host import HostVariant, pack
+from workers.variants.pieces import Contents
+from workers.variants.shapes import LayerShape
+
+log = logging.getLogger(__name__)
+
+
+class Residents:
+    """`slot_of` and `operations_of` tell, by uid, of the variants in slots."""
+
+    def __init__(
+        self,
+        opener: Callable[[Path], Contents],
+        memory: DeviceMemory,
+        layers: Sequence[LayerShape],
+        dtype: torch.dtype,
+        host_bytes: int,
+    ) -> None:
+        self._open = opener
+        self._most_host_bytes = host_bytes
+        self._memory = memory
+        self._layers = layers
+        self._dtype = dtype
+        self._pinned = memory.arena.device.type == "cuda"
+        self._host: OrderedDict[int, HostVariant] = OrderedDict()
+        self._reading: dict[int, threading.Lock] = {}
+        self._lock = threading.Lock()
+        self._placing = threading.Lock()
+        self._uid_in: dict[int, int] = {}
+        self.compute: torch.cuda.Stream | None = None
+        self.slot_of: dict[int, int] = {}
+        self.operations_of: dict[int, frozenset[str]] = {}
+
+    # --- host ----------------------------------------------------------------------------------
+
+    def prepare(self, uid: int, path: str) -> HostVariant:
+        """Have the variant in host memory. Blocking. Raises ValueError when it cannot be served here."""
+        with self._lock:
+            lock = self._reading.setdefault(uid, threading.Lock())
+        with lock:
+            with self._lock:
+                if (found := self._host.get(uid)) is not None:
+                    self._host.move_to_end(uid)
+                    return found
+            made = self._read(path)
+            with self._lock:
+                self._host[uid] = made
+                self._reading.pop(uid, None)
+                self._shrink_host()
+            return made
+
+    def _read(self, path: str) -> HostVariant:
+        made = pack(self._open(Path(path)), self._layers, self._dtype, self._pinned)
+        if made.size_bytes > self._memory.capacity_bytes:
+            raise ValueError(
+                f"the variant needs {made.size_bytes} bytes on this rank, but only "
+                f"{self._memory.capacity_bytes} are set aside for all variants; deploy its base with more"
+            )
+        return made
+
+    def _shrink_host(self) -> None:
+        """Forget those used longest ago, down to the limit; the newest stays whatever its size."""
+        while len(self._host) > 1 and self.host_bytes > self._most_host_bytes:
+            uid, _ = self._host.popitem(last=False)
+            log.info("variant %d leaves host memory", uid)
+
+    def forget(self, uid: int) -> None:
+        with self._lock:
+            self._host.pop(uid, None)
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(variant.size_bytes for variant in self._host.values())
+
+    def in_host(self) -> dict[int, int]:
+        """Bytes by uid."""
+        with self._lock:
+            return {uid: variant.size_bytes for uid, variant in self._host.items()}
+
+    # --- device --------------------------------------------------------------------------------
+
+    def place(self, uid: int, path: str, slot: int) -> int:
+        """Have the variant in a slot that no batch in flight uses; returns its bytes. Blocking.
+
+        Raises ValueError (see `prepare`) and NoRoom.
+        """
+        variant = self.prepare(uid, path)
+        with self._placing:
+            if self.slot_of.get(uid) == slot:
+                return variant.size_bytes
+            self._vacate(slot)
+            self._memory.place(slot, variant, self.compute)
+            self._uid_in[slot] = uid
+            self.operations_of[uid] = variant.operations
+            self.slot_of[uid] = slot  # last: from here on batches may use it
+            return variant.size_bytes
+
+    def clear(self, slot: int) -> None:
+        with self._placing:
+            self._vacate(slot)
+            self._memory.clear(slot, self.compute)
+
+    def _vacate(self, slot: int) -> None:
+        uid = self._uid_in.pop(slot, None)
+        if uid is not None:
+            self.slot_of.pop(uid, None)
+            self.operations_of.pop(uid, None)
+
+    def in_slots(self) -> dict[int, int]:
+        """Bytes by slot."""
+        return {slot: self._memory.bytes_of(slot) for slot in self._uid_in}

@@ -1,0 +1,76 @@
+"""Which block of each weight matrix this rank holds: all a kind needs to know to cut its tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One of the matrices fused into a linear layer: rows [start, start + size) of `full` are here.
+
+    `name` is the module's name in the checkpoint, e.g. model.layers.0.self_attn.q_proj.
+    """
+
+    name: str
+    start: int
+    size: int
+    full: int
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.start + self.size)
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    """A linear layer on this rank: its slices, and columns [in_start, in_start + in_size) of `in_full`."""
+
+    name: str
+    slices: tuple[Slice, ...]
+    in_start: int
+    in_size: int
+    in_full: int
+
+    @property
+    def columns(self) -> slice:
+        return slice(self.in_start, self.in_start + self.in_size)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return tuple(part.size for part in self.slices)
+
+    @property
+    def out_size(self) -> int:
+        return sum(self.widths)
+
+    @property
+    def splits_input(self) -> bool:
+        """True for row parallelism: this rank sees a part of the input, and its output is a summand."""
+        return self.in_size != self.in_full
+
+
+@dataclass(frozen=True)
+class VocabularyShape:
+    """An embedding or a head: tokens [start, start + size) of the vocabulary are here."""
+
+    name: str
+    start: int
+    size: int
+    full: int
+    width: int
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.start + self.size)
+
+
+@dataclass(frozen=True)
+class NormShape:
+    """A normalisation of `width` values; every rank has all of it."""
+
+    name: str
+    width: int
+
+
+LayerShape = LinearShape | VocabularyShape | NormShape
