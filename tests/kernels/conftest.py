@@ -1,0 +1,5 @@
+"""What the kernels' tests share. Triton's kernels run here in its interpreter, on the CPU."""
+
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined: before any is imported

@@ -1,0 +1,90 @@
+"""How the two launches of an operation by low rank are cut up: from shapes alone, never from data.
+
+The pieces of the inner dimension decide in which order sums are made, so they depend only on the linear
+and on whether tiles are small or large: within either, a row's result is the same in any batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from workers.kernels.rows import LARGE_BLOCK, LARGE_FROM, SMALL_BLOCK, max_tiles
+
+SMALL_SPLITS, LARGE_SPLITS = 16, 4
+RANK_MULTIPLE = 16
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The shrink's pieces and tiles, then the expand's tiles; `warps` and `stages` as Triton means them."""
+
+    splits: int
+    chunk: int
+    block_k: int
+    shrink_r: int
+    shrink_warps: int
+    shrink_stages: int
+    block_n: int
+    expand_r: int
+    expand_warps: int
+
+
+def plan(block_m: int, inputs: int, max_rank: int) -> Plan:
+    """The launches for tiles of `block_m` rows of a linear with `inputs` features."""
+    large = block_m >= LARGE_BLOCK
+    block_k = 64 if large else 256
+    chunk = _up(-(-inputs // (LARGE_SPLITS if large else SMALL_SPLITS)), block_k)
+    return Plan(
+        splits=-(-inputs // chunk),
+        chunk=chunk,
+        block_k=block_k,
+        shrink_r=(32 if max_rank <= 64 else 64) if large else (16 if max_rank <= 64 else 32),
+        shrink_warps=4,
+        shrink_stages=4 if large else 2,
+        block_n=128,
+        expand_r=16,
+        expand_warps=4 if large else 2,
+    )
+
+
+class Scratch:
+    """Room on a device for the inner products of one linear at a time; shared by all layers.
+
+    `max_rank` bounds a slot's ranks summed over one linear's slices: whoever fills a table must `admit`
+    them first, for the kernels trust the table.
+    """
+
+    def __init__(self, max_rows: int, num_slots: int, max_rank: int, device: torch.device) -> None:
+        self.max_rows = max_rows
+        self.max_rank = _up(max_rank, RANK_MULTIPLE)
+        small = SMALL_SPLITS * min(max_rows, LARGE_FROM - 1)
+        large = LARGE_SPLITS * max_rows if max_rows >= LARGE_FROM else 0
+        floats = torch.empty((max_rows + max(small, large)) * self.max_rank, device=device)
+        self.shrunk = floats[: max_rows * self.max_rank]  # float32 [T, R]
+        self.pieces = floats[max_rows * self.max_rank :]  # float32 [splits, T, R]
+        tiles = max(
+            max_tiles(min(max_rows, LARGE_FROM - 1), num_slots, SMALL_BLOCK),
+            max_tiles(max_rows, num_slots, LARGE_BLOCK),
+        )
+        self.arrived = torch.zeros(tiles * (self.max_rank // RANK_MULTIPLE), dtype=torch.int32, device=device)
+
+    def admit(self, ranks: Sequence[int]) -> None:
+        if sum(ranks) > self.max_rank:
+            raise ValueError(
+                f"Ranks {tuple(ranks)} of one linear add up to more than {self.max_rank}, "
+                "for which scratch was made; load the variant on a worker with a larger maximum rank."
+            )
+
+
+def check(rows: torch.Tensor, max_rows: int, slices: Sequence[int], outputs: int) -> None:
+    if rows.shape[0] > max_rows:
+        raise ValueError(f"The batch has {rows.shape[0]} rows; scratch was made for {max_rows}.")
+    if sum(slices) != outputs:
+        raise ValueError(f"Slices {tuple(slices)} do not add up to the output's {outputs} columns.")
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
