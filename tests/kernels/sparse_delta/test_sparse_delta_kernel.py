@@ -1,0 +1,146 @@
+"""The Triton kernel, in its interpreter where there is no GPU, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from kernels.sparse_delta.deltas import dense, expected, load, random_delta
+
+from workers.kernels.rows import LARGE_FROM, Rows
+from workers.kernels.sparse_delta import Delta, Shape
+
+pytest.importorskip("triton")
+from workers.kernels.sparse_delta import kernel
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+DTYPES = [torch.float16, torch.float32]  # the interpreter multiplies no bfloat16
+DTYPES += [torch.bfloat16] if ON_GPU else []
+WHOLE = kernel.Config(pairs=16, groups=16, splits=1, warps=4, stages=2)
+SPLIT = kernel.Config(pairs=16, groups=16, splits=3, warps=4, stages=2)
+TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+INPUTS, SLICES = 104, (21, 34)
+
+Slots = Sequence[Sequence[Delta | None]]
+
+
+def _slots(count: int, inputs: int = INPUTS, seed: int = 0) -> Slots:
+    """Deltas of mixed bits and scales; the second slot is empty, others may lack a slice."""
+    random = np.random.default_rng(seed)
+    found: list[list[Delta | None]] = []
+    for slot in range(count):
+        shapes = [
+            Shape(w, inputs, (4, 2)[(slot + i) % 2], (1, 2)[slot // 3 % 2]) for i, w in enumerate(SLICES)
+        ]
+        deltas: list[Delta | None] = [random_delta(shape, random) for shape in shapes]
+        if slot % 3 == 2:
+            deltas[slot // 3 % 2] = None
+        found.append([None, None] if slot == 1 else deltas)
+    return found
+
+
+def _check(
+    slots: Slots,
+    of_rows: Sequence[int],
+    dtype: torch.dtype,
+    config: kernel.Config | None = None,
+    padding: int = 0,
+    inputs: int = INPUTS,
+) -> None:
+    arena, table = load(slots, DEVICE)
+    num_rows = len(of_rows) + padding
+    rows = Rows(max(num_rows, LARGE_FROM), len(slots), DEVICE)
+    rows.update(np.array(of_rows, np.int32))
+    torch.manual_seed(0)
+    x = torch.randn(num_rows, inputs).to(DEVICE, dtype)
+    x[len(of_rows) :] = torch.nan
+    before = torch.randn(num_rows, sum(SLICES)).to(DEVICE, dtype)
+    out = before.clone()
+    kernel.apply(x, out, arena, table, rows, SLICES, config)
+    want = expected(x, before, slots, np.array(of_rows), SLICES)
+    error = (out.double() - want).norm(dim=1) / want.norm(dim=1)
+    assert float(error.max()) < TOLERANCE[dtype]
+    for row in range(num_rows):
+        if row >= len(of_rows) or of_rows[row] < 0 or not any(slots[of_rows[row]]):
+            assert torch.equal(out[row], before[row])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("config", [WHOLE, SPLIT])
+def test_mixed_batches(dtype: torch.dtype, config: kernel.Config) -> None:
+    _check(_slots(5), [3, 0, -1, 1, 4, 2, 0, *[2] * 18], dtype, config, padding=3)
+
+
+@pytest.mark.parametrize("of_rows", [[0], [0] * 17, [0, 2, 3, 4], [-1, -1, -1]])
+def test_batches_of_one_kind(of_rows: list[int]) -> None:
+    _check(_slots(5), of_rows, torch.float16, SPLIT)
+
+
+@pytest.mark.parametrize("inputs", [8, 64, 576])
+def test_any_number_of_inputs(inputs: int) -> None:
+    slots = [
+        [random_delta(Shape(width, inputs, bits), np.random.default_rng(0)) for width in SLICES]
+        for bits in (2, 4)
+    ]
+    _check(slots, [1, 0, -1], torch.float32, inputs=inputs)
+
+
+def test_large_tiles() -> None:
+    of_rows = [0] * 70 + [-1] * (LARGE_FROM - 80) + [2] * 10
+    slots = [
+        [random_delta(Shape(width, 16, 4), np.random.default_rng(0)) for width in SLICES] for _ in range(3)
+    ]
+    _check(slots, of_rows, torch.float16, kernel.Config(32, 16, 1, 4, 2), inputs=16)
+
+
+def test_a_row_does_not_depend_on_the_batch() -> None:
+    slots = _slots(4)
+    arena, table = load(slots, DEVICE)
+    x = torch.randn(1, INPUTS, device=DEVICE, dtype=torch.float16)
+    results = []
+    for others in ([], [0, -1, 2, 3, 3], [3] * 40):
+        rows = Rows(64, 4, DEVICE)
+        rows.update(np.array([*others, 3], np.int32))
+        inputs = torch.cat((torch.randn(len(others), INPUTS, device=DEVICE).half(), x))
+        out = torch.ones(len(inputs), sum(SLICES), device=DEVICE, dtype=torch.float16)
+        kernel.apply(inputs, out, arena, table, rows, SLICES, SPLIT)
+        results.append(out[-1])
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+def test_sums_never_read_memory_that_was_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: plain(*a, **k).fill_(torch.nan))
+    _check(_slots(3), [0, 2, 2, -1], torch.float32, SPLIT)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="PTX runs on a GPU only")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_registers_hold_what_plain_triton_computes(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(0)
+    slots = [[random_delta(Shape(width, 4096, bits), random) for width in SLICES] for bits in (2, 4)]
+    arena, table = load(slots, DEVICE)
+    rows = Rows(8, 2, DEVICE)
+    rows.update(np.array([0, 1, 1, 0, -1], np.int32))
+    x = torch.randn(5, 4096, device=DEVICE, dtype=dtype)
+    found = []
+    for fast in (kernel.HALF_DTYPES, ()):
+        monkeypatch.setattr(kernel, "HALF_DTYPES", fast)
+        found.append(torch.zeros(5, sum(SLICES), device=DEVICE, dtype=dtype))
+        kernel.apply(x, found[-1], arena, table, rows, SLICES)
+    assert torch.equal(*found)
+    assert (
+        float(
+            found[0][1]
+            .double()
+            .sub(torch.cat([dense(d) for d in slots[1]]).to(DEVICE) @ x[1].double())
+            .abs()
+            .max()
+        )
+        < 1
+    )

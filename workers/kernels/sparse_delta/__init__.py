@@ -1,0 +1,43 @@
+"""Sparse deltas: 2:4 sparse, 4- or 2-bit differences to the base's weights, added for their rows.
+
+    out[rows of slot] += x[rows of slot] D_slot^T        (DeltaZip, SBMM)
+
+`out` is what the base's linear gave, of one or more slices side by side (q, k, v or gate, up).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from workers.kernels.rows import Rows
+from workers.kernels.sparse_delta import reference
+from workers.kernels.sparse_delta.layout import FIELDS, Delta, Shape, describe, pack, parts, width
+
+__all__ = ["FIELDS", "Delta", "Shape", "apply", "describe", "pack", "parts", "width"]
+
+
+def apply(
+    x: torch.Tensor,  # [M, K]
+    out: torch.Tensor,  # [M, sum(slices)]
+    arena: torch.Tensor,
+    table: torch.Tensor,
+    rows: Rows,
+    slices: Sequence[int],
+) -> None:
+    """Add every row's delta. `out`: [M, sum(slices)], `x`: [M, K], `table`: [slots, width(len(slices))]."""
+    if out.ndim != 2 or x.ndim != 2 or len(out) != len(x) or out.shape[1] != sum(slices):
+        raise ValueError(
+            f"Outputs {list(out.shape)} and inputs {list(x.shape)} of slices {list(slices)}; expected as many"
+            " rows of both, and the slices side by side in the outputs."
+        )
+    if table.shape[1] != width(len(slices)):
+        raise ValueError(
+            f"A table of {table.shape[1]} columns for {len(slices)} slices; expected {width(len(slices))}."
+        )
+    if x.device.type == "cpu":
+        return reference.apply(x, out, arena, table, rows, slices)
+    from workers.kernels.sparse_delta import kernel
+
+    return kernel.apply(x, out, arena, table, rows, slices)

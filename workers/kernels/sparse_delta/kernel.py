@@ -1,0 +1,437 @@
+"""The same on a GPU: weights stay packed until they are in registers, where they meet the tensor cores.
+
+A program holds 2 * PAIRS output rows (the rows that share mask bytes) of one tile of the batch. Weights are
+the product's first operand and the batch's rows its second, so that 16 rows suffice for tensor cores.
+The four positions of a group of columns are four products over the same groups (`x[:, j::4]`, j = 0..3):
+expanded weights never need to be interleaved back into columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from workers.kernels.rows import LARGE_BLOCK, Rows
+from workers.kernels.sparse_delta.layout import ALIGNED_COLUMNS, FIELDS, GROUP
+
+HALF_DTYPES = (torch.bfloat16, torch.float16)
+ALIGNED_GROUPS = ALIGNED_COLUMNS // GROUP
+# Programs of one delta that keep an H200's 132 multiprocessors busy.
+ENOUGH_PROGRAMS = 256
+KEPT_COUNTERS = 1 << 16
+
+
+@triton.jit
+def _four_bits_plain(first, second, masks, DTYPE: tl.constexpr):
+    """What `_four_bits_fast` does, in Triton: for other types, and where there is no PTX."""
+    a0, a1, a2, a3 = _four_bits_of_row(first, masks & 15, DTYPE)
+    b0, b1, b2, b3 = _four_bits_of_row(second, masks >> 4, DTYPE)
+    return a0, a1, a2, a3, b0, b1, b2, b3
+
+
+@triton.jit
+def _four_bits_of_row(values, mask, DTYPE: tl.constexpr):
+    low = (values & 15).to(tl.int8) - 8
+    high = (values >> 4).to(tl.int8) - 8
+    zero = tl.zeros_like(low)
+    d0 = tl.where((mask & 1) != 0, low, zero)
+    d1 = tl.where((mask & 2) != 0, tl.where((mask & 1) != 0, high, low), zero)
+    d2 = tl.where((mask & 4) != 0, tl.where((mask & 8) != 0, low, high), zero)
+    d3 = tl.where((mask & 8) != 0, high, zero)
+    return d0.to(DTYPE), d1.to(DTYPE), d2.to(DTYPE), d3.to(DTYPE)
+
+
+@triton.jit
+def _two_bits_plain(codes, DTYPE: tl.constexpr):
+    d0 = (codes & 3).to(tl.int8) - 2
+    d1 = ((codes >> 2) & 3).to(tl.int8) - 2
+    d2 = ((codes >> 4) & 3).to(tl.int8) - 2
+    d3 = (codes >> 6).to(tl.int8) - 2
+    return d0.to(DTYPE), d1.to(DTYPE), d2.to(DTYPE), d3.to(DTYPE)
+
+
+def _four_bits_ptx(kind: str, magic: int, offset: int) -> str:
+    """Four groups of two rows at a time, a byte each. `offset`: the magic number plus 8, twice.
+
+    A code's byte below the magic number's high byte is the float `magic + code`; what was dropped has
+    code 8, which is 0 once the offset is subtracted.
+    """
+    lines = [
+        ".reg .b32 v0, v1, m0, m1, m2, m3, t, d, magic, eights, offset;",
+        f"mov.b32 magic, {magic:#x}; mov.b32 eights, 0x08080808; mov.b32 offset, {offset:#x};",
+    ]
+    for row in range(2):
+        values, shift = f"${16 + row}", 4 * row
+        lines += [f"and.b32 v0, {values}, 0x0f0f0f0f; shr.u32 t, {values}, 4; and.b32 v1, t, 0x0f0f0f0f;"]
+        for j in range(4):  # a mask's bit becomes its byte's sign, and the sign fills the byte
+            by = 7 - j - shift
+            lines += [f"shl.b32 t, $18, {by}; prmt.b32 m{j}, t, 0, 0xba98;"]
+        picks = (
+            "lop3.b32 d, m0, v0, eights, 0xca;",
+            "lop3.b32 t, m0, v1, v0, 0xca; lop3.b32 d, m1, t, eights, 0xca;",
+            "lop3.b32 t, m3, v0, v1, 0xca; lop3.b32 d, m2, t, eights, 0xca;",
+            "lop3.b32 d, m3, v1, eights, 0xca;",
+        )
+        for j, pick in enumerate(picks):
+            even, odd = f"${8 * row + 2 * j}", f"${8 * row + 2 * j + 1}"
+            lines += [
+                pick,
+                f"prmt.b32 {even}, d, magic, 0x4140; prmt.b32 {odd}, d, magic, 0x4342;",
+                f"sub.{kind} {even}, {even}, offset; sub.{kind} {odd}, {odd}, offset;",
+            ]
+    return "{\n" + "\n".join(lines) + "\n}"
+
+
+def _two_bits_ptx(kind: str, magic: int, steps: Sequence[tuple[int, int]]) -> str:
+    """Four groups of a row at a time, a byte each. `steps`: factor and summand for codes 0, 2, 4 bits up."""
+    lines = [
+        ".reg .b32 lo, hi, low, high, magic, f0, f1, f2, s0, s1, s2;",
+        f"mov.b32 magic, {magic:#x};",
+        *(f"mov.b32 f{i}, {factor:#x}; mov.b32 s{i}, {summand:#x};" for i, (factor, summand) in enumerate(steps)),
+        "prmt.b32 lo, $8, 0, 0x4140; prmt.b32 hi, $8, 0, 0x4342;",
+        "shr.u32 low, lo, 2; shr.u32 high, hi, 2;",
+    ]
+    for j, (mask, step) in enumerate(((0x00030003, 0), (0x000C000C, 1), (0x00300030, 2), (0x00300030, 2))):
+        sources = ("lo", "hi") if j < 3 else ("low", "high")
+        for register, source in zip((f"${2 * j}", f"${2 * j + 1}"), sources, strict=True):
+            lines += [
+                f"lop3.b32 {register}, {source}, {mask:#x}, magic, 0xea;",
+                f"fma.rn.{kind} {register}, {register}, f{step}, s{step};",
+            ]
+    return "{\n" + "\n".join(lines) + "\n}"
+
+
+def _twice(half: int) -> int:
+    return half << 16 | half
+
+
+FOUR_BITS_BF16 = tl.constexpr(_four_bits_ptx("bf16x2", 0x43434343, _twice(0x4308)))
+FOUR_BITS_FP16 = tl.constexpr(_four_bits_ptx("f16x2", 0x64646464, _twice(0x6408)))
+# 128 + c - 130, (128 + 4c) / 4 - 34, (128 + 16c) / 16 - 10; then the same with 1024.
+_BF16_STEPS = ((0x3F80, 0xC302), (0x3E80, 0xC208), (0x3D80, 0xC120))
+_FP16_STEPS = ((0x3C00, 0xE402), (0x3400, 0xDC08), (0x2C00, 0xD420))
+TWO_BITS_BF16 = tl.constexpr(
+    _two_bits_ptx("bf16x2", _twice(0x4300), [(_twice(a), _twice(b)) for a, b in _BF16_STEPS])
+)
+TWO_BITS_FP16 = tl.constexpr(
+    _two_bits_ptx("f16x2", _twice(0x6400), [(_twice(a), _twice(b)) for a, b in _FP16_STEPS])
+)
+FOUR_BITS_REGISTERS = tl.constexpr(",".join(["=&r"] * 16 + ["r"] * 3))
+TWO_BITS_REGISTERS = tl.constexpr(",".join(["=&r"] * 8 + ["r"]))
+
+
+@triton.jit
+def four_bits(first, second, masks, DTYPE: tl.constexpr, FAST: tl.constexpr):
+    """Positions 0..3 of each group, of the first row of a pair and of the second: 8 x [PAIRS, GROUPS]."""
+    if not FAST:
+        return _four_bits_plain(first, second, masks, DTYPE)
+    elif DTYPE == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            FOUR_BITS_BF16, FOUR_BITS_REGISTERS, [first, second, masks],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16,
+                   tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            is_pure=True, pack=4,
+        )  # fmt: skip
+    else:
+        return tl.inline_asm_elementwise(
+            FOUR_BITS_FP16, FOUR_BITS_REGISTERS, [first, second, masks],
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16,
+                   tl.float16, tl.float16, tl.float16, tl.float16),
+            is_pure=True, pack=4,
+        )  # fmt: skip
+
+
+@triton.jit
+def two_bits(codes, DTYPE: tl.constexpr, FAST: tl.constexpr):
+    """Positions 0..3 of each group: 4 x [PAIRS, GROUPS]."""
+    if not FAST:
+        return _two_bits_plain(codes, DTYPE)
+    elif DTYPE == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            TWO_BITS_BF16, TWO_BITS_REGISTERS, [codes],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
+        )  # fmt: skip
+    else:
+        return tl.inline_asm_elementwise(
+            TWO_BITS_FP16, TWO_BITS_REGISTERS, [codes],
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=4,
+        )  # fmt: skip
+
+
+@triton.jit
+def _columns(x_rows, groups, mask):
+    """x[:, 4g + j] of the rows for j = 0..3, each [GROUPS, ROWS]. `x_rows`: pointers to the rows' starts."""
+    if x_rows.dtype.element_ty.primitive_bitwidth == 16:
+        # Four columns are one load of 8 bytes, cut up in registers.
+        four = tl.load(x_rows.to(tl.pointer_type(tl.int64))[None, :] + groups[:, None], mask=mask, other=0)
+        kind = x_rows.dtype.element_ty
+        x0 = four.to(tl.int16).to(kind, bitcast=True)
+        x1 = (four >> 16).to(tl.int16).to(kind, bitcast=True)
+        x2 = (four >> 32).to(tl.int16).to(kind, bitcast=True)
+        x3 = (four >> 48).to(tl.int16).to(kind, bitcast=True)
+    else:
+        at = x_rows[None, :] + 4 * groups[:, None]
+        x0 = tl.load(at, mask=mask, other=0)
+        x1 = tl.load(at + 1, mask=mask, other=0)
+        x2 = tl.load(at + 2, mask=mask, other=0)
+        x3 = tl.load(at + 3, mask=mask, other=0)
+    return x0, x1, x2, x3
+
+
+@triton.jit
+def _dots(d0, d1, d2, d3, x0, x1, x2, x3):
+    sum = tl.dot(d0, x0, input_precision="ieee")
+    sum = tl.dot(d1, x1, sum, input_precision="ieee")
+    sum = tl.dot(d2, x2, sum, input_precision="ieee")
+    return tl.dot(d3, x3, sum, input_precision="ieee")
+
+
+@triton.jit
+def _sum_four_bits(arena, values_at, masks_at, scales_at, num_scales, pair, half, outputs, x_rows, valid,
+                   num_groups, first_block, last_block, blocks_per_scale, DTYPE: tl.constexpr,
+                   FAST: tl.constexpr, ALIGNED: tl.constexpr, PAIRS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+    per_scale = num_groups // num_scales
+    if ALIGNED:
+        per_scale = tl.multiple_of(per_scale, 16)
+    values = arena + values_at
+    masks = arena + masks_at
+    scales = (arena + scales_at).to(tl.pointer_type(tl.float16))
+    has_first = pair < half
+    has_second = half + pair < outputs
+    first_sum = tl.zeros((PAIRS, ROWS), tl.float32)
+    second_sum = tl.zeros((PAIRS, ROWS), tl.float32)
+    for block in tl.range(first_block, last_block):
+        scale = block // blocks_per_scale
+        start = scale * per_scale + (block % blocks_per_scale) * GROUPS
+        groups = start + tl.arange(0, GROUPS)
+        inside = groups < (scale + 1) * per_scale
+        at = pair.to(tl.int64)[:, None] * num_groups + groups[None, :]
+        first = tl.load(values + at, mask=has_first[:, None] & inside[None, :], other=0)
+        second = tl.load(
+            values + half.to(tl.int64) * num_groups + at, mask=has_second[:, None] & inside[None, :], other=0
+        )
+        mask = tl.load(masks + at, mask=has_first[:, None] & inside[None, :], other=0)
+        x0, x1, x2, x3 = _columns(x_rows, groups, inside[:, None] & valid[None, :])
+        a0, a1, a2, a3, b0, b1, b2, b3 = four_bits(first, second, mask, DTYPE, FAST)
+        first_scale = tl.load(scales + scale * outputs + pair, mask=has_first, other=0)
+        second_scale = tl.load(scales + scale * outputs + half + pair, mask=has_second, other=0)
+        first_sum += _dots(a0, a1, a2, a3, x0, x1, x2, x3) * first_scale.to(tl.float32)[:, None]
+        second_sum += _dots(b0, b1, b2, b3, x0, x1, x2, x3) * second_scale.to(tl.float32)[:, None]
+    return first_sum, second_sum
+
+
+@triton.jit
+def _sum_two_bits(arena, values_at, scales_at, num_scales, pair, half, outputs, x_rows, valid,
+                  num_groups, first_block, last_block, blocks_per_scale, DTYPE: tl.constexpr,
+                  FAST: tl.constexpr, ALIGNED: tl.constexpr, PAIRS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+    per_scale = num_groups // num_scales
+    if ALIGNED:
+        per_scale = tl.multiple_of(per_scale, 16)
+    values = arena + values_at
+    scales = (arena + scales_at).to(tl.pointer_type(tl.float16))
+    has_first = pair < half
+    has_second = half + pair < outputs
+    first_sum = tl.zeros((PAIRS, ROWS), tl.float32)
+    second_sum = tl.zeros((PAIRS, ROWS), tl.float32)
+    for block in tl.range(first_block, last_block):
+        scale = block // blocks_per_scale
+        start = scale * per_scale + (block % blocks_per_scale) * GROUPS
+        groups = start + tl.arange(0, GROUPS)
+        inside = groups < (scale + 1) * per_scale
+        at = pair.to(tl.int64)[:, None] * num_groups + groups[None, :]
+        first = tl.load(values + at, mask=has_first[:, None] & inside[None, :], other=0)
+        second = tl.load(
+            values + half.to(tl.int64) * num_groups + at, mask=has_second[:, None] & inside[None, :], other=0
+        )
+        x0, x1, x2, x3 = _columns(x_rows, groups, inside[:, None] & valid[None, :])
+        a0, a1, a2, a3 = two_bits(first, DTYPE, FAST)
+        b0, b1, b2, b3 = two_bits(second, DTYPE, FAST)
+        first_scale = tl.load(scales + scale * outputs + pair, mask=has_first, other=0)
+        second_scale = tl.load(scales + scale * outputs + half + pair, mask=has_second, other=0)
+        first_sum += _dots(a0, a1, a2, a3, x0, x1, x2, x3) * first_scale.to(tl.float32)[:, None]
+        second_sum += _dots(b0, b1, b2, b3, x0, x1, x2, x3) * second_scale.to(tl.float32)[:, None]
+    return first_sum, second_sum
+
+
+@triton.jit
+def _add(out, stride, rows, valid, columns, inside, sum):
+    """out[rows, columns] += sum^T. `sum`: [COLUMNS, ROWS]."""
+    at = out + rows.to(tl.int64)[None, :] * stride + columns[:, None]
+    mask = inside[:, None] & valid[None, :]
+    before = tl.load(at, mask=mask, other=0)
+    tl.store(at, (before.to(tl.float32) + sum).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _sbmm(out, x, partials, counters, arena, table, tiles, order, out_stride, x_stride, num_groups, max_tiles,
+          WIDTH: tl.constexpr, FIELDS: tl.constexpr, SLICES: tl.constexpr, FAST: tl.constexpr, ALIGNED: tl.constexpr,
+          PAIRS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
+    # Tiles come first: those of one slot run together and read its weights from memory once.
+    tile = tl.program_id(0) % max_tiles
+    split = (tl.program_id(0) // max_tiles) % SPLITS
+    part = tl.program_id(0) // (max_tiles * SPLITS)
+    slot = tl.load(tiles + 3 * tile)
+    if slot < 0:
+        return
+
+    part_of_slice = part
+    slice = 0
+    column = 0
+    outputs = SLICES[0]
+    for i in tl.static_range(len(SLICES) - 1):
+        parts: tl.constexpr = (((SLICES[i] + 1) // 2) + PAIRS - 1) // PAIRS
+        if (slice == i) & (part_of_slice >= parts):
+            part_of_slice -= parts
+            slice = i + 1
+            column += SLICES[i]
+            outputs = SLICES[i + 1]
+    fields = table + slot.to(tl.int64) * WIDTH + slice * FIELDS
+    bits = tl.load(fields)
+    if bits == 0:
+        return
+
+    values_at = tl.multiple_of(tl.load(fields + 1), 128)
+    masks_at = tl.multiple_of(tl.load(fields + 2), 128)
+    scales_at = tl.multiple_of(tl.load(fields + 3), 128)
+    num_scales = tl.load(fields + 4).to(tl.int32)
+    half = (outputs + 1) // 2
+    pair = part_of_slice * PAIRS + tl.arange(0, PAIRS)
+    count = tl.load(tiles + 3 * tile + 2)
+    valid = tl.arange(0, ROWS) < count
+    rows = tl.load(order + tl.load(tiles + 3 * tile + 1) + tl.arange(0, ROWS), mask=valid, other=0)
+    x_rows = x + rows.to(tl.int64) * x_stride
+    blocks_per_scale = tl.cdiv(num_groups // num_scales, GROUPS)
+    blocks = num_scales * blocks_per_scale
+    per_split = tl.cdiv(blocks, SPLITS)
+    first_block = split * per_split
+    last_block = tl.minimum(first_block + per_split, blocks)
+    if bits == 4:
+        first_sum, second_sum = _sum_four_bits(
+            arena, values_at, masks_at, scales_at, num_scales, pair, half, outputs, x_rows, valid, num_groups,
+            first_block, last_block, blocks_per_scale, x.dtype.element_ty, FAST, ALIGNED, PAIRS, GROUPS, ROWS,
+        )  # fmt: skip
+    else:
+        first_sum, second_sum = _sum_two_bits(
+            arena, values_at, scales_at, num_scales, pair, half, outputs, x_rows, valid, num_groups,
+            first_block, last_block, blocks_per_scale, x.dtype.element_ty, FAST, ALIGNED, PAIRS, GROUPS, ROWS,
+        )  # fmt: skip
+
+    if SPLITS > 1:
+        # [parts, tiles, SPLITS, 2, ROWS, PAIRS]: every program leaves its sums; the last one to come adds
+        # them up, always in the order of the splits.
+        job = part * max_tiles + tile
+        sums = partials + (job.to(tl.int64) * SPLITS) * (2 * ROWS * PAIRS)
+        cell = tl.arange(0, ROWS)[None, :] * PAIRS + tl.arange(0, PAIRS)[:, None]
+        mine = sums + split * (2 * ROWS * PAIRS) + cell
+        tl.store(mine, first_sum, mask=valid[None, :])
+        tl.store(mine + ROWS * PAIRS, second_sum, mask=valid[None, :])
+        tl.debug_barrier()
+        if tl.atomic_add(counters + job, 1, sem="acq_rel") != SPLITS - 1:
+            return
+        tl.debug_barrier()
+        first_sum = tl.zeros((PAIRS, ROWS), tl.float32)
+        second_sum = tl.zeros((PAIRS, ROWS), tl.float32)
+        for other in tl.static_range(SPLITS):
+            theirs = sums + other * (2 * ROWS * PAIRS) + cell
+            first_sum += tl.load(theirs, mask=valid[None, :], other=0, cache_modifier=".cg")
+            second_sum += tl.load(theirs + ROWS * PAIRS, mask=valid[None, :], other=0, cache_modifier=".cg")
+        tl.store(counters + job, 0)
+    columns = column + pair
+    _add(out, out_stride, rows, valid, columns, pair < half, first_sum)
+    _add(out, out_stride, rows, valid, columns + half, half + pair < outputs, second_sum)
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a launch cuts up its work: rows sharing mask bytes, groups of columns, and programs per sum."""
+
+    pairs: int
+    groups: int
+    splits: int
+    warps: int
+    stages: int
+
+
+def config_for(num_groups: int, slices: Sequence[int], block: int) -> Config:
+    """From shapes alone: a row's result must not depend on who else is in the batch."""
+    if block == LARGE_BLOCK:
+        return Config(pairs=64, groups=32, splits=1, warps=4, stages=3)
+    pairs, groups = 32, 64
+    programs = _parts(slices, pairs)
+    splits = 1
+    while splits < 8 and programs * splits < ENOUGH_PROGRAMS and 8 * splits * groups <= num_groups:
+        splits *= 2
+    return Config(pairs, groups, splits, warps=2, stages=3)
+
+
+def apply(
+    x: torch.Tensor,  # [M, K]
+    out: torch.Tensor,  # [M, sum(slices)]
+    arena: torch.Tensor,
+    table: torch.Tensor,
+    rows: Rows,
+    slices: Sequence[int],
+    config: Config | None = None,
+) -> None:
+    if len(x) == 0:
+        return
+    tiles = rows.tiles(len(x))
+    num_groups = x.shape[1] // GROUP
+    config = config or config_for(num_groups, slices, tiles.block)
+    jobs = tiles.max_tiles * _parts(slices, config.pairs)
+    sums = jobs * config.splits * 2 * tiles.block * config.pairs if config.splits > 1 else 0
+    _sbmm[(jobs * config.splits,)](
+        out,
+        _whole_groups(x),
+        torch.empty(sums, dtype=torch.float32, device=x.device),
+        _counters(jobs, x.device) if config.splits > 1 else None,
+        arena,
+        table,
+        tiles.tiles,
+        tiles.order,
+        out.stride(0),
+        _whole_groups(x).stride(0),
+        num_groups,
+        tiles.max_tiles,
+        WIDTH=table.shape[1],
+        FIELDS=FIELDS,
+        SLICES=tuple(slices),
+        FAST=x.is_cuda and x.dtype in HALF_DTYPES,
+        ALIGNED=num_groups % ALIGNED_GROUPS == 0,
+        PAIRS=config.pairs,
+        GROUPS=config.groups,
+        ROWS=tiles.block,
+        SPLITS=config.splits,
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
+
+
+def _parts(slices: Sequence[int], pairs: int) -> int:
+    """Programs that one tile of rows needs, for one of the parts that a sum is split into."""
+    return sum(triton.cdiv(triton.cdiv(outputs, 2), pairs) for outputs in slices)
+
+
+def _whole_groups(x: torch.Tensor) -> torch.Tensor:
+    """`x` such that a group of columns can be loaded at once."""
+    return x if x.stride(1) == 1 and x.stride(0) % GROUP == 0 and x.data_ptr() % 8 == 0 else x.contiguous()
+
+
+_kept_counters: dict[torch.device, torch.Tensor] = {}
+
+
+def _counters(jobs: int, device: torch.device) -> torch.Tensor:
+    """int32 zeros, one a job. Every launch leaves them zero again, so one set serves all launches.
+
+    Launches that share them must not overlap; those of one engine follow one another.
+    """
+    found = _kept_counters.get(device)
+    if found is None or len(found) < jobs:
+        found = torch.zeros(max(jobs, KEPT_COUNTERS), dtype=torch.int32, device=device)
+        if not (found.is_cuda and torch.cuda.is_current_stream_capturing()):
+            _kept_counters[device] = found  # while capturing, they are zeroed by each replay of the graph
+    return found

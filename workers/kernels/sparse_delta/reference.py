@@ -1,0 +1,66 @@
+"""The product in torch: what the CPU runs, and what the GPU's kernel is tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+
+from workers.kernels.rows import Rows
+from workers.kernels.sparse_delta.layout import FIELDS, GROUP, Shape, parts
+from workers.kernels.types import view
+
+
+def apply(
+    x: torch.Tensor,  # [M, K]
+    out: torch.Tensor,  # [M, sum(slices)]
+    arena: torch.Tensor,
+    table: torch.Tensor,
+    rows: Rows,
+    slices: Sequence[int],
+) -> None:
+    """DeltaZip's selective batched matrix product: out[rows of a slot] += x D^T of each of its slices."""
+    for slot, members in rows.groups():
+        fields = table[slot].tolist()
+        inputs = x[members].float()  # [rows of this slot, K]
+        for i, columns in enumerate(torch.split(out, list(slices), dim=1)):
+            bits, *offsets, scales = fields[FIELDS * i : FIELDS * (i + 1)]
+            if bits:
+                shape = Shape(columns.shape[1], x.shape[1], bits, scales)
+                sum = columns[members].float() + inputs @ unpack(arena, shape, offsets).T
+                columns[members] = sum.to(out.dtype)
+
+
+def unpack(arena: torch.Tensor, shape: Shape, offsets: Sequence[int]) -> torch.Tensor:
+    """The dense delta, float32 [outputs, inputs]. `offsets`: of values, masks and scales in the arena."""
+    at = dict(zip(("values0", "masks0", "scales0"), offsets, strict=True))
+    found = {part.name: view(arena, part, at[part.name]) for part in parts([shape])}
+    index = found["values0"].int()
+    if shape.bits == 4:
+        index += _per_row(found["masks0"], shape).int() << 8
+    codes = torch.nn.functional.embedding(index, _meanings(shape.bits))  # [outputs, groups, 4]
+    by_scale = codes.view(shape.outputs, shape.scales, -1)
+    return by_scale.mul_(found["scales0"].T.float()[:, :, None]).view(shape.outputs, shape.inputs)
+
+
+def _per_row(shared: torch.Tensor, shape: Shape) -> torch.Tensor:
+    """Each row's masks, uint8 [outputs, groups], of bytes that two rows share."""
+    return torch.cat((shared & 15, shared >> 4))[: shape.outputs]
+
+
+@cache
+def _meanings(bits: int) -> torch.Tensor:
+    """float32 [entries, 4]: a group's four values, by the bits that encode it."""
+    if bits == 2:
+        codes = torch.arange(256)[:, None] >> torch.tensor([0, 2, 4, 6])
+        return ((codes & 3) - 2).float()
+    mask, values = torch.arange(16 * 256) >> 8, torch.arange(16 * 256) & 255
+    meanings = torch.zeros(16 * 256, GROUP)
+    taken = torch.zeros_like(mask)  # how many values of the group earlier columns took
+    for column in range(GROUP):
+        kept = (mask >> column) & 1
+        code = torch.where(taken == 0, values & 15, values >> 4)
+        meanings[:, column] = torch.where(kept.bool(), code - 8, 0)
+        taken += kept
+    return meanings
