@@ -13,6 +13,10 @@ from typing import NoReturn
 
 import pytest
 import redis
+from hypothesis import settings
+
+settings.register_profile("any machine", deadline=None)  # how long an example takes depends on its load
+settings.load_profile("any machine")
 
 
 def free_port(below: int = 65_536) -> int:

@@ -25,6 +25,7 @@ class RandomLora:
     seed: int
     modules: tuple[str, ...] = ATTENTION + MLP
     strength: float = 0.15
+    rank_stabilised: bool = False
 
     @property
     def alpha(self) -> int:
@@ -39,7 +40,7 @@ def write(base: Path, folder: Path, lora: RandomLora) -> Path:
         rows, columns = weight.shape
         a = torch.randn(lora.rank, columns, generator=generator) / columns**0.5
         b = torch.randn(rows, lora.rank, generator=generator)
-        scale = lora.alpha / lora.rank
+        scale = lora.alpha / (lora.rank**0.5 if lora.rank_stabilised else lora.rank)
         b *= lora.strength * weight.norm() / (scale * (b @ a)).norm()
         tensors[f"base_model.model.{name}.lora_A.weight"] = a
         tensors[f"base_model.model.{name}.lora_B.weight"] = b.contiguous()
@@ -54,13 +55,15 @@ def write(base: Path, folder: Path, lora: RandomLora) -> Path:
         "lora_dropout": 0.0,
         "bias": "none",
         "target_modules": list(lora.modules),
+        "use_rslora": lora.rank_stabilised,
     }
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
 
 
 def _targets(base: Path, modules: tuple[str, ...]) -> Iterable[tuple[str, torch.Tensor]]:
-    for name, weight in load_file(base / "model.safetensors").items():
+    stored = [load_file(path) for path in sorted(base.glob("*.safetensors"))]
+    for name, weight in (item for part in stored for item in part.items()):
         module = name.removesuffix(".weight")
         if module.rpartition(".")[2] in modules:
             yield module, weight.float()
@@ -75,7 +78,7 @@ def merged_model(base: Path, adapter: Path | None) -> Any:
     if adapter is None:
         return model
     config = json.loads((adapter / "adapter_config.json").read_text())
-    scale = config["lora_alpha"] / config["r"]
+    scale = config["lora_alpha"] / (config["r"] ** 0.5 if config["use_rslora"] else config["r"])
     pairs = load_file(adapter / "adapter_model.safetensors")
     weights = model.state_dict()
     for key, a in pairs.items():

@@ -1,0 +1,125 @@
+"""A base and a variant of any kind made into one plain Hugging Face checkpoint.
+
+File by file as the base is sharded, tensor by tensor within a file, in the base's types. In memory are one
+of the base's tensors and at most two of the variant's files.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from profiler.checkpoint import read_model
+from profiler.files import is_file, read_json
+from profiler.types import ModelSpec, TensorRef
+from profiler.variants.modules import EMBEDDING, HEAD, layer_of
+from profiler.variants.reading import read_manifest
+from profiler.variants.types import FileRef, Manifest, VariantLimits
+from profiler.variants.verifying import check_finite, read_file, tensors_of
+from profiler.weight_files import INDEX, locate
+from workers.deltas.folders import new_folder
+from workers.deltas.merged import Module, merged_weight
+from workers.deltas.pack import Progress
+from workers.deltas.tensors import DTYPES, as_tensor, read_bytes, read_tensor
+from workers.deltas.writing import SafetensorsWriter
+
+ANY_RANK = VariantLimits(max_lora_rank=2**31)
+WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack"})
+CONFIG = "config.json"
+FILES_HELD = 2
+
+
+def merge(base: Path, variant: Path, out: Path, progress: Progress | None = None) -> None:
+    """Write the checkpoint in the folder `base` with the variant in `variant` merged to the new folder `out`.
+
+    Config and tokenizer files are copied; a variant with its own head unties it from the embedding. Raises
+    CheckpointError when files cannot be read, are corrupt, or `out` exists or cannot be written, and
+    AdapterError when the variant does not fit.
+    """
+    spec = read_model(base)
+    job = _Job(base, spec, read_manifest(variant, spec, ANY_RANK), progress or (lambda share, what: None))
+    with new_folder(out) as folder:
+        job.copy_side_files(folder)
+        for file in sorted({place.file for place in job.places.values()}):
+            job.write_file(folder, file)
+    job.tell(1.0, "done")
+
+
+class _Job:
+    """One run of `merge`."""
+
+    def __init__(self, base: Path, spec: ModelSpec, manifest: Manifest, tell: Progress) -> None:
+        self.base, self.tell = base, tell
+        self.manifest, self.modules = manifest, _modules(manifest)
+        self.variant = _VariantFiles(manifest)
+        self.unties = spec.tied and HEAD in manifest.full
+        self.places = locate(base)
+        if spec.tied:
+            self.places.pop(HEAD, None)  # a copy that engines ignore
+        if self.unties:
+            self.places[HEAD] = self.places[EMBEDDING]
+        self.done = 0
+
+    def copy_side_files(self, folder: Path) -> None:
+        """Everything that is not weights: config, tokenizer, chat template, generation defaults."""
+        for path in sorted(self.base.iterdir()):
+            if is_file(path) and path.suffix not in WEIGHTS and path.name not in (CONFIG, INDEX):
+                shutil.copyfile(path, folder / path.name)
+        config = read_json(self.base / CONFIG)
+        if self.unties:
+            config["tie_word_embeddings"] = False
+        (folder / CONFIG).write_text(json.dumps(config, indent=2))
+        if is_file(self.base / INDEX):
+            total = sum(place.size_bytes for place in self.places.values())
+            weight_map = {name: place.file for name, place in sorted(self.places.items())}
+            index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+            (folder / INDEX).write_text(json.dumps(index, indent=2))
+
+    def write_file(self, folder: Path, file: str) -> None:
+        """One shard; layer by layer, so that each file of the variant is read once."""
+        held = {name: place for name, place in self.places.items() if place.file == file}
+        names = sorted(held, key=lambda name: (-1 if (layer := layer_of(name)) is None else layer, name))
+        with SafetensorsWriter(folder / file, {n: (held[n].dtype, held[n].shape) for n in names}) as writer:
+            for name in writer.order:
+                self.tell(self.done / len(self.places), name)
+                self._write_tensor(writer, name, held[name])
+                self.done += 1
+
+    def _write_tensor(self, writer: SafetensorsWriter, name: str, place: TensorRef) -> None:
+        module = self.modules.get(name.removesuffix(".weight"))
+        if name in self.manifest.full:
+            writer.write(name, self.variant.read(self.manifest.full[name]).to(DTYPES[place.dtype]))
+        elif module is not None and name.endswith(".weight"):
+            weight = read_tensor(self.base, place)
+            writer.write(name, merged_weight(weight, module, self.variant.read).to(weight.dtype))
+        else:
+            writer.write_bytes(name, read_bytes(self.base, place))
+
+
+class _VariantFiles:
+    """The variant's tensors; its files are read as wholes, checked, and the last few are kept."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._folder = manifest.folder
+        self._files: dict[str, FileRef] = {file.name: file for file in manifest.files}
+        self._tensors = tuple(tensors_of(manifest))
+        self._held: dict[str, memoryview] = {}
+
+    def read(self, ref: TensorRef) -> torch.Tensor:
+        """Raises CheckpointError for a file that is corrupt or holds values that are not finite."""
+        data = self._held.pop(ref.file, None)
+        if data is None:
+            while len(self._held) >= FILES_HELD:
+                del self._held[next(iter(self._held))]
+            data = read_file(self._folder, self._files[ref.file])
+            check_finite(data, (t for t in self._tensors if t.file == ref.file), self._folder)
+        self._held[ref.file] = data
+        return as_tensor(data, ref)
+
+
+def _modules(manifest: Manifest) -> Mapping[str, Module]:
+    return manifest.modules
