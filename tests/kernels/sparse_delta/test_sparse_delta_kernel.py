@@ -19,8 +19,8 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 DTYPES = [torch.float16, torch.float32]  # the interpreter multiplies no bfloat16
 DTYPES += [torch.bfloat16] if ON_GPU else []
-WHOLE = kernel.Config(pairs=16, groups=16, splits=1, warps=4, stages=2)
-SPLIT = kernel.Config(pairs=16, groups=16, splits=3, warps=4, stages=2)
+WHOLE = kernel.Config(pairs=16, groups=16, rows=16, splits=1, warps=4, stages=2)
+SPLIT = kernel.Config(pairs=16, groups=16, rows=8, splits=3, warps=4, stages=2)
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 INPUTS, SLICES = 104, (21, 34)
 
@@ -93,7 +93,7 @@ def test_large_tiles() -> None:
     slots = [
         [random_delta(Shape(width, 16, 4), np.random.default_rng(0)) for width in SLICES] for _ in range(3)
     ]
-    _check(slots, of_rows, torch.float16, kernel.Config(32, 16, 1, 4, 2), inputs=16)
+    _check(slots, of_rows, torch.float16, kernel.Config(32, 16, 64, 1, 4, 2), inputs=16)
 
 
 def test_a_row_does_not_depend_on_the_batch() -> None:

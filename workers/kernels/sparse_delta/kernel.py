@@ -269,13 +269,16 @@ def _add(out, stride, rows, valid, columns, inside, sum):
 @triton.jit
 def _sbmm(out, x, partials, counters, arena, table, tiles, order, out_stride, x_stride, num_groups, max_tiles,
           WIDTH: tl.constexpr, FIELDS: tl.constexpr, SLICES: tl.constexpr, FAST: tl.constexpr, ALIGNED: tl.constexpr,
-          PAIRS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
+          PAIRS: tl.constexpr, GROUPS: tl.constexpr, CUTS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
     # Tiles come first: those of one slot run together and read its weights from memory once.
-    tile = tl.program_id(0) % max_tiles
-    split = (tl.program_id(0) // max_tiles) % SPLITS
-    part = tl.program_id(0) // (max_tiles * SPLITS)
-    slot = tl.load(tiles + 3 * tile)
-    if slot < 0:
+    cut = tl.program_id(0) % (max_tiles * CUTS)
+    split = (tl.program_id(0) // (max_tiles * CUTS)) % SPLITS
+    part = tl.program_id(0) // (max_tiles * CUTS * SPLITS)
+    tile = tiles + 3 * (cut // CUTS)
+    first_row = (cut % CUTS) * ROWS
+    slot = tl.load(tile)
+    count = tl.load(tile + 2) - first_row
+    if (slot < 0) | (count <= 0):
         return
 
     part_of_slice = part
@@ -300,9 +303,8 @@ def _sbmm(out, x, partials, counters, arena, table, tiles, order, out_stride, x_
     num_scales = tl.load(fields + 4).to(tl.int32)
     half = (outputs + 1) // 2
     pair = part_of_slice * PAIRS + tl.arange(0, PAIRS)
-    count = tl.load(tiles + 3 * tile + 2)
     valid = tl.arange(0, ROWS) < count
-    rows = tl.load(order + tl.load(tiles + 3 * tile + 1) + tl.arange(0, ROWS), mask=valid, other=0)
+    rows = tl.load(order + tl.load(tile + 1) + first_row + tl.arange(0, ROWS), mask=valid, other=0)
     x_rows = x + rows.to(tl.int64) * x_stride
     blocks_per_scale = tl.cdiv(num_groups // num_scales, GROUPS)
     blocks = num_scales * blocks_per_scale
@@ -321,9 +323,9 @@ def _sbmm(out, x, partials, counters, arena, table, tiles, order, out_stride, x_
         )  # fmt: skip
 
     if SPLITS > 1:
-        # [parts, tiles, SPLITS, 2, ROWS, PAIRS]: every program leaves its sums; the last one to come adds
+        # [parts, cuts, SPLITS, 2, ROWS, PAIRS]: every program leaves its sums; the last one to come adds
         # them up, always in the order of the splits.
-        job = part * max_tiles + tile
+        job = part * max_tiles * CUTS + cut
         sums = partials + (job.to(tl.int64) * SPLITS) * (2 * ROWS * PAIRS)
         cell = tl.arange(0, ROWS)[None, :] * PAIRS + tl.arange(0, PAIRS)[:, None]
         mine = sums + split * (2 * ROWS * PAIRS) + cell
@@ -347,25 +349,29 @@ def _sbmm(out, x, partials, counters, arena, table, tiles, order, out_stride, x_
 
 @dataclass(frozen=True)
 class Config:
-    """How a launch cuts up its work: rows sharing mask bytes, groups of columns, and programs per sum."""
+    """How a launch cuts up its work: a program's pairs of output rows and rows of the batch, the groups of
+    columns it takes at a time, and how many programs share one sum."""
 
     pairs: int
     groups: int
+    rows: int
     splits: int
     warps: int
     stages: int
 
 
-def config_for(num_groups: int, slices: Sequence[int], block: int) -> Config:
-    """From shapes alone: a row's result must not depend on who else is in the batch."""
+def config_for(num_rows: int, num_groups: int, slices: Sequence[int], block: int) -> Config:
+    """By sweeps on an H200. Decoding sums in one order whatever the batch's size, so that a row's result
+    does not depend on who else is in the batch: groups and splits follow from the layer alone."""
     if block == LARGE_BLOCK:
-        return Config(pairs=64, groups=32, splits=1, warps=4, stages=3)
-    pairs, groups = 32, 64
-    programs = _parts(slices, pairs)
+        return Config(pairs=64, groups=32, rows=64, splits=1, warps=4, stages=3)
+    blocks = triton.cdiv(num_groups, 64)
     splits = 1
-    while splits < 8 and programs * splits < ENOUGH_PROGRAMS and 8 * splits * groups <= num_groups:
+    while splits < 8 and _parts(slices, 64) * splits < ENOUGH_PROGRAMS and blocks >= 8 * splits:
         splits *= 2
-    return Config(pairs, groups, splits, warps=2, stages=3)
+    if num_rows <= 32:
+        return Config(pairs=64, groups=64, rows=8, splits=splits, warps=4, stages=2)
+    return Config(pairs=32, groups=64, rows=16, splits=splits, warps=2, stages=2)
 
 
 def apply(
@@ -381,9 +387,10 @@ def apply(
         return
     tiles = rows.tiles(len(x))
     num_groups = x.shape[1] // GROUP
-    config = config or config_for(num_groups, slices, tiles.block)
-    jobs = tiles.max_tiles * _parts(slices, config.pairs)
-    sums = jobs * config.splits * 2 * tiles.block * config.pairs if config.splits > 1 else 0
+    config = config or config_for(len(x), num_groups, slices, tiles.block)
+    cuts = triton.cdiv(tiles.block, config.rows)
+    jobs = tiles.max_tiles * cuts * _parts(slices, config.pairs)
+    sums = jobs * config.splits * 2 * config.rows * config.pairs if config.splits > 1 else 0
     _sbmm[(jobs * config.splits,)](
         out,
         _whole_groups(x),
@@ -404,7 +411,8 @@ def apply(
         ALIGNED=num_groups % ALIGNED_GROUPS == 0,
         PAIRS=config.pairs,
         GROUPS=config.groups,
-        ROWS=tiles.block,
+        CUTS=cuts,
+        ROWS=config.rows,
         SPLITS=config.splits,
         num_warps=config.warps,
         num_stages=config.stages,

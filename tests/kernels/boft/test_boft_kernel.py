@@ -1,0 +1,104 @@
+"""The Triton kernels, in their interpreter where there is no GPU, against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from kernels.boft.rotations import Rotation, expected, load, random_rotation
+
+from workers.kernels import rows as rows_module
+from workers.kernels.rows import Rows
+
+pytest.importorskip("triton")
+from workers.kernels.boft import kernel, reference
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+DTYPES = [torch.float16]  # the interpreter multiplies no bfloat16
+DTYPES += [torch.bfloat16] if ON_GPU else []
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+KINDS = [(1, 32), (2, 48), (3, 8), (1, 2), (1, 6)]
+
+
+def _check(
+    slots: list[list[Rotation | None]],
+    of_rows: list[int],
+    inputs: int,
+    dtype: torch.dtype,
+    window: tuple[int, int] | None = None,
+    most_factors: int = 5,
+) -> None:
+    start, size = window or (0, inputs)
+    arena, table = load(slots, dtype, DEVICE)
+    rows = Rows(len(of_rows) + 2, len(slots), DEVICE)
+    rows.update(np.array(of_rows, np.int32))
+    x = torch.randn(len(of_rows) + 2, inputs).to(DEVICE, dtype)  # two rows of padding
+    into = torch.full((len(slots[0]), len(x), size), torch.nan, dtype=dtype, device=DEVICE)
+    kernel.rotate(x, into, arena, table, rows, start, most_factors)
+    want = expected(x, slots, np.array(of_rows))[:, :, start : start + size]
+    torch.testing.assert_close(into.double().cpu(), want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    for i, slot in enumerate([*of_rows, -1, -1]):
+        if slot < 0 or not any(slots[slot]):
+            assert torch.equal(into[:, i], x[i, start : start + size].expand(len(into), size))
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: plain(*a, **k).fill_(torch.nan))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_adapters_of_all_kinds_in_one_launch(dtype: torch.dtype) -> None:
+    inputs = 96
+    slots: list[list[Rotation | None]] = [
+        [random_rotation(inputs, 1, m, b, dtype), None]
+        for m, b in KINDS
+    ]
+    slots[3][1] = random_rotation(inputs, 1, 2, 4, dtype)
+    slots.append([None, None])
+    _check(slots, [*range(len(slots)), -1, 2, -1], inputs, dtype)
+
+
+@pytest.mark.parametrize("of_rows", [[0], [0] * 17, [1, 0, 1], [-1, -1]])
+def test_batches_of_one_kind(of_rows: list[int]) -> None:
+    slots: list[list[Rotation | None]] = [[random_rotation(64, 1, 2, 32, torch.float16)], [None]]
+    _check(slots, of_rows, 64, torch.float16, most_factors=2)
+
+
+@pytest.mark.parametrize("window", [(40, 50), (127, 1)])
+def test_a_window_of_columns(window: tuple[int, int]) -> None:
+    slots: list[list[Rotation | None]] = [
+        [random_rotation(128, 1, m, b, torch.float32)] for m, b in ((2, 32), (1, 128))
+    ]
+    _check(slots, [0, 1, -1], 128, torch.float32, window)
+
+
+def test_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "LARGE_FROM", 70)
+    slots: list[list[Rotation | None]] = [[random_rotation(64, 1, 2, 8, torch.float16)] for _ in range(2)]
+    _check(slots, [0] * 66 + [-1] * 4 + [1] * 3, 64, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_rescaling(dtype: torch.dtype, with_bias: bool) -> None:
+    slices = (20, 7)
+    slots = [
+        [random_rotation(8, 20, 1, 4, dtype, biased=True), None],
+        [None, None],
+        [None, random_rotation(8, 7, 1, 4, dtype)],
+    ]
+    arena, table = load(slots, dtype, DEVICE)
+    rows = Rows(16, 3, DEVICE)
+    rows.update(np.array([2, 0, -1, 1], np.int32))
+    before = torch.randn(5, 27).to(DEVICE, dtype)
+    bias = torch.randn(27).to(DEVICE, dtype) if with_bias else None
+    got, want = before.clone(), before.clone().cpu()
+    kernel.rescale(got, bias, arena, table, rows, slices)
+    reference.rescale(want, None if bias is None else bias.cpu(), arena.cpu(), table.cpu(), rows, slices)
+    torch.testing.assert_close(got.cpu(), want, rtol=1e-3, atol=1e-3)
+    assert torch.equal(got[2:], before[2:])
+    plain = before[0, 20:].double().cpu() - (0 if bias is None else bias[20:].double().cpu())
+    torch.testing.assert_close(got[0, 20:].double().cpu(), plain * slots[2][1].scale, rtol=2e-3, atol=2e-3)

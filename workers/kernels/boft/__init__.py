@@ -1,0 +1,76 @@
+"""BOFT adapters of many variants in one batch: each row's input is rotated, and its output rescaled.
+
+    y = ((x Rot) W^T) * s + bias        (SpartanServe, section 3; PEFT's arithmetic)
+
+q, k and v of a variant rotate their common input differently, so `rotate` writes one input per slice, and
+the base multiplies each slice of its weights by its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from workers.kernels.boft import reference
+from workers.kernels.boft.layout import FIELDS, Rotation, Shape, describe, pack, parts, width
+from workers.kernels.rows import Rows
+
+__all__ = ["FIELDS", "Rotation", "Shape", "describe", "pack", "parts", "rescale", "rotate", "width"]
+
+
+def rotate(
+    x: torch.Tensor,  # [M, K]
+    into: torch.Tensor,  # [S, M, columns]
+    arena: torch.Tensor,
+    table: torch.Tensor,  # [slots, width(S)]
+    rows: Rows,
+    start: int = 0,
+    most_factors: int = 2,
+) -> None:
+    """Write columns `start` and on of every slice's rotated input; rows without a rotation are copied.
+
+    The rotation mixes all K columns of `x`, but a rank that holds some of the weights' columns only needs
+    those. `most_factors`: no resident adapter has more factors; a GPU sets memory aside by it.
+    """
+    if x.ndim != 2 or into.ndim != 3 or into.shape[1] != len(x) or into.dtype != x.dtype:
+        raise ValueError(
+            f"Inputs {list(x.shape)} of {x.dtype} into {list(into.shape)} of {into.dtype}; expected [rows,"
+            " columns] into [slices, rows, columns] of the same type."
+        )
+    if not 0 <= start <= start + into.shape[2] <= x.shape[1]:
+        raise ValueError(f"Columns {start} to {start + into.shape[2]} of {x.shape[1]} were asked for.")
+    _check_table(table, len(into))
+    if x.device.type == "cpu":
+        return reference.rotate(x, into, arena, table, rows, start)
+    from workers.kernels.boft import kernel
+
+    return kernel.rotate(x, into, arena, table, rows, start, most_factors)
+
+
+def rescale(
+    out: torch.Tensor,  # [M, sum(slices)]
+    base_bias: torch.Tensor | None,  # [sum(slices)]
+    arena: torch.Tensor,
+    table: torch.Tensor,
+    rows: Rows,
+    slices: Sequence[int],
+) -> None:
+    """Turn (x Rot) W^T + base_bias into y, in place; rows of the base are not touched."""
+    if out.ndim != 2 or out.shape[1] != sum(slices):
+        raise ValueError(f"Outputs {list(out.shape)} of slices {list(slices)}; expected them side by side.")
+    if base_bias is not None and base_bias.shape != out.shape[1:]:
+        raise ValueError(f"A bias {list(base_bias.shape)} for {out.shape[1]} outputs; expected one each.")
+    _check_table(table, len(slices))
+    if out.device.type == "cpu":
+        return reference.rescale(out, base_bias, arena, table, rows, slices)
+    from workers.kernels.boft import kernel
+
+    return kernel.rescale(out, base_bias, arena, table, rows, slices)
+
+
+def _check_table(table: torch.Tensor, num_slices: int) -> None:
+    if table.shape[1] != width(num_slices):
+        raise ValueError(
+            f"A table of {table.shape[1]} columns for {num_slices} slices; expected {width(num_slices)}."
+        )

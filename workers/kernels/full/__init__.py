@@ -1,0 +1,79 @@
+"""Tensors that a variant replaces whole: norms, the embedding, the head.
+
+Each writes the rows of slots that replace the tensor, and leaves all others as the base wrote them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from workers.kernels.full import reference
+from workers.kernels.full.layout import WIDTH, describe, pack, parts
+from workers.kernels.rows import Rows
+
+__all__ = ["WIDTH", "describe", "embed", "head", "norm", "pack", "parts"]
+
+
+def norm(
+    source: torch.Tensor,  # [M, K]
+    out: torch.Tensor,  # [M, K]
+    epsilon: float,
+    arena: torch.Tensor,
+    table: torch.Tensor,
+    rows: Rows,
+) -> None:
+    """out = source / sqrt(mean(source^2) + epsilon) * w. `source`: the base norm's own input (the residual
+    added), so that nothing is divided by the base's weights, which may be zero."""
+    if source.shape != out.shape or source.ndim != 2 or source.dtype != out.dtype:
+        raise ValueError(
+            f"A norm of {list(source.shape)}, {source.dtype}, into {list(out.shape)}, {out.dtype}; expected the"
+            " same, [M, K]."
+        )
+    _check(table)
+    if out.device.type == "cpu":
+        return reference.norm(source, out, epsilon, arena, table, rows)
+    from workers.kernels.full import kernel
+
+    return kernel.norm(source, out, epsilon, arena, table, rows)
+
+
+def embed(
+    ids: torch.Tensor,  # [M]
+    out: torch.Tensor,  # [M, K]
+    first: int,
+    arena: torch.Tensor,
+    table: torch.Tensor,
+    rows: Rows,
+) -> None:
+    """out = E[id] for ids of this rank's shard of the vocabulary, which begins at id `first`."""
+    if out.ndim != 2 or ids.shape != out.shape[:1]:
+        raise ValueError(f"{list(ids.shape)} ids into {list(out.shape)}; expected [M] into [M, K].")
+    _check(table)
+    if out.device.type == "cpu":
+        return reference.embed(ids, out, first, arena, table, rows)
+    from workers.kernels.full import kernel
+
+    return kernel.embed(ids, out, first, arena, table, rows)
+
+
+def head(
+    x: torch.Tensor,  # [M, K]
+    out: torch.Tensor,  # [M, V]
+    arena: torch.Tensor,
+    table: torch.Tensor,
+    rows: Rows,
+) -> None:
+    """out = x H^T, over this rank's shard of the vocabulary."""
+    if x.ndim != 2 or out.ndim != 2 or len(x) != len(out):
+        raise ValueError(f"A head of {list(x.shape)} into {list(out.shape)}; expected [M, K] into [M, V].")
+    _check(table)
+    if out.device.type == "cpu":
+        return reference.head(x, out, arena, table, rows)
+    from workers.kernels.full import kernel
+
+    return kernel.head(x, out, arena, table, rows)
+
+
+def _check(table: torch.Tensor) -> None:
+    if table.shape[1] != WIDTH:
+        raise ValueError(f"A table of {table.shape[1]} columns; expected {WIDTH}.")

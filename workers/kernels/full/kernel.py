@@ -1,0 +1,157 @@
+"""The same on a GPU."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from workers.kernels.full.layout import WIDTH
+from workers.kernels.rows import SMALL_BLOCK, Rows
+
+COPIED = 1024  # columns of an embedding that a program copies
+
+
+@triton.jit
+def _tensor(arena, table, slot, WIDTH: tl.constexpr, like):
+    """How many rows the slot's tensor has, and where it is."""
+    fields = table + slot.to(tl.int64) * WIDTH
+    at = arena + tl.multiple_of(tl.load(fields + 1), 128)
+    return tl.load(fields), at.to(tl.pointer_type(like.dtype.element_ty))
+
+
+@triton.jit
+def _norm(source, out, epsilon, arena, table, slots, source_stride, out_stride, width,
+          WIDTH: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row)
+    if slot < 0:
+        return
+    count, weight = _tensor(arena, table, slot, WIDTH, out)
+    if count == 0:
+        return
+    columns = tl.arange(0, COLUMNS)
+    mask = columns < width
+    x = tl.load(source + row * source_stride + columns, mask=mask, other=0).to(tl.float32)
+    x *= tl.rsqrt(tl.sum(x * x) / width + epsilon)
+    # Rounded before the weight is applied, as the base's norms do.
+    rounded = x.to(out.dtype.element_ty).to(tl.float32)
+    result = rounded * tl.load(weight + columns, mask=mask, other=0).to(tl.float32)
+    tl.store(out + row * out_stride + columns, result.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _embed(ids, out, first, arena, table, slots, out_stride, width,
+           WIDTH: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row)
+    if slot < 0:
+        return
+    count, weight = _tensor(arena, table, slot, WIDTH, out)
+    local = tl.load(ids + row).to(tl.int64) - first
+    if (local < 0) | (local >= count):
+        return
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    mask = columns < width
+    tl.store(out + row * out_stride + columns, tl.load(weight + local * width + columns, mask=mask), mask=mask)
+
+
+@triton.jit
+def _head(x, out, arena, table, tiles, order, x_stride, out_stride, inputs, max_tiles, WIDTH: tl.constexpr,
+          ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr):  # fmt: skip
+    # Tiles come first: those of one slot run together and read its weights from memory once.
+    tile = tiles + 3 * (tl.program_id(0) % max_tiles)
+    slot = tl.load(tile)
+    if slot < 0:
+        return
+    count, weight = _tensor(arena, table, slot, WIDTH, x)
+    outputs = (tl.program_id(0) // max_tiles) * OUTPUTS + tl.arange(0, OUTPUTS)
+    inside = outputs < count
+    valid = tl.arange(0, ROWS) < tl.load(tile + 2)
+    rows = tl.load(order + tl.load(tile + 1) + tl.arange(0, ROWS), mask=valid, other=0).to(tl.int64)
+    sum = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    for k in tl.range(0, inputs, INPUTS):
+        columns = k + tl.arange(0, INPUTS)
+        real = columns < inputs
+        weights = tl.load(
+            weight + outputs.to(tl.int64)[:, None] * inputs + columns[None, :],
+            mask=inside[:, None] & real[None, :],
+            other=0,
+        )
+        values = tl.load(
+            x + rows[None, :] * x_stride + columns[:, None], mask=real[:, None] & valid[None, :], other=0
+        )
+        sum = tl.dot(weights, values, sum, input_precision="ieee")
+    tl.store(
+        out + rows[None, :] * out_stride + outputs[:, None],
+        sum.to(out.dtype.element_ty),
+        mask=inside[:, None] & valid[None, :],
+    )
+
+
+def norm(
+    source: torch.Tensor, out: torch.Tensor, epsilon: float, arena: torch.Tensor, table: torch.Tensor, rows: Rows
+) -> None:
+    if len(out) == 0:
+        return
+    width = out.shape[1]
+    _norm[(len(out),)](
+        source,
+        out,
+        epsilon,
+        arena,
+        table,
+        rows.slots(len(out)),
+        source.stride(0),
+        out.stride(0),
+        width,
+        WIDTH=WIDTH,
+        COLUMNS=triton.next_power_of_2(width),
+        num_warps=4 if width <= 4096 else 8,
+    )
+
+
+def embed(
+    ids: torch.Tensor, out: torch.Tensor, first: int, arena: torch.Tensor, table: torch.Tensor, rows: Rows
+) -> None:
+    if len(out) == 0:
+        return
+    width = out.shape[1]
+    _embed[(len(out), triton.cdiv(width, COPIED))](
+        ids,
+        out,
+        first,
+        arena,
+        table,
+        rows.slots(len(out)),
+        out.stride(0),
+        width,
+        WIDTH=WIDTH,
+        COLUMNS=COPIED,
+    )
+
+
+def head(x: torch.Tensor, out: torch.Tensor, arena: torch.Tensor, table: torch.Tensor, rows: Rows) -> None:
+    if len(x) == 0:
+        return
+    tiles = rows.tiles(len(x))
+    small = tiles.block == SMALL_BLOCK
+    outputs = 64 if small else 128
+    _head[(tiles.max_tiles * triton.cdiv(out.shape[1], outputs),)](
+        x,
+        out,
+        arena,
+        table,
+        tiles.tiles,
+        tiles.order,
+        x.stride(0),
+        out.stride(0),
+        x.shape[1],
+        tiles.max_tiles,
+        WIDTH=WIDTH,
+        ROWS=tiles.block,
+        OUTPUTS=outputs,
+        INPUTS=128 if small else 64,
+        num_warps=4,
+        num_stages=3,
+    )
