@@ -1,0 +1,250 @@
+"""Singular-value deltas: layout, reference and Triton kernels (interpreted) against float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernels.batches import CPU, poisoned, rows_of, some_slots, with_large_tiles
+
+from workers.kernels import svd_delta
+from workers.kernels.rows import BASE, Rows
+from workers.kernels.svd_delta import layout
+from workers.kernels.svd_delta.layout import Matrix, RankGroup
+from workers.kernels.svd_delta.plan import plan
+from workers.kernels.types import offsets, total_bytes, views
+
+FLOAT32_ERROR = 2e-5
+BFLOAT16_ERROR = 2e-2  # t, t times scale and the output are rounded to 8 bits each
+
+
+@dataclass
+class Model:
+    """One linear with its deltas, packed."""
+
+    inputs: int
+    slices: tuple[int, ...]
+    deltas: list[list[list[RankGroup]]]
+    arena: torch.Tensor
+    table: torch.Tensor
+
+
+def matrix(bits: int, rank: int, columns: int, random: torch.Generator, size: float) -> Matrix:
+    if bits == 16:
+        return Matrix((torch.randn(rank, columns, generator=random) * size).half())
+    groups = -(-columns // layout.GROUP)
+    codes = torch.randint(0, 1 << bits, (rank, columns), generator=random).to(torch.uint8)
+    zeros = torch.randint(0, 1 << bits, (rank, groups), generator=random).to(torch.uint8)
+    scales = (0.5 + torch.rand(rank, groups, generator=random)) * size / (1 << bits)
+    return Matrix(codes, scales.half(), zeros)
+
+
+def build(inputs, slices, ranks, seed=0) -> Model:
+    """`ranks[slot][slice]` by bits. Unused arena bytes are 0xFF."""
+    random = torch.Generator().manual_seed(seed)
+
+    def group(bits: int, rank: int, outputs: int) -> RankGroup:
+        return RankGroup(
+            bits,
+            matrix(bits, rank, inputs, random, inputs**-0.5),
+            matrix(bits, rank, outputs, random, 0.3),
+        )
+
+    deltas = [
+        [
+            [group(bits, rank, n) for bits, rank in by_bits.items()]
+            for by_bits, n in zip(e, slices, strict=True)
+        ]
+        for e in ranks
+    ]
+    parts = [layout.parts(inputs, slices, each) for each in ranks]
+    arena = torch.full((128 + sum(map(total_bytes, parts)) + 256,), 0xFF, dtype=torch.uint8)
+    table = torch.zeros(len(ranks), layout.width(len(slices)), dtype=torch.int64)
+    at = 128
+    for slot, stored in enumerate(parts):
+        layout.pack(deltas[slot], views(arena, stored, at))
+        assert layout.ranks_of(deltas[slot]) == tuple(dict(each) for each in ranks[slot])
+        table[slot] = torch.tensor(layout.describe(ranks[slot], offsets(stored, at)))
+        at += total_bytes(stored)
+    return Model(inputs, slices, deltas, arena, table)
+
+
+def weights(stored: Matrix) -> torch.Tensor:
+    """float64 [rank, columns]."""
+    values = stored.values.double()
+    if stored.scales is None or stored.zeros is None:
+        return values
+    columns = values.shape[1]
+    scales, zeros = (
+        each.double().repeat_interleave(layout.GROUP, 1)[:, :columns]
+        for each in (stored.scales, stored.zeros)
+    )
+    return (values - zeros) * scales
+
+
+def dense(model: Model, x, y, slots):
+    """What must come out, in float64."""
+    result = y.double()
+    for row, slot in enumerate(slots):
+        start = 0
+        for groups, outputs in zip(model.deltas[slot] if slot != BASE else [], model.slices, strict=False):
+            for group in groups:
+                added = x[row].double() @ weights(group.v).T @ weights(group.u)
+                result[row, start : start + outputs] += added
+            start += outputs
+    return result
+
+
+def interpreted(model: Model, x, out, rows: Rows) -> None:
+    pytest.importorskip("triton", reason="Triton's interpreter runs the kernels here")
+    needed = max(layout.padded_rank(layout.ranks_of(delta)) for delta in model.deltas)
+    scratch = svd_delta.Scratch(max(rows.max_rows, 512), rows.num_slots, max(needed, 1), CPU)
+    scratch.shrunk.fill_(torch.nan)
+    scratch.pieces.fill_(torch.nan)
+    shrunk = svd_delta.shrink(x, model.arena, model.table, rows, scratch)
+    svd_delta.expand(out, shrunk, model.arena, model.table, model.slices)
+    assert not scratch.arrived.any()
+
+
+def by_reference(model: Model, x, out, rows: Rows) -> None:
+    scratch = svd_delta.Scratch(rows.max_rows, rows.num_slots, 1, CPU)
+    svd_delta.apply(x, out, model.arena, model.table, rows, model.slices, scratch)
+
+
+RANKS = [
+    ({8: 2, 3: 5, 2: 40}, {4: 3}),
+    ({}, {16: 2, 2: 33}),
+    ({}, {}),
+    ({16: 1, 8: 1, 4: 1, 3: 33, 2: 1}, {}),
+]
+BATCHES = {
+    "mixed": [0, 1, BASE, 3, 0, 2, BASE, 1],
+    "one variant": [3] * 20,
+    "all distinct": [3, 2, 1, 0],
+    "base only": [BASE] * 4,
+    "a variant without deltas": [2, 2],
+}
+
+
+@pytest.mark.parametrize("run", [by_reference, interpreted])
+@pytest.mark.parametrize("slots", BATCHES.values(), ids=BATCHES)
+def test_equals_dense_products(run, slots):
+    model = build(330, (300, 70), RANKS)
+    x, y = torch.randn(len(slots), 330), torch.randn(len(slots), 370)
+    out = y.clone()
+    run(model, x, out, rows_of(slots, 4))
+    torch.testing.assert_close(out.double(), dense(model, x, y, slots), rtol=0, atol=FLOAT32_ERROR)
+    untouched = [row for row, slot in enumerate(slots) if slot in {BASE, 2}]
+    assert torch.equal(out[untouched], y[untouched])
+
+
+@pytest.mark.parametrize("cut", [poisoned, with_large_tiles])
+@pytest.mark.parametrize("inputs", [256, 1300])
+def test_splits_tiles_and_padding(cut, inputs):
+    """Several pieces of the inputs, and more rows than the batch has, as in a padded CUDA graph."""
+    slots = [0, 1, BASE, 1, 1, *[0] * 14]
+    model = build(inputs, (130, 16, 257), [({2: 9}, {}, {3: 2}), ({4: 2}, {2: 65}, {8: 3, 2: 4})])
+    x, y = torch.randn(24, inputs), torch.randn(24, 403)
+    out = y.clone()
+    interpreted(model, x, out, cut(rows_of(slots, 2, padded=24)))
+    expected = dense(model, x, y, slots + [BASE] * 5)
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=FLOAT32_ERROR)
+    assert torch.equal(out[19:], y[19:])
+
+
+@pytest.mark.parametrize("run", [by_reference, interpreted])
+def test_bfloat16(run):
+    slots = some_slots(2, 20, 2)
+    model = build(300, (260,), [({8: 2, 3: 8, 2: 40},), ({16: 4, 4: 20},)])
+    x, y = torch.randn(20, 300).bfloat16(), torch.randn(20, 260).bfloat16()
+    out = y.clone()
+    run(model, x, out, rows_of(slots, 2))
+    expected = dense(model, x, y, slots)
+    torch.testing.assert_close(out.double(), expected, rtol=BFLOAT16_ERROR, atol=BFLOAT16_ERROR)
+
+
+def test_a_rows_result_does_not_depend_on_its_batch():
+    model = build(600, (64,), [({3: 4, 2: 20},), ({2: 7},)])
+    x = torch.randn(30, 600)
+    alone, among = torch.zeros(1, 64), torch.zeros(30, 64)
+    interpreted(model, x[:1], alone, rows_of([0], 2))
+    interpreted(model, x, among, rows_of([0, *some_slots(3, 29, 2)], 2))
+    assert torch.equal(alone[0], among[0])
+
+
+@given(
+    bits=st.sampled_from(layout.BITS),
+    rank=st.integers(1, 40),
+    columns=st.integers(1, 700),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_packed_matrices_read_back(bits, rank, columns, seed):
+    written = matrix(bits, rank, columns, torch.Generator().manual_seed(seed), 1.0)
+    other = matrix(bits, rank, 5, torch.Generator().manual_seed(seed), 1.0)
+    parts = layout.parts(columns, (5,), ({bits: rank},))
+    arena = torch.full((total_bytes(parts),), 0xFF, dtype=torch.uint8)
+    stored = views(arena, parts, 0)
+    layout.pack([[RankGroup(bits, written, other)]], stored)
+    back = layout.read(bits, rank, columns, stored[f"v0.{bits}"])
+    torch.testing.assert_close(back.double(), weights(written), rtol=1e-6, atol=1e-6)
+
+
+SCHEDULES = {
+    "attention": {8: 2, 3: 32, 2: 968},
+    "mlp": {8: 2, 3: 32, 2: 1428},
+    "mixed": {16: 4, 4: 100, 2: 300},
+}
+
+
+@pytest.mark.parametrize("by_bits", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize(
+    ("inputs", "slices"),
+    [
+        (4096, (4096, 4096, 4096)),
+        (4096, (11008, 11008)),
+        (11008, (4096,)),
+        (3584, (3584, 512, 512)),
+        (18944, (3584,)),
+    ],
+)
+def test_bytes_are_the_arithmetic_at_7b_shapes(inputs, slices, by_bits):
+    stored = total_bytes(layout.parts(inputs, slices, (by_bits,) * len(slices)))
+    bits = sum(
+        rank * (inputs + outputs) * (bits + (0 if bits == 16 else 24 / layout.GROUP))
+        for outputs in slices
+        for bits, rank in by_bits.items()
+    )
+    assert bits / 8 <= stored <= 1.02 * bits / 8
+
+
+@pytest.mark.parametrize("inputs", [64, 576, 1536, 3584, 4096, 11008, 18944])
+@pytest.mark.parametrize("block", [16, 64])
+def test_every_piece_has_work(inputs, block):
+    cut = plan(block, inputs)
+    panels = -(-inputs // layout.PANEL)
+    assert (cut.splits - 1) * cut.chunk < panels <= cut.splits * cut.chunk
+
+
+def test_what_does_not_fit_is_said():
+    random = torch.Generator()
+    with pytest.raises(ValueError, match="Ranks of 1 slices were given for 2 slices"):
+        layout.parts(8, (4, 4), ({2: 1},))
+    with pytest.raises(ValueError, match=r"Ranks of \[5\] bits"):
+        layout.parts(8, (4,), ({5: 1},))
+    with pytest.raises(ValueError, match="take 96 places of scratch, which was made for 64"):
+        svd_delta.Scratch(1, 1, 64, CPU).admit(({8: 1, 3: 1, 2: 32},))
+    into = views(torch.zeros(4096, dtype=torch.uint8), layout.parts(8, (4,), ({2: 1},)), 0)
+    good, wide = matrix(2, 1, 4, random, 1.0), matrix(2, 1, 300, random, 1.0)
+    with pytest.raises(ValueError, match="room was made for"):
+        layout.pack([[RankGroup(2, wide, good)]], into)
+    small = matrix(2, 1, 8, random, 1.0)
+    with pytest.raises(ValueError, match="does not fit into 2 bits"):
+        layout.pack([[RankGroup(2, Matrix(small.values + 4, small.scales, small.zeros), good)]], into)
+    with pytest.raises(ValueError, match="need scales and zeros of shape"):
+        layout.pack([[RankGroup(2, Matrix(small.values), good)]], into)
+    with pytest.raises(ValueError, match="have the same bits"):
+        layout.ranks_of([[RankGroup(2, small, good)] * 2])
