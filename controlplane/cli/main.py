@@ -10,7 +10,16 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from controlplane.cli import cluster, deployments, failures, inference, models, operations, overview
+from controlplane.cli import (
+    checkpoints,
+    cluster,
+    deployments,
+    failures,
+    inference,
+    models,
+    operations,
+    overview,
+)
 from controlplane.cli.failures import ExitCode
 from controlplane.cli.session import Json, Session, asked_for_json, session
 from controlplane.errors import OstinatoError
@@ -27,6 +36,7 @@ for command in (
     *(deployments.deploy, deployments.undeploy, deployments.logs),
     *(inference.infer, inference.chat),
     *(operations.operations, operations.watch, operations.cancel),
+    *(checkpoints.compress, checkpoints.merge),
     *(overview.status, overview.version),
 ):
     app.command()(command)

@@ -1,0 +1,115 @@
+"""`ostinato compress` and `ostinato merge`, on real folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import random_variants as make
+from fake_api import FakeApi, answer, model
+
+from controlplane.cli import main as cli_main
+from profiler.checkpoint import read_model
+from profiler.variants.reading import read_variant
+from profiler.variants.types import VariantKind, VariantLimits
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(api: FakeApi, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    monkeypatch.setenv("OSTINATO_URL", api.url)
+
+    def run(*argv: Any) -> tuple[int, str, str]:
+        code = cli_main.run([str(arg) for arg in argv])
+        return code, *capfd.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make.write_tiny_base(tmp_path_factory.mktemp("models") / "base")
+
+
+@pytest.fixture(scope="module")
+def tuned(base: Path) -> Path:
+    return make.write_tuned(base, base.parent / "tuned", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "bits"),
+    [
+        ((), VariantKind.SPARSE_DELTA, (4,)),
+        (("--bits", "2", "--group-size", "8"), VariantKind.SPARSE_DELTA, (2,)),
+        (("--method", "svd", "--budget", "0.5"), VariantKind.SVD_DELTA, (8, 3)),
+    ],
+)
+def test_compress_then_merge(
+    cli: Cli, tmp_path: Path, base: Path, tuned: Path, options: Any, kind: VariantKind, bits: Any
+) -> None:
+    code, out, err = cli("compress", base, tuned, tmp_path / "delta", *options)
+    assert code == 0, err
+    assert "ostinato register" in out
+    assert "delta: 0%  layer 0 of 2" in err
+    spec = read_variant(tmp_path / "delta", read_model(base), VariantLimits(1))
+    assert (spec.kind, spec.bits) == (kind, bits)
+    code, out, err = cli(
+        "merge", "--base", base, "--variant", tmp_path / "delta", "--to", tmp_path / "m", "--json"
+    )
+    assert (code, err) == (0, "")
+    assert json.loads(out).keys() == {"folder", "base", "variant"}
+    assert read_model(tmp_path / "m").fingerprint != read_model(base).fingerprint
+
+
+def test_compress_prints_one_document(cli: Cli, tmp_path: Path, base: Path, tuned: Path) -> None:
+    code, out, err = cli("--json", "compress", base, tuned, tmp_path / "delta")
+    assert (code, err) == (0, "")
+    assert json.loads(out).keys() == {"folder", "kind", "weightBytes"}
+
+
+def test_merge_by_name(cli: Cli, api: FakeApi, tmp_path: Path, base: Path) -> None:
+    lora = make.write(base, tmp_path / "lora", make.RandomLora("l", 4, 1))
+    api.script("GET /models/v1", answer(model("v1", base="smol", adapter=str(lora), path=str(lora))))
+    api.script("GET /models/smol", answer(model("smol", path=str(base))))
+    code, out, err = cli("merge", "v1", "--to", tmp_path / "merged")
+    assert code == 0, err
+    assert "ostinato register NAME" in out
+    assert read_model(tmp_path / "merged").num_layers == 2
+    code, _, err = cli("merge", "smol", "--to", tmp_path / "again")
+    assert code == 1
+    assert "is a base" in err
+
+
+def test_merge_by_name_where_the_folders_are_not(cli: Cli, api: FakeApi, tmp_path: Path, base: Path) -> None:
+    api.script("GET /models/v1", answer(model("v1", base="smol", adapter="/a", path="/nowhere/a")))
+    api.script("GET /models/smol", answer(model("smol", path=str(base))))
+    code, _, err = cli("merge", "v1", "--to", tmp_path / "merged")
+    assert code == 1
+    assert "no folder here" in err
+    assert "--base and --variant" in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["compress", "BASE", "BASE", "NEW", "--bits", "3"], 2, "4 or 2"),
+        (["compress", "BASE", "BASE", "NEW", "--budget", "0"], 2, "above 0"),
+        (["compress", "BASE", "NEW/none", "NEW"], 1, "config.json"),
+        (["compress", "BASE", "BASE", "BASE"], 1, "exists already"),
+        (["merge", "--to", "NEW"], 2, "either"),
+        (["merge", "v1", "--base", "BASE", "--variant", "BASE", "--to", "NEW"], 2, "either"),
+        (["merge", "--base", "BASE", "--variant", "BASE", "--to", "NEW"], 1, "found neither"),
+    ],
+)
+def test_mistakes(cli: Cli, tmp_path: Path, base: Path, argv: list[str], code: int, words: str) -> None:
+    places = {"BASE": str(base), "NEW": str(tmp_path / "new")}
+    for name, place in places.items():
+        argv = [arg.replace(name, place) for arg in argv]
+    ended, _, err = cli(*argv)
+    assert ended == code
+    assert words in err
+    assert not (tmp_path / "new").exists()
