@@ -70,7 +70,9 @@ def load(
     return arena.to(device), torch.tensor(table, device=device)
 
 
-def expected(x: torch.Tensor, slots: Sequence[Sequence[Rotation | None]], of_rows: np.ndarray) -> torch.Tensor:
+def expected(
+    x: torch.Tensor, slots: Sequence[Sequence[Rotation | None]], of_rows: np.ndarray
+) -> torch.Tensor:
     """float64 [S, rows, K]: every slice's rotated input."""
     found = x.double().cpu().repeat(len(slots[0]), 1, 1)
     matrices = [[rotation and matrix(rotation.blocks) for rotation in slot] for slot in slots]

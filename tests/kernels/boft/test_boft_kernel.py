@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from workers.kernels.rows import Rows
 pytest.importorskip("triton")
 from workers.kernels.boft import kernel, reference
 
-ON_GPU = torch.cuda.is_available()
+ON_GPU = torch.cuda.is_available() and os.environ["TRITON_INTERPRET"] != "1"
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 DTYPES = [torch.float16]  # the interpreter multiplies no bfloat16
 DTYPES += [torch.bfloat16] if ON_GPU else []
@@ -52,10 +54,7 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_adapters_of_all_kinds_in_one_launch(dtype: torch.dtype) -> None:
     inputs = 96
-    slots: list[list[Rotation | None]] = [
-        [random_rotation(inputs, 1, m, b, dtype), None]
-        for m, b in KINDS
-    ]
+    slots: list[list[Rotation | None]] = [[random_rotation(inputs, 1, m, b, dtype), None] for m, b in KINDS]
     slots[3][1] = random_rotation(inputs, 1, 2, 4, dtype)
     slots.append([None, None])
     _check(slots, [*range(len(slots)), -1, 2, -1], inputs, dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -14,7 +15,7 @@ from workers.kernels.full import reference
 from workers.kernels.rows import Rows
 from workers.kernels.types import offsets, total_bytes, views
 
-ON_GPU = torch.cuda.is_available()
+ON_GPU = torch.cuda.is_available() and os.environ["TRITON_INTERPRET"] != "1"
 OF_ROWS = np.array([2, -1, 0, 1, 2, *[0] * 17], np.int32)
 WIDTH, FIRST = 40, 100
 

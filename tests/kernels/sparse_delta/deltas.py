@@ -42,10 +42,7 @@ def dense(delta: Delta) -> torch.Tensor:
     found = np.zeros((shape.outputs, shape.inputs))
     for group in range(shape.inputs // 4):
         index = indices[:, group // 2] >> 4 * (group % 2)
-        if shape.bits == 4:
-            value = values[:, group]
-        else:
-            value = values[:, group // 2] >> 4 * (group % 2)
+        value = values[:, group] if shape.bits == 4 else values[:, group // 2] >> 4 * (group % 2)
         for k in range(2):
             column = 4 * group + ((index >> 2 * k) & 3).astype(int)
             code = (value >> shape.bits * k) & ((1 << shape.bits) - 1)
@@ -82,5 +79,5 @@ def expected(
         columns = torch.split(out[row], list(slices))
         for delta, part in zip(slots[slot] if slot >= 0 else (), columns, strict=False):
             if delta is not None:
-                part += dense(delta).to(x.device) @ x[row].double()
+                part.add_(dense(delta).to(x.device) @ x[row].double())
     return out

@@ -149,7 +149,7 @@ def _rescale(out, base_bias, arena, table, slots, out_stride, HAS_BIAS: tl.const
     offset = 0
     outputs = SLICES[0]
     for i in tl.static_range(len(SLICES) - 1):
-        parts: tl.constexpr = (SLICES[i] + COLUMNS - 1) // COLUMNS
+        parts = (SLICES[i] + COLUMNS - 1) // COLUMNS
         if (slice == i) & (part >= parts):
             part -= parts
             slice = i + 1

@@ -26,8 +26,8 @@ def norm(
     added), so that nothing is divided by the base's weights, which may be zero."""
     if source.shape != out.shape or source.ndim != 2 or source.dtype != out.dtype:
         raise ValueError(
-            f"A norm of {list(source.shape)}, {source.dtype}, into {list(out.shape)}, {out.dtype}; expected the"
-            " same, [M, K]."
+            f"A norm of {list(source.shape)}, {source.dtype}, into {list(out.shape)}, {out.dtype};"
+            " expected the same, [M, K]."
         )
     _check(table)
     if out.device.type == "cpu":

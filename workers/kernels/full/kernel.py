@@ -53,7 +53,9 @@ def _embed(ids, out, first, arena, table, slots, out_stride, width,
         return
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = columns < width
-    tl.store(out + row * out_stride + columns, tl.load(weight + local * width + columns, mask=mask), mask=mask)
+    tl.store(
+        out + row * out_stride + columns, tl.load(weight + local * width + columns, mask=mask), mask=mask
+    )
 
 
 @triton.jit
@@ -90,7 +92,12 @@ def _head(x, out, arena, table, tiles, order, x_stride, out_stride, inputs, max_
 
 
 def norm(
-    source: torch.Tensor, out: torch.Tensor, epsilon: float, arena: torch.Tensor, table: torch.Tensor, rows: Rows
+    source: torch.Tensor,
+    out: torch.Tensor,
+    epsilon: float,
+    arena: torch.Tensor,
+    table: torch.Tensor,
+    rows: Rows,
 ) -> None:
     if len(out) == 0:
         return

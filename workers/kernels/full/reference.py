@@ -12,7 +12,12 @@ from workers.kernels.types import view
 
 
 def norm(
-    source: torch.Tensor, out: torch.Tensor, epsilon: float, arena: torch.Tensor, table: torch.Tensor, rows: Rows
+    source: torch.Tensor,
+    out: torch.Tensor,
+    epsilon: float,
+    arena: torch.Tensor,
+    table: torch.Tensor,
+    rows: Rows,
 ) -> None:
     for members, weight in _replaced(source, arena, table, rows):
         x = source[members].float()

@@ -91,7 +91,10 @@ def _two_bits_ptx(kind: str, magic: int, steps: Sequence[tuple[int, int]]) -> st
     lines = [
         ".reg .b32 lo, hi, low, high, magic, f0, f1, f2, s0, s1, s2;",
         f"mov.b32 magic, {magic:#x};",
-        *(f"mov.b32 f{i}, {factor:#x}; mov.b32 s{i}, {summand:#x};" for i, (factor, summand) in enumerate(steps)),
+        *(
+            f"mov.b32 f{i}, {factor:#x}; mov.b32 s{i}, {summand:#x};"
+            for i, (factor, summand) in enumerate(steps)
+        ),
         "prmt.b32 lo, $8, 0, 0x4140; prmt.b32 hi, $8, 0, 0x4342;",
         "shr.u32 low, lo, 2; shr.u32 high, hi, 2;",
     ]
@@ -128,38 +131,40 @@ TWO_BITS_REGISTERS = tl.constexpr(",".join(["=&r"] * 8 + ["r"]))
 def four_bits(first, second, masks, DTYPE: tl.constexpr, FAST: tl.constexpr):
     """Positions 0..3 of each group, of the first row of a pair and of the second: 8 x [PAIRS, GROUPS]."""
     if not FAST:
-        return _four_bits_plain(first, second, masks, DTYPE)
-    elif DTYPE == tl.bfloat16:
-        return tl.inline_asm_elementwise(
+        found = _four_bits_plain(first, second, masks, DTYPE)
+    elif tl.bfloat16 == DTYPE:
+        found = tl.inline_asm_elementwise(
             FOUR_BITS_BF16, FOUR_BITS_REGISTERS, [first, second, masks],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16,
                    tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
             is_pure=True, pack=4,
         )  # fmt: skip
     else:
-        return tl.inline_asm_elementwise(
+        found = tl.inline_asm_elementwise(
             FOUR_BITS_FP16, FOUR_BITS_REGISTERS, [first, second, masks],
             dtype=(tl.float16, tl.float16, tl.float16, tl.float16,
                    tl.float16, tl.float16, tl.float16, tl.float16),
             is_pure=True, pack=4,
         )  # fmt: skip
+    return found
 
 
 @triton.jit
 def two_bits(codes, DTYPE: tl.constexpr, FAST: tl.constexpr):
     """Positions 0..3 of each group: 4 x [PAIRS, GROUPS]."""
     if not FAST:
-        return _two_bits_plain(codes, DTYPE)
-    elif DTYPE == tl.bfloat16:
-        return tl.inline_asm_elementwise(
+        found = _two_bits_plain(codes, DTYPE)
+    elif tl.bfloat16 == DTYPE:
+        found = tl.inline_asm_elementwise(
             TWO_BITS_BF16, TWO_BITS_REGISTERS, [codes],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
         )  # fmt: skip
     else:
-        return tl.inline_asm_elementwise(
+        found = tl.inline_asm_elementwise(
             TWO_BITS_FP16, TWO_BITS_REGISTERS, [codes],
             dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=4,
         )  # fmt: skip
+    return found
 
 
 @triton.jit
@@ -193,7 +198,8 @@ def _dots(d0, d1, d2, d3, x0, x1, x2, x3):
 @triton.jit
 def _sum_four_bits(arena, values_at, masks_at, scales_at, num_scales, pair, half, outputs, x_rows, valid,
                    num_groups, first_block, last_block, blocks_per_scale, DTYPE: tl.constexpr,
-                   FAST: tl.constexpr, ALIGNED: tl.constexpr, PAIRS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+                   FAST: tl.constexpr, ALIGNED: tl.constexpr, PAIRS: tl.constexpr, GROUPS: tl.constexpr,
+                   ROWS: tl.constexpr):  # fmt: skip
     per_scale = num_groups // num_scales
     if ALIGNED:
         per_scale = tl.multiple_of(per_scale, 16)
@@ -227,7 +233,8 @@ def _sum_four_bits(arena, values_at, masks_at, scales_at, num_scales, pair, half
 @triton.jit
 def _sum_two_bits(arena, values_at, scales_at, num_scales, pair, half, outputs, x_rows, valid,
                   num_groups, first_block, last_block, blocks_per_scale, DTYPE: tl.constexpr,
-                  FAST: tl.constexpr, ALIGNED: tl.constexpr, PAIRS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+                  FAST: tl.constexpr, ALIGNED: tl.constexpr, PAIRS: tl.constexpr, GROUPS: tl.constexpr,
+                  ROWS: tl.constexpr):  # fmt: skip
     per_scale = num_groups // num_scales
     if ALIGNED:
         per_scale = tl.multiple_of(per_scale, 16)
@@ -268,8 +275,9 @@ def _add(out, stride, rows, valid, columns, inside, sum):
 
 @triton.jit
 def _sbmm(out, x, partials, counters, arena, table, tiles, order, out_stride, x_stride, num_groups, max_tiles,
-          WIDTH: tl.constexpr, FIELDS: tl.constexpr, SLICES: tl.constexpr, FAST: tl.constexpr, ALIGNED: tl.constexpr,
-          PAIRS: tl.constexpr, GROUPS: tl.constexpr, CUTS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
+          WIDTH: tl.constexpr, FIELDS: tl.constexpr, SLICES: tl.constexpr, FAST: tl.constexpr,
+          ALIGNED: tl.constexpr, PAIRS: tl.constexpr, GROUPS: tl.constexpr, CUTS: tl.constexpr,
+          ROWS: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
     # Tiles come first: those of one slot run together and read its weights from memory once.
     cut = tl.program_id(0) % (max_tiles * CUTS)
     split = (tl.program_id(0) // (max_tiles * CUTS)) % SPLITS
@@ -286,7 +294,7 @@ def _sbmm(out, x, partials, counters, arena, table, tiles, order, out_stride, x_
     column = 0
     outputs = SLICES[0]
     for i in tl.static_range(len(SLICES) - 1):
-        parts: tl.constexpr = (((SLICES[i] + 1) // 2) + PAIRS - 1) // PAIRS
+        parts = (((SLICES[i] + 1) // 2) + PAIRS - 1) // PAIRS
         if (slice == i) & (part_of_slice >= parts):
             part_of_slice -= parts
             slice = i + 1

@@ -39,7 +39,9 @@ def unpack(arena: torch.Tensor, shape: Shape, offsets: Sequence[int]) -> torch.T
     index = found["values0"].int()
     if shape.bits == 4:
         index += _per_row(found["masks0"], shape).int() << 8
-    codes = torch.nn.functional.embedding(index, _meanings(shape.bits))  # [outputs, groups, 4]
+    codes = torch.nn.functional.embedding(
+        index, _meanings(shape.bits).to(arena.device)
+    )  # [outputs, groups, 4]
     by_scale = codes.view(shape.outputs, shape.scales, -1)
     return by_scale.mul_(found["scales0"].T.float()[:, :, None]).view(shape.outputs, shape.inputs)
 
