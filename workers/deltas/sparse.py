@@ -45,9 +45,14 @@ def encode(matrix: torch.Tensor, bits: int, group_size: int | None = None) -> Sp
 def largest_two(importance: torch.Tensor) -> torch.Tensor:
     """uint8 [out, in/2]: of every four columns the positions (0..3, ascending) of the two largest; the
     earlier of equals."""
-    order = _by(importance, 4).sort(dim=2, descending=True, stable=True).indices
-    positions: torch.Tensor = order[:, :, :2].sort(dim=2).values.to(torch.uint8)
-    return positions.flatten(1)
+    a, b, c, d = _by(importance, 4).unbind(2)
+    pairs = ((a, b), (a, c), (a, d), (b, c), (b, d), (c, d))
+    ab, ac, ad, bc, bd, cd = ((left >= right).to(torch.uint8) for left, right in pairs)  # 1: the left wins
+    lost = (3 - ab - ac - ad, 2 + ab - bc - bd, 1 + ac + bc - cd, ad + bd + cd)
+    kept = [losses < 2 for losses in lost]
+    first = torch.where(kept[0], 0, torch.where(kept[1], 1, 2))
+    second = torch.where(kept[3], 3, torch.where(kept[2], 2, 1))
+    return torch.stack((first, second), dim=2).to(torch.uint8).flatten(1)
 
 
 def scales_of(kept: torch.Tensor, bits: int, group_size: int | None) -> torch.Tensor:

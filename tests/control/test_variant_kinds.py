@@ -1,0 +1,66 @@
+"""Registering variants of every kind: what is kept of them, and what the API shows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import random_variants as make
+from builders import no_bundles
+from random_variants import EVERY_KIND, RandomVariant
+
+from controlplane import errors
+from controlplane.api.schemas import ModelView
+from controlplane.fetching import Limits, profile
+from controlplane.records import Model, Phase, dump, load
+from profiler.variants.types import VariantKind
+
+WORDS = {
+    VariantKind.LORA: r"LoRA of rank \d+ on q_proj",
+    VariantKind.BOFT: r"BOFT of [12] factors, blocks of (8|16) on",
+    VariantKind.SPARSE_DELTA: "2:4 sparse delta of [24] bits",
+    VariantKind.SVD_DELTA: "low-rank delta of rank .* bits",
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = make.write_tiny_base(tmp_path_factory.mktemp("models") / "base")
+    registered = Model("b", 1, Phase.PROFILING, source=str(folder))
+    return profile(registered, None, Limits((folder.parent,), 16), no_bundles)
+
+
+@pytest.mark.parametrize("variant", EVERY_KIND, ids=lambda variant: variant.name)
+def test_every_kind_is_registered_and_shown(base: Model, variant: RandomVariant) -> None:
+    assert base.path is not None
+    root = Path(base.path).parent
+    folder = make.write(Path(base.path), root / variant.name, variant)
+    asked = Model("v", 2, Phase.PROFILING, base="b", adapter=f"file://{folder}")
+    ready = profile(asked, base, Limits((root,), 16), no_bundles)
+    assert ready.phase is Phase.READY
+    spec = ready.variant_spec
+    assert spec is not None
+    assert re.match(WORDS[spec.kind], ready.reason)
+    assert load(Model, dump(ready)) == ready
+    view = ModelView.of(ready, False, [])
+    assert (view.kind, view.path, view.weightBytes) == (spec.kind, str(folder), spec.weight_bytes)
+    assert view.variant is not None
+    assert tuple(view.variant.modules) == spec.target_modules
+    assert ModelView.of(asked, False, []).kind is None
+    assert ModelView.of(base, False, []).kind == "base"
+
+
+def test_a_delta_of_another_base_is_a_mismatch(base: Model) -> None:
+    assert base.path is not None
+    root = Path(base.path).parent
+    other = make.write_tiny_base(root / "other", 7)
+    folder = make.write(other, root / "of-other", make.RandomDelta("d", 1))
+    asked = Model("v", 2, Phase.PROFILING, base="b", adapter=str(folder))
+    with pytest.raises(errors.AdapterMismatch, match="made from the base"):
+        profile(asked, base, Limits((root,), 16), no_bundles)
+    assert base.spec is not None
+    early = replace(base, spec=replace(base.spec, fingerprint=""))
+    with pytest.raises(errors.AdapterMismatch, match="register it again"):
+        profile(asked, early, Limits((root,), 16), no_bundles)
