@@ -45,6 +45,9 @@ FAMILIES: dict[str, Family] = {
     "Qwen3ForCausalLM": Family("attention_bias", "attention_bias", qk_norm=True, default_head_dim=128),
 }
 
+# What config.json says that does not change what the stored weights are: no part of a fingerprint.
+NO_PART_OF_WEIGHTS = frozenset({"dtype_bytes", "max_position"})
+
 # The largest values taken for sane: beyond them a config is a mistake or an attack.
 LIMITS = {
     "num_hidden_layers": 1_024,
@@ -126,7 +129,7 @@ def read_model(folder: Path) -> ModelSpec:
     tensors = locate(folder)
     expected = _expected(config)
     _check_tensors(config, expected, tensors, folder)
-    facts = {key: value for key, value in asdict(config).items() if key != "dtype_bytes"}
+    facts = {key: value for key, value in asdict(config).items() if key not in NO_PART_OF_WEIGHTS}
     dtype_bytes = config.dtype_bytes or _stored_bytes(tensors)
     return ModelSpec(
         architecture=config.architecture,

@@ -411,7 +411,9 @@ def test_a_fingerprint_is_of_the_weights_not_of_the_files(tmp_path: Path) -> Non
     }
     plain = read_model(make.write_model(tmp_path / "a", CONFIG, weights)).fingerprint
     again = make.write_model(
-        tmp_path / "b", {**CONFIG, "rope_theta": 1.0, "torch_dtype": "bfloat16"}, weights
+        tmp_path / "b",
+        {**CONFIG, "rope_theta": 1.0, "max_position_embeddings": 9, "torch_dtype": "bfloat16"},
+        weights,
     )
     (again / "model.safetensors").unlink()
     names = sorted(weights)
