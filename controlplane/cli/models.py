@@ -164,12 +164,14 @@ def _model_facts(m: ModelView) -> list[tuple[str, str]]:
 def _variant_facts(v: VariantView | None) -> list[tuple[str, str]]:
     if v is None:
         return []
-    replaced = [name for name, on in (("embedding", v.replacesEmbedding), ("head", v.replacesHead)) if on]
+    parts = [name for name, on in (("embedding", v.replacesEmbedding), ("head", v.replacesHead)) if on]
     return [
         ("Adapts", ", ".join(f"{name}{_numbers(m)}" for name, m in v.modules.items())),
         ("Bits", "/".join(map(str, v.bits))),
-        ("Replaces", f"{size(v.fullBytes)} of the base's tensors" if v.fullBytes else ""),
-        ("Own", ", ".join(replaced)),
+        (
+            "Replaces",
+            ", ".join((f"{size(v.fullBytes)} of the base's tensors", *parts)) if v.fullBytes else "",
+        ),
     ]
 
 

@@ -412,3 +412,24 @@ def test_the_installed_command_meets_a_real_sigint(api: FakeApi) -> None:
 def test_the_live_line_shows_reasons_as_they_are() -> None:
     view = OperationView.model_validate(operation("Deploying", 0.25, reason="[/b] 1 of 4"))
     assert waiting.progress_line(view) == "smol: Deploying 25%  [/b] 1 of 4"
+
+
+def test_describe_a_variant(cli: Cli, api: FakeApi) -> None:
+    modules = {
+        "q_proj": {"sizeBytes": 9, "rank": 8, "factors": 0, "blockSize": 0},
+        "up_proj": {"sizeBytes": 9, "rank": 0, "factors": 2, "blockSize": 16},
+    }
+    spec = {
+        "modules": modules,
+        "bits": [8, 3],
+        "fullBytes": 2048,
+        "replacesEmbedding": True,
+        "replacesHead": False,
+    }
+    api.script(
+        "GET /models/v1", answer(model("v1", base="smol", adapter="/a", kind="svd_delta", variant=spec))
+    )
+    api.script("GET /deployments/v1", answer(error("model_not_found"), 404))
+    shown = cli("describe", "v1").out
+    for words in ("svd_delta", "q_proj (rank 8), up_proj (m=2, b=16)", "8/3", "2.0 KiB", "embedding"):
+        assert words in shown
