@@ -21,7 +21,7 @@ from workers.variants.config import ADDRESS_VARIABLE, VariantConfig
 
 log = logging.getLogger(__name__)
 
-SCHEDULER = "workers.scheduling.scheduler.VariantScheduler"
+SCHEDULER = "workers.scheduling.scheduler.make_scheduler"
 # The ranks vLLM's own configuration knows; ours has no such steps, but its check wants one of them.
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -124,12 +124,14 @@ def engine_arguments(config: EngineConfig) -> list[str]:
         "--scheduler-cls": SCHEDULER,
         "--additional-config": json.dumps(variant_config(config).as_json()),
     }
-    if not _on_cpu():
+    if _on_cpu():
+        arguments["--worker-cls"] = "workers.cpu_rank.CpuRank"
+    else:
         arguments["--kv-cache-memory-bytes"] = config.kv_cache_bytes
         arguments["--gpu-memory-utilization"] = _gpu_share(config.memory_bytes)
     flat = [str(part) for pair in arguments.items() for part in pair]
     logging_flag = "--enable-log-requests" if config.log_requests else "--no-enable-log-requests"
-    switches = ("--enable-lora", "--async-scheduling", "--disable-fastapi-docs", logging_flag)
+    switches = ("--enable-lora", "--disable-fastapi-docs", logging_flag)
     return [*flat, *switches]
 
 
@@ -179,6 +181,9 @@ def _set_environment(config: EngineConfig) -> None:
     )
     if len(config.layers_per_stage) == 1:
         del os.environ["VLLM_PP_LAYER_PARTITION"]
+    if config.tensor_parallel * len(config.layers_per_stage) > 1:
+        # vLLM binds each rank to a NUMA node of its own, and refuses when there are fewer nodes.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 def _vllm() -> dict[str, Any]:

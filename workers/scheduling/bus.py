@@ -25,7 +25,7 @@ class Hub:
 
     def __init__(self, address: str, received: Callable[[bytes, Message], None]) -> None:
         self._received = received
-        context = zmq.Context.instance()
+        context: zmq.Context[Any] = zmq.Context.instance()
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(address)
@@ -70,7 +70,7 @@ class Line:
 
     def __init__(self, address: str, name: str, received: Callable[[Message], None]) -> None:
         self._received = received
-        context = zmq.Context.instance()
+        context: zmq.Context[Any] = zmq.Context.instance()
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IDENTITY, name.encode())

@@ -11,10 +11,11 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
@@ -26,8 +27,27 @@ from workers.variants.config import ADDRESS_VARIABLE, from_additional
 log = logging.getLogger(__name__)
 
 
-class VariantScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped here
-    """Needs ADDRESS_VARIABLE in the environment, of which the ranks know, too."""
+def make_scheduler(*, vllm_config: Any, **others: Any) -> Any:
+    """What vLLM's `--scheduler-cls` names: vLLM knows best whether this engine schedules asynchronously."""
+    asynchronous = vllm_config.scheduler_config.async_scheduling
+    chosen = AsyncVariantScheduler if asynchronous else SyncVariantScheduler
+    return chosen(vllm_config=vllm_config, **others)
+
+
+class _Variants:
+    """Over a scheduler of vLLM. Needs ADDRESS_VARIABLE in the environment, of which the ranks know, too."""
+
+    # vLLM's own, which is untyped here
+    running: list[Any]
+    waiting: Any
+    requests: dict[str, Any]
+    finished_req_ids: set[str]
+    prev_step_scheduled_req_ids: set[str]
+    parallel_config: Any
+    vllm_config: Any
+    lora_config: Any
+    finish_requests: Callable[..., list[Any]]
+    _preempt_request: Callable[[Any, float], None]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -53,21 +73,21 @@ class VariantScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         held = self._admit()
         try:
-            output = super().schedule(*args, **kwargs)
+            output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
             self._put_back(held)
         self._note_scheduled(output)
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         self._uses.subtract(self._in_flight.popleft())
         self._uses = +self._uses  # only what is above zero
         return self._failed(outputs)
 
     def shutdown(self) -> None:
         self._hub.close()
-        super().shutdown()
+        super().shutdown()  # type: ignore[misc]
 
     # --- admission -------------------------------------------------------------------------------
 
@@ -221,13 +241,21 @@ class VariantScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped
         return outputs
 
 
+class AsyncVariantScheduler(_Variants, AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped here
+    """One step is prepared while another runs."""
+
+
+class SyncVariantScheduler(_Variants, Scheduler):  # type: ignore[misc]
+    """For what vLLM cannot schedule ahead: pipelines on CPU."""
+
+
 def _variant(request: Any) -> int:
     return request.lora_request.lora_int_id if request.lora_request else BASE
 
 
 def _has_output_due(request: Any) -> bool:
     """A preempted request whose last step is still under way must not begin again before it has ended."""
-    return request.status == RequestStatus.PREEMPTED and request.num_in_flight_tokens > 0
+    return bool(request.status == RequestStatus.PREEMPTED and request.num_in_flight_tokens > 0)
 
 
 def _arrival(request: Any) -> tuple[float, str]:

@@ -17,12 +17,14 @@ ADDRESS_VARIABLE = "OSTINATO_VARIANT_BUS"
 class VariantConfig:
     """`slots` variants may run in one batch (DeltaZip's N) in `arena_bytes` of each rank's memory;
     `host_bytes` of each rank's host memory keep others ready. Only `kinds` can be served: a CUDA graph
-    launches the kernels of those and no others."""
+    launches the kernels of those and no others. Scratch memory is made for LoRA ranks up to `max_rank`
+    and low-rank deltas up to `max_svd_rank`; a request may be passed by for `longest_wait_s`."""
 
     slots: int
     arena_bytes: int
     host_bytes: int
     max_rank: int
+    max_svd_rank: int = 2048
     kinds: tuple[str, ...] = KINDS
     longest_wait_s: float = 10.0
 

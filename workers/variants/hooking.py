@@ -25,18 +25,23 @@ ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 Found = tuple[torch.nn.Module, LayerShape]
 
 
-def find_layers(model: torch.nn.Module) -> list[Found]:
+def find_layers(model: Any) -> list[Found]:
     """Every module of this rank that variants may change, in the model's order."""
     packed = getattr(model, "packed_modules_mapping", {})
+    tied = bool(getattr(model.config, "tie_word_embeddings", False))
     return [
-        (module, shape) for name, module in model.named_modules() for shape in _shape(name, module, packed)
+        (module, shape)
+        for name, module in model.named_modules()
+        for shape in _shape(name, module, packed, tied)
     ]
 
 
-def _shape(name: str, module: torch.nn.Module, packed: Mapping[str, list[str]]) -> Iterator[LayerShape]:
+def _shape(
+    name: str, module: torch.nn.Module, packed: Mapping[str, list[str]], tied: bool
+) -> Iterator[LayerShape]:
     """The module's shape, if it is one of those."""
     if isinstance(module, VocabParallelEmbedding):  # a head is one, too
-        yield _vocabulary(name, module)
+        yield _vocabulary(name, module, tied)
     elif isinstance(module, LinearBase):
         parent, _, last = name.rpartition(".")
         parts = packed.get(last, [last])
@@ -77,13 +82,16 @@ def _qkv_slices(parts: list[str], module: Any) -> Iterator[Slice]:
         yield Slice(part, index * here * head, here * head, total * head)
 
 
-def _vocabulary(name: str, module: Any) -> VocabularyShape:
+def _vocabulary(name: str, module: Any, tied: bool) -> VocabularyShape:
+    is_head = isinstance(module, ParallelLMHead)
     shard = module.shard_indices
     start, end = shard.org_vocab_start_index, shard.org_vocab_end_index
-    return VocabularyShape(name, start, end - start, module.org_vocab_size, module.embedding_dim)
+    return VocabularyShape(
+        name, start, end - start, module.org_vocab_size, module.embedding_dim, is_head, tied
+    )
 
 
-def operations_of(module: torch.nn.Module, shape: LayerShape) -> tuple[str, ...]:
+def operations_of(shape: LayerShape) -> tuple[str, ...]:
     """The operations that variants can have in such a layer."""
     match shape:
         case LinearShape():
@@ -91,7 +99,7 @@ def operations_of(module: torch.nn.Module, shape: LayerShape) -> tuple[str, ...]
         case NormShape():
             return ("norm",)
         case VocabularyShape():
-            return ("head",) if isinstance(module, ParallelLMHead) else ("embedding",)
+            return ("head",) if shape.is_head else ("embedding",)
 
 
 def hook(module: Any, shape: LayerShape, site: Site, register: Callable[[str, Any], None]) -> None:
@@ -100,7 +108,7 @@ def hook(module: Any, shape: LayerShape, site: Site, register: Callable[[str, An
         case LinearShape():
             module.quant_method = VariantLinear(module.quant_method, module, shape, site)
             register(shape.name, module.quant_method)
-        case VocabularyShape() if isinstance(module, ParallelLMHead):
+        case VocabularyShape(is_head=True):
             module.quant_method = VariantHead(module.quant_method, site)
         case VocabularyShape():
             module.quant_method = VariantEmbedding(module.quant_method, module, shape, site)

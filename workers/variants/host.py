@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -50,14 +50,30 @@ def pack(contents: Contents, layers: Iterable[LayerShape], dtype: torch.dtype, p
     Raises ValueError when the files do not fit the layers.
     """
     pieces = [piece for layer in layers for piece in contents.pieces(layer, dtype)]
-    memory = torch.empty(sum(p.size_bytes for p in pieces), dtype=torch.uint8, pin_memory=pinned)
-    return HostVariant(memory, tuple(_filled(pieces, memory)))
+    starts = _starts(pieces)
+    memory = torch.empty(starts.pop(), dtype=torch.uint8, pin_memory=pinned)
+    filled: set[int] = set()
+    for piece, start in zip(pieces, starts, strict=True):
+        if start not in filled:
+            piece.fill(views(memory, piece.parts, start))
+            filled.add(start)
+    entries = (
+        Entry((piece.layer, piece.op), piece.parts, start, piece.row)
+        for piece, start in zip(pieces, starts, strict=True)
+    )
+    return HostVariant(memory, tuple(entries))
 
 
-def _filled(pieces: Iterable[Piece], memory: torch.Tensor) -> Iterable[Entry]:
-    at = 0
+def _starts(pieces: Iterable[Piece]) -> list[int]:
+    """Where each piece begins, and last of all how many bytes they take together."""
+    starts, at = [], 0
+    shared: dict[str, int] = {}
     for piece in pieces:
-        parts: Mapping[str, torch.Tensor] = views(memory, piece.parts, at)
-        piece.fill(parts)
-        yield Entry((piece.layer, piece.op), piece.parts, at, piece.row)
+        if piece.source in shared:
+            starts.append(shared[piece.source])
+            continue
+        if piece.source:
+            shared[piece.source] = at
+        starts.append(at)
         at += piece.size_bytes
+    return [*starts, at]

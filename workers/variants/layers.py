@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from vllm.forward_context import get_forward_context
@@ -50,7 +50,8 @@ class VariantLinear:
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        return torch.ops.ostinato.linear(x, bias, self._shape.out_size, self._name)
+        out: torch.Tensor = torch.ops.ostinato.linear(x, bias, self._shape.out_size, self._name)
+        return out
 
     def run(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [..., in] -> [..., out], on this rank."""
@@ -61,12 +62,12 @@ class VariantLinear:
         for op in operators.ADDITIONS:
             if self._site.has(op):
                 operators.add(op, rows, out, self._site, self._shape.widths)
-        if self._site.has("rescale"):
-            operators.rescale(out, bias, self._site, self._shape.widths)
+        if self._site.has("bias"):
+            operators.replace_bias(out, bias, self._site)
         return out.view(*x.shape[:-1], out.shape[-1])
 
     def _base(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return self._inner.apply(self._layer, x, bias)
+        return cast(torch.Tensor, self._inner.apply(self._layer, x, bias))
 
     def _rotated(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """The base's product where rows of some variants are rotated first, each slice by its own matrix."""
@@ -102,7 +103,7 @@ class VariantLinear:
             return x
         from vllm.distributed import tensor_model_parallel_all_gather
 
-        return tensor_model_parallel_all_gather(x)
+        return cast(torch.Tensor, tensor_model_parallel_all_gather(x))
 
 
 class VariantEmbedding:
@@ -119,11 +120,14 @@ class VariantEmbedding:
         return getattr(self._inner, name)
 
     def embedding(self, layer: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
-        return torch.ops.ostinato.embedding(ids, self._shape.width, layer.weight.dtype, self._name)
+        out: torch.Tensor = torch.ops.ostinato.embedding(
+            ids, self._shape.width, layer.weight.dtype, self._name
+        )
+        return out
 
     def run(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [...] of this rank's vocabulary -> [..., width]."""
-        out = self._inner.embedding(self._layer, ids)
+        out: torch.Tensor = self._inner.embedding(self._layer, ids)
         if self._site.has("embedding"):
             operators.embed(ids.reshape(-1), out.view(-1, out.shape[-1]), self._site)
         return out
@@ -142,7 +146,7 @@ class VariantHead:
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        logits = self._inner.apply(layer, x, bias)
+        logits: torch.Tensor = self._inner.apply(layer, x, bias=bias)
         if self._site.has("head"):
             operators.head(x, logits, self._site)
         return logits
@@ -172,9 +176,12 @@ class NormHook:
         self.name = shape.name + SUFFIX
 
     def run(self, out: torch.Tensor, source: torch.Tensor) -> None:
-        """`source` [..., width] is what was normalised into `out`."""
-        if self._site.has("norm"):
-            operators.norm(out, source, self._epsilon, self._site)
+        """`source` is what was normalised into `out`: [tokens, width], or [tokens, heads, width]."""
+        if not self._site.has("norm"):
+            return
+        pairs = [(out, source)] if out.ndim == 2 else zip(out.unbind(1), source.unbind(1), strict=True)
+        for normed, before in pairs:
+            operators.norm(normed, before, self._epsilon, self._site)
 
 
 # --- the operators torch.compile sees ----------------------------------------------------------
@@ -185,7 +192,7 @@ def _hook(name: str) -> Any:
 
 
 def _linear(x: torch.Tensor, bias: torch.Tensor | None, out_size: int, name: str) -> torch.Tensor:
-    return _hook(name).run(x, bias)
+    return cast(torch.Tensor, _hook(name).run(x, bias))
 
 
 def _linear_shape(x: torch.Tensor, bias: torch.Tensor | None, out_size: int, name: str) -> torch.Tensor:
@@ -193,7 +200,7 @@ def _linear_shape(x: torch.Tensor, bias: torch.Tensor | None, out_size: int, nam
 
 
 def _embedding(ids: torch.Tensor, width: int, dtype: torch.dtype, name: str) -> torch.Tensor:
-    return _hook(name).run(ids)
+    return cast(torch.Tensor, _hook(name).run(ids))
 
 
 def _embedding_shape(ids: torch.Tensor, width: int, dtype: torch.dtype, name: str) -> torch.Tensor:

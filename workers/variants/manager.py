@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from workers.variants.kinds import open_variant
 from workers.variants.layers import SUFFIX, Site, define_operators
 from workers.variants.loader import Loader
 from workers.variants.operators import Workspace, operations_for, table_width
+from workers.variants.pieces import Contents
 from workers.variants.residents import Residents
 
 log = logging.getLogger(__name__)
@@ -53,13 +53,16 @@ class VariantManager:
         layers = hooking.find_layers(model)
         widths = {
             (shape.name, op): table_width(op, shape)
-            for module, shape in layers
-            for op in hooking.operations_of(module, shape)
+            for _, shape in layers
+            for op in hooking.operations_of(shape)
             if op in self._all
         }
         memory = DeviceMemory(widths, self.config.slots, self.config.arena_bytes, self._device)
         base = Path(vllm_config.model_config.model)
-        opener = partial(open_variant, base=base, max_rank=self.config.max_rank, kinds=self.config.kinds)
+
+        def opener(folder: Path) -> Contents:
+            return open_variant(folder, base, self.config)
+
         self.residents = Residents(
             opener, memory, [shape for _, shape in layers], self._dtype, self.config.host_bytes
         )

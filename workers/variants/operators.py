@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from workers.kernels import lora
+from workers.kernels import bias, boft, full, lora, sparse_delta, svd_delta
 from workers.kernels.lora import layout as lora_layout
+from workers.kernels.svd_delta import layout as svd_layout
 from workers.variants.config import VariantConfig
 from workers.variants.shapes import LayerShape, LinearShape
 
@@ -16,14 +17,17 @@ if TYPE_CHECKING:
     from workers.variants.layers import Site
 
 # Operations that add to a linear layer's output, in this order.
-ADDITIONS = ("lora",)
-LINEAR = (*ADDITIONS,)
+ADDITIONS = ("lora", "sparse_delta", "svd_delta")
+LINEAR = (*ADDITIONS, "boft", "bias")
+_FULL = ("norm", "embedding", "head", "bias")
 _OF_KIND = {
     "lora": ("lora",),
-    "sparse_delta": (),
-    "svd_delta": (),
-    "boft": (),
+    "sparse_delta": ("sparse_delta", *_FULL),
+    "svd_delta": ("svd_delta", *_FULL),
+    "boft": ("boft", "bias"),
 }
+# More factors than any table row can ask scratch memory for.
+MOST_FACTORS = 3
 
 
 def operations_for(kinds: Iterable[str]) -> frozenset[str]:
@@ -33,25 +37,71 @@ def operations_for(kinds: Iterable[str]) -> frozenset[str]:
 
 def table_width(op: str, shape: LayerShape) -> int:
     """Columns of an operation's table for such a layer."""
-    slices = len(shape.slices) if isinstance(shape, LinearShape) else 1
-    return _WIDTHS[op](slices)
+    return _WIDTHS[op](len(shape.slices) if isinstance(shape, LinearShape) else 1)
 
 
-_WIDTHS: dict[str, Callable[[int], int]] = {"lora": lora_layout.width}
+_WIDTHS: dict[str, Callable[[int], int]] = {
+    "lora": lora_layout.width,
+    "sparse_delta": sparse_delta.width,
+    "svd_delta": svd_layout.width,
+    "boft": boft.width,
+    "bias": lambda slices: bias.WIDTH,
+    "norm": lambda slices: full.WIDTH,
+    "embedding": lambda slices: full.WIDTH,
+    "head": lambda slices: full.WIDTH,
+}
 
 
 class Workspace:
-    """Scratch memory of the operations; one layer uses it at a time."""
+    """Scratch memory of the operations on a GPU; one layer uses it at a time."""
 
     def __init__(
         self, config: VariantConfig, max_tokens: int, most_slices: int, device: torch.device
     ) -> None:
-        self.lora = lora.Scratch(max_tokens, config.slots, most_slices * config.max_rank, device)
+        rows = max_tokens if device.type == "cuda" else 1  # the references need none
+        if "lora" in config.kinds:
+            self.lora = lora.Scratch(rows, config.slots, most_slices * config.max_rank, device)
+        if "svd_delta" in config.kinds:
+            self.svd = svd_delta.Scratch(rows, config.slots, most_slices * config.max_svd_rank, device)
 
 
 def add(op: str, x: torch.Tensor, out: torch.Tensor, site: Site, widths: tuple[int, ...]) -> None:
     """out [T, O] += what `op` makes of x [T, K], on the rows of variants."""
-    rows, space = site.batch.tokens, site.workspace
+    rows, table, space = site.batch.tokens, site.tables[op], site.workspace
     match op:
         case "lora":
-            lora.apply(x, out, site.arena, site.tables[op], rows, widths, space.lora)
+            lora.apply(x, out, site.arena, table, rows, widths, space.lora)
+        case "sparse_delta":
+            sparse_delta.apply(x, out, site.arena, table, rows, widths)
+        case "svd_delta":
+            svd_delta.apply(x, out, site.arena, table, rows, widths, space.svd)
+
+
+def rotate(x: torch.Tensor, site: Site, shape: LinearShape) -> torch.Tensor:
+    """The whole input [T, in] -> each slice's input on this rank, [slices, T, in here]."""
+    into = x.new_empty(len(shape.slices), x.shape[0], shape.in_size)
+    table, rows = site.tables["boft"], site.batch.tokens
+    boft.rotate(x, into, site.arena, table, rows, start=shape.in_start, most_factors=MOST_FACTORS)
+    return into
+
+
+def rescale(out: torch.Tensor, base_bias: torch.Tensor | None, site: Site, widths: tuple[int, ...]) -> None:
+    boft.rescale(out, base_bias, site.arena, site.tables["boft"], site.batch.tokens, widths)
+
+
+def replace_bias(out: torch.Tensor, base_bias: torch.Tensor | None, site: Site) -> None:
+    bias.apply(out, base_bias, site.arena, site.tables["bias"], site.batch.tokens)
+
+
+def embed(ids: torch.Tensor, out: torch.Tensor, site: Site) -> None:
+    """`ids` [T] count from this rank's first token."""
+    full.embed(ids, out, 0, site.arena, site.tables["embedding"], site.batch.tokens)
+
+
+def norm(out: torch.Tensor, source: torch.Tensor, epsilon: float, site: Site) -> None:
+    full.norm(source, out, epsilon, site.arena, site.tables["norm"], site.batch.tokens)
+
+
+def head(x: torch.Tensor, out: torch.Tensor, site: Site) -> None:
+    """Rows are those a token is sampled for."""
+    full.head(x, out, site.arena, site.tables["head"], site.batch.samples)

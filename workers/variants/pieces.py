@@ -22,13 +22,17 @@ Row = Callable[[Mapping[str, int]], tuple[int, ...]]
 @dataclass(frozen=True)
 class Piece:
     """What operation `op` needs in `layer`: `parts` of memory, `fill` to write them, and `row`, the
-    operation's table row once the parts' offsets in the arena are known."""
+    operation's table row once the parts' offsets in the arena are known.
+
+    Pieces with the same `source` (not empty) share one memory: a tied head is the embedding.
+    """
 
     layer: str
     op: str
     parts: tuple[Part, ...]
     fill: Fill
     row: Row
+    source: str = ""
 
     @property
     def size_bytes(self) -> int:

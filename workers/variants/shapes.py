@@ -52,13 +52,18 @@ class LinearShape:
 
 @dataclass(frozen=True)
 class VocabularyShape:
-    """An embedding or a head: tokens [start, start + size) of the vocabulary are here."""
+    """An embedding or a head: tokens [start, start + size) of the vocabulary are here.
+
+    `tied`: the base's head is its embedding.
+    """
 
     name: str
     start: int
     size: int
     full: int
     width: int
+    is_head: bool
+    tied: bool
 
     @property
     def rows(self) -> slice:

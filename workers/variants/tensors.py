@@ -22,7 +22,7 @@ EVERYTHING = slice(None)
 def read(folder: Path, ref: TensorRef, rows: slice = EVERYTHING, columns: slice = EVERYTHING) -> torch.Tensor:
     """Rows (first dimension) and columns (last) of a tensor, as a copy. Raises ValueError."""
     whole = mapped(folder, ref)
-    picked = whole[rows] if whole.ndim else whole
+    picked = whole[rows]
     return (picked[..., columns] if whole.ndim > 1 else picked).clone()
 
 

@@ -17,6 +17,8 @@ from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
 from profiler.variants.reading import read_manifest
 from profiler.variants.types import Manifest, VariantKind, VariantLimits
+from profiler.variants.verifying import verify_values
+from workers.variants.config import VariantConfig
 from workers.variants.kinds import boft, full, lora, sparse_delta, svd_delta
 from workers.variants.pieces import Piece
 from workers.variants.shapes import LayerShape
@@ -42,16 +44,25 @@ class OpenVariant:
         return [*own, *full.pieces(self.manifest, layer, dtype)]
 
 
-def open_variant(folder: Path, base: Path, max_rank: int, kinds: Sequence[str]) -> OpenVariant:
-    """Read what lies in `folder`, for the base in folder `base`. Raises ValueError."""
+def open_variant(folder: Path, base: Path, config: VariantConfig) -> OpenVariant:
+    """What lies in `folder`, read and checked to the last byte for the base in folder `base`.
+
+    Raises ValueError when it is not sound, does not fit, or is not what the engine was started for.
+    """
     try:
-        manifest = read_manifest(folder, read_model(base), VariantLimits(max_rank))
+        manifest = read_manifest(folder, read_model(base), VariantLimits(config.max_rank))
+        verify_values(manifest)
     except (CheckpointError, AdapterError) as e:
         raise ValueError(str(e)) from e
-    kind = manifest.spec.kind
-    if kind not in kinds:
+    spec = manifest.spec
+    if spec.kind not in config.kinds:
         raise ValueError(
-            f"this engine was started for variants of kind {', '.join(kinds)}, not {kind}; deploy its base "
-            "again once the variant is registered"
+            f"this engine was started for variants of kind {', '.join(config.kinds)}, not {spec.kind}; "
+            "deploy its base again once the variant is registered"
+        )
+    if spec.kind is VariantKind.SVD_DELTA and spec.max_rank > config.max_svd_rank:
+        raise ValueError(
+            f"this engine was started for deltas of up to {config.max_svd_rank} singular ranks, this one has "
+            f"{spec.max_rank}; deploy its base again once the variant is registered"
         )
     return OpenVariant(manifest)

@@ -1,5 +1,61 @@
+"""PEFT BOFT: y = ((x Rot) W^T) * s + bias.
+
+A rotation mixes the whole input, so every rank holds all of it; s and bias are cut where the output is.
+Blocks become orthogonal here, by Cayley's formula in float64 (`workers.deltas.boft`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from profiler.variants.types import BoftManifest, BoftModule
+from workers.deltas.boft import cayley
+from workers.kernels.boft import layout
+from workers.variants import tensors
 from workers.variants.pieces import Piece
+from workers.variants.shapes import LayerShape, LinearShape, Slice
 
 
-def pieces(manifest, layer, dtype) -> tuple[Piece, ...]:
-    return ()
+def pieces(manifest: BoftManifest, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
+    if not isinstance(layer, LinearShape):
+        return ()
+    modules = [manifest.modules.get(part.name) for part in layer.slices]
+    shapes = [
+        _shape(manifest, module, part, layer) if module else None
+        for module, part in zip(modules, layer.slices, strict=True)
+    ]
+    if not any(shapes):
+        return ()
+
+    def fill(into: Mapping[str, torch.Tensor]) -> None:
+        rotations = [
+            _rotation(manifest, module, part, layer) if module else None
+            for module, part in zip(modules, layer.slices, strict=True)
+        ]
+        layout.pack(rotations, into)
+
+    def row(offsets: Mapping[str, int]) -> tuple[int, ...]:
+        return layout.describe(shapes, offsets)
+
+    return (Piece(layer.name, "boft", layout.parts(shapes, dtype), fill, row),)
+
+
+def _shape(manifest: BoftManifest, module: BoftModule, part: Slice, layer: LinearShape) -> layout.Shape:
+    biased = adds_bias(manifest, part, layer)
+    return layout.Shape(layer.in_full, part.size, module.factors, module.block_size, biased)
+
+
+def adds_bias(manifest: BoftManifest, part: Slice, layer: LinearShape) -> bool:
+    """Where the input is split, one rank adds the bias for all."""
+    return f"{part.name}.bias" in manifest.full and layer.in_start == 0
+
+
+def _rotation(manifest: BoftManifest, module: BoftModule, part: Slice, layer: LinearShape) -> layout.Rotation:
+    blocks = cayley(tensors.read(manifest.folder, module.r))
+    bias = None
+    if adds_bias(manifest, part, layer):
+        bias = tensors.read(manifest.folder, manifest.full[f"{part.name}.bias"], part.rows).float()
+    scale = tensors.read(manifest.folder, module.s, part.rows).flatten().float()
+    return layout.Rotation(blocks - torch.eye(module.block_size, dtype=torch.float64), scale, bias)

@@ -1,5 +1,72 @@
+"""2:4 sparse deltas of 4 or 2 bits (DeltaZip): y += x D^T.
+
+Rows of the stored arrays are outputs and are cut where the output is; columns are groups of the input
+and are cut where the input is, which a rank's share must therefore not divide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from profiler.variants.types import SparseManifest, SparseModule
+from workers.kernels.sparse_delta import layout
+from workers.variants import tensors
 from workers.variants.pieces import Piece
+from workers.variants.shapes import LayerShape, LinearShape, Slice
+
+# Columns whose indices share a byte.
+COLUMNS_PER_BYTE = 8
 
 
-def pieces(manifest, layer, dtype) -> tuple[Piece, ...]:
-    return ()
+def pieces(manifest: SparseManifest, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
+    if not isinstance(layer, LinearShape):
+        return ()
+    modules = [manifest.modules.get(part.name) for part in layer.slices]
+    shapes = [
+        _shape(module, part, layer) if module else None
+        for module, part in zip(modules, layer.slices, strict=True)
+    ]
+    if not any(shapes):
+        return ()
+
+    def fill(into: Mapping[str, torch.Tensor]) -> None:
+        deltas = [
+            _delta(manifest.folder, module, part, layer) if module else None
+            for module, part in zip(modules, layer.slices, strict=True)
+        ]
+        layout.pack(deltas, into)
+
+    def row(offsets: Mapping[str, int]) -> tuple[int, ...]:
+        return layout.describe(shapes, offsets)
+
+    return (Piece(layer.name, "sparse_delta", layout.parts(shapes), fill, row),)
+
+
+def _shape(module: SparseModule, part: Slice, layer: LinearShape) -> layout.Shape:
+    """What this rank holds of a module. Raises ValueError when its share cuts through a group."""
+    whole_row = module.group_size == layer.in_full
+    unit = COLUMNS_PER_BYTE if whole_row else module.group_size
+    if layer.in_start % unit or layer.in_size % unit:
+        raise ValueError(
+            f"{part.name}: this rank holds columns {layer.in_start} to {layer.in_start + layer.in_size} of "
+            f"{layer.in_full}, but {unit} columns belong together; use another tensor parallelism"
+        )
+    scales = 1 if whole_row else layer.in_size // module.group_size
+    return layout.Shape(part.size, layer.in_size, module.bits, scales)
+
+
+def _delta(folder: Path, module: SparseModule, part: Slice, layer: LinearShape) -> layout.Delta:
+    def cut(columns_per_item: int) -> slice:
+        return slice(layer.in_start // columns_per_item, (layer.in_start + layer.in_size) // columns_per_item)
+
+    whole_row = module.group_size == layer.in_full
+    return layout.Delta(
+        values=tensors.read(folder, module.values, part.rows, cut(4 if module.bits == 4 else 8)),
+        indices=tensors.read(folder, module.indices, part.rows, cut(COLUMNS_PER_BYTE)),
+        scales=tensors.read(
+            folder, module.scales, part.rows, slice(None) if whole_row else cut(module.group_size)
+        ),
+    )

@@ -1,5 +1,103 @@
+"""Low-rank deltas in mixed precision (Delta-CoMe, DeltaMix): y += (x V^T) U^T.
+
+V is cut by columns where the input is split, U^T where the output is. Codes share a scale in runs of
+128 columns; where a rank's share begins or ends inside a run, its values are kept as float16 instead:
+the same delta in more memory, and only in such a split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from profiler.variants.types import SVD_GROUP, SvdFactor, SvdGroup, SvdManifest, SvdModule
+from workers.kernels.svd_delta import layout
+from workers.variants import tensors
 from workers.variants.pieces import Piece
+from workers.variants.shapes import LayerShape, LinearShape, Slice
+
+FLOAT16 = 16
 
 
-def pieces(manifest, layer, dtype) -> tuple[Piece, ...]:
-    return ()
+def pieces(manifest: SvdManifest, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
+    if not isinstance(layer, LinearShape):
+        return ()
+    modules = [manifest.modules.get(part.name) for part in layer.slices]
+    if not any(modules):
+        return ()
+    ranks = [_ranks(module, part, layer) for module, part in zip(modules, layer.slices, strict=True)]
+
+    def fill(into: Mapping[str, torch.Tensor]) -> None:
+        groups = [
+            list(_groups(manifest.folder, module, part, layer)) if module else []
+            for module, part in zip(modules, layer.slices, strict=True)
+        ]
+        layout.pack(groups, into)
+
+    def row(offsets: Mapping[str, int]) -> tuple[int, ...]:
+        return layout.describe(ranks, offsets)
+
+    return (Piece(layer.name, "svd_delta", layout.parts(layer.in_size, layer.widths, ranks), fill, row),)
+
+
+def _ranks(module: SvdModule | None, part: Slice, layer: LinearShape) -> dict[int, int]:
+    """Rank by the bits it is held with here."""
+    found: dict[int, int] = {}
+    for group in module.groups if module else ():
+        bits = group.bits if _aligned(part, layer) else FLOAT16
+        found[bits] = found.get(bits, 0) + group.rank
+    return found
+
+
+def _aligned(part: Slice, layer: LinearShape) -> bool:
+    """Whether this rank's share of both factors begins and ends at runs of codes, or at the matrix's end."""
+    starts = layer.in_start, part.start
+    ends = (layer.in_start + layer.in_size, layer.in_full), (part.start + part.size, part.full)
+    return not any(start % SVD_GROUP for start in starts) and all(
+        end % SVD_GROUP == 0 or end == full for end, full in ends
+    )
+
+
+def _groups(folder: Path, module: SvdModule, part: Slice, layer: LinearShape) -> Iterator[layout.RankGroup]:
+    if _aligned(part, layer):
+        for group in module.groups:
+            v = _coded(folder, group, group.v, layer.columns, layer.in_full)
+            yield layout.RankGroup(group.bits, v, _coded(folder, group, group.u, part.rows, part.full))
+        return
+    right = torch.cat([_values(folder, g, g.v, layer.columns, layer.in_full) for g in module.groups])
+    left = torch.cat([_values(folder, g, g.u, part.rows, part.full) for g in module.groups])
+    yield layout.RankGroup(FLOAT16, layout.Matrix(right.half()), layout.Matrix(left.half()))
+
+
+def _coded(folder: Path, group: SvdGroup, factor: SvdFactor, cut: slice, full: int) -> layout.Matrix:
+    """Columns `cut` of a factor [rank, full], as stored."""
+    if factor.scales is None or factor.zeros is None:
+        return layout.Matrix(tensors.read(folder, factor.codes, columns=cut))
+    runs = slice(cut.start // SVD_GROUP, -(-cut.stop // SVD_GROUP))
+    codes = unpacked(tensors.read(folder, factor.codes), group.bits)[:, :full]
+    return layout.Matrix(
+        codes[:, cut],
+        tensors.read(folder, factor.scales, columns=runs),
+        tensors.read(folder, factor.zeros, columns=runs),
+    )
+
+
+def _values(folder: Path, group: SvdGroup, factor: SvdFactor, cut: slice, full: int) -> torch.Tensor:
+    """Columns `cut` of a factor, float32 [rank, columns]."""
+    whole = _coded(folder, group, factor, slice(0, full), full)
+    if whole.scales is None or whole.zeros is None:
+        return whole.values.float()[:, cut]
+    scales = whole.scales.float().repeat_interleave(SVD_GROUP, 1)[:, :full]
+    zeros = whole.zeros.float().repeat_interleave(SVD_GROUP, 1)[:, :full]
+    return ((whole.values.float() - zeros) * scales)[:, cut]
+
+
+def unpacked(stream: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes uint8 [rank, 8 n] from little-endian bit streams [rank, bits n]: 8 codes in `bits` bytes."""
+    grouped = stream.view(stream.shape[0], -1, bits, 1)
+    ones = (grouped >> torch.arange(8, dtype=torch.uint8)) & 1  # [rank, n, bytes, 8]
+    digits = ones.reshape(stream.shape[0], -1, 8, bits)
+    weights = 1 << torch.arange(bits, dtype=torch.uint8)
+    return (digits * weights).sum(-1, dtype=torch.uint8).flatten(1)

@@ -1,0 +1,29 @@
+"""Biases that a variant replaces: out += variant's bias - base's, on each variant's rows."""
+
+from __future__ import annotations
+
+import torch
+
+from workers.kernels.bias import reference
+from workers.kernels.bias.layout import WIDTH, describe, pack, parts
+from workers.kernels.rows import Rows
+
+__all__ = ["WIDTH", "apply", "describe", "pack", "parts"]
+
+
+def apply(
+    out: torch.Tensor,  # [M, N]
+    base_bias: torch.Tensor | None,  # [N]
+    arena: torch.Tensor,
+    table: torch.Tensor,
+    rows: Rows,
+) -> None:
+    """`out` holds the base's bias, if there is one; rows of the base are not touched."""
+    if out.ndim != 2 or (base_bias is not None and base_bias.shape != out.shape[1:]):
+        given = None if base_bias is None else list(base_bias.shape)
+        raise ValueError(f"A base bias {given} for outputs {list(out.shape)}; expected one for each column.")
+    if out.device.type == "cpu":
+        return reference.apply(out, base_bias, arena, table, rows)
+    from workers.kernels.bias import kernel
+
+    return kernel.apply(out, base_bias, arena, table, rows)

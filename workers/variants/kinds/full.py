@@ -1,0 +1,93 @@
+"""Tensors that a variant of any kind replaces whole: norms, embedding, head, and biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from profiler.types import TensorRef
+from profiler.variants.types import BoftManifest, Manifest
+from workers.kernels.bias import layout as bias_layout
+from workers.kernels.full import layout
+from workers.variants import tensors
+from workers.variants.pieces import Piece
+from workers.variants.shapes import LayerShape, LinearShape, NormShape, VocabularyShape
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def pieces(manifest: Manifest, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
+    match layer:
+        case NormShape():
+            return _whole(manifest, layer.name, "norm", f"{layer.name}.weight", layer.width, dtype)
+        case VocabularyShape():
+            return _vocabulary(manifest, layer, dtype)
+        case LinearShape():
+            return _biases(manifest, layer)
+
+
+def _whole(
+    manifest: Manifest,
+    layer: str,
+    op: str,
+    name: str,
+    columns: int,
+    dtype: torch.dtype,
+    cut: slice | None = None,
+) -> Sequence[Piece]:
+    """A tensor [columns] or [rows, columns], of which rows `cut` are held here."""
+    ref = manifest.full.get(name)
+    if ref is None:
+        return ()
+    count = cut.stop - cut.start if cut else 1
+    return (_piece(manifest, ref, (layer, op), (count, columns), dtype, cut or slice(None)),)
+
+
+def _piece(
+    manifest: Manifest,
+    ref: TensorRef,
+    key: tuple[str, str],
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    cut: slice,
+) -> Piece:
+    def fill(into: Mapping[str, torch.Tensor]) -> None:
+        layout.pack(tensors.read(manifest.folder, ref, cut).to(dtype), into)
+
+    def row(offsets: Mapping[str, int]) -> tuple[int, ...]:
+        return layout.describe(shape[0], offsets)
+
+    return Piece(*key, layout.parts(*shape, dtype), fill, row, source=f"{ref.name} {cut}")
+
+
+def _vocabulary(manifest: Manifest, layer: VocabularyShape, dtype: torch.dtype) -> Sequence[Piece]:
+    """A tied head is the embedding, unless the variant has a head of its own."""
+    if layer.is_head:
+        own = "lm_head.weight" in manifest.full
+        name = "lm_head.weight" if own or not layer.tied else EMBEDDING
+        return _whole(manifest, layer.name, "head", name, layer.width, dtype, layer.rows)
+    return _whole(manifest, layer.name, "embedding", EMBEDDING, layer.width, dtype, layer.rows)
+
+
+def _biases(manifest: Manifest, layer: LinearShape) -> Sequence[Piece]:
+    """Biases of a linear without a rotation there (whose operation brings its own)."""
+    rotated = manifest.modules.keys() if isinstance(manifest, BoftManifest) else ()
+    refs = [manifest.full.get(f"{part.name}.bias") for part in layer.slices]
+    if layer.in_start or not any(refs) or any(part.name in rotated for part in layer.slices):
+        return ()
+    if not all(refs):
+        raise ValueError(f"{layer.name}: a variant replaces all biases of its fused projections, or none")
+
+    def fill(into: Mapping[str, torch.Tensor]) -> None:
+        cut = [
+            tensors.read(manifest.folder, ref, part.rows)
+            for ref, part in zip(refs, layer.slices, strict=True)
+            if ref
+        ]
+        bias_layout.pack(torch.cat(cut).float(), into)
+
+    def row(offsets: Mapping[str, int]) -> tuple[int, ...]:
+        return bias_layout.describe(offsets)
+
+    return (Piece(layer.name, "bias", bias_layout.parts(layer.out_size), fill, row),)

@@ -1,5 +1,0 @@
-from workers.variants.pieces import Piece
-
-
-def pieces(manifest, layer, dtype) -> tuple[Piece, ...]:
-    return ()
