@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from workers.kernels.boft.layout import FIELDS
-from workers.kernels.rows import Rows
+from workers.kernels.rows import SMALL_BLOCK, Rows
 
 COLUMNS = 64  # of a program at least
 COPIED = 1024  # columns that a program copies of a row without a rotation
@@ -34,9 +34,9 @@ def _column(position, block, factor):
 
 @triton.jit
 def _source(x, x_stride, sums, sums_stride, rows, columns, mask, first):
-    """float32 [ROWS, COLUMNS]: the input of a factor, x itself for the first."""
-    of_x = tl.load(x + rows[:, None] * x_stride + columns[None, :], mask=mask & first, other=0)
-    of_sums = tl.load(sums + rows[:, None] * sums_stride + columns[None, :], mask=mask & ~first, other=0)
+    """float32 [COLUMNS, ROWS]: the input of a factor, x itself for the first."""
+    of_x = tl.load(x + rows[None, :] * x_stride + columns[:, None], mask=mask & first, other=0)
+    of_sums = tl.load(sums + rows[None, :] * sums_stride + columns[:, None], mask=mask & ~first, other=0)
     return of_x.to(tl.float32) + of_sums
 
 
@@ -58,16 +58,19 @@ def _copy(x, into, slots, table, x_stride, into_stride, num_rows, num_slices, st
 def _rotate(x, into, sums, arena, table, tiles, order, slots, x_stride, into_stride, inputs, num_rows,
             num_slices, max_tiles, stretches, start, size, buffer_stride,
             WIDTH: tl.constexpr, FIELDS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-            COLUMNS: tl.constexpr, COPIED: tl.constexpr):  # fmt: skip
+            COLUMNS: tl.constexpr, COPIED: tl.constexpr, CUTS: tl.constexpr):  # fmt: skip
     program = tl.program_id(0)
-    if program >= max_tiles * num_slices * stretches:
+    if program >= max_tiles * CUTS * num_slices * stretches:
         _copy(x, into, slots, table, x_stride, into_stride, num_rows, num_slices, start, size,
-              WIDTH, FIELDS, COPIED, program - max_tiles * num_slices * stretches)  # fmt: skip
+              WIDTH, FIELDS, COPIED, program - max_tiles * CUTS * num_slices * stretches)  # fmt: skip
         return
-    tile = tiles + 3 * (program // (num_slices * stretches))
+    cut = program // (num_slices * stretches)
+    tile = tiles + 3 * (cut // CUTS)
+    first_row = (cut % CUTS) * ROWS
     slice = (program // stretches) % num_slices
     slot = tl.load(tile)
-    if slot < 0:
+    count = tl.load(tile + 2) - first_row
+    if (slot < 0) | (count <= 0):
         return
     fields = table + slot.to(tl.int64) * WIDTH + slice * FIELDS
     factors = tl.load(fields).to(tl.int32)
@@ -82,8 +85,9 @@ def _rotate(x, into, sums, arena, table, tiles, order, slots, x_stride, into_str
     end = tl.minimum(begin + unit, inputs)
 
     blocks = (arena + tl.multiple_of(tl.load(fields + 2), 128)).to(tl.pointer_type(x.dtype.element_ty))
-    valid = tl.arange(0, ROWS) < tl.load(tile + 2)
-    rows = tl.load(order + tl.load(tile + 1) + tl.arange(0, ROWS), mask=valid, other=0).to(tl.int64)
+    valid = tl.arange(0, ROWS) < count
+    rows = tl.load(order + tl.load(tile + 1) + first_row + tl.arange(0, ROWS), mask=valid, other=0)
+    rows = rows.to(tl.int64)
     of_slice = slice.to(tl.int64) * num_rows
     sums += of_slice * inputs
     for step in range(factors):
@@ -97,19 +101,20 @@ def _rotate(x, into, sums, arena, table, tiles, order, slots, x_stride, into_str
         for c in range(begin, end, TILE):
             position = c + tl.arange(0, TILE)
             column = _column(position, block, factor)
-            mine = valid[:, None] & (position < end)[None, :]
+            mine = valid[None, :] & (position < end)[:, None]
             sum = _source(x, x_stride, before, inputs, rows, column, mine, first)
             if block % TILE == 0:
                 # The tile lies in one block: its weights are loaded in rows of 16 bytes at least.
-                wide = tl.multiple_of(block, TILE)
+                # (A hint on `block` itself would hold for the other branch, too.)
+                wide = (block // TILE) * TILE
                 inside = tl.multiple_of(c % wide, TILE)
-                of_block = of_factor + tl.multiple_of((c // wide) * wide * wide, TILE)
+                of_block = of_factor + (c // wide) * wide * wide
                 for k in range(0, wide, TILE):
                     source = _column(c - inside + k + tl.arange(0, TILE), block, factor)
-                    values = _source(x, x_stride, before, inputs, rows, source, valid[:, None], first)
-                    at = (k + tl.arange(0, TILE))[:, None] * wide + inside + tl.arange(0, TILE)[None, :]
+                    values = _source(x, x_stride, before, inputs, rows, source, valid[None, :], first)
+                    at = (k + tl.arange(0, TILE))[None, :] * wide + inside + tl.arange(0, TILE)[:, None]
                     weights = tl.load(of_block + at)
-                    sum = tl.dot(values.to(weights.dtype), weights, sum, input_precision="ieee")
+                    sum = tl.dot(weights, values.to(weights.dtype), sum, input_precision="ieee")
             else:
                 # Blocks of any size: of those that the tile touches, what lies outside a block is zero.
                 first_k = (c // block) * block
@@ -119,20 +124,20 @@ def _rotate(x, into, sums, arena, table, tiles, order, slots, x_stride, into_str
                     source = _column(from_position, block, factor)
                     there = from_position < last_k
                     values = _source(
-                        x, x_stride, before, inputs, rows, source, valid[:, None] & there[None, :], first
+                        x, x_stride, before, inputs, rows, source, valid[None, :] & there[:, None], first
                     )
-                    same = (from_position // block)[:, None] == (position // block)[None, :]
-                    at = from_position[:, None] * block + (position % block)[None, :]
+                    same = (from_position // block)[None, :] == (position // block)[:, None]
+                    at = from_position[None, :] * block + (position % block)[:, None]
                     weights = tl.load(
-                        of_factor + at, mask=same & there[:, None] & (position < end)[None, :], other=0
+                        of_factor + at, mask=same & there[None, :] & (position < end)[:, None], other=0
                     )
-                    sum = tl.dot(values.to(weights.dtype), weights, sum, input_precision="ieee")
-            tl.store(after + rows[:, None] * inputs + column[None, :], sum, mask=mine & (not last))
+                    sum = tl.dot(weights, values.to(weights.dtype), sum, input_precision="ieee")
+            tl.store(after + rows[None, :] * inputs + column[:, None], sum, mask=mine & (not last))
             seen = (column >= start) & (column < start + size)
             tl.store(
-                into + (of_slice + rows)[:, None] * into_stride + (column - start)[None, :],
+                into + (of_slice + rows)[None, :] * into_stride + (column - start)[:, None],
                 sum.to(into.dtype.element_ty),
-                mask=mine & seen[None, :] & last,
+                mask=mine & seen[:, None] & last,
             )
         tl.debug_barrier()
 
@@ -189,11 +194,13 @@ def rotate(
     if written is not into or not into.is_contiguous():
         raise ValueError("Rotated inputs must be written to contiguous memory.")
     # A stretch that begins before the window is one more than fit into it.
+    batch_rows = 8 if tiles.block == SMALL_BLOCK else tiles.block
+    cuts = tiles.block // batch_rows
     stretches = triton.cdiv(size, COLUMNS) + (start > 0)
     buffers = min(most_factors - 1, 2)
     sums = torch.empty((buffers, num_slices, num_rows, x.shape[1]), dtype=torch.float32, device=x.device)
     copies = num_rows * num_slices * triton.cdiv(size, COPIED)
-    _rotate[(tiles.max_tiles * num_slices * stretches + copies,)](
+    _rotate[(tiles.max_tiles * cuts * num_slices * stretches + copies,)](
         x,
         into,
         sums,
@@ -214,11 +221,12 @@ def rotate(
         num_slices * num_rows * x.shape[1],
         WIDTH=table.shape[1],
         FIELDS=FIELDS,
-        ROWS=tiles.block,
+        ROWS=batch_rows,
         TILE=32,
         COLUMNS=COLUMNS,
         COPIED=COPIED,
-        num_warps=1 if tiles.block == 16 else 4,
+        CUTS=cuts,
+        num_warps=1 if tiles.block == SMALL_BLOCK else 4,
         num_stages=2,
     )
 

@@ -20,8 +20,8 @@ from workers.kernels.sparse_delta.layout import ALIGNED_COLUMNS, FIELDS, GROUP
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 ALIGNED_GROUPS = ALIGNED_COLUMNS // GROUP
-# Programs of one delta that keep an H200's 132 multiprocessors busy.
-ENOUGH_PROGRAMS = 256
+# Of one delta: more would fill an H200 sooner where there is one delta, and cost more where there are eight.
+ENOUGH_PROGRAMS = 128
 KEPT_COUNTERS = 1 << 16
 
 
@@ -378,7 +378,7 @@ def config_for(num_rows: int, num_groups: int, slices: Sequence[int], block: int
     while splits < 8 and _parts(slices, 64) * splits < ENOUGH_PROGRAMS and blocks >= 8 * splits:
         splits *= 2
     if num_rows <= 32:
-        return Config(pairs=64, groups=64, rows=8, splits=splits, warps=4, stages=2)
+        return Config(pairs=64, groups=64, rows=8, splits=splits, warps=4, stages=3)
     return Config(pairs=32, groups=64, rows=16, splits=splits, warps=2, stages=2)
 
 
