@@ -19,6 +19,8 @@ from workers.kernels.rows import SMALL_BLOCK, Rows
 COLUMNS = 64  # of a program at least
 COPIED = 1024  # columns that a program copies of a row without a rotation
 RESCALED = 1024
+# Masks end in `!= 0` where they depend on a number from the table: Triton's interpreter would otherwise make
+# integers of them.
 
 
 @triton.jit
@@ -35,8 +37,9 @@ def _column(position, block, factor):
 @triton.jit
 def _source(x, x_stride, sums, sums_stride, rows, columns, mask, first):
     """float32 [COLUMNS, ROWS]: the input of a factor, x itself for the first."""
-    of_x = tl.load(x + rows[None, :] * x_stride + columns[:, None], mask=mask & first, other=0)
-    of_sums = tl.load(sums + rows[None, :] * sums_stride + columns[:, None], mask=mask & ~first, other=0)
+    from_x = (mask & first) != 0
+    of_x = tl.load(x + rows[None, :] * x_stride + columns[:, None], mask=from_x, other=0)
+    of_sums = tl.load(sums + rows[None, :] * sums_stride + columns[:, None], mask=mask & ~from_x, other=0)
     return of_x.to(tl.float32) + of_sums
 
 
@@ -49,7 +52,7 @@ def _copy(x, into, slots, table, x_stride, into_stride, num_rows, num_slices, st
     columns = (program // (num_rows * num_slices)) * COPIED + tl.arange(0, COPIED)
     slot = tl.load(slots + row)
     factors = tl.load(table + slot.to(tl.int64) * WIDTH + slice * FIELDS, mask=slot >= 0, other=0)
-    mask = (columns < size) & (factors == 0)
+    mask = ((columns < size) & (factors == 0)) != 0
     values = tl.load(x + row.to(tl.int64) * x_stride + start + columns, mask=mask)
     tl.store(into + (slice * num_rows + row).to(tl.int64) * into_stride + columns, values, mask=mask)
 
@@ -132,12 +135,12 @@ def _rotate(x, into, sums, arena, table, tiles, order, slots, x_stride, into_str
                         of_factor + at, mask=same & there[None, :] & (position < end)[:, None], other=0
                     )
                     sum = tl.dot(weights, values.to(weights.dtype), sum, input_precision="ieee")
-            tl.store(after + rows[None, :] * inputs + column[:, None], sum, mask=mine & (not last))
+            tl.store(after + rows[None, :] * inputs + column[:, None], sum, mask=(mine & (factor != 0)) != 0)
             seen = (column >= start) & (column < start + size)
             tl.store(
                 into + (of_slice + rows)[None, :] * into_stride + (column - start)[:, None],
                 sum.to(into.dtype.element_ty),
-                mask=mine & seen[:, None] & last,
+                mask=(mine & seen[:, None] & last) != 0,
             )
         tl.debug_barrier()
 
@@ -172,8 +175,8 @@ def _rescale(out, base_bias, arena, table, slots, out_stride, HAS_BIAS: tl.const
     scale = (arena + tl.multiple_of(tl.load(fields + 3), 128)).to(tl.pointer_type(tl.float32))
     result *= tl.load(scale + columns, mask=mask, other=0)
     bias = (arena + tl.multiple_of(tl.load(fields + 5), 128)).to(tl.pointer_type(tl.float32))
-    biased = tl.load(fields + 4) != 0
-    result += tl.load(bias + columns, mask=mask & biased, other=0)
+    biased = (mask & (tl.load(fields + 4) != 0)) != 0
+    result += tl.load(bias + columns, mask=biased, other=0)
     tl.store(at, result.to(out.dtype.element_ty), mask=mask)
 
 
