@@ -115,15 +115,15 @@ def by_reference(model: Model, x, out, rows: Rows) -> None:
 
 
 RANKS = [
-    ({8: 2, 3: 5, 2: 40}, {4: 3}),
-    ({}, {16: 2, 2: 33}),
+    ({8: 2, 2: 40}, {4: 3}),
+    ({}, {16: 2, 2: 3}),
     ({}, {}),
-    ({16: 1, 8: 1, 4: 1, 3: 33, 2: 1}, {}),
+    ({16: 1, 4: 1, 3: 33}, {}),
 ]
 BATCHES = {
     "mixed": [0, 1, BASE, 3, 0, 2, BASE, 1],
-    "one variant": [3] * 20,
-    "all distinct": [3, 2, 1, 0],
+    "one variant": [3] * 18,
+    "all distinct": [3, 0],
     "base only": [BASE] * 4,
     "a variant without deltas": [2, 2],
 }
@@ -132,8 +132,8 @@ BATCHES = {
 @pytest.mark.parametrize("run", [by_reference, interpreted])
 @pytest.mark.parametrize("slots", BATCHES.values(), ids=BATCHES)
 def test_equals_dense_products(run, slots):
-    model = build(330, (300, 70), RANKS)
-    x, y = torch.randn(len(slots), 330), torch.randn(len(slots), 370)
+    model = build(140, (270, 20), RANKS)
+    x, y = torch.randn(len(slots), 140), torch.randn(len(slots), 290)
     out = y.clone()
     run(model, x, out, rows_of(slots, 4))
     torch.testing.assert_close(out.double(), dense(model, x, y, slots), rtol=0, atol=FLOAT32_ERROR)
@@ -142,12 +142,12 @@ def test_equals_dense_products(run, slots):
 
 
 @pytest.mark.parametrize("cut", [poisoned, with_large_tiles])
-@pytest.mark.parametrize("inputs", [256, 1300])
+@pytest.mark.parametrize("inputs", [256, 600])
 def test_splits_tiles_and_padding(cut, inputs):
     """Several pieces of the inputs, and more rows than the batch has, as in a padded CUDA graph."""
     slots = [0, 1, BASE, 1, 1, *[0] * 14]
-    model = build(inputs, (130, 16, 257), [({2: 9}, {}, {3: 2}), ({4: 2}, {2: 65}, {8: 3, 2: 4})])
-    x, y = torch.randn(24, inputs), torch.randn(24, 403)
+    model = build(inputs, (130, 7), [({2: 9}, {3: 2}), ({}, {2: 33})])
+    x, y = torch.randn(24, inputs), torch.randn(24, 137)
     out = y.clone()
     interpreted(model, x, out, cut(rows_of(slots, 2, padded=24)))
     expected = dense(model, x, y, slots + [BASE] * 5)

@@ -13,7 +13,7 @@ import torch
 
 from workers.kernels.rows import LARGE_BLOCK, LARGE_FROM, SMALL_BLOCK, max_tiles
 
-SMALL_SPLITS, LARGE_SPLITS = 16, 4
+SMALL_SPLITS, LARGE_SPLITS = 32, 4
 RANK_MULTIPLE = 16
 
 
@@ -44,7 +44,7 @@ def plan(block_m: int, inputs: int, max_rank: int) -> Plan:
         shrink_r=(32 if max_rank <= 64 else 64) if large else (16 if max_rank <= 64 else 32),
         shrink_warps=4,
         shrink_stages=4 if large else 2,
-        block_n=128,
+        block_n=64 if large else 128,
         expand_r=16,
         expand_warps=4 if large else 2,
     )

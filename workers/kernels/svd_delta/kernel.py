@@ -26,6 +26,7 @@ _WORDS = tl.constexpr(layout.WORDS)
 _PANEL = tl.constexpr(layout.PANEL)
 _BLOCK_R = tl.constexpr(layout.RANK_BLOCK)
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+# Numbers become bfloat16 by way of float32 throughout: the interpreter knows no other way.
 # What the quick way of decoding adds to each code.
 _BIAS = tl.constexpr(128.0)
 
@@ -35,6 +36,14 @@ def _dot(left, right, sums):
     if _INTERPRETED:  # the interpreter multiplies bfloat16 as if its bits were integers
         left, right = left.to(tl.float32), right.to(tl.float32)
     return tl.dot(left, right, sums, input_precision="ieee")
+
+
+@triton.jit
+def _less(codes, zero):
+    """codes - zero: small whole numbers, exact in any of the types."""
+    if _INTERPRETED:  # as above
+        return (codes.to(tl.float32) - zero).to(codes.dtype)
+    return codes - zero.to(codes.dtype)
 
 
 @triton.jit
@@ -100,6 +109,19 @@ def _words_per_digit_set(digit, BITS: tl.constexpr):
 
 
 @triton.jit
+def _scales(scales, zeros, group, groups, rank, r, known):
+    """Scales and zeros of ranks `r` in `group` and in the one after it."""
+    more = known & (group + 1 < groups)
+    at = group * rank + r
+    return (
+        tl.load(scales + at, mask=known, other=0.0),
+        tl.load(zeros + at, mask=known, other=0),
+        tl.load(scales + at + rank, mask=more, other=0.0),
+        tl.load(zeros + at + rank, mask=more, other=0),
+    )
+
+
+@triton.jit
 def _shrink_group(
     x_at,  # pointers [BLOCK_M], the rows of x
     v_ptr,  # uint8
@@ -128,7 +150,7 @@ def _shrink_group(
                 other=0.0,
             )
             x = tl.load(x_at[None, :] + (column + i)[:, None], mask=inside[:, None], other=0.0)
-            sums = _dot(v.to(dtype), x, sums)
+            sums = _dot(v.to(tl.float32).to(dtype), x, sums)
     else:
         panels = (inputs + _PANEL - 1) // _PANEL
         groups = (inputs + 127) // 128
@@ -137,17 +159,31 @@ def _shrink_group(
         after = _words_per_digit_set(digit, BITS)
         scales = v_ptr.to(tl.pointer_type(tl.float16)) + after
         zeros = v_ptr + 2 * after + 2 * groups * rank
+        # Of the next panel, one panel ahead: the pipeliner moves none but the operands of products.
+        scale_next, zero_next, upper_scale_next, upper_zero_next = _scales(
+            scales, zeros, 2 * first_panel, groups, rank, r, here & (first_panel < last_panel)
+        )
         for panel in tl.range(first_panel, last_panel, num_stages=STAGES):
+            scale_low, zero_low, scale_upper, zero_upper = (
+                scale_next,
+                zero_next,
+                upper_scale_next,
+                upper_zero_next,
+            )
+            scale_next, zero_next, upper_scale_next, upper_zero_next = _scales(
+                scales, zeros, 2 * panel + 2, groups, rank, r, here & (panel + 1 < last_panel)
+            )
             line = (panel * rank + r)[:, None]
             at = words + line * _WORDS + i[None, :]
             high_at = words + digit + line * (_WORDS // 2) + (i % (_WORDS // 2))[None, :]
             loaded = _load_words(at, high_at, digit, here[:, None], BITS)
             quick = loaded[0]
             for half in tl.static_range(2):
-                group = 2 * panel + half
-                known = here & (group < groups)
-                scale = tl.load(scales + group * rank + r, mask=known, other=0.0).to(tl.float32)
-                zero = tl.load(zeros + group * rank + r, mask=known, other=0).to(tl.float32)
+                scale = scale_low.to(tl.float32)
+                zero = zero_low.to(tl.float32)
+                if half == 1:
+                    scale = scale_upper.to(tl.float32)
+                    zero = zero_upper.to(tl.float32)
                 if QUICK:
                     zero += _BIAS
                 products = tl.zeros((_BLOCK_R, BLOCK_M), tl.float32)
@@ -159,8 +195,8 @@ def _shrink_group(
                         quick = _shifted(quick)
                     else:
                         shift = (i // (_WORDS // 2)).to(tl.int16)[None, :]
-                        v = _codes(loaded, shift, 4 * half + part, BITS).to(dtype)
-                    products = _dot(v - zero.to(dtype)[:, None], x, products)
+                        v = _codes(loaded, shift, 4 * half + part, BITS).to(tl.float32).to(dtype)
+                    products = _dot(_less(v, zero[:, None]), x, products)
                 sums += products * scale[:, None]
     return sums
 
@@ -262,7 +298,7 @@ def _expand_plane(
         u = _quick(quick)
         quick = _shifted(quick)
     else:
-        u = _codes(loaded, high_shift, PLANE, BITS).to(t.dtype)
+        u = _codes(loaded, high_shift, PLANE, BITS).to(tl.float32).to(t.dtype)
     return quick, _dot(u, t, sums)
 
 
@@ -344,26 +380,36 @@ def _expand(
         after = _words_per_digit_set(digit, _BITS[kind])
         scales = u_ptr.to(tl.pointer_type(tl.float16)) + after
         zeros = u_ptr + 2 * after + 2 * groups * rank
+        coded = _BITS[kind] < 16
+        t_at = shrunk_ptr + row[None, :] * MAX_RANK + (position + ri)[:, None]
+        t_next = tl.load(t_at, mask=(ri < rank)[:, None] & here[None, :], other=0.0)
+        # One block of ranks ahead: the pipeliner moves none but the operands of products.
+        next_scale, next_zero, next_upper_scale, next_upper_zero = _scales(
+            scales, zeros, 2 * panel, groups, rank, ri, coded & (ri < rank)
+        )
         for start in tl.range(0, rank, _BLOCK_R, num_stages=STAGES):
             r = start + ri
             known = r < rank
-            t = tl.load(
-                shrunk_ptr + row[None, :] * MAX_RANK + (position + r)[:, None],
-                mask=known[:, None] & here[None, :],
-                other=0.0,
+            t = t_next
+            scale, zero, upper_scale, upper_zero = next_scale, next_zero, next_upper_scale, next_upper_zero
+            after_r = r + _BLOCK_R
+            left = after_r < rank
+            t_next = tl.load(t_at + start + _BLOCK_R, mask=left[:, None] & here[None, :], other=0.0)
+            next_scale, next_zero, next_upper_scale, next_upper_zero = _scales(
+                scales, zeros, 2 * panel, groups, rank, after_r, coded & left
             )
             if _BITS[kind] == 16:
                 low = t.to(dtype)
                 at = u_ptr.to(tl.pointer_type(tl.float16)) + r[None, :].to(tl.int64) * outputs
                 column = panel * _PANEL + i
-                sums0 = _dot(_half(at, column, outputs, known).to(dtype), low, sums0)
-                sums1 = _dot(_half(at, column + 32, outputs, known).to(dtype), low, sums1)
-                sums2 = _dot(_half(at, column + 64, outputs, known).to(dtype), low, sums2)
-                sums3 = _dot(_half(at, column + 96, outputs, known).to(dtype), low, sums3)
-                sums4 = _dot(_half(at, column + 128, outputs, known).to(dtype), low, sums4)
-                sums5 = _dot(_half(at, column + 160, outputs, known).to(dtype), low, sums5)
-                sums6 = _dot(_half(at, column + 192, outputs, known).to(dtype), low, sums6)
-                sums7 = _dot(_half(at, column + 224, outputs, known).to(dtype), low, sums7)
+                sums0 = _dot(_half(at, column, outputs, known).to(tl.float32).to(dtype), low, sums0)
+                sums1 = _dot(_half(at, column + 32, outputs, known).to(tl.float32).to(dtype), low, sums1)
+                sums2 = _dot(_half(at, column + 64, outputs, known).to(tl.float32).to(dtype), low, sums2)
+                sums3 = _dot(_half(at, column + 96, outputs, known).to(tl.float32).to(dtype), low, sums3)
+                sums4 = _dot(_half(at, column + 128, outputs, known).to(tl.float32).to(dtype), low, sums4)
+                sums5 = _dot(_half(at, column + 160, outputs, known).to(tl.float32).to(dtype), low, sums5)
+                sums6 = _dot(_half(at, column + 192, outputs, known).to(tl.float32).to(dtype), low, sums6)
+                sums7 = _dot(_half(at, column + 224, outputs, known).to(tl.float32).to(dtype), low, sums7)
             else:
                 line = (panel * rank + r)[None, :]
                 at = words + line * _WORDS + i[:, None]
@@ -371,17 +417,13 @@ def _expand(
                 loaded = _load_words(at, high_at, digit, known[None, :], _BITS[kind])
                 word = loaded[0]
                 shift = (i // (_WORDS // 2)).to(tl.int16)[:, None]
-                group = 2 * panel * rank + r
-                more = known & (2 * panel + 1 < groups)
-                zero_low = tl.load(zeros + group, mask=known, other=0).to(tl.float32)
-                zero_upper = tl.load(zeros + group + rank, mask=more, other=0).to(tl.float32)
+                zero_low = zero.to(tl.float32)
+                zero_upper = upper_zero.to(tl.float32)
                 if QUICK and _BITS[kind] == 2:
                     zero_low += _BIAS
                     zero_upper += _BIAS
-                scale_low = tl.load(scales + group, mask=known, other=0.0).to(tl.float32)
-                scale_upper = tl.load(scales + group + rank, mask=more, other=0.0).to(tl.float32)
-                low = (t * scale_low[:, None]).to(dtype)
-                upper = (t * scale_upper[:, None]).to(dtype)
+                low = (t * scale.to(tl.float32)[:, None]).to(dtype)
+                upper = (t * upper_scale.to(tl.float32)[:, None]).to(dtype)
                 less_low += low.to(tl.float32) * zero_low[:, None]
                 less_upper += upper.to(tl.float32) * zero_upper[:, None]
                 word, sums0 = _expand_plane(
@@ -470,7 +512,6 @@ def shrink(
         QUICK=_quick_codes(x),
         PDL=pdl,
         num_warps=plan.shrink_warps,
-        maxnreg=plan.registers,
         **({"launch_pdl": True} if pdl else {}),
     )
 
@@ -505,7 +546,6 @@ def expand(
         QUICK=_quick_codes(out),
         PDL=pdl,
         num_warps=plan.expand_warps,
-        maxnreg=plan.registers,
         **({"launch_pdl": True} if pdl else {}),
     )
 

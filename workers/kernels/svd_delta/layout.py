@@ -115,10 +115,9 @@ def read(bits: int, rank: int, columns: int, stored: torch.Tensor) -> torch.Tens
     if bits == 16:
         return stored.view(torch.float16).view(rank, columns).float()
     words, high, scales, zeros = arrays(bits, rank, columns, stored)
-    codes = sum(
-        _planes(digit, 2) << 2 * index
-        for index, digit in enumerate(words.view(torch.int16).view(DIGITS[bits], -1, rank, WORDS))
-    )  # [rank, padded columns]
+    codes = torch.zeros(rank, -(-columns // PANEL) * PANEL, dtype=torch.int32, device=stored.device)
+    for index, digit in enumerate(words.view(torch.int16).view(DIGITS[bits], -1, rank, WORDS)):
+        codes += _planes(digit, 2) << 2 * index
     if bits == 3:
         codes = codes + (_planes(high.view(torch.int16).view(-1, rank, WORDS // 2), 1) << 2)
     groups = -(-columns // GROUP)
@@ -134,7 +133,8 @@ def read(bits: int, rank: int, columns: int, stored: torch.Tensor) -> torch.Tens
 def arrays(bits: int, rank: int, columns: int, stored: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Words, third bits, scales and zeros of a coded matrix, as bytes."""
     sizes = _sizes(bits, rank, columns)
-    return stored.split([sizes.words, sizes.high, sizes.scales, sizes.zeros])
+    words, high, scales, zeros = stored.split([sizes.words, sizes.high, sizes.scales, sizes.zeros])
+    return words, high, scales, zeros
 
 
 def size_bytes(bits: int, rank: int, columns: int) -> int:

@@ -23,7 +23,6 @@ class Plan:
     shrink_stages: int
     expand_warps: int
     expand_stages: int
-    registers: int  # per thread at most
 
 
 def plan(block_m: int, inputs: int) -> Plan:
@@ -35,10 +34,9 @@ def plan(block_m: int, inputs: int) -> Plan:
         splits=-(-panels // chunk),
         chunk=chunk,
         shrink_warps=4 if large else 2,
-        shrink_stages=3,
+        shrink_stages=3 if large else 2,
         expand_warps=4 if large else 2,
-        expand_stages=3,
-        registers=255,
+        expand_stages=3 if large else 2,
     )
 
 
