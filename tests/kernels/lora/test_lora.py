@@ -196,7 +196,7 @@ def test_what_does_not_fit_is_said():
     model = build(8, (4,), [(2,)])
     rows, scratch = rows_of([0], 1), lora.Scratch(1, 1, 2, CPU)
     with pytest.raises(ValueError, match="scratch was made for 1"):
-        lora.apply(torch.ones(2, 8), torch.ones(2, 4), model.arena, model.table, rows, (4,), scratch)
+        lora.shrink(torch.ones(2, 8), model.arena, model.table, rows, scratch)
     with pytest.raises(ValueError, match="do not add up"):
         lora.apply(torch.ones(1, 8), torch.ones(1, 4), model.arena, model.table, rows, (3,), scratch)
     parts = layout.parts(8, (4,), (2,), torch.float32)

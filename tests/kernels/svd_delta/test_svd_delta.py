@@ -237,6 +237,12 @@ def test_what_does_not_fit_is_said():
         layout.parts(8, (4,), ({5: 1},))
     with pytest.raises(ValueError, match="take 96 places of scratch, which was made for 64"):
         svd_delta.Scratch(1, 1, 64, CPU).admit(({8: 1, 3: 1, 2: 32},))
+    model = build(8, (4,), [({2: 1},)])
+    rows, scratch = rows_of([0], 1), svd_delta.Scratch(1, 1, 32, CPU)
+    with pytest.raises(ValueError, match="scratch was made for 1"):
+        svd_delta.shrink(torch.ones(2, 8), model.arena, model.table, rows, scratch)
+    with pytest.raises(ValueError, match="do not add up"):
+        svd_delta.apply(torch.ones(1, 8), torch.ones(1, 4), model.arena, model.table, rows, (3,), scratch)
     into = views(torch.zeros(4096, dtype=torch.uint8), layout.parts(8, (4,), ({2: 1},)), 0)
     good, wide = matrix(2, 1, 4, random, 1.0), matrix(2, 1, 300, random, 1.0)
     with pytest.raises(ValueError, match="room was made for"):

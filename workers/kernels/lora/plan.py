@@ -78,12 +78,14 @@ class Scratch:
                 "for which scratch was made; load the variant on a worker with a larger maximum rank."
             )
 
+    def check_rows(self, x: torch.Tensor) -> None:
+        if x.shape[0] > self.max_rows:
+            raise ValueError(f"The batch has {x.shape[0]} rows; scratch was made for {self.max_rows}.")
 
-def check(rows: torch.Tensor, max_rows: int, slices: Sequence[int], outputs: int) -> None:
-    if rows.shape[0] > max_rows:
-        raise ValueError(f"The batch has {rows.shape[0]} rows; scratch was made for {max_rows}.")
-    if sum(slices) != outputs:
-        raise ValueError(f"Slices {tuple(slices)} do not add up to the output's {outputs} columns.")
+
+def check_slices(slices: Sequence[int], out: torch.Tensor) -> None:
+    if sum(slices) != out.shape[1]:
+        raise ValueError(f"Slices {tuple(slices)} do not add up to the output's {out.shape[1]} columns.")
 
 
 def _up(value: int, multiple: int) -> int:

@@ -12,7 +12,7 @@ import torch
 
 from workers.kernels.rows import Rows, Tiles
 from workers.kernels.svd_delta import reference
-from workers.kernels.svd_delta.plan import Plan, Scratch, check, plan
+from workers.kernels.svd_delta.plan import Plan, Scratch, check_slices, plan
 
 __all__ = ["Scratch", "Shrunk", "apply", "expand", "shrink"]
 
@@ -37,9 +37,8 @@ def apply(
     scratch: Scratch,
 ) -> None:
     """Add every variant's product to its rows of `out`; rows of the base are not touched."""
-    most_rows = scratch.max_rows if x.device.type != "cpu" else len(x)  # the reference needs no scratch
-    check(x, most_rows, slices, out.shape[1])
-    if x.device.type == "cpu":
+    if x.device.type == "cpu":  # without scratch
+        check_slices(slices, out)
         reference.apply(x, out, arena, table, rows, slices)
     else:
         expand(out, shrink(x, arena, table, rows, scratch), arena, table, slices)
@@ -53,6 +52,7 @@ def shrink(
     scratch: Scratch,
 ) -> Shrunk:
     """The GPU's first launch: t = x V^T, in float32, into scratch."""
+    scratch.check_rows(x)
     from workers.kernels.svd_delta import kernel  # Triton need not be installed where there is no GPU
 
     tiles = rows.tiles(x.shape[0])
@@ -69,6 +69,7 @@ def expand(
     slices: tuple[int, ...],
 ) -> None:
     """The GPU's second launch: out += t U^T."""
+    check_slices(slices, out)
     from workers.kernels.svd_delta import kernel
 
     kernel.expand(out, arena, table, shrunk.tiles, slices, shrunk.plan, shrunk.scratch)
