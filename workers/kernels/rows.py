@@ -131,7 +131,7 @@ class Rows:
 def _by_slot(grouping: Grouping) -> Iterator[tuple[int, torch.Tensor]]:
     order = torch.from_numpy(grouping.order).long()
     slots, firsts = np.unique(grouping.slots[grouping.order], return_index=True)
-    ends = [*firsts[1:], len(order)]
+    ends = [*firsts[1:], len(order)][: len(slots)]  # none at all in a batch of the base alone
     for slot, first, end in zip(slots.tolist(), firsts.tolist(), ends, strict=True):
         yield slot, order[first:end]
 

@@ -59,13 +59,15 @@ class Snapshot:
 @dataclass
 class Decision:
     """`admit` in order; `parents` of those among them that skip the line; `preempt` first of all;
-    `load` are variants that should get a slot, `blocked` requests wait for a running variant to end."""
+    `load` are variants that should get a slot, `blocked` requests wait for a running variant to end.
+    `seats` are all variants that run or may run next: no slot is taken from one of them."""
 
     admit: list[str] = field(default_factory=list)
     parents: dict[str, str] = field(default_factory=dict)
     preempt: list[str] = field(default_factory=list)
     load: list[int] = field(default_factory=list)
     blocked: list[str] = field(default_factory=list)
+    seats: frozenset[int] = frozenset()
 
 
 def decide(snapshot: Snapshot) -> Decision:
@@ -95,6 +97,7 @@ def decide(snapshot: Snapshot) -> Decision:
         elif not overdue:
             decision.admit.append(request.id)
             decision.parents[request.id] = oldest.get(request.variant, request.id)
+    decision.seats = frozenset(seats)
     if first_blocked is not None:
         decision.preempt = _orphans(snapshot, first_blocked)
     return decision

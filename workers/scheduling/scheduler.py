@@ -171,7 +171,7 @@ class _Variants:
         if not uids:
             return
         paths = {_variant(r): r.lora_request.lora_path for r in waiting if r.lora_request}
-        busy = frozenset(self._uses) | {_variant(r) for r in self.running}
+        busy = frozenset(self._uses) | self._decision.seats
         for uid in uids:
             if not self._residency.error(uid):  # its requests end in `_failed`
                 self._residency.load(uid, paths[uid], busy)

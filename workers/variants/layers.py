@@ -70,16 +70,19 @@ class VariantLinear:
         return cast(torch.Tensor, self._inner.apply(self._layer, x, bias))
 
     def _rotated(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """The base's product where rows of some variants are rotated first, each slice by its own matrix."""
+        """The base's product with rows of some variants rotated before and rescaled after it."""
         rotated = operators.rotate(self._whole_input(x), self._site, self._shape)  # [slices, rows, in]
-        if len(self._shape.slices) == 1:
+        out = self._product(rotated, bias)
+        operators.rescale(out, bias, self._site, self._shape.widths)
+        return out
+
+    def _product(self, rotated: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Each slice's input meets its slice of the weight."""
+        if len(rotated) == 1:
             return self._base(rotated[0], bias)
         weight = getattr(self._layer, "weight", None)
-        if (
-            x.device.type == "cuda"
-            and weight is not None
-            and weight.shape == (self._shape.out_size, x.shape[1])
-        ):
+        whole = (self._shape.out_size, rotated.shape[-1])
+        if rotated.device.type == "cuda" and weight is not None and weight.shape == whole:
             return self._by_slices(rotated, weight, bias)
         # A packed or quantised weight cannot be cut: the whole product for each slice's input.
         products = [self._base(part, bias) for part in rotated]
