@@ -1,0 +1,118 @@
+"""What the GPU benchmarks of variants share: dummy bases, engines in this process, one process per case."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from workers.scheduling.client import new_address
+from workers.variants.config import ADDRESS_VARIABLE, VariantConfig
+
+LLAMA_7B = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "vocab_size": 32000,
+}
+TOKENIZER = "tokenizer.json"  # a base must have one; here prompts are token ids and it is never read
+
+
+def write_dummy_base(folder: Path, shape: dict[str, int]) -> Path:
+    """A Llama checkpoint whose weights are a hole in its file: headers as they should be, no bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": False,
+        **shape,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / TOKENIZER).write_text("{}")
+    header, at = {}, 0
+    for name, dims in tensor_shapes(shape).items():
+        size = 2 * dims[0] * (dims[1] if len(dims) > 1 else 1)
+        header[name] = {"dtype": "BF16", "shape": dims, "data_offsets": [at, at + size]}
+        at += size
+    raw = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(raw)) + raw)
+        file.truncate(8 + len(raw) + at)
+    return folder
+
+
+def linear_shapes(shape: dict[str, int]) -> dict[str, tuple[int, int]]:
+    """(out, in) of each adaptable module of a layer, by its name within the layer."""
+    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
+    kv = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
+    sizes = {"q_proj": hidden, "k_proj": kv, "v_proj": kv, "o_proj": hidden}
+    found = {f"self_attn.{name}": (out, hidden) for name, out in sizes.items()}
+    up = {f"mlp.{name}": (inner, hidden) for name in ("gate_proj", "up_proj")}
+    return {**found, **up, "mlp.down_proj": (hidden, inner)}
+
+
+def tensor_shapes(shape: dict[str, int]) -> dict[str, list[int]]:
+    hidden, vocabulary = shape["hidden_size"], shape["vocab_size"]
+    found = {"model.embed_tokens.weight": [vocabulary, hidden], "lm_head.weight": [vocabulary, hidden]}
+    for layer in range(shape["num_hidden_layers"]):
+        for name, dims in linear_shapes(shape).items():
+            found[f"model.layers.{layer}.{name}.weight"] = list(dims)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            found[f"model.layers.{layer}.{norm}.weight"] = [hidden]
+    return {**found, "model.norm.weight": [hidden]}
+
+
+def make_engine(base: Path, variants: VariantConfig | None, **options: Any) -> Any:
+    """vLLM in this process: without adapters, with vLLM's own (see `max_loras`), or with our variants."""
+    from vllm import LLM
+
+    chosen: dict[str, Any] = {
+        "model": str(base),
+        "dtype": "bfloat16",
+        "skip_tokenizer_init": True,
+        "gpu_memory_utilization": 0.8,
+        **options,
+    }
+    if variants is not None:
+        os.environ[ADDRESS_VARIABLE] = new_address()
+        chosen |= {
+            "enable_lora": True,
+            "max_loras": variants.slots,
+            "max_lora_rank": max(8, variants.max_rank),
+            "scheduler_cls": "workers.scheduling.scheduler.make_scheduler",
+            "additional_config": variants.as_json(),
+        }
+    return LLM(**chosen)
+
+
+def in_own_process(module: str, *arguments: str, plugins: bool = True) -> list[dict[str, Any]]:
+    """Run `python -m module arguments`; its lines that are JSON objects are its results."""
+    environment = {
+        **os.environ,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "HF_HUB_OFFLINE": "1",
+    }
+    if not plugins:
+        environment["VLLM_PLUGINS"] = "none"
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    print(*(results or done.stdout.splitlines()[-40:]), sep="\n", flush=True)
+    return results
