@@ -76,7 +76,8 @@ class EngineClient:
 
 async def _taken(worker: KnownWorker, connection: Connection, request: EngineCall) -> bool:
     """Send the request; False when the worker's door refused it, unseen by the engine."""
-    headers = {"host": worker.address, **wire.request_headers(worker.secret, request.variant)}
+    named = wire.request_headers(worker.secret, request.variant, request.variant_limit)
+    headers = {"host": worker.address, **named}
     await connection.ask(request.path, headers, request.body)
     return _REFUSED not in connection.headers
 

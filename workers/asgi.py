@@ -26,7 +26,7 @@ GRACE_S = 1.0
 
 
 def _scope(request: EngineCall) -> Message:
-    named = wire.request_headers("", request.variant).items()
+    named = wire.request_headers("", request.variant, request.variant_limit).items()
     headers = [(name.encode(), value.encode()) for name, value in named]
     headers.append((b"content-length", str(len(request.body)).encode()))
     return {

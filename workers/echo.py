@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from workers.asgi import AsgiApp, Message
-from workers.messages import EngineConfig, VariantRef
+from workers.messages import EngineConfig, EngineResidency, RankBytes, Tier, VariantPlace, VariantRef
 
 
 class EchoEngine:
@@ -17,6 +17,7 @@ class EchoEngine:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._variants: dict[str, VariantRef] = {}
+        self._limit = config.max_variants
 
     @property
     def app(self) -> AsgiApp:
@@ -30,6 +31,25 @@ class EchoEngine:
 
     async def forget_variant(self, variant: VariantRef) -> None:
         self._variants.pop(variant.name, None)
+
+    async def prefetch(self, variant: VariantRef) -> None:
+        await self.ensure_variant(variant)
+
+    async def residency(self) -> EngineResidency:
+        """As if the first variants had the slots, for good."""
+        slots = self._config.max_variants
+        places = tuple(self._place(i, v.uid, slots) for i, v in enumerate(self._variants.values()))
+        return EngineResidency(slots, self._limit, skips=0, preemptions=0, blocked=0, variants=places)
+
+    def _place(self, position: int, uid: int, slots: int) -> VariantPlace:
+        ranks = tuple(RankBytes(r, 1, int(position < slots)) for r in range(self._config.ranks))
+        if position < slots:
+            return VariantPlace(uid, Tier.DEVICE, position, ranks)
+        return VariantPlace(uid, Tier.HOST, None, ranks, "not in a slot; the first variants keep theirs")
+
+    async def limit_variants(self, limit: int) -> int:
+        self._limit = min(max(1, limit), self._config.max_variants)
+        return self._limit
 
     async def check_health(self) -> None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from workers.asgi import AsgiApp
-from workers.messages import EngineConfig, VariantRef
+from workers.messages import EngineConfig, EngineResidency, VariantRef
 
 
 class Engine(Protocol):
@@ -26,6 +26,18 @@ class Engine(Protocol):
         ...
 
     async def forget_variant(self, variant: VariantRef) -> None: ...
+
+    async def prefetch(self, variant: VariantRef) -> None:
+        """Have every rank hold `variant` in host memory. Raises ValueError if it does not fit."""
+        ...
+
+    async def residency(self) -> EngineResidency:
+        """Where every variant is now, and why one is not ready. Raises TimeoutError."""
+        ...
+
+    async def limit_variants(self, limit: int) -> int:
+        """Run at most `limit` variants at once from now on; returns what it is then, 1 to the slots."""
+        ...
 
     async def check_health(self) -> None:
         """Raises when the engine cannot answer any more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 
 @dataclass(frozen=True)
@@ -12,7 +13,8 @@ class EngineConfig:
     `memory_bytes` is what the plan gives one rank; `kv_cache_bytes` its part for keys and values,
     `variant_memory_bytes` its part for the `max_variants` variants that may run at once.
     `variant_host_bytes` of each rank's host memory keep more of them ready; only variants of
-    `variant_kinds` are accepted.
+    `variant_kinds` are accepted. `max_active_variants` is how many may run at once to begin with
+    (DeltaZip's N); 0: as many as there are slots.
     """
 
     engine: str
@@ -31,6 +33,7 @@ class EngineConfig:
     variant_memory_bytes: int
     variant_host_bytes: int
     variant_kinds: tuple[str, ...]
+    max_active_variants: int = 0
     load_format: str = "auto"
     log_requests: bool = False
 
@@ -38,6 +41,10 @@ class EngineConfig:
     def max_ongoing_requests(self) -> int:
         """What one worker takes at once; beyond its batch they wait in the engine."""
         return max(64, 4 * self.max_num_seqs)
+
+    @property
+    def ranks(self) -> int:
+        return self.tensor_parallel * len(self.layers_per_stage)
 
 
 @dataclass(frozen=True)
@@ -51,11 +58,15 @@ class VariantRef:
 
 @dataclass(frozen=True)
 class EngineCall:
-    """One request for the engine's OpenAI application: a path, a JSON body, the variant it means."""
+    """One request for the engine's OpenAI application: a path, a JSON body, the variant it means.
+
+    `variant_limit` is how many variants the deployment wants to run at once; None: it does not say.
+    """
 
     path: str
     body: bytes
     variant: VariantRef | None = None
+    variant_limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,52 @@ class WorkerReport:
     address: str = ""
     secret: str = field(default="", repr=False)
     max_ongoing_requests: int = 0
+
+
+class Tier(StrEnum):
+    """The nearest place where every rank has a variant."""
+
+    DEVICE = "device"  # in a slot: requests for it run
+    HOST = "host"  # in host memory: a copy away from a slot
+    DISK = "disk"  # to be read again
+
+
+@dataclass(frozen=True)
+class RankBytes:
+    """What one rank holds of a variant."""
+
+    rank: int
+    host_bytes: int
+    device_bytes: int
+
+
+@dataclass(frozen=True)
+class VariantPlace:
+    """Where a variant is; `reason` says why not on the device. It may have a `slot` before it is there."""
+
+    uid: int
+    tier: Tier
+    slot: int | None
+    ranks: tuple[RankBytes, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class EngineResidency:
+    """One engine's variants. `limit` of them run at once (DeltaZip's N), at most as many as `slots`.
+
+    `skips` counts requests that passed others by whose variant was not running, `preemptions` those that
+    gave such places back, `blocked` the requests that wait for a running variant to end.
+    """
+
+    slots: int
+    limit: int
+    skips: int
+    preemptions: int
+    blocked: int
+    variants: tuple[VariantPlace, ...]
+    node: str = ""
+    pid: int = 0
 
 
 @dataclass(frozen=True)

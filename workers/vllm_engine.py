@@ -15,8 +15,10 @@ from typing import Any, cast
 
 from workers import torch_stack
 from workers.asgi import AsgiApp
-from workers.messages import EngineConfig, VariantRef
+from workers.messages import EngineConfig, EngineResidency, VariantRef
+from workers.residency import residency_of
 from workers.scheduling.client import VariantClient, new_address
+from workers.variant_metrics import READ_SECONDS
 from workers.variants.config import ADDRESS_VARIABLE, VariantConfig
 
 log = logging.getLogger(__name__)
@@ -79,7 +81,8 @@ class VllmEngine:
 
         self._remove(variant.name)
         try:
-            await self._client.prepare(variant.uid, variant.path)
+            with READ_SECONDS.time():
+                await self._client.prepare(variant.uid, variant.path)
         except ValueError as e:
             raise ValueError(f"the engine refused variant '{variant.name}': {e}") from e
         self._requests[variant.name] = LoRARequest(variant.name, variant.uid, variant.path)
@@ -96,9 +99,21 @@ class VllmEngine:
         self._requests.pop(name, None)
         self._uids.pop(name, None)
 
-    async def residency(self) -> dict[str, Any]:
-        """Where every variant is, and why one is not ready (`workers.scheduling.residency`)."""
-        return await self._client.state()
+    async def prefetch(self, variant: VariantRef) -> None:
+        """Requests may have named it before and others have taken its place in host memory since."""
+        if self._uids.get(variant.name) != variant.uid:
+            await self.ensure_variant(variant)
+            return
+        try:
+            await self._client.prepare(variant.uid, variant.path)
+        except ValueError as e:
+            raise ValueError(f"the engine refused variant '{variant.name}': {e}") from e
+
+    async def residency(self) -> EngineResidency:
+        return residency_of(await self._client.state())
+
+    async def limit_variants(self, limit: int) -> int:
+        return await self._client.limit(limit)
 
     async def check_health(self) -> None:
         await self._llm.check_health()

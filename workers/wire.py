@@ -9,20 +9,34 @@ from workers.messages import VariantRef
 
 SECRET = "ostinato-secret"
 VARIANT = "ostinato-variant"
+# Beside a variant: how many may run at once. A worker that was restarted learns it with its first request.
+LIMIT = "ostinato-limit"
 # Set on an answer of the door itself: the engine never saw the request, so it may be sent elsewhere.
 REFUSED = "ostinato-refused"
 
 
-def request_headers(secret: str, variant: VariantRef | None) -> dict[str, str]:
+def request_headers(secret: str, variant: VariantRef | None, limit: int | None = None) -> dict[str, str]:
     """The headers the door reads. JSON keeps a variant's name and path in ASCII and on one line."""
     headers = {SECRET: secret, "content-type": "application/json"}
     if variant is not None:
         headers[VARIANT] = json.dumps([variant.name, variant.uid, variant.path])
+        if limit is not None:
+            headers[LIMIT] = str(limit)
     return headers
 
 
 def variant_of(headers: Iterable[tuple[bytes, bytes]]) -> VariantRef | None:
     """The variant an ASGI scope's headers name; None for the base."""
-    name = VARIANT.encode()
-    text = next((value for key, value in headers if key == name), None)
+    text = _value(headers, VARIANT)
     return None if text is None else VariantRef(*json.loads(text))
+
+
+def limit_of(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    """How many variants may run at once, if the headers say so."""
+    text = _value(headers, LIMIT)
+    return None if text is None else int(text)
+
+
+def _value(headers: Iterable[tuple[bytes, bytes]], name: str) -> bytes | None:
+    key = name.encode()
+    return next((value for found, value in headers if found == key), None)

@@ -7,18 +7,34 @@ import json
 import logging
 import os
 import socket
+import threading
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from prometheus_client import REGISTRY
 
 from workers import asgi, process_logs, wire
 from workers.asgi import Message
 from workers.door import Door, respond
 from workers.engine import Engine, start_engine
-from workers.messages import EngineCall, EngineConfig, EngineHead, EngineReply, VariantRef, WorkerReport
+from workers.messages import (
+    EngineCall,
+    EngineConfig,
+    EngineHead,
+    EngineReply,
+    EngineResidency,
+    VariantRef,
+    WorkerReport,
+)
 from workers.metrics_server import serve_metrics
+from workers.residency import ResidencyWatch
+from workers.variant_metrics import VariantCollector
 
 log = logging.getLogger(__name__)
+
+SCRAPE_WAIT_S = 2.0  # a scrape waits no longer for the scheduler
 
 
 class Worker:
@@ -31,10 +47,16 @@ class Worker:
         self._metrics_address = ""
         self._engine: Engine | None = None
         self._door: Door | None = None
+        self._limit: int | None = None
+        self._residency = ResidencyWatch(self._ask_residency)
+        self._collector: VariantCollector | None = None
 
     async def start(self) -> None:
         """Start the engine. An exception here is a failed launch."""
         self._engine = await start_engine(self._config)
+        if self._config.max_active_variants:
+            await self.limit_variants(self._config.max_active_variants)
+        self._publish_residency()
         self._metrics_address = serve_metrics(self._metrics_host)
         log.info("engine of %s is ready", self._config.name)
 
@@ -53,6 +75,7 @@ class Worker:
         """The engine's ASGI application, with the variant that a header names loaded first."""
         try:
             if (variant := wire.variant_of(scope["headers"])) is not None:
+                await self._follow_limit(wire.limit_of(scope["headers"]))
                 await self.engine.ensure_variant(variant)
         except ValueError as e:
             body = json.dumps({"error": {"message": str(e), "code": "adapter_mismatch"}}).encode()
@@ -74,6 +97,49 @@ class Worker:
 
     async def unload_variant(self, variant: VariantRef) -> None:
         await self.engine.forget_variant(variant)
+
+    # --- residency -----------------------------------------------------------------------------
+
+    async def prefetch(self, variant: VariantRef) -> None:
+        """Raises ValueError when the variant does not fit the engine."""
+        await self.engine.prefetch(variant)
+        self._residency.forget()
+
+    async def limit_variants(self, limit: int) -> int:
+        """Run at most `limit` variants at once; returns what the engine made of it."""
+        self._limit = limit
+        now = await self.engine.limit_variants(limit)
+        self._residency.forget()
+        log.info("%d variants may run at once (asked for: %d)", now, limit)
+        return now
+
+    async def _follow_limit(self, limit: int | None) -> None:
+        """What a request says of its deployment. It is no reason to refuse the request."""
+        if limit is None or limit == self._limit:
+            return
+        try:
+            await self.limit_variants(limit)
+        except TimeoutError:
+            self._limit = None
+            log.warning("the scheduler did not take the limit of %d variants in time", limit)
+
+    async def residency(self) -> EngineResidency:
+        """Raises TimeoutError when the scheduler does not answer."""
+        return await self._residency.get()
+
+    async def _ask_residency(self) -> EngineResidency:
+        return replace(await self.engine.residency(), node=socket.gethostname(), pid=os.getpid())
+
+    def _publish_residency(self) -> None:
+        loop, own_thread = asyncio.get_running_loop(), threading.get_ident()
+
+        def ask() -> EngineResidency:
+            if threading.get_ident() == own_thread:  # vLLM's own /metrics: the loop would wait for itself
+                raise RuntimeError("asked by the loop that would have to answer")
+            return asyncio.run_coroutine_threadsafe(self.residency(), loop).result(SCRAPE_WAIT_S)
+
+        self._collector = VariantCollector(ask, self._config)
+        REGISTRY.register(self._collector)
 
     async def report(self) -> WorkerReport:
         return WorkerReport(
@@ -100,5 +166,8 @@ class Worker:
         """Let what the door let in end, then end the engine."""
         if self._door is not None:
             await self._door.close()
+        if self._collector is not None:
+            REGISTRY.unregister(self._collector)
+            self._collector = None
         if self._engine is not None:
             self._engine.close()

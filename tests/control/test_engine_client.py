@@ -18,7 +18,7 @@ from controlplane.engine_client import EngineClient
 from workers.messages import EngineCall, EngineConfig, EngineHead, VariantRef, WorkerReport
 from workers.worker import Worker
 
-CONFIG = EngineConfig("echo", "b", "/m", "float32", "cpu", 1, (2,), 64, 4, 1, 1, 2, 4, 8)
+CONFIG = EngineConfig("echo", "b", "/m", "float32", "cpu", 1, (2,), 64, 4, 1, 1, 2, 4, 8, 8, ("lora",))
 ASK = EngineCall("/v1/completions", b'{"model": "b", "prompt": "a b"}')
 V = VariantRef("v", 7, "/a")
 

@@ -17,7 +17,7 @@ from workers.door import Door
 from workers.messages import EngineCall, EngineConfig, VariantRef, WorkerReport
 from workers.worker import Worker
 
-CONFIG = EngineConfig("echo", "b", "/m", "float32", "cpu", 1, (2,), 64, 4, 1, 1, 2, 4, 8)
+CONFIG = EngineConfig("echo", "b", "/m", "float32", "cpu", 1, (2,), 64, 4, 1, 1, 2, 4, 8, 8, ("lora",))
 TEXT = "/v1/completions"
 V = VariantRef('naïve "v"\n', 7, "/folder/é")
 

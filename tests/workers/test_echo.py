@@ -12,7 +12,7 @@ import pytest
 from workers.messages import EngineCall, EngineConfig, EngineHead, VariantRef
 from workers.worker import Worker
 
-CONFIG = EngineConfig("echo", "b", "/m", "float32", "cpu", 1, (2,), 64, 4, 1, 1, 2, 4, 8)
+CONFIG = EngineConfig("echo", "b", "/m", "float32", "cpu", 1, (2,), 64, 4, 1, 1, 2, 4, 8, 8, ("lora",))
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 V = VariantRef("v", 7, "/a")
 

@@ -1,0 +1,66 @@
+"""The scheduler's account of its variants as messages, asked for no more often than it changes.
+
+`workers.scheduling.residency` makes the account; it travels as JSON, so ranks are strings there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from workers.messages import EngineResidency, RankBytes, Tier, VariantPlace
+
+# An account this young is good enough: asking takes the lock that every step of the scheduler needs.
+FRESH_S = 0.5
+
+
+def residency_of(state: Mapping[str, Any]) -> EngineResidency:
+    return EngineResidency(
+        slots=state["slots"],
+        limit=state["limit"],
+        skips=state["skips"],
+        preemptions=state["preemptions"],
+        blocked=state["blocked"],
+        variants=tuple(_place(v) for v in state["variants"]),
+    )
+
+
+def _place(variant: Mapping[str, Any]) -> VariantPlace:
+    host = {int(rank): size for rank, size in variant["host_bytes"].items()}
+    device = {int(rank): size for rank, size in variant["device_bytes"].items()}
+    ranks = tuple(RankBytes(r, host.get(r, 0), device.get(r, 0)) for r in sorted({*host, *device}))
+    return VariantPlace(variant["uid"], Tier(variant["tier"]), variant["slot"], ranks, variant["reason"])
+
+
+class ResidencyWatch:
+    """Asks for the account when somebody wants it; those who come meanwhile and just after share it."""
+
+    def __init__(
+        self, ask: Callable[[], Awaitable[EngineResidency]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._asked_s = 0.0
+        self._answer: asyncio.Task[EngineResidency] | None = None
+
+    async def get(self) -> EngineResidency:
+        """Raises what asking raises."""
+        if self._answer is None or self._is_stale(self._answer):
+            self._asked_s = self._clock()
+            self._answer = asyncio.ensure_future(self._asking())
+        return await asyncio.shield(self._answer)
+
+    def forget(self) -> None:
+        """Something was changed: the next answer must show it."""
+        self._answer = None
+
+    def _is_stale(self, answer: asyncio.Task[EngineResidency]) -> bool:
+        if not answer.done():
+            return False
+        failed = answer.cancelled() or answer.exception() is not None
+        return failed or self._clock() - self._asked_s > FRESH_S
+
+    async def _asking(self) -> EngineResidency:
+        return await self._ask()
