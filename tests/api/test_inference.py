@@ -231,7 +231,8 @@ def test_a_client_that_leaves_frees_its_place(served: Installation) -> None:
     engine = served.cluster.scripted("base")
     body = {**CHAT, "messages": [{"role": "user", "content": "!drip"}], "stream": True}
     with served.http.stream("POST", "/v1/chat/completions", json=body) as reply:
-        next(reply.iter_lines())
+        lines = reply.iter_lines()  # kept: httpx closes the connection when its iterator goes
+        next(lines)
         assert served.in_flight() == 1
     wait_for(engine.closed.is_set)
     wait_for(lambda: served.counts() == {("base", "client_disconnected"): 1})
