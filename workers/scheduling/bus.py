@@ -6,6 +6,7 @@ socket. A message is one JSON object.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import threading
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 
 Message = dict[str, Any]
 POLL_MS = 1000
+_PIPES = itertools.count()
+UNLIMITED = 0  # messages that wait for one end: a full queue would block a thread, or lose them
 
 
 class Hub:
@@ -28,6 +31,7 @@ class Hub:
         context: zmq.Context[Any] = zmq.Context.instance()
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.set_hwm(UNLIMITED)
         self._socket.bind(address)
         self._wake = _Pipe(context)
         self._closing = threading.Event()
@@ -53,13 +57,13 @@ class Hub:
                 if to:
                     self._socket.send_multipart([to, body])
             if self._socket in ready:
-                sender, body = self._socket.recv_multipart()
-                self._handle(sender, body)
+                self._handle(*self._socket.recv_multipart())
         self._socket.close()
         self._wake.close()
 
-    def _handle(self, sender: bytes, body: bytes) -> None:
+    def _handle(self, sender: bytes, *parts: bytes) -> None:
         try:
+            (body,) = parts
             self._received(sender, json.loads(body))
         except Exception:  # one bad message must not end the thread that all variants depend on
             log.exception("a message of %r could not be handled", sender)
@@ -73,6 +77,7 @@ class Line:
         context: zmq.Context[Any] = zmq.Context.instance()
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.set_hwm(UNLIMITED)
         self._socket.setsockopt(zmq.IDENTITY, name.encode())
         self._socket.connect(address)
         self._wake = _Pipe(context)
@@ -99,12 +104,13 @@ class Line:
                 if body:
                     self._socket.send(body)
             if self._socket in ready:
-                self._handle(self._socket.recv())
+                self._handle(*self._socket.recv_multipart())
         self._socket.close()
         self._wake.close()
 
-    def _handle(self, body: bytes) -> None:
+    def _handle(self, *parts: bytes) -> None:
         try:
+            (body,) = parts
             self._received(json.loads(body))
         except Exception:
             log.exception("a message of the scheduler could not be handled")
@@ -114,11 +120,13 @@ class _Pipe:
     """Hands messages of any thread to the one that owns the socket."""
 
     def __init__(self, context: zmq.Context[Any]) -> None:
-        address = f"inproc://variant-{id(self)}"
+        address = f"inproc://variant-{next(_PIPES)}"
         self.out = context.socket(zmq.PULL)
+        self.out.set_hwm(UNLIMITED)
         self.out.bind(address)
         self._in = context.socket(zmq.PUSH)
         self._in.setsockopt(zmq.LINGER, 0)
+        self._in.set_hwm(UNLIMITED)
         self._in.connect(address)
         self._lock = threading.Lock()
 

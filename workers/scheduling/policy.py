@@ -3,8 +3,11 @@
 DeltaZip, section 5.4: at most N variants run at once. A request whose variant runs already may skip
 the line; it is then the child of that variant's oldest running request, and when that parent is done
 its children are preempted, so that requests of other variants, which came earlier, get their turn.
-Beyond the paper: a child that is about to finish is not preempted, and once somebody has waited too
-long nobody skips the line until they run.
+Beyond the paper: a child that is about to finish is not preempted; once somebody has waited too long
+nobody skips the line until they run; and who lacks room in memory counts as blocked, too.
+
+From this follows a bound: whatever comes later, a request begins no later than when all that came
+before it are done, plus what an almost finished child may still take, plus its variant's loading.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 BASE = 0
 
@@ -21,11 +25,11 @@ class Readiness(StrEnum):
 
     READY = "ready"  # in a slot on every rank
     LOADING = "loading"  # on its way into a slot
+    CROWDED = "crowded"  # there is no room for it in some rank's memory until others leave
     ABSENT = "absent"
 
 
-@dataclass(frozen=True)
-class Running:
+class Running(NamedTuple):
     """A running request. `parent` is the request it skipped the line behind, if it did.
     `tokens_left` is the most it may still generate."""
 
@@ -36,8 +40,7 @@ class Running:
     parent: str | None = None
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(NamedTuple):
     id: str
     variant: int
     arrival_s: float
@@ -73,41 +76,62 @@ class Decision:
 def decide(snapshot: Snapshot) -> Decision:
     """One step's admissions. Linear in running and waiting requests."""
     decision = Decision()
-    oldest = _oldest_running(snapshot.running)
-    seats = {r.variant for r in snapshot.running} - {BASE}
-    overdue = False
-    first_blocked: Waiting | None = None
-    for request in snapshot.waiting:
-        if request.variant == BASE:
-            decision.admit.append(request.id)
-            continue
-        if request.variant not in seats:
-            if len(seats) >= snapshot.limit:
-                decision.blocked.append(request.id)
-                first_blocked = first_blocked or request
-                overdue = overdue or snapshot.now_s - request.arrival_s > snapshot.longest_wait_s
-                continue
-            seats.add(request.variant)  # its seat, even while it loads: those behind may not take it
-            if snapshot.readiness[request.variant] is Readiness.ABSENT:
-                decision.load.append(request.variant)
-        if snapshot.readiness[request.variant] is not Readiness.READY:
-            continue
-        if first_blocked is None:
-            decision.admit.append(request.id)
-        elif not overdue:
-            decision.admit.append(request.id)
-            decision.parents[request.id] = oldest.get(request.variant, request.id)
-    decision.seats = frozenset(seats)
-    if first_blocked is not None:
-        decision.preempt = _orphans(snapshot, first_blocked)
+    in_turn = _in_turn(snapshot, decision)
+    if in_turn < len(snapshot.waiting):
+        _out_of_turn(snapshot, in_turn, decision)
+        decision.preempt = _orphans(snapshot, snapshot.waiting[in_turn])
     return decision
 
 
-def _oldest_running(running: Sequence[Running]) -> dict[int, str]:
-    """For each variant the running request that came first among those that did not skip the line."""
+def _in_turn(snapshot: Snapshot, decision: Decision) -> int:
+    """Seats are given in order of arrival, up to the first request for which there is none; its index."""
+    seats = {r.variant for r in snapshot.running} - {BASE}
+    index = 0
+    for request in snapshot.waiting:
+        variant = request.variant
+        readiness = snapshot.readiness[variant]
+        if variant != BASE and variant not in seats:
+            if readiness is Readiness.CROWDED or len(seats) >= snapshot.limit:
+                break
+            seats.add(variant)  # its seat, even while it loads: those behind may not take it
+            if readiness is Readiness.ABSENT:
+                decision.load.append(variant)
+        if readiness is Readiness.READY:
+            decision.admit.append(request.id)
+        index += 1
+    decision.seats = frozenset(seats)
+    return index
+
+
+def _out_of_turn(snapshot: Snapshot, in_turn: int, decision: Decision) -> None:
+    """Behind a blocked request only the base's run, and children of living parents."""
+    blocked = snapshot.waiting[in_turn]
+    overdue = snapshot.now_s - blocked.arrival_s > snapshot.longest_wait_s
+    parents = {} if overdue else _parents(snapshot, in_turn, blocked)
+    for request in snapshot.waiting[in_turn:]:
+        variant = request.variant
+        if variant == BASE:
+            decision.admit.append(request.id)
+        elif variant not in decision.seats:
+            decision.blocked.append(request.id)
+        elif variant in parents and snapshot.readiness[variant] is Readiness.READY:
+            decision.admit.append(request.id)
+            decision.parents[request.id] = parents[variant]
+    if snapshot.readiness[blocked.variant] is Readiness.CROWDED:
+        decision.load.append(blocked.variant)  # this one only: two would take each other's room
+
+
+def _parents(snapshot: Snapshot, in_turn: int, blocked: Waiting) -> dict[int, str]:
+    """For each variant, behind whom its requests may skip the line."""
+    admitted = {w.variant: w.id for w in reversed(snapshot.waiting[:in_turn])}
+    return admitted | _oldest_running(snapshot.running, blocked)
+
+
+def _oldest_running(running: Sequence[Running], blocked: Waiting) -> dict[int, str]:
+    """Each variant's oldest running request, other than children that came after who is blocked."""
     found: dict[int, Running] = {}
     for request in running:
-        if request.parent is None:
+        if request.parent is None or request.arrival_s <= blocked.arrival_s:
             best = found.get(request.variant)
             if best is None or request.arrival_s < best.arrival_s:
                 found[request.variant] = request
@@ -116,12 +140,8 @@ def _oldest_running(running: Sequence[Running]) -> dict[int, str]:
 
 def _orphans(snapshot: Snapshot, blocked: Waiting) -> list[str]:
     """Children whose parent is gone, who came after a request that is blocked, and have far to go."""
-    alive = {r.id for r in snapshot.running}
-    return [
-        r.id
-        for r in snapshot.running
-        if r.parent is not None
-        and r.parent not in alive
-        and r.arrival_s > blocked.arrival_s
-        and r.tokens_left > snapshot.almost_done_tokens
-    ]
+    children = [r for r in snapshot.running if r.parent is not None and r.arrival_s > blocked.arrival_s]
+    if not children:
+        return []
+    alive = {r.id for r in snapshot.running} | {w.id for w in snapshot.waiting}
+    return [r.id for r in children if r.parent not in alive and r.tokens_left > snapshot.almost_done_tokens]

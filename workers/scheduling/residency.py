@@ -2,7 +2,8 @@
 
 The scheduler decides slots for all ranks alike; ranks report what they have done. A variant may run
 once every rank has it in its slot. A slot is taken from the variant that was used longest ago among
-those no batch in flight uses.
+those no batch in flight uses. Every order to the ranks has a number, which their reports repeat: a
+report of anything but the newest order about a variant says nothing about what is there now.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ class Variant:
     path: str
     slot: int | None = None
     device: dict[int, int] = field(default_factory=dict)
+    placing: int = 0  # the newest order to place it
+    unplaced: set[int] = field(default_factory=set)  # ranks that have not answered that order
+    preparing: int = 0
+    unprepared: set[int] = field(default_factory=set)
     error: str = ""
     crowded: bool = False  # some rank had no room for it in its slot
     used: int = 0
@@ -35,11 +40,13 @@ class Residency:
 
     def __init__(self, slots: int, ranks: int) -> None:
         self.slots = slots
-        self._ranks = ranks
+        self._ranks = frozenset(range(ranks))
         self._variants: dict[int, Variant] = {}
         self._in_slot: dict[int, int] = {}
         self._host: dict[int, dict[int, int]] = {}  # by rank: bytes by uid
+        self._failing: set[int] = set()
         self._clock = 0
+        self._orders = 0
         self.outbox: list[dict[str, Any]] = []
 
     # --- what the scheduler asks ---------------------------------------------------------------
@@ -48,12 +55,24 @@ class Residency:
         found = self._variants.get(uid)
         if found is None or found.slot is None:
             return Readiness.ABSENT
-        return Readiness.READY if len(found.device) == self._ranks else Readiness.LOADING
+        if len(found.device) == len(self._ranks):
+            return Readiness.READY
+        return Readiness.CROWDED if found.crowded else Readiness.LOADING
 
     def error(self, uid: int) -> str:
-        """Why a variant cannot be loaded; empty when nothing speaks against it."""
-        found = self._variants.get(uid)
-        return found.error if found else ""
+        """Why a variant cannot be loaded; empty when nothing speaks against trying."""
+        return self._variants[uid].error if uid in self._failing else ""
+
+    @property
+    def failing(self) -> bool:
+        """Whether there is any such variant."""
+        return bool(self._failing)
+
+    def take_failures(self) -> dict[int, str]:
+        """These variants' errors, forgiven with that: the next request tries again."""
+        found = {uid: self._variants[uid].error for uid in self._failing}
+        self._failing.clear()
+        return found
 
     def touch(self, uids: Iterable[int]) -> None:
         """These are used now."""
@@ -63,36 +82,41 @@ class Residency:
                 found.used = self._clock
 
     def load(self, uid: int, path: str, busy: frozenset[int]) -> bool:
-        """Give the variant a slot and tell the ranks; False while all slots are in use (`busy`)."""
+        """Have a variant in a slot, with room in every rank's memory; taken, if need be, from one
+        that is not `busy`. False while there is none to take it from."""
         found = self._variants.setdefault(uid, Variant(uid, path))
-        if found.slot is not None and not found.crowded:
-            return True
-        if found.crowded and not self._make_room(busy - {uid}, keep=uid):
+        found.path = path
+        if found.slot is None:
+            slot = self._free_slot(busy)
+            if slot is None:
+                return False
+            found.slot, self._in_slot[slot] = slot, uid
+        elif found.unplaced or not found.crowded:
+            return True  # on its way, or there
+        elif not self._make_room(busy, keep=uid):
             return False
-        slot = found.slot if found.slot is not None else self._free_slot(busy)
-        if slot is None:
-            return False
-        self._clock += 1
-        found.slot, found.used, found.crowded, found.error = slot, self._clock, False, ""
-        found.device.clear()
-        self._in_slot[slot] = uid
-        self.outbox.append({"do": PLACE, "uid": uid, "path": found.path, "slot": slot})
+        self._place(found)
         return True
 
     def prepare(self, uid: int, path: str) -> None:
         """Have the ranks read and check a variant. Starts anew after an error."""
         found = self._variants.setdefault(uid, Variant(uid, path))
+        self.forgive(uid)
         found.error, found.path = "", path
-        self.outbox.append({"do": PREPARE, "uid": uid, "path": path})
+        found.preparing = self._order({"do": PREPARE, "uid": uid, "path": path})
+        found.unprepared = set(self._ranks)
 
     def prepared(self, uid: int) -> bool:
-        """True once every rank has it in host memory."""
-        return len(self._host) == self._ranks and all(uid in held for held in self._host.values())
+        """True once every rank has read it as `prepare` asked, or it may run anyway."""
+        found = self._variants.get(uid)
+        if found is None:
+            return False
+        read = found.preparing > 0 and not found.unprepared
+        return read or self.readiness(uid) is Readiness.READY
 
     def forgive(self, uid: int) -> None:
         """Forget an error: the next request tries again."""
-        if (found := self._variants.get(uid)) is not None:
-            found.error = ""
+        self._failing.discard(uid)
 
     # --- what the ranks report -----------------------------------------------------------------
 
@@ -102,17 +126,34 @@ class Residency:
         found = self._variants.get(message["uid"])
         if found is None:
             return
-        what = message["did"]
-        if what == FAILED:
-            self._leave(found)
-            found.error = message["error"]
-        elif what == PREPARED or message["slot"] != found.slot:
-            return  # of a slot it has left meanwhile
-        elif what == PLACED:
+        if message.get("slot") is None:
+            self._prepare_reported(found, rank, message)
+        elif message["slot"] == found.slot and message.get("order", found.placing) == found.placing:
+            self._place_reported(found, rank, message)
+
+    def _prepare_reported(self, found: Variant, rank: int, message: Mapping[str, Any]) -> None:
+        if message.get("order", found.preparing) != found.preparing:
+            return
+        if message["did"] == PREPARED:
+            found.unprepared.discard(rank)
+        elif self.readiness(found.uid) is not Readiness.READY:  # what runs does not need its files
+            self._fail(found, message["error"])
+
+    def _place_reported(self, found: Variant, rank: int, message: Mapping[str, Any]) -> None:
+        found.unplaced.discard(rank)
+        if message["did"] == FAILED:
+            self._fail(found, message["error"])
+        elif message["did"] == PLACED:
             found.device[rank] = message["bytes"]
-        elif what == NO_ROOM:
+            found.crowded = found.crowded and len(found.device) < len(self._ranks)
+        else:
             found.crowded = True
-            found.device.pop(rank, None)
+
+    def _fail(self, variant: Variant, error: str) -> None:
+        variant.error = error
+        self._failing.add(variant.uid)
+        if variant.slot is not None:
+            self._clear(variant)
 
     # --- slots ---------------------------------------------------------------------------------
 
@@ -132,19 +173,37 @@ class Residency:
         leaving = self._least_used(busy | {keep})
         if leaving is None:
             return False
-        self.outbox.append({"do": CLEAR, "slot": leaving.slot})
-        self._leave(leaving)
+        self._clear(leaving)
         return True
 
     def _least_used(self, busy: frozenset[int]) -> Variant | None:
         idle = [self._variants[uid] for uid in self._in_slot.values() if uid not in busy]
         return min(idle, key=lambda v: v.used, default=None)
 
+    def _place(self, variant: Variant) -> None:
+        self._clock += 1
+        variant.used, variant.error = self._clock, ""
+        self.forgive(variant.uid)
+        variant.device.clear()
+        variant.unplaced = set(self._ranks)
+        order = {"do": PLACE, "uid": variant.uid, "path": variant.path, "slot": variant.slot}
+        variant.placing = self._order(order)
+
+    def _clear(self, variant: Variant) -> None:
+        """Its slot is emptied: other ranks may hold it there although one has failed."""
+        self._order({"do": CLEAR, "slot": variant.slot})
+        self._leave(variant)
+
     def _leave(self, variant: Variant) -> None:
         if variant.slot is not None:
-            self._in_slot.pop(variant.slot, None)
+            del self._in_slot[variant.slot]
         variant.slot, variant.crowded = None, False
         variant.device.clear()
+
+    def _order(self, message: dict[str, Any]) -> int:
+        self._orders += 1
+        self.outbox.append({**message, "order": self._orders})
+        return self._orders
 
     # --- for people ----------------------------------------------------------------------------
 
@@ -154,7 +213,7 @@ class Residency:
 
     def _described(self, variant: Variant) -> dict[str, Any]:
         ready = self.readiness(variant.uid) is Readiness.READY
-        tier = "device" if ready else "host" if self.prepared(variant.uid) else "disk"
+        tier = "device" if ready else "host" if self._in_host(variant.uid) else "disk"
         return {
             "uid": variant.uid,
             "tier": tier,
@@ -173,5 +232,8 @@ class Residency:
             return "waiting for room: the variants in other slots take the memory"
         if variant.slot is None:
             return "not in a slot; it gets one when a request asks for it"
-        lacking = sorted(set(range(self._ranks)) - set(variant.device))
+        lacking = sorted(self._ranks - set(variant.device))
         return f"loading into slot {variant.slot} on rank {', '.join(map(str, lacking))}"
+
+    def _in_host(self, uid: int) -> bool:
+        return len(self._host) == len(self._ranks) and all(uid in held for held in self._host.values())

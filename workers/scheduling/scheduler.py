@@ -11,10 +11,12 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from operator import attrgetter
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
@@ -25,6 +27,9 @@ from workers.scheduling.residency import Residency
 from workers.variants.config import ADDRESS_VARIABLE, from_additional
 
 log = logging.getLogger(__name__)
+
+QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")
+Held = tuple[Any, list[Any]]  # a queue of vLLM, and requests taken out of it
 
 
 def make_scheduler(*, vllm_config: Any, **others: Any) -> Any:
@@ -46,6 +51,7 @@ class _Variants:
     parallel_config: Any
     vllm_config: Any
     lora_config: Any
+    _pause_state: Any
     finish_requests: Callable[..., list[Any]]
     _preempt_request: Callable[[Any, float], None]
 
@@ -60,7 +66,7 @@ class _Variants:
         self._in_flight: deque[frozenset[int]] = deque()  # variants of each step whose output is due
         self._uses: Counter[int] = Counter()
         self._decision = Decision()
-        self._blocked_since: dict[str, float] = {}
+        self._known: dict[str, Waiting] = {}
         self.skips = self.preemptions = 0
         self._lock = threading.Lock()
         self._residency = Residency(config.slots, self.parallel_config.world_size)
@@ -75,7 +81,7 @@ class _Variants:
         try:
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
-            self._put_back(held)
+            _put_back(held)
         self._note_scheduled(output)
         return output
 
@@ -83,7 +89,9 @@ class _Variants:
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         self._uses.subtract(self._in_flight.popleft())
         self._uses = +self._uses  # only what is above zero
-        return self._failed(outputs)
+        if self._residency.failing:  # hardly ever; so without the lock
+            self._end_failed(outputs)
+        return outputs
 
     def shutdown(self) -> None:
         self._hub.close()
@@ -91,11 +99,12 @@ class _Variants:
 
     # --- admission -------------------------------------------------------------------------------
 
-    def _admit(self) -> list[Any]:
-        """Preempt, hold back and order as the policy says; returns the requests held back."""
+    def _admit(self) -> list[Held]:
+        """Preempt and hold back as the policy says; returns the requests held back, by queue."""
+        self._decision = Decision()
         waiting = self._waiting()
-        if not any(_variant(r) for r in waiting):
-            self._decision = Decision()
+        paused = self._pause_state != PauseState.UNPAUSED  # then vLLM lets nobody in
+        if paused or not any(r.lora_request for r in waiting):
             return []
         with self._lock:
             self._decision = decide(self._snapshot(waiting))
@@ -103,30 +112,28 @@ class _Variants:
             self._flush()
         self._preempt(self._decision.preempt)
         admitted = set(self._decision.admit)
-        held = [r for r in self._waiting() if r.request_id not in admitted or _has_output_due(r)]
-        for queue in self._queues():
-            queue.remove_requests(held)
-        return held
+        return [_hold_back(queue, admitted) for queue in self._queues()]
 
     def _queues(self) -> list[Any]:
-        """vLLM's queues of requests that wait for a variant or for room; before 0.30 there were two."""
-        return [self.waiting, *([self.skipped_waiting] if hasattr(self, "skipped_waiting") else [])]
+        """vLLM's queues of those who wait; which there are besides the first depends on its version."""
+        return [getattr(self, name) for name in QUEUES if hasattr(self, name)]
 
     def _waiting(self) -> list[Any]:
         return sorted((r for queue in self._queues() for r in queue), key=_arrival)
 
     def _snapshot(self, waiting: list[Any]) -> Snapshot:
-        variants = {_variant(r) for r in (*waiting, *self.running)}
+        described = [self._known.get(r.request_id) or self._know(r) for r in waiting]
+        running = [self._running(r) for r in self.running]
+        variants = {w.variant for w in described} | {r.variant for r in running}
         readiness = {uid: self._residency.readiness(uid) for uid in variants}
         readiness[BASE] = Readiness.READY
-        return Snapshot(
-            now_s=time.time(),
-            running=[self._running(r) for r in self.running],
-            waiting=[Waiting(r.request_id, _variant(r), r.arrival_time) for r in waiting],
-            readiness=readiness,
-            limit=self._limit,
-            longest_wait_s=self._longest_wait_s,
-        )
+        return Snapshot(time.time(), running, described, readiness, self._limit, self._longest_wait_s)
+
+    def _know(self, request: Any) -> Waiting:
+        """What the policy wants to know of a request is made once: thousands may wait for many steps."""
+        made = Waiting(request.request_id, _variant(request), request.arrival_time)
+        self._known[request.request_id] = made
+        return made
 
     def _running(self, request: Any) -> Running:
         left = request.max_tokens - request.num_output_tokens
@@ -140,30 +147,31 @@ class _Variants:
         for request in [r for r in self.running if r.request_id in chosen]:
             self.running.remove(request)
             self._preempt_request(request, now)
-            self._parents.pop(request.request_id, None)
             self.prev_step_scheduled_req_ids.discard(request.request_id)
             self.preemptions += 1
 
-    def _put_back(self, held: list[Any]) -> None:
-        """All waiting requests again, in the order they came."""
-        everyone = sorted((*self.waiting, *held), key=_arrival)
-        self.waiting.remove_requests(list(self.waiting))
-        for request in everyone:
-            self.waiting.add_request(request)
-
     def _note_scheduled(self, output: Any) -> None:
         """Remember who skipped the line, and which variants the step uses until its output is there."""
-        for request_id, parent in self._decision.parents.items():
-            if request_id in output.num_scheduled_tokens and request_id not in self._parents:
-                self._parents[request_id] = parent
-                self.skips += 1
-        for request_id in self.finished_req_ids:
+        for request_id in output.finished_req_ids:
             self._parents.pop(request_id, None)
+            self._known.pop(request_id, None)
+        self._note_parents(output.num_scheduled_tokens)
         step = frozenset(_variant(self.requests[i]) for i in output.num_scheduled_tokens) - {BASE}
         self._in_flight.append(step)
         self._uses.update(step)
         with self._lock:
             self._residency.touch(step)
+
+    def _note_parents(self, scheduled: Collection[str]) -> None:
+        """Of those that began, or began again, in this step."""
+        for request_id in self._decision.admit:
+            if request_id in scheduled:
+                parent = self._decision.parents.get(request_id)
+                if parent is None:
+                    self._parents.pop(request_id, None)
+                else:
+                    self._parents[request_id] = parent
+                    self.skips += 1
 
     # --- variants --------------------------------------------------------------------------------
 
@@ -173,7 +181,7 @@ class _Variants:
         paths = {_variant(r): r.lora_request.lora_path for r in waiting if r.lora_request}
         busy = frozenset(self._uses) | self._decision.seats
         for uid in uids:
-            if not self._residency.error(uid):  # its requests end in `_failed`
+            if not self._residency.error(uid):  # its requests end in `_end_failed`
                 self._residency.load(uid, paths[uid], busy)
 
     def _flush(self) -> None:
@@ -225,20 +233,17 @@ class _Variants:
             "variants": self._residency.snapshot(),
         }
 
-    def _failed(self, outputs: dict[int, Any]) -> dict[int, Any]:
+    def _end_failed(self, outputs: dict[int, Any]) -> None:
         """Requests of variants that could not be loaded end with an error."""
         with self._lock:
-            found = {r.request_id: self._residency.error(_variant(r)) for r in self._waiting() if _variant(r)}
-            errors = {request_id: error for request_id, error in found.items() if error}
-            for request_id in errors:
-                self._residency.forgive(_variant(self.requests[request_id]))
-        for request in self.finish_requests(errors, RequestStatus.FINISHED_ERROR) if errors else ():
-            log.error("request %s ends: %s", request.request_id, errors[request.request_id])
+            failures = self._residency.take_failures()
+        ending = [r.request_id for r in self._waiting() if _variant(r) in failures]
+        for request in self.finish_requests(ending, RequestStatus.FINISHED_ERROR):
+            log.error("request %s ends: %s", request.request_id, failures[_variant(request)])
             output = EngineCoreOutput(
                 request_id=request.request_id, new_token_ids=[], finish_reason=request.get_finished_reason()
             )
             outputs.setdefault(request.client_index, EngineCoreOutputs(outputs=[])).outputs.append(output)
-        return outputs
 
 
 class AsyncVariantScheduler(_Variants, AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped here
@@ -253,10 +258,28 @@ def _variant(request: Any) -> int:
     return request.lora_request.lora_int_id if request.lora_request else BASE
 
 
+def _hold_back(queue: Any, admitted: set[str]) -> Held:
+    """Take out of a queue who may not run now."""
+    held = [r for r in queue if r.request_id not in admitted or _has_output_due(r)]
+    if held:
+        queue.remove_requests(held)
+    return queue, held
+
+
+def _put_back(held: list[Held]) -> None:
+    """All waiting requests again, in the order they came."""
+    for queue, requests in held:
+        if not requests:
+            continue
+        everyone = sorted((*queue, *requests), key=_arrival)
+        queue.remove_requests(everyone)
+        for request in everyone:
+            queue.add_request(request)
+
+
 def _has_output_due(request: Any) -> bool:
     """A preempted request whose last step is still under way must not begin again before it has ended."""
     return bool(request.status == RequestStatus.PREEMPTED and request.num_in_flight_tokens > 0)
 
 
-def _arrival(request: Any) -> tuple[float, str]:
-    return request.arrival_time, request.request_id
+_arrival = attrgetter("arrival_time", "request_id")

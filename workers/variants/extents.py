@@ -14,6 +14,9 @@ class Extents:
         """The start of the first gap of `size` bytes, now the owner's; None when there is no such gap."""
         if owner in self._taken:
             raise ValueError(f"owner {owner} holds an extent already; give it back first")
+        if size == 0:  # an extent of nothing must not part a gap in two
+            self._taken[owner] = (0, 0)
+            return 0
         start = 0
         for at, length in sorted(self._taken.values()):
             if at - start >= size:

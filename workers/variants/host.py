@@ -52,11 +52,11 @@ def pack(contents: Contents, layers: Iterable[LayerShape], dtype: torch.dtype, p
     pieces = [piece for layer in layers for piece in contents.pieces(layer, dtype)]
     starts = _starts(pieces)
     memory = torch.empty(starts.pop(), dtype=torch.uint8, pin_memory=pinned)
-    filled: set[int] = set()
+    filled: set[str] = set()
     for piece, start in zip(pieces, starts, strict=True):
-        if start not in filled:
+        if piece.source not in filled:
             piece.fill(views(memory, piece.parts, start))
-            filled.add(start)
+            filled.update([piece.source] if piece.source else ())
     entries = (
         Entry((piece.layer, piece.op), piece.parts, start, piece.row)
         for piece, start in zip(pieces, starts, strict=True)

@@ -21,13 +21,19 @@ READERS = 2
 
 
 class Loader:
-    """Reads variants in a few threads (several at once), and places them one after the other."""
+    """Reads variants in a few threads (several at once), and places them one after the other.
+
+    What a request waits for is read beside what is only being prepared. An order about a slot that a
+    newer one has overtaken, while its variant was read, is not carried out.
+    """
 
     def __init__(self, address: str, rank: int, residents: Residents) -> None:
         self._rank = rank
         self._residents = residents
         self._readers = ThreadPoolExecutor(READERS, "variant-reader")
+        self._urgent = ThreadPoolExecutor(READERS, "variant-loader")
         self._placer = ThreadPoolExecutor(1, "variant-placer")
+        self._newest: dict[int, int] = {}  # by slot: the newest order about it
         self._line = Line(address, f"rank-{rank}", self._received)
         self._line.send({"did": "hello", "rank": rank})
 
@@ -42,8 +48,10 @@ class Loader:
             case residency.PREPARE:
                 self._readers.submit(self._report, message, self._prepare)
             case residency.PLACE:
-                self._readers.submit(self._report, message, self._read_then_place)
+                self._newest[message["slot"]] = message["order"]
+                self._urgent.submit(self._report, message, self._read_then_place)
             case residency.CLEAR:
+                self._newest[message["slot"]] = message["order"]
                 self._placer.submit(self._residents.clear, message["slot"])
 
     def _prepare(self, message: Message) -> Message | None:
@@ -55,13 +63,16 @@ class Loader:
         self._placer.submit(self._report, message, self._place)
         return None
 
-    def _place(self, message: Message) -> Message:
+    def _place(self, message: Message) -> Message | None:
+        if self._newest[message["slot"]] != message["order"]:
+            return None
         placed = self._residents.place(message["uid"], message["path"], message["slot"])
         return {"did": residency.PLACED, "bytes": placed}
 
     def _report(self, message: Message, work: Callable[[Message], Message | None]) -> None:
         """Do it, and tell the scheduler what became of it."""
         about: dict[str, Any] = {"rank": self._rank, "uid": message["uid"], "slot": message.get("slot")}
+        about["order"] = message["order"]
         started = time.monotonic()
         try:
             done = work(message)

@@ -55,16 +55,23 @@ class Residents:
         with self._lock:
             lock = self._reading.setdefault(uid, threading.Lock())
         with lock:
-            with self._lock:
-                if (found := self._host.get(uid)) is not None:
-                    self._host.move_to_end(uid)
-                    return found
-            made = self._read(path)
-            with self._lock:
-                self._host[uid] = made
-                self._reading.pop(uid, None)
-                self._shrink_host()
-            return made
+            try:
+                return self._held(uid) or self._keep(uid, self._read(path))
+            finally:
+                with self._lock:
+                    self._reading.pop(uid, None)
+
+    def _held(self, uid: int) -> HostVariant | None:
+        with self._lock:
+            if uid in self._host:
+                self._host.move_to_end(uid)
+            return self._host.get(uid)
+
+    def _keep(self, uid: int, variant: HostVariant) -> HostVariant:
+        with self._lock:
+            self._host[uid] = variant
+            self._shrink_host()
+        return variant
 
     def _read(self, path: str) -> HostVariant:
         made = pack(self._open(Path(path)), self._layers, self._dtype, self._pinned)
@@ -77,7 +84,7 @@ class Residents:
 
     def _shrink_host(self) -> None:
         """Forget those used longest ago, down to the limit; the newest stays whatever its size."""
-        while len(self._host) > 1 and self.host_bytes > self._most_host_bytes:
+        while len(self._host) > 1 and self._held_bytes() > self._most_host_bytes:
             uid, _ = self._host.popitem(last=False)
             log.info("variant %d leaves host memory", uid)
 
@@ -87,6 +94,10 @@ class Residents:
 
     @property
     def host_bytes(self) -> int:
+        with self._lock:
+            return self._held_bytes()
+
+    def _held_bytes(self) -> int:
         return sum(variant.size_bytes for variant in self._host.values())
 
     def in_host(self) -> dict[int, int]:
@@ -105,6 +116,8 @@ class Residents:
         with self._placing:
             if self.slot_of.get(uid) == slot:
                 return variant.size_bytes
+            if uid in self.slot_of:  # it moves
+                self._clear(self.slot_of[uid])
             self._vacate(slot)
             self._memory.place(slot, variant, self.compute)
             self._uid_in[slot] = uid
@@ -114,8 +127,11 @@ class Residents:
 
     def clear(self, slot: int) -> None:
         with self._placing:
-            self._vacate(slot)
-            self._memory.clear(slot, self.compute)
+            self._clear(slot)
+
+    def _clear(self, slot: int) -> None:
+        self._vacate(slot)
+        self._memory.clear(slot, self.compute)
 
     def _vacate(self, slot: int) -> None:
         uid = self._uid_in.pop(slot, None)
@@ -125,4 +141,5 @@ class Residents:
 
     def in_slots(self) -> dict[int, int]:
         """Bytes by slot."""
-        return {slot: self._memory.bytes_of(slot) for slot in self._uid_in}
+        with self._placing:
+            return {slot: self._memory.bytes_of(slot) for slot in self._uid_in}
