@@ -30,7 +30,15 @@ from controlplane.settings import Settings
 from controlplane.state import open_store
 from controlplane.state.typed import Repository
 from placement.types import Inventory
-from workers.messages import EngineCall, EngineConfig, EngineHead, EngineReply, VariantRef, WorkerReport
+from workers.messages import (
+    EngineCall,
+    EngineConfig,
+    EngineHead,
+    EngineReply,
+    EngineResidency,
+    VariantRef,
+    WorkerReport,
+)
 from workers.metrics_server import serve_metrics
 
 log = logging.getLogger(__name__)
@@ -74,6 +82,15 @@ class ServeRuntime:
 
     async def reports(self, host: str) -> list[WorkerReport]:
         return await serve_runtime.reports(host)
+
+    async def residency(self, host: str) -> list[EngineResidency]:
+        return await serve_runtime.residency(host)
+
+    async def limit_variants(self, host: str, limit: int) -> None:
+        await serve_runtime.limit_variants(host, limit)
+
+    async def prefetch(self, host: str, variant: VariantRef) -> None:
+        await serve_runtime.prefetch(host, variant)
 
     async def logs(self, host: str, lines: int) -> str:
         return await serve_runtime.logs(host, lines)

@@ -137,6 +137,29 @@ def undeploy_model(state: State, name: str, ctx: Context) -> Outcome:
     return Outcome(operation, [Put(leaving, present.version), Put(operation, 0)])
 
 
+def limit_variants(deployment: Deployment, limit: int) -> Deployment:
+    """The deployment of a base, with at most `limit` of its variants running at once (DeltaZip's N).
+
+    Errors: InvalidRequest (a variant, or beyond the slots), NotReady (slots are not known yet).
+    """
+    name, host = deployment.model, deployment.host
+    if name != host:
+        raise errors.InvalidRequest(
+            f"'{name}' is a variant; how many run at once is a matter of its base, '{host}'",
+            param="maxActiveVariants",
+        )
+    if deployment.phase is Phase.DELETING or deployment.placement is None:
+        raise errors.NotReady(f"'{name}' is {deployment.phase}; wait until it is Deployed")
+    slots = deployment.placement.plan.max_variants
+    if not 1 <= limit <= slots:
+        raise errors.InvalidRequest(
+            f"expected 1 to {slots} variants at once, for '{name}' has {slots} slots; got {limit}; "
+            "OSTINATO_MAX_VARIANTS sets how many slots its next deployment gets",
+            param="maxActiveVariants",
+        )
+    return dataclasses.replace(deployment, max_active_variants=limit)
+
+
 def delete_model(state: State, name: str, ctx: Context) -> Outcome:
     """Forgets a registration.
 

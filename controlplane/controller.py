@@ -9,19 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
-from prometheus_client import Gauge
-
-from controlplane import deploying, errors, fetching, store_edits
+from controlplane import deploying, errors, fetching
 from controlplane.commands import Change, advance
-from controlplane.metrics import ControllerMetrics
+from controlplane.endings import End, deployed, end_open, persist, same, starting, undone
+from controlplane.metrics import ControllerMetrics, set_counts
 from controlplane.reconcile import (
     Action,
     Cancel,
@@ -42,9 +39,9 @@ from controlplane.reconcile import (
 from controlplane.records import Deployment, IdempotencyKey, Model, Operation, OperationKind, Phase
 from controlplane.routing import variant_ref
 from controlplane.settings import Settings
-from controlplane.state.typed import Delete, Put, Repository, State, Versioned
+from controlplane.state.typed import Delete, Put, Repository, State
 from controlplane.store_edits import Gone, edit
-from placement.types import Inventory, Placement
+from placement.types import Inventory
 from workers.messages import EngineConfig, VariantRef
 
 log = logging.getLogger(__name__)
@@ -52,8 +49,6 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 OBSERVE_EVERY_S = 1.0
 RETRY_S = 3.0
-
-RM = TypeVar("RM", Model, Deployment)
 
 
 class Runtime(Protocol):
@@ -139,9 +134,9 @@ class Controller:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _report(self, state: State) -> None:
-        _gauge(self._metrics.deployments, (d.record.phase for d in state.deployments.values()), Phase)
-        _gauge(self._metrics.models, (m.record.phase for m in state.models.values()), Phase)
-        _gauge(self._metrics.engines, (e.status for e in self._engines.values()), EngineStatus)
+        set_counts(self._metrics.deployments, (d.record.phase for d in state.deployments.values()), Phase)
+        set_counts(self._metrics.models, (m.record.phase for m in state.models.values()), Phase)
+        set_counts(self._metrics.engines, (e.status for e in self._engines.values()), EngineStatus)
 
     async def _carry_out(self, action: Action) -> None:
         kind, outcome = type(action).__name__, "ok"
@@ -186,7 +181,7 @@ class Controller:
             )
 
     async def _conclude(
-        self, kind: OperationKind, target: str, end: _End, change: Callable[[State], Sequence[Change]]
+        self, kind: OperationKind, target: str, end: End, change: Callable[[State], Sequence[Change]]
     ) -> None:
         """Change records and end the open operations about `target`, in one commit.
 
@@ -196,9 +191,9 @@ class Controller:
         def once() -> None:
             state = self._repository.read()
             changes = list(change(state))
-            self._repository.commit([*changes, *_endings(state, kind, target, end)])
+            self._repository.commit([*changes, *end_open(state, kind, target, end)])
 
-        await asyncio.to_thread(_persist, once)
+        await asyncio.to_thread(persist, once)
 
     # --- registration --------------------------------------------------------------------------
 
@@ -219,15 +214,15 @@ class Controller:
             await self._conclude(
                 OperationKind.REGISTER,
                 name,
-                _End.failed(e),
-                lambda s: [Delete(Model, name, _same(s.models, name, model.uid).version)],
+                End.failed(e),
+                lambda s: [Delete(Model, name, same(s.models, name, model.uid).version)],
             )
             return
         await self._conclude(
             OperationKind.REGISTER,
             name,
-            _End(Phase.READY, ready.reason),
-            lambda s: [Put(ready, _same(s.models, name, model.uid).version)],
+            End(Phase.READY, ready.reason),
+            lambda s: [Put(ready, same(s.models, name, model.uid).version)],
         )
 
     # --- deployment ----------------------------------------------------------------------------
@@ -246,8 +241,10 @@ class Controller:
             if deployment.established:
                 raise
             return
-        config = deploying.engine_config(model, placement, self._settings, variants)
-        await self._edit_deployment(host, lambda d: _starting(d, deployment.uid, placement))
+        config = deploying.engine_config(
+            model, placement, self._settings, variants, deployment.max_active_variants
+        )
+        await self._edit_deployment(host, lambda d: starting(d, deployment.uid, placement))
         await self._tell_waiting(host, f"{placement.reason}; starting the engine", 0.3)
         await self._runtime.launch(config)
 
@@ -262,8 +259,8 @@ class Controller:
         await self._conclude(
             OperationKind.DEPLOY,
             host,
-            _End(Phase.DEPLOYED, "the engine answers"),
-            lambda s: [_deployed(s, host)],
+            End(Phase.DEPLOYED, "the engine answers"),
+            lambda s: [deployed(s, host)],
         )
 
     async def _fail_deployment(self, name: str) -> None:
@@ -303,7 +300,7 @@ class Controller:
             return [Delete(Deployment, name, found.version)]
 
         with suppress(Gone):
-            await self._conclude(OperationKind.DEPLOY, name, _End.failed(error), change)
+            await self._conclude(OperationKind.DEPLOY, name, End.failed(error), change)
 
     async def _stop_engine(self, host: str) -> None:
         await self._note(OperationKind.UNDEPLOY, host, Phase.DELETING, "stopping the engine", 0.3)
@@ -312,16 +309,16 @@ class Controller:
 
     async def _forget_deployment(self, name: str) -> None:
         """Delete a deployment that was to be deleted; end what was going on with it."""
-        overtaken = _End(Phase.CANCELLED, "undeployed while it was being deployed")
+        overtaken = End(Phase.CANCELLED, "undeployed while it was being deployed")
 
         def change(state: State) -> Sequence[Change]:
             found = state.deployments.get(name)
             if found is None or found.record.phase is not Phase.DELETING:
                 raise Gone(name)
-            endings = _endings(state, OperationKind.DEPLOY, name, overtaken)
+            endings = end_open(state, OperationKind.DEPLOY, name, overtaken)
             return [Delete(Deployment, name, found.version), *endings]
 
-        await self._conclude(OperationKind.UNDEPLOY, name, _End(Phase.DELETED, "undeployed"), change)
+        await self._conclude(OperationKind.UNDEPLOY, name, End(Phase.DELETED, "undeployed"), change)
 
     # --- variants ------------------------------------------------------------------------------
 
@@ -345,8 +342,8 @@ class Controller:
         await self._conclude(
             OperationKind.DEPLOY,
             name,
-            _End(Phase.DEPLOYED, message),
-            lambda s: [_deployed(s, name, variant.uid)],
+            End(Phase.DEPLOYED, message),
+            lambda s: [deployed(s, name, variant.uid)],
         )
 
     async def _unload_variant(self, name: str) -> None:
@@ -366,7 +363,7 @@ class Controller:
         if op.kind is OperationKind.DEPLOY:
             message = "cancelled; nothing is deployed"
             await self._stop_cancelled(op.target)
-        await self._conclude(op.kind, op.target, _End(Phase.CANCELLED, message), lambda s: _undone(s, op.id))
+        await self._conclude(op.kind, op.target, End(Phase.CANCELLED, message), lambda s: undone(s, op.id))
 
     async def _stop_cancelled(self, name: str) -> None:
         """Stop the engine of a base whose deployment is cancelled, and fail the variants that wait for it."""
@@ -389,93 +386,7 @@ class Controller:
         await asyncio.to_thread(self._repository.commit, changes)
 
 
-@dataclass(frozen=True)
-class _End:
-    """How an operation ends."""
-
-    phase: Phase
-    message: str
-    error: dict[str, Any] | None = None
-
-    @classmethod
-    def failed(cls, error: errors.OstinatoError) -> _End:
-        return cls(Phase.FAILED, error.message, error.body())
-
-
-def _endings(state: State, kind: OperationKind, target: str, end: _End) -> list[Change]:
-    """The open operations about `target`, ended. A success gives way to a cancellation: Gone."""
-    changes: list[Change] = []
-    for found in state.operations.values():
-        op = found.record
-        if op.kind is not kind or op.target != target or op.done:
-            continue
-        if op.cancel_requested and end.phase in (Phase.READY, Phase.DEPLOYED):
-            raise Gone(f"{op.id} is to be cancelled")
-        ended = replace(advance(op, end.phase, end.message, time.time(), 1.0), error=end.error)
-        changes.append(Put(ended, found.version))
-    return changes
-
-
-def _same(records: Mapping[str, Versioned[RM]], name: str, uid: int) -> Versioned[RM]:
-    """The record of this name, if it still is the one that was meant. Raises Gone."""
-    found = records.get(name)
-    if found is None or found.record.uid != uid:
-        raise Gone(name)
-    return found
-
-
-def _starting(deployment: Deployment, uid: int, placement: Placement) -> Deployment:
-    if deployment.uid != uid or deployment.phase is Phase.DELETING:
-        raise Gone(deployment.model)
-    return replace(deployment, phase=Phase.DEPLOYING, placement=placement, reason="engine starting")
-
-
-def _deployed(state: State, name: str, model_uid: int | None = None) -> Change:
-    """The deployment, served from now on. Raises Gone when it, or the model it was begun for, is no more."""
-    found = state.deployments.get(name)
-    if found is None or found.record.phase not in (Phase.PENDING, Phase.DEPLOYING):
-        raise Gone(name)
-    if model_uid is not None:
-        _same(state.models, name, model_uid)
-    served = replace(found.record, phase=Phase.DEPLOYED, reason="", established=True)
-    return Put(served, found.version)
-
-
-def _undone(state: State, operation_id: str) -> Sequence[Change]:
-    """What an operation began, taken back. Raises Gone when it ended."""
-    found = state.operations.get(operation_id)
-    if found is None or found.record.done:
-        raise Gone(operation_id)
-    op = found.record
-    if op.kind is OperationKind.REGISTER:
-        model = state.models.get(op.target)
-        return [Delete(Model, op.target, model.version)] if model else []
-    deployment = state.deployments.get(op.target)
-    if deployment is None or deployment.record.phase is Phase.DELETING:
-        return []
-    return [Delete(Deployment, op.target, deployment.version)]
-
-
-def _gauge(gauge: Gauge, values: Iterable[str], every: type[StrEnum]) -> None:
-    """Set one series per member of `every`, those that do not occur to 0."""
-    counts = Counter(values)
-    for value in every:
-        gauge.labels(value).set(counts[value])
-
-
 def _readable(message: str) -> str:
     """The last line of a traceback says what happened."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     return (lines[-1] if lines else "no reason given")[:500]
-
-
-def _persist(work: Callable[[], None]) -> None:
-    """Repeat `work` (read, decide, commit) while others are faster."""
-    for attempt in range(store_edits.ATTEMPTS):
-        try:
-            work()
-            return
-        except errors.StaleWrite:
-            if attempt == store_edits.ATTEMPTS - 1:
-                raise
-            store_edits.pause(attempt)

@@ -136,9 +136,16 @@ def served_spec(spec: ModelSpec, dtype: str) -> ModelSpec:
 
 
 def engine_config(
-    model: Model, placement: Placement, settings: Settings, variants: Sequence[Model] = ()
+    model: Model,
+    placement: Placement,
+    settings: Settings,
+    variants: Sequence[Model] = (),
+    max_active_variants: int | None = None,
 ) -> EngineConfig:
-    """What the worker needs to start exactly this placement, for the base and its `variants`."""
+    """What the worker needs to start exactly this placement, for the base and its `variants`.
+
+    `max_active_variants` of them may run at once; None: as many as the plan has slots for.
+    """
     plan, kind = placement.plan, placement.ranks[0].device_kind
     spec = served_spec(_spec(model), _dtype(settings, kind))
     kv_bytes = max(
@@ -162,6 +169,7 @@ def engine_config(
         variant_memory_bytes=max(variant_bytes(spec, plan, s) for s in range(plan.pipeline_parallel)),
         variant_host_bytes=settings.variant_host_bytes,
         variant_kinds=_kinds(kind, variants),
+        max_active_variants=min(max_active_variants or 0, plan.max_variants),
     )
 
 

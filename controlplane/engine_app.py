@@ -8,7 +8,7 @@ from ray.serve.schema import LoggingConfig
 
 from controlplane.ray_on_loopback import keep_replica_on_loopback
 from controlplane.settings import Settings
-from workers.messages import EngineConfig, VariantRef, WorkerReport
+from workers.messages import EngineConfig, EngineResidency, VariantRef, WorkerReport
 from workers.worker import Worker
 
 ENGINE = "Engine"
@@ -31,6 +31,15 @@ class EngineReplica:
 
     async def unload_variant(self, variant: VariantRef) -> None:
         await self._worker.unload_variant(variant)
+
+    async def prefetch(self, variant: VariantRef) -> None:
+        await self._worker.prefetch(variant)
+
+    async def limit_variants(self, limit: int) -> int:
+        return await self._worker.limit_variants(limit)
+
+    async def residency(self) -> EngineResidency:
+        return await self._worker.residency()
 
     async def report(self) -> WorkerReport:
         return await self._worker.report()

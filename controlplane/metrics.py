@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counts
+from collections.abc import Iterable
+from enum import StrEnum
+
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -49,3 +53,10 @@ class ControllerMetrics:
             "ostinato_controller_actions", "Actions carried out.", ["action", "outcome"], registry=registry
         )
         self.engines = Gauge("ostinato_engines", "Engines by status.", ["status"], registry=registry)
+
+
+def set_counts(gauge: Gauge, values: Iterable[str], every: type[StrEnum]) -> None:
+    """Set one series per member of `every`, those that do not occur to 0."""
+    counts = Counts(values)
+    for value in every:
+        gauge.labels(value).set(counts[value])

@@ -59,6 +59,7 @@ class Deployment:
     """A desired deployment and what became of it. `host` is the base whose engine serves it.
 
     Once `established` (it was Deployed), only its user ends it: an engine that is lost is launched anew.
+    `max_active_variants` of a base is how many of its variants may run at once; None: as many as have slots.
     """
 
     model: str
@@ -72,6 +73,7 @@ class Deployment:
     reason: str = ""
     created_at_s: float = 0.0
     established: bool = False
+    max_active_variants: int | None = None
 
 
 class OperationKind(StrEnum):

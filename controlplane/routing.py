@@ -13,13 +13,17 @@ from workers.messages import VariantRef
 
 @dataclass(frozen=True)
 class Route:
-    """`host` is the base whose engine serves `model`; `variant` is None for the base itself."""
+    """`host` is the base whose engine serves `model`; `variant` is None for the base itself.
+
+    `variant_limit` variants of the host may run at once; None: as many as have slots.
+    """
 
     model: str
     host: str
     max_output_tokens: int
     variant: VariantRef | None
     created_at_s: float
+    variant_limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ def build_table(state: State) -> RouteTable:
         if model is None or not _is_served(deployment, state):
             waiting[name] = deployment
             continue
-        route = _route(model, deployment)
+        route = _route(model, deployment, state.deployments[deployment.host].record)
         routes[name] = route
         if model.base is not None:
             routes[f"{model.base}:{name}"] = route
@@ -78,13 +82,14 @@ def _is_served(deployment: Deployment, state: State) -> bool:
     return deployment.phase is Phase.DEPLOYED and host is not None and host.record.phase is Phase.DEPLOYED
 
 
-def _route(model: Model, deployment: Deployment) -> Route:
+def _route(model: Model, deployment: Deployment, host: Deployment) -> Route:
     return Route(
         model=model.name,
         host=deployment.host,
         max_output_tokens=deployment.max_output_tokens,
         variant=variant_ref(model) if model.is_variant else None,
         created_at_s=deployment.created_at_s,
+        variant_limit=host.max_active_variants,
     )
 
 

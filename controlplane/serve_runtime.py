@@ -24,7 +24,7 @@ from controlplane import errors
 from controlplane.engine_app import ENGINE, engine_application
 from controlplane.reconcile import EngineStatus, EngineView
 from controlplane.settings import Settings
-from workers.messages import EngineConfig, NodeReport, VariantRef, WorkerReport
+from workers.messages import EngineConfig, EngineResidency, NodeReport, VariantRef, WorkerReport
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ CONTROL_APP = "ostinato"
 APP_PREFIX = "model-"
 RESTART_HINT_S = 5.0
 FIND_TIMEOUT_S = 10.0
+ASK_TIMEOUT_S = 15.0  # a replica's scheduler has 10 s of it
+LOAD_TIMEOUT_S = 300.0
 
 _STATUS = {
     "NOT_STARTED": EngineStatus.STARTING,
@@ -94,6 +96,21 @@ async def unload_variant(host: str, variant: VariantRef) -> None:
         await _broadcast(host, "unload_variant", variant)
 
 
+async def prefetch(host: str, variant: VariantRef) -> None:
+    """Have every replica hold a variant in host memory. Raises AdapterMismatch if the engine refuses it."""
+    await _broadcast(host, "prefetch", variant)
+
+
+async def limit_variants(host: str, limit: int) -> None:
+    """Let every replica run at most `limit` variants at once, from now on."""
+    await _broadcast(host, "limit_variants", limit, timeout_s=ASK_TIMEOUT_S)
+
+
+async def residency(host: str) -> list[EngineResidency]:
+    """Where each replica has its variants."""
+    return await _broadcast(host, "residency", timeout_s=ASK_TIMEOUT_S)
+
+
 async def reports(host: str) -> list[WorkerReport]:
     return await _broadcast(host, "report")
 
@@ -114,10 +131,10 @@ def log_folder() -> str:
     return str(ray._private.worker._global_node.get_logs_dir_path())
 
 
-async def _broadcast(host: str, method: str, *args: Any) -> list[Any]:
+async def _broadcast(host: str, method: str, *args: Any, timeout_s: float = LOAD_TIMEOUT_S) -> list[Any]:
     try:
         response = engine_handle(host).broadcast(method, *args)
-        return list(await response.results_async(timeout_s=300))
+        return list(await response.results_async(timeout_s=timeout_s))
     except Exception as e:
         raise _translated(e, host) from e
 

@@ -19,7 +19,15 @@ from placement.types import Device, Inventory
 from profiler.types import DeviceRates
 from workers.asgi import AsgiApp, Message
 from workers.echo import EchoEngine
-from workers.messages import EngineCall, EngineConfig, EngineHead, EngineReply, VariantRef, WorkerReport
+from workers.messages import (
+    EngineCall,
+    EngineConfig,
+    EngineHead,
+    EngineReply,
+    EngineResidency,
+    VariantRef,
+    WorkerReport,
+)
 from workers.worker import Worker
 
 GIB = 1 << 30
@@ -234,6 +242,18 @@ class InMemoryCluster:
 
     async def reports(self, host: str) -> list[WorkerReport]:
         return [await self._engine(host).worker.report()]
+
+    async def residency(self, host: str) -> list[EngineResidency]:
+        return [await self._engine(host).worker.residency()]
+
+    async def limit_variants(self, host: str, limit: int) -> None:
+        await self._engine(host).worker.limit_variants(limit)
+
+    async def prefetch(self, host: str, variant: VariantRef) -> None:
+        try:
+            await self._engine(host).worker.prefetch(variant)
+        except ValueError as e:
+            raise errors.AdapterMismatch(str(e)) from e
 
     async def logs(self, host: str, lines: int) -> str:
         return "a line\n" * min(lines, 3)

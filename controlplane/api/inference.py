@@ -54,7 +54,7 @@ def engine_call(path: str, body: dict[str, Any], route: Route) -> EngineCall:
     if route.variant is not None:
         sent["cache_salt"] = f"{route.variant.uid}:{body.get('cache_salt') or ''}"
     try:
-        return EngineCall(path, json.dumps(sent).encode(), route.variant)
+        return EngineCall(path, json.dumps(sent).encode(), route.variant, route.variant_limit)
     except RecursionError as e:
         raise errors.InvalidRequest("the body is nested too deeply") from e
 

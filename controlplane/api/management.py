@@ -11,7 +11,7 @@ from fastapi.responses import PlainTextResponse
 from pydantic import StringConstraints
 
 from controlplane import __version__, commands, errors
-from controlplane.api import inference, operations
+from controlplane.api import inference, operations, variants
 from controlplane.api.inference import ClosingStream, Watch
 from controlplane.api.schemas import (
     DeploymentView,
@@ -22,9 +22,9 @@ from controlplane.api.schemas import (
     ModelView,
     OperationView,
     RegisterModelRequest,
+    TuneRequest,
 )
 from controlplane.api.services import Services
-from controlplane.records import Deployment
 from controlplane.state.typed import State
 
 IdempotencyHeader = Annotated[
@@ -98,7 +98,15 @@ def _deployments(services: Services) -> APIRouter:
 
     @routes.get("/{name}")
     async def describe_deployment(name: NamePath) -> DeploymentView:
-        return DeploymentView.of(deployment(await services.read(), name))
+        return await variants.describe(services, name)
+
+    @routes.patch("/{name}")
+    async def tune_deployment(name: NamePath, body: TuneRequest) -> DeploymentView:
+        return await variants.tune(services, name, body.maxActiveVariants)
+
+    @routes.post("/{name}/prefetch")
+    async def prefetch_variant(name: NamePath) -> DeploymentView:
+        return await variants.prefetch(services, name)
 
     @routes.delete("/{name}", status_code=202)
     async def undeploy_model(name: NamePath, key: IdempotencyHeader = None) -> OperationView:
@@ -106,7 +114,7 @@ def _deployments(services: Services) -> APIRouter:
 
     @routes.get("/{name}/logs", response_class=Response, responses=TEXT)
     async def logs(name: NamePath, lines: Annotated[int, Query(ge=1, le=10_000)] = 200) -> Response:
-        host = deployment(await services.read(), name).host
+        host = variants.find_deployment(await services.read(), name).host
         return PlainTextResponse(await services.engines.logs(host, lines))
 
     return routes
@@ -150,13 +158,6 @@ def model_view(state: State, name: str) -> ModelView:
     model = commands.find_model(state, name)
     variants = sorted(m.record.name for m in state.models.values() if m.record.base == name)
     return ModelView.of(model, name in state.deployments, variants)
-
-
-def deployment(state: State, name: str) -> Deployment:
-    found = state.deployments.get(name)
-    if found is None:
-        raise errors.NotDeployed(f"'{name}' has no deployment; GET /deployments lists those that exist")
-    return found.record
 
 
 async def infer(services: Services, body: InferenceModelRequest) -> InferenceModelResponse:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from controlplane.api.residency_views import EngineResidencyView
 from controlplane.records import Deployment, Model, Operation
 from placement.types import Intent, Slos
 from profiler.variants.types import VariantSpec
@@ -265,7 +266,21 @@ class PlanView(BaseModel):
     reason: str
 
 
+class TuneRequest(_Strict):
+    """What can be changed of a deployment while it runs."""
+
+    maxActiveVariants: int = Field(
+        ge=1, le=1_000_000, description="Variants of this base that may run at once, 1 to its slots."
+    )
+
+
 class DeploymentView(BaseModel):
+    """`maxActiveVariants` is what a base was told; null: as many as have slots.
+
+    `residency` says for each replica of the engine where variants are: all of a base's, or the one that is
+    described. It is null in lists, and while the engine does not answer; `residencyReason` says why.
+    """
+
     model: str
     phase: str
     host: str
@@ -275,6 +290,9 @@ class DeploymentView(BaseModel):
     reason: str
     plan: PlanView | None
     createdAt: float
+    maxActiveVariants: int | None = None
+    residency: list[EngineResidencyView] | None = None
+    residencyReason: str = ""
 
     @classmethod
     def of(cls, d: Deployment) -> DeploymentView:
@@ -288,6 +306,7 @@ class DeploymentView(BaseModel):
             reason=d.reason,
             plan=_plan_view(d),
             createdAt=d.created_at_s,
+            maxActiveVariants=d.max_active_variants,
         )
 
 

@@ -18,7 +18,14 @@ from controlplane.routing import Route, RouteTable, build_table
 from controlplane.settings import Settings
 from controlplane.state.typed import Repository, State
 from placement.types import Inventory
-from workers.messages import EngineCall, EngineHead, EngineReply, WorkerReport
+from workers.messages import (
+    EngineCall,
+    EngineHead,
+    EngineReply,
+    EngineResidency,
+    VariantRef,
+    WorkerReport,
+)
 
 REFRESH_S = 0.1
 
@@ -33,6 +40,14 @@ class Engines(Protocol):
     async def observe(self) -> dict[str, EngineView]: ...
 
     async def reports(self, host: str) -> list[WorkerReport]: ...
+
+    async def residency(self, host: str) -> list[EngineResidency]:
+        """Where each of the host's replicas has its variants."""
+        ...
+
+    async def limit_variants(self, host: str, limit: int) -> None: ...
+
+    async def prefetch(self, host: str, variant: VariantRef) -> None: ...
 
     async def logs(self, host: str, lines: int) -> str: ...
 

@@ -27,6 +27,9 @@ def base(files: Path) -> Model:
 def test_the_only_device_is_chosen(base: Model, settings: Settings) -> None:
     placement = decide(base, DEPLOYMENT, HERE, settings)
     config = engine_config(base, placement, settings)
+    assert config.max_active_variants == 0
+    assert engine_config(base, placement, settings, (), 1).max_active_variants == 1
+    assert engine_config(base, placement, settings, (), 99).max_active_variants == config.max_variants
     assert [(r.node, r.device_kind) for r in placement.ranks] == [("node", "cpu")]
     assert placement.estimate.accuracy == 97.0
     assert (config.engine, config.name, config.model_path) == ("echo", "b", base.path)

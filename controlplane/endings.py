@@ -1,0 +1,96 @@
+"""How operations end, and what becomes of their models and deployments: changes to commit together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from controlplane import errors, store_edits
+from controlplane.commands import Change, advance
+from controlplane.records import Deployment, Model, OperationKind, Phase
+from controlplane.state.typed import Delete, Put, State, Versioned
+from controlplane.store_edits import Gone
+from placement.types import Placement
+
+RM = TypeVar("RM", Model, Deployment)
+
+
+@dataclass(frozen=True)
+class End:
+    """How an operation ends."""
+
+    phase: Phase
+    message: str
+    error: dict[str, Any] | None = None
+
+    @classmethod
+    def failed(cls, error: errors.OstinatoError) -> End:
+        return cls(Phase.FAILED, error.message, error.body())
+
+
+def end_open(state: State, kind: OperationKind, target: str, end: End) -> list[Change]:
+    """The open operations about `target`, ended. A success gives way to a cancellation: Gone."""
+    changes: list[Change] = []
+    for found in state.operations.values():
+        op = found.record
+        if op.kind is not kind or op.target != target or op.done:
+            continue
+        if op.cancel_requested and end.phase in (Phase.READY, Phase.DEPLOYED):
+            raise Gone(f"{op.id} is to be cancelled")
+        ended = replace(advance(op, end.phase, end.message, time.time(), 1.0), error=end.error)
+        changes.append(Put(ended, found.version))
+    return changes
+
+
+def same(records: Mapping[str, Versioned[RM]], name: str, uid: int) -> Versioned[RM]:
+    """The record of this name, if it still is the one that was meant. Raises Gone."""
+    found = records.get(name)
+    if found is None or found.record.uid != uid:
+        raise Gone(name)
+    return found
+
+
+def starting(deployment: Deployment, uid: int, placement: Placement) -> Deployment:
+    if deployment.uid != uid or deployment.phase is Phase.DELETING:
+        raise Gone(deployment.model)
+    return replace(deployment, phase=Phase.DEPLOYING, placement=placement, reason="engine starting")
+
+
+def deployed(state: State, name: str, model_uid: int | None = None) -> Change:
+    """The deployment, served from now on. Raises Gone when it, or the model it was begun for, is no more."""
+    found = state.deployments.get(name)
+    if found is None or found.record.phase not in (Phase.PENDING, Phase.DEPLOYING):
+        raise Gone(name)
+    if model_uid is not None:
+        same(state.models, name, model_uid)
+    served = replace(found.record, phase=Phase.DEPLOYED, reason="", established=True)
+    return Put(served, found.version)
+
+
+def undone(state: State, operation_id: str) -> Sequence[Change]:
+    """What an operation began, taken back. Raises Gone when it ended."""
+    found = state.operations.get(operation_id)
+    if found is None or found.record.done:
+        raise Gone(operation_id)
+    op = found.record
+    if op.kind is OperationKind.REGISTER:
+        model = state.models.get(op.target)
+        return [Delete(Model, op.target, model.version)] if model else []
+    deployment = state.deployments.get(op.target)
+    if deployment is None or deployment.record.phase is Phase.DELETING:
+        return []
+    return [Delete(Deployment, op.target, deployment.version)]
+
+
+def persist(work: Callable[[], None]) -> None:
+    """Repeat `work` (read, decide, commit) while others are faster."""
+    for attempt in range(store_edits.ATTEMPTS):
+        try:
+            work()
+            return
+        except errors.StaleWrite:
+            if attempt == store_edits.ATTEMPTS - 1:
+                raise
+            store_edits.pause(attempt)
