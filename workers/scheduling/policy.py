@@ -48,7 +48,8 @@ class Waiting(NamedTuple):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """`waiting` in order of arrival. `readiness` tells of every variant that occurs (BASE is READY)."""
+    """`waiting` in order of arrival, and of id where that is equal. `readiness` tells of every variant
+    that occurs (BASE is READY)."""
 
     now_s: float
     running: Sequence[Running]
@@ -131,17 +132,21 @@ def _oldest_running(running: Sequence[Running], blocked: Waiting) -> dict[int, s
     """Each variant's oldest running request, other than children that came after who is blocked."""
     found: dict[int, Running] = {}
     for request in running:
-        if request.parent is None or request.arrival_s <= blocked.arrival_s:
+        if request.parent is None or not _came_after(request, blocked):
             best = found.get(request.variant)
-            if best is None or request.arrival_s < best.arrival_s:
+            if best is None or _came_after(best, request):
                 found[request.variant] = request
     return {variant: request.id for variant, request in found.items()}
 
 
 def _orphans(snapshot: Snapshot, blocked: Waiting) -> list[str]:
     """Children whose parent is gone, who came after a request that is blocked, and have far to go."""
-    children = [r for r in snapshot.running if r.parent is not None and r.arrival_s > blocked.arrival_s]
+    children = [r for r in snapshot.running if r.parent is not None and _came_after(r, blocked)]
     if not children:
         return []
     alive = {r.id for r in snapshot.running} | {w.id for w in snapshot.waiting}
     return [r.id for r in children if r.parent not in alive and r.tokens_left > snapshot.almost_done_tokens]
+
+
+def _came_after(one: Running | Waiting, other: Running | Waiting) -> bool:
+    return (one.arrival_s, one.id) > (other.arrival_s, other.id)

@@ -24,13 +24,20 @@ def situations(draw: st.DrawFn) -> Snapshot:
         if draw(st.booleans()):
             waiting.append(Waiting(name, variant, float(arrival)))
             continue
-        parent = draw(st.sampled_from([None, "gone", *(f"r{n}" for n in range(len(arrivals)) if n != number)]))
+        parent = draw(
+            st.sampled_from([None, "gone", *(f"r{n}" for n in range(len(arrivals)) if n != number)])
+        )
         left = draw(st.integers(0, 20))
         running.append(Running(name, variant, float(arrival), left, parent if variant else None))
-    waiting.sort(key=lambda w: w.arrival_s)
+    waiting.sort(key=place)
     readiness = {uid: draw(st.sampled_from(list(Readiness))) for uid in range(1, 5)}
     readiness |= dict.fromkeys((BASE, *(r.variant for r in running)), Readiness.READY)
     return Snapshot(NOW, running, waiting, readiness, draw(st.integers(1, 4)), PATIENCE)
+
+
+def place(request: Running | Waiting) -> tuple[float, str]:
+    """In the line, whoever has left it to run included."""
+    return request.arrival_s, request.id
 
 
 def running_variants(s: Snapshot) -> set[int]:
@@ -38,14 +45,12 @@ def running_variants(s: Snapshot) -> set[int]:
 
 
 def first_blocked(s: Snapshot) -> Waiting | None:
-    """By definition: try every prefix of the line, and count the variants it would need seats for."""
-    for end, request in enumerate(s.waiting):
-        needed = running_variants(s) | {w.variant for w in s.waiting[: end + 1]} - {BASE}
-        has_seat = request.variant == BASE or request.variant in needed - {request.variant} | running_variants(s)
-        has_seat = has_seat or request.variant in {w.variant for w in s.waiting[:end]}
-        if has_seat:
+    """By definition: all before it have seats; with its own there would be too many, or no room."""
+    for number, request in enumerate(s.waiting):
+        seated = running_variants(s) | {w.variant for w in s.waiting[:number]} | {BASE}
+        if request.variant in seated:
             continue
-        if len(needed) > s.limit or s.readiness[request.variant] is Readiness.CROWDED:
+        if len(seated - {BASE}) >= s.limit or s.readiness[request.variant] is Readiness.CROWDED:
             return request
     return None
 
@@ -89,19 +94,19 @@ def test_whoever_is_not_behind_a_blocked_request_runs_in_turn(s: Snapshot) -> No
 def test_who_skips_the_line_has_a_living_parent_of_its_variant(s: Snapshot) -> None:
     decision, blocked = decide(s), first_blocked(s)
     variant_of = {r.id: r.variant for r in (*s.running, *s.waiting)}
-    arrival_of = {r.id: r.arrival_s for r in (*s.running, *s.waiting)}
+    place_of = {r.id: place(r) for r in (*s.running, *s.waiting)}
     parent_of = {r.id: r.parent for r in s.running}
     for child, parent in decision.parents.items():
         assert blocked is not None
         assert child in decision.admit
         assert variant_of[child] == variant_of[parent] != BASE
         assert child != parent
-        assert parent_of.get(parent) is None or arrival_of[parent] <= blocked.arrival_s
-        assert parent in parent_of or arrival_of[parent] <= blocked.arrival_s  # runs, or begins in its turn
+        assert parent_of.get(parent) is None or place_of[parent] < place(blocked)
+        assert parent in parent_of or place_of[parent] < place(blocked)  # runs, or begins in its turn
         rivals = [r for r in s.running if r.variant == variant_of[child]]
-        rivals = [r for r in rivals if r.parent is None or r.arrival_s <= blocked.arrival_s]
+        rivals = [r for r in rivals if r.parent is None or place(r) < place(blocked)]
         if rivals:
-            assert arrival_of[parent] == min(r.arrival_s for r in rivals)
+            assert place_of[parent] == min(place(r) for r in rivals)
 
 
 @given(situations())
@@ -122,7 +127,7 @@ def test_exactly_orphans_with_far_to_go_that_came_after_a_blocked_request_step_b
     expected = set()
     for r in s.running:
         is_orphan = r.parent is not None and r.parent not in alive
-        if blocked and is_orphan and r.arrival_s > blocked.arrival_s and r.tokens_left > s.almost_done_tokens:
+        if blocked and is_orphan and place(r) > place(blocked) and r.tokens_left > s.almost_done_tokens:
             expected.add(r.id)
     assert set(decide(s).preempt) == expected
 

@@ -1,0 +1,182 @@
+"""Messages between a scheduler and its ranks, over real sockets."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from workers.scheduling.bus import Hub, Line, Message
+from workers.scheduling.client import VariantClient, new_address
+
+WAIT_S = 20
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/bus"
+
+
+class Inbox:
+    """What one end has received, in order."""
+
+    def __init__(self) -> None:
+        self.all: queue.Queue[Any] = queue.Queue()
+
+    def of_hub(self, sender: bytes, message: Message) -> None:
+        self.all.put((sender, message))
+
+    def of_line(self, message: Message) -> None:
+        self.all.put(message)
+
+    def take(self, count: int) -> list[Any]:
+        return [self.all.get(timeout=WAIT_S) for _ in range(count)]
+
+
+@pytest.fixture
+def inbox() -> Inbox:
+    return Inbox()
+
+
+@pytest.fixture
+def hub(address: str, inbox: Inbox) -> Iterator[Hub]:
+    made = Hub(address, inbox.of_hub)
+    yield made
+    made.close()
+
+
+def test_messages_of_every_line_arrive_in_order(address: str, hub: Hub, inbox: Inbox) -> None:
+    lines = [Line(address, f"rank-{n}", print) for n in range(8)]
+    for number in range(100):
+        for line in lines:
+            line.send({"number": number})
+    received = inbox.take(800)
+    for n in range(8):
+        assert [m["number"] for s, m in received if s == f"rank-{n}".encode()] == list(range(100))
+    for line in lines:
+        line.close()
+
+
+def test_what_is_sent_to_a_line_reaches_that_one_in_order(address: str, hub: Hub, inbox: Inbox) -> None:
+    inboxes = [Inbox() for _ in range(4)]
+    lines = [Line(address, f"rank-{n}", box.of_line) for n, box in enumerate(inboxes)]
+    for line in lines:
+        line.send({"did": "hello"})
+    senders = [sender for sender, _ in inbox.take(4)]
+    for number in range(200):
+        for sender in senders:
+            hub.send(sender, {"to": sender.decode(), "number": number})
+    for n, box in enumerate(inboxes):
+        assert box.take(200) == [{"to": f"rank-{n}", "number": number} for number in range(200)]
+    for line in lines:
+        line.close()
+
+
+def test_a_rank_may_be_there_before_its_scheduler(address: str, inbox: Inbox) -> None:
+    early = Inbox()
+    line = Line(address, "rank-0", early.of_line)
+    line.send({"did": "hello"})
+    hub = Hub(address, inbox.of_hub)
+    ((sender, message),) = inbox.take(1)
+    assert message == {"did": "hello"}
+    hub.send(sender, {"do": "prepare"})
+    assert early.take(1) == [{"do": "prepare"}]
+    line.close()
+    hub.close()
+
+
+def test_a_bad_message_or_handler_does_not_end_the_thread(address: str) -> None:
+    seen = Inbox()
+
+    def handle(sender: bytes, message: Message) -> None:
+        if message["number"] == 1:
+            raise KeyError("of a handler")
+        seen.of_hub(sender, message)
+
+    hub = Hub(address, handle)
+    stranger = zmq.Context.instance().socket(zmq.DEALER)
+    stranger.connect(address)
+    for parts in ([b"not json"], [b"\xff\xfe"], [b"{}", b"{}"], [b""], [b"[]"], [b'{"number": 1}']):
+        stranger.send_multipart(parts)
+    stranger.send(b'{"number": 2}')
+    ((sender, message),) = seen.take(1)
+    assert message == {"number": 2}
+    hub.send(b"nobody", {})  # of that name: lost, as for a rank that has gone
+    hub.send(sender, {"number": 3})
+    assert stranger.poll(WAIT_S * 1000)
+    assert stranger.recv() == b'{"number": 3}'
+    stranger.close(linger=0)
+    hub.close()
+
+
+def test_a_bad_message_does_not_end_a_lines_thread(address: str) -> None:
+    router = zmq.Context.instance().socket(zmq.ROUTER)
+    router.bind(address)
+    seen = Inbox()
+    line = Line(address, "rank-0", seen.of_line)
+    line.send({})
+    sender, _ = router.recv_multipart()
+    for parts in ([b"not json"], [b"{}", b"{}"], [b'{"number": 2}']):
+        router.send_multipart([sender, *parts])
+    assert seen.take(1) == [{"number": 2}]
+    line.close()
+    router.close(linger=0)
+
+
+def test_a_handler_may_send_more_than_any_queue_would_hold(address: str) -> None:
+    """All orders since the start go out when the last rank says hello, from the hub's own thread."""
+    count = 20_000
+
+    def greet(sender: bytes, message: Message) -> None:
+        for number in range(count):
+            hub.send(sender, {"number": number})
+
+    hub = Hub(address, greet)
+    seen = Inbox()
+    line = Line(address, "rank-0", seen.of_line)
+    line.send({"did": "hello"})
+    assert [m["number"] for m in seen.take(count)] == list(range(count))
+    line.close()
+    hub.close()
+
+
+def test_closing_ends_the_threads_and_frees_the_address(address: str, inbox: Inbox) -> None:
+    def threads() -> set[str]:
+        return {t.name for t in threading.enumerate() if t.name.startswith("variant-")}
+
+    for _ in range(3):
+        hub = Hub(address, inbox.of_hub)
+        line = Line(address, "rank-0", print)
+        line.send({"did": "hello"})
+        inbox.take(1)
+        line.close()
+        hub.close()
+        assert threads() == set()
+
+
+async def test_a_client_gets_the_answer_to_its_own_question() -> None:
+    address = new_address()
+
+    def answer(sender: bytes, message: Message) -> None:
+        if message["ask"] == "prepare":
+            error = "no such folder" if message["path"] == "/bad" else ""
+            hub.send(sender, {"id": message["id"], "error": error})
+        elif message["ask"] == "limit":
+            hub.send(sender, {"id": "of somebody else", "limit": 0})
+            hub.send(sender, {"id": message["id"], "limit": message["limit"] + 1})
+
+    hub = Hub(address, answer)
+    client = VariantClient(address)
+    await client.prepare(1, "/good")
+    with pytest.raises(ValueError, match="no such folder"):
+        await client.prepare(2, "/bad")
+    assert await client.limit(3) == 4
+    with pytest.raises(TimeoutError):
+        await client.state(timeout_s=0.05)
+    client.close()
+    hub.close()

@@ -1,0 +1,266 @@
+"""The scheduler's account of slots against ranks that answer late, in any order, or not as hoped."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workers.scheduling.policy import Readiness
+from workers.scheduling.residency import Residency
+
+SIZES = {1: 40, 2: 60, 3: 30, 4: 100, 5: 10}  # bytes of each variant on every rank
+NOBODY: frozenset[int] = frozenset()
+
+
+@dataclass
+class Rank:
+    """A rank as it is specified: reads in any order, places one after the other, and does nothing
+    about a slot that a newer order has overtaken. `slots` is what really lies on its device."""
+
+    number: int
+    arena: int
+    slots: dict[int, int] = field(default_factory=dict)
+    reading: list[dict[str, Any]] = field(default_factory=list)
+    placing: list[dict[str, Any]] = field(default_factory=list)
+    newest: dict[int, int] = field(default_factory=dict)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    host: dict[int, int] = field(default_factory=dict)
+    broken: set[int] = field(default_factory=set)
+
+    def told(self, message: dict[str, Any]) -> None:
+        if message["do"] != "prepare":
+            self.newest[message["slot"]] = message["order"]
+        (self.placing if message["do"] == "clear" else self.reading).append(message)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.reading or self.placing or self.reports)
+
+    def work(self, rng: random.Random) -> None:
+        """One thing that may happen next on this rank."""
+        if self.placing and (not self.reading or rng.random() < 0.5):
+            self.place(self.placing.pop(0))
+        elif self.reading:
+            self.read(self.reading.pop(rng.randrange(len(self.reading))))
+
+    def read(self, message: dict[str, Any]) -> None:
+        if message["uid"] in self.broken:
+            self.report(message, did="failed", error=f"no {message['path']}")
+            return
+        self.host[message["uid"]] = SIZES[message["uid"]]
+        if message["do"] == "prepare":
+            self.report(message, did="prepared")
+        else:
+            self.placing.append(message)
+
+    def place(self, message: dict[str, Any]) -> None:
+        slot = message["slot"]
+        if message["do"] == "clear":
+            self.slots.pop(slot, None)
+            return
+        if self.newest[slot] != message["order"]:
+            return
+        uid = message["uid"]
+        self.slots = {s: u for s, u in self.slots.items() if s != slot and u != uid}
+        if sum(SIZES[u] for u in self.slots.values()) + SIZES[uid] > self.arena:
+            self.report(message, did="no_room", error="full")
+            return
+        self.slots[slot] = uid
+        self.report(message, did="placed", bytes=SIZES[uid])
+
+    def report(self, message: dict[str, Any], **what: Any) -> None:
+        about = {key: message.get(key) for key in ("uid", "slot", "order")}
+        self.reports.append({**about, **what, "host": {str(uid): size for uid, size in self.host.items()}})
+
+
+class World:
+    """A Residency and its ranks; messages are delivered in order, everything else in any."""
+
+    def __init__(self, slots: int, ranks: int, arena: int, seed: int) -> None:
+        self.residency = Residency(slots, ranks)
+        self.ranks = [Rank(number, arena + 5 * number) for number in range(ranks)]
+        self.rng = random.Random(seed)
+
+    def send(self) -> None:
+        for message in self.residency.outbox:
+            for rank in self.ranks:
+                rank.told(message)
+        self.residency.outbox.clear()
+
+    def happen(self) -> None:
+        rank = self.rng.choice(self.ranks)
+        if rank.reports and self.rng.random() < 0.4:
+            report = rank.reports.pop(self.rng.randrange(len(rank.reports)))
+            self.residency.reported(rank.number, report)
+            self.send()
+        else:
+            rank.work(self.rng)
+
+    def load(self, uid: int, busy: frozenset[int] = NOBODY) -> bool:
+        done = self.residency.load(uid, f"/{uid}", busy)
+        self.send()
+        return done
+
+    def settle(self) -> None:
+        while any(rank.busy for rank in self.ranks):
+            self.happen()
+
+    def ready(self) -> set[int]:
+        return {uid for uid in SIZES if self.residency.readiness(uid) is Readiness.READY}
+
+    def check(self) -> None:
+        """Whatever may run lies where it should on every rank, and nowhere beside another one."""
+        slot_of = {v["uid"]: v["slot"] for v in self.residency.snapshot() if v["slot"] is not None}
+        assert len(set(slot_of.values())) == len(slot_of)
+        for uid in self.ready():
+            for rank in self.ranks:
+                assert rank.slots.get(slot_of[uid]) == uid
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["load", "prepare", "wait", "break", "mend"]), st.sampled_from(sorted(SIZES))),
+    max_size=40,
+)
+
+
+@settings(max_examples=300)
+@given(STEPS, st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**32))
+def test_what_may_run_is_on_every_rank(
+    steps: list[tuple[str, int]], slots: int, ranks: int, seed: int
+) -> None:
+    world = World(slots, ranks, 100, seed)
+    for step, uid in steps:
+        busy = frozenset(u for u in world.ready() if world.rng.random() < 0.5)
+        match step:
+            case "load" if not world.residency.error(uid):
+                world.load(uid, busy)
+            case "prepare":
+                world.residency.prepare(uid, f"/{uid}")
+                world.send()
+            case "break":
+                world.ranks[-1].broken.add(uid)
+            case "mend":
+                world.ranks[-1].broken.discard(uid)
+        assert busy <= world.ready()  # none of those in use has lost its slot
+        world.check()
+        for _ in range(world.rng.randrange(12)):
+            world.happen()
+            assert busy <= world.ready()
+            world.check()
+    world.settle()
+    world.check()
+    for rank in world.ranks:
+        held = {uid for uid in rank.slots.values() if uid not in world.ready()}
+        lost = {v["uid"] for v in world.residency.snapshot() if v["slot"] is None}
+        assert not held & lost  # no memory is taken by what the scheduler has given up
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.sampled_from(sorted(SIZES)), min_size=1, max_size=12),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(0, 2**32),
+)
+def test_everything_wanted_is_ready_in_the_end(wanted: list[int], slots: int, ranks: int, seed: int) -> None:
+    """Whoever is asked for again and again gets a slot and room, though others must leave for it."""
+    world = World(slots, ranks, 100, seed)
+    for uid in wanted:
+        for _ in range(2000):
+            if world.residency.readiness(uid) is Readiness.READY:
+                break
+            if world.residency.readiness(uid) is not Readiness.LOADING:
+                world.load(uid)
+            world.happen()
+            world.check()
+        assert world.residency.readiness(uid) is Readiness.READY
+
+
+def test_an_error_is_told_once_and_the_next_request_tries_again() -> None:
+    world = World(2, 2, 100, 0)
+    world.ranks[1].broken.add(3)
+    assert world.load(3)
+    world.settle()
+    assert world.residency.readiness(3) is Readiness.ABSENT
+    assert world.residency.error(3) == "no /3"
+    assert world.residency.take_failures() == {3: "no /3"}
+    assert world.residency.error(3) == ""
+    (described,) = world.residency.snapshot()
+    assert described["reason"] == "no /3"  # people may still read it
+    assert world.ranks[0].slots == {}  # the other rank's memory is free again
+    world.ranks[1].broken.clear()
+    assert world.load(3)
+    world.settle()
+    assert world.ready() == {3}
+    assert world.residency.snapshot()[0]["reason"] == ""
+
+
+@pytest.mark.parametrize("renew", ["forgive", "prepare"])
+def test_forgive_and_prepare_clear_an_error(renew: str) -> None:
+    world = World(1, 1, 100, 0)
+    world.ranks[0].broken.add(1)
+    world.load(1)
+    world.settle()
+    assert world.residency.failing
+    getattr(world.residency, renew)(*((1, "/1") if renew == "prepare" else (1,)))
+    assert not world.residency.failing
+    assert world.residency.error(1) == ""
+
+
+def test_a_variant_that_runs_does_not_need_its_files() -> None:
+    """Its requests go on although it can no longer be read, say after it left host memory."""
+    world = World(1, 2, 100, 0)
+    world.load(2)
+    world.settle()
+    world.ranks[0].broken.add(2)
+    world.residency.prepare(2, "/2")
+    assert world.residency.prepared(2)
+    world.send()
+    world.settle()
+    assert world.ready() == {2}
+    assert not world.residency.failing
+
+
+def test_a_report_about_an_older_order_says_nothing() -> None:
+    """A lost slot was given back meanwhile: what the rank placed first has been overwritten since."""
+    residency = Residency(1, 1)
+    for uid in (1, 2, 1):
+        residency.load(uid, f"/{uid}", NOBODY)
+    first, second, third = (message["order"] for message in residency.outbox)
+    placed = {"did": "placed", "slot": 0, "bytes": 1, "host": {}}
+    residency.reported(0, {**placed, "uid": 1, "order": first})
+    assert residency.readiness(1) is Readiness.LOADING
+    residency.reported(0, {**placed, "uid": 2, "order": second})
+    assert residency.readiness(2) is Readiness.ABSENT
+    residency.reported(0, {**placed, "uid": 1, "order": third})
+    assert residency.readiness(1) is Readiness.READY
+
+
+def test_prepared_means_that_every_rank_has_read_it_even_if_one_forgot_it_since() -> None:
+    residency = Residency(1, 2)
+    residency.prepare(1, "/1")
+    order = residency.outbox[0]["order"]
+    report = {"uid": 1, "slot": None, "order": order, "did": "prepared"}
+    residency.reported(0, {**report, "host": {"1": 5}})
+    assert not residency.prepared(1)
+    residency.reported(0, {"uid": 9, "slot": None, "order": 99, "did": "prepared", "host": {"9": 5}})
+    residency.reported(1, {**report, "host": {"1": 5}})
+    assert residency.prepared(1)
+    assert residency.snapshot()[0]["tier"] == "disk"  # not on rank 0 any more
+
+
+def test_a_slot_is_taken_from_who_was_used_longest_ago() -> None:
+    world = World(3, 1, 1000, 0)
+    for uid in (1, 2, 3):
+        world.load(uid)
+        world.settle()
+    world.residency.touch([1])
+    world.load(4, frozenset({2}))
+    world.settle()
+    assert world.ready() == {1, 2, 4}
+    assert not world.load(5, frozenset({1, 2, 4}))
