@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar
-from urllib.parse import quote
+from typing import Any, Self
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from controlplane import errors
+from controlplane.answers import (
+    DEFAULT_URL,
+    body_of,
+    checked,
+    checked_url,
+    chunk_of,
+    error_of,
+    events_of,
+    lines_of,
+    network_message,
+    parse,
+    path_part,
+    pause_of,
+    text_of,
+    validated,
+)
 from controlplane.api.schemas import (
     DeploymentView,
     DeployModelRequest,
@@ -24,52 +38,15 @@ from controlplane.api.schemas import (
     ModelView,
     OperationView,
     RegisterModelRequest,
+    TuneRequest,
 )
-from controlplane.errors import OstinatoError, Unavailable, error_classes
+from controlplane.client_views import Deployments, Models, Operations, StatusView
+from controlplane.errors import Unavailable
 from controlplane.records import Phase
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 ATTEMPTS = 4  # of one call, in all
 RECONNECTS = 30  # of one watch, since the operation last changed
-LONGEST_PAUSE_S = 30.0  # a longer Retry-After is the caller's to wait for
 STREAM_SILENCE_S = 60.0  # a watch silent for longer is opened anew
-
-M = TypeVar("M", bound=BaseModel)
-
-
-class DeviceView(BaseModel):
-    node: str
-    index: int
-    kind: str
-    totalBytes: int  # noqa: N815 - the API's spelling
-    freeBytes: int  # noqa: N815
-
-
-class EngineView(BaseModel):
-    host: str
-    status: str
-    message: str
-    replicas: int
-    variants: list[str]
-
-
-class StatusView(BaseModel):
-    version: str
-    revision: int
-    devices: list[DeviceView]
-    engines: list[EngineView]
-
-
-class _Models(BaseModel):
-    models: list[ModelView]
-
-
-class _Deployments(BaseModel):
-    deployments: list[DeploymentView]
-
-
-class _Operations(BaseModel):
-    operations: list[OperationView]
 
 
 class Client:
@@ -84,7 +61,7 @@ class Client:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.url = _checked_url(url or os.environ.get("OSTINATO_URL") or DEFAULT_URL)
+        self.url = checked_url(url or os.environ.get("OSTINATO_URL") or DEFAULT_URL)
         key = os.environ.get("OSTINATO_API_KEY", "") if api_key is None else api_key
         self._http = httpx.Client(
             base_url=self.url,
@@ -111,47 +88,58 @@ class Client:
     # Models
 
     def register_model(self, request: RegisterModelRequest) -> OperationView:
-        return _parse(OperationView, self._create("POST", "/register_model", request))
+        return parse(OperationView, self._create("POST", "/register_model", request))
 
     def models(self) -> list[ModelView]:
-        return _parse(_Models, self._get("/models")).models
+        return parse(Models, self._get("/models")).models
 
     def model(self, name: str) -> ModelView:
-        return _parse(ModelView, self._get(f"/models/{_part(name)}"))
+        return parse(ModelView, self._get(f"/models/{path_part(name)}"))
 
     def delete_model(self, name: str) -> OperationView:
-        return _parse(OperationView, self._create("DELETE", f"/models/{_part(name)}"))
+        return parse(OperationView, self._create("DELETE", f"/models/{path_part(name)}"))
 
     # Deployments
 
     def deploy_model(self, request: DeployModelRequest) -> OperationView:
-        return _parse(OperationView, self._create("POST", "/deploy_model", request))
+        return parse(OperationView, self._create("POST", "/deploy_model", request))
 
     def deployments(self) -> list[DeploymentView]:
-        return _parse(_Deployments, self._get("/deployments")).deployments
+        return parse(Deployments, self._get("/deployments")).deployments
 
     def deployment(self, name: str) -> DeploymentView:
-        return _parse(DeploymentView, self._get(f"/deployments/{_part(name)}"))
+        return parse(DeploymentView, self._get(f"/deployments/{path_part(name)}"))
 
     def undeploy(self, name: str) -> OperationView:
-        return _parse(OperationView, self._create("DELETE", f"/deployments/{_part(name)}"))
+        return parse(OperationView, self._create("DELETE", f"/deployments/{path_part(name)}"))
+
+    def tune(self, name: str, max_active_variants: int) -> DeploymentView:
+        """Let at most this many variants of a base run at once."""
+        path, body = f"/deployments/{path_part(name)}", TuneRequest(maxActiveVariants=max_active_variants)
+        return parse(DeploymentView, self._create("PATCH", path, body))
+
+    def prefetch(self, name: str) -> DeploymentView:
+        """Have a variant read into host memory; returns when it is there."""
+        path = f"/deployments/{path_part(name)}/prefetch"
+        send = lambda: self._http.post(path, timeout=self._answer_timeout)  # noqa: E731
+        return parse(DeploymentView, self._retry(send))
 
     def logs(self, name: str, lines: int = 200) -> str:
-        return self._get(f"/deployments/{_part(name)}/logs", lines=lines).text
+        return self._get(f"/deployments/{path_part(name)}/logs", lines=lines).text
 
     def status(self) -> StatusView:
-        return _parse(StatusView, self._get("/status"))
+        return parse(StatusView, self._get("/status"))
 
     # Operations
 
     def operations(self) -> list[OperationView]:
-        return _parse(_Operations, self._get("/operations")).operations
+        return parse(Operations, self._get("/operations")).operations
 
     def operation(self, operation_id: str) -> OperationView:
-        return _parse(OperationView, self._get(f"/operations/{_part(operation_id)}"))
+        return parse(OperationView, self._get(f"/operations/{path_part(operation_id)}"))
 
     def cancel(self, operation_id: str) -> OperationView:
-        return _parse(OperationView, self._create("POST", f"/operations/{_part(operation_id)}/cancel"))
+        return parse(OperationView, self._create("POST", f"/operations/{path_part(operation_id)}/cancel"))
 
     def watch(self, operation_id: str) -> Iterator[OperationView]:
         """The operation as it is now and at each change, until it is done. A broken stream is opened anew."""
@@ -174,19 +162,33 @@ class Client:
 
     def inference_model(self, request: InferenceModelRequest) -> InferenceModelResponse:
         with self._connected():
-            response = self._http.post("/inference_model", json=_body(request), timeout=self._answer_timeout)
-        return _parse(InferenceModelResponse, _checked(response))
+            response = self._http.post(
+                "/inference_model", json=body_of(request), timeout=self._answer_timeout
+            )
+        return parse(InferenceModelResponse, checked(response))
 
     def chat_stream(
         self, model: str, messages: Sequence[Mapping[str, str]], **params: Any
     ) -> Generator[str, None, None]:
         """The answer's text as it is generated. Errors: also EngineFailed when it breaks off."""
-        body = {**params, "model": model, "messages": list(messages), "stream": True}
-        with self._stream("POST", "/v1/chat/completions", self._answer_timeout, json=body) as events:
+        body = {**params, "model": model, "messages": list(messages)}
+        with closing(self.chunks("/v1/chat/completions", body)) as chunks:
+            for chunk in chunks:
+                yield text_of(chunk)
+
+    def chunks(
+        self, path: str, body: Mapping[str, Any], silence_s: float | None = None
+    ) -> Generator[dict[str, Any], None, None]:
+        """The chunks of a streamed OpenAI answer, as they come. Closing it cancels the request.
+
+        Errors: also EngineFailed when it breaks off, Unavailable after `silence_s` without a chunk.
+        """
+        timeout = self._answer_timeout if silence_s is None else httpx.Timeout(silence_s, connect=5.0)
+        with self._stream("POST", path, timeout, json={**body, "stream": True}) as events:
             for data in events:
                 if data == "[DONE]":
                     return
-                yield _delta(data)
+                yield chunk_of(data)
         raise errors.EngineFailed("the answer broke off before its end; ask again")
 
     # One call
@@ -197,7 +199,7 @@ class Client:
     def _create(self, method: str, path: str, request: BaseModel | None = None) -> httpx.Response:
         """A call that changes something: its key lets the server recognise a repetition."""
         headers = {"Idempotency-Key": uuid.uuid4().hex}
-        body = None if request is None else _body(request)
+        body = None if request is None else body_of(request)
         return self._retry(lambda: self._http.request(method, path, json=body, headers=headers))
 
     def _retry(self, send: Callable[[], httpx.Response]) -> httpx.Response:
@@ -205,7 +207,7 @@ class Client:
             try:
                 return self._send(send)
             except Unavailable as error:
-                pause_s = _pause_s(error, attempt)
+                pause_s = pause_of(error, attempt)
                 if pause_s is None:
                     raise
             self._sleep(pause_s)
@@ -214,7 +216,7 @@ class Client:
     def _send(self, send: Callable[[], httpx.Response]) -> httpx.Response:
         with self._connected():
             response = send()
-        return _checked(response)
+        return checked(response)
 
     # Streams
 
@@ -243,9 +245,9 @@ class Client:
     def _watch_once(self, operation_id: str, deadline_s: float | None) -> Iterator[OperationView]:
         left_s = STREAM_SILENCE_S if deadline_s is None else max(deadline_s - self._clock(), 0.001)
         timeout = httpx.Timeout(min(left_s, STREAM_SILENCE_S), connect=5.0)
-        with self._stream("GET", f"/operations/{_part(operation_id)}/watch", timeout) as events:
+        with self._stream("GET", f"/operations/{path_part(operation_id)}/watch", timeout) as events:
             for data in events:
-                yield _validated(OperationView, data)
+                yield validated(OperationView, data)
 
     @contextmanager
     def _stream(
@@ -254,7 +256,7 @@ class Client:
         with self._connected(), self._http.stream(method, path, json=json, timeout=timeout) as response:
             if not response.is_success:
                 response.read()
-            yield _events(_lines(_checked(response).iter_text()))
+            yield events_of(lines_of(checked(response).iter_text()))
 
     def _is_past(self, deadline_s: float | None) -> bool:
         return deadline_s is not None and self._clock() >= deadline_s
@@ -266,143 +268,5 @@ class Client:
             yield
         except httpx.TransportError as failure:
             raise Unavailable(
-                _network_message(self.url, failure), details={"reachable": False, "url": str(self.url)}
+                network_message(self.url, failure), details={"reachable": False, "url": str(self.url)}
             ) from failure
-
-
-def _network_message(url: httpx.URL, failure: httpx.TransportError) -> str:
-    if isinstance(failure, httpx.ConnectError | httpx.ConnectTimeout):
-        return f"nothing answers at {url}; start it with `ostinato up`, or name another with --url"
-    if isinstance(failure, httpx.TimeoutException):
-        return f"no answer from {url} in time; look at `ostinato status`, then try again"
-    return f"the connection to {url} broke off ({failure}); try again"
-
-
-def _checked_url(text: str) -> httpx.URL:
-    try:
-        url = httpx.URL(text)
-    except httpx.InvalidURL as failure:
-        raise errors.InvalidRequest(f"{text!r} is not a URL ({failure})", param="url") from failure
-    if url.scheme not in {"http", "https"} or not url.host:
-        raise errors.InvalidRequest(f"the URL should look like {DEFAULT_URL}; got {text!r}", param="url")
-    return url
-
-
-def _part(name: str) -> str:
-    return quote(name, safe="")
-
-
-def _body(request: BaseModel) -> dict[str, Any]:
-    return request.model_dump(mode="json", exclude_none=True)
-
-
-def _pause_s(error: Unavailable, attempt: int) -> float | None:
-    """How long to wait before the next attempt; None: do not try again."""
-    if error.details.get("reachable") is False:
-        return 0.1 * 2.0 ** (attempt - 1)
-    if error.retry_after_s is None or error.retry_after_s > LONGEST_PAUSE_S:
-        return None
-    return error.retry_after_s
-
-
-def _parse(cls: type[M], response: httpx.Response) -> M:
-    return _validated(cls, response.text)
-
-
-def _validated(cls: type[M], text: str) -> M:
-    try:
-        return cls.model_validate_json(text)
-    except ValidationError as failure:
-        problem = failure.errors()[0]
-        raise OstinatoError(
-            f"the server's answer is not a {cls.__name__} ({problem['loc']}: {problem['msg']}); "
-            "use a client and a server of the same version"
-        ) from failure
-
-
-# Server-sent events
-
-
-def _lines(chunks: Iterable[str]) -> Iterator[str]:
-    """Lines ended by newlines only: str.splitlines would also cut at characters that JSON leaves raw."""
-    rest = ""
-    for chunk in chunks:
-        *lines, rest = (rest + chunk).split("\n")
-        for line in lines:
-            yield line.removesuffix("\r")
-
-
-def _events(lines: Iterable[str]) -> Iterator[str]:
-    data: list[str] = []
-    for line in lines:
-        if line.startswith("data:"):
-            data.append(line[5:].removeprefix(" "))
-        elif not line and data:
-            yield "\n".join(data)
-            data = []
-
-
-def _delta(data: str) -> str:
-    try:
-        chunk = json.loads(data)
-        if "error" in chunk:
-            raise error_from_body(chunk)
-        choices = chunk["choices"]
-        return (choices[0]["delta"].get("content") or "") if choices else ""
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as failure:
-        raise errors.EngineFailed(f"not a chat chunk: {data[:200]!r}") from failure
-
-
-# Errors
-
-
-_CLASSES = error_classes()
-
-
-def error_from_body(body: Mapping[str, Any], retry_after_s: float | None = None) -> OstinatoError:
-    """The exception an OpenAI error object stands for, bare or in its envelope."""
-    error = body.get("error", body)
-    if not isinstance(error, Mapping):
-        error = {"message": str(error)}
-    code = str(error.get("code") or OstinatoError.code)
-    details = error.get("details")
-    kept = dict(details) if isinstance(details, Mapping) else {}
-    if code not in _CLASSES:
-        kept["code"] = code
-    return _CLASSES.get(code, OstinatoError)(
-        str(error.get("message") or code),
-        param=error.get("param"),
-        details=kept,
-        retry_after_s=retry_after_s,
-    )
-
-
-def error_of(operation: OperationView) -> OstinatoError:
-    """Why an operation failed."""
-    return error_from_body(operation.error or {"message": operation.reason})
-
-
-def _checked(response: httpx.Response) -> httpx.Response:
-    if response.is_success:
-        return response
-    retry_after_s = _retry_after_s(response)
-    try:
-        body = response.json()
-    except ValueError:
-        body = None
-    if isinstance(body, dict) and isinstance(body.get("error"), dict):
-        raise error_from_body(body, retry_after_s)
-    cls = {429: errors.Overloaded, 503: Unavailable}.get(response.status_code, OstinatoError)
-    where = f"{response.request.method} {response.request.url.path}"
-    raise cls(
-        f"{where} answered {response.status_code} ({response.text[:200].strip()}); is this URL an Ostinato?",
-        details={"status": response.status_code},
-        retry_after_s=retry_after_s,
-    )
-
-
-def _retry_after_s(response: httpx.Response) -> float | None:
-    try:
-        return max(float(response.headers["Retry-After"]), 0.0)
-    except (KeyError, ValueError):
-        return None

@@ -107,6 +107,7 @@ def deployment_facts(d: DeploymentView) -> list[tuple[str, str]]:
         ("Served by", "" if d.host == d.model else f"the engine of '{d.host}'"),
         ("Intent", _intent(d)),
         *([] if plan is None else _plan_facts(plan)),
+        ("At once", f"{d.maxActiveVariants} variants, by `ostinato tune`" if d.maxActiveVariants else ""),
         ("State", d.reason),
     ]
 

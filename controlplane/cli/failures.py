@@ -6,9 +6,9 @@ import sys
 from enum import IntEnum
 from typing import Any
 
+from controlplane.answers import error_of
 from controlplane.api.schemas import OperationView
 from controlplane.cli.output import json_text
-from controlplane.client import error_of
 from controlplane.errors import OstinatoError
 from controlplane.records import Phase
 

@@ -19,6 +19,7 @@ from controlplane.cli import (
     models,
     operations,
     overview,
+    variants,
 )
 from controlplane.cli.failures import ExitCode
 from controlplane.cli.session import Json, Session, asked_for_json, session
@@ -34,6 +35,7 @@ for command in (
     *(cluster.up, cluster.down, cluster.demo),
     *(models.register, models.models, models.describe, models.delete),
     *(deployments.deploy, deployments.undeploy, deployments.logs),
+    *(variants.tune, variants.prefetch),
     *(inference.infer, inference.chat),
     *(operations.operations, operations.watch, operations.cancel),
     *(checkpoints.compress, checkpoints.merge),

@@ -19,6 +19,7 @@ from controlplane.api.schemas import (
 from controlplane.cli.deployments import deployment_facts
 from controlplane.cli.failures import require_success
 from controlplane.cli.output import print_facts, print_json, print_table, print_text, size
+from controlplane.cli.residency import print_residency
 from controlplane.cli.session import Json, NoWait, session
 from controlplane.cli.waiting import follow
 from controlplane.client import Client
@@ -97,6 +98,7 @@ def describe(
     if deployment is not None:
         print_text("")
         print_facts([("Deployment", deployment.phase), *deployment_facts(deployment)])
+        print_residency(deployment)
 
 
 def delete(

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from controlplane import __version__
 from controlplane.api.schemas import DeploymentView, ModelView
-from controlplane.cli.deployments import plan_shape
-from controlplane.cli.output import print_json, print_table, print_text, size
-from controlplane.cli.session import Json, session
-from controlplane.client import EngineView, StatusView
+from controlplane.cli.deployments import deployment_facts, plan_shape
+from controlplane.cli.output import print_facts, print_json, print_table, print_text, size
+from controlplane.cli.residency import print_residency
+from controlplane.cli.session import Json, Session, session
+from controlplane.client_views import EngineView, StatusView
 
 COLUMNS = ("MODEL", "PHASE", "DEPLOYMENT", "ENGINE", "PLAN", "ON", "REASON")
 
 
-def status(ctx: typer.Context, json: Json = False) -> None:
-    """Show the models, their deployments, engines and devices."""
+def status(
+    ctx: typer.Context,
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="One deployment.")] = None,
+    json: Json = False,
+) -> None:
+    """Show models, deployments, engines and devices; with a name, where its variants are."""
     cli = session(ctx)
+    if model is not None:
+        _status_of(cli, model)
+        return
     with cli.client() as client:
         seen, models, deployments = client.status(), client.models(), client.deployments()
     if cli.json:
@@ -27,6 +37,16 @@ def status(ctx: typer.Context, json: Json = False) -> None:
     rows = [_row(m, by_name.get(m.model), engines) for m in _bases_first(models)]
     print_table(COLUMNS, rows, empty="no models yet; `ostinato register MODEL SOURCE` adds one")
     print_text(f"\nOstinato {seen.version}, revision {seen.revision}; {_devices(seen)}")
+
+
+def _status_of(cli: Session, model: str) -> None:
+    with cli.client() as client:
+        deployment = client.deployment(model)
+    if cli.json:
+        print_json({"deployment": deployment})
+        return
+    print_facts([("Deployment", f"{model}: {deployment.phase}"), *deployment_facts(deployment)])
+    print_residency(deployment)
 
 
 def version(ctx: typer.Context, json: Json = False) -> None:

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import io
 import socket
+import sys
 from collections.abc import Iterator
 
 import pytest
+from command_line import Cli, Ended
 from fake_api import FakeApi, serve
+
+from controlplane.cli import main as cli_main
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +30,16 @@ def nowhere() -> Iterator[str]:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.fixture
+def cli(api: FakeApi, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    monkeypatch.setenv("OSTINATO_URL", api.url)
+
+    def run(*argv: str, stdin: str = "") -> Ended:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        code = cli_main.run(argv)
+        out, err = capfd.readouterr()
+        return Ended(code, out, err)
+
+    return run

@@ -39,6 +39,22 @@ def deployment(name: str = "smol", **fields: Any) -> dict[str, Any]:
     return {**view, "SLOs": {}, "reason": "", "plan": plan, "createdAt": 1.0, **fields}
 
 
+def residency(*names: str, limit: int = 2) -> list[dict[str, Any]]:
+    """One replica: the first variant has a slot on two ranks, the others wait in host memory."""
+
+    def variant(i: int, name: str) -> dict[str, Any]:
+        ranks = [{"rank": r, "hostBytes": 3 << 20, "deviceBytes": 0 if i else 2 << 20} for r in (0, 1)]
+        place = {"tier": "host", "slot": None, "reason": "not in a slot [yet]"}
+        return {
+            "model": name,
+            "ranks": ranks,
+            **({"tier": "device", "slot": 0, "reason": ""} if not i else place),
+        }
+
+    counts = {"slots": 4, "limit": limit, "skips": 5, "preemptions": 6, "blockedRequests": 7}
+    return [{"node": "n1", "pid": 99, **counts, "variants": [variant(i, n) for i, n in enumerate(names)]}]
+
+
 STATUS = {
     "version": "0.1.0",
     "revision": 7,
@@ -96,7 +112,13 @@ class FakeApi:
             "GET /models": [answer({"models": [model("v1", base="smol", adapter="/a", rank=8), model()]})],
             "GET /models/smol": [answer(model())],
             "GET /deployments": [answer({"deployments": [deployment()]})],
-            "GET /deployments/smol": [answer(deployment())],
+            "GET /deployments/smol": [answer(deployment(residency=residency("v1", "v2")))],
+            "PATCH /deployments/smol": [
+                answer(deployment(maxActiveVariants=2, residency=residency("v1", "v2")))
+            ],
+            "POST /deployments/v1/prefetch": [
+                answer(deployment("v1", host="smol", residency=residency("v1")))
+            ],
             "GET /deployments/smol/logs": [text("one\ntwo\n")],
             "GET /status": [answer(STATUS)],
             "GET /operations": [answer({"operations": [operation()]})],
@@ -148,7 +170,7 @@ class _Server(uvicorn.Server):
 def serve(api: FakeApi) -> Iterator[FakeApi]:
     """The API on a free port, for as long as the caller holds the iterator."""
     app = FastAPI(openapi_url=None)
-    app.add_route("/{path:path}", api.handle, methods=["GET", "POST", "DELETE"])
+    app.add_route("/{path:path}", api.handle, methods=["GET", "POST", "PATCH", "DELETE"])
     listening = socket.create_server(("127.0.0.1", 0))
     api.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     server = _Server(uvicorn.Config(app, log_config=None, log_level="critical", lifespan="off"))

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
-import io
-import json
 import signal
 import subprocess
 import sys
 import threading
 import types
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Cli
 from fake_api import FakeApi, answer, chat_chunks, deployment, error, events, model, operation, text
 
 from controlplane import __version__, local
@@ -22,41 +19,6 @@ from controlplane.cli import models as cli_models
 from controlplane.cli import waiting
 from controlplane.client import Client
 from controlplane.settings import Settings
-
-
-@dataclass
-class Ended:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def lines(self) -> list[Any]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-    @property
-    def error(self) -> Any:
-        return json.loads(self.err)
-
-
-Cli = Callable[..., Ended]
-
-
-@pytest.fixture
-def cli(api: FakeApi, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    monkeypatch.setenv("OSTINATO_URL", api.url)
-
-    def run(*argv: str, stdin: str = "") -> Ended:
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        code = cli_main.run(argv)
-        out, err = capfd.readouterr()
-        return Ended(code, out, err)
-
-    return run
 
 
 @pytest.fixture
@@ -106,6 +68,8 @@ JSON_COMMANDS: dict[str, tuple[list[str], set[str]]] = {
     "cancel": (["cancel", "op-1"], {"operation"}),
     "undeploy": (["undeploy", "smol"], {"operation"}),
     "delete": (["delete", "smol"], {"operation"}),
+    "tune": (["tune", "smol", "--max-active-variants", "2"], {"deployment", "measurements"}),
+    "prefetch": (["prefetch", "v1"], {"deployments"}),
     "logs": (["logs", "smol"], {"model", "lines"}),
     "up": (["up"], {"home", "url", "dashboard_url", "ray_address", "temp_dir", "mark"}),
     "down": (["down"], {"stopped"}),

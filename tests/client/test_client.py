@@ -10,7 +10,8 @@ from fake_api import FakeApi, answer, chat_chunks, deployment, error, events, mo
 from controlplane import client as client_module
 from controlplane import errors
 from controlplane.api.schemas import DeployModelRequest, InferenceModelRequest, RegisterModelRequest
-from controlplane.client import Client, error_classes
+from controlplane.client import Client
+from controlplane.errors import error_classes
 
 REGISTER = RegisterModelRequest(model="smol", source="bundled://smol")
 DEPLOY = DeployModelRequest(model="smol")
@@ -46,7 +47,12 @@ def test_each_call_returns_its_view(client: Client) -> None:
     assert [m.model for m in client.models()] == ["v1", "smol"]
     assert client.model("smol").weightBytes == 3 << 20
     assert client.delete_model("smol").done
-    assert client.deployments() == [client.deployment("smol")]
+    (listed,) = client.deployments()
+    described = client.deployment("smol")
+    assert listed == described.model_copy(update={"residency": None})
+    assert [v.tier for v in (described.residency or ())[0].variants] == ["device", "host"]
+    assert client.tune("smol", 2).maxActiveVariants == 2
+    assert client.prefetch("v1").model == "v1"
     assert client.undeploy("smol").kind == "undeploy_model"
     assert [o.id for o in client.operations()] == ["op-1"]
     assert client.operation("op-1").progress == 0.5

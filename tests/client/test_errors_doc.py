@@ -7,7 +7,7 @@ from pathlib import Path
 
 from controlplane import errors
 from controlplane.cli.failures import HINTS
-from controlplane.client import error_classes
+from controlplane.errors import error_classes
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(

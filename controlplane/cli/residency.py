@@ -1,0 +1,60 @@
+"""Where variants are, as tables."""
+
+from __future__ import annotations
+
+from controlplane.api.residency_views import EngineResidencyView, VariantResidencyView
+from controlplane.api.schemas import DeploymentView
+from controlplane.cli.output import print_table, print_text, size
+from workers.messages import Tier
+
+COLUMNS = ("VARIANT", "TIER", "SLOT", "ON DEVICE", "IN HOST MEMORY", "REASON")
+
+
+def print_residency(deployment: DeploymentView) -> None:
+    """A line and a table for each replica of the engine."""
+    if deployment.residency is None:
+        if deployment.residencyReason:
+            print_text(f"\nWhere its variants are is not known: {deployment.residencyReason}")
+        return
+    for engine in deployment.residency:
+        print_text(f"\n{_engine(engine)}")
+        print_table(COLUMNS, [_row(v) for v in engine.variants], empty="no variants are deployed on it")
+
+
+def _engine(e: EngineResidencyView) -> str:
+    return (
+        f"Engine on {e.node} (process {e.pid}): {e.slots} slots, up to {e.limit} variants at once; "
+        f"{e.blockedRequests} requests blocked, {e.skips} skipped the line, {e.preemptions} preempted"
+    )
+
+
+def _row(v: VariantResidencyView) -> tuple[str, ...]:
+    device = {r.rank: r.deviceBytes for r in v.ranks}
+    host = {r.rank: r.hostBytes for r in v.ranks}
+    return (
+        v.model,
+        v.tier,
+        "-" if v.slot is None else str(v.slot),
+        _by_rank(device),
+        _by_rank(host),
+        v.reason,
+    )
+
+
+def _by_rank(held: dict[int, int]) -> str:
+    """`1.2 MiB` on the only rank; of several each by its number."""
+    if not any(held.values()):
+        return "-"
+    if len(held) == 1:
+        return size(held[0]) if 0 in held else ", ".join(f"rank {r}: {size(n)}" for r, n in held.items())
+    return ", ".join(f"rank {rank}: {size(n) if n else '-'}" for rank, n in sorted(held.items()))
+
+
+def where(deployment: DeploymentView) -> str:
+    """The tier that a variant has in every replica, in words."""
+    tiers = {v.tier for engine in deployment.residency or () for v in engine.variants}
+    if not tiers:
+        return f"read; where it is now is not known ({deployment.residencyReason})"
+    if Tier.DISK in tiers:
+        return "read, but not in host memory any more: others took its place (OSTINATO_VARIANT_HOST_BYTES)"
+    return "in host memory" if Tier.HOST in tiers else "on the device"

@@ -1,0 +1,102 @@
+"""tune, prefetch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from controlplane import slot_profile
+from controlplane.cli.output import print_json, print_table, print_text
+from controlplane.cli.residency import print_residency, where
+from controlplane.cli.session import Json, session
+from controlplane.cli.waiting import live_line
+from controlplane.slot_profile import Burst, Profile
+
+
+def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
+    ctx: typer.Context,
+    model: Annotated[str, typer.Argument(help="A deployed base.")],
+    *,
+    max_active_variants: Annotated[
+        int | None, typer.Option(min=1, help="How many of its variants may run at once.")
+    ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Measure with its deployed variants, and take the best.")
+    ] = False,
+    seconds: Annotated[
+        float, typer.Option(min=0.5, max=600, help="--profile: for each number measured.")
+    ] = Burst.seconds,
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=256, help="--profile: requests at once.")
+    ] = Burst.concurrency,
+    ttft_ms: Annotated[
+        float | None, typer.Option(min=0, help="--profile: longest median time to first token.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Set how many variants of a base run at once, now and after restarts; or measure what is best."""
+    cli = session(ctx)
+    if profile == (max_active_variants is not None):
+        raise typer.BadParameter("give either --max-active-variants N or --profile")
+    found: Profile | None = None
+    with cli.client() as client:
+        if max_active_variants is not None:
+            deployment = client.tune(model, max_active_variants)
+        else:
+            limit_s = None if ttft_ms is None else ttft_ms / 1000
+            with live_line(quiet=cli.json) as show:
+                found = slot_profile.run(client, model, Burst(seconds, concurrency), limit_s, show)
+            deployment = client.deployment(model)
+    if cli.json:
+        print_json({"deployment": deployment, "measurements": _documents(found)})
+        return
+    if found is not None:
+        _print_profile(found)
+    print_text(f"'{model}' runs up to {deployment.maxActiveVariants} variants at once")
+    print_residency(deployment)
+
+
+def _documents(found: Profile | None) -> list[dict[str, float]]:
+    return [
+        {
+            "maxActiveVariants": m.limit,
+            "tokensPerSecond": round(m.tokens_per_s, 2),
+            "ttftMs": round(m.ttft_s * 1000, 1),
+            "requests": m.requests,
+        }
+        for m in (found.measurements if found else ())
+    ]
+
+
+def _print_profile(found: Profile) -> None:
+    rows = [
+        (
+            str(m.limit),
+            f"{m.tokens_per_s:.1f}",
+            f"{m.ttft_s * 1000:.0f} ms",
+            str(m.requests),
+            "chosen" if m.limit == found.chosen else "",
+        )
+        for m in found.measurements
+    ]
+    print_table(("AT ONCE", "TOKENS/S", "TTFT (MEDIAN)", "REQUESTS", ""), rows, empty="nothing was measured")
+
+
+def prefetch(
+    ctx: typer.Context,
+    variants: Annotated[list[str], typer.Argument(metavar="VARIANT...", help="Deployed variants.")],
+    json: Json = False,
+) -> None:
+    """Read variants into host memory, ahead of their next requests."""
+    cli = session(ctx)
+    found = []
+    with cli.client() as client, live_line(quiet=cli.json) as show:
+        for name in variants:
+            show(f"reading '{name}'")
+            found.append(client.prefetch(name))
+    if cli.json:
+        print_json({"deployments": found})
+        return
+    for deployment in found:
+        print_text(f"'{deployment.model}' is {where(deployment)}")

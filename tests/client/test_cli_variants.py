@@ -1,0 +1,93 @@
+"""status NAME, tune, prefetch: what people see."""
+
+from __future__ import annotations
+
+import pytest
+from command_line import Cli
+from fake_api import FakeApi, answer, deployment, error, residency
+
+from controlplane import slot_profile
+from controlplane.client import Client
+from controlplane.slot_profile import Burst, Profile
+from profiler.variant_slots import SlotMeasurement
+
+
+def row(out: str, start: str) -> list[str]:
+    return next(line.split() for line in out.splitlines() if line.startswith(start))
+
+
+@pytest.mark.parametrize("argv", [["status", "smol"], ["describe", "smol"]], ids=" ".join)
+def test_where_variants_are(argv: list[str], cli: Cli) -> None:
+    out = cli(*argv).out
+    both = "rank 0: {0} MiB, rank 1: {0} MiB"
+    assert " ".join(row(out, "v1")) == f"v1 device 0 {both.format(2.0)} {both.format(3.0)}"
+    assert row(out, "v2")[:4] == ["v2", "host", "-", "-"]
+    assert "not in a slot [yet]" in out
+    assert "4 slots, up to 2 variants at once; 7 requests blocked, 5 skipped the line, 6 preempted" in out
+
+
+def test_status_of_one_as_json(cli: Cli) -> None:
+    found = cli("status", "smol", "--json").json
+    assert found["deployment"]["residency"][0]["variants"][0]["model"] == "v1"
+
+
+def test_while_the_engine_is_away(cli: Cli, api: FakeApi) -> None:
+    api.script("GET /deployments/smol", answer(deployment(residencyReason="the engine starts")))
+    assert "is not known: the engine starts" in cli("status", "smol").out
+
+
+def test_without_variants(cli: Cli, api: FakeApi) -> None:
+    api.script("GET /deployments/smol", answer(deployment(residency=residency())))
+    assert "no variants are deployed on it" in cli("status", "smol").out
+
+
+def test_tune(cli: Cli, api: FakeApi) -> None:
+    ended = cli("tune", "smol", "--max-active-variants", "2")
+    assert "'smol' runs up to 2 variants at once" in ended.out
+    assert api.calls("PATCH /deployments/smol")[0][0] == {"maxActiveVariants": 2}
+
+
+def test_tune_by_a_profile(cli: Cli, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def run(client: Client, name: str, burst: Burst, limit_s: float | None, tell: object) -> Profile:
+        asked.append((name, burst, limit_s))
+        return Profile((SlotMeasurement(1, 50.04, 0.2, 9), SlotMeasurement(2, 80.0, 0.1234, 7)), 2)
+
+    monkeypatch.setattr(slot_profile, "run", run)
+    argv = ("tune", "smol", "--profile", "--seconds", "2", "--concurrency", "4", "--ttft-ms", "500")
+    api.script("GET /deployments/smol", answer(deployment(maxActiveVariants=2)))
+    ended = cli(*argv)
+    assert row(ended.out, "1 ") == ["1", "50.0", "200", "ms", "9"]
+    assert row(ended.out, "2 ") == ["2", "80.0", "123", "ms", "7", "chosen"]
+    assert asked == [("smol", Burst(2.0, 4), 0.5)]
+    assert cli(*argv, "--json").json["measurements"][1] == {
+        "maxActiveVariants": 2,
+        "tokensPerSecond": 80.0,
+        "ttftMs": 123.4,
+        "requests": 7,
+    }
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--profile", "--max-active-variants", "2"]], ids=["neither", "both"]
+)
+def test_tune_needs_one_way(options: list[str], cli: Cli, api: FakeApi) -> None:
+    ended = cli("tune", "smol", *options)
+    assert ended.code == 2
+    assert "give either --max-active-variants N or --profile" in ended.err
+    assert not api.asked
+
+
+def test_prefetch(cli: Cli, api: FakeApi) -> None:
+    assert cli("prefetch", "v1").out == "'v1' is on the device\n"
+    gone = residency("v1")
+    gone[0]["variants"][0]["tier"] = "disk"
+    api.script("POST /deployments/v1/prefetch", answer(deployment("v1", residency=gone)))
+    assert "OSTINATO_VARIANT_HOST_BYTES" in cli("prefetch", "v1").out
+
+
+def test_prefetch_of_several_ends_with_the_first_error(cli: Cli, api: FakeApi) -> None:
+    api.script("POST /deployments/v2/prefetch", answer(error("not_deployed", "'v2' is not; deploy it"), 404))
+    ended = cli("prefetch", "v1", "v2")
+    assert (ended.code, ended.err.splitlines()[-2:]) == (1, ["Error: 'v2' is not", "Hint:  deploy it"])
