@@ -1,0 +1,179 @@
+"""Our scheduler inside vLLM: one seat for many variants gives what many seats give, and nobody starves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import random_variants
+from engines import BLOCK, SURROUNDINGS, Engine, write_base
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+PROMPTS = ([5, 9, 2, 33], [(7 * n + 3) % 61 for n in range(2 * BLOCK + 5)])
+ALMOST_DONE = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def surroundings() -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(SURROUNDINGS)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_base(tmp_path_factory.mktemp("models") / "base")
+
+
+@pytest.fixture(scope="module")
+def variants(base: Path) -> dict[str, Any]:
+    """A request's variant by name; None is the base."""
+    from vllm.lora.request import LoRARequest
+
+    made: dict[str, Any] = {"base": None}
+    for uid, variant in enumerate(random_variants.EVERY_KIND, start=1):
+        folder = random_variants.write(base, base.parent / variant.name, variant)
+        made[variant.name] = LoRARequest(variant.name, uid, str(folder))
+    return made
+
+
+@pytest.fixture(scope="module")
+def roomy(base: Path, surroundings: None) -> Iterator[Engine]:
+    """A seat for everybody, and no cache of prefixes: what the others are compared with."""
+    engine = Engine.start(base, slots=8, enable_prefix_caching=False)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def narrow(base: Path, surroundings: None) -> Iterator[Engine]:
+    """One seat, with a cache of prefixes."""
+    engine = Engine.start(base, slots=1, enable_prefix_caching=True)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def own(base: Path, surroundings: None) -> Iterator[Engine]:
+    """One seat, given by vLLM's own scheduler. (Closing one engine of a process ends them all.)"""
+    engine = Engine.start(base, slots=1, scheduler=None, enable_prefix_caching=False)
+    yield engine
+    engine.close()
+
+
+def answers(engine: Engine, asked: dict[str, tuple[list[int], Any, int]]) -> dict[str, list[int]]:
+    for name, (prompt, variant, tokens) in asked.items():
+        engine.add(name, prompt, variant, tokens)
+    engine.run()
+    return {name: engine.tokens[name] for name in asked}
+
+
+def test_every_variant_answers_the_same_with_one_seat(
+    roomy: Engine, narrow: Engine, variants: dict[str, Any]
+) -> None:
+    """The prompts are the same for all: a prefix cached for one variant must not serve another."""
+    asked = {
+        f"{name}:{n}:{again}": (prompt, variant, 12 + 3 * n)
+        for again in range(2)
+        for n, prompt in enumerate(PROMPTS)
+        for name, variant in variants.items()
+    }
+    expected = answers(roomy, asked)
+    assert answers(narrow, asked) == expected
+    long = {tuple(expected[f"{name}:1:0"]) for name in variants}
+    assert len(long) > len(variants) // 2  # the variants do change what is said
+    narrow.scheduler.reset_prefix_cache()
+
+
+def stream(engine: Engine, of: Any, blocked: Any, length: int) -> None:
+    """Requests of one variant that overlap without end, and one of another that comes soon after."""
+    for number in range(length):
+        engine.add(f"stream{number}", PROMPTS[0], of, 24)
+        if number == 0:
+            engine.until(lambda: "stream0" in engine.tokens)
+            engine.add("blocked", PROMPTS[0], blocked, 12)
+        for _ in range(6):
+            engine.step()
+    engine.run()
+
+
+def test_a_blocked_variant_is_served_in_bounded_time(
+    roomy: Engine, narrow: Engine, own: Engine, variants: dict[str, Any]
+) -> None:
+    of, blocked = variants["lora-r8"], variants["sparse-4bit"]
+    length = 20
+    asked = {f"stream{n}": (PROMPTS[0], of, 24) for n in range(length)}
+    asked["blocked"] = (PROMPTS[0], blocked, 12)
+    expected = answers(roomy, asked)
+
+    first, preempted = narrow.steps, narrow.scheduler.preemptions
+    stream(narrow, of, blocked, length)
+    ours = narrow.begun["blocked"] - first
+    assert {name: narrow.tokens[name] for name in asked} == expected  # of the preempted ones, too
+    assert narrow.scheduler.preemptions > preempted
+    # the first request's tokens, an almost finished child's, and those of steps already under way
+    assert ours <= 24 + ALMOST_DONE + 2
+
+    stream(own, of, blocked, length)
+    assert {name: own.tokens[name] for name in asked} == expected
+    print("\nthe blocked request begins at step", ours, "with vLLM's own scheduler at", own.begun["blocked"])
+    assert own.begun["blocked"] > max(own.begun[f"stream{n}"] for n in range(length))
+
+
+def test_requests_of_a_variant_whose_files_are_gone_end_and_others_go_on(
+    narrow: Engine, variants: dict[str, Any], tmp_path: Path
+) -> None:
+    from vllm.lora.request import LoRARequest
+
+    folder = tmp_path / "vanishing"
+    shutil.copytree(variants["lora-r8"].lora_path, folder)
+    variant = LoRARequest("vanishing", 101, str(folder))
+    shutil.rmtree(folder)
+    narrow.add("long", PROMPTS[0], variants["boft-m1"], 60)
+    narrow.until(lambda: "long" in narrow.tokens)
+    narrow.add("lost", PROMPTS[0], variant)
+    narrow.add("plain", PROMPTS[0], None)
+    narrow.run()
+    assert narrow.ended["lost"][1] == "error"
+    assert narrow.tokens["lost"] == []
+    assert [narrow.ended[name][1] for name in ("long", "plain")] == ["length", "length"]
+
+    shutil.copytree(variants["lora-r8"].lora_path, folder)  # the next request tries again
+    narrow.add("found", PROMPTS[0], variant)
+    narrow.run()
+    assert narrow.ended["found"][1] == "length"
+    assert narrow.scheduler._residency.take_failures() == {}
+
+
+def test_held_requests_count_and_may_be_aborted(narrow: Engine, variants: dict[str, Any]) -> None:
+    scheduler = narrow.scheduler
+    narrow.add("runs", PROMPTS[0], variants["lora-r8"], 40)
+    narrow.until(lambda: "runs" in narrow.tokens)
+    for number in range(5):
+        narrow.add(f"held{number}", PROMPTS[0], variants["svd"], 8)
+    for _ in range(3):
+        narrow.step()
+    assert scheduler.get_num_unfinished_requests() == 6
+    assert scheduler.get_request_counts() == (1, 5)
+    assert not any(name.startswith("held") for name in narrow.tokens)
+    held = [i for i in scheduler.requests if i.startswith("held")]
+    narrow.llm.llm_engine.abort_request([i for i in held if not i.startswith("held4")], internal=True)
+    narrow.step()
+    assert scheduler.get_num_unfinished_requests() == 2
+    narrow.run()
+    assert narrow.ended["held4"][1] == "length"
+    assert not {f"held{n}" for n in range(4)} & narrow.ended.keys()
+    narrow.add("last", PROMPTS[0])
+    narrow.run()
+    narrow.step()
+    assert not scheduler.requests
+    assert not scheduler._parents
+    assert not scheduler._uses
+    assert len(scheduler._known) <= 1
