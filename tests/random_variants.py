@@ -162,6 +162,16 @@ def copy_model(
     return folder
 
 
+def in_float32(base: Path, folder: Path) -> Path:
+    """The same model with every weight in float32."""
+    settings = json.loads((base / "config.json").read_text())
+    dtype = {name: "float32" for name in ("dtype", "torch_dtype") if name in settings}
+    written = copy_model(base, folder, lambda name, weight: weight, **dtype)
+    wide = {name: weight.float() for name, weight in weights(base)}
+    save_file(wide, written / "model.safetensors", metadata={"format": "pt"})
+    return written
+
+
 def weights(base: Path) -> Iterator[tuple[str, torch.Tensor]]:
     for path in sorted(base.glob("*.safetensors")):
         yield from weights_in(path)

@@ -1,0 +1,164 @@
+"""Variants of every kind and the base in one batch, on every way to split the model: what each answers
+equals what transformers answers with its merged (dequantised) weights."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import random_adapters
+import random_variants
+import torch
+from transformers import AutoModelForCausalLM
+
+from profiler.variants.types import VariantKind
+from workers.bundled import smollm2
+from workers.deltas.merge import merge
+from workers.messages import EngineCall, EngineConfig, VariantRef
+from workers.worker import Worker
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+BASE = "base"
+TOKENS = 12
+# Float32 throughout: the engine sums in another order than transformers, no more.
+LOGPROB_TOLERANCE = 5e-4
+TIE = 1e-4
+PROMPTS = ("The capital of France is", "Once upon a time, in a village by the sea, there lived")
+KINDS = tuple(variant.name for variant in random_variants.EVERY_KIND)
+MODELS = (BASE, *KINDS)
+PLANS = {"one process": (1, (30,)), "two stages": (1, (10, 20)), "three-way tensors": (3, (30,))}
+
+
+@dataclass(frozen=True)
+class Answer:
+    prompt: list[int]
+    tokens: list[int]
+    logprobs: list[float]
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The base in float32, variants of it, and the log-probabilities that merged weights give."""
+
+    base: Path
+    variants: dict[str, VariantRef]
+    merged: dict[str, Path]
+
+    def differences(self, model: str, answers: list[Answer]) -> tuple[float, float]:
+        """How far the worst token is from the reference's best, and the largest |log-probability| error."""
+        reference = AutoModelForCausalLM.from_pretrained(self.merged[model], dtype=torch.float32).eval()
+        short, error = 0.0, 0.0
+        for answer in answers:
+            expected = random_adapters.log_probabilities(reference, answer.prompt, answer.tokens)
+            chosen = expected[torch.arange(len(answer.tokens)), torch.tensor(answer.tokens)]
+            short = max(short, float((expected.max(dim=-1).values - chosen).max()))
+            error = max(error, float((chosen - torch.tensor(answer.logprobs)).abs().max()))
+        return short, error
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    folder = tmp_path_factory.mktemp("variants")
+    base = random_variants.in_float32(smollm2.ensure(folder), folder / BASE)
+    variants, merged = {}, {BASE: base}
+    for uid, variant in enumerate(random_variants.EVERY_KIND, 1):
+        written = random_variants.write(base, folder / variant.name, variant)
+        merged[variant.name] = folder / f"{variant.name}.merged"
+        merge(base, written, merged[variant.name])
+        variants[variant.name] = VariantRef(variant.name, uid, str(written))
+    return Checkpoints(base, variants, merged)
+
+
+@dataclass
+class Lab:
+    worker: Worker
+    loop: asyncio.AbstractEventLoop
+    checkpoints: Checkpoints
+
+    def run(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float = 600) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
+
+    async def ask(self, model: str, prompt: str, salt: str | None) -> Answer:
+        body = {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "logprobs": 1,
+            "return_token_ids": True,
+            **({"cache_salt": salt} if salt else {}),
+        }
+        variant = self.checkpoints.variants.get(model)
+        reply = await self.worker.call(EngineCall("/v1/completions", json.dumps(body).encode(), variant))
+        assert reply.status == 200, reply.body
+        choice = json.loads(reply.body)["choices"][0]
+        return Answer(choice["prompt_token_ids"], choice["token_ids"], choice["logprobs"]["token_logprobs"])
+
+    async def ask_all(self, rows: list[tuple[str, str]], salted: bool) -> list[Answer]:
+        asked = [self.ask(m, p, f"{m}{i}" if salted else None) for i, (m, p) in enumerate(rows)]
+        return list(await asyncio.gather(*asked))
+
+
+@pytest.fixture(scope="module", params=PLANS)
+def lab(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> Iterator[Lab]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    environment = dict(os.environ)
+    thread.start()
+    worker = Worker(_config(checkpoints.base, *PLANS[request.param]), "127.0.0.1")
+    try:
+        asyncio.run_coroutine_threadsafe(worker.start(), loop).result(600)
+        yield Lab(worker, loop, checkpoints)
+    finally:
+        asyncio.run_coroutine_threadsafe(worker.close(), loop).result(60)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def _config(base: Path, tensor_parallel: int, layers_per_stage: tuple[int, ...]) -> EngineConfig:
+    return EngineConfig(
+        engine="vllm",
+        name=BASE,
+        model_path=str(base),
+        dtype="float32",
+        device_kind="cpu",
+        tensor_parallel=tensor_parallel,
+        layers_per_stage=layers_per_stage,
+        max_model_len=256,
+        max_num_seqs=len(MODELS) * len(PROMPTS),
+        kv_cache_bytes=1 << 28,
+        memory_bytes=2 << 30,
+        max_variants=len(KINDS),
+        max_lora_rank=16,
+        variant_memory_bytes=640 << 20,
+        variant_host_bytes=1 << 30,
+        variant_kinds=tuple(VariantKind),
+    )
+
+
+def test_one_batch_equals_merged_weights(lab: Lab) -> None:
+    rows = [(model, prompt) for prompt in PROMPTS for model in MODELS]
+    for name in KINDS:
+        lab.run(lab.worker.load_variant(lab.checkpoints.variants[name]))
+    # Twice without salts: the second time every prompt's blocks are in the prefix cache, and a variant
+    # that read another's would answer like it.
+    passes = [lab.run(lab.ask_all(rows, salted)) for salted in (True, False, False)]
+    for model in MODELS:
+        mine = [a for answers in passes for a, (m, _) in zip(answers, rows, strict=True) if m == model]
+        short, error = lab.checkpoints.differences(model, mine)
+        print(f"{model}: largest |delta log-probability| {error:.1e}")
+        assert short < TIE, f"{model}: a token is worse than the reference's best by {short:.4f}"
+        assert error < LOGPROB_TOLERANCE
+    texts = {tuple(answer.tokens) for answer in passes[0][: len(MODELS)]}
+    assert len(texts) > len(MODELS) // 2, "the variants hardly differ: the test would show nothing"
