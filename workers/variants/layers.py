@@ -42,7 +42,7 @@ class VariantLinear:
         self._layer = layer
         self._shape = shape
         self._site = site
-        self._name = shape.name + SUFFIX
+        self._name, self._out_size = shape.name + SUFFIX, shape.out_size
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -50,7 +50,7 @@ class VariantLinear:
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        out: torch.Tensor = torch.ops.ostinato.linear(x, bias, self._shape.out_size, self._name)
+        out: torch.Tensor = torch.ops.ostinato.linear(x, bias, self._out_size, self._name)
         return out
 
     def run(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -116,16 +116,13 @@ class VariantEmbedding:
         self._inner = inner
         self._layer = layer
         self._site = site
-        self._shape = shape
-        self._name = shape.name + SUFFIX
+        self._name, self._width = shape.name + SUFFIX, shape.width
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def embedding(self, layer: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = torch.ops.ostinato.embedding(
-            ids, self._shape.width, layer.weight.dtype, self._name
-        )
+        out: torch.Tensor = torch.ops.ostinato.embedding(ids, self._width, layer.weight.dtype, self._name)
         return out
 
     def run(self, ids: torch.Tensor) -> torch.Tensor:
