@@ -267,14 +267,15 @@ def _hold_back(queue: Any, admitted: set[str]) -> Held:
 
 
 def _put_back(held: list[Held]) -> None:
-    """All waiting requests again, in the order they came."""
+    """All waiting requests again, in the order they came; a queue by priority keeps its own order."""
     for queue, requests in held:
-        if not requests:
-            continue
-        everyone = sorted((*queue, *requests), key=_arrival)
-        queue.remove_requests(everyone)
-        for request in everyone:
-            queue.add_request(request)
+        if requests and isinstance(queue, deque):
+            everyone = sorted((*queue, *requests), key=_arrival)
+            queue.clear()
+            queue.extend(everyone)
+        else:
+            for request in requests:
+                queue.add_request(request)
 
 
 def _has_output_due(request: Any) -> bool:

@@ -1,0 +1,164 @@
+"""Every name of vLLM's that we rely on exists in the vLLM that is installed.
+
+vLLM promises none of them. Where an upgrade takes one away, this says which, and who relied on it.
+Read from vLLM's sources, so that it needs neither a device nor the seconds an import takes.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+RUNNER_FILES = ("v1/worker/lora_model_runner_mixin.py", "v1/worker/gpu_model_runner.py", "v1/worker/gpu")
+SCHEDULER = "v1/core/sched/scheduler.py"
+LINEAR = "model_executor/layers/linear.py"
+VOCABULARY = "model_executor/layers/vocab_parallel_embedding.py"
+
+# file of vLLM's, class there, its methods and attributes (inherited ones are named where they are made)
+RELIED_ON = [
+    # workers.scheduling.scheduler
+    ("v1/core/sched/async_scheduler.py", "AsyncScheduler", ("__init__",)),
+    (SCHEDULER, "Scheduler", ("schedule", "update_from_output", "shutdown", "finish_requests")),
+    (SCHEDULER, "Scheduler", ("running", "waiting", "requests", "finished_req_ids", "policy")),
+    (SCHEDULER, "Scheduler", ("_preempt_request", "prev_step_scheduled_req_ids", "_pause_state")),
+    (SCHEDULER, "Scheduler", ("vllm_config", "parallel_config", "lora_config", "get_request_counts")),
+    ("v1/core/sched/interface.py", "PauseState", ("UNPAUSED",)),
+    ("v1/core/sched/output.py", "SchedulerOutput", ("num_scheduled_tokens", "finished_req_ids")),
+    ("v1/core/sched/request_queue.py", "FCFSRequestQueue", ("add_request", "remove_requests", "__iter__")),
+    ("v1/core/sched/request_queue.py", "PriorityRequestQueue", ("add_request", "remove_requests")),
+    ("v1/request.py", "Request", ("request_id", "arrival_time", "lora_request", "status", "max_tokens")),
+    ("v1/request.py", "Request", ("num_output_tokens", "num_in_flight_tokens", "client_index")),
+    ("v1/request.py", "Request", ("get_finished_reason",)),
+    ("v1/request.py", "RequestStatus", ("PREEMPTED", "FINISHED_ERROR")),
+    ("v1/engine/__init__.py", "EngineCoreOutput", ("request_id", "new_token_ids", "finish_reason")),
+    ("v1/engine/__init__.py", "EngineCoreOutputs", ("outputs",)),
+    ("lora/request.py", "LoRARequest", ("lora_name", "lora_int_id", "lora_path")),
+    # workers.variants.hooking and layers
+    (LINEAR, "LinearBase", ("input_size", "output_size", "quant_method", "tp_rank", "tp_size")),
+    (LINEAR, "RowParallelLinear", ("input_size_per_partition",)),
+    (LINEAR, "MergedColumnParallelLinear", ("output_sizes",)),
+    (LINEAR, "QKVParallelLinear", ("head_size", "num_heads", "total_num_heads")),
+    (LINEAR, "QKVParallelLinear", ("num_kv_heads", "total_num_kv_heads", "num_kv_head_replicas")),
+    (VOCABULARY, "VocabParallelEmbedding", ("shard_indices", "org_vocab_size", "embedding_dim")),
+    (VOCABULARY, "VocabParallelEmbedding", ("quant_method",)),
+    (VOCABULARY, "VocabParallelEmbeddingShardIndices", ("org_vocab_start_index", "org_vocab_end_index")),
+    (VOCABULARY, "ParallelLMHead", ("__init__",)),
+    ("model_executor/layers/layernorm.py", "RMSNorm", ("variance_epsilon", "weight")),
+    ("forward_context.py", "ForwardContext", ("no_compile_layers",)),
+    ("config/compilation.py", "CompilationConfig", ("static_forward_context",)),
+    # workers.cpu_rank
+    ("v1/worker/cpu_worker.py", "CPUWorker", ("determine_available_memory",)),
+]
+
+
+@cache
+def vllm() -> Path:
+    found = find_spec("vllm")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("vLLM is not installed")
+    return Path(found.submodule_search_locations[0])
+
+
+@cache
+def tree(file: str) -> ast.Module:
+    return ast.parse((vllm() / file).read_text())
+
+
+def class_in(file: str, name: str) -> ast.ClassDef:
+    found = [n for n in ast.walk(tree(file)) if isinstance(n, ast.ClassDef) and n.name == name]
+    assert found, f"vllm/{file} has no class {name}"
+    return found[0]
+
+
+def function_in(owner: ast.AST, name: str) -> ast.FunctionDef:
+    return next(n for n in ast.walk(owner) if isinstance(n, ast.FunctionDef) and n.name == name)
+
+
+def names_of(made: ast.ClassDef) -> set[str]:
+    """What a class defines, in its body or as attributes of `self`."""
+    names = set()
+    for node in ast.walk(made):
+        match node:
+            case ast.FunctionDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                names.add(name)
+    return names
+
+
+@pytest.mark.parametrize(("file", "name", "wanted"), RELIED_ON)
+def test_a_class_has_what_we_use(file: str, name: str, wanted: tuple[str, ...]) -> None:
+    missing = set(wanted) - names_of(class_in(file, name))
+    assert not missing, f"{name} in vllm/{file} has no {', '.join(sorted(missing))}"
+
+
+@pytest.mark.slow  # our own side imports vLLM
+def test_our_scheduler_knows_every_queue() -> None:
+    """A request in a queue it does not know could run without its variant, which ends the engine."""
+    from workers.scheduling.scheduler import QUEUES
+
+    made = re.findall(r"self\.(\w+) = create_request_queue\(", (vllm() / SCHEDULER).read_text())
+    assert "waiting" in made
+    assert set(made) <= set(QUEUES)
+
+
+def test_the_scheduler_ends_requests_as_we_expect() -> None:
+    scheduler = class_in(SCHEDULER, "Scheduler")
+    ending = function_in(scheduler, "finish_requests")
+    assert [a.arg for a in ending.args.args] == ["self", "request_ids", "finished_status"]
+    assert ending.returns is not None
+    assert ast.unparse(ending.returns) == "list[Request]"
+    preempting = function_in(scheduler, "_preempt_request").args
+    assert [a.arg for a in preempting.args][:3] == ["self", "request", "timestamp"]
+    assert len(preempting.args) - len(preempting.defaults) == 3  # what came since has a default
+    arguments = function_in(scheduler, "update_from_output").args.args
+    assert [a.arg for a in arguments] == ["self", "scheduler_output", "model_runner_output"]
+
+
+def test_the_runner_makes_its_manager_by_the_name_we_replace() -> None:
+    mixin = ast.unparse(function_in(tree(RUNNER_FILES[0]), "load_lora_model"))
+    assert "self.lora_manager = LRUCacheWorkerLoRAManager(" in mixin
+    assert "return self.lora_manager.create_lora_manager(model, vllm_config)" in mixin
+    imports = "from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager"
+    assert imports in (vllm() / RUNNER_FILES[0]).read_text()
+
+
+@pytest.mark.slow  # our own side imports vLLM
+def test_our_manager_has_every_method_that_runners_call() -> None:
+    from workers.variants.manager import VariantManager
+
+    called: set[str] = set()
+    for name in RUNNER_FILES:
+        path = vllm() / name
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            called.update(re.findall(r"\blora_manager\.(\w+)", file.read_text()))
+    assert {"set_active_adapters", "add_adapter", "remove_all_adapters"} <= called
+    missing = {name for name in called if not hasattr(VariantManager, name)}
+    assert not missing, f"vLLM's runners call {missing} of their manager of adapters"
+
+
+def test_linear_layers_are_found_by_their_classes() -> None:
+    for name in ("LinearBase", "MergedColumnParallelLinear", "QKVParallelLinear", "RowParallelLinear"):
+        class_in(LINEAR, name)
+    for name in ("VocabParallelEmbedding", "ParallelLMHead"):
+        class_in(VOCABULARY, name)
+    bases = [ast.unparse(b) for b in class_in(LINEAR, "QKVParallelLinear").bases]
+    assert bases == ["ColumnParallelLinear"]
+    assert [ast.unparse(b) for b in class_in(VOCABULARY, "ParallelLMHead").bases] == [
+        "VocabParallelEmbedding"
+    ]
+
+
+def test_a_prefix_is_cached_for_one_variant_only() -> None:
+    """Blocks are keyed by the adapter's name and, for what was registered again, by the salt that the
+    gateway makes of the variant's uid."""
+    source = (vllm() / "v1/core/kv_cache_utils.py").read_text()
+    assert "lora_request.lora_name" in source or "lora_request.lora_path" in source
+    assert "request.cache_salt" in source
