@@ -39,9 +39,11 @@ class Settings(BaseSettings):
     engine_num_cpus: float = Field(default=1.0, ge=0, description="Ray CPUs reserved for an engine replica.")
     max_model_len: int = Field(default=2048, ge=16, description="Longest prompt plus answer, in tokens.")
     concurrency: int = Field(default=16, ge=1, description="Requests an engine should hold at full length.")
-    max_variants: int = Field(default=4, ge=1, description="Variants that can run in one batch.")
+    max_variants: int = Field(
+        default=4, ge=1, description="Slots for variants: as many can run in one batch."
+    )
     variant_host_bytes: int = Field(
-        default=2 << 30, ge=1 << 20, description="Host memory per rank for variants that are not in a slot."
+        default=2 << 30, ge=1 << 20, description="Host memory per rank that keeps variants ready."
     )
     max_lora_rank: int = Field(default=16, ge=1, description="Largest LoRA rank an engine accepts.")
     max_queued_requests: int = Field(

@@ -15,12 +15,17 @@ from packaging.requirements import Requirement
 
 HERE = Path(__file__).resolve().parent.parent / "requirements"
 # Needed by nothing we call: CUDA builds, and the C++ engine and CLI that come with the bundled model.
-LEFT_OUT = {"torchvision", "torchaudio", "torchcodec", "triton", "llama-cpp-python", "llm", "ostinato"}
+LEFT_OUT = {"torchvision", "torchaudio", "torchcodec", "llama-cpp-python", "llm", "ostinato"}
+# vLLM disables it on a CPU; only the tests of our kernels need it, which run in its interpreter.
+TESTS_ONLY = {"triton"}
+# Whatever is installed here: the version that vLLM's GPU builds bring, so that tests run what GPUs run.
+PINNED = {"triton": "3.6.0"}
 RUNTIME = ["ostinato[cpu]", "matplotlib"]
 DEV = [
     "ruff", "mypy", "import-linter", "types-PyYAML", "types-psutil",
     "pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "schemathesis",
     "openai", "langchain-openai", "kubernetes-validate", "playwright", "setuptools", "reasoning-gym",
+    "triton", "peft",
 ]  # fmt: skip
 
 
@@ -28,8 +33,8 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def closure(roots: list[str]) -> dict[str, str]:
-    """Every distribution the roots need, with its installed version."""
+def closure(roots: list[str], left_out: set[str]) -> dict[str, str]:
+    """Every distribution the roots need, but for those left out, with its installed version."""
     found: dict[str, str] = {}
     seen: set[tuple[str, str]] = set()
     todo = [Requirement(r) for r in roots]
@@ -37,14 +42,14 @@ def closure(roots: list[str]) -> dict[str, str]:
         need = todo.pop()
         name = canonical(need.name)
         extras = sorted(need.extras) or [""]
-        if name in LEFT_OUT and name != "ostinato":
+        if name in left_out and name != "ostinato":
             continue
         try:
             dist = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             print(f"not installed, left out: {need}", file=sys.stderr)
             continue
-        found[name] = dist.version.split("+")[0]
+        found[name] = PINNED.get(name) or dist.version.split("+")[0]
         for line in dist.requires or ():
             child = Requirement(line)
             for extra in extras:
@@ -64,8 +69,8 @@ def write(path: Path, packages: dict[str, str]) -> None:
 
 
 def main() -> None:
-    runtime = closure(RUNTIME)
-    dev = {name: version for name, version in closure(DEV).items() if name not in runtime}
+    runtime = closure(RUNTIME, LEFT_OUT | TESTS_ONLY)
+    dev = {name: version for name, version in closure(DEV, LEFT_OUT).items() if name not in runtime}
     HERE.mkdir(exist_ok=True)
     write(HERE / "cpu.txt", runtime)
     write(HERE / "dev.txt", dev)

@@ -73,7 +73,7 @@ EVERYTHING: Object = {
         "maxModelLen": 32768,
         "concurrency": 64,
         "maxVariants": 8,
-        "maxCachedVariants": 64,
+        "variantHostBytes": 64 << 30,
         "maxLoraRank": 64,
         "maxQueuedRequests": 1024,
         "maxBodyBytes": 16777216,
