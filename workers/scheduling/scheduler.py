@@ -229,7 +229,8 @@ class _Variants:
             "limit": self._limit,
             "skips": self.skips,
             "preemptions": self.preemptions,
-            "blocked": len(self._decision.blocked),
+            # Of the last step, which may be long ago: without those that were given up since.
+            "blocked": sum(request_id in self.requests for request_id in self._decision.blocked),
             "variants": self._residency.snapshot(),
         }
 
