@@ -104,6 +104,8 @@ class Rows:
         """Describe a new batch. `slots`: [rows], the slot of each row, -1 for the base."""
         if len(slots) > self.max_rows:
             raise ValueError(f"a batch of {len(slots)} rows; room was made for {self.max_rows}")
+        if np.array_equal(slots, self.grouping.slots):
+            return  # as in most steps of decoding: the device knows already
         self.grouping = group(slots)
         self._groups = None
         self._turn = (self._turn + 1) % STAGINGS

@@ -34,6 +34,8 @@ class Batch:
     ) -> None:
         """A new batch. Variants are uids by row, 0 for the base; every other one is in `slot_of`."""
         self.operations = operations
+        if not operations:
+            return  # no layer asks whose row is whose
         self.tokens.update(_slots(token_variants, slot_of))
         self.samples.update(_slots(sample_variants, slot_of))
 
