@@ -1,0 +1,133 @@
+"""A rank's loader at the end of a real line, told by a scheduler's end what to do."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from workers.kernels.types import Part
+from workers.scheduling.bus import Hub, Message
+from workers.variants.device import DeviceMemory
+from workers.variants.loader import READERS, Loader
+from workers.variants.pieces import Piece
+from workers.variants.residents import Residents
+from workers.variants.shapes import LayerShape, NormShape
+
+WAIT_S = 20
+CPU = torch.device("cpu")
+
+
+class Variant:
+    """128 bytes of its number."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def pieces(self, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
+        parts = (Part("x", torch.uint8, (128,)),)
+        return [
+            Piece(
+                layer.name, "norm", parts, lambda into: into["x"].fill_(self._number), lambda at: (1, at["x"])
+            )
+        ]
+
+
+class Rank:
+    """A loader, whose readers wait at the gate of a variant where there is one."""
+
+    def __init__(self, address: str) -> None:
+        self.gates: dict[str, threading.Event] = {}
+        self.reports: queue.Queue[Message] = queue.Queue()
+        self.hub = Hub(address, lambda sender, message: self.reports.put(message))
+        memory = DeviceMemory({("a", "norm"): 2}, 2, 1 << 10, CPU)
+        self.residents = Residents(self.open, memory, [NormShape("a", 8)], torch.float32, 1 << 20)
+        self.loader = Loader(address, 0, self.residents)
+        assert self.next() == {"did": "hello", "rank": 0}
+
+    def open(self, path: Path) -> Variant:
+        if (gate := self.gates.get(path.name)) is not None:
+            assert gate.wait(WAIT_S)
+        if not path.name.isdigit():
+            raise ValueError(f"no variant in {path}")
+        return Variant(int(path.name))
+
+    def gate(self, name: str) -> threading.Event:
+        return self.gates.setdefault(name, threading.Event())
+
+    def tell(self, do: str, uid: int, order: int, slot: int | None = None, path: str = "") -> None:
+        about = {"uid": uid, "path": path or str(uid)} if do != "clear" else {}
+        self.hub.send(b"rank-0", {"do": do, "order": order, "slot": slot, **about})
+
+    def next(self) -> Message:
+        return self.reports.get(timeout=WAIT_S)
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[Rank]:
+    made = Rank(f"ipc://{tmp_path}/bus")
+    yield made
+    for gate in made.gates.values():
+        gate.set()
+    made.loader._line.close()
+    made.hub.close()
+
+
+def told(report: Message) -> tuple[Any, ...]:
+    return tuple(report.get(key) for key in ("did", "uid", "slot", "order"))
+
+
+def test_reports_repeat_what_they_answer(rank: Rank) -> None:
+    rank.tell("prepare", 1, order=7)
+    report = rank.next()
+    assert told(report) == ("prepared", 1, None, 7)
+    assert (report["bytes"], report["host"]) == (128, {"1": 128})
+    rank.tell("place", 1, order=8, slot=1)
+    assert told(rank.next()) == ("placed", 1, 1, 8)
+    assert rank.residents.slot_of == {1: 1}
+    rank.tell("place", 2, order=9, slot=0, path="nothing")
+    report = rank.next()
+    assert told(report) == ("failed", 2, 0, 9)
+    assert report["error"] == "no variant in nothing"
+
+
+def test_an_order_that_was_overtaken_while_its_variant_was_read_is_not_carried_out(rank: Rank) -> None:
+    """Else the slot would hold a variant of which the scheduler believes that it has left."""
+    slow = rank.gate("1")
+    rank.tell("place", 1, order=1, slot=0)
+    rank.tell("place", 2, order=2, slot=0)
+    assert told(rank.next()) == ("placed", 2, 0, 2)
+    slow.set()
+    rank.tell("place", 3, order=3, slot=1)
+    rank.tell("prepare", 1, order=4)  # answered once the reader of the first order is done with it
+    assert {told(rank.next()) for _ in range(2)} == {("placed", 3, 1, 3), ("prepared", 1, None, 4)}
+    rank.loader._urgent.shutdown()
+    rank.loader._placer.shutdown()
+    assert rank.residents.slot_of == {2: 0, 3: 1}
+    assert rank.reports.empty()
+
+
+def test_a_slot_that_was_cleared_meanwhile_stays_empty(rank: Rank) -> None:
+    slow = rank.gate("1")
+    rank.tell("place", 1, order=1, slot=0)
+    rank.tell("clear", 0, order=2, slot=0)
+    rank.tell("prepare", 2, order=3)
+    assert told(rank.next()) == ("prepared", 2, None, 3)
+    slow.set()
+    rank.loader._urgent.shutdown()
+    rank.loader._placer.shutdown()
+    assert rank.residents.slot_of == {}
+    assert rank.reports.empty()
+
+
+def test_what_a_request_waits_for_is_not_read_behind_what_is_only_prepared(rank: Rank) -> None:
+    for uid in range(10, 10 + 2 * READERS):
+        rank.gate(str(uid))
+        rank.tell("prepare", uid, order=uid)
+    rank.tell("place", 1, order=99, slot=0)
+    assert told(rank.next()) == ("placed", 1, 0, 99)

@@ -1,0 +1,321 @@
+"""Where variants lie: extents, tables, what a rank holds, and the rows of a batch, each against a plainer
+account of the same."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.kernels.rows import BASE, LARGE_BLOCK, SMALL_BLOCK, Rows, group, max_tiles
+from workers.kernels.types import Part
+from workers.variants.batch import Batch
+from workers.variants.device import DeviceMemory, NoRoom
+from workers.variants.extents import Extents
+from workers.variants.host import pack
+from workers.variants.pieces import Piece
+from workers.variants.residents import Residents
+from workers.variants.shapes import LayerShape, NormShape
+
+CPU = torch.device("cpu")
+UNIT = 128
+POISON = 0xA5
+
+
+# --- extents ----------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9), st.booleans()), max_size=60), st.integers(1, 20)
+)
+def test_extents_are_first_fit_over_a_bitmap(steps: list[tuple[int, int, bool]], capacity: int) -> None:
+    extents, owner_of = Extents(capacity), [-1] * capacity
+    holding: dict[int, int] = {}
+    for owner, size, giving in steps:
+        if giving:
+            extents.give_back(owner)
+            holding.pop(owner, None)
+            owner_of = [-1 if o == owner else o for o in owner_of]
+        elif owner in holding:
+            with pytest.raises(ValueError, match="already"):
+                extents.take(owner, size)
+        else:
+            gaps = (s for s in range(capacity - size + 1) if set(owner_of[s : s + size]) <= {-1})
+            expected = next(gaps, None)
+            assert extents.take(owner, size) == expected
+            if expected is not None:
+                holding[owner] = size
+                owner_of[expected : expected + size] = [owner] * size
+        assert extents.taken_bytes == sum(holding.values())
+        assert [extents.size_of(o) for o in range(6)] == [holding.get(o, 0) for o in range(6)]
+
+
+# --- packing and placing ----------------------------------------------------------------------------
+
+
+def filled(value: int, bytes_: int, layer: str, op: str = "norm", source: str = "") -> Piece:
+    """A piece of one array that is `value` everywhere; its row tells where that is, and the value."""
+
+    def fill(into: Mapping[str, torch.Tensor]) -> None:
+        into["x"].fill_(value)
+
+    def row(offsets: Mapping[str, int]) -> tuple[int, ...]:
+        return (offsets["x"], value) if bytes_ else (0, value)
+
+    parts = (Part("x", torch.uint8, (bytes_,)),) if bytes_ else ()
+    return Piece(layer, op, parts, fill if bytes_ else lambda into: None, row, source)
+
+
+class Pieces:
+    """A variant given by its pieces, by layer."""
+
+    def __init__(self, *pieces: Piece) -> None:
+        self._pieces = pieces
+
+    def pieces(self, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
+        return [piece for piece in self._pieces if piece.layer == layer.name]
+
+
+LAYERS = [NormShape(name, 8) for name in "abc"]
+WIDTHS = {(name, "norm"): 2 for name in "abc"}
+
+
+def memory(slots: int = 3, units: int = 8) -> DeviceMemory:
+    made = DeviceMemory(WIDTHS, slots, units * UNIT, CPU)
+    made.arena.fill_(POISON)
+    return made
+
+
+def one(value: int, bytes_: int = UNIT) -> Pieces:
+    return Pieces(filled(value, bytes_, "a"))
+
+
+def packed(contents: Pieces):  # type: ignore[no-untyped-def]
+    return pack(contents, LAYERS, torch.float32, pinned=False)
+
+
+def test_pieces_lie_one_after_the_other_and_shared_ones_once() -> None:
+    held = packed(
+        Pieces(
+            filled(1, 100, "a", source="tied"),
+            filled(2, 0, "b"),
+            filled(3, 130, "b", "second"),
+            filled(9, 100, "c", source="tied"),
+        )
+    )
+    assert held.size_bytes == 3 * UNIT
+    assert held.operations == {"norm", "second"}
+    assert held.memory[:100].unique().tolist() == [1]  # filled by the first of those that share it
+    assert held.memory[UNIT : UNIT + 130].unique().tolist() == [3]  # though nothing begins there, too
+    rows = {entry.key: entry.row_at(UNIT * 10) for entry in held.entries}
+    assert rows == {
+        ("a", "norm"): (UNIT * 10, 1),
+        ("b", "norm"): (0, 2),
+        ("b", "second"): (UNIT * 11, 3),
+        ("c", "norm"): (UNIT * 10, 9),
+    }
+
+
+def test_tables_say_where_a_slots_weights_lie_and_nothing_of_other_slots() -> None:
+    device = memory()
+    first = packed(Pieces(filled(1, UNIT, "a"), filled(2, 2 * UNIT, "c")))
+    device.place(1, first)
+    device.place(2, packed(one(7)))
+    assert device.table(("a", "norm")).tolist() == [[0, 0], [0, 1], [3 * UNIT, 7]]
+    assert device.table(("b", "norm")).tolist() == [[0, 0]] * 3
+    assert device.table(("c", "norm")).tolist() == [[0, 0], [UNIT, 2], [0, 0]]
+    assert device.arena.view(8, UNIT)[:, 0].tolist() == [1, 2, 2, 7] + 4 * [POISON]
+    assert (device.taken_bytes, device.bytes_of(1), device.bytes_of(0)) == (4 * UNIT, 3 * UNIT, 0)
+
+
+def test_a_slot_is_used_again_without_a_trace_of_who_was_there() -> None:
+    device = memory()
+    device.place(0, packed(Pieces(filled(1, UNIT, "a"), filled(2, UNIT, "c"))))
+    device.place(0, packed(Pieces(filled(3, UNIT, "b"))))
+    assert [device.table((name, "norm"))[0].tolist() for name in "abc"] == [[0, 0], [0, 3], [0, 0]]
+    assert device.taken_bytes == UNIT
+    device.clear(0)
+    assert [device.table((name, "norm"))[0].tolist() for name in "abc"] == [[0, 0]] * 3
+    assert device.taken_bytes == 0
+
+
+def test_without_room_the_slot_is_empty_and_the_others_stay() -> None:
+    device = memory(units=4)
+    device.place(0, packed(one(1, 2 * UNIT)))
+    device.place(1, packed(one(2)))
+    with pytest.raises(NoRoom, match=f"{3 * UNIT} bytes"):
+        device.place(1, packed(one(3, 3 * UNIT)))
+    assert device.table(("a", "norm")).tolist() == [[0, 1], [0, 0], [0, 0]]
+    assert device.arena[: 2 * UNIT].unique().tolist() == [1]
+    device.clear(0)
+    device.place(1, packed(one(3, 3 * UNIT)))
+    assert device.table(("a", "norm")).tolist() == [[0, 0], [0, 3], [0, 0]]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=30))
+def test_whatever_is_placed_is_there_until_its_slot_is_taken(steps: list[tuple[int, int]]) -> None:
+    device, expected = memory(units=7), {}
+    for value, (slot, units) in enumerate(steps, start=1):
+        try:
+            device.place(slot, packed(one(value % 250, units * UNIT)))
+            expected[slot] = (value % 250, units)
+        except NoRoom:
+            expected.pop(slot, None)
+        for kept, (held, size) in expected.items():
+            start, told = device.table(("a", "norm"))[kept].tolist()
+            assert told == held
+            assert device.arena[start : start + size * UNIT].unique().tolist() == ([held] if size else [])
+
+
+# --- what a rank holds --------------------------------------------------------------------------------
+
+
+class Library:
+    """Opens variants by path, "value:units", and counts how often; a gate may hold readers up."""
+
+    def __init__(self) -> None:
+        self.opened: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self, path: Path) -> Pieces:
+        self.opened.append(path.name)
+        assert self.gate.wait(20)
+        value, units = path.name.split(":")
+        if value == "bad":
+            raise ValueError("not sound")
+        return one(int(value), int(units) * UNIT)
+
+
+def residents(library: Library, units: int = 8, host_units: int = 100, slots: int = 3) -> Residents:
+    return Residents(library, memory(slots, units), LAYERS, torch.float32, host_units * UNIT)
+
+
+def test_those_who_prepare_one_variant_together_read_it_once() -> None:
+    library = Library()
+    held = residents(library)
+    library.gate.clear()
+    with ThreadPoolExecutor(8) as pool:
+        made = [pool.submit(held.prepare, 1, "5:2") for _ in range(8)]
+        library.gate.set()
+    assert library.opened == ["5:2"]
+    assert len({id(each.result()) for each in made}) == 1
+    assert not held._reading
+
+
+def test_host_memory_forgets_who_was_used_longest_ago() -> None:
+    library = Library()
+    held = residents(library, host_units=5)
+    for uid, path in ((1, "1:2"), (2, "2:2"), (1, "1:2"), (3, "3:2")):
+        held.prepare(uid, path)
+    assert held.in_host() == {1: 2 * UNIT, 3: 2 * UNIT}
+    held.prepare(4, "4:8")  # more than all host memory: it stays, alone
+    assert held.in_host() == {4: 8 * UNIT}
+    assert held.host_bytes == 8 * UNIT
+    held.forget(4)
+    assert held.in_host() == {}
+
+
+def test_a_variant_that_cannot_be_read_is_tried_again() -> None:
+    library = Library()
+    held = residents(library)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="not sound"):
+            held.prepare(1, "bad:1")
+    with pytest.raises(ValueError, match=f"needs {9 * UNIT} bytes"):
+        held.prepare(2, "2:9")
+    assert library.opened == ["bad:1", "bad:1", "2:9"]
+    assert not held._reading
+    assert held.in_host() == {}
+
+
+def test_a_variant_is_in_one_slot_and_a_slot_has_one_variant() -> None:
+    held = residents(Library())
+    held.place(1, "1:2", 0)
+    held.place(2, "2:2", 1)
+    held.place(1, "1:2", 2)  # it moves
+    assert held.slot_of == {1: 2, 2: 1}
+    assert held.in_slots() == {1: 2 * UNIT, 2: 2 * UNIT}
+    held.place(3, "3:2", 0)  # where it was before
+    assert held.slot_of == {1: 2, 2: 1, 3: 0}
+    held.clear(1)
+    assert held.slot_of == {1: 2, 3: 0}
+    assert set(held.operations_of) == {1, 3}
+
+
+def test_places_and_clears_of_many_threads_leave_one_truth() -> None:
+    held = residents(Library(), units=6)
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(60):
+            uid, slot = int(rng.integers(1, 6)), int(rng.integers(0, 3))
+            if rng.random() < 0.3:
+                held.clear(slot)
+            else:
+                with contextlib.suppress(NoRoom):
+                    assert held.place(uid, f"{uid}:{1 + uid % 3}", slot) == (1 + uid % 3) * UNIT
+            assert sum(held.in_slots().values()) <= 6 * UNIT
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    table = held._memory.table(("a", "norm")).tolist()
+    values = {slot: row[1] for slot, row in enumerate(table) if row[1]}
+    assert values == {slot: uid for uid, slot in held.slot_of.items()}
+    assert held.in_slots() == {slot: (1 + uid % 3) * UNIT for uid, slot in held.slot_of.items()}
+
+
+# --- the rows of a batch --------------------------------------------------------------------------------
+
+SLOTS = 4
+ROWS = st.lists(st.integers(BASE, SLOTS - 1), max_size=150)
+
+
+@given(ROWS, st.sampled_from([SMALL_BLOCK, LARGE_BLOCK]))
+def test_tiles_cover_each_variants_rows_once(slots: list[int], block: int) -> None:
+    grouping = group(np.array(slots, np.int32))
+    tiles = grouping.small if block == SMALL_BLOCK else grouping.large
+    covered: dict[int, list[int]] = {}
+    for slot, first, count in tiles.tolist():
+        assert 0 < count <= block
+        covered.setdefault(slot, []).extend(grouping.order[first : first + count].tolist())
+    used = set(slots) - {BASE}
+    assert covered == {s: [row for row, own in enumerate(slots) if own == s] for s in used}
+    assert len(tiles) <= max_tiles(len(slots), SLOTS, block)
+
+
+@given(st.lists(ROWS, min_size=1, max_size=6))
+def test_a_new_batch_leaves_nothing_of_the_last(batches: list[list[int]]) -> None:
+    rows = Rows(150, SLOTS, CPU)
+    address = rows.slots(150).data_ptr()
+    for slots in batches:
+        rows.update(np.array(slots, np.int32))
+        assert rows.slots(150).tolist() == slots + [BASE] * (150 - len(slots))
+        assert rows.slots(150).data_ptr() == address
+        found = {slot: members.tolist() for slot, members in rows.groups()}
+        assert found == {s: [r for r, own in enumerate(slots) if own == s] for s in set(slots) - {BASE}}
+        tiles = rows.tiles(len(slots))
+        assert tiles.tiles[:, 2][tiles.tiles[:, 0] != BASE].sum() == sum(s != BASE for s in slots)
+
+
+@given(st.lists(st.sampled_from([0, 11, 22, 33]), max_size=40))
+def test_a_batch_turns_uids_into_slots(uids: list[int]) -> None:
+    batch, slot_of = Batch(40, 40, SLOTS, CPU), {11: 2, 22: 0, 33: 3}
+    batch.describe(uids, uids[::-1], slot_of, frozenset({"lora"}))
+    expected = [slot_of.get(uid, BASE) for uid in uids]
+    assert batch.tokens.slots(len(uids)).tolist() == expected
+    assert batch.samples.slots(len(uids)).tolist() == expected[::-1]
+    assert batch.operations == {"lora"}
+
+
+def test_more_rows_than_there_is_room_for_are_refused() -> None:
+    with pytest.raises(ValueError, match="5 rows; room was made for 4"):
+        Rows(4, SLOTS, CPU).update(np.zeros(5, np.int32))
