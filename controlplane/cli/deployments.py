@@ -124,7 +124,7 @@ def _plan_facts(plan: PlanView) -> list[tuple[str, str]]:
         ("Memory", f"context of {plan.maxModelLen} tokens, {plan.kvCacheTokens} cached"),
         (
             "Variants",
-            f"up to {plan.maxVariants} at once, rank {plan.maxLoraRank}" if plan.maxVariants else "",
+            f"{plan.maxVariants} slots, LoRA up to rank {plan.maxLoraRank}" if plan.maxVariants else "",
         ),
         *placed,
         ("Expected", _expected(plan)),
