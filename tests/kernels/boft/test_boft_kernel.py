@@ -99,5 +99,6 @@ def test_rescaling(dtype: torch.dtype, with_bias: bool) -> None:
     reference.rescale(want, None if bias is None else bias.cpu(), arena.cpu(), table.cpu(), rows, slices)
     torch.testing.assert_close(got.cpu(), want, rtol=1e-3, atol=1e-3)
     assert torch.equal(got[2:], before[2:])
-    plain = before[0, 20:].double().cpu() - (0 if bias is None else bias[20:].double().cpu())
-    torch.testing.assert_close(got[0, 20:].double().cpu(), plain * slots[2][1].scale, rtol=2e-3, atol=2e-3)
+    base = 0 if bias is None else bias[20:].double().cpu()
+    expected = (before[0, 20:].double().cpu() - base) * slots[2][1].scale + base
+    torch.testing.assert_close(got[0, 20:].double().cpu(), expected, rtol=2e-3, atol=2e-3)

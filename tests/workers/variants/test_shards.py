@@ -158,11 +158,8 @@ def put_together(shapes: Sequence[LinearShape], outs: Sequence[torch.Tensor]) ->
 @pytest.mark.parametrize("variant", EVERY_KIND, ids=lambda v: v.name)
 @pytest.mark.parametrize("architecture", BASES)
 def test_all_ranks_together_are_the_variant(
-    folders: Any, architecture: str, variant: RandomVariant, layer: str, ranks: int, request: Any
+    folders: Any, architecture: str, variant: RandomVariant, layer: str, ranks: int
 ) -> None:
-    if (architecture, layer) == ("qwen2", "qkv") and isinstance(variant, RandomBoft):
-        reason = "a rotation without biases of its own drops the base's (workers.kernels.boft.rescale)"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
     base, folder, merged = folders(architecture, variant)
     weights, tuned = (dict(random_variants.weights(path)) for path in (base, merged))
     shapes = layers(ranks)[layer]

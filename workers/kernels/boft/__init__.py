@@ -56,7 +56,10 @@ def rescale(
     rows: Rows,
     slices: Sequence[int],
 ) -> None:
-    """Turn (x Rot) W^T + base_bias into y, in place; rows of the base are not touched."""
+    """Turn (x Rot) W^T + base_bias into y, in place; rows of the base are not touched.
+
+    The bias is the slot's own where it has one, otherwise the base's.
+    """
     if out.ndim != 2 or out.shape[1] != sum(slices):
         raise ValueError(f"Outputs {list(out.shape)} of slices {list(slices)}; expected them side by side.")
     if base_bias is not None and base_bias.shape != out.shape[1:]:

@@ -170,13 +170,16 @@ def _rescale(out, base_bias, arena, table, slots, out_stride, HAS_BIAS: tl.const
     mask = columns < outputs
     at = out + row.to(tl.int64) * out_stride + offset + columns
     result = tl.load(at, mask=mask, other=0).to(tl.float32)
+    biased = (mask & (tl.load(fields + 4) != 0)) != 0
     if HAS_BIAS:
-        result -= tl.load(base_bias + offset + columns, mask=mask, other=0).to(tl.float32)
+        base = tl.load(base_bias + offset + columns, mask=mask, other=0).to(tl.float32)
+        result -= base
     scale = (arena + tl.multiple_of(tl.load(fields + 3), 128)).to(tl.pointer_type(tl.float32))
     result *= tl.load(scale + columns, mask=mask, other=0)
     bias = (arena + tl.multiple_of(tl.load(fields + 5), 128)).to(tl.pointer_type(tl.float32))
-    biased = (mask & (tl.load(fields + 4) != 0)) != 0
     result += tl.load(bias + columns, mask=biased, other=0)
+    if HAS_BIAS:
+        result += tl.where(biased, 0.0, base)  # only the product is scaled
     tl.store(at, result.to(out.dtype.element_ty), mask=mask)
 
 

@@ -58,6 +58,5 @@ def rescale(
             shape = Shape(block << (factors - 1), columns.shape[1], factors, block, bool(biased))
             _, scale, *bias = parts([shape], out.dtype)
             result = (columns[members].float() - biases[i]) * view(arena, scale, scale_at)
-            if bias:
-                result += view(arena, bias[0], bias_at)
+            result += view(arena, bias[0], bias_at) if bias else biases[i]  # only the product is scaled
             columns[members] = result.to(out.dtype)
