@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import random_variants
 import torch
-from random_variants import EVERY_KIND, RandomBoft, RandomVariant
+from random_variants import EVERY_KIND, RandomVariant
 from torch.nn.functional import linear
 
 from workers.deltas.merge import merge
