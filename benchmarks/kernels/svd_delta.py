@@ -24,7 +24,7 @@ from benchmarks.kernels.harness import (
 from workers.kernels import svd_delta
 from workers.kernels.rows import Rows
 from workers.kernels.svd_delta import layout
-from workers.kernels.types import Part, offsets, total_bytes, view
+from workers.kernels.types import offsets, total_bytes, view
 
 DTYPE = torch.bfloat16
 TOLERANCE = 1e-2  # bfloat16 rounds t, t times scale and the output
@@ -77,7 +77,8 @@ def _prepare(shape: Shape, variants: int, slots: Int32s, device: torch.device) -
     for layer in layers:
         for start in layer.starts:
             _fill(arena, shape, ranks, parts, start)
-    scratch = svd_delta.Scratch(len(slots), variants, layout.padded_rank(ranks), device)
+    # As an engine has it, which knows no more than a bound of ranks.
+    scratch = svd_delta.Scratch(len(slots), total_rank, device, len(shape.slices))
 
     def launch(copy: int) -> None:
         at = layers[copy]
@@ -86,7 +87,6 @@ def _prepare(shape: Shape, variants: int, slots: Int32s, device: torch.device) -
     def reset(copy: int) -> None:
         layers[copy].out.copy_(layers[copy].y)
         scratch.shrunk.fill_(float("nan"))
-        scratch.pieces.fill_(float("nan"))
 
     def output(copy: int) -> torch.Tensor:
         return layers[copy].out
@@ -117,25 +117,27 @@ def _layer(shape, ranks, parts, variants, num_rows, copy, device) -> Layer:
 
 
 def _stored(arena, shape, ranks, parts, start):
-    """(slice, side, bits, rank, columns, its bytes) of each matrix of one variant's delta."""
+    """(slice, side, columns, its bytes) of each side of one variant's delta, V before U."""
     at = offsets(parts, start)
-    names = iter(parts)
-    for index, (outputs, by_bits) in enumerate(zip(shape.slices, ranks, strict=True)):
-        for bits in layout.BITS:
-            if bits in by_bits:
-                for side, columns in (("v", shape.inputs), ("u", outputs)):
-                    part: Part = next(names)
-                    yield index, side, bits, by_bits[bits], columns, view(arena, part, at[part.name])
+    by_name = {part.name: view(arena, part, at[part.name]) for part in parts}
+    for index, outputs in enumerate(shape.slices):
+        for side, columns in (("v", shape.inputs), ("u", outputs)):
+            yield index, side, columns, by_name[f"{side}{index}"]
 
 
 def _fill(arena, shape, ranks, parts, start) -> None:
-    """Codes stay random bytes; scales such that the delta's output is of the size of one."""
-    for _, side, bits, rank, columns, stored in _stored(arena, shape, ranks, parts, start):
-        _, _, scales, zeros = layout.arrays(bits, rank, columns, stored)
+    """Codes and zero points stay random bytes; scales such that the delta's output is of the size of one.
+    Digits of one rank have the same scale times powers of four."""
+    for index, side, columns, stored in _stored(arena, shape, ranks, parts, start):
+        scales = layout.coded(stored, layout.num_digits(ranks[index]), columns).scales
         size = columns**-0.5 if side == "v" else sum(ranks[0].values()) ** -0.5
-        values = scales.view(torch.float16)
-        values.uniform_(0.5, 1.5).mul_(3 * size / (1 << bits))
-        zeros.bitwise_and_((1 << bits) - 1)
+        first = 0
+        for bits, count in layout.DIGITS.items():
+            rank = ranks[index].get(bits, 0)
+            values = torch.empty(len(scales), rank, 1, device=arena.device).uniform_(0.5, 1.5)
+            digits = values * (3 * size / (1 << bits)) * 4.0 ** torch.arange(count, device=arena.device)
+            scales[:, first : first + rank * count] = digits.flatten(1)
+            first += rank * count
 
 
 def _dense(arena, shape, ranks, parts, start) -> torch.Tensor:
@@ -143,8 +145,8 @@ def _dense(arena, shape, ranks, parts, start) -> torch.Tensor:
     result = torch.zeros(shape.inputs, shape.outputs, device=arena.device)
     firsts = [sum(shape.slices[:index]) for index in range(len(shape.slices))]
     v = None
-    for index, side, bits, rank, columns, stored in _stored(arena, shape, ranks, parts, start):
-        matrix = layout.read(bits, rank, columns, stored)
+    for index, side, columns, stored in _stored(arena, shape, ranks, parts, start):
+        matrix = layout.read(ranks[index], columns, stored)
         if side == "v":
             v = matrix
         else:

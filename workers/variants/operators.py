@@ -62,7 +62,7 @@ class Workspace:
         if "lora" in config.kinds:
             self.lora = lora.Scratch(rows, config.slots, most_slices * config.max_rank, device)
         if "svd_delta" in config.kinds:
-            self.svd = svd_delta.Scratch(rows, config.slots, most_slices * config.max_svd_rank, device)
+            self.svd = svd_delta.Scratch(rows, config.max_svd_rank, device, most_slices)
 
 
 def add(op: str, x: torch.Tensor, out: torch.Tensor, site: Site, widths: tuple[int, ...]) -> None:

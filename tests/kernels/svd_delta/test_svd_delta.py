@@ -14,7 +14,7 @@ from workers.kernels import svd_delta
 from workers.kernels.rows import BASE, Rows
 from workers.kernels.svd_delta import layout
 from workers.kernels.svd_delta.layout import Matrix, RankGroup
-from workers.kernels.svd_delta.plan import plan
+from workers.kernels.svd_delta.plan import admit, check_slices
 from workers.kernels.types import offsets, total_bytes, views
 
 FLOAT32_ERROR = 2e-5
@@ -100,17 +100,15 @@ def dense(model: Model, x, y, slots):
 
 def interpreted(model: Model, x, out, rows: Rows) -> None:
     pytest.importorskip("triton", reason="Triton's interpreter runs the kernels here")
-    needed = max(layout.padded_rank(layout.ranks_of(delta)) for delta in model.deltas)
-    scratch = svd_delta.Scratch(max(rows.max_rows, 512), rows.num_slots, max(needed, 1), CPU)
+    scratch = svd_delta.Scratch(rows.max_rows, 200, CPU, max_slices=len(model.slices))
+    assert all(layout.places(layout.ranks_of(delta)) <= scratch.places for delta in model.deltas)
     scratch.shrunk.fill_(torch.nan)
-    scratch.pieces.fill_(torch.nan)
     shrunk = svd_delta.shrink(x, model.arena, model.table, rows, scratch)
     svd_delta.expand(out, shrunk, model.arena, model.table, model.slices)
-    assert not scratch.arrived.any()
 
 
 def by_reference(model: Model, x, out, rows: Rows) -> None:
-    scratch = svd_delta.Scratch(rows.max_rows, rows.num_slots, 1, CPU)
+    scratch = svd_delta.Scratch(rows.max_rows, 1, CPU)
     svd_delta.apply(x, out, model.arena, model.table, rows, model.slices, scratch)
 
 
@@ -118,7 +116,7 @@ RANKS = [
     ({8: 2, 2: 40}, {4: 3}),
     ({}, {16: 2, 2: 3}),
     ({}, {}),
-    ({16: 1, 4: 1, 3: 33}, {}),
+    ({16: 1, 4: 1, 3: 33, 8: 9}, {}),
 ]
 BATCHES = {
     "mixed": [0, 1, BASE, 3, 0, 2, BASE, 1],
@@ -189,8 +187,24 @@ def test_packed_matrices_read_back(bits, rank, columns, seed):
     arena = torch.full((total_bytes(parts),), 0xFF, dtype=torch.uint8)
     stored = views(arena, parts, 0)
     layout.pack([[RankGroup(bits, written, other)]], stored)
-    back = layout.read(bits, rank, columns, stored[f"v0.{bits}"])
-    torch.testing.assert_close(back.double(), weights(written), rtol=1e-6, atol=1e-6)
+    back = stored["v0.half"] if bits == 16 else layout.read({bits: rank}, columns, stored["v0"])
+    torch.testing.assert_close(back.double(), weights(written), rtol=1e-6, atol=1e-5)
+
+
+def test_groups_of_the_same_bits_are_one():
+    random = torch.Generator().manual_seed(0)
+    written = [
+        (bits, matrix(bits, rank, 200, random, 1.0)) for bits, rank in ((2, 3), (8, 2), (2, 4), (3, 5))
+    ]
+    ranks = layout.ranks_of([[RankGroup(bits, each, each) for bits, each in written]])
+    assert ranks == ({2: 7, 8: 2, 3: 5},)
+    parts = layout.parts(200, (200,), ranks)
+    stored = views(torch.zeros(total_bytes(parts), dtype=torch.uint8), parts, 0)
+    layout.pack([[RankGroup(bits, each, each) for bits, each in written]], stored)
+    expected = torch.cat([weights(written[index][1]) for index in (1, 3, 0, 2)])
+    torch.testing.assert_close(
+        layout.read(ranks[0], 200, stored["u0"]).double(), expected, rtol=1e-6, atol=1e-5
+    )
 
 
 SCHEDULES = {
@@ -218,15 +232,12 @@ def test_bytes_are_the_arithmetic_at_7b_shapes(inputs, slices, by_bits):
         for outputs in slices
         for bits, rank in by_bits.items()
     )
-    assert bits / 8 <= stored <= 1.02 * bits / 8
+    assert 0.98 * bits / 8 <= stored <= 1.02 * bits / 8
 
 
-@pytest.mark.parametrize("inputs", [64, 576, 1536, 3584, 4096, 11008, 18944])
-@pytest.mark.parametrize("block", [16, 64])
-def test_every_piece_has_work(inputs, block):
-    cut = plan(block, inputs)
-    panels = -(-inputs // layout.PANEL)
-    assert (cut.splits - 1) * cut.chunk < panels <= cut.splits * cut.chunk
+@pytest.mark.parametrize("by_bits", [SCHEDULES["attention"], SCHEDULES["mlp"]])
+def test_scratch_for_a_rank_admits_published_schedules_of_it(by_bits):
+    admit([by_bits] * 3, sum(by_bits.values()))
 
 
 def test_what_does_not_fit_is_said():
@@ -235,10 +246,12 @@ def test_what_does_not_fit_is_said():
         layout.parts(8, (4, 4), ({2: 1},))
     with pytest.raises(ValueError, match=r"Ranks of \[5\] bits"):
         layout.parts(8, (4,), ({5: 1},))
-    with pytest.raises(ValueError, match="take 96 places of scratch, which was made for 64"):
-        svd_delta.Scratch(1, 1, 64, CPU).admit(({8: 1, 3: 1, 2: 32},))
+    with pytest.raises(ValueError, match="take 288 places of scratch memory, which was made for 192"):
+        admit(({2: 64}, {8: 64, 16: 1}), 64)
+    with pytest.raises(ValueError, match="at most 4"):
+        check_slices((1,) * 5, torch.ones(1, 5))
     model = build(8, (4,), [({2: 1},)])
-    rows, scratch = rows_of([0], 1), svd_delta.Scratch(1, 1, 32, CPU)
+    rows, scratch = rows_of([0], 1), svd_delta.Scratch(1, 32, CPU)
     with pytest.raises(ValueError, match="scratch was made for 1"):
         svd_delta.shrink(torch.ones(2, 8), model.arena, model.table, rows, scratch)
     with pytest.raises(ValueError, match="do not add up"):
@@ -252,5 +265,7 @@ def test_what_does_not_fit_is_said():
         layout.pack([[RankGroup(2, Matrix(small.values + 4, small.scales, small.zeros), good)]], into)
     with pytest.raises(ValueError, match="need scales and zeros of shape"):
         layout.pack([[RankGroup(2, Matrix(small.values), good)]], into)
-    with pytest.raises(ValueError, match="have the same bits"):
-        layout.ranks_of([[RankGroup(2, small, good)] * 2])
+    big = Matrix(matrix(8, 1, 8, random, 1.0).values, torch.full((1, 1), 2000.0).half(), small.zeros)
+    eight = views(torch.zeros(4096, dtype=torch.uint8), layout.parts(8, (8,), ({8: 1},)), 0)
+    with pytest.raises(ValueError, match="not finite, or too large"):
+        layout.pack([[RankGroup(8, big, big)]], eight)

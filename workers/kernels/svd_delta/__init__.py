@@ -12,9 +12,9 @@ import torch
 
 from workers.kernels.rows import Rows, Tiles
 from workers.kernels.svd_delta import reference
-from workers.kernels.svd_delta.plan import Plan, Scratch, check_slices, plan
+from workers.kernels.svd_delta.plan import Plan, Scratch, admit, check_slices, plan
 
-__all__ = ["Scratch", "Shrunk", "apply", "expand", "shrink"]
+__all__ = ["Scratch", "Shrunk", "admit", "apply", "expand", "shrink"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def shrink(
     from workers.kernels.svd_delta import kernel  # Triton need not be installed where there is no GPU
 
     tiles = rows.tiles(x.shape[0])
-    cut = plan(tiles.block, x.shape[1])
+    cut = plan(tiles.block)
     kernel.shrink(x, arena, table, tiles, cut, scratch)
     return Shrunk(x.shape[0], tiles, cut, scratch)
 

@@ -1,15 +1,20 @@
 """Singular-value deltas in two Triton launches for all variants, slices and bits of a batch.
 
-Weights are the left operand of the tensor cores: words of codes go from memory to registers as they are,
-and one shift and one logical operation turn two codes into two bfloat16 numbers (128 + code: the bits of
-128.0 with the code in the lowest). Scales belong to 128 columns of one rank, so shrink applies them after
-the products of a group, and expand to its other operand before them.
-As for LoRA, sums have a fixed order and grids depend on shapes alone.
+All weights of a slice but its ranks of 16 bits are digits of two bits, so one loop serves all other bits.
+A program's warps do not share a product: they are the batch dimension of a three-dimensional one. Where
+tiles of rows are small, each warp takes its part of the inner dimension, and their sums meet at the end, in
+an order that depends on shapes alone; where tiles are large, each warp takes 16 of the tile's rows.
+
+Weights are the left operand of the tensor cores: words of codes stay as they are up to registers, and two
+instructions turn two codes into two bfloat16 numbers code - zero. Scales belong to 128 columns of one rank,
+so shrink applies them to the products of a panel, and expand to its other operand.
+Grids depend on shapes alone: a captured CUDA graph stays valid for every later batch.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import triton
@@ -17,18 +22,18 @@ import triton.language as tl
 
 from workers.kernels.rows import Tiles
 from workers.kernels.svd_delta import layout
-from workers.kernels.svd_delta.plan import Plan, Scratch
+from workers.kernels.svd_delta.plan import MOST_SLICES, Plan, Scratch
 
-_BITS = tl.constexpr(layout.BITS)
-_KINDS = tl.constexpr(len(layout.BITS))
-_PER_GROUP = tl.constexpr(layout.PER_GROUP)
+_PER_SLICE = tl.constexpr(layout.PER_SLICE)
 _WORDS = tl.constexpr(layout.WORDS)
 _PANEL = tl.constexpr(layout.PANEL)
-_BLOCK_R = tl.constexpr(layout.RANK_BLOCK)
+_IN_WORD = tl.constexpr(layout.IN_WORD)
+_SLICES = tl.constexpr(MOST_SLICES)
+_RANKS = tl.constexpr(layout.PLACES)  # digits, or ranks of 16 bits, that a warp takes at a time
+_ROWS = tl.constexpr(16)  # rows of the batch that a warp takes
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+REGISTERS = 128
 # Numbers become bfloat16 by way of float32 throughout: the interpreter knows no other way.
-# What the quick way of decoding adds to each code.
-_BIAS = tl.constexpr(128.0)
 
 
 @triton.jit
@@ -39,166 +44,170 @@ def _dot(left, right, sums):
 
 
 @triton.jit
-def _less(codes, zero):
-    """codes - zero: small whole numbers, exact in any of the types."""
-    if _INTERPRETED:  # as above
-        return (codes.to(tl.float32) - zero).to(codes.dtype)
-    return codes - zero.to(codes.dtype)
+def _digit(words, zero, PLANE: tl.constexpr, QUICK: tl.constexpr, DTYPE: tl.constexpr):
+    """DTYPE: the words' digits number PLANE, less their zero points (float32, of a shape to broadcast).
 
-
-@triton.jit
-def _quick(words):
-    """bfloat16 128 + the lowest two bits of each word."""
-    return tl.inline_asm_elementwise(
-        "lop3.b32 $0, $1, 0x00030003, 0x43004300, 0xEA;",
-        "=r,r",
-        [words],
-        dtype=tl.bfloat16,
-        is_pure=True,
-        pack=2,
-    )
-
-
-@triton.jit
-def _shifted(words):
-    """Each word's next code in its lowest two bits; what comes in from the neighbour is never looked at."""
-    return tl.inline_asm_elementwise(
-        "shr.b32 $0, $1, 2;", "=r,r", [words], dtype=tl.int16, is_pure=True, pack=2
-    )
-
-
-@triton.jit
-def _load_words(at, high_at, digit, mask, BITS: tl.constexpr):
-    """int16: every digit's words, `digit` words apart, and those of the third bit; or the first's again."""
-    first = tl.load(at, mask=mask, other=0)
-    second = first
-    third = first
-    fourth = first
-    high = first
-    if BITS >= 4:
-        second = tl.load(at + digit, mask=mask, other=0)
-    if BITS == 8:
-        third = tl.load(at + 2 * digit, mask=mask, other=0)
-        fourth = tl.load(at + 3 * digit, mask=mask, other=0)
-    if BITS == 3:
-        high = tl.load(high_at, mask=mask, other=0)
-    return first, second, third, fourth, high
-
-
-@triton.jit
-def _codes(words, high_shift, PLANE: tl.constexpr, BITS: tl.constexpr):
-    """int16: the codes of one plane, from their digits."""
-    first, second, third, fourth, high = words
-    found = (first >> 2 * PLANE) & 3
-    if BITS == 3:
-        found |= ((high >> (2 * PLANE + high_shift)) & 1) << 2
-    if BITS >= 4:
-        found |= ((second >> 2 * PLANE) & 3) << 2
-    if BITS == 8:
-        found |= ((third >> 2 * PLANE) & 3) << 4
-        found |= ((fourth >> 2 * PLANE) & 3) << 6
+    The bits of 128.0 with a digit in the lowest are the bfloat16 128 + digit; two and four bits up they are
+    128 + 4 digit and 128 + 16 digit, so three planes need no shift but another factor.
+    """
+    if QUICK:
+        if PLANE >= 6:
+            words = _shifted(_shifted(words))
+        elif PLANE >= 3:
+            words = _shifted(words)
+        if PLANE % 3 == 0:
+            found = tl.inline_asm_elementwise(
+                "{ .reg .b32 t, f; lop3.b32 t, $1, 0x00030003, 0x43004300, 0xEA;"
+                " mov.b32 f, 0x3F803F80; fma.rn.bf16x2 $0, t, f, $2; }",
+                "=r,r,r", [words, (-128.0 - zero).to(tl.bfloat16)], dtype=tl.bfloat16, is_pure=True, pack=2,
+            )  # fmt: skip
+        elif PLANE % 3 == 1:
+            found = tl.inline_asm_elementwise(
+                "{ .reg .b32 t, f; lop3.b32 t, $1, 0x000C000C, 0x43004300, 0xEA;"
+                " mov.b32 f, 0x3E803E80; fma.rn.bf16x2 $0, t, f, $2; }",
+                "=r,r,r", [words, (-32.0 - zero).to(tl.bfloat16)], dtype=tl.bfloat16, is_pure=True, pack=2,
+            )  # fmt: skip
+        else:
+            found = tl.inline_asm_elementwise(
+                "{ .reg .b32 t, f; lop3.b32 t, $1, 0x00300030, 0x43004300, 0xEA;"
+                " mov.b32 f, 0x3D803D80; fma.rn.bf16x2 $0, t, f, $2; }",
+                "=r,r,r", [words, (-8.0 - zero).to(tl.bfloat16)], dtype=tl.bfloat16, is_pure=True, pack=2,
+            )  # fmt: skip
+    else:
+        found = (((words >> 2 * PLANE) & 3).to(tl.float32) - zero).to(DTYPE)
     return found
 
 
 @triton.jit
-def _words_per_digit_set(digit, BITS: tl.constexpr):
-    """int16 words that all digits of a matrix take, the third bit's included."""
-    if BITS == 3:
-        return digit + digit // 2
-    return digit * (BITS // 2)
-
-
-@triton.jit
-def _scales(scales, zeros, group, groups, rank, r, known):
-    """Scales and zeros of ranks `r` in `group` and in the one after it."""
-    more = known & (group + 1 < groups)
-    at = group * rank + r
-    return (
-        tl.load(scales + at, mask=known, other=0.0),
-        tl.load(zeros + at, mask=known, other=0),
-        tl.load(scales + at + rank, mask=more, other=0.0),
-        tl.load(zeros + at + rank, mask=more, other=0),
+def _shifted(words):
+    """Three planes further in the lower bits; what comes in from the neighbour is above those looked at."""
+    return tl.inline_asm_elementwise(
+        "shr.b32 $0, $1, 6;", "=r,r", [words], dtype=tl.int16, is_pure=True, pack=2
     )
 
 
 @triton.jit
-def _shrink_group(
-    x_at,  # pointers [BLOCK_M], the rows of x
-    v_ptr,  # uint8
-    rank,
-    r,  # [BLOCK_R]
-    inputs,
-    first_panel,
-    last_panel,
-    BLOCK_M: tl.constexpr,
-    BITS: tl.constexpr,
-    QUICK: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """[BLOCK_R, BLOCK_M]: V x^T over some panels of the inputs."""
+def _slices(described, num_slices):
+    """[SLICES]: digits, ranks of 16 bits, and the blocks of RANKS that each of them take."""
+    s = tl.arange(0, _SLICES)
+    digits = tl.load(described + _PER_SLICE * s, mask=s < num_slices, other=0).to(tl.int32)
+    halves = tl.load(described + _PER_SLICE * s + 5, mask=s < num_slices, other=0).to(tl.int32)
+    return digits, halves, (digits + _RANKS - 1) // _RANKS, (halves + _RANKS - 1) // _RANKS
+
+
+@triton.jit
+def _at(values, index):
+    return tl.sum(tl.where(tl.arange(0, _SLICES) == index, values, 0))
+
+
+@triton.jit
+def _before(values, index):
+    return tl.sum(tl.where(tl.arange(0, _SLICES) < index, values, 0))
+
+
+@triton.jit
+def _warp_rows(order_ptr, first, count, WARPS: tl.constexpr, SPLIT: tl.constexpr):
+    """[WARPS, ROWS]: the rows of the batch that each warp takes, and which there are."""
+    m = tl.arange(0, _ROWS)[None, :]
+    g = tl.arange(0, WARPS)[:, None]
+    m = m + 0 * g if SPLIT else m + _ROWS * g
+    here = m < count
+    return tl.load(order_ptr + first + m, mask=here, other=0).to(tl.int64), here
+
+
+@triton.jit
+def _scales(scales_ptr, zeros_ptr, panel, panels, r, digits):
+    """[panels given, digits given]: scales and the words that zero points are in."""
+    known = (panel < panels)[:, None] & (r < digits)[None, :]
+    scale = tl.load(scales_ptr + panel[:, None] * digits + r[None, :], mask=known, other=0.0)
+    zero = tl.load(zeros_ptr + (panel // _IN_WORD)[:, None] * digits + r[None, :], mask=known, other=0)
+    return scale, zero
+
+
+@triton.jit
+def _shrink_digits(x_at, here, v_ptr, digits, start, inputs, WARPS: tl.constexpr, SPLIT: tl.constexpr,
+                   QUICK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """[WARPS, RANKS, ROWS]: V x^T."""
     dtype = x_at.dtype.element_ty
-    sums = tl.zeros((_BLOCK_R, BLOCK_M), tl.float32)
-    here = r < rank
+    panels = (inputs + _PANEL - 1) // _PANEL
+    words_ptr = v_ptr.to(tl.pointer_type(tl.int16))
+    scales_ptr = words_ptr.to(tl.pointer_type(tl.float16)) + panels * digits * _WORDS
+    zeros_ptr = words_ptr + panels * digits * (_WORDS + 1)
+    r = start + tl.arange(0, _RANKS)
+    g = tl.arange(0, WARPS)
     i = tl.arange(0, _WORDS)
-    if BITS == 16:
-        values = v_ptr.to(tl.pointer_type(tl.float16))
-        for column in tl.range(first_panel * _PANEL, last_panel * _PANEL, _WORDS):
-            inside = column + i < inputs
-            v = tl.load(
-                values + r[:, None].to(tl.int64) * inputs + (column + i)[None, :],
-                mask=here[:, None] & inside[None, :],
+    sums = tl.zeros((WARPS, _RANKS, _ROWS), tl.float32)
+    stride: tl.constexpr = WARPS if SPLIT else 1
+    mine = g if SPLIT else 0 * g
+    next_scale, next_zero = _scales(scales_ptr, zeros_ptr, mine, panels, r, digits)
+    for start_panel in tl.range(0, panels, stride, num_stages=STAGES):
+        panel = start_panel + mine
+        known = (panel < panels)[:, None] & (r < digits)[None, :]
+        at = panel[:, None] * digits + r[None, :]
+        words = tl.load(
+            words_ptr + (at * _WORDS)[:, :, None] + i[None, None, :], mask=known[:, :, None], other=0
+        )
+        scale = next_scale.to(tl.float32)
+        zero = ((next_zero >> (2 * (panel % _IN_WORD)).to(tl.int16)[:, None]) & 3).to(tl.float32)[:, :, None]
+        # One step ahead: the pipeliner moves none but the operands of products.
+        next_scale, next_zero = _scales(scales_ptr, zeros_ptr, panel + stride, panels, r, digits)
+        products = tl.zeros((WARPS, _RANKS, _ROWS), tl.float32)
+        for plane in tl.static_range(8):
+            column = panel[:, None] * _PANEL + plane * _WORDS + i[None, :]
+            x = tl.load(
+                x_at[:, None, :] + column[:, :, None],
+                mask=(column < inputs)[:, :, None] & here[:, None, :],
                 other=0.0,
             )
-            x = tl.load(x_at[None, :] + (column + i)[:, None], mask=inside[:, None], other=0.0)
-            sums = _dot(v.to(tl.float32).to(dtype), x, sums)
-    else:
-        panels = (inputs + _PANEL - 1) // _PANEL
-        groups = (inputs + 127) // 128
-        words = v_ptr.to(tl.pointer_type(tl.int16))
-        digit = panels * rank * _WORDS
-        after = _words_per_digit_set(digit, BITS)
-        scales = v_ptr.to(tl.pointer_type(tl.float16)) + after
-        zeros = v_ptr + 2 * after + 2 * groups * rank
-        # Of the next panel, one panel ahead: the pipeliner moves none but the operands of products.
-        scale_next, zero_next, upper_scale_next, upper_zero_next = _scales(
-            scales, zeros, 2 * first_panel, groups, rank, r, here & (first_panel < last_panel)
-        )
-        for panel in tl.range(first_panel, last_panel, num_stages=STAGES):
-            scale_low, zero_low, scale_upper, zero_upper = (
-                scale_next,
-                zero_next,
-                upper_scale_next,
-                upper_zero_next,
-            )
-            scale_next, zero_next, upper_scale_next, upper_zero_next = _scales(
-                scales, zeros, 2 * panel + 2, groups, rank, r, here & (panel + 1 < last_panel)
-            )
-            line = (panel * rank + r)[:, None]
-            at = words + line * _WORDS + i[None, :]
-            high_at = words + digit + line * (_WORDS // 2) + (i % (_WORDS // 2))[None, :]
-            loaded = _load_words(at, high_at, digit, here[:, None], BITS)
-            quick = loaded[0]
-            for half in tl.static_range(2):
-                scale = scale_low.to(tl.float32)
-                zero = zero_low.to(tl.float32)
-                if half == 1:
-                    scale = scale_upper.to(tl.float32)
-                    zero = zero_upper.to(tl.float32)
-                if QUICK:
-                    zero += _BIAS
-                products = tl.zeros((_BLOCK_R, BLOCK_M), tl.float32)
-                for part in tl.static_range(4):
-                    column = panel * _PANEL + (4 * half + part) * _WORDS + i
-                    x = tl.load(x_at[None, :] + column[:, None], mask=(column < inputs)[:, None], other=0.0)
-                    if QUICK:
-                        v = _quick(quick)
-                        quick = _shifted(quick)
-                    else:
-                        shift = (i // (_WORDS // 2)).to(tl.int16)[None, :]
-                        v = _codes(loaded, shift, 4 * half + part, BITS).to(tl.float32).to(dtype)
-                    products = _dot(_less(v, zero[:, None]), x, products)
-                sums += products * scale[:, None]
+            products = _dot(_digit(words, zero, plane, QUICK, dtype), x, products)
+        sums += products * scale[:, :, None]
     return sums
+
+
+@triton.jit
+def _shrink_halves(x_at, here, v_ptr, halves, first, inputs, WARPS: tl.constexpr, SPLIT: tl.constexpr,
+                   STAGES: tl.constexpr):  # fmt: skip
+    """[WARPS, RANKS, ROWS]: V x^T."""
+    dtype = x_at.dtype.element_ty
+    values = v_ptr.to(tl.pointer_type(tl.float16))
+    r = first + tl.arange(0, _RANKS)
+    g = tl.arange(0, WARPS)
+    i = tl.arange(0, _WORDS)
+    sums = tl.zeros((WARPS, _RANKS, _ROWS), tl.float32)
+    stride: tl.constexpr = _WORDS * WARPS if SPLIT else _WORDS
+    mine = _WORDS * g if SPLIT else 0 * g
+    for start in tl.range(0, inputs, stride, num_stages=2):
+        column = start + mine[:, None] + i[None, :]
+        inside = column < inputs
+        v = tl.load(
+            values + (r.to(tl.int64) * inputs)[None, :, None] + column[:, None, :],
+            mask=(r < halves)[None, :, None] & inside[:, None, :],
+            other=0.0,
+        )
+        x = tl.load(
+            x_at[:, None, :] + column[:, :, None], mask=inside[:, :, None] & here[:, None, :], other=0.0
+        )
+        sums = _dot(v.to(tl.float32).to(dtype), x, sums)
+    return sums
+
+
+@triton.jit
+def _store(at, here, sums, four, two, start, LANES: tl.constexpr):
+    """Store [LANES, RANKS, ROWS] inner products from digit `start` on; of ranks with several, their sum."""
+    r = start + tl.arange(0, _RANKS)
+    mask = (r >= two)[None, :, None] & here[:, None, :]  # zeros past the last: expand reads whole blocks
+    tl.store(at[:, None, :] + r[None, :, None], sums, mask=mask)
+    if start < two:
+        pairs = tl.sum(tl.reshape(sums, (LANES, _RANKS // 2, 2, _ROWS)), axis=2)
+        of_pair = start + 2 * tl.arange(0, _RANKS // 2)
+        pair_mask = ((of_pair >= four) & (of_pair < two))[None, :, None] & here[:, None, :]
+        for digit in tl.static_range(2):
+            tl.store(at[:, None, :] + (of_pair + digit)[None, :, None], pairs, mask=pair_mask)
+        quads = tl.sum(tl.reshape(pairs, (LANES, _RANKS // 4, 2, _ROWS)), axis=2)
+        of_quad = start + 4 * tl.arange(0, _RANKS // 4)
+        quad_mask = (of_quad < four)[None, :, None] & here[:, None, :]
+        for digit in tl.static_range(4):
+            tl.store(at[:, None, :] + (of_quad + digit)[None, :, None], quads, mask=quad_mask)
 
 
 @triton.jit
@@ -208,26 +217,19 @@ def _shrink(
     table_ptr,
     tiles_ptr,
     order_ptr,
-    shrunk_ptr,  # float32 [T, MAX_RANK]
-    pieces_ptr,  # float32 [SPLITS, T, MAX_RANK]
-    arrived_ptr,  # int32 [tiles, blocks of ranks]: zeros, before and after
-    num_rows,
+    shrunk_ptr,  # float32 [T, places]
     inputs,
     x_stride,
-    WIDTH: tl.constexpr,
-    GROUPS: tl.constexpr,
-    GROUPS_UP: tl.constexpr,  # the power of two not below GROUPS
-    MAX_RANK: tl.constexpr,
-    SPLITS: tl.constexpr,
-    CHUNK: tl.constexpr,  # panels
-    BLOCK_M: tl.constexpr,
+    places,
+    num_slices,
+    WARPS: tl.constexpr,
+    SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
     QUICK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     block = tl.program_id(0)
-    split = tl.program_id(1)
-    tile = tl.program_id(2)
+    tile = tl.program_id(1)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -236,70 +238,66 @@ def _shrink(
     count = tl.load(tiles_ptr + 3 * tile + 2)
     if slot < 0:
         return
-    # Which rank group the block is in; groups do not share blocks.
-    described = table_ptr + slot.to(tl.int64) * WIDTH
-    each = tl.arange(0, GROUPS_UP)
-    ranks = tl.load(described + _PER_GROUP * each, mask=each < GROUPS, other=0).to(tl.int32)
-    blocks = (ranks + _BLOCK_R - 1) // _BLOCK_R
-    ends = tl.cumsum(blocks)
-    group = tl.sum((ends <= block).to(tl.int32))
-    if group >= GROUPS:
+    described = table_ptr + slot.to(tl.int64) * num_slices * _PER_SLICE
+    digits, halves, coded_blocks, half_blocks = _slices(described, num_slices)
+    blocks = coded_blocks + half_blocks
+    # Slices do not share blocks, nor do digits and ranks of 16 bits.
+    index = tl.sum((tl.cumsum(blocks) <= block).to(tl.int32))
+    if index >= num_slices:
         return
-    before = tl.sum(tl.where(each < group, blocks, 0))
-    rank = tl.sum(tl.where(each == group, ranks, 0))
-    r = (block - before) * _BLOCK_R + tl.arange(0, _BLOCK_R)
-    v_ptr = arena_ptr + tl.multiple_of(tl.load(described + _PER_GROUP * group + 1), 128)
-    m = tl.arange(0, BLOCK_M)
-    row = tl.load(order_ptr + first + m, mask=m < count, other=0).to(tl.int64)
+    row, here = _warp_rows(order_ptr, first, count, WARPS, SPLIT)
     x_at = x_ptr + row * x_stride
-    panels = (inputs + _PANEL - 1) // _PANEL
-    start = split * CHUNK
-    end = tl.minimum(start + CHUNK, panels)
-    sums = tl.zeros((_BLOCK_R, BLOCK_M), tl.float32)
-    for kind in tl.static_range(_KINDS):
-        if group % _KINDS == kind:
-            sums = _shrink_group(
-                x_at,
-                v_ptr,
-                rank,
-                r,
-                inputs,
-                start,
-                end,
-                BLOCK_M,
-                _BITS[kind],
-                QUICK and _BITS[kind] == 2,
-                STAGES,
-            )
-    wanted = (m < count)[None, :] & (r < rank)[:, None]
-    position = block * _BLOCK_R + tl.arange(0, _BLOCK_R)
-    within = row[None, :] * MAX_RANK + position[:, None]
-    if SPLITS == 1:
-        tl.store(shrunk_ptr + within, sums, mask=wanted)
+    fields = described + _PER_SLICE * index
+    start = (block - _before(blocks, index)) * _RANKS
+    coded = start < _at(coded_blocks, index) * _RANKS
+    place = block * _RANKS - start
+    if coded:
+        count_here = _at(digits, index)
+        four = tl.load(fields + 1).to(tl.int32)
+        two = tl.load(fields + 2).to(tl.int32)
+        v_ptr = arena_ptr + tl.multiple_of(tl.load(fields + 3), 128)
+        sums = _shrink_digits(x_at, here, v_ptr, count_here, start, inputs, WARPS, SPLIT, QUICK, STAGES)
     else:
-        tl.store(pieces_ptr + split * num_rows * MAX_RANK + within, sums, mask=wanted)
-        tl.debug_barrier()  # all of this program's stores come before its arrival
-        arrived_at = arrived_ptr + tile * tl.num_programs(0) + block
-        if tl.atomic_add(arrived_at, 1, sem="acq_rel") == SPLITS - 1:
-            total = tl.zeros((_BLOCK_R, BLOCK_M), tl.float32)
-            for piece in tl.static_range(SPLITS):
-                at = pieces_ptr + piece * num_rows * MAX_RANK + within
-                total += tl.load(at, mask=wanted, other=0.0, cache_modifier=".cg")
-            tl.store(shrunk_ptr + within, total, mask=wanted)
-            tl.store(arrived_at, 0)
+        start -= _at(coded_blocks, index) * _RANKS
+        place += _at(coded_blocks, index) * _RANKS
+        count_here = _at(halves, index)
+        four = 0
+        two = 0
+        v_ptr = arena_ptr + tl.multiple_of(tl.load(fields + 6), 128)
+        sums = _shrink_halves(x_at, here, v_ptr, count_here, start, inputs, WARPS, SPLIT, STAGES)
+    if SPLIT:
+        sums = tl.sum(sums, axis=0, keep_dims=True)
+        row, here = _warp_rows(order_ptr, first, count, 1, SPLIT)
+        _store(shrunk_ptr + row * places + place, here, sums, four, two, start, 1)
+    else:
+        _store(shrunk_ptr + row * places + place, here, sums, four, two, start, WARPS)
 
 
 @triton.jit
-def _expand_plane(
-    quick, loaded, high_shift, t, sums, PLANE: tl.constexpr, BITS: tl.constexpr, QUICK: tl.constexpr
-):
-    """Add one plane's products, with t of the half of the panel that it is in."""
-    if QUICK:
-        u = _quick(quick)
-        quick = _shifted(quick)
-    else:
-        u = _codes(loaded, high_shift, PLANE, BITS).to(tl.float32).to(t.dtype)
-    return quick, _dot(u, t, sums)
+def _expand_halves(at, column, outputs, known, t, sums, PLANE: tl.constexpr):
+    """Add one plane's products of ranks of 16 bits."""
+    column += PLANE * _WORDS
+    u = tl.load(
+        at + column[None, :, None], mask=known[:, None, :] & (column < outputs)[None, :, None], other=0.0
+    )
+    return _dot(u.to(tl.float32).to(t.dtype), t, sums)
+
+
+@triton.jit
+def _slice_of(panel, outputs0, outputs1, outputs2, outputs3):
+    """Which slice a panel is in, which of its panels it is, the slice's first column, and how many it has;
+    slices do not share panels."""
+    index = 0
+    first_column = 0
+    outputs = outputs0
+    for s in tl.static_range(1, _SLICES):
+        panels = (outputs + _PANEL - 1) // _PANEL
+        if (index == s - 1) & (panel >= panels):
+            panel -= panels
+            index = s
+            first_column += outputs
+            outputs = outputs1 if s == 1 else outputs2 if s == 2 else outputs3
+    return index, panel, first_column, outputs
 
 
 @triton.jit
@@ -309,58 +307,43 @@ def _expand(
     table_ptr,
     tiles_ptr,
     order_ptr,
-    shrunk_ptr,  # float32 [T, MAX_RANK]
+    shrunk_ptr,  # float32 [T, places]
     out_stride,
-    SLICES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    GROUPS: tl.constexpr,
-    GROUPS_UP: tl.constexpr,
-    MAX_RANK: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    places,
+    num_slices,
+    outputs0,
+    outputs1,
+    outputs2,
+    outputs3,
+    WARPS: tl.constexpr,
+    SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
     QUICK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    block = tl.program_id(0)
     tile = tl.program_id(1)
     if PDL:
         tl.extra.cuda.gdc_wait()
     slot = tl.load(tiles_ptr + 3 * tile)
-    begin = tl.load(tiles_ptr + 3 * tile + 1)
+    first = tl.load(tiles_ptr + 3 * tile + 1)
     count = tl.load(tiles_ptr + 3 * tile + 2)
     if slot < 0:
         return
-    # Which slice the panel is in.
-    index = 0
-    outputs = 0
-    first_column = 0
-    panel = 0
-    panels_before = 0
-    columns_before = 0
-    for s in tl.static_range(len(SLICES)):
-        if block >= panels_before:
-            index = s
-            outputs = SLICES[s]
-            first_column = columns_before
-            panel = block - panels_before
-        panels_before += (SLICES[s] + _PANEL - 1) // _PANEL
-        columns_before += SLICES[s]
-    described = table_ptr + slot.to(tl.int64) * WIDTH
-    each = tl.arange(0, GROUPS_UP)
-    ranks = tl.load(described + _PER_GROUP * each, mask=each < GROUPS, other=0).to(tl.int32)
-    blocks = (ranks + _BLOCK_R - 1) // _BLOCK_R
-    if tl.sum(tl.where(each // _KINDS == index, ranks, 0)) == 0:
+    index, panel, first_column, outputs = _slice_of(tl.program_id(0), outputs0, outputs1, outputs2, outputs3)
+    described = table_ptr + slot.to(tl.int64) * num_slices * _PER_SLICE
+    all_digits, all_halves, coded_blocks, half_blocks = _slices(described, num_slices)
+    digits = _at(all_digits, index)
+    halves = _at(all_halves, index)
+    if digits + halves == 0:
         return
-    position = tl.sum(tl.where(each < index * _KINDS, blocks, 0)) * _BLOCK_R
-    m = tl.arange(0, BLOCK_M)
-    here = m < count
-    row = tl.load(order_ptr + begin + m, mask=here, other=0).to(tl.int64)
-    i = tl.arange(0, _WORDS)
-    ri = tl.arange(0, _BLOCK_R)
+    place = _before(coded_blocks + half_blocks, index) * _RANKS
+    fields = described + _PER_SLICE * index
     dtype = out_ptr.dtype.element_ty
-    panels = (outputs + _PANEL - 1) // _PANEL
-    groups = (outputs + 127) // 128
-    sums0 = tl.zeros((_WORDS, BLOCK_M), tl.float32)
+    row, here = _warp_rows(order_ptr, first, count, WARPS, SPLIT)
+    t_at = (shrunk_ptr + row * places + place)[:, None, :]
+    i = tl.arange(0, _WORDS)
+    g = tl.arange(0, WARPS)[:, None]
+    sums0 = tl.zeros((WARPS, _WORDS, _ROWS), tl.float32)
     sums1 = sums0
     sums2 = sums0
     sums3 = sums0
@@ -368,114 +351,79 @@ def _expand(
     sums5 = sums0
     sums6 = sums0
     sums7 = sums0
-    # What the zero points take away from every column of either half of the panel.
-    less_low = tl.zeros((_BLOCK_R, BLOCK_M), tl.float32)
-    less_upper = less_low
-    for kind in tl.static_range(_KINDS):
-        entry = described + _PER_GROUP * (index * _KINDS + kind)
-        rank = tl.load(entry).to(tl.int32)
-        u_ptr = arena_ptr + tl.multiple_of(tl.load(entry + 2), 128)
-        words = u_ptr.to(tl.pointer_type(tl.int16))
-        digit = panels * rank * _WORDS
-        after = _words_per_digit_set(digit, _BITS[kind])
-        scales = u_ptr.to(tl.pointer_type(tl.float16)) + after
-        zeros = u_ptr + 2 * after + 2 * groups * rank
-        coded = _BITS[kind] < 16
-        t_at = shrunk_ptr + row[None, :] * MAX_RANK + (position + ri)[:, None]
-        t_next = tl.load(t_at, mask=(ri < rank)[:, None] & here[None, :], other=0.0)
-        # One block of ranks ahead: the pipeliner moves none but the operands of products.
-        next_scale, next_zero, next_upper_scale, next_upper_zero = _scales(
-            scales, zeros, 2 * panel, groups, rank, ri, coded & (ri < rank)
+
+    panels = (outputs + _PANEL - 1) // _PANEL
+    u_ptr = arena_ptr + tl.multiple_of(tl.load(fields + 4), 128)
+    words_ptr = u_ptr.to(tl.pointer_type(tl.int16))
+    scales_ptr = u_ptr.to(tl.pointer_type(tl.float16)) + panels * digits * _WORDS
+    zeros_ptr = words_ptr + panels * digits * (_WORDS + 1)
+    stride: tl.constexpr = _RANKS * WARPS if SPLIT else _RANKS
+    mine = tl.arange(0, _RANKS)[None, :] + (_RANKS * g if SPLIT else 0 * g)
+    scales_at = scales_ptr + panel * digits
+    zeros_at = zeros_ptr + panel // _IN_WORD * digits
+    next_scale = tl.load(scales_at + mine, mask=mine < digits, other=0.0)
+    next_zero = tl.load(zeros_at + mine, mask=mine < digits, other=0)
+    for start in tl.range(0, digits, stride, num_stages=STAGES):
+        r = start + mine
+        known = r < digits
+        at = panel * digits + r
+        words = tl.load(
+            words_ptr + (at * _WORDS)[:, None, :] + i[None, :, None], mask=known[:, None, :], other=0
         )
-        for start in tl.range(0, rank, _BLOCK_R, num_stages=STAGES):
-            r = start + ri
-            known = r < rank
-            t = t_next
-            scale, zero, upper_scale, upper_zero = next_scale, next_zero, next_upper_scale, next_upper_zero
-            after_r = r + _BLOCK_R
-            left = after_r < rank
-            t_next = tl.load(t_at + start + _BLOCK_R, mask=left[:, None] & here[None, :], other=0.0)
-            next_scale, next_zero, next_upper_scale, next_upper_zero = _scales(
-                scales, zeros, 2 * panel, groups, rank, after_r, coded & left
-            )
-            if _BITS[kind] == 16:
-                low = t.to(dtype)
-                at = u_ptr.to(tl.pointer_type(tl.float16)) + r[None, :].to(tl.int64) * outputs
-                column = panel * _PANEL + i
-                sums0 = _dot(_half(at, column, outputs, known).to(tl.float32).to(dtype), low, sums0)
-                sums1 = _dot(_half(at, column + 32, outputs, known).to(tl.float32).to(dtype), low, sums1)
-                sums2 = _dot(_half(at, column + 64, outputs, known).to(tl.float32).to(dtype), low, sums2)
-                sums3 = _dot(_half(at, column + 96, outputs, known).to(tl.float32).to(dtype), low, sums3)
-                sums4 = _dot(_half(at, column + 128, outputs, known).to(tl.float32).to(dtype), low, sums4)
-                sums5 = _dot(_half(at, column + 160, outputs, known).to(tl.float32).to(dtype), low, sums5)
-                sums6 = _dot(_half(at, column + 192, outputs, known).to(tl.float32).to(dtype), low, sums6)
-                sums7 = _dot(_half(at, column + 224, outputs, known).to(tl.float32).to(dtype), low, sums7)
-            else:
-                line = (panel * rank + r)[None, :]
-                at = words + line * _WORDS + i[:, None]
-                high_at = words + digit + line * (_WORDS // 2) + (i % (_WORDS // 2))[:, None]
-                loaded = _load_words(at, high_at, digit, known[None, :], _BITS[kind])
-                word = loaded[0]
-                shift = (i // (_WORDS // 2)).to(tl.int16)[:, None]
-                zero_low = zero.to(tl.float32)
-                zero_upper = upper_zero.to(tl.float32)
-                if QUICK and _BITS[kind] == 2:
-                    zero_low += _BIAS
-                    zero_upper += _BIAS
-                low = (t * scale.to(tl.float32)[:, None]).to(dtype)
-                upper = (t * upper_scale.to(tl.float32)[:, None]).to(dtype)
-                less_low += low.to(tl.float32) * zero_low[:, None]
-                less_upper += upper.to(tl.float32) * zero_upper[:, None]
-                word, sums0 = _expand_plane(
-                    word, loaded, shift, low, sums0, 0, _BITS[kind], QUICK and _BITS[kind] == 2
-                )
-                word, sums1 = _expand_plane(
-                    word, loaded, shift, low, sums1, 1, _BITS[kind], QUICK and _BITS[kind] == 2
-                )
-                word, sums2 = _expand_plane(
-                    word, loaded, shift, low, sums2, 2, _BITS[kind], QUICK and _BITS[kind] == 2
-                )
-                word, sums3 = _expand_plane(
-                    word, loaded, shift, low, sums3, 3, _BITS[kind], QUICK and _BITS[kind] == 2
-                )
-                word, sums4 = _expand_plane(
-                    word, loaded, shift, upper, sums4, 4, _BITS[kind], QUICK and _BITS[kind] == 2
-                )
-                word, sums5 = _expand_plane(
-                    word, loaded, shift, upper, sums5, 5, _BITS[kind], QUICK and _BITS[kind] == 2
-                )
-                word, sums6 = _expand_plane(
-                    word, loaded, shift, upper, sums6, 6, _BITS[kind], QUICK and _BITS[kind] == 2
-                )
-                word, sums7 = _expand_plane(
-                    word, loaded, shift, upper, sums7, 7, _BITS[kind], QUICK and _BITS[kind] == 2
-                )
-        position += (rank + _BLOCK_R - 1) // _BLOCK_R * _BLOCK_R
-    low_less = tl.sum(less_low, axis=0)[None, :]
-    upper_less = tl.sum(less_upper, axis=0)[None, :]
-    at = out_ptr + row[None, :] * out_stride + first_column
+        t = tl.load(
+            t_at + r[:, :, None],
+            mask=(r // _RANKS * _RANKS < digits)[:, :, None] & here[:, None, :],
+            other=0.0,
+        )
+        t = (t * next_scale.to(tl.float32)[:, :, None]).to(dtype)
+        zero = ((next_zero >> (2 * (panel % _IN_WORD)).to(tl.int16)) & 3).to(tl.float32)[:, None, :]
+        # One step ahead: the pipeliner moves none but the operands of products.
+        more = r + stride < digits
+        next_scale = tl.load(scales_at + r + stride, mask=more, other=0.0)
+        next_zero = tl.load(zeros_at + r + stride, mask=more, other=0)
+        sums0 = _dot(_digit(words, zero, 0, QUICK, dtype), t, sums0)
+        sums1 = _dot(_digit(words, zero, 1, QUICK, dtype), t, sums1)
+        sums2 = _dot(_digit(words, zero, 2, QUICK, dtype), t, sums2)
+        sums3 = _dot(_digit(words, zero, 3, QUICK, dtype), t, sums3)
+        sums4 = _dot(_digit(words, zero, 4, QUICK, dtype), t, sums4)
+        sums5 = _dot(_digit(words, zero, 5, QUICK, dtype), t, sums5)
+        sums6 = _dot(_digit(words, zero, 6, QUICK, dtype), t, sums6)
+        sums7 = _dot(_digit(words, zero, 7, QUICK, dtype), t, sums7)
+
     column = panel * _PANEL + i
-    _add(at, column, outputs, here, sums0 - low_less)
-    _add(at, column + 32, outputs, here, sums1 - low_less)
-    _add(at, column + 64, outputs, here, sums2 - low_less)
-    _add(at, column + 96, outputs, here, sums3 - low_less)
-    _add(at, column + 128, outputs, here, sums4 - upper_less)
-    _add(at, column + 160, outputs, here, sums5 - upper_less)
-    _add(at, column + 192, outputs, here, sums6 - upper_less)
-    _add(at, column + 224, outputs, here, sums7 - upper_less)
+    values_ptr = (arena_ptr + tl.multiple_of(tl.load(fields + 7), 128)).to(tl.pointer_type(tl.float16))
+    half_first = _at(coded_blocks, index) * _RANKS
+    for start in tl.range(0, halves, stride, num_stages=1):
+        r = start + mine
+        known = r < halves
+        t = tl.load(t_at + (half_first + r)[:, :, None], mask=known[:, :, None] & here[:, None, :], other=0.0)
+        t = t.to(dtype)
+        at = values_ptr + (r.to(tl.int64) * outputs)[:, None, :]
+        sums0 = _expand_halves(at, column, outputs, known, t, sums0, 0)
+        sums1 = _expand_halves(at, column, outputs, known, t, sums1, 1)
+        sums2 = _expand_halves(at, column, outputs, known, t, sums2, 2)
+        sums3 = _expand_halves(at, column, outputs, known, t, sums3, 3)
+        sums4 = _expand_halves(at, column, outputs, known, t, sums4, 4)
+        sums5 = _expand_halves(at, column, outputs, known, t, sums5, 5)
+        sums6 = _expand_halves(at, column, outputs, known, t, sums6, 6)
+        sums7 = _expand_halves(at, column, outputs, known, t, sums7, 7)
 
-
-@triton.jit
-def _half(at, column, outputs, known):
-    """float16 [WORDS, BLOCK_R] of a 16-bit group."""
-    return tl.load(at + column[:, None], mask=known[None, :] & (column < outputs)[:, None], other=0.0)
-
-
-@triton.jit
-def _add(at, column, outputs, here, sums):
-    mask = here[None, :] & (column < outputs)[:, None]
-    old = tl.load(at + column[:, None], mask=mask, other=0.0).to(tl.float32)
-    tl.store(at + column[:, None], (old + sums).to(at.dtype.element_ty), mask=mask)
+    # [WARPS or 1, WORDS, ROWS, 2, 2, 2]: the last three are the plane's number in binary.
+    sums = tl.join(
+        tl.join(tl.join(sums0, sums4), tl.join(sums2, sums6)),
+        tl.join(tl.join(sums1, sums5), tl.join(sums3, sums7)),
+    )
+    if SPLIT:
+        sums = tl.sum(sums, axis=0, keep_dims=True)
+        row, here = _warp_rows(order_ptr, first, count, 1, SPLIT)
+    b = tl.arange(0, 2)
+    plane = 4 * b[:, None, None] + 2 * b[None, :, None] + b[None, None, :]
+    column = panel * _PANEL + i[:, None, None, None] + _WORDS * plane[None, :, :, :]
+    column = column[None, :, None, :, :, :]
+    at = (out_ptr + row * out_stride + first_column)[:, None, :, None, None, None] + column
+    mask = here[:, None, :, None, None, None] & (column < outputs)
+    old = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(at, (old + sums).to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def shrink(
@@ -486,33 +434,19 @@ def shrink(
     plan: Plan,
     scratch: Scratch,
 ) -> None:
-    num_rows, inputs = x.shape
     pdl = _dependent_launches(x.device)
-    groups = table.shape[1] // layout.PER_GROUP
-    _shrink[scratch.max_rank // layout.RANK_BLOCK, plan.splits, tiles.max_tiles](
+    _shrink[scratch.places // layout.PLACES, tiles.max_tiles](
         x,
         arena,
         table,
         tiles.tiles,
         tiles.order,
         scratch.shrunk,
-        scratch.pieces,
-        scratch.arrived,
-        num_rows,
-        inputs,
+        x.shape[1],
         x.stride(0),
-        WIDTH=table.shape[1],
-        GROUPS=groups,
-        GROUPS_UP=triton.next_power_of_2(groups),
-        MAX_RANK=scratch.max_rank,
-        SPLITS=plan.splits,
-        CHUNK=plan.chunk,
-        BLOCK_M=tiles.block,
-        STAGES=plan.shrink_stages,
-        QUICK=_quick_codes(x),
-        PDL=pdl,
-        num_warps=plan.shrink_warps,
-        **({"launch_pdl": True} if pdl else {}),
+        scratch.places,
+        table.shape[1] // layout.PER_SLICE,
+        **shrink_options(plan, x.dtype, pdl),
     )
 
 
@@ -526,7 +460,6 @@ def expand(
     scratch: Scratch,
 ) -> None:
     pdl = _dependent_launches(out.device)
-    groups = table.shape[1] // layout.PER_GROUP
     panels = sum(-(-outputs // layout.PANEL) for outputs in slices)
     _expand[panels, tiles.max_tiles](
         out,
@@ -536,23 +469,29 @@ def expand(
         tiles.order,
         scratch.shrunk,
         out.stride(0),
-        SLICES=slices,
-        WIDTH=table.shape[1],
-        GROUPS=groups,
-        GROUPS_UP=triton.next_power_of_2(groups),
-        MAX_RANK=scratch.max_rank,
-        BLOCK_M=tiles.block,
-        STAGES=plan.expand_stages,
-        QUICK=_quick_codes(out),
-        PDL=pdl,
-        num_warps=plan.expand_warps,
-        **({"launch_pdl": True} if pdl else {}),
+        scratch.places,
+        len(slices),
+        *slices,
+        *[0] * (MOST_SLICES - len(slices)),
+        **expand_options(plan, out.dtype, pdl),
     )
 
 
-def _quick_codes(values: torch.Tensor) -> bool:
-    """Whether two bits are decoded by assembly, which the interpreter does not know."""
-    return values.dtype == torch.bfloat16 and not triton.knobs.runtime.interpret
+def shrink_options(plan: Plan, dtype: torch.dtype, pdl: bool) -> dict[str, Any]:
+    """What a compiled shrink depends on, besides its arguments' types: nothing of a linear's shape."""
+    # Left alone, ptxas takes a quarter more registers, which halves the programs at work.
+    return {**_options(plan, plan.shrink_warps, dtype, pdl), "maxnreg": REGISTERS}
+
+
+def expand_options(plan: Plan, dtype: torch.dtype, pdl: bool) -> dict[str, Any]:
+    return _options(plan, plan.expand_warps, dtype, pdl)
+
+
+def _options(plan: Plan, warps: int, dtype: torch.dtype, pdl: bool) -> dict[str, Any]:
+    # Digits are decoded by assembly, which the interpreter does not know.
+    quick = dtype == torch.bfloat16 and not triton.knobs.runtime.interpret
+    found = {"WARPS": warps, "SPLIT": plan.split, "STAGES": plan.stages, "QUICK": quick, "PDL": pdl}
+    return {**found, "num_warps": warps, **({"launch_pdl": True} if pdl else {})}
 
 
 @functools.cache

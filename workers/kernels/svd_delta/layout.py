@@ -1,17 +1,24 @@
 """Where a singular-value delta's arrays lie (Delta-CoMe, Ping et al. 2024; DeltaMix's schedules of bits).
 
 A delta is U V: V's rows are right singular vectors, U's columns left ones (stored as rows of U^T) with the
-singular values folded in. Ranks are split in groups of 16, 8, 4, 3 or 2 bits. Either matrix of a group is
-[rank, columns] and is stored in the same way:
+singular values folded in. Ranks are split in groups of 16, 8, 4, 3 or 2 bits; a weight is
+(code - zero) * scale, with a scale and a zero point per 128 columns.
 
-- codes of 2 bits in panels of 256 columns: uint16 word i of a rank's panel holds, at bits 2j and 2j + 1,
-  the code of column 32 j + i. So one word shifted is a plane of 32 adjacent columns, and decoding moves
-  nothing between threads. [digits, panels, rank, 32]; 4 bits are two such digits, 8 bits are four;
-- the third bit of 3-bit codes: word i holds, at bit 2j + h, that of column 32 j + 16 h + i.
-  [panels, rank, 16];
-- scales, float16 [groups, rank], and zeros, uint8 [groups, rank], one per 128 columns:
-  the weight is (code - zero) * scale;
-- 16 bits: float16 [rank, columns], nothing else.
+Codes and zero points are stored as their digits of two bits, so that all that is left is weights of two
+bits: sum_d (4^d scale) (code_d - zero_d). The digits of a rank follow one another like ranks of their own
+(8 bits are four digits, 4 and 3 bits are two), first those of 8 bits, then of 4 and 3, then of 2. What a
+digit adds is its own scale and zero point, and 3 bits take the room of 4. With Delta-CoMe's schedules, where
+such ranks are few, two bits for a zero point where the format has eight make up for it.
+
+One side of a slice has, for digits D and panels of 128 columns:
+
+- words, uint16 [panels, D, 16]: word i of a panel holds, at bits 2j and 2j + 1, the digit of column
+  16 j + i. So one word shifted is a plane of 16 adjacent columns, and decoding moves nothing between
+  threads;
+- scales, float16 [panels, D], 4^d included;
+- zeros, uint16 [panels / 8, D]: those of eight panels, that of panel p at bits 2 (p % 8) and the next.
+
+Ranks of 16 bits are float16 [rank, columns], nothing else.
 """
 
 from __future__ import annotations
@@ -23,13 +30,20 @@ import torch
 
 from workers.kernels.types import Part
 
-BITS = (16, 8, 4, 3, 2)  # the order of a slice's groups in tables and in memory
-DIGITS = {8: 4, 4: 2, 3: 1, 2: 1}
+HALF = 16
+DIGITS = {8: 4, 4: 2, 3: 2, 2: 1}  # in the order in which they are stored
+BITS = (HALF, *DIGITS)
 GROUP = 128
-PANEL = 256
-PLANES, WORDS = 8, 32  # planes of WORDS columns in a panel
-RANK_BLOCK = 32  # ranks that one program handles; a group's inner products take whole blocks
-PER_GROUP = 3  # columns of the table: rank, bytes to V, bytes to U
+PANEL = GROUP
+PLANES, WORDS = 8, 16  # planes of WORDS columns in a panel
+IN_WORD = 8  # digits of two bits in a word
+# A slice's inner products begin at a multiple of this, those of its ranks of 16 bits as well.
+PLACES = 32
+# The table's columns, per slice: digits, where those of ranks with four end, where those of ranks with two
+# end, bytes to V, bytes to U; ranks of 16 bits, bytes to their V, bytes to their U.
+PER_SLICE = 8
+
+_LOWEST = 0x0303030303030303  # the lowest digit of eight bytes at once
 
 
 @dataclass(frozen=True)
@@ -57,9 +71,24 @@ class RankGroup:
 Ranks = Mapping[int, int]  # rank by bits
 
 
+@dataclass(frozen=True)
+class Coded:
+    """One side's digits, as views of what is stored."""
+
+    words: torch.Tensor  # int16 [panels, D, WORDS]
+    scales: torch.Tensor  # float16 [panels, D]
+    zeros: torch.Tensor  # int16 [panels / 8, D]
+
+    def zero_points(self) -> torch.Tensor:
+        """float32 [panels, D]."""
+        shifts = 2 * torch.arange(IN_WORD, dtype=torch.int16, device=self.zeros.device)
+        zeros = (self.zeros[:, None, :] >> shifts[:, None]) & 3
+        return zeros.flatten(0, 1)[: len(self.words)].float()
+
+
 def width(num_slices: int) -> int:
     """Columns of the table for a linear of `num_slices` slices."""
-    return num_slices * len(BITS) * PER_GROUP
+    return num_slices * PER_SLICE
 
 
 def parts(inputs: int, slices: Sequence[int], ranks: Sequence[Ranks]) -> tuple[Part, ...]:
@@ -68,29 +97,36 @@ def parts(inputs: int, slices: Sequence[int], ranks: Sequence[Ranks]) -> tuple[P
         raise ValueError(f"Ranks of {len(ranks)} slices were given for {len(slices)} slices.")
     found = []
     for index, (outputs, by_bits) in enumerate(zip(slices, ranks, strict=True)):
-        for bits in _present(by_bits):
-            for side, columns in (("v", inputs), ("u", outputs)):
-                size = _sizes(bits, by_bits[bits], columns).total
-                found.append(Part(_name(side, index, bits), torch.uint8, (size,)))
+        digits, halves = num_digits(by_bits), by_bits.get(HALF, 0)
+        for side, columns in (("v", inputs), ("u", outputs)):
+            if digits:
+                found.append(Part(f"{side}{index}", torch.uint8, (coded_bytes(digits, columns),)))
+            if halves:
+                found.append(Part(f"{side}{index}.half", torch.float16, (halves, columns)))
     return tuple(found)
 
 
 def pack(delta: Sequence[Sequence[RankGroup]], into: Mapping[str, torch.Tensor]) -> None:
     """Write one linear's rank groups, slice by slice, into views of the arena's parts."""
     for index, groups in enumerate(delta):
-        for group in groups:
-            _write(group.bits, group.v, into[_name("v", index, group.bits)])
-            _write(group.bits, group.u, into[_name("u", index, group.bits)])
+        for side in "vu":
+            matrices = [(group.bits, group.v if side == "v" else group.u) for group in groups]
+            matrices.sort(key=lambda each: BITS.index(each[0]))
+            halves = [matrix for bits, matrix in matrices if bits == HALF]
+            coded = [(bits, matrix) for bits, matrix in matrices if bits != HALF]
+            if halves:
+                _write_halves(halves, into[f"{side}{index}.half"])
+            if coded:
+                _write_coded(coded, into[f"{side}{index}"])
 
 
 def describe(ranks: Sequence[Ranks], offsets: Mapping[str, int]) -> tuple[int, ...]:
     """The table's row for one linear whose parts lie at `offsets` (bytes) in the arena."""
-    row = []
+    row: list[int] = []
     for index, by_bits in enumerate(ranks):
-        for bits in BITS:
-            rank = by_bits.get(bits, 0)
-            at = [offsets[_name(side, index, bits)] if rank else 0 for side in "vu"]
-            row += [rank, *at]
+        four, two = (sum(_digits_of(by_bits, bits) for bits in some) for some in ((8,), (8, 4, 3)))
+        row += [num_digits(by_bits), four, two, offsets.get(f"v{index}", 0), offsets.get(f"u{index}", 0)]
+        row += [by_bits.get(HALF, 0), *(offsets.get(f"{side}{index}.half", 0) for side in "vu")]
     return tuple(row)
 
 
@@ -98,124 +134,120 @@ def ranks_of(delta: Sequence[Sequence[RankGroup]]) -> tuple[dict[int, int], ...]
     """Each slice's rank by bits."""
     found = []
     for groups in delta:
-        by_bits = {group.bits: group.rank for group in groups}
-        if len(by_bits) != len(groups):
-            raise ValueError("Two rank groups of one slice have the same bits; join them.")
+        by_bits: dict[int, int] = {}
+        for group in groups:
+            by_bits[group.bits] = by_bits.get(group.bits, 0) + group.rank
         found.append(by_bits)
     return tuple(found)
 
 
-def padded_rank(ranks: Sequence[Ranks]) -> int:
-    """Room for one row's inner products: every group's rank in whole blocks."""
-    return sum(-(-rank // RANK_BLOCK) * RANK_BLOCK for by_bits in ranks for rank in by_bits.values())
+def places(ranks: Sequence[Ranks]) -> int:
+    """Room for a row's inner products in one linear: each digit of U has its own."""
+    counts = (count for by_bits in ranks for count in (num_digits(by_bits), by_bits.get(HALF, 0)))
+    return sum(-(-count // PLACES) * PLACES for count in counts)
 
 
-def read(bits: int, rank: int, columns: int, stored: torch.Tensor) -> torch.Tensor:
-    """float32 [rank, columns]: what `pack` wrote, dequantised."""
-    if bits == 16:
-        return stored.view(torch.float16).view(rank, columns).float()
-    words, high, scales, zeros = arrays(bits, rank, columns, stored)
-    codes = torch.zeros(rank, -(-columns // PANEL) * PANEL, dtype=torch.int32, device=stored.device)
-    for index, digit in enumerate(words.view(torch.int16).view(DIGITS[bits], -1, rank, WORDS)):
-        codes += _planes(digit, 2) << 2 * index
-    if bits == 3:
-        codes = codes + (_planes(high.view(torch.int16).view(-1, rank, WORDS // 2), 1) << 2)
-    groups = -(-columns // GROUP)
-    padded = torch.zeros(rank, groups * GROUP, device=stored.device)
-    used = min(codes.shape[1], padded.shape[1])
-    padded[:, :used] = codes[:, :used]
-    by_group = padded.view(rank, groups, GROUP)
-    scale = scales.view(torch.float16).view(groups, rank).float().T[:, :, None]
-    zero = zeros.view(groups, rank).float().T[:, :, None]
-    return ((by_group - zero) * scale).view(rank, -1)[:, :columns]
-
-
-def arrays(bits: int, rank: int, columns: int, stored: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Words, third bits, scales and zeros of a coded matrix, as bytes."""
-    sizes = _sizes(bits, rank, columns)
-    words, high, scales, zeros = stored.split([sizes.words, sizes.high, sizes.scales, sizes.zeros])
-    return words, high, scales, zeros
-
-
-def size_bytes(bits: int, rank: int, columns: int) -> int:
-    """Bytes of one matrix of a group."""
-    return _sizes(bits, rank, columns).total
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    words: int
-    high: int
-    scales: int
-    zeros: int
-
-    @property
-    def total(self) -> int:
-        return self.words + self.high + self.scales + self.zeros
-
-
-def _sizes(bits: int, rank: int, columns: int) -> _Sizes:
-    """Bytes of one matrix's arrays, which lie one after the other."""
-    if bits == 16:
-        return _Sizes(2 * rank * columns, 0, 0, 0)
-    panels, groups = -(-columns // PANEL), -(-columns // GROUP)
-    high = panels * rank * WORDS if bits == 3 else 0
-    return _Sizes(2 * DIGITS[bits] * panels * rank * WORDS, high, 2 * groups * rank, groups * rank)
-
-
-def _write(bits: int, matrix: Matrix, into: torch.Tensor) -> None:
-    rank, columns = matrix.values.shape
-    sizes = _sizes(bits, rank, columns)
-    if into.numel() != sizes.total:
-        raise ValueError(
-            f"A matrix of {rank} ranks and {columns} columns at {bits} bits takes {sizes.total} bytes; "
-            f"room was made for {into.numel()}."
-        )
-    if bits == 16:
-        into.view(torch.float16).view(rank, columns).copy_(matrix.values)
-        return
-    scales, zeros = matrix.scales, matrix.zeros
-    groups = -(-columns // GROUP)
-    if scales is None or zeros is None or scales.shape != (rank, groups) or zeros.shape != scales.shape:
-        raise ValueError(f"Codes of {bits} bits need scales and zeros of shape {(rank, groups)}.")
-    if max(int(matrix.values.max()), int(zeros.max())) >= 1 << bits:
-        raise ValueError(f"A code or zero point does not fit into {bits} bits.")
-    panels = -(-columns // PANEL)
-    codes = torch.zeros(rank, panels * PANEL, dtype=torch.int32)
-    codes[:, :columns] = matrix.values
-    words, high, scales_at, zeros_at = arrays(bits, rank, columns, into)
-    digits = words.view(torch.int16).view(DIGITS[bits], panels, rank, WORDS)
-    for index in range(DIGITS[bits]):
-        digits[index] = _words(codes >> 2 * index & 3, 2)
-    if bits == 3:
-        high.view(torch.int16).view(panels, rank, WORDS // 2).copy_(_words(codes >> 2, 1))
-    scales_at.view(torch.float16).view(groups, rank).copy_(scales.T)
-    zeros_at.view(groups, rank).copy_(zeros.T)
-
-
-def _words(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """int16 [panels, rank, words] from codes int32 [rank, columns], each of `bits` bits."""
-    in_word = 16 // bits
-    planes = codes.view(codes.shape[0], -1, in_word, PANEL // in_word)  # [rank, panels, planes, words]
-    shifts = bits * torch.arange(in_word, dtype=torch.int32)[:, None]
-    words = (planes << shifts).sum(2, dtype=torch.int32)
-    return words.view(torch.int16)[..., ::2].transpose(0, 1)  # the lower half of each
-
-
-def _planes(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """The inverse of `_words`."""
-    in_word = 16 // bits
-    shifts = bits * torch.arange(in_word, dtype=torch.int32, device=words.device)[:, None]
-    planes = words.to(torch.int32)[:, :, None, :] >> shifts & (1 << bits) - 1  # [panels, rank, planes, words]
-    return planes.transpose(0, 1).reshape(words.shape[1], -1)
-
-
-def _present(by_bits: Ranks) -> list[int]:
+def num_digits(by_bits: Ranks) -> int:
     unknown = set(by_bits) - set(BITS)
     if unknown:
         raise ValueError(f"Ranks of {sorted(unknown)} bits; expected bits of {BITS}.")
-    return [bits for bits in BITS if by_bits.get(bits, 0)]
+    return sum(_digits_of(by_bits, bits) for bits in DIGITS)
 
 
-def _name(side: str, index: int, bits: int) -> str:
-    return f"{side}{index}.{bits}"
+def coded_bytes(digits: int, columns: int) -> int:
+    """Bytes of one side's digits."""
+    return sum(_sizes(digits, columns))
+
+
+def coded(stored: torch.Tensor, digits: int, columns: int) -> Coded:
+    """One side's arrays, which lie one after the other in `stored` (uint8)."""
+    words, scales, zeros = stored.split(_sizes(digits, columns))
+    return Coded(
+        words.view(torch.int16).view(-1, digits, WORDS),
+        scales.view(torch.float16).view(-1, digits),
+        zeros.view(torch.int16).view(-1, digits),
+    )
+
+
+def _sizes(digits: int, columns: int) -> list[int]:
+    panels = -(-columns // PANEL)
+    return [2 * WORDS * panels * digits, 2 * panels * digits, 2 * -(-panels // IN_WORD) * digits]
+
+
+def read(by_bits: Ranks, columns: int, stored: torch.Tensor) -> torch.Tensor:
+    """float32 [rank, columns]: the coded ranks that `pack` wrote, dequantised, in the order of `DIGITS`."""
+    digits = num_digits(by_bits)
+    found = coded(stored, digits, columns)
+    shifts = 2 * torch.arange(PLANES, dtype=torch.int16, device=stored.device)
+    codes = (found.words[:, :, None, :] >> shifts[:, None]) & 3  # [panels, D, planes, words]
+    less = codes.flatten(2).float() - found.zero_points()[:, :, None]
+    values = (less * found.scales.float()[:, :, None]).transpose(0, 1).flatten(1)[:, :columns]
+    ranks, start = [], 0
+    for bits, count in DIGITS.items():
+        taken = _digits_of(by_bits, bits)
+        ranks.append(values[start : start + taken].view(-1, count, columns).sum(1))
+        start += taken
+    return torch.cat(ranks)
+
+
+def _digits_of(by_bits: Ranks, bits: int) -> int:
+    return by_bits.get(bits, 0) * DIGITS[bits]
+
+
+def _write_halves(matrices: Sequence[Matrix], into: torch.Tensor) -> None:
+    values = torch.cat([matrix.values for matrix in matrices])
+    if values.shape != into.shape:
+        raise ValueError(f"Values {list(values.shape)} of 16 bits; room was made for {list(into.shape)}.")
+    into.copy_(values)
+
+
+def _write_coded(matrices: Sequence[tuple[int, Matrix]], into: torch.Tensor) -> None:
+    columns = matrices[0][1].values.shape[1]
+    digits = sum(DIGITS[bits] * matrix.values.shape[0] for bits, matrix in matrices)
+    if into.numel() != coded_bytes(digits, columns):
+        raise ValueError(
+            f"{digits} digits of {columns} columns take {coded_bytes(digits, columns)} bytes; "
+            f"room was made for {into.numel()}."
+        )
+    stored, start = coded(into, digits, columns), 0
+    for bits, matrix in matrices:
+        end = start + DIGITS[bits] * matrix.values.shape[0]
+        _write_group(bits, matrix, stored, slice(start, end))
+        start = end
+
+
+def _write_group(bits: int, matrix: Matrix, stored: Coded, place: slice) -> None:
+    (rank, columns), scales, zeros = matrix.values.shape, matrix.scales, matrix.zeros
+    panels = -(-columns // PANEL)
+    if scales is None or zeros is None or scales.shape != (rank, panels) or zeros.shape != scales.shape:
+        raise ValueError(f"Codes of {bits} bits need scales and zeros of shape {(rank, panels)}.")
+    if columns == panels * PANEL:
+        codes = matrix.values.contiguous()
+    else:
+        codes = torch.zeros(rank, panels * PANEL, dtype=torch.uint8)
+        codes[:, :columns] = matrix.values
+    eight = codes.view(torch.int64).view(rank, panels, PLANES, WORDS // 8)
+    most = torch.full((8,), 255 - (1 << bits) + 1, dtype=torch.uint8).view(torch.int64)  # what is too much
+    if bits < 8 and (int(zeros.max()) >> bits or bool((eight & most).any())):
+        raise ValueError(f"A code or zero point does not fit into {bits} bits.")
+    for digit in range(DIGITS[bits]):
+        at = slice(place.start + digit, place.stop, DIGITS[bits])
+        stored.words[:, at] = _words(eight, digit).transpose(0, 1)
+        stored.scales[:, at] = scales.T * 4**digit
+        digits = torch.nn.functional.pad(zeros >> 2 * digit & 3, (0, -panels % IN_WORD)).to(torch.int16)
+        shifts = 2 * torch.arange(IN_WORD, dtype=torch.int16)
+        stored.zeros[:, at] = (digits.unflatten(1, (-1, IN_WORD)) << shifts).sum(2, dtype=torch.int16).T
+    if not bool(stored.scales[:, place].isfinite().all()):
+        raise ValueError(f"A scale of {bits} bits is not finite, or too large for a float16 digit.")
+
+
+def _words(eight: torch.Tensor, digit: int) -> torch.Tensor:
+    """int16 [rank, panels, WORDS] from codes [rank, panels, PLANES, WORDS], given eight bytes at a time."""
+    plane = [each >> 2 * digit & _LOWEST for each in eight.unbind(2)]
+    low, high = (
+        (plane[first] | plane[first + 1] << 2 | plane[first + 2] << 4 | plane[first + 3] << 6).view(
+            torch.uint8
+        )
+        for first in (0, 4)
+    )
+    return torch.stack((low, high), -1).view(torch.int16)[..., 0]

@@ -7,71 +7,71 @@ from dataclasses import dataclass
 
 import torch
 
-from workers.kernels.rows import LARGE_BLOCK, LARGE_FROM, SMALL_BLOCK, max_tiles
-from workers.kernels.svd_delta.layout import PANEL, RANK_BLOCK, Ranks, padded_rank
+from workers.kernels.rows import LARGE_BLOCK
+from workers.kernels.svd_delta.layout import PLACES, Ranks, places
 
-SMALL_SPLITS = 4
+MOST_SLICES = 4  # that one linear may have
+ROWS_OF_A_WARP = 16
+# Of each slice, beyond its largest rank: for the digits of ranks with more than two bits, and for blocks
+# that are not full. Delta-CoMe's schedules need less than half of it.
+SPARE_PLACES = 128
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Pieces of the shrink's inner dimension, in panels; `warps` and `stages` as Triton means them."""
+    """`split`: a program's warps share the inner dimension, and not the tile's rows; `stages` as Triton
+    means them."""
 
-    splits: int
-    chunk: int
+    split: bool
     shrink_warps: int
-    shrink_stages: int
     expand_warps: int
-    expand_stages: int
+    stages: int = 2
 
 
-def plan(block_m: int, inputs: int) -> Plan:
-    """The launches for tiles of `block_m` rows of a linear with `inputs` features."""
-    large = block_m >= LARGE_BLOCK
-    panels = -(-inputs // PANEL)
-    chunk = -(-panels // (1 if large else SMALL_SPLITS))
-    return Plan(
-        splits=-(-panels // chunk),
-        chunk=chunk,
-        shrink_warps=4 if large else 2,
-        shrink_stages=3 if large else 2,
-        expand_warps=4 if large else 2,
-        expand_stages=3 if large else 2,
-    )
+def plan(block_m: int) -> Plan:
+    """The launches for tiles of `block_m` rows. Nothing here depends on the linear or the batch, so a row's
+    result does not depend on who else is in the batch, and few kernels are compiled."""
+    if block_m >= LARGE_BLOCK:
+        warps = block_m // ROWS_OF_A_WARP
+        return Plan(split=False, shrink_warps=warps, expand_warps=warps)
+    return Plan(split=True, shrink_warps=8, expand_warps=4)
 
 
 class Scratch:
     """Room on a device for the inner products of one linear at a time; shared by all layers.
 
-    `max_rank` bounds a slot's `padded_rank` of one linear: whoever fills a table must `admit` its ranks
-    first, for the kernels trust the table.
+    `max_rank` bounds the ranks of one slice of a linear with up to `max_slices`: whoever fills a table must
+    `admit` its ranks first, for the kernels trust the table.
     """
 
-    def __init__(self, max_rows: int, num_slots: int, max_rank: int, device: torch.device) -> None:
+    def __init__(self, max_rows: int, max_rank: int, device: torch.device, max_slices: int = 1) -> None:
         self.max_rows = max_rows
-        self.max_rank = -(-max_rank // RANK_BLOCK) * RANK_BLOCK
-        small_rows = min(max_rows, LARGE_FROM - 1)
-        self.shrunk = torch.empty(max_rows * self.max_rank, device=device)  # float32 [T, R]
-        self.pieces = torch.empty(SMALL_SPLITS * small_rows * self.max_rank, device=device)  # [splits, T, R]
-        tiles = max(
-            max_tiles(small_rows, num_slots, SMALL_BLOCK), max_tiles(max_rows, num_slots, LARGE_BLOCK)
-        )
-        blocks = self.max_rank // RANK_BLOCK
-        self.arrived = torch.zeros(tiles * blocks, dtype=torch.int32, device=device)
-
-    def admit(self, ranks: Sequence[Ranks]) -> None:
-        needed = padded_rank(ranks)
-        if needed > self.max_rank:
-            raise ValueError(
-                f"A linear's rank groups take {needed} places of scratch, which was made for "
-                f"{self.max_rank}; load the variant on a worker with a larger maximum rank."
-            )
+        self.places = max_slices * most_places(max_rank)
+        self.shrunk = torch.empty(max_rows * self.places, device=device)  # float32 [T, places]
 
     def check_rows(self, x: torch.Tensor) -> None:
         if x.shape[0] > self.max_rows:
             raise ValueError(f"The batch has {x.shape[0]} rows; scratch was made for {self.max_rows}.")
 
 
+def most_places(max_rank: int) -> int:
+    """Places for a slice of `max_rank` ranks, few of which have more than two bits."""
+    return -(-max_rank // PLACES) * PLACES + SPARE_PLACES
+
+
+def admit(ranks: Sequence[Ranks], max_rank: int) -> None:
+    """Raise ValueError unless scratch made for `max_rank` has room for a linear's ranks."""
+    for by_bits in ranks:
+        needed = places([by_bits])
+        if needed > most_places(max_rank):
+            raise ValueError(
+                f"a matrix's singular ranks take {needed} places of scratch memory, which was made for "
+                f"{most_places(max_rank)}; serve it where deltas of more than {max_rank} ranks may be loaded"
+            )
+
+
 def check_slices(slices: Sequence[int], out: torch.Tensor) -> None:
     if sum(slices) != out.shape[1]:
         raise ValueError(f"Slices {tuple(slices)} do not add up to the output's {out.shape[1]} columns.")
+    if len(slices) > MOST_SLICES:
+        raise ValueError(f"A linear of {len(slices)} slices; at most {MOST_SLICES} are supported.")

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from profiler.variants.types import SVD_GROUP, SvdFactor, SvdGroup, SvdManifest, SvdModule
+from workers.kernels import svd_delta
 from workers.kernels.svd_delta import layout
 from workers.variants import tensors
 from workers.variants.pieces import Piece
@@ -95,9 +96,33 @@ def _values(folder: Path, group: SvdGroup, factor: SvdFactor, cut: slice, full: 
 
 
 def unpacked(stream: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes uint8 [rank, 8 n] from little-endian bit streams [rank, bits n]: 8 codes in `bits` bytes."""
-    grouped = stream.view(stream.shape[0], -1, bits, 1)
-    ones = (grouped >> torch.arange(8, dtype=torch.uint8)) & 1  # [rank, n, bytes, 8]
-    digits = ones.reshape(stream.shape[0], -1, 8, bits)
-    weights = 1 << torch.arange(bits, dtype=torch.uint8)
-    return (digits * weights).sum(-1, dtype=torch.uint8).flatten(1)
+    """Codes uint8 [rank, 8 n] from little-endian bit streams [rank, bits n]: 8 codes in `bits` bytes.
+
+    The eight codes are spread over the bytes of one int64, by halves, quarters and eighths.
+    """
+    if bits == 8:
+        return stream
+    grouped = stream.unflatten(1, (-1, bits))
+    codes: torch.Tensor = grouped[..., 0].to(torch.int64)
+    for index in range(1, bits):
+        codes |= grouped[..., index].to(torch.int64) << 8 * index
+    for count in (4, 2, 1):  # codes that stay together
+        kept = sum(((1 << count * bits) - 1) << 8 * count * index for index in range(8 // count))
+        codes = codes | codes << count * (8 - bits)
+        codes &= kept if kept < 1 << 63 else kept - (1 << 64)
+    return codes.view(torch.uint8)
+
+
+def admit(manifest: SvdManifest, max_rank: int) -> None:
+    """Raise ValueError unless scratch memory made for `max_rank` singular ranks has room for the delta's.
+
+    A rank that is cut inside a run of codes is held in fewer places, not in more.
+    """
+    for name, module in manifest.modules.items():
+        ranks: dict[int, int] = {}
+        for group in module.groups:
+            ranks[group.bits] = ranks.get(group.bits, 0) + group.rank
+        try:
+            svd_delta.admit([ranks], max_rank)
+        except ValueError as e:
+            raise ValueError(f"{name}: {e}") from e
