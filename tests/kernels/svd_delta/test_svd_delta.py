@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,6 +18,8 @@ from workers.kernels.svd_delta import layout
 from workers.kernels.svd_delta.layout import Matrix, RankGroup
 from workers.kernels.svd_delta.plan import admit, check_slices
 from workers.kernels.types import offsets, total_bytes, views
+from workers.variants.kinds.svd_delta import admit as admit_variant
+from workers.variants.kinds.svd_delta import unpacked
 
 FLOAT32_ERROR = 2e-5
 BFLOAT16_ERROR = 2e-2  # t, t times scale and the output are rounded to 8 bits each
@@ -238,6 +242,22 @@ def test_bytes_are_the_arithmetic_at_7b_shapes(inputs, slices, by_bits):
 @pytest.mark.parametrize("by_bits", [SCHEDULES["attention"], SCHEDULES["mlp"]])
 def test_scratch_for_a_rank_admits_published_schedules_of_it(by_bits):
     admit([by_bits] * 3, sum(by_bits.values()))
+
+
+def test_a_variant_that_scratch_has_no_room_for_is_refused():
+    groups = [SimpleNamespace(bits=bits, rank=rank) for bits, rank in ((8, 2), (2, 30), (8, 200))]
+    manifest = SimpleNamespace(modules={"q_proj": SimpleNamespace(groups=groups)})
+    admit_variant(manifest, 800)
+    with pytest.raises(ValueError, match=r"q_proj: .* take 864 places"):
+        admit_variant(manifest, 240)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_bit_streams_are_unpacked(bits):
+    codes = np.random.default_rng(bits).integers(0, 1 << bits, (3, 40), dtype=np.uint8)
+    ones = np.unpackbits(codes[:, :, None], axis=2, bitorder="little")[:, :, :bits]
+    stream = np.packbits(ones.reshape(3, -1), axis=1, bitorder="little")
+    assert np.array_equal(unpacked(torch.from_numpy(stream), bits).numpy(), codes)
 
 
 def test_what_does_not_fit_is_said():

@@ -57,7 +57,8 @@ def _copy(x, into, slots, table, x_stride, into_stride, num_rows, num_slices, st
     tl.store(into + (slice * num_rows + row).to(tl.int64) * into_stride + columns, values, mask=mask)
 
 
-@triton.jit
+# Numbers that take many values, or are 1 in some layers.
+@triton.jit(do_not_specialize=["num_rows", "num_slices", "max_tiles", "stretches", "start", "buffer_stride"])
 def _rotate(x, into, sums, arena, table, tiles, order, slots, x_stride, into_stride, inputs, num_rows,
             num_slices, max_tiles, stretches, start, size, buffer_stride,
             WIDTH: tl.constexpr, FIELDS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,

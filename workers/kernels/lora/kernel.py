@@ -30,7 +30,7 @@ def _dot(left, right, sums):
     return tl.dot(left, right, sums, input_precision="ieee")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])  # which takes many values
 def _shrink(
     x_ptr,
     arena_ptr,

@@ -273,7 +273,7 @@ def _add(out, stride, rows, valid, columns, inside, sum):
     tl.store(at, (before.to(tl.float32) + sum).to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_tiles"])  # which takes many values
 def _sbmm(out, x, partials, counters, arena, table, tiles, order, out_stride, x_stride, num_groups, max_tiles,
           WIDTH: tl.constexpr, FIELDS: tl.constexpr, SLICES: tl.constexpr, FAST: tl.constexpr,
           ALIGNED: tl.constexpr, PAIRS: tl.constexpr, GROUPS: tl.constexpr, CUTS: tl.constexpr,
@@ -415,7 +415,7 @@ def apply(
         WIDTH=table.shape[1],
         FIELDS=FIELDS,
         SLICES=tuple(slices),
-        FAST=x.is_cuda and x.dtype in HALF_DTYPES,
+        FAST=x.dtype in HALF_DTYPES and not triton.knobs.runtime.interpret,  # which knows no PTX
         ALIGNED=num_groups % ALIGNED_GROUPS == 0,
         PAIRS=config.pairs,
         GROUPS=config.groups,

@@ -210,7 +210,7 @@ def _store(at, here, sums, four, two, start, LANES: tl.constexpr):
             tl.store(at[:, None, :] + (of_quad + digit)[None, :, None], quads, mask=quad_mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slices"])
 def _shrink(
     x_ptr,
     arena_ptr,
@@ -300,7 +300,7 @@ def _slice_of(panel, outputs0, outputs1, outputs2, outputs3):
     return index, panel, first_column, outputs
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slices"])
 def _expand(
     out_ptr,
     arena_ptr,

@@ -1,0 +1,45 @@
+"""Every kernel of a Llama-2-7B's engine compiles for an H200: soon enough, and with few spills if any."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MOST_SECONDS = 20  # on a slow and busy machine; see benchmarks/kernels/compiling.py for what it takes
+MOST_REGISTERS = {"svd_delta._shrink": 128, "svd_delta._expand": 176}
+# Known bytes of a thread's stack: rotations of large tiles, sparse deltas of several slices.
+MOST_SPILLED = {"boft._rotate": 128, "sparse_delta._sbmm": 8}
+# An engine's start waits for each of them.
+MOST_SPECIALISATIONS = {"svd_delta": 4, "lora": 16, "sparse_delta": 9, "boft": 9}
+
+
+def compiled(operation: str, tmp_path: Path) -> list[dict]:
+    """In a process of its own: in this one, kernels are interpreted."""
+    pytest.importorskip("triton", reason="Triton is what compiles the kernels")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    found = subprocess.run(
+        [sys.executable, "-m", "benchmarks.kernels.compiling", operation],
+        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},  # nothing that was compiled before
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr[-2000:]
+    return [json.loads(line) for line in found.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("operation", ["bias", "boft", "full", "lora", "sparse_delta", "svd_delta"])
+def test_compiles_for_an_h200(operation, tmp_path):
+    kernels = compiled(operation, tmp_path)
+    assert kernels
+    assert len(kernels) <= MOST_SPECIALISATIONS.get(operation, 20)
+    for kernel in kernels:
+        assert kernel["seconds"] < MOST_SECONDS, kernel
+        assert kernel["spilled_bytes"] <= MOST_SPILLED.get(kernel["name"], 0), kernel
+        assert kernel["registers"] <= MOST_REGISTERS.get(kernel["name"], 255), kernel
