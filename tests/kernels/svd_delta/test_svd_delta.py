@@ -165,7 +165,10 @@ def test_bfloat16(run):
     out = y.clone()
     run(model, x, out, rows_of(slots, 2))
     expected = dense(model, x, y, slots)
-    torch.testing.assert_close(out.double(), expected, rtol=BFLOAT16_ERROR, atol=BFLOAT16_ERROR)
+    # Roundings are of summands, which a small sum says nothing about: the bound is by the largest output.
+    torch.testing.assert_close(
+        out.double(), expected, rtol=0, atol=BFLOAT16_ERROR * float(expected.abs().max())
+    )
 
 
 def test_a_rows_result_does_not_depend_on_its_batch():

@@ -16,7 +16,7 @@ import torch
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
 from profiler.variants.reading import read_manifest
-from profiler.variants.types import Manifest, VariantKind, VariantLimits
+from profiler.variants.types import Manifest, SvdManifest, VariantKind, VariantLimits
 from profiler.variants.verifying import verify_values
 from workers.variants.config import VariantConfig
 from workers.variants.kinds import boft, full, lora, sparse_delta, svd_delta
@@ -60,9 +60,6 @@ def open_variant(folder: Path, base: Path, config: VariantConfig) -> OpenVariant
             f"this engine was started for variants of kind {', '.join(config.kinds)}, not {spec.kind}; "
             "deploy its base again once the variant is registered"
         )
-    if spec.kind is VariantKind.SVD_DELTA and spec.max_rank > config.max_svd_rank:
-        raise ValueError(
-            f"this engine was started for deltas of up to {config.max_svd_rank} singular ranks, this one has "
-            f"{spec.max_rank}; deploy its base again once the variant is registered"
-        )
+    if isinstance(manifest, SvdManifest):
+        svd_delta.admit(manifest, config.max_svd_rank)
     return OpenVariant(manifest)
