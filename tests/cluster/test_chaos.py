@@ -18,7 +18,7 @@ BASE = "smol"
 MODELS = (BASE, "forte", "smol:piano")
 # Seconds within which new requests must succeed after a death.
 ECHO_BOUND_S = 30.0
-VLLM_BOUND_S = 120.0
+VLLM_BOUND_S = 180.0
 CONTROLLER_BOUND_S = 30.0
 GATEWAY_BOUND_S = 30.0
 RESTART_BOUND_S = 90.0
@@ -193,5 +193,5 @@ def test_vllm_engine_core_killed_while_streaming(cluster: Cluster) -> None:
     assert ended_s < 15
     until(lambda: all(_answers(cluster, m) for m in MODELS), VLLM_BOUND_S, "answers", every_s=0.5)
     print(f"all models answer {time.monotonic() - killed:.1f} s after the engine core's death")
-    assert _engine_core(cluster).pid != old.pid
+    until(lambda: _engine_core(cluster).pid != old.pid, VLLM_BOUND_S, "a new engine core")
     _assert_kept(cluster, before)
