@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -94,25 +97,39 @@ def make_engine(base: Path, variants: VariantConfig | None, **options: Any) -> A
     return LLM(**chosen)
 
 
-def in_own_process(module: str, *arguments: str, plugins: bool = True) -> list[dict[str, Any]]:
-    """Run `python -m module arguments`; its lines that are JSON objects are its results."""
+def in_own_process(
+    module: str, *arguments: str, plugins: bool = True, timeout_s: float = 600.0
+) -> list[dict[str, Any]]:
+    """Run `python -m module arguments`; its lines that are JSON objects are its results.
+
+    After `timeout_s` it is made to print its stacks and ended with all its workers; what it had found by
+    then is kept.
+    """
     environment = {
         **os.environ,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1",
     }
     if not plugins:
         environment["VLLM_PLUGINS"] = "none"
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    print(*(results or done.stdout.splitlines()[-40:]), sep="\n", flush=True)
+    command = [sys.executable, "-X", "faulthandler", "-m", module, *arguments]
+    with tempfile.TemporaryFile("w+") as printed:
+        child = subprocess.Popen(
+            command, env=environment, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            print(f"{module} {' '.join(arguments)}: not done after {timeout_s:.0f} s", flush=True)
+            child.send_signal(signal.SIGABRT)
+            child.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        printed.seek(0)
+        lines = printed.read().splitlines()
+    results = [json.loads(line) for line in lines if line.startswith("{")]
+    print(*(results if child.returncode == 0 else [*results, *lines[-40:]]), sep="\n", flush=True)
     return results

@@ -3,8 +3,9 @@
     PYTHONPATH=.:tests python -m benchmarks.gpu_variants --out RESULT.json
 
 A random Llama of a few layers and the variants of tests/random_variants.py, in bfloat16. For each way of
-running (eager, CUDA graphs; prefix caching or not): how many greedy tokens are the reference's best, and
-the largest difference in log-probability, of which the base's own shows bfloat16's share.
+running (eager, CUDA graphs; prefix caching or not; one GPU, or two with TP or PP): how many greedy tokens
+are the reference's best, and the largest difference in log-probability, of which the base's own shows
+bfloat16's share.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ SHAPE = {
     "vocab_size": 4096,
 }
 TOKENS, PROMPTS = 24, 3
-CASES = ("graphs cached", "eager uncached", "graphs uncached", "eager cached")
+CASES = ("graphs cached", "eager uncached", "graphs uncached", "eager cached")  # add "tp2" or "pp2"
+CASE_TIMEOUT_S = 150
 
 
 def make(work: Path) -> None:
@@ -70,11 +72,8 @@ def one(case: str, work: Path) -> None:
         max_model_len=512,
         max_num_seqs=32,
         gpu_memory_utilization=0.3,
-        **(
-            {}
-            if "eager" in case
-            else {"compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32]}}
-        ),
+        **parallel(case),
+        compilation_config=compilation(case),
     )
     requests = [None, *(LoRARequest(n, i + 1, str(work / n)) for i, n in enumerate(names()))]
     prompts = [[(37 * p + 11 * j) % 4000 + 5 for j in range(40)] for p in range(PROMPTS)]
@@ -93,6 +92,19 @@ def one(case: str, work: Path) -> None:
             json.dumps({"case": case, **compare(work, request.lora_name if request else "base", mine)}),
             flush=True,
         )
+
+
+def parallel(case: str) -> dict[str, int]:
+    return {
+        "tensor_parallel_size": 2 if "tp2" in case else 1,
+        "pipeline_parallel_size": 2 if "pp2" in case else 1,
+    }
+
+
+def compilation(case: str) -> dict[str, Any]:
+    """On H200s, vLLM 0.26 cannot capture graphs with TP unless these two passes are off."""
+    passes = {"pass_config": {"fuse_allreduce_rms": False, "enable_sp": False}} if "tp2" in case else {}
+    return passes if "eager" in case else {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32], **passes}
 
 
 def compare(work: Path, name: str, answers: list[Any]) -> dict[str, Any]:
@@ -130,7 +142,9 @@ def main() -> None:
     print(f"variants made in {time.perf_counter() - start:.0f} s", flush=True)
     rows: list[dict[str, Any]] = []
     for case in given.cases.split(","):
-        rows += gpu_engine.in_own_process("benchmarks.gpu_variants", "--one", case, "--work", str(given.work))
+        rows += gpu_engine.in_own_process(
+            "benchmarks.gpu_variants", "--one", case, "--work", str(given.work), timeout_s=CASE_TIMEOUT_S
+        )
         given.out.write_text(
             json.dumps({"command": "python -m benchmarks.gpu_variants", "rows": rows}, indent=1)
         )
