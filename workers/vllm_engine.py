@@ -93,9 +93,10 @@ class VllmEngine:
         async with self._locks.setdefault(variant.name, asyncio.Lock()):
             if self._uids.get(variant.name) == variant.uid:
                 self._remove(variant.name)
+                await self._client.forget(variant.uid)
 
     def _remove(self, name: str) -> None:
-        """No new request can name it; its memory goes to the next variant that needs some."""
+        """No new request can name it."""
         self._requests.pop(name, None)
         self._uids.pop(name, None)
 

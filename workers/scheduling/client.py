@@ -33,6 +33,10 @@ class VariantClient:
         if reply["error"]:
             raise ValueError(reply["error"])
 
+    async def forget(self, uid: int, timeout_s: float = 10.0) -> None:
+        """Free what the engine holds of a variant that no new request will name, once the last one ends."""
+        await self._ask({"ask": "forget", "uid": uid}, timeout_s)
+
     async def state(self, timeout_s: float = 10.0) -> dict[str, Any]:
         """Slots, limit, and every variant's tier, bytes by rank and reason."""
         return await self._ask({"ask": "state"}, timeout_s)

@@ -14,7 +14,7 @@ from typing import Any
 
 from workers.scheduling.policy import Readiness
 
-PLACE, PREPARE, CLEAR = "place", "prepare", "clear"
+PLACE, PREPARE, CLEAR, FORGET = "place", "prepare", "clear", "forget"
 PLACED, PREPARED, NO_ROOM, FAILED = "placed", "prepared", "no_room", "failed"
 
 
@@ -45,6 +45,7 @@ class Residency:
         self._in_slot: dict[int, int] = {}
         self._host: dict[int, dict[int, int]] = {}  # by rank: bytes by uid
         self._failing: set[int] = set()
+        self._departing: set[int] = set()
         self._clock = 0
         self._orders = 0
         self.outbox: list[dict[str, Any]] = []
@@ -84,8 +85,7 @@ class Residency:
     def load(self, uid: int, path: str, busy: frozenset[int]) -> bool:
         """Have a variant in a slot, with room in every rank's memory; taken, if need be, from one
         that is not `busy`. False while there is none to take it from."""
-        found = self._variants.setdefault(uid, Variant(uid, path))
-        found.path = path
+        found = self._known(uid, path)
         if found.slot is None:
             slot = self._free_slot(busy)
             if slot is None:
@@ -100,11 +100,38 @@ class Residency:
 
     def prepare(self, uid: int, path: str) -> None:
         """Have the ranks read and check a variant. Starts anew after an error."""
-        found = self._variants.setdefault(uid, Variant(uid, path))
+        found = self._known(uid, path)
         self.forgive(uid)
-        found.error, found.path = "", path
+        found.error = ""
         found.preparing = self._order({"do": PREPARE, "uid": uid, "path": path})
         found.unprepared = set(self._ranks)
+
+    def _known(self, uid: int, path: str) -> Variant:
+        found = self._variants.setdefault(uid, Variant(uid, path))
+        found.path = path
+        self._departing.discard(uid)
+        return found
+
+    def forget(self, uid: int) -> None:
+        """No new request will name it: it goes with `let_go`, once nobody wants it any more."""
+        if uid in self._variants:
+            self._departing.add(uid)
+
+    @property
+    def departing(self) -> bool:
+        return bool(self._departing)
+
+    def let_go(self, wanted: frozenset[int]) -> None:
+        """Those to be forgotten, but for the `wanted`, leave their slots and every rank's memory."""
+        for uid in self._departing - wanted:
+            leaving = self._variants.pop(uid)
+            if leaving.slot is not None:
+                self._clear(leaving)
+            self._order({"do": FORGET, "uid": uid})
+            self._failing.discard(uid)
+            for held in self._host.values():
+                held.pop(uid, None)
+        self._departing &= wanted
 
     def prepared(self, uid: int) -> bool:
         """True once every rank has read it as `prepare` asked, or it may run anyway."""

@@ -91,6 +91,8 @@ class _Variants:
         self._uses = +self._uses  # only what is above zero
         if self._residency.failing:  # hardly ever; so without the lock
             self._end_failed(outputs)
+        if self._residency.departing:
+            self._let_go()
         return outputs
 
     def shutdown(self) -> None:
@@ -175,6 +177,13 @@ class _Variants:
 
     # --- variants --------------------------------------------------------------------------------
 
+    def _let_go(self) -> None:
+        """What is to be forgotten goes once no request names it and no step in flight reads it."""
+        wanted = {_variant(request) for request in self.requests.values()} | self._uses.keys()
+        with self._lock:
+            self._residency.let_go(frozenset(wanted))
+            self._flush()
+
     def _load(self, uids: Iterable[int], waiting: list[Any]) -> None:
         if not uids:
             return
@@ -204,6 +213,11 @@ class _Variants:
                     self._askers.append((sender, message["id"], message["uid"]))
                 case "state":
                     self._hub.send(sender, {"id": message["id"], **self._state()})
+                case "forget":
+                    self._residency.forget(message["uid"])
+                    if not self.requests and not self._uses:  # no step would come to do it
+                        self._residency.let_go(frozenset())
+                    self._hub.send(sender, {"id": message["id"]})
                 case "limit":
                     self._limit = min(max(1, message["limit"]), self._residency.slots)
                     self._hub.send(sender, {"id": message["id"], "limit": self._limit})

@@ -53,6 +53,8 @@ class Loader:
             case residency.CLEAR:
                 self._newest[message["slot"]] = message["order"]
                 self._placer.submit(self._residents.clear, message["slot"])
+            case residency.FORGET:  # after it has left its slot
+                self._placer.submit(self._residents.forget, message["uid"])
 
     def _prepare(self, message: Message) -> Message | None:
         made = self._residents.prepare(message["uid"], message["path"])

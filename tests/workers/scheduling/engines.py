@@ -45,6 +45,7 @@ class Engine:
     the step of the last token and why it was the last."""
 
     llm: Any
+    address: str = ""
     steps: int = 0
     tokens: dict[str, list[int]] = field(default_factory=dict)
     begun: dict[str, int] = field(default_factory=dict)
@@ -74,7 +75,7 @@ class Engine:
             additional_config=config.as_json(),
             **options,
         )
-        return cls(llm)
+        return cls(llm, os.environ.get(ADDRESS_VARIABLE, ""))
 
     @property
     def core(self) -> Any:

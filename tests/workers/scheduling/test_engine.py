@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 import random_variants
 from engines import BLOCK, SURROUNDINGS, Engine, write_base
+
+from workers.scheduling.client import VariantClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -177,3 +180,27 @@ def test_held_requests_count_and_may_be_aborted(narrow: Engine, variants: dict[s
     assert not scheduler._parents
     assert not scheduler._uses
     assert len(scheduler._known) <= 1
+
+
+def test_a_forgotten_variant_leaves_memory_after_its_last_request(
+    narrow: Engine, variants: dict[str, Any]
+) -> None:
+    variant = variants["lora-r8"]
+    narrow.add("last", PROMPTS[0], variant, 12)
+    narrow.until(lambda: "last" in narrow.tokens)
+
+    async def forget() -> list[int]:
+        client = VariantClient(narrow.address)
+        try:
+            await client.forget(variant.lora_int_id)
+            return [v["uid"] for v in (await client.state())["variants"]]
+        finally:
+            client.close()
+
+    assert variant.lora_int_id in asyncio.run(forget())  # a request of it runs
+    narrow.run()
+    assert narrow.ended["last"][1] == "length"
+    assert variant.lora_int_id not in asyncio.run(forget())
+    narrow.add("anew", PROMPTS[0], variant, 12)
+    narrow.run()
+    assert narrow.tokens["anew"] == narrow.tokens["last"]

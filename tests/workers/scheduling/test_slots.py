@@ -33,9 +33,9 @@ class Rank:
     broken: set[int] = field(default_factory=set)
 
     def told(self, message: dict[str, Any]) -> None:
-        if message["do"] != "prepare":
+        if message["do"] in ("place", "clear"):
             self.newest[message["slot"]] = message["order"]
-        (self.placing if message["do"] == "clear" else self.reading).append(message)
+        (self.placing if message["do"] in ("clear", "forget") else self.reading).append(message)
 
     @property
     def busy(self) -> bool:
@@ -59,6 +59,9 @@ class Rank:
             self.placing.append(message)
 
     def place(self, message: dict[str, Any]) -> None:
+        if message["do"] == "forget":
+            self.host.pop(message["uid"], None)
+            return
         slot = message["slot"]
         if message["do"] == "clear":
             self.slots.pop(slot, None)
@@ -123,7 +126,10 @@ class World:
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["load", "prepare", "wait", "break", "mend"]), st.sampled_from(sorted(SIZES))),
+    st.tuples(
+        st.sampled_from(["load", "prepare", "wait", "break", "mend", "forget"]),
+        st.sampled_from(sorted(SIZES)),
+    ),
     max_size=40,
 )
 
@@ -142,6 +148,10 @@ def test_what_may_run_is_on_every_rank(
             case "prepare":
                 world.residency.prepare(uid, f"/{uid}")
                 world.send()
+            case "forget":
+                world.residency.forget(uid)
+                world.residency.let_go(busy)
+                world.send()
             case "break":
                 world.ranks[-1].broken.add(uid)
             case "mend":
@@ -156,7 +166,7 @@ def test_what_may_run_is_on_every_rank(
     world.check()
     for rank in world.ranks:
         held = {uid for uid in rank.slots.values() if uid not in world.ready()}
-        lost = {v["uid"] for v in world.residency.snapshot() if v["slot"] is None}
+        lost = set(SIZES) - {v["uid"] for v in world.residency.snapshot() if v["slot"] is not None}
         assert not held & lost  # no memory is taken by what the scheduler has given up
 
 
@@ -264,3 +274,33 @@ def test_a_slot_is_taken_from_who_was_used_longest_ago() -> None:
     world.settle()
     assert world.ready() == {1, 2, 4}
     assert not world.load(5, frozenset({1, 2, 4}))
+
+
+def test_a_forgotten_variant_goes_once_nobody_wants_it() -> None:
+    world = World(2, 2, 100, 0)
+    for uid in (1, 2):
+        assert world.load(uid)
+    world.settle()
+    world.residency.forget(1)
+    world.residency.let_go(frozenset({1}))  # a request of it still runs
+    assert world.residency.departing
+    assert world.ready() == {1, 2}
+    world.residency.let_go(NOBODY)
+    world.send()
+    world.settle()
+    assert not world.residency.departing
+    assert [v["uid"] for v in world.residency.snapshot()] == [2]
+    assert [rank.slots for rank in world.ranks] == [{1: 2}, {1: 2}]
+    assert [set(rank.host) for rank in world.ranks] == [{2}, {2}]
+
+
+def test_a_variant_wanted_again_before_it_went_stays() -> None:
+    world = World(1, 1, 100, 0)
+    assert world.load(1)
+    world.settle()
+    world.residency.forget(1)
+    world.residency.prepare(1, "/1")
+    world.residency.let_go(NOBODY)
+    world.send()
+    world.settle()
+    assert world.ready() == {1}
