@@ -33,21 +33,36 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def start(tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Start an installation with these settings."""
-    monkeypatch.setattr(asgi, "GRACE_S", 0.02)
-    monkeypatch.setattr(controller_module, "TICK_S", 0.005)
-    monkeypatch.setattr(controller_module, "OBSERVE_EVERY_S", 0.05)
-    monkeypatch.setattr(controller_module, "RETRY_S", 0.05)
+@contextlib.contextmanager
+def starting(home: Path, files: Path) -> Iterator[Start]:
+    """Start installations that end with this context."""
     with contextlib.ExitStack() as stack:
+        quick = stack.enter_context(pytest.MonkeyPatch.context())
+        quick.setattr(asgi, "GRACE_S", 0.02)
+        quick.setattr(controller_module, "TICK_S", 0.005)
+        quick.setattr(controller_module, "OBSERVE_EVERY_S", 0.05)
+        quick.setattr(controller_module, "RETRY_S", 0.05)
 
         def begin(**options: Any) -> Installation:
             settings = Settings(
-                home=tmp_path / "home", allowed_roots=str(files), engine="echo", max_model_len=64, **options
+                home=home, allowed_roots=str(files), engine="echo", max_model_len=64, **options
             )
             return stack.enter_context(Installation(settings, files).running())
 
+        yield begin
+
+
+@pytest.fixture
+def start(tmp_path: Path, files: Path) -> Iterator[Start]:
+    """Start an installation with these settings."""
+    with starting(tmp_path / "home", files) as begin:
+        yield begin
+
+
+@pytest.fixture(scope="module")
+def start_shared(tmp_path_factory: pytest.TempPathFactory, files: Path) -> Iterator[Start]:
+    """The same for a module's tests that change nothing."""
+    with starting(tmp_path_factory.mktemp("shared") / "home", files) as begin:
         yield begin
 
 
@@ -62,3 +77,11 @@ def served(fresh: Installation) -> Installation:
     """A base and a variant are deployed."""
     fresh.up("v1")
     return fresh
+
+
+@pytest.fixture(scope="module")
+def standing(start_shared: Start) -> Installation:
+    """The same, for tests that change nothing and count nothing."""
+    made = start_shared()
+    made.up("v1")
+    return made

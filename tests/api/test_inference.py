@@ -30,8 +30,8 @@ def data(text: str) -> list[Any]:
 # --- OpenAI's client -----------------------------------------------------------------------------
 
 
-def test_chat(served: Installation) -> None:
-    with served.openai() as client:
+def test_chat(standing: Installation) -> None:
+    with standing.openai() as client:
         for name in ("base", "v1", "base:v1"):
             reply = client.chat.completions.create(model=name, messages=ASK)
             assert reply.choices[0].message.content == "one two three"
@@ -40,15 +40,15 @@ def test_chat(served: Installation) -> None:
             assert "".join(c.choices[0].delta.content or "" for c in chunks) == "onetwothree"
 
 
-def test_completions(served: Installation) -> None:
-    with served.openai() as client:
+def test_completions(standing: Installation) -> None:
+    with standing.openai() as client:
         assert client.completions.create(model="v1", prompt="a b").choices[0].text == "a b"
         chunks = client.completions.create(model="v1", prompt="a b", stream=True)
         assert [c.choices[0].text for c in chunks] == ["a", "b", ""]
 
 
-def test_models(served: Installation) -> None:
-    with served.openai() as client:
+def test_models(standing: Installation) -> None:
+    with standing.openai() as client:
         found = {m.id: m.model_dump() for m in client.models.list()}
         assert {n: (m["parent"], m["root"]) for n, m in found.items()} == {
             "base": (None, "base"),
@@ -59,14 +59,14 @@ def test_models(served: Installation) -> None:
             client.models.retrieve("none")
 
 
-def test_what_the_engine_is_told(served: Installation) -> None:
-    served.chat("x", "v1", temperature=0, unheard_of={"a": 1}, cache_salt="mine")
-    told = served.cluster.scripted("base").calls[-1]
+def test_what_the_engine_is_told(standing: Installation) -> None:
+    standing.chat("x", "v1", temperature=0, unheard_of={"a": 1}, cache_salt="mine")
+    told = standing.cluster.scripted("base").calls[-1]
     assert (told["model"], told["max_completion_tokens"]) == ("v1", 32)
     assert told["unheard_of"] == {"a": 1}
     assert told["cache_salt"].endswith(":mine")
-    served.chat("x", "base")
-    assert "cache_salt" not in served.cluster.scripted("base").calls[-1]
+    standing.chat("x", "base")
+    assert "cache_salt" not in standing.cluster.scripted("base").calls[-1]
 
 
 def test_a_name_registered_again_gets_another_cache(served: Installation) -> None:
@@ -161,10 +161,10 @@ def test_every_bad_request_has_its_code(served: Installation) -> None:
     assert served.in_flight() == 0
 
 
-def test_nesting_at_the_edge_is_answered_or_refused(served: Installation) -> None:
+def test_nesting_at_the_edge_is_answered_or_refused(standing: Installation) -> None:
     for depth in range(900, 1000, 5):
         body = b'{"model": "base", "prompt": "x", "deep": %s%s}' % (b"[" * depth, b"]" * depth)
-        assert served.http.post("/v1/completions", content=body).status_code in (200, 400, 502)
+        assert standing.http.post("/v1/completions", content=body).status_code in (200, 400, 502)
 
 
 def test_not_deployed_and_being_deployed(fresh: Installation) -> None:

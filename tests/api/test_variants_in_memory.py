@@ -11,14 +11,24 @@ from installations import Installation, Start, wait_for
 from workers import residency as worker_residency
 
 
-@pytest.fixture
-def tiered(start: Start) -> Installation:
+def with_three_variants(start: Start) -> Installation:
     """Two slots, three variants."""
     made = start(max_variants=2)
     made.up("v1", "v2")
     made.register("v3", "base", "v1")
     made.deploy("v3", maxOutputLength=32)
     return made
+
+
+@pytest.fixture
+def tiered(start: Start) -> Installation:
+    return with_three_variants(start)
+
+
+@pytest.fixture(scope="module")
+def unchanged(start_shared: Start) -> Installation:
+    """The same, for tests that change nothing."""
+    return with_three_variants(start_shared)
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +50,8 @@ def tune(installation: Installation, name: str, limit: Any) -> httpx.Response:
     return installation.http.patch(f"/deployments/{name}", json={"maxActiveVariants": limit})
 
 
-def test_a_base_tells_of_all_its_variants(tiered: Installation) -> None:
-    seen = residency(tiered, "base")
+def test_a_base_tells_of_all_its_variants(unchanged: Installation) -> None:
+    seen = residency(unchanged, "base")
     assert (seen["slots"], seen["limit"], seen["blockedRequests"]) == (2, 2, 0)
     assert [(v["model"], v["tier"], v["slot"]) for v in seen["variants"]] == [
         ("v1", "device", 0),
@@ -52,13 +62,13 @@ def test_a_base_tells_of_all_its_variants(tiered: Installation) -> None:
     assert [bool(v["reason"]) for v in seen["variants"]] == [False, False, True]
 
 
-def test_a_variant_tells_of_itself(tiered: Installation) -> None:
-    (variant,) = residency(tiered, "v3")["variants"]
+def test_a_variant_tells_of_itself(unchanged: Installation) -> None:
+    (variant,) = residency(unchanged, "v3")["variants"]
     assert (variant["model"], variant["tier"]) == ("v3", "host")
 
 
-def test_lists_do_not_ask_engines(tiered: Installation) -> None:
-    assert {d["residency"] for d in tiered.http.get("/deployments").json()["deployments"]} == {None}
+def test_lists_do_not_ask_engines(unchanged: Installation) -> None:
+    assert {d["residency"] for d in unchanged.http.get("/deployments").json()["deployments"]} == {None}
 
 
 def test_a_variant_that_the_engine_does_not_know_is_on_disk(tiered: Installation) -> None:
@@ -104,8 +114,8 @@ def test_an_engine_launched_again_starts_with_it(tiered: Installation) -> None:
     assert tiered.cluster.engines["base"].config.max_active_variants == 1
 
 
-def test_limits_that_cannot_be(tiered: Installation) -> None:
-    assert code(tune(tiered, "nobody", 1)) == (404, "not_deployed")
+def test_limits_that_cannot_be(unchanged: Installation) -> None:
+    assert code(tune(unchanged, "nobody", 1)) == (404, "not_deployed")
     for name, limit, what in [
         ("base", 3, "expected 1 to 2 variants at once"),
         ("base", 0, "maxActiveVariants"),
@@ -113,11 +123,11 @@ def test_limits_that_cannot_be(tiered: Installation) -> None:
         ("base", "many", "maxActiveVariants"),
         ("v1", 1, "a matter of its base, 'base'"),
     ]:
-        reply = tune(tiered, name, limit)
+        reply = tune(unchanged, name, limit)
         assert code(reply) == (400, "invalid_request")
         assert what in reply.text
-    assert code(tiered.http.patch("/deployments/base", json={"slots": 1})) == (400, "invalid_request")
-    assert tiered.repository.read().deployments["base"].record.max_active_variants is None
+    assert code(unchanged.http.patch("/deployments/base", json={"slots": 1})) == (400, "invalid_request")
+    assert unchanged.repository.read().deployments["base"].record.max_active_variants is None
 
 
 def test_prefetching_is_harmless_to_repeat(tiered: Installation) -> None:

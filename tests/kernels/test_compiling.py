@@ -34,7 +34,13 @@ def compiled(operation: str, tmp_path: Path) -> list[dict]:
     return [json.loads(line) for line in found.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("operation", ["bias", "boft", "full", "lora", "sparse_delta", "svd_delta"])
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("boft", "full", "lora", "sparse_delta", "svd_delta")
+]
+
+
+@pytest.mark.parametrize("operation", ["bias", *SLOW])
 def test_compiles_for_an_h200(operation, tmp_path):
     kernels = compiled(operation, tmp_path)
     assert kernels

@@ -107,7 +107,7 @@ def test_equals_dense_products(run, slots):
 
 
 @pytest.mark.parametrize("cut", [poisoned, with_large_tiles])
-@pytest.mark.parametrize("inputs", [300, 1100])
+@pytest.mark.parametrize("inputs", [300, pytest.param(1100, marks=pytest.mark.slow)])
 def test_splits_tiles_and_padding(cut, inputs):
     """Several pieces of K, and more rows than the batch has, as in a padded CUDA graph."""
     slots = [0, 1, BASE, 1, 1, *[0] * 18]

@@ -70,12 +70,15 @@ def _check(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("config", [WHOLE, SPLIT])
+@pytest.mark.parametrize("config", [WHOLE, pytest.param(SPLIT, marks=pytest.mark.slow)])
 def test_mixed_batches(dtype: torch.dtype, config: kernel.Config) -> None:
     _check(_slots(5), [3, 0, -1, 1, 4, 2, 0, *[2] * 18], dtype, config, padding=3)
 
 
-@pytest.mark.parametrize("of_rows", [[0], [0] * 17, [0, 2, 3, 4], [-1, -1, -1]])
+@pytest.mark.parametrize(
+    "of_rows",
+    [[0], [-1, -1, -1], *(pytest.param(each, marks=pytest.mark.slow) for each in ([0] * 17, [0, 2, 3, 4]))],
+)
 def test_batches_of_one_kind(of_rows: list[int]) -> None:
     _check(_slots(5), of_rows, torch.float16, SPLIT)
 
@@ -103,7 +106,7 @@ def test_a_row_does_not_depend_on_the_batch() -> None:
     x = torch.randn(1, INPUTS, device=DEVICE, dtype=torch.float16)
     results = []
     # On a GPU also as configured: one order of sums for all sizes of a decoding batch.
-    for others in ([], [0, -1, 2, 3, 3], [3] * 40):
+    for others in ([], [0, -1, 2, 3, 3], [3] * (40 if ON_GPU else 12)):
         rows = Rows(64, 4, DEVICE)
         rows.update(np.array([*others, 3], np.int32))
         inputs = torch.cat((torch.randn(len(others), INPUTS, device=DEVICE).half(), x))

@@ -131,8 +131,17 @@ BATCHES = {
 }
 
 
-@pytest.mark.parametrize("run", [by_reference, interpreted])
-@pytest.mark.parametrize("slots", BATCHES.values(), ids=BATCHES)
+LONG = ("one variant", "all distinct")  # for the interpreter
+
+
+@pytest.mark.parametrize(
+    ("run", "slots"),
+    [pytest.param(by_reference, slots, id=name) for name, slots in BATCHES.items()]
+    + [
+        pytest.param(interpreted, slots, id=f"{name}-interpreted", marks=[pytest.mark.slow] * (name in LONG))
+        for name, slots in BATCHES.items()
+    ],
+)
 def test_equals_dense_products(run, slots):
     model = build(140, (270, 20), RANKS)
     x, y = torch.randn(len(slots), 140), torch.randn(len(slots), 290)
@@ -144,7 +153,7 @@ def test_equals_dense_products(run, slots):
 
 
 @pytest.mark.parametrize("cut", [poisoned, with_large_tiles])
-@pytest.mark.parametrize("inputs", [256, 600])
+@pytest.mark.parametrize("inputs", [256, pytest.param(600, marks=pytest.mark.slow)])
 def test_splits_tiles_and_padding(cut, inputs):
     """Several pieces of the inputs, and more rows than the batch has, as in a padded CUDA graph."""
     slots = [0, 1, BASE, 1, 1, *[0] * 14]
