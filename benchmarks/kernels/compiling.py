@@ -25,7 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from workers.kernels import bias, boft, full, sparse_delta
+from workers.kernels import bias, boft, full, low_rank, sparse_delta
 from workers.kernels.bias import kernel as bias_kernel
 from workers.kernels.boft import kernel as boft_kernel
 from workers.kernels.full import kernel as full_kernel
@@ -219,13 +219,13 @@ def _recorded(operation: str, found: dict[Launch, None]) -> Iterator[None]:
         )  # fmt: skip
         found[launch] = None
 
-    kept = JITFunction.run, lora_kernel._dependent_launches, svd_kernel._dependent_launches
+    kept = JITFunction.run, low_rank.dependent_launches
     JITFunction.run = record
-    lora_kernel._dependent_launches = svd_kernel._dependent_launches = lambda device: True  # type: ignore[assignment]
+    low_rank.dependent_launches = lambda device: True  # type: ignore[assignment]
     try:
         yield
     finally:
-        JITFunction.run, lora_kernel._dependent_launches, svd_kernel._dependent_launches = kept
+        JITFunction.run, low_rank.dependent_launches = kept
 
 
 def _type(value: Any) -> str:

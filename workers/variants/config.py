@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from profiler.variants.types import VariantKind
+
 KEY = "ostinato"
-KINDS = ("lora", "sparse_delta", "svd_delta", "boft")
 # Where the scheduler listens for the ranks' loaders; not in `additional_config`, because that is part
 # of the key of vLLM's compilation cache and this differs from start to start.
 ADDRESS_VARIABLE = "OSTINATO_VARIANT_BUS"
@@ -25,7 +26,7 @@ class VariantConfig:
     host_bytes: int
     max_rank: int
     max_svd_rank: int = 2048
-    kinds: tuple[str, ...] = KINDS
+    kinds: tuple[str, ...] = tuple(kind.value for kind in VariantKind)
     longest_wait_s: float = 10.0
 
     def as_json(self) -> dict[str, Any]:

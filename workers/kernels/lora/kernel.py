@@ -8,26 +8,18 @@ Grids depend on shapes alone: a captured CUDA graph stays valid for every later 
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
 
+from workers.kernels import low_rank
 from workers.kernels.lora import layout
 from workers.kernels.lora.plan import Plan, Scratch
+from workers.kernels.low_rank.kernel import dot, tile_at
 from workers.kernels.rows import Tiles
 
 _HEAD = tl.constexpr(layout.HEAD)
 _PER_SLICE = tl.constexpr(layout.PER_SLICE)
-_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-
-
-@triton.jit
-def _dot(left, right, sums):
-    if _INTERPRETED:  # the interpreter multiplies bfloat16 as if its bits were integers
-        left, right = left.to(tl.float32), right.to(tl.float32)
-    return tl.dot(left, right, sums, input_precision="ieee")
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # which takes many values
@@ -59,9 +51,7 @@ def _shrink(
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    slot = tl.load(tiles_ptr + 3 * tile)
-    first = tl.load(tiles_ptr + 3 * tile + 1)
-    count = tl.load(tiles_ptr + 3 * tile + 2)
+    slot, first, count = tile_at(tiles_ptr, tile)
     if slot < 0:
         return
     described = table_ptr + slot.to(tl.int64) * WIDTH
@@ -86,7 +76,7 @@ def _shrink(
             inside = (k + step < inputs)[None, :]
             xs = tl.load(x_at + step, mask=inside, other=0.0)
             a = tl.load(a_at + step, mask=(r < rank)[:, None] & inside, other=0.0)
-        sums = _dot(xs, tl.trans(a), sums)
+        sums = dot(xs, tl.trans(a), sums)
     wanted = (m < count)[:, None] & (r < rank)[None, :]
     within = row[:, None] * MAX_RANK + r[None, :]
     if SPLITS == 1:
@@ -123,9 +113,7 @@ def _expand(
 ):
     block = tl.program_id(0)
     tile = tl.program_id(1)
-    slot = tl.load(tiles_ptr + 3 * tile)
-    first = tl.load(tiles_ptr + 3 * tile + 1)
-    count = tl.load(tiles_ptr + 3 * tile + 2)
+    slot, first, count = tile_at(tiles_ptr, tile)
     if slot < 0:
         # Who ends without waiting would let this launch end before the one it depends on.
         if PDL:
@@ -171,7 +159,7 @@ def _expand(
     start = 0
     while start < rank:
         t = tl.load(t_at + start, mask=here[:, None] & (start + r < rank)[None, :], other=0.0)
-        sums = _dot(t.to(b.dtype), b, sums)
+        sums = dot(t.to(b.dtype), b, sums)
         start += BLOCK_R
         left = (start + r < rank)[:, None] & inside[None, :]
         b = tl.load(b_at + start * outputs, mask=left, other=0.0)
@@ -188,7 +176,7 @@ def shrink(
     scratch: Scratch,
 ) -> None:
     num_rows, inputs = x.shape
-    pdl = _dependent_launches(x.device)
+    pdl = low_rank.dependent_launches(x.device)
     _shrink[plan.splits, -(-scratch.max_rank // plan.shrink_r), tiles.max_tiles](
         x,
         arena,
@@ -225,7 +213,7 @@ def expand(
     plan: Plan,
     scratch: Scratch,
 ) -> None:
-    pdl = _dependent_launches(out.device)
+    pdl = low_rank.dependent_launches(out.device)
     blocks = sum(-(-outputs // plan.block_n) for outputs in slices)
     _expand[blocks, tiles.max_tiles](
         out,
@@ -245,9 +233,3 @@ def expand(
         num_warps=plan.expand_warps,
         **({"launch_pdl": True} if pdl else {}),
     )
-
-
-@functools.cache
-def _dependent_launches(device: torch.device) -> bool:
-    """Whether a launch may begin before the one it depends on has ended (Hopper and later)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -6,11 +6,11 @@ and on whether tiles are small or large: within either, a row's result is the sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from workers.kernels import low_rank
 from workers.kernels.rows import LARGE_BLOCK, LARGE_FROM, SMALL_BLOCK, max_tiles
 
 SMALL_SPLITS, LARGE_SPLITS = 32, 4
@@ -50,15 +50,12 @@ def plan(block_m: int, inputs: int, max_rank: int) -> Plan:
     )
 
 
-class Scratch:
-    """Room on a device for the inner products of one linear at a time; shared by all layers.
-
-    `max_rank` bounds a slot's ranks summed over one linear's slices: whoever fills a table must `admit`
-    them first, for the kernels trust the table.
-    """
+class Scratch(low_rank.Scratch):
+    """`max_rank` bounds a slot's ranks summed over one linear's slices: the kernels trust the table, and
+    whoever fills it must have refused larger ones."""
 
     def __init__(self, max_rows: int, num_slots: int, max_rank: int, device: torch.device) -> None:
-        self.max_rows = max_rows
+        super().__init__(max_rows)
         self.max_rank = _up(max_rank, RANK_MULTIPLE)
         small = SMALL_SPLITS * min(max_rows, LARGE_FROM - 1)
         large = LARGE_SPLITS * max_rows if max_rows >= LARGE_FROM else 0
@@ -70,22 +67,6 @@ class Scratch:
             max_tiles(max_rows, num_slots, LARGE_BLOCK),
         )
         self.arrived = torch.zeros(tiles * (self.max_rank // RANK_MULTIPLE), dtype=torch.int32, device=device)
-
-    def admit(self, ranks: Sequence[int]) -> None:
-        if sum(ranks) > self.max_rank:
-            raise ValueError(
-                f"Ranks {tuple(ranks)} of one linear add up to more than {self.max_rank}, "
-                "for which scratch was made; load the variant on a worker with a larger maximum rank."
-            )
-
-    def check_rows(self, x: torch.Tensor) -> None:
-        if x.shape[0] > self.max_rows:
-            raise ValueError(f"The batch has {x.shape[0]} rows; scratch was made for {self.max_rows}.")
-
-
-def check_slices(slices: Sequence[int], out: torch.Tensor) -> None:
-    if sum(slices) != out.shape[1]:
-        raise ValueError(f"Slices {tuple(slices)} do not add up to the output's {out.shape[1]} columns.")
 
 
 def _up(value: int, multiple: int) -> int:

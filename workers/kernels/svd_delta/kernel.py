@@ -13,13 +13,14 @@ Grids depend on shapes alone: a captured CUDA graph stays valid for every later 
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from workers.kernels import low_rank
+from workers.kernels.low_rank.kernel import dot, tile_at
 from workers.kernels.rows import Tiles
 from workers.kernels.svd_delta import layout
 from workers.kernels.svd_delta.plan import MOST_SLICES, Plan, Scratch
@@ -31,16 +32,8 @@ _IN_WORD = tl.constexpr(layout.IN_WORD)
 _SLICES = tl.constexpr(MOST_SLICES)
 _RANKS = tl.constexpr(layout.PLACES)  # digits, or ranks of 16 bits, that a warp takes at a time
 _ROWS = tl.constexpr(16)  # rows of the batch that a warp takes
-_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 REGISTERS = 128
 # Numbers become bfloat16 by way of float32 throughout: the interpreter knows no other way.
-
-
-@triton.jit
-def _dot(left, right, sums):
-    if _INTERPRETED:  # the interpreter multiplies bfloat16 as if its bits were integers
-        left, right = left.to(tl.float32), right.to(tl.float32)
-    return tl.dot(left, right, sums, input_precision="ieee")
 
 
 @triton.jit
@@ -159,7 +152,7 @@ def _shrink_digits(x_at, here, v_ptr, digits, start, inputs, WARPS: tl.constexpr
                 mask=(column < inputs)[:, :, None] & here[:, None, :],
                 other=0.0,
             )
-            products = _dot(_digit(words, zero, plane, QUICK, dtype), x, products)
+            products = dot(_digit(words, zero, plane, QUICK, dtype), x, products)
         sums += products * scale[:, :, None]
     return sums
 
@@ -187,7 +180,7 @@ def _shrink_halves(x_at, here, v_ptr, halves, first, inputs, WARPS: tl.constexpr
         x = tl.load(
             x_at[:, None, :] + column[:, :, None], mask=inside[:, :, None] & here[:, None, :], other=0.0
         )
-        sums = _dot(v.to(tl.float32).to(dtype), x, sums)
+        sums = dot(v.to(tl.float32).to(dtype), x, sums)
     return sums
 
 
@@ -233,9 +226,7 @@ def _shrink(
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    slot = tl.load(tiles_ptr + 3 * tile)
-    first = tl.load(tiles_ptr + 3 * tile + 1)
-    count = tl.load(tiles_ptr + 3 * tile + 2)
+    slot, first, count = tile_at(tiles_ptr, tile)
     if slot < 0:
         return
     described = table_ptr + slot.to(tl.int64) * num_slices * _PER_SLICE
@@ -280,7 +271,7 @@ def _expand_halves(at, column, outputs, known, t, sums, PLANE: tl.constexpr):
     u = tl.load(
         at + column[None, :, None], mask=known[:, None, :] & (column < outputs)[None, :, None], other=0.0
     )
-    return _dot(u.to(tl.float32).to(t.dtype), t, sums)
+    return dot(u.to(tl.float32).to(t.dtype), t, sums)
 
 
 @triton.jit
@@ -324,9 +315,7 @@ def _expand(
     tile = tl.program_id(1)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    slot = tl.load(tiles_ptr + 3 * tile)
-    first = tl.load(tiles_ptr + 3 * tile + 1)
-    count = tl.load(tiles_ptr + 3 * tile + 2)
+    slot, first, count = tile_at(tiles_ptr, tile)
     if slot < 0:
         return
     index, panel, first_column, outputs = _slice_of(tl.program_id(0), outputs0, outputs1, outputs2, outputs3)
@@ -381,14 +370,14 @@ def _expand(
         more = r + stride < digits
         next_scale = tl.load(scales_at + r + stride, mask=more, other=0.0)
         next_zero = tl.load(zeros_at + r + stride, mask=more, other=0)
-        sums0 = _dot(_digit(words, zero, 0, QUICK, dtype), t, sums0)
-        sums1 = _dot(_digit(words, zero, 1, QUICK, dtype), t, sums1)
-        sums2 = _dot(_digit(words, zero, 2, QUICK, dtype), t, sums2)
-        sums3 = _dot(_digit(words, zero, 3, QUICK, dtype), t, sums3)
-        sums4 = _dot(_digit(words, zero, 4, QUICK, dtype), t, sums4)
-        sums5 = _dot(_digit(words, zero, 5, QUICK, dtype), t, sums5)
-        sums6 = _dot(_digit(words, zero, 6, QUICK, dtype), t, sums6)
-        sums7 = _dot(_digit(words, zero, 7, QUICK, dtype), t, sums7)
+        sums0 = dot(_digit(words, zero, 0, QUICK, dtype), t, sums0)
+        sums1 = dot(_digit(words, zero, 1, QUICK, dtype), t, sums1)
+        sums2 = dot(_digit(words, zero, 2, QUICK, dtype), t, sums2)
+        sums3 = dot(_digit(words, zero, 3, QUICK, dtype), t, sums3)
+        sums4 = dot(_digit(words, zero, 4, QUICK, dtype), t, sums4)
+        sums5 = dot(_digit(words, zero, 5, QUICK, dtype), t, sums5)
+        sums6 = dot(_digit(words, zero, 6, QUICK, dtype), t, sums6)
+        sums7 = dot(_digit(words, zero, 7, QUICK, dtype), t, sums7)
 
     column = panel * _PANEL + i
     values_ptr = (arena_ptr + tl.multiple_of(tl.load(fields + 7), 128)).to(tl.pointer_type(tl.float16))
@@ -434,7 +423,7 @@ def shrink(
     plan: Plan,
     scratch: Scratch,
 ) -> None:
-    pdl = _dependent_launches(x.device)
+    pdl = low_rank.dependent_launches(x.device)
     _shrink[scratch.places // layout.PLACES, tiles.max_tiles](
         x,
         arena,
@@ -459,7 +448,7 @@ def expand(
     plan: Plan,
     scratch: Scratch,
 ) -> None:
-    pdl = _dependent_launches(out.device)
+    pdl = low_rank.dependent_launches(out.device)
     panels = sum(-(-outputs // layout.PANEL) for outputs in slices)
     _expand[panels, tiles.max_tiles](
         out,
@@ -492,9 +481,3 @@ def _options(plan: Plan, warps: int, dtype: torch.dtype, pdl: bool) -> dict[str,
     quick = dtype == torch.bfloat16 and not triton.knobs.runtime.interpret
     found = {"WARPS": warps, "SPLIT": plan.split, "STAGES": plan.stages, "QUICK": quick, "PDL": pdl}
     return {**found, "num_warps": warps, **({"launch_pdl": True} if pdl else {})}
-
-
-@functools.cache
-def _dependent_launches(device: torch.device) -> bool:
-    """Whether a launch may begin before the one it depends on has ended (Hopper and later)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from workers.kernels import low_rank
 from workers.kernels.rows import LARGE_BLOCK
 from workers.kernels.svd_delta.layout import PLACES, Ranks, places
 
@@ -37,21 +38,14 @@ def plan(block_m: int) -> Plan:
     return Plan(split=True, shrink_warps=8, expand_warps=4)
 
 
-class Scratch:
-    """Room on a device for the inner products of one linear at a time; shared by all layers.
-
-    `max_rank` bounds the ranks of one slice of a linear with up to `max_slices`: whoever fills a table must
-    `admit` its ranks first, for the kernels trust the table.
-    """
+class Scratch(low_rank.Scratch):
+    """`max_rank` bounds the ranks of one slice of a linear with up to `max_slices`: whoever fills a table
+    must `admit` its ranks first, for the kernels trust the table."""
 
     def __init__(self, max_rows: int, max_rank: int, device: torch.device, max_slices: int = 1) -> None:
-        self.max_rows = max_rows
+        super().__init__(max_rows)
         self.places = max_slices * most_places(max_rank)
         self.shrunk = torch.empty(max_rows * self.places, device=device)  # float32 [T, places]
-
-    def check_rows(self, x: torch.Tensor) -> None:
-        if x.shape[0] > self.max_rows:
-            raise ValueError(f"The batch has {x.shape[0]} rows; scratch was made for {self.max_rows}.")
 
 
 def most_places(max_rank: int) -> int:
@@ -68,10 +62,3 @@ def admit(ranks: Sequence[Ranks], max_rank: int) -> None:
                 f"a matrix's singular ranks take {needed} places of scratch memory, which was made for "
                 f"{most_places(max_rank)}; serve it where deltas of more than {max_rank} ranks may be loaded"
             )
-
-
-def check_slices(slices: Sequence[int], out: torch.Tensor) -> None:
-    if sum(slices) != out.shape[1]:
-        raise ValueError(f"Slices {tuple(slices)} do not add up to the output's {out.shape[1]} columns.")
-    if len(slices) > MOST_SLICES:
-        raise ValueError(f"A linear of {len(slices)} slices; at most {MOST_SLICES} are supported.")

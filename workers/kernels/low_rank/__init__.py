@@ -1,0 +1,114 @@
+"""What operations by low rank share: two launches, the first of which need not wait for the base's product.
+
+On a GPU, `shrink` may run beside the base's own product on another stream; only `expand` must wait for
+it. Both work on scratch, which belongs to one linear at a time: from its shrink to its expand.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Generic, TypeVar
+
+import torch
+
+from workers.kernels.rows import Rows, Tiles
+
+
+class Scratch:
+    """Room on a device for the inner products of one linear at a time; shared by all layers."""
+
+    def __init__(self, max_rows: int) -> None:
+        self.max_rows = max_rows
+
+    def check_rows(self, x: torch.Tensor) -> None:
+        if x.shape[0] > self.max_rows:
+            raise ValueError(f"The batch has {x.shape[0]} rows; scratch was made for {self.max_rows}.")
+
+
+P = TypeVar("P")
+S = TypeVar("S", bound=Scratch)
+
+
+@dataclass(frozen=True)
+class Shrunk(Generic[P, S]):
+    """What the shrink left in scratch for the expand."""
+
+    num_rows: int
+    tiles: Tiles
+    plan: P
+    scratch: S
+
+
+@dataclass(frozen=True)
+class Operation(Generic[P, S]):
+    """`package`: the operation's, whose `kernel` has both launches; Triton need not be installed where
+    there is no GPU. `plan`: how they are cut up for tiles, inputs x [T, K] and scratch."""
+
+    package: str
+    reference: Callable[..., None]
+    plan: Callable[[Tiles, torch.Tensor, S], P]
+    most_slices: int | None = None
+
+    def apply(
+        self,
+        x: torch.Tensor,  # [T, K]
+        out: torch.Tensor,  # [T, N]
+        arena: torch.Tensor,
+        table: torch.Tensor,
+        rows: Rows,
+        slices: tuple[int, ...],
+        scratch: S,
+    ) -> None:
+        """Add every variant's product to its rows of `out`; rows of the base are not touched."""
+        if x.device.type == "cpu":  # without scratch
+            check_slices(slices, out, self.most_slices)
+            self.reference(x, out, arena, table, rows, slices)
+        else:
+            self.expand(out, self.shrink(x, arena, table, rows, scratch), arena, table, slices)
+
+    def shrink(
+        self,
+        x: torch.Tensor,  # [T, K]
+        arena: torch.Tensor,
+        table: torch.Tensor,
+        rows: Rows,
+        scratch: S,
+    ) -> Shrunk[P, S]:
+        """The GPU's first launch: the inner products, in float32, into scratch."""
+        scratch.check_rows(x)
+        tiles = rows.tiles(x.shape[0])
+        cut = self.plan(tiles, x, scratch)
+        self._kernel().shrink(x, arena, table, tiles, cut, scratch)
+        return Shrunk(x.shape[0], tiles, cut, scratch)
+
+    def expand(
+        self,
+        out: torch.Tensor,  # [T, N]
+        shrunk: Shrunk[P, S],
+        arena: torch.Tensor,
+        table: torch.Tensor,
+        slices: tuple[int, ...],
+    ) -> None:
+        """The GPU's second launch: what they add to the outputs."""
+        check_slices(slices, out, self.most_slices)
+        self._kernel().expand(out, arena, table, shrunk.tiles, slices, shrunk.plan, shrunk.scratch)
+
+    def _kernel(self) -> ModuleType:
+        return importlib.import_module(f"{self.package}.kernel")
+
+
+def check_slices(slices: Sequence[int], out: torch.Tensor, most: int | None = None) -> None:
+    if sum(slices) != out.shape[1]:
+        raise ValueError(f"Slices {tuple(slices)} do not add up to the output's {out.shape[1]} columns.")
+    if most is not None and len(slices) > most:
+        raise ValueError(f"A linear of {len(slices)} slices; at most {most} are supported.")
+
+
+@functools.cache
+def dependent_launches(device: torch.device) -> bool:
+    """Whether a launch may begin before the one it depends on has ended (Hopper and later)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -1,0 +1,22 @@
+"""What the Triton kernels of operations by low rank share."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def dot(left, right, sums):
+    if _INTERPRETED:  # the interpreter multiplies bfloat16 as if its bits were integers
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left, right, sums, input_precision="ieee")
+
+
+@triton.jit
+def tile_at(tiles_ptr, tile):
+    """A tile's slot (-1: there is no such tile), its first position in the order of rows, and its rows."""
+    at = tiles_ptr + 3 * tile
+    return tl.load(at), tl.load(at + 1), tl.load(at + 2)
