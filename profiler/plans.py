@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from profiler.estimate import tp_fits
+from profiler.shards import tp_fits
 from profiler.types import ModelSpec, Plan
 
 UNCOMPRESSED = "none"
@@ -22,8 +22,9 @@ def candidate_plans(
 ) -> tuple[Plan, ...]:
     """Every (TP, PP) with TP x PP <= devices that the engine can launch, fewest ranks first.
 
-    The KV cache holds `concurrency` sequences of `max_model_len` tokens. Empty when no technique in
-    `compression` can be planned yet: `no_plan_reason` says so. Raises ValueError for impossible settings.
+    The KV cache holds `concurrency` sequences of `max_model_len` tokens. There are slots for variants only
+    where the model can have some. Empty when no technique in `compression` can be planned yet:
+    `no_plan_reason` says so. Raises ValueError for impossible settings.
     """
     _check(spec, devices, max_model_len, concurrency, max_variants, max_lora_rank)
     if not allows_uncompressed(compression):
@@ -41,8 +42,8 @@ def candidate_plans(
             quantization=UNCOMPRESSED,
             max_model_len=max_model_len,
             kv_cache_tokens=concurrency * max_model_len,
-            max_variants=max_variants,
-            max_lora_rank=max_lora_rank,
+            max_variants=max_variants if spec.adaptable else 0,
+            max_lora_rank=max_lora_rank if spec.adaptable else 0,
         )
         for tp, pp in sorted(splits, key=lambda split: (split[0] * split[1], split))
     )

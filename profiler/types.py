@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from profiler.linears import Heads, Linear, Sharding
+
 
 @dataclass(frozen=True)
 class ModelSpec:
     """The architecture of a base model, from its `config.json` and safetensors headers.
 
-    `linear_shapes` maps each adaptable module (`q_proj`, ..., `down_proj`) to (out, in) features.
-    `layer_shapes` has every tensor of a hidden layer by its name below `model.layers.N.`, `other_shapes`
-    every other one by its full name; there is no `lm_head.weight` when the head is `tied` to the embedding.
+    `linear_shapes` maps each adaptable module (`q_proj`, ..., `down_proj`) to (out, in) features; it is empty
+    when variants of this architecture cannot be served. `linears` has every linear layer of a hidden layer,
+    experts included, by its name below `layer_prefix`N. (`linears_of` for records without it).
+    `layer_shapes` has every tensor of a hidden layer by such names, `other_shapes` every other one by its
+    full name; there is no head when it is `tied` to the embedding. `intermediate_size` is the MLP's width, of
+    one expert where there are many. In `sliding_layers` layers a token attends to the last `sliding_window`.
     `fingerprint` tells checkpoints apart (profiler/fingerprint.py); empty when it was not computed.
     """
 
@@ -31,6 +36,28 @@ class ModelSpec:
     other_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     tied: bool = False
     fingerprint: str = ""
+    linears: dict[str, Linear] = field(default_factory=dict)
+    layer_prefix: str = "model.layers."
+    embedding: str = "model.embed_tokens.weight"
+    head: str = "lm_head.weight"
+    intermediate_size: int = 0
+    sliding_window: int | None = None
+    sliding_layers: int = 0
+    allreduces_per_layer: int = 2
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(self.num_heads, self.num_kv_heads, self.head_dim)
+
+    @property
+    def adaptable(self) -> bool:
+        """Whether variants of this model can be served."""
+        return bool(self.linear_shapes)
+
+    @property
+    def sliding_share(self) -> float:
+        """Which share of the layers has a sliding window."""
+        return self.sliding_layers / self.num_layers
 
     @property
     def weight_bytes(self) -> int:
@@ -40,6 +67,28 @@ class ModelSpec:
     def kv_bytes_per_token_per_layer(self) -> int:
         """Keys and values of one token in one layer, unsharded."""
         return 2 * self.num_kv_heads * self.head_dim * self.dtype_bytes
+
+
+# How Llama's modules are sharded: what the first records, without `linears`, mean.
+_LLAMA = {
+    "q_proj": Sharding.HEADS,
+    "k_proj": Sharding.KV_HEADS,
+    "v_proj": Sharding.KV_HEADS,
+    "o_proj": Sharding.ROW,
+    "gate_proj": Sharding.COLUMN,
+    "up_proj": Sharding.COLUMN,
+    "down_proj": Sharding.ROW,
+}
+
+
+def adaptable_linears(spec: ModelSpec) -> dict[str, Linear]:
+    """The modules that variants may change, by short name, without biases."""
+    return {name: Linear(*shape, _LLAMA[name]) for name, shape in spec.linear_shapes.items()}
+
+
+def linears_of(spec: ModelSpec) -> dict[str, Linear]:
+    """Every linear layer of a hidden layer; of records that know only the adaptable ones, those."""
+    return spec.linears or adaptable_linears(spec)
 
 
 @dataclass(frozen=True)

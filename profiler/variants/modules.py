@@ -17,6 +17,15 @@ MODULE_NAME = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,3})\.(self_attn|mlp)\.
 LAYER_TENSOR = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,3})\.([\w.]+)", re.ASCII)
 
 
+def require_adaptable(base: ModelSpec) -> None:
+    """Raises AdapterError when no variant of this base can be served, whatever it is."""
+    if not base.adaptable:
+        raise AdapterError(
+            f"adapters and deltas on {base.architecture} are not supported yet; supported bases are Llama, "
+            "Mistral, Qwen2 and Qwen3"
+        )
+
+
 def module_names(base: ModelSpec) -> list[str]:
     """The full name of every adaptable module, layer by layer."""
     layers = range(base.num_layers)

@@ -9,6 +9,7 @@ from profiler.files import is_file, read_json, shown
 from profiler.types import ModelSpec
 from profiler.variants import boft, lora, sparse, svd
 from profiler.variants.delta import DELTA, open_delta
+from profiler.variants.modules import require_adaptable
 from profiler.variants.peft import CONFIG
 from profiler.variants.types import Manifest, VariantKind, VariantLimits, VariantSpec
 
@@ -24,6 +25,7 @@ def read_manifest(folder: Path, base: ModelSpec, limits: VariantLimits) -> Manif
     Raises CheckpointError when files are missing, corrupt or incomplete, AdapterError when they are sound
     but do not fit the base or need what the engine lacks. Tensor data is not read: `verify` does that.
     """
+    require_adaptable(base)
     has_delta, has_peft = is_file(folder / DELTA), is_file(folder / CONFIG)
     if has_delta and has_peft:
         raise CheckpointError(f"{folder} holds both {DELTA} and {CONFIG}; keep the one that is meant")

@@ -18,7 +18,7 @@ from profiler.checkpoint import block_of, read_model
 from profiler.errors import AdapterError
 from profiler.types import ModelSpec, TensorRef
 from profiler.variants.delta import DELTA, FORMAT, FULL_FILE, VERSION, layer_file
-from profiler.variants.modules import EMBEDDING, HEAD
+from profiler.variants.modules import EMBEDDING, HEAD, require_adaptable
 from profiler.variants.reading import read_variant
 from profiler.variants.types import SVD_GROUP, VariantKind, VariantLimits, VariantSpec
 from profiler.weight_files import locate
@@ -128,8 +128,11 @@ class _Job:
         self.full: dict[str, Any] = {}
 
     def check_alike(self) -> None:
-        """Raises AdapterError unless both have one architecture and shape; the head may be tied or not."""
+        """Raises AdapterError unless both have one architecture and shape, and that can have variants; the
+        head may be tied or not.
+        """
         a, b = self.spec, self.tuned_spec
+        require_adaptable(a)
         for what, left, right in (
             ("architecture", a.architecture, b.architecture),
             ("number of layers", a.num_layers, b.num_layers),

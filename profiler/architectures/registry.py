@@ -1,0 +1,70 @@
+"""Which architectures are known, and the way from a parsed config.json to a `Description`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from profiler.architectures import falcon, gemma, gpt, llama, moe, phi
+from profiler.architectures.description import Description
+from profiler.architectures.reader import ConfigReader
+from profiler.files import shown
+
+# All of them are served by vLLM 0.26 (GPU) and 0.32 (CPU); options of theirs that one of the two has no
+# code for are refused by their families.
+FAMILIES: dict[str, Callable[[ConfigReader], Description]] = {
+    "LlamaForCausalLM": llama.llama,
+    "MistralForCausalLM": llama.mistral,
+    "Qwen2ForCausalLM": llama.qwen2,
+    "Qwen3ForCausalLM": llama.qwen3,
+    "GemmaForCausalLM": gemma.gemma,
+    "Gemma2ForCausalLM": gemma.gemma2,
+    "Gemma3ForCausalLM": gemma.gemma3,
+    "PhiForCausalLM": phi.phi,
+    "Phi3ForCausalLM": phi.phi3,
+    "FalconForCausalLM": falcon.falcon,
+    "GPTJForCausalLM": gpt.gptj,
+    "GPTNeoXForCausalLM": gpt.gpt_neox,
+    "MixtralForCausalLM": moe.mixtral,
+    "Qwen2MoeForCausalLM": moe.qwen2_moe,
+    "Qwen3MoeForCausalLM": moe.qwen3_moe,
+}
+# More tensors than any published model has; naming so many would take a while.
+MAX_TENSORS = 250_000
+
+
+def describe(raw: Mapping[str, Any], where: Path) -> Description:
+    """Check a parsed config.json, which lies at `where`; raises CheckpointError naming the offending key."""
+    reader = ConfigReader(raw, where)
+    family = FAMILIES[_architecture(reader)]
+    _refuse_quantized(reader)
+    description = family(reader)
+    count = description.layers * sum(linear.experts for linear in description.linears.values())
+    if count > MAX_TENSORS:
+        reader.refuse(f"{count} matrices in {description.layers} layers; at most {MAX_TENSORS} are read")
+    return description
+
+
+def _architecture(reader: ConfigReader) -> str:
+    names, known = reader.raw.get("architectures"), ", ".join(FAMILIES)
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        reader.refuse(f'"architectures" must name one of {known}, got {shown(names)}')
+    name: str = names[0]
+    if name not in FAMILIES:
+        reader.refuse(
+            f"architecture {name[:80]} is not supported: how its tensors are named and sharded is not known "
+            f"here; supported are {known}"
+        )
+    return name
+
+
+def _refuse_quantized(reader: ConfigReader) -> None:
+    found = reader.raw.get("quantization_config")
+    if not found:
+        return
+    method = found.get("quant_method") if isinstance(found, dict) else found
+    reader.refuse(
+        f"describes a checkpoint quantized by {shown(method) if method else 'an unnamed method'} "
+        "(quantization_config); no quantized checkpoints are served yet, register the unquantized one"
+    )

@@ -1,0 +1,106 @@
+"""The linear layers of a hidden layer, and how tensor parallelism cuts them. Pure arithmetic.
+
+The rules are vLLM's (0.26 to 0.32): QKVParallelLinear, MergedColumnParallelLinear, RowParallelLinear,
+ReplicatedLinear, FusedMoE.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+EXPERT = "*"  # stands for the number of an expert in the names of tensors
+
+
+class Sharding(StrEnum):
+    """Which part of a weight (out, in) a rank holds.
+
+    HEADS      rows of its query heads
+    KV_HEADS   rows of its key or value heads; ranks share a head where there are more ranks than heads
+    QKV        the three above, fused into one weight
+    COLUMN     an equal share of the rows
+    ROW        an equal share of the columns; ranks' outputs are summands
+    REPLICATED all of it
+    """
+
+    HEADS = "heads"
+    KV_HEADS = "kv_heads"
+    QKV = "qkv"
+    COLUMN = "column"
+    ROW = "row"
+    REPLICATED = "replicated"
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Numbers of heads, and the features of each."""
+
+    query: int
+    kv: int
+    dim: int
+
+    def kv_of_rank(self, tp: int) -> int:
+        """Key (or value) heads that one of `tp` ranks holds: at least one, shared if need be."""
+        return max(1, self.kv // tp)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One linear layer, or one of each expert's: `experts` of them, of which a token passes `active`.
+
+    `fused` equal matrices are stacked in its rows (gate and up in one: 2); each is cut by itself.
+    """
+
+    out: int
+    into: int
+    sharding: Sharding
+    bias: bool = False
+    fused: int = 1
+    experts: int = 1
+    active: int = 1
+
+    @property
+    def elements(self) -> int:
+        """Numbers stored in a layer, all experts and biases included."""
+        return self.experts * (self.out * self.into + self.out * self.bias)
+
+    def shard(self, tp: int, heads: Heads) -> tuple[int, int]:
+        """(out, in) of one rank's part, of one expert."""
+        match self.sharding:
+            case Sharding.HEADS:
+                return heads.query // tp * heads.dim, self.into
+            case Sharding.KV_HEADS:
+                return heads.kv_of_rank(tp) * heads.dim, self.into
+            case Sharding.QKV:
+                return (heads.query // tp + 2 * heads.kv_of_rank(tp)) * heads.dim, self.into
+            case Sharding.COLUMN:
+                return self.out // tp, self.into
+            case Sharding.ROW:
+                return self.out, self.into // tp
+            case Sharding.REPLICATED:
+                return self.out, self.into
+
+    def shard_elements(self, tp: int, heads: Heads) -> int:
+        """Numbers that one rank holds of it; a bias is cut like the rows."""
+        out, into = self.shard(tp, heads)
+        return self.experts * (out * into + out * self.bias)
+
+    def problem(self, name: str, tp: int) -> str | None:
+        """Why `tp` ranks cannot share it, None if they can. Heads are the caller's to check."""
+        if self.sharding is Sharding.COLUMN and self.out // self.fused % tp:
+            return f"the {self.out // self.fused} outputs of {name} do not divide by {tp}"
+        if self.sharding is Sharding.ROW and self.into % tp:
+            return f"the {self.into} inputs of {name} do not divide by {tp}"
+        if self.experts > 1 and tp > self.experts:
+            return f"{tp} ranks are more than the {self.experts} experts of {name}"
+        return None
+
+
+def distinct_experts(experts: int, active: int, tokens: float) -> float:
+    """How many of `experts` are expected to be hit when each of `tokens` picks `active` different ones.
+
+    A router that has no favourites is assumed: an expert is missed by one token with probability
+    1 - active / experts. Real routers hit somewhat fewer.
+    """
+    missed: float = (1 - active / experts) ** tokens
+    return experts * (1 - missed)

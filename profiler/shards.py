@@ -1,0 +1,102 @@
+"""What one rank holds of a model, in bytes, for a degree of tensor parallelism. Pure arithmetic."""
+
+from __future__ import annotations
+
+from profiler.linears import Sharding, distinct_experts
+from profiler.types import ModelSpec, Plan, adaptable_linears, linears_of
+
+VOCAB_PADDING = 64  # vLLM pads the vocabulary to this multiple before it shards it
+
+
+def tp_fits(spec: ModelSpec, tensor_parallel: int) -> bool:
+    """Whether vLLM can shard this model so."""
+    return tp_problem(spec, tensor_parallel) is None
+
+
+def tp_problem(spec: ModelSpec, tensor_parallel: int) -> str | None:
+    """Why vLLM cannot shard this model so: heads, KV heads (or copies), linears, experts, vocabulary."""
+    tp, kv = tensor_parallel, spec.num_kv_heads
+    if tp < 1:
+        return f"tensor parallelism of {tp} is not positive"
+    if spec.num_heads % tp:
+        return f"{spec.num_heads} heads cannot be split {tp} ways"
+    if kv % tp and tp % kv:
+        return f"{kv} KV heads can be neither split nor copied {tp} ways"
+    if padded_vocab(spec) % tp:
+        return f"a padded vocabulary of {padded_vocab(spec)} cannot be split {tp} ways"
+    problems = (linear.problem(name, tp) for name, linear in linears_of(spec).items())
+    return next((problem for problem in problems if problem), None)
+
+
+def layer_shard_bytes(spec: ModelSpec, tp: int) -> int:
+    """A rank's part of a hidden layer: linear layers are sharded, norms (and biases of old records) whole."""
+    linears = linears_of(spec).values()
+    whole = spec.layer_weight_bytes - sum(linear.elements for linear in linears) * spec.dtype_bytes
+    return whole + sum(linear.shard_elements(tp, spec.heads) for linear in linears) * spec.dtype_bytes
+
+
+def layer_moved_bytes(spec: ModelSpec, tp: int, tokens: float) -> float:
+    """What a rank reads of a layer's weights in a pass of `tokens`: all but the experts that none hits."""
+    idle = sum(
+        (1 - distinct_experts(linear.experts, linear.active, tokens) / linear.experts)
+        * linear.shard_elements(tp, spec.heads)
+        for linear in linears_of(spec).values()
+    )
+    return layer_shard_bytes(spec, tp) - idle * spec.dtype_bytes
+
+
+def active_shard_elements(spec: ModelSpec, tp: int) -> int:
+    """A rank's weights of a layer that one token is multiplied with: of the experts only those it passes."""
+    total = 0
+    for linear in linears_of(spec).values():
+        out, into = linear.shard(tp, spec.heads)
+        total += linear.active * out * into
+    return total
+
+
+def mlp_width(spec: ModelSpec, tp: int) -> int:
+    """Features of a token that a rank holds between the MLP's two halves: gate and up, of all its experts.
+
+    With experts each also returns a hidden state of its own before they are added up.
+    """
+    total = 0
+    for linear in linears_of(spec).values():
+        if linear.sharding is Sharding.COLUMN:
+            total += linear.active * linear.shard(tp, spec.heads)[0]
+        elif linear.experts > 1 and linear.sharding is Sharding.ROW:
+            total += linear.active * linear.out
+    return total
+
+
+def kv_bytes_per_token(spec: ModelSpec, tp: int) -> int:
+    """Keys and values of one token in one layer on one rank; KV heads are replicated when TP exceeds them."""
+    return 2 * spec.heads.kv_of_rank(tp) * spec.head_dim * spec.dtype_bytes
+
+
+def lora_slot_bytes(spec: ModelSpec, plan: Plan) -> int:
+    """A LoRA adapter of the largest allowed rank on all adaptable modules: one layer's part on one rank.
+
+    A is (rank, in) and B is (out, rank); column-parallel layers shard B, row-parallel ones A.
+    """
+    tp = plan.tensor_parallel
+    shards = (linear.shard(tp, spec.heads) for linear in adaptable_linears(spec).values())
+    return plan.max_lora_rank * spec.dtype_bytes * sum(out + into for out, into in shards)
+
+
+def vocab_table_bytes(spec: ModelSpec, tp: int) -> int:
+    """A rank's shard of the embedding or of the head: (padded vocabulary / TP, hidden)."""
+    return padded_vocab(spec) // tp * spec.hidden_size * spec.dtype_bytes
+
+
+def outer_bytes(spec: ModelSpec) -> int:
+    """Beside embedding and head: the last norm and the head's bias. Whole, on the last stage."""
+    tables = (1 if head_is_embedding(spec) else 2) * spec.vocab_size * spec.hidden_size * spec.dtype_bytes
+    return spec.other_weight_bytes - tables
+
+
+def head_is_embedding(spec: ModelSpec) -> bool:
+    return spec.other_weight_bytes < 2 * spec.vocab_size * spec.hidden_size * spec.dtype_bytes
+
+
+def padded_vocab(spec: ModelSpec) -> int:
+    return -(-spec.vocab_size // VOCAB_PADDING) * VOCAB_PADDING
