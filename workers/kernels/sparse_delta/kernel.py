@@ -196,10 +196,11 @@ def _dots(d0, d1, d2, d3, x0, x1, x2, x3):
 
 
 @triton.jit
-def _sum_four_bits(arena, values_at, masks_at, scales_at, num_scales, pair, half, outputs, x_rows, valid,
-                   num_groups, first_block, last_block, blocks_per_scale, DTYPE: tl.constexpr,
-                   FAST: tl.constexpr, ALIGNED: tl.constexpr, PAIRS: tl.constexpr, GROUPS: tl.constexpr,
-                   ROWS: tl.constexpr):  # fmt: skip
+def _sums(arena, values_at, masks_at, scales_at, num_scales, pair, half, outputs, x_rows, valid, num_groups,
+          first_block, last_block, blocks_per_scale, BITS: tl.constexpr, DTYPE: tl.constexpr,
+          FAST: tl.constexpr, ALIGNED: tl.constexpr, PAIRS: tl.constexpr, GROUPS: tl.constexpr,
+          ROWS: tl.constexpr):  # fmt: skip
+    """The products of a pair's first row and of its second, each [PAIRS, ROWS]."""
     per_scale = num_groups // num_scales
     if ALIGNED:
         per_scale = tl.multiple_of(per_scale, 16)
@@ -220,43 +221,13 @@ def _sum_four_bits(arena, values_at, masks_at, scales_at, num_scales, pair, half
         second = tl.load(
             values + half.to(tl.int64) * num_groups + at, mask=has_second[:, None] & inside[None, :], other=0
         )
-        mask = tl.load(masks + at, mask=has_first[:, None] & inside[None, :], other=0)
+        if BITS == 4:
+            mask = tl.load(masks + at, mask=has_first[:, None] & inside[None, :], other=0)
+            a0, a1, a2, a3, b0, b1, b2, b3 = four_bits(first, second, mask, DTYPE, FAST)
+        else:
+            a0, a1, a2, a3 = two_bits(first, DTYPE, FAST)
+            b0, b1, b2, b3 = two_bits(second, DTYPE, FAST)
         x0, x1, x2, x3 = _columns(x_rows, groups, inside[:, None] & valid[None, :])
-        a0, a1, a2, a3, b0, b1, b2, b3 = four_bits(first, second, mask, DTYPE, FAST)
-        first_scale = tl.load(scales + scale * outputs + pair, mask=has_first, other=0)
-        second_scale = tl.load(scales + scale * outputs + half + pair, mask=has_second, other=0)
-        first_sum += _dots(a0, a1, a2, a3, x0, x1, x2, x3) * first_scale.to(tl.float32)[:, None]
-        second_sum += _dots(b0, b1, b2, b3, x0, x1, x2, x3) * second_scale.to(tl.float32)[:, None]
-    return first_sum, second_sum
-
-
-@triton.jit
-def _sum_two_bits(arena, values_at, scales_at, num_scales, pair, half, outputs, x_rows, valid,
-                  num_groups, first_block, last_block, blocks_per_scale, DTYPE: tl.constexpr,
-                  FAST: tl.constexpr, ALIGNED: tl.constexpr, PAIRS: tl.constexpr, GROUPS: tl.constexpr,
-                  ROWS: tl.constexpr):  # fmt: skip
-    per_scale = num_groups // num_scales
-    if ALIGNED:
-        per_scale = tl.multiple_of(per_scale, 16)
-    values = arena + values_at
-    scales = (arena + scales_at).to(tl.pointer_type(tl.float16))
-    has_first = pair < half
-    has_second = half + pair < outputs
-    first_sum = tl.zeros((PAIRS, ROWS), tl.float32)
-    second_sum = tl.zeros((PAIRS, ROWS), tl.float32)
-    for block in tl.range(first_block, last_block):
-        scale = block // blocks_per_scale
-        start = scale * per_scale + (block % blocks_per_scale) * GROUPS
-        groups = start + tl.arange(0, GROUPS)
-        inside = groups < (scale + 1) * per_scale
-        at = pair.to(tl.int64)[:, None] * num_groups + groups[None, :]
-        first = tl.load(values + at, mask=has_first[:, None] & inside[None, :], other=0)
-        second = tl.load(
-            values + half.to(tl.int64) * num_groups + at, mask=has_second[:, None] & inside[None, :], other=0
-        )
-        x0, x1, x2, x3 = _columns(x_rows, groups, inside[:, None] & valid[None, :])
-        a0, a1, a2, a3 = two_bits(first, DTYPE, FAST)
-        b0, b1, b2, b3 = two_bits(second, DTYPE, FAST)
         first_scale = tl.load(scales + scale * outputs + pair, mask=has_first, other=0)
         second_scale = tl.load(scales + scale * outputs + half + pair, mask=has_second, other=0)
         first_sum += _dots(a0, a1, a2, a3, x0, x1, x2, x3) * first_scale.to(tl.float32)[:, None]
@@ -320,14 +291,16 @@ def _sbmm(out, x, partials, counters, arena, table, tiles, order, out_stride, x_
     first_block = split * per_split
     last_block = tl.minimum(first_block + per_split, blocks)
     if bits == 4:
-        first_sum, second_sum = _sum_four_bits(
+        first_sum, second_sum = _sums(
             arena, values_at, masks_at, scales_at, num_scales, pair, half, outputs, x_rows, valid, num_groups,
-            first_block, last_block, blocks_per_scale, x.dtype.element_ty, FAST, ALIGNED, PAIRS, GROUPS, ROWS,
+            first_block, last_block, blocks_per_scale, 4, x.dtype.element_ty, FAST, ALIGNED, PAIRS, GROUPS,
+            ROWS,
         )  # fmt: skip
     else:
-        first_sum, second_sum = _sum_two_bits(
-            arena, values_at, scales_at, num_scales, pair, half, outputs, x_rows, valid, num_groups,
-            first_block, last_block, blocks_per_scale, x.dtype.element_ty, FAST, ALIGNED, PAIRS, GROUPS, ROWS,
+        first_sum, second_sum = _sums(
+            arena, values_at, masks_at, scales_at, num_scales, pair, half, outputs, x_rows, valid, num_groups,
+            first_block, last_block, blocks_per_scale, 2, x.dtype.element_ty, FAST, ALIGNED, PAIRS, GROUPS,
+            ROWS,
         )  # fmt: skip
 
     if SPLITS > 1:
