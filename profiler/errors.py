@@ -2,6 +2,7 @@
 
 CheckpointError   missing, truncated, corrupt or unsupported files     (controlplane: SourceUnreadable)
 AdapterError      a sound adapter that does not fit its base or us     (controlplane: AdapterMismatch)
+MeasurementError  a file that does not hold measurements             (controlplane: SourceUnreadable)
 """
 
 from __future__ import annotations
@@ -13,3 +14,7 @@ class CheckpointError(ValueError):
 
 class AdapterError(ValueError):
     """The adapter's files are sound but it cannot be served on this base. Same kind of message."""
+
+
+class MeasurementError(ValueError):
+    """A file of measurements cannot be used. Same kind of message."""

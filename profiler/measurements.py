@@ -1,0 +1,166 @@
+"""What was measured of a model on a device: times and memory of one way to run it, and what to measure.
+
+Plain data, kept as JSON lines, so that estimators work from files alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from profiler.errors import MeasurementError
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to start the engine. `layers_per_stage` of a fingerprint sums to its few hidden layers.
+
+    `quantization` and `kv_dtype` are the engine's names; "none" and "auto" leave the model as it is.
+    """
+
+    layers_per_stage: tuple[int, ...]
+    tensor_parallel: int = 1
+    quantization: str = "none"
+    kv_dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not self.layers_per_stage or min(self.layers_per_stage) < 1 or self.tensor_parallel < 1:
+            raise ValueError(f"expected stages of at least one layer and TP of at least 1, got {self}")
+
+    @property
+    def layers(self) -> int:
+        return sum(self.layers_per_stage)
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor_parallel * len(self.layers_per_stage)
+
+
+@dataclass(frozen=True, order=True)
+class Point:
+    """A load: `batch` requests at once, each of `input_tokens`."""
+
+    batch: int
+    input_tokens: int
+
+    def __post_init__(self) -> None:
+        if min(self.batch, self.input_tokens) < 1:
+            raise ValueError(f"expected at least one request of at least one token, got {self}")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Medians over repeats, in seconds. All requests arrive at once at an idle engine.
+
+    `ttft_s` is the mean over the requests, `ttft_last_s` that of the last; `tpot_s` the time of a step
+    while all of them decode, after `output_tokens` / 2 tokens in the mean; `latency_s` until the last
+    request ends. `device_step_s` has, by rank, the time of such a step on the device itself, and is empty
+    where the device cannot tell.
+    """
+
+    setting: Setting
+    point: Point
+    output_tokens: int
+    ttft_s: float
+    ttft_last_s: float
+    tpot_s: float
+    latency_s: float
+    device_step_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes on one rank: its weights, what a forward pass takes at its peak, captured graphs, what the
+    runtime and its communication take beside these, and the KV cache with its tokens."""
+
+    weights: int
+    activations: int
+    graphs: int
+    runtime: int
+    kv_cache: int
+    kv_tokens: int
+
+    @property
+    def without_kv_cache(self) -> int:
+        return self.weights + self.activations + self.graphs + self.runtime
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Memory of every rank, and the seconds it took to start the engine."""
+
+    setting: Setting
+    ranks: tuple[RankMemory, ...]
+    start_s: float
+
+
+Measurement = Timing | Footprint
+_KINDS: dict[str, type[Timing] | type[Footprint]] = {"timing": Timing, "footprint": Footprint}
+_TYPES: dict[str, TypeAdapter[Any]] = {kind: TypeAdapter(type_) for kind, type_ in _KINDS.items()}
+
+
+def to_line(measurement: Measurement) -> str:
+    kind = next(kind for kind, type_ in _KINDS.items() if isinstance(measurement, type_))
+    return json.dumps({"kind": kind, **dataclasses.asdict(measurement)})
+
+
+def from_lines(lines: Iterable[str], source: str) -> Iterator[Measurement]:
+    """Raises MeasurementError, naming `source` and the line, for what is no measurement."""
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield _parse(line, f"{source}, line {number}")
+
+
+def _parse(line: str, where: str) -> Measurement:
+    try:
+        raw = json.loads(line)
+        kind = raw.pop("kind")
+        return _TYPES[kind].validate_python(raw)  # type: ignore[no-any-return]
+    except ValidationError as e:
+        first = e.errors()[0]
+        at = ".".join(map(str, first["loc"]))
+        raise MeasurementError(f"{where}: {at}: {first['msg']}, got {str(first['input'])[:80]}") from e
+    except (ValueError, KeyError, AttributeError, TypeError) as e:
+        expected = " or ".join(_KINDS)
+        raise MeasurementError(
+            f'{where}: expected a JSON object whose "kind" is {expected}, got {line[:80]!r}'
+        ) from e
+
+
+def read(path: Path) -> tuple[Measurement, ...]:
+    """All measurements of a file; a last line that a crash cut short is left out. Raises MeasurementError."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as e:
+        raise MeasurementError(f"{path} cannot be read: {e.strerror}") from e
+    return tuple(from_lines(text[: text.rfind("\n") + 1].splitlines(), str(path)))
+
+
+class Log:
+    """Appends measurements to a file as they are made; each is on disk before the next begins."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        if path.exists():
+            _drop_cut_line(path)
+
+    def append(self, measurement: Measurement) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(to_line(measurement) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _drop_cut_line(path: Path) -> None:
+    raw = path.read_bytes()
+    whole = raw.rfind(b"\n") + 1
+    if whole < len(raw):
+        with path.open("r+b") as file:
+            file.truncate(whole)

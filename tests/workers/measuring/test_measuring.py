@@ -1,0 +1,78 @@
+"""The measuring process on the real engine: what it writes, and that it goes on where it was stopped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import random_variants
+
+from profiler.measurements import Footprint, Point, Setting, Timing, read
+from workers.measuring.job import Job
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SHAPE = {
+    "hidden_size": 128,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "intermediate_size": 128,
+    "vocab_size": 1024,
+    "max_position_embeddings": 512,
+}
+POINTS = (Point(1, 16), Point(3, 40))
+
+
+def measured(job: Job, tmp_path: Path) -> str:
+    request = tmp_path / "job.json"
+    request.write_text(job.model_dump_json())
+    done = subprocess.run(
+        [sys.executable, "-m", "workers.measuring", str(request)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("stages", [(2,), (1, 1)])
+def test_every_point_is_measured_once(tmp_path: Path, stages: tuple[int, ...]) -> None:
+    folder = random_variants.write_tiny_base(tmp_path / "model", **SHAPE)
+    (folder / "model.safetensors").unlink()  # no weight is read
+    job = Job(
+        folder=folder,
+        out=tmp_path / "found.jsonl",
+        setting=Setting(stages),
+        points=POINTS[:1],
+        device_kind="cpu",
+        device_bytes=1 << 30,
+        dtype="float32",
+        output_tokens=6,
+        repeats=1,
+        max_model_len=128,
+        graphs=False,
+        own_process=False,
+    )
+    measured(job, tmp_path)
+    before = read(job.out)
+    assert [type(m) for m in before] == [Footprint, Timing]
+    if len(stages) > 1:
+        return
+    printed = measured(job.model_copy(update={"points": POINTS}), tmp_path)
+    assert "1/1 batch 3, 40 tokens in" in printed
+    found = read(job.out)
+    assert found[:2] == before
+    footprint, *timings = found
+    assert isinstance(footprint, Footprint)
+    assert [m.point for m in timings if isinstance(m, Timing)] == list(POINTS)
+    assert all(0 < m.ttft_s <= m.ttft_last_s < m.latency_s for m in timings if isinstance(m, Timing))
+    assert len(footprint.ranks) == 1
+    assert footprint.ranks[0].without_kv_cache > 10 << 20
+    assert footprint.ranks[0].kv_tokens >= 128

@@ -1,0 +1,68 @@
+"""vLLM as a measuring job wants it: made-up weights, one setting, a bounded share of each device."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from workers.measuring.job import Job
+from workers.vllm_environment import set_environment
+
+PROBE = "workers.measuring.probe.Probe"
+CPU_RANK = "workers.cpu_rank.CpuRank"
+KV_CACHE_BYTES = 1 << 30  # of a measured model on a CPU
+# On H200s, vLLM 0.26 cannot capture graphs with TP unless these two passes are off.
+TP_PASSES = {"pass_config": {"fuse_allreduce_rms": False, "enable_sp": False}}
+
+
+def start(job: Job) -> Any:
+    """A `vllm.LLM`. Takes 20 to 100 s."""
+    _set_environment(job)
+    from vllm import LLM
+
+    return LLM(**options(job))
+
+
+def options(job: Job) -> dict[str, Any]:
+    setting = job.setting
+    chosen: dict[str, Any] = {
+        "model": str(job.folder),
+        "dtype": job.dtype,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "enable_prefix_caching": False,
+        "max_model_len": job.max_model_len,
+        "max_num_seqs": max(point.batch for point in job.points),
+        "tensor_parallel_size": setting.tensor_parallel,
+        "pipeline_parallel_size": len(setting.layers_per_stage),
+        "kv_cache_dtype": setting.kv_dtype,
+        "worker_extension_cls": PROBE,
+        "disable_log_stats": True,
+        "enforce_eager": not job.graphs,
+    }
+    if setting.quantization != "none":
+        chosen["quantization"] = setting.quantization
+    if setting.world_size > 1:
+        chosen["distributed_executor_backend"] = "mp"
+    if job.device_kind == "cpu":
+        chosen["worker_cls"] = CPU_RANK
+    else:
+        chosen["gpu_memory_utilization"] = _share(job)
+        if setting.tensor_parallel > 1 and job.graphs:
+            chosen["compilation_config"] = TP_PASSES
+    return chosen
+
+
+def _share(job: Job) -> float:
+    """vLLM takes this much of each device's whole memory, whatever others use."""
+    import torch
+
+    totals = [torch.cuda.get_device_properties(i).total_memory for i in range(job.setting.world_size)]
+    return min(0.95, job.device_bytes / max(totals))
+
+
+def _set_environment(job: Job) -> None:
+    set_environment(job.setting.layers_per_stage, job.setting.tensor_parallel, KV_CACHE_BYTES)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(job.own_process))
+    os.environ["VLLM_PLUGINS"] = ""  # the model alone: variants are not measured here
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

@@ -1,0 +1,33 @@
+"""What a measuring process is asked to do. Plain data, as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from profiler.measurements import Point, Setting
+
+
+class Job(BaseModel):
+    """Measure the model in `folder` (config and tokenizer; weights are made up) in one `setting`.
+
+    At most `device_bytes` of each device are used, and no point is begun after `seconds`. Measurements are
+    appended to `out`; points it already has are not measured again.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    folder: Path
+    out: Path
+    setting: Setting
+    points: tuple[Point, ...] = Field(min_length=1)
+    device_kind: str  # "cpu" or "cuda"
+    device_bytes: int = Field(gt=0)
+    dtype: str = "bfloat16"
+    output_tokens: int = Field(default=32, ge=4)
+    repeats: int = Field(default=3, ge=1)
+    seconds: float = Field(default=600.0, gt=0)
+    max_model_len: int = Field(default=4096, ge=8)
+    graphs: bool = True
+    own_process: bool = True  # the engine's core in a process beside its client, as in production

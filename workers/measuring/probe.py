@@ -1,0 +1,83 @@
+"""A part of every rank's worker that tells its memory, and the device's own time of each step."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import torch
+
+
+class Probe:
+    """Mixed into vLLM's worker (`worker_extension_cls`); its methods are called by name on every rank."""
+
+    # of vLLM's worker
+    model_runner: Any
+    cache_config: Any
+    vllm_config: Any
+
+    def probe_memory(self) -> dict[str, int]:
+        """Bytes, as vLLM found them when it started (see RankMemory).
+
+        On a CPU `runtime` is all else that the process has touched, weights that vLLM has packed among it;
+        nothing of the KV cache is, before the first request.
+        """
+        kv_cache = sum(tensor.nbytes for tensor in _tensors(getattr(self.model_runner, "kv_caches", [])))
+        blocks, block = self.cache_config.num_gpu_blocks or 0, self.cache_config.block_size
+        weights = int(getattr(self.model_runner, "model_memory_usage", 0)) or self._parameter_bytes()
+        on_cpu = max(0, psutil.Process().memory_info().rss - weights)
+        return {
+            "weights": weights,
+            "activations": int(getattr(self, "peak_activation_memory", 0)),
+            "graphs": int(getattr(self, "cudagraph_memory_estimate", 0)),
+            "runtime": int(getattr(self, "non_torch_memory", on_cpu)),
+            "kv_cache": kv_cache,
+            "kv_tokens": blocks * block,
+        }
+
+    def _parameter_bytes(self) -> int:
+        """A tied head is the embedding's memory and counts once."""
+        held = {p.data_ptr(): p.nbytes for p in self.model_runner.get_model().parameters()}
+        return sum(held.values())
+
+    def probe_begin(self) -> None:
+        """Time every replay of a captured graph from now on; there are none on a CPU."""
+        self._timed: dict[int, list[tuple[Any, Any]]] = {}
+        if torch.cuda.is_available():
+            self._replay = torch.cuda.CUDAGraph.replay
+            _patch(_timing(self._replay, self._timed))
+
+    def probe_end(self) -> float:
+        """Median seconds of the graph replayed most often since `probe_begin`, which is that of a decode
+        step; 0 if there was none. (A prefill replays each of its pieces once.)"""
+        if not self._timed:
+            return 0.0
+        torch.cuda.synchronize()
+        _patch(self._replay)
+        replays = max(self._timed.values(), key=len)
+        return float(statistics.median(begin.elapsed_time(end) for begin, end in replays)) / 1e3
+
+
+def _patch(replay: Callable[[Any], None]) -> None:
+    setattr(torch.cuda.CUDAGraph, "replay", replay)  # noqa: B010  # vLLM calls the class's method
+
+
+def _timing(replay: Callable[[Any], None], timed: dict[int, list[tuple[Any, Any]]]) -> Callable[[Any], None]:
+    def replay_timed(graph: Any) -> None:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        replay(graph)
+        end.record()
+        timed.setdefault(id(graph), []).append((begin, end))
+
+    return replay_timed
+
+
+def _tensors(found: Any) -> list[torch.Tensor]:
+    """Every distinct tensor in nested lists: layers may share one."""
+    if isinstance(found, torch.Tensor):
+        return [found]
+    nested = [tensor for part in found or () for tensor in _tensors(part)]
+    return list({tensor.untyped_storage().data_ptr(): tensor for tensor in nested}.values())

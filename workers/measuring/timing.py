@@ -1,0 +1,91 @@
+"""One load on an engine that is otherwise idle: when each token came."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from profiler.measurements import Point, Setting, Timing
+
+VOCABULARY = 1000  # prompts use ids 10 to this; every model has more
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """By request, the seconds after the start at which each of its tokens came."""
+
+    tokens: tuple[tuple[float, ...], ...]
+
+    @property
+    def first(self) -> list[float]:
+        return [times[0] for times in self.tokens]
+
+    @property
+    def end(self) -> float:
+        return max(times[-1] for times in self.tokens)
+
+    @property
+    def step_s(self) -> float:
+        """Mean time of a token while all requests decode: from the last one's first token to the first
+        one's last; where none overlap so long, over each request's own tokens."""
+        begin, stop = max(self.first), min(times[-1] for times in self.tokens)
+        together = [sum(begin < at <= stop for at in times) for times in self.tokens]
+        if min(together) >= 2:
+            spans = [
+                [at for at in times if begin <= at <= stop] for times in self.tokens
+            ]  # the request whose first token is `begin` includes it; the others' spans begin just after
+            return statistics.mean((s[-1] - s[0]) / (len(s) - 1) for s in spans if len(s) > 1)
+        return statistics.mean((times[-1] - times[0]) / (len(times) - 1) for times in self.tokens)
+
+
+def run(llm: Any, point: Point, tokens: int, seed: int) -> Arrivals:
+    """Send `point.batch` requests at once and wait for `tokens` tokens of each (at least 2)."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    engine = llm.llm_engine
+    sampling = SamplingParams(
+        max_tokens=tokens,
+        temperature=0,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+    times: dict[str, list[float]] = {}
+    start = time.perf_counter()
+    for number in range(point.batch):
+        name = f"{seed}-{number}"
+        times[name] = []
+        prompt = {"prompt_token_ids": prompt_of(point.input_tokens, seed * 1009 + number)}
+        engine.add_request(name, prompt, sampling)
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+        now = time.perf_counter() - start
+        for output in outputs:
+            times[output.request_id] += [now] * len(output.outputs[0].token_ids)
+    return Arrivals(tuple(tuple(found) for found in times.values()))
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return [10 + (seed * 7919 + 104729 * i) % (VOCABULARY - 10) for i in range(length)]
+
+
+def timing(
+    setting: Setting, point: Point, tokens: int, runs: list[Arrivals], device_step_s: tuple[float, ...]
+) -> Timing:
+    def median(of: Callable[[Arrivals], float]) -> float:
+        return statistics.median(of(run) for run in runs)
+
+    return Timing(
+        setting,
+        point,
+        tokens,
+        ttft_s=median(lambda run: statistics.mean(run.first)),
+        ttft_last_s=median(lambda run: max(run.first)),
+        tpot_s=median(lambda run: run.step_s),
+        latency_s=median(lambda run: run.end),
+        device_step_s=device_step_s,
+    )
