@@ -151,6 +151,11 @@ def limit_variants(deployment: Deployment, limit: int) -> Deployment:
     if deployment.phase is Phase.DELETING or deployment.placement is None:
         raise errors.NotReady(f"'{name}' is {deployment.phase}; wait until it is Deployed")
     slots = deployment.placement.plan.max_variants
+    if not slots:
+        raise errors.InvalidRequest(
+            f"'{name}' has no slots for variants; on its architecture they are not supported yet",
+            param="maxActiveVariants",
+        )
     if not 1 <= limit <= slots:
         raise errors.InvalidRequest(
             f"expected 1 to {slots} variants at once, for '{name}' has {slots} slots; got {limit}; "

@@ -11,10 +11,10 @@ class EngineConfig:
     """Everything a worker needs to start its engine. `name` is the base model's name.
 
     `memory_bytes` is what the plan gives one rank; `kv_cache_bytes` its part for keys and values,
-    `variant_memory_bytes` its part for the `max_variants` variants that may run at once.
-    `variant_host_bytes` of each rank's host memory keep more of them ready; only variants of
-    `variant_kinds` are accepted. `max_active_variants` is how many may run at once to begin with
-    (DeltaZip's N); 0: as many as there are slots.
+    `variant_memory_bytes` its part for the `max_variants` variants that may run at once. With 0 of them the
+    engine serves its base alone. `variant_host_bytes` of each rank's host memory keep more of them ready;
+    only variants of `variant_kinds` are accepted. `max_active_variants` is how many may run at once to begin
+    with (DeltaZip's N); 0: as many as there are slots.
     """
 
     engine: str

@@ -16,6 +16,7 @@ from typing import Any, cast
 from workers import torch_stack
 from workers.asgi import AsgiApp
 from workers.messages import EngineConfig, EngineResidency, VariantRef
+from workers.no_variants import NoVariants
 from workers.residency import residency_of
 from workers.scheduling.client import VariantClient, new_address
 from workers.variant_metrics import READ_SECONDS
@@ -31,7 +32,7 @@ _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 class VllmEngine:
     """One AsyncLLM, its application, and the LoRA requests by variant name."""
 
-    def __init__(self, llm: Any, app: Any, version: str, client: VariantClient) -> None:
+    def __init__(self, llm: Any, app: Any, version: str, client: VariantClient | NoVariants) -> None:
         self._llm = llm
         self._app = app
         self._client = client
@@ -44,7 +45,7 @@ class VllmEngine:
         """Start vLLM as `config` says. Takes 20 to 60 s on a CPU."""
         torch_stack.check()
         _set_environment(config)
-        address = os.environ[ADDRESS_VARIABLE] = new_address()
+        address = os.environ[ADDRESS_VARIABLE] = new_address()  # its scheduler's, if it has variants
         vllm = _vllm()
         args = vllm["parse"](engine_arguments(config))
         engine_args = vllm["AsyncEngineArgs"].from_cli_args(args)
@@ -54,7 +55,8 @@ class VllmEngine:
         await vllm["init_app_state"](llm, app.state, args, tasks)
         # vLLM's handler of a dead engine ends its own server by this; Ray Serve replaces us instead.
         app.state.server = SimpleNamespace(should_exit=False)
-        return cls(llm, app, vllm["version"], VariantClient(address))
+        client = VariantClient(address) if config.max_variants else NoVariants()
+        return cls(llm, app, vllm["version"], client)
 
     @property
     def app(self) -> AsgiApp:
@@ -135,11 +137,14 @@ def engine_arguments(config: EngineConfig) -> list[str]:
         "--max-num-seqs": config.max_num_seqs,
         "--tensor-parallel-size": config.tensor_parallel,
         "--pipeline-parallel-size": len(config.layers_per_stage),
-        "--max-loras": config.max_variants,
-        "--max-lora-rank": slot_rank(config.max_lora_rank),
-        "--scheduler-cls": SCHEDULER,
-        "--additional-config": json.dumps(variant_config(config).as_json()),
     }
+    if config.max_variants:
+        arguments |= {
+            "--max-loras": config.max_variants,
+            "--max-lora-rank": slot_rank(config.max_lora_rank),
+            "--scheduler-cls": SCHEDULER,
+            "--additional-config": json.dumps(variant_config(config).as_json()),
+        }
     if _on_cpu():
         arguments["--worker-cls"] = "workers.cpu_rank.CpuRank"
     else:
@@ -147,8 +152,9 @@ def engine_arguments(config: EngineConfig) -> list[str]:
         arguments["--gpu-memory-utilization"] = _gpu_share(config.memory_bytes)
     flat = [str(part) for pair in arguments.items() for part in pair]
     logging_flag = "--enable-log-requests" if config.log_requests else "--no-enable-log-requests"
-    switches = ("--enable-lora", "--disable-fastapi-docs", logging_flag)
-    return [*flat, *switches]
+    # vLLM refuses to start with adapters on an architecture that it has none for.
+    adapters = ["--enable-lora"] if config.max_variants else []
+    return [*flat, *adapters, "--disable-fastapi-docs", logging_flag]
 
 
 def variant_config(config: EngineConfig) -> VariantConfig:
