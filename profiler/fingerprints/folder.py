@@ -1,0 +1,65 @@
+"""A folder from which an engine starts a fingerprint: config and tokenizer, without any weights.
+
+The engine is told to make up the weights (vLLM's `--load-format dummy`): what a layer costs does not
+depend on the numbers in it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from profiler.errors import CheckpointError
+from profiler.files import is_file, read_json
+from profiler.fingerprints.config import fingerprint_config
+
+CONFIG = "config.json"
+# Beside the config, all that engines read before weights; those that are there are copied.
+SMALL_FILES = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+MAX_FILE_BYTES = 64_000_000  # the largest tokenizers have about 35 MB
+
+
+def write_fingerprint(folder: Path, target: Path, layers: int) -> Path:
+    """Write the fingerprint of `layers` hidden layers of the checkpoint in `folder` to the new `target`.
+
+    Returns `target`, which is there as a whole or not at all. Raises CheckpointError as
+    `fingerprint_config`, and when files cannot be read, are too large, or `target` cannot be made.
+    """
+    where = folder / CONFIG
+    config = fingerprint_config(read_json(where), layers, where)
+    partial = target.with_name(f"{target.name}.partial")
+    if target.exists():
+        raise CheckpointError(f"{target} exists already; remove it first, or choose another folder")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)  # left behind by a process that was killed
+        partial.mkdir(parents=True)
+        (partial / CONFIG).write_text(json.dumps(config, indent=1))
+        for name in SMALL_FILES:
+            _copy(folder / name, partial / name)
+        partial.rename(target)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {target}: {error.strerror}; check the disk") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def _copy(source: Path, target: Path) -> None:
+    if not is_file(source):
+        return
+    size = source.stat().st_size
+    if size > MAX_FILE_BYTES:
+        raise CheckpointError(f"{source} has {size} bytes, more than the {MAX_FILE_BYTES} allowed")
+    shutil.copyfile(source, target)
