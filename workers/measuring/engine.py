@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from workers.measuring import repeating
 from workers.measuring.job import Job
 from workers.vllm_environment import set_environment
 
@@ -64,5 +65,7 @@ def _share(job: Job) -> float:
 def _set_environment(job: Job) -> None:
     set_environment(job.setting.layers_per_stage, job.setting.tensor_parallel, KV_CACHE_BYTES)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(job.own_process))
+    if job.distinct_layers:
+        os.environ[repeating.VARIABLE] = str(job.distinct_layers)
     os.environ["VLLM_PLUGINS"] = ""  # the model alone: variants are not measured here
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

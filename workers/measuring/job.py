@@ -28,6 +28,7 @@ class Job(BaseModel):
     output_tokens: int = Field(default=32, ge=4)
     repeats: int = Field(default=3, ge=1)
     seconds: float = Field(default=600.0, gt=0)
+    distinct_layers: int = Field(default=0, ge=0)  # held by each stage and repeated; 0: all
     max_model_len: int = Field(default=4096, ge=8)
     graphs: bool = True
     own_process: bool = True  # the engine's core in a process beside its client, as in production

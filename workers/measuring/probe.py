@@ -9,6 +9,10 @@ from typing import Any
 import psutil
 import torch
 
+from workers.measuring import repeating
+
+repeating.install()  # vLLM imports this module before it builds a rank's part of the model
+
 
 class Probe:
     """Mixed into vLLM's worker (`worker_extension_cls`); its methods are called by name on every rank."""

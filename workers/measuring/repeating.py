@@ -1,0 +1,60 @@
+"""A model as deep as the real one that holds only a few hidden layers, each of which runs many times.
+
+MaverIQ's fingerprints (section 5.1) have one or two layers because all are alike, but so shallow a model
+does not run like the deep one: the host, not the device, sets its pace, its pipeline has nothing to overlap,
+and its graphs are small. Here layer i is layer i mod `distinct`: the engine launches, captures and
+schedules exactly what it would for the whole model, with the weights and KV cache of `distinct` layers.
+What it computes is nonsense; what it takes is not, as long as the distinct layers do not fit the device's
+cache.
+
+It takes the place of vLLM's offloader that does nothing, through which every architecture makes its layers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+VARIABLE = "OSTINATO_DISTINCT_LAYERS"
+
+
+def install() -> None:
+    """In every process that builds a part of the model, before it does; does nothing without VARIABLE."""
+    if VARIABLE in os.environ:
+        from vllm.model_executor.offloader.base import NoopOffloader
+
+        NoopOffloader.wrap_modules = _repeated
+
+
+def _repeated(self: Any, modules: Iterator[Any], *others: Any) -> list[Any]:
+    """Build the first few of `modules`, and repeat them for the layers of this pipeline stage."""
+    layers = _layers_of_stage()
+    distinct = list(islice(modules, min(layers, int(os.environ[VARIABLE]))))
+    repeated = [distinct[i % len(distinct)] for i in range(layers)]
+    _repeat_experts(len(distinct), layers)
+    return repeated
+
+
+def _layers_of_stage() -> int:
+    from vllm.distributed.parallel_state import get_pp_group
+    from vllm.distributed.utils import get_pp_indices
+
+    total = _config().model_config.hf_text_config.num_hidden_layers
+    stage = get_pp_group()
+    start, end = get_pp_indices(total, stage.rank_in_group, stage.world_size)
+    return int(end - start)
+
+
+def _repeat_experts(distinct: int, layers: int) -> None:
+    """vLLM counts calls of expert layers against a list of their names."""
+    names = getattr(_config().compilation_config, "static_all_moe_layers", None)
+    if names:
+        names[:] = [names[i % distinct] for i in range(layers)]
+
+
+def _config() -> Any:
+    from vllm.config import get_current_vllm_config
+
+    return get_current_vllm_config()
