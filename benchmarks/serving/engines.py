@@ -1,0 +1,134 @@
+"""The two engines: vLLM with the same flags; only what a variant is differs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import gpu_engine
+from benchmarks.serving import deltas
+from benchmarks.serving.settings import GIB, Settings, SwapConfig
+from workers.scheduling.client import new_address
+from workers.variants.config import ADDRESS_VARIABLE, VariantConfig
+
+CAPTURED = [1, 2, 4, 8, 16, 24, 32, 48, 64]
+ARENA_SLACK = 1.01  # a variant's arrays are aligned in the arena
+PINNING = "PYTORCH_ALLOC_CONF"
+EXACT_PINNING = "pinned_max_round_threshold_mb:64"  # not known to every torch
+
+
+def prepare_files(settings: Settings, engine: str) -> list[Path]:
+    """The base, and for ours distinct deltas of it on disk; where variants lie, in turn."""
+    base = gpu_engine.write_dummy_base(settings.work / "base", settings.shape)
+    if engine == "baseline":
+        return [base]
+
+    def write(number: int) -> Path:
+        folder = settings.work / f"delta-{settings.bits}bit-{number}"
+        return deltas.write(base, settings.shape, folder, settings.bits, number)
+
+    with ThreadPoolExecutor() as pool:  # hashing and writing let go of the interpreter
+        return list(pool.map(write, range(settings.payloads)))
+
+
+def delta_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def options(settings: Settings, engine: str) -> dict[str, Any]:
+    """vLLM's arguments."""
+    common: dict[str, Any] = {
+        "model": str(settings.work / "base"),
+        "dtype": "bfloat16",
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": settings.max_batched_tokens,
+        "disable_log_stats": True,
+        "enable_lora": True,
+        "max_lora_rank": 8,  # vLLM wants one; neither side has LoRAs
+        "compilation_config": {"cudagraph_capture_sizes": CAPTURED},
+    }
+    if torch.cuda.is_available():
+        common |= {
+            "kv_cache_memory_bytes": int(settings.kv_gib * GIB),
+            "gpu_memory_utilization": 0.95,
+        }
+    return common | (ours(settings) if engine == "ours" else baseline(settings))
+
+
+def ours(settings: Settings) -> dict[str, Any]:
+    size = delta_bytes(settings.work / f"delta-{settings.bits}bit-0")
+    arena = int(settings.slots * size * ARENA_SLACK) + (64 << 20)
+    host = host_bytes(settings.host_gib, size, EXACT_PINNING in os.environ.get(PINNING, ""))
+    config = VariantConfig(settings.slots, arena, host, 8, kinds=("sparse_delta",))
+    return {
+        "max_loras": settings.slots,
+        "scheduler_cls": "workers.scheduling.scheduler.make_scheduler",
+        "additional_config": config.as_json(),
+    }
+
+
+def host_bytes(gib: float, size: int, exact: bool) -> int:
+    """Of variants of that size: torch rounds page-locked blocks up to powers of two unless told not to."""
+    taken = size if exact else 1 << (size - 1).bit_length()
+    return int(gib * GIB / taken) * size + (1 << 20)
+
+
+def baseline(settings: Settings) -> dict[str, Any]:
+    config = VariantConfig(settings.resident, 0, 0, 8, kinds=("sparse_delta",))
+    own = SwapConfig(settings.host_copies, settings.quantum)
+    return {
+        "max_loras": settings.resident,
+        "scheduler_cls": "benchmarks.serving.turns.make_scheduler",
+        "worker_cls": "benchmarks.serving.whole_models.WholeModelWorker",
+        "additional_config": {**config.as_json(), **own.as_json()},
+    }
+
+
+def set_environment(settings: Settings) -> None:
+    """Before vLLM is imported; its processes inherit it."""
+    os.environ.update(
+        VLLM_USE_FLASHINFER_SAMPLER="0",
+        VLLM_LOGGING_LEVEL="WARNING",
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_HOST_IP="127.0.0.1",
+        VLLM_WORKER_MULTIPROC_METHOD="spawn",
+        VLLM_CPU_KVCACHE_SPACE="1",
+        HF_HUB_OFFLINE="1",
+    )
+    os.environ[ADDRESS_VARIABLE] = new_address()
+    if settings.shape_name != "tiny" and _knows(EXACT_PINNING):
+        os.environ[PINNING] = EXACT_PINNING
+
+
+def _knows(option: str) -> bool:
+    """Whether torch's allocator takes the option here."""
+    tried = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import torch; torch.empty(1, device='cuda'); torch.empty(1, pin_memory=True)",
+        ],
+        env={**os.environ, PINNING: option},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return tried.returncode == 0 and "nrecognized" not in tried.stdout
+
+
+def start(settings: Settings, engine: str) -> Any:
+    """vLLM's AsyncLLM, in whose engine process everything happens."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**options(settings, engine)))

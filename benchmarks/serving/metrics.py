@@ -1,0 +1,74 @@
+"""What a case came to. Pure.
+
+A request that was not done when its case was given up counts as if it had been done at that moment, so times
+of an engine that fell behind are lower bounds; `unfinished` says how many those are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+TTFT_GOALS_S = (0.5, 1.0, 5.0)
+E2E_GOALS_S = (5.0, 10.0, 20.0)
+COMPARED = ("requests_per_s", "tokens_per_s", "e2e_mean_s", "e2e_p90_s", "ttft_mean_s", "ttft_p90_s")
+
+
+@dataclass
+class Outcome:
+    """Of one request: seconds since it was sent; None for what had not happened when it was given up, after
+    `given_up_s`."""
+
+    ttft_s: float | None = None
+    e2e_s: float | None = None
+    tokens: int = 0
+    given_up_s: float = 0.0
+
+
+def summary(outcomes: Sequence[Outcome], duration_s: float) -> dict[str, Any]:
+    """Of one case. `duration_s` is from its start to its last request's end."""
+    ttft = np.array([o.given_up_s if o.ttft_s is None else o.ttft_s for o in outcomes])
+    e2e = np.array([o.given_up_s if o.e2e_s is None else o.e2e_s for o in outcomes])
+    finished = sum(o.e2e_s is not None for o in outcomes)
+    met_e2e = [o.e2e_s for o in outcomes if o.e2e_s is not None]
+    met_ttft = [o.ttft_s for o in outcomes if o.ttft_s is not None]
+    return {
+        "requests": len(outcomes),
+        "unfinished": len(outcomes) - finished,
+        "duration_s": round(duration_s, 3),
+        "requests_per_s": round(finished / duration_s, 4),
+        "tokens_per_s": round(sum(o.tokens for o in outcomes) / duration_s, 2),
+        **_spread("ttft", ttft),
+        **_spread("e2e", e2e),
+        "ttft_within": _within(met_ttft, TTFT_GOALS_S, len(outcomes)),
+        "e2e_within": _within(met_e2e, E2E_GOALS_S, len(outcomes)),
+    }
+
+
+def _spread(name: str, values: Any) -> dict[str, float]:
+    p50, p90, p99 = np.percentile(values, [50, 90, 99])
+    found = {"mean": values.mean(), "p50": p50, "p90": p90, "p99": p99}
+    return {f"{name}_{what}_s": round(float(value), 4) for what, value in found.items()}
+
+
+def _within(values: Sequence[float], goals: Sequence[float], requests: int) -> dict[str, float]:
+    """The share of all requests that met each goal."""
+    return {f"{goal:g}": round(sum(v <= goal for v in values) / requests, 4) for goal in goals}
+
+
+def ratios(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Ours to the baseline's, for each case that both have; one entry for each of our settings."""
+    cases = [row for row in rows if "case" in row and "requests" in row]
+    baselines = {row["case"]: row for row in cases if row["engine"] == "baseline"}
+    return [
+        {
+            "case": row["case"],
+            "limit": row.get("limit"),
+            **{name: round(row[name] / baselines[row["case"]][name], 4) for name in COMPARED},
+        }
+        for row in cases
+        if row["engine"] == "ours" and row["case"] in baselines
+    ]

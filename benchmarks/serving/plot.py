@@ -1,0 +1,77 @@
+"""Draws what `benchmarks.serving` measured: times and throughput against the rate of requests.
+
+    python -m benchmarks.serving.plot RESULT.json [RESULT.json ...]
+
+Writes RESULT.png beside the first file; several files are read as one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.serving.workload import parse_case
+
+PANELS = (
+    ("e2e_mean_s", "mean E2E, s", "log"),
+    ("ttft_mean_s", "mean TTFT, s", "log"),
+    ("requests_per_s", "finished requests per s", "linear"),
+)
+TITLES = {"zipf": "Zipf-1.5", "uniform": "uniform", "azure": "DeltaZip's Azure traces"}
+COLOURS = {"ours": "tab:blue", "baseline": "tab:red"}
+
+
+def lines(rows: Sequence[dict[str, Any]], kind: str) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """The measured cases of one kind, ordered by rate, by engine and how many variants may run."""
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        if "requests" not in row or parse_case(row["case"]).kind != kind:
+            continue
+        point = {**row, "rate": parse_case(row["case"]).rate}
+        found.setdefault((row["engine"], row["limit"]), []).append(point)
+    return {key: sorted(points, key=lambda point: point["rate"]) for key, points in found.items()}
+
+
+def draw(rows: Sequence[dict[str, Any]], target: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    by_kind = {kind: found for kind in TITLES if (found := lines(rows, kind))}
+    figure, grid = plt.subplots(
+        len(PANELS),
+        len(by_kind),
+        figsize=(4 * len(by_kind), 9),
+        squeeze=False,
+        sharex="col",
+        layout="constrained",
+    )
+    for column, (kind, found) in enumerate(by_kind.items()):
+        for row, (name, label, scale) in enumerate(PANELS):
+            axes = grid[row][column]
+            for index, ((engine, limit), points) in enumerate(sorted(found.items())):
+                what = f"{engine}, N={limit}" if engine == "ours" else f"whole models, {limit} on the GPU"
+                axes.plot(
+                    [p["rate"] for p in points],
+                    [p[name] for p in points],
+                    marker="os^v"[index % 4],
+                    color=COLOURS[engine],
+                    label=what,
+                )
+            axes.set(yscale=scale, ylabel=label if not column else "")
+            axes.grid(alpha=0.3)
+        grid[0][column].set_title(TITLES[kind])
+        grid[-1][column].set_xlabel("requests per s")
+    grid[0][0].legend(fontsize=8)
+    figure.savefig(target, dpi=120)
+
+
+def main() -> None:
+    files = [Path(name) for name in sys.argv[1:]]
+    rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
+    draw(rows, files[0].with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""The serving benchmark's requests and figures, against closed forms and hand-made cases."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks.serving import workload
+from benchmarks.serving.metrics import Outcome, ratios, summary
+from benchmarks.serving.taking_turns import Turns
+from benchmarks.serving.workload import Request, parse_case
+
+LENGTHS = [(10, 20), (30, 40), (50, 60)]
+
+
+def test_a_trace_is_taken_as_it_is() -> None:
+    entries = [
+        {"prompt": "x" * 9, "timestamp": 2.5, "model": "delta-9", "max_tokens": 171},
+        {"prompt": "", "timestamp": 1.0, "model": "base-model", "max_tokens": 3},
+    ]
+    text = "\n".join(json.dumps(entry) for entry in entries)
+    assert workload.trace_requests(text, 32, 2048) == [Request(1.0, 0, 1, 3), Request(2.5, 9, 4, 171)]
+    assert workload.trace_requests(text, 4, 2048)[1].variant == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "clipped"),
+    [
+        ((10, 20), (10, 20)),
+        ((5000, 20), (80, 20)),
+        ((5000, 900), (50, 50)),
+        ((1, 0), (1, 1)),
+        ((0, 5), (1, 5)),
+    ],
+)
+def test_lengths_fit(given: tuple[int, int], clipped: tuple[int, int]) -> None:
+    assert workload.clip(*given, 100) == clipped
+
+
+def test_azures_columns() -> None:
+    rows = [
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        "2023-11-16 18:15:46,374,44",
+        "2023-11-16 18:15:50,4000,109",
+    ]
+    assert workload.azure_lengths("\n".join(rows), 2048) == [(374, 44), (1939, 109)]
+
+
+def test_popularity() -> None:
+    assert workload.popularity(4, "uniform") == pytest.approx([0.25] * 4)
+    shares = workload.popularity(32, "zipf")
+    total = math.fsum(1 / i**1.5 for i in range(1, 33))
+    assert shares == pytest.approx([1 / i**1.5 / total for i in range(1, 33)])
+
+
+@pytest.mark.parametrize("cv", [0.5, 1.0, 3.0])
+def test_gaps_have_the_mean_and_variation_asked_for(cv: float) -> None:
+    times = workload.arrivals(8.0, 20_000, cv, np.random.default_rng(1))
+    gaps = np.diff(times)
+    assert times.min() >= 0
+    assert times.max() < 20_000
+    assert (gaps >= 0).all()
+    assert gaps.mean() == pytest.approx(1 / 8, rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
+
+
+def test_poisson_counts() -> None:
+    """The number of arrivals in a second has its mean for its variance."""
+    times = workload.arrivals(4.0, 10_000, 1.0, np.random.default_rng(2))
+    counts = np.bincount(times.astype(int), minlength=10_000)
+    assert counts.mean() == pytest.approx(4, rel=0.05)
+    assert counts.var() == pytest.approx(4, rel=0.05)
+
+
+def test_synthetic_requests_repeat_and_differ_in_who_is_asked_only() -> None:
+    zipf, uniform = (
+        workload.synthetic(parse_case(f"{kind}@5"), 400, 32, LENGTHS, seed=7) for kind in ("zipf", "uniform")
+    )
+    assert zipf == workload.synthetic(parse_case("zipf@5"), 400, 32, LENGTHS, seed=7)
+    strip = [(r.at_s, r.prompt_tokens, r.output_tokens) for r in zipf]
+    assert strip == [(r.at_s, r.prompt_tokens, r.output_tokens) for r in uniform]
+    assert {lengths for _, *lengths_ in strip for lengths in [tuple(lengths_)]} == set(LENGTHS)
+    asked = np.bincount([r.variant for r in zipf], minlength=33) / len(zipf)
+    assert asked[0] == 0
+    assert asked[1:] == pytest.approx(workload.popularity(32, "zipf"), abs=0.03)
+    assert len({r.variant for r in uniform}) == 32
+
+
+def test_prompts_share_no_prefix() -> None:
+    request = Request(0, 1, 100, 5)
+    one, other = (workload.prompt_ids(request, index, 1, 2000) for index in (0, 1))
+    assert len(one) == 100
+    assert one == workload.prompt_ids(request, 0, 1, 2000)
+    assert one[:5] != other[:5]
+    assert min(one) >= 3
+    assert max(one) < 2000
+
+
+def test_cases() -> None:
+    assert parse_case("azure@0.5").rate == 0.5
+    assert parse_case("zipf@4:cv=3").cv == 3
+    with pytest.raises(ValueError, match="expected a case such as"):
+        parse_case("zipf4")
+
+
+def test_requests_given_up_count_with_the_time_until_then() -> None:
+    outcomes = [
+        Outcome(0.1, 1.0, 10),
+        Outcome(0.3, 3.0, 10),
+        Outcome(0.6, None, 4, 8.0),
+        Outcome(None, None, 0, 6.0),
+    ]
+    found = summary(outcomes, 10.0)
+    assert (found["requests"], found["unfinished"]) == (4, 2)
+    assert (found["requests_per_s"], found["tokens_per_s"]) == (0.2, 2.4)
+    assert found["e2e_mean_s"] == pytest.approx((1 + 3 + 8 + 6) / 4)
+    assert found["ttft_p50_s"] == pytest.approx((0.3 + 0.6) / 2)
+    assert found["ttft_within"] == {"0.5": 0.5, "1": 0.75, "5": 0.75}
+    assert found["e2e_within"] == {"5": 0.5, "10": 0.5, "20": 0.5}
+
+
+def test_ratios_pair_cases() -> None:
+    def row(engine: str, case: str, value: float, limit: int) -> dict[str, object]:
+        names = ("requests_per_s", "tokens_per_s", "e2e_mean_s", "e2e_p90_s", "ttft_mean_s", "ttft_p90_s")
+        return {"engine": engine, "case": case, "limit": limit, "requests": 3, **dict.fromkeys(names, value)}
+
+    rows = [row("ours", "zipf@1", 2.0, 24), row("ours", "zipf@1", 4.0, 8), row("ours", "zipf@2", 1.0, 8)]
+    rows += [{"engine": "baseline", "start_s": 3}, row("baseline", "zipf@1", 8.0, 8)]
+    found = [(r["case"], r["limit"], r["e2e_mean_s"]) for r in ratios(rows)]
+    assert found == [("zipf@1", 24, 0.25), ("zipf@1", 8, 0.5)]
+
+
+def test_models_take_turns() -> None:
+    turns = Turns(2)
+    steps = [
+        turns.next(runnable)
+        for runnable in [{1, 3}, {1, 3}, {1, 3}, {1, 2, 3}, {1, 2, 3}, {2}, set(), {2, 5}]
+    ]
+    assert steps == [1, 1, 3, 3, 1, 2, None, 2]
+    assert turns.next({2, 5}) == 5
+    turns.end()
+    assert turns.next({2, 5}) == 2
