@@ -82,8 +82,6 @@ def _require_alike(reader: ConfigReader) -> None:
 
 def _qwen_window(reader: ConfigReader) -> Window:
     """vLLM has no windows for some layers of these families; published models use none."""
-    layers = reader.positive("num_hidden_layers")
-    reader.layer_types(layers)
     on = reader.flag("use_sliding_window")
     reader.must("use_sliding_window", not on, "false", "the engine has no windows for this family")
     return Window()

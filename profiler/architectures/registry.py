@@ -40,6 +40,8 @@ def describe(raw: Mapping[str, Any], where: Path) -> Description:
     family = FAMILIES[_architecture(reader)]
     _refuse_quantized(reader)
     description = family(reader)
+    reader.layer_types(description.layers)  # fingerprints cut these two, whatever the family
+    reader.natural("max_window_layers", 0)
     count = description.layers * sum(linear.experts for linear in description.linears.values())
     if count > MAX_TENSORS:
         reader.refuse(f"{count} matrices in {description.layers} layers; at most {MAX_TENSORS} are read")
