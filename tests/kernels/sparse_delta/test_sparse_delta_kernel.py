@@ -18,8 +18,7 @@ from workers.kernels.sparse_delta import kernel
 
 ON_GPU = torch.cuda.is_available() and os.environ["TRITON_INTERPRET"] != "1"
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
-DTYPES = [torch.float16, torch.float32]  # the interpreter multiplies no bfloat16
-DTYPES += [torch.bfloat16] if ON_GPU else []
+DTYPES = [torch.float16, torch.float32, torch.bfloat16]
 WHOLE = kernel.Config(pairs=16, groups=16, rows=16, splits=1, warps=4, stages=2)
 SPLIT = kernel.Config(pairs=16, groups=16, rows=8, splits=3, warps=4, stages=2)
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}

@@ -4,6 +4,11 @@ A program holds 2 * PAIRS output rows (the rows that share mask bytes) of one ti
 the product's first operand and the batch's rows its second, so that 16 rows suffice for tensor cores.
 The four positions of a group of columns are four products over the same groups (`x[:, j::4]`, j = 0..3):
 expanded weights never need to be interleaved back into columns.
+
+While decoding, bfloat16 weights are left in excess by a number of their position: to subtract it would be an
+instruction for every two weights, of which these kernels run out before memory does. The excess times the
+batch's rows is subtracted from the sums instead, which takes half as many products again. Sums of 256 columns
+that are at most 136 times too large lose nothing that bfloat16 could tell.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
+from workers.kernels.low_rank.kernel import dot
 from workers.kernels.rows import LARGE_BLOCK, Rows
 from workers.kernels.sparse_delta.layout import ALIGNED_COLUMNS, FIELDS, GROUP
 
@@ -23,46 +29,61 @@ ALIGNED_GROUPS = ALIGNED_COLUMNS // GROUP
 # Of one delta: more would fill an H200 sooner where there is one delta, and cost more where there are eight.
 ENOUGH_PROGRAMS = 128
 KEPT_COUNTERS = 1 << 16
+MOST_ROWS_OF_EXCESS = 16
+
+
+@triton.constexpr_function
+def _excess(position: int, bits: int) -> int:
+    """How much more than its value a weight is at each position of a group, where it is left so."""
+    return 128 + 8 if bits == 4 else (128, 32, 8, 8)[position] + 2
 
 
 @triton.jit
-def _four_bits_plain(first, second, masks, DTYPE: tl.constexpr):
-    """What `_four_bits_fast` does, in Triton: for other types, and where there is no PTX."""
-    a0, a1, a2, a3 = _four_bits_of_row(first, masks & 15, DTYPE)
-    b0, b1, b2, b3 = _four_bits_of_row(second, masks >> 4, DTYPE)
+def _weight(value, J: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr, EXCESS: tl.constexpr):
+    if EXCESS:
+        value += _excess(J, BITS)
+    return value.to(tl.float32).to(DTYPE)  # the interpreter knows no other way to bfloat16
+
+
+@triton.jit
+def _four_bits_plain(first, second, masks, DTYPE: tl.constexpr, EXCESS: tl.constexpr):
+    """What the PTX below does, in Triton: for other types, and where there is no PTX."""
+    a0, a1, a2, a3 = _four_bits_of_row(first, masks & 15, DTYPE, EXCESS)
+    b0, b1, b2, b3 = _four_bits_of_row(second, masks >> 4, DTYPE, EXCESS)
     return a0, a1, a2, a3, b0, b1, b2, b3
 
 
 @triton.jit
-def _four_bits_of_row(values, mask, DTYPE: tl.constexpr):
-    low = (values & 15).to(tl.int8) - 8
-    high = (values >> 4).to(tl.int8) - 8
+def _four_bits_of_row(values, mask, DTYPE: tl.constexpr, EXCESS: tl.constexpr):
+    low = (values & 15).to(tl.int32) - 8
+    high = (values >> 4).to(tl.int32) - 8
     zero = tl.zeros_like(low)
     d0 = tl.where((mask & 1) != 0, low, zero)
     d1 = tl.where((mask & 2) != 0, tl.where((mask & 1) != 0, high, low), zero)
     d2 = tl.where((mask & 4) != 0, tl.where((mask & 8) != 0, low, high), zero)
     d3 = tl.where((mask & 8) != 0, high, zero)
-    return d0.to(DTYPE), d1.to(DTYPE), d2.to(DTYPE), d3.to(DTYPE)
+    return (_weight(d0, 0, 4, DTYPE, EXCESS), _weight(d1, 1, 4, DTYPE, EXCESS),
+            _weight(d2, 2, 4, DTYPE, EXCESS), _weight(d3, 3, 4, DTYPE, EXCESS))  # fmt: skip
 
 
 @triton.jit
-def _two_bits_plain(codes, DTYPE: tl.constexpr):
-    d0 = (codes & 3).to(tl.int8) - 2
-    d1 = ((codes >> 2) & 3).to(tl.int8) - 2
-    d2 = ((codes >> 4) & 3).to(tl.int8) - 2
-    d3 = (codes >> 6).to(tl.int8) - 2
-    return d0.to(DTYPE), d1.to(DTYPE), d2.to(DTYPE), d3.to(DTYPE)
+def _two_bits_plain(codes, DTYPE: tl.constexpr, EXCESS: tl.constexpr):
+    codes = codes.to(tl.int32)
+    return (_weight((codes & 3) - 2, 0, 2, DTYPE, EXCESS),
+            _weight(((codes >> 2) & 3) - 2, 1, 2, DTYPE, EXCESS),
+            _weight(((codes >> 4) & 3) - 2, 2, 2, DTYPE, EXCESS),
+            _weight((codes >> 6) - 2, 3, 2, DTYPE, EXCESS))  # fmt: skip
 
 
-def _four_bits_ptx(kind: str, magic: int, offset: int) -> str:
-    """Four groups of two rows at a time, a byte each. `offset`: the magic number plus 8, twice.
+def _four_bits_ptx(magic: int, finish: str) -> str:
+    """Four groups of two rows at a time, a byte each.
 
     A code's byte below the magic number's high byte is the float `magic + code`; what was dropped has
-    code 8, which is 0 once the offset is subtracted.
+    code 8. `finish` subtracts the excess, or nothing.
     """
     lines = [
-        ".reg .b32 v0, v1, m0, m1, m2, m3, t, d, magic, eights, offset;",
-        f"mov.b32 magic, {magic:#x}; mov.b32 eights, 0x08080808; mov.b32 offset, {offset:#x};",
+        ".reg .b32 v0, v1, m0, m1, m2, m3, t, d, magic, eights;",
+        f"mov.b32 magic, {magic:#x}; mov.b32 eights, 0x08080808;",
     ]
     for row in range(2):
         values, shift = f"${16 + row}", 4 * row
@@ -81,29 +102,24 @@ def _four_bits_ptx(kind: str, magic: int, offset: int) -> str:
             lines += [
                 pick,
                 f"prmt.b32 {even}, d, magic, 0x4140; prmt.b32 {odd}, d, magic, 0x4342;",
-                f"sub.{kind} {even}, {even}, offset; sub.{kind} {odd}, {odd}, offset;",
+                *(finish.format(register) for register in (even, odd)),
             ]
     return "{\n" + "\n".join(lines) + "\n}"
 
 
-def _two_bits_ptx(kind: str, magic: int, steps: Sequence[tuple[int, int]]) -> str:
-    """Four groups of a row at a time, a byte each. `steps`: factor and summand for codes 0, 2, 4 bits up."""
+def _two_bits_ptx(magics: Sequence[int], finish: Sequence[str]) -> str:
+    """Four groups of a row at a time, a byte each. `magics`, `finish`: of codes 0, 2, 4 and 4 bits up."""
     lines = [
-        ".reg .b32 lo, hi, low, high, magic, f0, f1, f2, s0, s1, s2;",
-        f"mov.b32 magic, {magic:#x};",
-        *(
-            f"mov.b32 f{i}, {factor:#x}; mov.b32 s{i}, {summand:#x};"
-            for i, (factor, summand) in enumerate(steps)
-        ),
+        ".reg .b32 lo, hi, low, high, f, s;",
         "prmt.b32 lo, $8, 0, 0x4140; prmt.b32 hi, $8, 0, 0x4342;",
         "shr.u32 low, lo, 2; shr.u32 high, hi, 2;",
     ]
-    for j, (mask, step) in enumerate(((0x00030003, 0), (0x000C000C, 1), (0x00300030, 2), (0x00300030, 2))):
+    for j, mask in enumerate((0x00030003, 0x000C000C, 0x00300030, 0x00300030)):
         sources = ("lo", "hi") if j < 3 else ("low", "high")
         for register, source in zip((f"${2 * j}", f"${2 * j + 1}"), sources, strict=True):
             lines += [
-                f"lop3.b32 {register}, {source}, {mask:#x}, magic, 0xea;",
-                f"fma.rn.{kind} {register}, {register}, f{step}, s{step};",
+                f"lop3.b32 {register}, {source}, {mask:#x}, {_twice(magics[j]):#x}, 0xea;",
+                finish[j].format(register),
             ]
     return "{\n" + "\n".join(lines) + "\n}"
 
@@ -112,29 +128,40 @@ def _twice(half: int) -> int:
     return half << 16 | half
 
 
-FOUR_BITS_BF16 = tl.constexpr(_four_bits_ptx("bf16x2", 0x43434343, _twice(0x4308)))
-FOUR_BITS_FP16 = tl.constexpr(_four_bits_ptx("f16x2", 0x64646464, _twice(0x6408)))
+def _less(kind: str, excess: int) -> str:
+    return f"mov.b32 t, {_twice(excess):#x}; sub.{kind} {{0}}, {{0}}, t;"
+
+
+def _scaled(kind: str, steps: Sequence[tuple[int, int]]) -> list[str]:
+    """Factor and summand for codes 0, 2, 4 and 4 bits up."""
+    return [
+        f"mov.b32 f, {_twice(factor):#x}; mov.b32 s, {_twice(less):#x}; fma.rn.{kind} {{0}}, {{0}}, f, s;"
+        for factor, less in steps
+    ]
+
+
+# Of bfloat16 in excess: 128 + c, 32 + c, 8 + c and 8 + c.
+FOUR_BITS_EXCESS = tl.constexpr(_four_bits_ptx(0x43434343, ""))
+TWO_BITS_EXCESS = tl.constexpr(_two_bits_ptx((0x4300, 0x4200, 0x4100, 0x4100), [""] * 4))
+FOUR_BITS_BF16 = tl.constexpr(_four_bits_ptx(0x43434343, _less("bf16x2", 0x4308)))
+FOUR_BITS_FP16 = tl.constexpr(_four_bits_ptx(0x64646464, _less("f16x2", 0x6408)))
 # 128 + c - 130, (128 + 4c) / 4 - 34, (128 + 16c) / 16 - 10; then the same with 1024.
-_BF16_STEPS = ((0x3F80, 0xC302), (0x3E80, 0xC208), (0x3D80, 0xC120))
-_FP16_STEPS = ((0x3C00, 0xE402), (0x3400, 0xDC08), (0x2C00, 0xD420))
-TWO_BITS_BF16 = tl.constexpr(
-    _two_bits_ptx("bf16x2", _twice(0x4300), [(_twice(a), _twice(b)) for a, b in _BF16_STEPS])
-)
-TWO_BITS_FP16 = tl.constexpr(
-    _two_bits_ptx("f16x2", _twice(0x6400), [(_twice(a), _twice(b)) for a, b in _FP16_STEPS])
-)
+_BF16_STEPS = ((0x3F80, 0xC302), (0x3E80, 0xC208), (0x3D80, 0xC120), (0x3D80, 0xC120))
+_FP16_STEPS = ((0x3C00, 0xE402), (0x3400, 0xDC08), (0x2C00, 0xD420), (0x2C00, 0xD420))
+TWO_BITS_BF16 = tl.constexpr(_two_bits_ptx((0x4300,) * 4, _scaled("bf16x2", _BF16_STEPS)))
+TWO_BITS_FP16 = tl.constexpr(_two_bits_ptx((0x6400,) * 4, _scaled("f16x2", _FP16_STEPS)))
 FOUR_BITS_REGISTERS = tl.constexpr(",".join(["=&r"] * 16 + ["r"] * 3))
 TWO_BITS_REGISTERS = tl.constexpr(",".join(["=&r"] * 8 + ["r"]))
 
 
 @triton.jit
-def four_bits(first, second, masks, DTYPE: tl.constexpr, FAST: tl.constexpr):
+def four_bits(first, second, masks, DTYPE: tl.constexpr, FAST: tl.constexpr, EXCESS: tl.constexpr):
     """Positions 0..3 of each group, of the first row of a pair and of the second: 8 x [PAIRS, GROUPS]."""
     if not FAST:
-        found = _four_bits_plain(first, second, masks, DTYPE)
+        found = _four_bits_plain(first, second, masks, DTYPE, EXCESS)
     elif tl.bfloat16 == DTYPE:
         found = tl.inline_asm_elementwise(
-            FOUR_BITS_BF16, FOUR_BITS_REGISTERS, [first, second, masks],
+            FOUR_BITS_EXCESS if EXCESS else FOUR_BITS_BF16, FOUR_BITS_REGISTERS, [first, second, masks],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16,
                    tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
             is_pure=True, pack=4,
@@ -150,13 +177,13 @@ def four_bits(first, second, masks, DTYPE: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
-def two_bits(codes, DTYPE: tl.constexpr, FAST: tl.constexpr):
+def two_bits(codes, DTYPE: tl.constexpr, FAST: tl.constexpr, EXCESS: tl.constexpr):
     """Positions 0..3 of each group: 4 x [PAIRS, GROUPS]."""
     if not FAST:
-        found = _two_bits_plain(codes, DTYPE)
+        found = _two_bits_plain(codes, DTYPE, EXCESS)
     elif tl.bfloat16 == DTYPE:
         found = tl.inline_asm_elementwise(
-            TWO_BITS_BF16, TWO_BITS_REGISTERS, [codes],
+            TWO_BITS_EXCESS if EXCESS else TWO_BITS_BF16, TWO_BITS_REGISTERS, [codes],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
         )  # fmt: skip
     else:
@@ -189,32 +216,53 @@ def _columns(x_rows, groups, mask):
 
 @triton.jit
 def _dots(d0, d1, d2, d3, x0, x1, x2, x3):
-    sum = tl.dot(d0, x0, input_precision="ieee")
-    sum = tl.dot(d1, x1, sum, input_precision="ieee")
-    sum = tl.dot(d2, x2, sum, input_precision="ieee")
-    return tl.dot(d3, x3, sum, input_precision="ieee")
+    sum = tl.zeros((d0.shape[0], x0.shape[1]), tl.float32)
+    sum = dot(d0, x0, sum)
+    sum = dot(d1, x1, sum)
+    sum = dot(d2, x2, sum)
+    return dot(d3, x3, sum)
+
+
+@triton.jit
+def _excess_of(codes, J: tl.constexpr, BITS: tl.constexpr, FAST: tl.constexpr):
+    """[PAIRS, GROUPS]: the excess everywhere."""
+    if FAST:
+        # Made of the codes only in name, and so in registers as weights are: `x` is loaded but once.
+        move: tl.constexpr = _constant_ptx(J, BITS)
+        found = tl.inline_asm_elementwise(move, "=r,=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=4)
+    else:
+        found = tl.full(codes.shape, _excess(J, BITS), tl.float32).to(tl.bfloat16)
+    return found
+
+
+@triton.constexpr_function
+def _constant_ptx(position: int, bits: int) -> str:
+    half = {136: 0x4308, 130: 0x4302, 34: 0x4208, 10: 0x4120}[_excess(position, bits)]
+    return f"mov.b32 $0, {half * 0x10001:#x}; mov.b32 $1, {half * 0x10001:#x};"
 
 
 @triton.jit
 def _sums(arena, values_at, masks_at, scales_at, num_scales, pair, half, outputs, x_rows, valid, num_groups,
           first_block, last_block, blocks_per_scale, BITS: tl.constexpr, DTYPE: tl.constexpr,
           FAST: tl.constexpr, ALIGNED: tl.constexpr, PAIRS: tl.constexpr, GROUPS: tl.constexpr,
-          ROWS: tl.constexpr):  # fmt: skip
+          ROWS: tl.constexpr, EXCESS: tl.constexpr):  # fmt: skip
     """The products of a pair's first row and of its second, each [PAIRS, ROWS]."""
     per_scale = num_groups // num_scales
     if ALIGNED:
         per_scale = tl.multiple_of(per_scale, 16)
     values = arena + values_at
     masks = arena + masks_at
-    scales = (arena + scales_at).to(tl.pointer_type(tl.float16))
     has_first = pair < half
     has_second = half + pair < outputs
+    first_scales = (arena + scales_at).to(tl.pointer_type(tl.float16)) + pair
     first_sum = tl.zeros((PAIRS, ROWS), tl.float32)
     second_sum = tl.zeros((PAIRS, ROWS), tl.float32)
-    for block in tl.range(first_block, last_block):
-        scale = block // blocks_per_scale
-        start = scale * per_scale + (block % blocks_per_scale) * GROUPS
-        groups = start + tl.arange(0, GROUPS)
+    scale = first_block // blocks_per_scale
+    within = first_block % blocks_per_scale
+    next_first = tl.load(first_scales + scale * outputs, mask=has_first, other=0)
+    next_second = tl.load(first_scales + half + scale * outputs, mask=has_second, other=0)
+    for _ in tl.range(first_block, last_block):
+        groups = scale * per_scale + within * GROUPS + tl.arange(0, GROUPS)
         inside = groups < (scale + 1) * per_scale
         at = pair.to(tl.int64)[:, None] * num_groups + groups[None, :]
         first = tl.load(values + at, mask=has_first[:, None] & inside[None, :], other=0)
@@ -223,15 +271,34 @@ def _sums(arena, values_at, masks_at, scales_at, num_scales, pair, half, outputs
         )
         if BITS == 4:
             mask = tl.load(masks + at, mask=has_first[:, None] & inside[None, :], other=0)
-            a0, a1, a2, a3, b0, b1, b2, b3 = four_bits(first, second, mask, DTYPE, FAST)
-        else:
-            a0, a1, a2, a3 = two_bits(first, DTYPE, FAST)
-            b0, b1, b2, b3 = two_bits(second, DTYPE, FAST)
         x0, x1, x2, x3 = _columns(x_rows, groups, inside[:, None] & valid[None, :])
-        first_scale = tl.load(scales + scale * outputs + pair, mask=has_first, other=0)
-        second_scale = tl.load(scales + scale * outputs + half + pair, mask=has_second, other=0)
-        first_sum += _dots(a0, a1, a2, a3, x0, x1, x2, x3) * first_scale.to(tl.float32)[:, None]
-        second_sum += _dots(b0, b1, b2, b3, x0, x1, x2, x3) * second_scale.to(tl.float32)[:, None]
+        # The next block, and its scales a step ahead: the pipeliner moves only the operands of products.
+        first_scale = next_first.to(tl.float32)[:, None]
+        second_scale = next_second.to(tl.float32)[:, None]
+        within += 1
+        if within == blocks_per_scale:
+            within = 0
+            scale += 1
+        next_first = tl.load(first_scales + scale * outputs, mask=has_first & (scale < num_scales), other=0)
+        next_second = tl.load(
+            first_scales + half + scale * outputs, mask=has_second & (scale < num_scales), other=0
+        )
+        if BITS == 4:
+            a0, a1, a2, a3, b0, b1, b2, b3 = four_bits(first, second, mask, DTYPE, FAST, EXCESS)
+        else:
+            a0, a1, a2, a3 = two_bits(first, DTYPE, FAST, EXCESS)
+            b0, b1, b2, b3 = two_bits(second, DTYPE, FAST, EXCESS)
+        first_product = _dots(a0, a1, a2, a3, x0, x1, x2, x3)
+        second_product = _dots(b0, b1, b2, b3, x0, x1, x2, x3)
+        if EXCESS:
+            excess = _dots(
+                _excess_of(first, 0, BITS, FAST), _excess_of(first, 1, BITS, FAST),
+                _excess_of(first, 2, BITS, FAST), _excess_of(first, 3, BITS, FAST), x0, x1, x2, x3,
+            )  # fmt: skip
+            first_product -= excess
+            second_product -= excess
+        first_sum += first_product * first_scale
+        second_sum += second_product * second_scale
     return first_sum, second_sum
 
 
@@ -248,7 +315,7 @@ def _add(out, stride, rows, valid, columns, inside, sum):
 def _sbmm(out, x, partials, counters, arena, table, tiles, order, out_stride, x_stride, num_groups, max_tiles,
           WIDTH: tl.constexpr, FIELDS: tl.constexpr, SLICES: tl.constexpr, FAST: tl.constexpr,
           ALIGNED: tl.constexpr, PAIRS: tl.constexpr, GROUPS: tl.constexpr, CUTS: tl.constexpr,
-          ROWS: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
+          ROWS: tl.constexpr, SPLITS: tl.constexpr, EXCESS: tl.constexpr):  # fmt: skip
     # Tiles come first: those of one slot run together and read its weights from memory once.
     cut = tl.program_id(0) % (max_tiles * CUTS)
     split = (tl.program_id(0) // (max_tiles * CUTS)) % SPLITS
@@ -294,13 +361,13 @@ def _sbmm(out, x, partials, counters, arena, table, tiles, order, out_stride, x_
         first_sum, second_sum = _sums(
             arena, values_at, masks_at, scales_at, num_scales, pair, half, outputs, x_rows, valid, num_groups,
             first_block, last_block, blocks_per_scale, 4, x.dtype.element_ty, FAST, ALIGNED, PAIRS, GROUPS,
-            ROWS,
+            ROWS, EXCESS,
         )  # fmt: skip
     else:
         first_sum, second_sum = _sums(
             arena, values_at, masks_at, scales_at, num_scales, pair, half, outputs, x_rows, valid, num_groups,
             first_block, last_block, blocks_per_scale, 2, x.dtype.element_ty, FAST, ALIGNED, PAIRS, GROUPS,
-            ROWS,
+            ROWS, EXCESS,
         )  # fmt: skip
 
     if SPLITS > 1:
@@ -339,6 +406,7 @@ class Config:
     splits: int
     warps: int
     stages: int
+    registers: int | None = None  # at most, of a thread
 
 
 def config_for(num_rows: int, num_groups: int, slices: Sequence[int], block: int) -> Config:
@@ -351,7 +419,7 @@ def config_for(num_rows: int, num_groups: int, slices: Sequence[int], block: int
     while splits < 8 and _parts(slices, 64) * splits < ENOUGH_PROGRAMS and blocks >= 8 * splits:
         splits *= 2
     if num_rows <= 32:
-        return Config(pairs=64, groups=64, rows=8, splits=splits, warps=4, stages=3)
+        return Config(pairs=64, groups=64, rows=8, splits=splits, warps=4, stages=3, registers=128)
     return Config(pairs=32, groups=64, rows=16, splits=splits, warps=2, stages=2)
 
 
@@ -395,8 +463,11 @@ def apply(
         CUTS=cuts,
         ROWS=config.rows,
         SPLITS=config.splits,
+        # Where rows are many, products cost more than what is subtracted from weights.
+        EXCESS=x.dtype == torch.bfloat16 and config.rows <= MOST_ROWS_OF_EXCESS,
         num_warps=config.warps,
         num_stages=config.stages,
+        **({} if config.registers is None else {"maxnreg": config.registers}),
     )
 
 
