@@ -36,24 +36,25 @@ def main() -> None:
         asyncio.run(OneEngine(Settings.of(given), given.one, given.deadline).run())
         return
     ends = time.time() + given.budget
-    command = f"python -m benchmarks.serving {' '.join(sys.argv[1:])}"
-    rows = _kept(given.out) if given.append else []
+    kept = _kept(given.out) if given.append else {"commands": [], "rows": []}
+    commands = [*kept["commands"], f"python -m benchmarks.serving {' '.join(sys.argv[1:])}"]
+    rows = kept["rows"]
     names = given.engines.split(",")
     for name in names:
         share = SHARES[name] if name != names[-1] else 1.0
         for row in _rows_of(name, time.time() + share * (ends - time.time())):
             rows.append(row)
-            given.out.write_text(json.dumps(_document(command, rows), indent=1))
+            given.out.write_text(json.dumps(_document(commands, rows), indent=1))
     for ratio in ratios(rows):
         print(json.dumps(ratio))
 
 
-def _kept(path: Path) -> list[dict[str, Any]]:
-    return list(json.loads(path.read_text())["rows"]) if path.exists() else []
+def _kept(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text()))
 
 
-def _document(command: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"command": command, "ratios_ours_to_baseline": ratios(rows), "rows": rows}
+def _document(commands: list[str], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"commands": commands, "ratios_ours_to_baseline": ratios(rows), "rows": rows}
 
 
 def _rows_of(engine: str, deadline: float) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ from workers.scheduling.client import VariantClient
 from workers.variants.config import ADDRESS_VARIABLE
 
 CHECKED_TOKENS = 8
-WARM_PROMPTS, WARM_TOKENS = (16, 200, 700), 12
+WARM_PROMPTS, WARM_TOKENS = (16, 200, 700, 1900), 12
 READING_S = 300.0
 AZURE = "AzureLLMInferenceTrace_conv.csv"
 

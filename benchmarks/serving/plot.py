@@ -25,12 +25,15 @@ COLOURS = {"ours": "tab:blue", "baseline": "tab:red"}
 
 
 def lines(rows: Sequence[dict[str, Any]], kind: str) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    """The measured cases of one kind, ordered by rate, by engine and how many variants may run."""
+    """The measured Poisson cases of one kind, by engine and how many variants may run; ordered by rate."""
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in rows:
-        if "requests" not in row or parse_case(row["case"]).kind != kind:
+        if "requests" not in row:
             continue
-        point = {**row, "rate": parse_case(row["case"]).rate}
+        case = parse_case(row["case"])
+        if case.kind != kind or case.cv != 1:
+            continue
+        point = {**row, "rate": case.rate}
         found.setdefault((row["engine"], row["limit"]), []).append(point)
     return {key: sorted(points, key=lambda point: point["rate"]) for key, points in found.items()}
 

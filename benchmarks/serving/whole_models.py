@@ -65,7 +65,7 @@ class WholeModels:
 
     def _host_copy(self, number: int, pinned: bool) -> torch.Tensor:
         """A model unlike the others: the engine's weights with their rows moved on."""
-        memory = torch.empty(self._bytes, dtype=torch.uint8, pin_memory=pinned)
+        memory = torch.empty(self._bytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
         for weight, view in zip(self._weights, self._views_of(memory), strict=True):
             view.copy_(weight.roll(number, 0))
         return memory
