@@ -1,0 +1,118 @@
+"""An engine with a pipeline, event by event: an account of vLLM's scheduling that shares nothing with the
+estimator, for models whose times are given by a formula."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from profiler.measurements import Point, Setting, Timing
+from workers.measuring.timing import Arrivals, timing
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A layer takes the longer of moving its weights and computing, and a fixed time; so does the head."""
+
+    layer_bytes: float = 400e6
+    head_bytes: float = 260e6
+    bandwidth: float = 3.5e12
+    flops: float = 600e12
+    launch_s: float = 12e-6
+    pair_s: float = 5e-9  # a cached token read
+    step_s: float = 250e-6
+    hop_s: float = 100e-6
+    cut_s: float = 15e-6  # all-reduces of a layer, for each doubling of TP
+
+    def layer_s(self, tokens: int, pairs: float, tp: int) -> float:
+        move, compute = self.layer_bytes / self.bandwidth, self.layer_bytes * tokens / self.flops
+        return max(move, compute) / tp + self.launch_s + self.cut_s * math.log2(tp) + pairs * self.pair_s / tp
+
+    def rest_s(self, sequences: int, tp: int) -> float:
+        move, compute = self.head_bytes / self.bandwidth, self.head_bytes * sequences / self.flops
+        return max(move, compute) / tp + self.step_s + 2e-6 * sequences
+
+
+@dataclass
+class Request:
+    number: int
+    prompt: int
+    filled: int = 0
+    times: list[float] = field(default_factory=list)
+    in_flight: bool = False
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Which requests take how many tokens each in a step."""
+
+    parts: tuple[tuple[Request, int], ...]
+
+    def stage_s(self, machine: Machine, layers: int, last: bool, tp: int) -> float:
+        tokens = sum(count for _, count in self.parts)
+        pairs = sum(n * (r.filled + len(r.times) + (n - 1) / 2 + (n > 1)) for r, n in self.parts)
+        rest = machine.rest_s(len(self.parts), tp) if last else 0.0
+        return layers * machine.layer_s(tokens, pairs, tp) + rest
+
+
+def simulate(
+    machine: Machine, split: Sequence[int], tp: int, point: Point, output: int, batched_tokens: int
+) -> Arrivals:
+    requests = [Request(n, point.input_tokens) for n in range(point.batch)]
+    free_at = [0.0] * len(split)
+    flying: list[tuple[float, Batch]] = []
+    now = 0.0
+    while any(len(r.times) < output for r in requests):
+        batch = schedule(requests, output, batched_tokens) if len(flying) < len(split) else None
+        if batch is not None:
+            flying.append((fly(machine, split, tp, batch, now, free_at), batch))
+            continue
+        now, landed = min(flying, key=lambda item: item[0])
+        flying.remove((now, landed))
+        land(landed, now)
+    return Arrivals(tuple(tuple(r.times) for r in requests))
+
+
+def schedule(requests: Sequence[Request], output: int, budget: int) -> Batch | None:
+    """Those that decode first, then prompts in order, within the budget."""
+    parts = []
+    idle = [r for r in requests if not r.in_flight and len(r.times) < output]
+    for request in sorted(idle, key=lambda r: (r.filled < r.prompt, r.number)):
+        wanted = 1 if request.filled == request.prompt else request.prompt - request.filled
+        count = min(wanted, budget)
+        if count:
+            parts.append((request, count))
+            budget -= count
+            request.in_flight = True
+    return Batch(tuple(parts)) if parts else None
+
+
+def fly(
+    machine: Machine, split: Sequence[int], tp: int, batch: Batch, now: float, free_at: list[float]
+) -> float:
+    """Through every stage as it becomes free; returns when it lands."""
+    for stage, layers in enumerate(split):
+        begin = max(now, free_at[stage])
+        now = begin + batch.stage_s(machine, layers, stage == len(split) - 1, tp)
+        free_at[stage] = now
+        now += machine.hop_s if stage < len(split) - 1 else 0.0
+    return now
+
+
+def land(batch: Batch, now: float) -> None:
+    for request, count in batch.parts:
+        request.in_flight = False
+        if request.filled < request.prompt:
+            request.filled += count
+        if request.filled == request.prompt:
+            request.times.append(now)
+
+
+def measured(
+    machine: Machine, setting: Setting, point: Point, output: int, batched_tokens: int, noise: float = 1.0
+) -> Timing:
+    """As the measuring process would report it."""
+    run = simulate(machine, setting.layers_per_stage, setting.tensor_parallel, point, output, batched_tokens)
+    slower = Arrivals(tuple(tuple(t * noise for t in times) for times in run.tokens))
+    return timing(setting, point, output, [slower], ())

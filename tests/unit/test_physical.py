@@ -1,0 +1,138 @@
+"""The estimator that learns from fingerprints, against an engine simulated event by event."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import time
+
+import pytest
+from engine_simulator import Machine, measured, simulate
+from hypothesis import given
+from hypothesis import strategies as st
+from test_estimate import LLAMA_7B
+
+from profiler.measurements import Measurement, Point, Setting
+from profiler.physical.calibration import Calibration, Cut, calibrate
+from profiler.physical.curves import Step, fit
+from profiler.physical.pipeline import fill_steps, latency
+from profiler.types import Workload
+
+BUDGET, OUT, LAYERS = 8192, 64, 32
+MACHINE = Machine()
+SPLITS = ((32,), (16, 16), (10, 22), (22, 10), (4, 28), (8, 8, 8, 8), (5, 9, 9, 9), (12, 4, 4, 12))
+
+
+def fingerprints(machine: Machine, noise: float = 0.0) -> list[Measurement]:
+    """What a profile measures: three ways to cut a layer in two depths, and a pipeline."""
+    settings = [Setting((depth,), tp) for tp in (1, 2, 4) for depth in (LAYERS // 2, LAYERS)]
+    points = [Point(b, i) for b in (1, 2, 4, 8, 16, 32, 64, 128) for i in (128, 512, 2048)]
+    wanted = [*itertools.product(settings, points), (Setting((16, 16)), Point(1, 128))]
+    rng = random.Random(0)
+    return [measured(machine, s, p, OUT, BUDGET, 1 + rng.uniform(-noise, noise)) for s, p in wanted]
+
+
+@pytest.fixture(scope="module")
+def calibration() -> Calibration:
+    return calibrate(LLAMA_7B, fingerprints(MACHINE), BUDGET)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_plans_that_were_not_measured(calibration: Calibration, split: tuple[int, ...], tp: int) -> None:
+    for batch, length in itertools.product((1, 8, 32, 128), (300, 1000, 3000)):
+        truth = measured(MACHINE, Setting(split, tp), Point(batch, length), OUT, BUDGET)
+        found = latency(calibration, Cut(tp), split, Workload(batch, length, OUT))
+        assert found.tpot_s == pytest.approx(truth.tpot_s, rel=0.04)
+        assert found.ttft_s == pytest.approx(truth.ttft_s, rel=0.06)
+        assert found.ttft_last_s == pytest.approx(truth.ttft_last_s, rel=0.06)
+
+
+def test_an_uneven_pipeline_costs_under_load_only(calibration: Calibration) -> None:
+    """In steps of percents, as the simulated engine says."""
+
+    def cost(batch: int) -> tuple[float, float]:
+        work, point = Workload(batch, 512, OUT), Point(batch, 512)
+        even, uneven = (latency(calibration, Cut(1), s, work).tpot_s for s in ((16, 16), (10, 22)))
+        runs = [simulate(MACHINE, s, 1, point, OUT, BUDGET).step_s for s in ((16, 16), (10, 22))]
+        return uneven / even - 1, runs[1] / runs[0] - 1
+
+    for batch in (1, 128):
+        predicted, simulated = cost(batch)
+        assert predicted == pytest.approx(simulated, abs=0.02)
+    assert cost(1)[0] < 0.01
+    assert cost(128)[0] > 0.2
+
+
+def test_noise_of_measurements_does_not_grow(calibration: Calibration) -> None:
+    noisy = calibrate(LLAMA_7B, fingerprints(MACHINE, noise=0.03), BUDGET)
+    errors = [
+        latency(noisy, Cut(1), split, work).tpot_s / latency(calibration, Cut(1), split, work).tpot_s - 1
+        for split in SPLITS
+        for work in (Workload(b, 300, OUT) for b in (1, 8, 32, 128))
+    ]
+    assert statistics.median(map(abs, errors)) < 0.02
+    assert max(map(abs, errors)) < 0.05
+
+
+def test_ten_thousand_plans_take_a_second(calibration: Calibration) -> None:
+    begin = time.process_time()
+    for number in range(10_000):
+        latency(calibration, Cut(1), SPLITS[number % len(SPLITS)], Workload(1 + number % 64, 512, OUT))
+    assert time.process_time() - begin < 2.0  # on an idle core below 1 s; this one may be shared
+
+
+def test_nothing_measured_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        calibrate(LLAMA_7B, [], BUDGET)
+    with pytest.raises(KeyError):
+        latency(calibrate(LLAMA_7B, fingerprints(MACHINE), BUDGET), Cut(8), (32,), Workload(1, 1, 1))
+
+
+# --- the fit ----------------------------------------------------------------------------------------
+
+POSITIVE = st.floats(1e-6, 1e-2)
+
+
+@given(st.lists(st.tuples(POSITIVE, POSITIVE), min_size=1, max_size=5), st.floats(0, 1e-8))
+def test_a_fit_recovers_the_times_it_was_made_of(rises: list[tuple[float, float]], pair_s: float) -> None:
+    """Times that rise with the work, two depths and two contexts: everything is determined."""
+    rest = list(itertools.accumulate(r for r, _ in rises))
+    layer = list(itertools.accumulate(y for _, y in rises))
+    steps = [
+        Step(2.0**k, 2.0**k * c, n, rest[k] + n * (layer[k] + pair_s * 2.0**k * c))
+        for k in range(len(rises))
+        for n in (1, 8)
+        for c in (100, 1000)
+    ]
+    found = fit(steps, rest_to_layer=0.5)
+    assert found.error < 0.02
+    for step in steps:
+        again = found.rest_s(step.work) + found.layers_s(step.layers, step.work, step.pairs)
+        assert again == pytest.approx(step.seconds, rel=0.05)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 64), st.integers(1, 4), POSITIVE), min_size=1, max_size=12),
+    st.floats(0, 10),
+)
+def test_a_fit_never_falls_and_never_is_negative(points: list[tuple[int, int, float]], ratio: float) -> None:
+    found = fit([Step(work, 10.0 * work, layers, s) for work, layers, s in points], ratio)
+    times = [found.rest_s(w) + found.layers_s(7, w, 10 * w) for w in range(1, 100)]
+    assert min(times) >= 0
+    assert all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(times))
+
+
+def test_one_depth_is_divided_as_the_bytes_are() -> None:
+    found = fit([Step(1, 0, 10, 6.0)], rest_to_layer=2.0)  # 10 layers and a rest of two: half a second each
+    assert found.layers_s(1, 1, 0) == pytest.approx(0.5, rel=0.01)
+    assert found.rest_s(1) == pytest.approx(1.0, rel=0.01)
+
+
+@given(st.integers(1, 200), st.integers(1, 4000), st.integers(16, 8192))
+def test_fills_take_every_token_and_end_every_prompt(batch: int, length: int, budget: int) -> None:
+    fills = fill_steps(Workload(batch, length, 8), budget)
+    assert sum(f.tokens * f.count for f in fills) == pytest.approx(batch * length)
+    assert sum(f.requests for f in fills) == pytest.approx(batch)
+    assert all(0 < f.tokens <= budget for f in fills)
