@@ -1,0 +1,99 @@
+"""What every estimator of tables takes and gives. Seconds and bytes; memory is summed over all GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from profiler.errors import CheckpointError
+
+
+class EstimatorName(StrEnum):
+    OSTINATO = "ostinato"
+    MAVERIQ = "maveriq"
+
+
+class Calibration(StrEnum):
+    """Whether truth is used: not at all, or that of other models for constants of the hardware."""
+
+    NONE = "none"
+    LEAVE_ONE_MODEL_OUT = "leave-one-model-out"
+
+
+class TableError(CheckpointError):
+    """A table that cannot be used. The message names the file, line and column and what was expected."""
+
+
+class NotPredictable(ValueError):
+    """The fingerprints do not say enough for a query; the message says what is missing."""
+
+
+@dataclass(frozen=True, order=True)
+class Family:
+    """What is fitted together: one model in one number format. `dtype` is that of the weights."""
+
+    model: str
+    dtype: str
+    int8_kv: bool
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.format}"
+
+    @property
+    def format(self) -> str:
+        return self.dtype + ("+int8kv" if self.int8_kv else "")
+
+
+@dataclass(frozen=True, order=True)
+class Query:
+    """One static batch on one plan: every sequence generates `output_tokens` tokens."""
+
+    family: Family
+    tensor_parallel: int
+    layers_per_stage: tuple[int, ...]
+    output_tokens: int
+    batch: int
+
+    @property
+    def layers(self) -> int:
+        return sum(self.layers_per_stage)
+
+    @property
+    def pipeline_parallel(self) -> int:
+        return len(self.layers_per_stage)
+
+    @property
+    def ranks(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure and the range it should lie in nine times out of ten; 0 <= low <= value <= high."""
+
+    value: float
+    low: float
+    high: float
+
+    def holds(self, actual: float) -> bool:
+        return self.low <= actual <= self.high
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """`latency_s`: the batch from start to end. `memory_bytes`: over all GPUs; None if never measured."""
+
+    latency_s: Interval
+    memory_bytes: Interval | None
+
+
+class Estimator(Protocol):
+    """Built from fingerprints; a pure function of the query from then on."""
+
+    @property
+    def name(self) -> str: ...
+
+    def predict(self, query: Query) -> Prediction:
+        """Raises NotPredictable."""
+        ...
