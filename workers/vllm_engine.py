@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import os
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +20,7 @@ from workers.residency import residency_of
 from workers.scheduling.client import VariantClient, new_address
 from workers.variant_metrics import READ_SECONDS
 from workers.variants.config import ADDRESS_VARIABLE, VariantConfig
+from workers.vllm_environment import set_environment
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class VllmEngine:
     async def start(cls, config: EngineConfig) -> VllmEngine:
         """Start vLLM as `config` says. Takes 20 to 60 s on a CPU."""
         torch_stack.check()
-        _set_environment(config)
+        set_environment(config.layers_per_stage, config.tensor_parallel, config.kv_cache_bytes)
         address = os.environ[ADDRESS_VARIABLE] = new_address()  # its scheduler's, if it has variants
         vllm = _vllm()
         args = vllm["parse"](engine_arguments(config))
@@ -187,25 +187,6 @@ def _gpu_share(memory_bytes: int) -> float:
 
     total = torch.cuda.get_device_properties(0).total_memory
     return min(0.95, max(0.01, round(memory_bytes / total, 3)))
-
-
-def _set_environment(config: EngineConfig) -> None:
-    """What vLLM reads from the environment and nowhere else."""
-    gib = max(1, math.ceil(config.kv_cache_bytes / 2**30))
-    os.environ.update(
-        VLLM_CPU_KVCACHE_SPACE=str(gib),
-        VLLM_PP_LAYER_PARTITION=",".join(map(str, config.layers_per_stage)),
-        VLLM_WORKER_MULTIPROC_METHOD="spawn",
-        VLLM_USE_FLASHINFER_SAMPLER="0",
-        VLLM_NO_USAGE_STATS="1",
-        VLLM_HOST_IP="127.0.0.1",  # an engine's ranks are on one node
-        HF_HUB_OFFLINE="1",
-    )
-    if len(config.layers_per_stage) == 1:
-        del os.environ["VLLM_PP_LAYER_PARTITION"]
-    if config.tensor_parallel * len(config.layers_per_stage) > 1:
-        # vLLM binds each rank to a NUMA node of its own, and refuses when there are fewer nodes.
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 def _vllm() -> dict[str, Any]:

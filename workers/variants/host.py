@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,6 +12,8 @@ import torch
 from workers.kernels.types import Part, offsets, views
 from workers.variants.pieces import Contents, Piece, Row
 from workers.variants.shapes import LayerShape
+
+log = logging.getLogger(__name__)
 
 TableKey = tuple[str, str]  # (layer, operation)
 
@@ -51,7 +55,7 @@ def pack(contents: Contents, layers: Iterable[LayerShape], dtype: torch.dtype, p
     """
     pieces = [piece for layer in layers for piece in contents.pieces(layer, dtype)]
     starts = _starts(pieces)
-    memory = torch.empty(starts.pop(), dtype=torch.uint8, pin_memory=pinned)
+    memory = _page_locked(starts.pop()) if pinned else torch.empty(starts.pop(), dtype=torch.uint8)
     filled: set[str] = set()
     for piece, start in zip(pieces, starts, strict=True):
         if piece.source not in filled:
@@ -62,6 +66,18 @@ def pack(contents: Contents, layers: Iterable[LayerShape], dtype: torch.dtype, p
         for piece, start in zip(pieces, starts, strict=True)
     )
     return HostVariant(memory, tuple(entries))
+
+
+def _page_locked(size: int) -> torch.Tensor:
+    """uint8 [size]. torch's own page-locked memory comes in powers of two: 4 GiB for a delta of 2.9."""
+    memory = torch.empty(size, dtype=torch.uint8)
+    runtime = torch.cuda.cudart()
+    if size and int(runtime.cudaHostRegister(memory.data_ptr(), size, 0)) != 0:
+        log.warning("%d bytes could not be page-locked as they are; torch's allocator takes more", size)
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    if size:
+        weakref.finalize(memory, runtime.cudaHostUnregister, memory.data_ptr())
+    return memory
 
 
 def _starts(pieces: Iterable[Piece]) -> list[int]:
