@@ -1,4 +1,4 @@
-"""Every kernel of a Llama-2-7B's engine compiles for an H200: soon enough, and with few spills if any."""
+"""Every kernel of a Llama-2-7B's engine compiles for an H200: soon enough, and without spilling registers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import pytest
 
 MOST_SECONDS = 20  # on a slow and busy machine; see benchmarks/kernels/compiling.py for what it takes
 MOST_REGISTERS = {"svd_delta._shrink": 128, "svd_delta._expand": 176}
-# Known bytes of a thread's stack: rotations of large tiles.
-MOST_SPILLED = {"boft._rotate": 128}
 # An engine's start waits for each of them.
 MOST_SPECIALISATIONS = {"svd_delta": 4, "lora": 16, "sparse_delta": 9, "boft": 9}
 
@@ -47,5 +45,5 @@ def test_compiles_for_an_h200(operation, tmp_path):
     assert len(kernels) <= MOST_SPECIALISATIONS.get(operation, 20)
     for kernel in kernels:
         assert kernel["seconds"] < MOST_SECONDS, kernel
-        assert kernel["spilled_bytes"] <= MOST_SPILLED.get(kernel["name"], 0), kernel
+        assert kernel["spilled_bytes"] == 0, kernel
         assert kernel["registers"] <= MOST_REGISTERS.get(kernel["name"], 255), kernel

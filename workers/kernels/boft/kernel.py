@@ -8,6 +8,7 @@ numbers of factors are read from the table: one launch serves adapters of all ki
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -184,6 +185,20 @@ def _rescale(out, base_bias, arena, table, slots, out_stride, HAS_BIAS: tl.const
     tl.store(at, result.to(out.dtype.element_ty), mask=mask)
 
 
+@dataclass(frozen=True)
+class Config:
+    """Rows of the batch that a program rotates; warps and stages as Triton means them."""
+
+    rows: int
+    warps: int
+    stages: int = 2
+
+
+def config_for(block: int) -> Config:
+    # With 4 warps a large tile's sums do not fit into registers.
+    return Config(rows=8, warps=1) if block == SMALL_BLOCK else Config(rows=block, warps=8)
+
+
 def rotate(
     x: torch.Tensor,
     into: torch.Tensor,
@@ -192,6 +207,7 @@ def rotate(
     rows: Rows,
     start: int = 0,
     most_factors: int = 2,
+    config: Config | None = None,
 ) -> None:
     num_slices, num_rows, size = into.shape
     if num_rows == 0 or size == 0:
@@ -201,8 +217,8 @@ def rotate(
     if written is not into or not into.is_contiguous():
         raise ValueError("Rotated inputs must be written to contiguous memory.")
     # A stretch that begins before the window is one more than fit into it.
-    batch_rows = 8 if tiles.block == SMALL_BLOCK else tiles.block
-    cuts = tiles.block // batch_rows
+    config = config or config_for(tiles.block)
+    cuts = tiles.block // config.rows
     stretches = triton.cdiv(size, COLUMNS) + (start > 0)
     buffers = min(most_factors - 1, 2)
     sums = torch.empty((buffers, num_slices, num_rows, x.shape[1]), dtype=torch.float32, device=x.device)
@@ -228,13 +244,13 @@ def rotate(
         num_slices * num_rows * x.shape[1],
         WIDTH=table.shape[1],
         FIELDS=FIELDS,
-        ROWS=batch_rows,
+        ROWS=config.rows,
         TILE=32,
         COLUMNS=COLUMNS,
         COPIED=COPIED,
         CUTS=cuts,
-        num_warps=1 if tiles.block == SMALL_BLOCK else 4,
-        num_stages=2,
+        num_warps=config.warps,
+        num_stages=config.stages,
     )
 
 
