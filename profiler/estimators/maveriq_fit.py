@@ -54,22 +54,19 @@ def fit(samples: Sequence[Sample], starts: Sequence[Sequence[float]] = STARTS) -
         ],
         dtype=np.float64,
     ).T
-    best, least = np.array(starts[0], dtype=np.float64), np.inf
-    for start in starts:
-        at = np.array(start, dtype=np.float64)
-        for _ in range(2):  # a second descent from where the first collapsed
-            found = minimize(
-                _loss,
-                at,
-                args=(columns,),
-                method="Nelder-Mead",
-                bounds=BOUNDS,
-                options={"maxiter": 2000, "xatol": 1e-6, "fatol": 1e-9},
-            )
-            at = found.x
-        if found.fun < least:
-            best, least = at, float(found.fun)
-    return Exponents(*(float(value) for value in best))
+    descents = [_descend(start, columns) for start in starts]
+    best = min(descents, key=lambda found: found[0])
+    again = _descend(best[1], columns)  # from where the first descent's simplex collapsed
+    return Exponents(*(float(value) for value in min(best, again, key=lambda found: found[0])[1]))
+
+
+def _descend(start: Sequence[float], columns: Array) -> tuple[float, list[float]]:
+    """(loss, constants)"""
+    options = {"maxiter": 1500, "xatol": 1e-5, "fatol": 1e-8}
+    found = minimize(
+        _loss, np.array(start), args=(columns,), method="Nelder-Mead", bounds=BOUNDS, options=options
+    )
+    return float(found.fun), [float(value) for value in found.x]
 
 
 def fit_formats(

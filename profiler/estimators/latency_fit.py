@@ -1,0 +1,276 @@
+"""Latency of one family, from all of its fingerprints at once.
+
+For each measured TP four figures, all at least 0, by weighted non-negative least squares over every row
+(any n, o, PP and batch), as in MaverIQ's equations 1, 4 and 5 with a term for pipeline hops:
+
+    L = n (ttft_layer + o tpot_layer) + ttft_other + o tpot_other + (PP-1) (ttft_hop + o tpot_hop)
+
+Batches: a pass over the prompt takes ttft + tpot and o - 1 passes follow, so that each part grows by its own
+law (laws.BatchLaw). With n = PP and PP + 1 layers for PP = 1, 2, ..., rows of other depths share the layer's
+figure; its error falls several times below what two depths give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares, nnls
+
+from profiler.estimators import laws
+from profiler.estimators.laws import BatchLaw
+from profiler.estimators.tables import Point
+from profiler.estimators.types import Family, NotPredictable, Query
+
+Array = NDArray[np.float64]
+
+TTFT_LAYER, TPOT_LAYER, TTFT_OTHER, TPOT_OTHER = range(4)
+HOP_SHARE = 0.05  # a hop over the step's work outside of layers, where no pipeline was measured
+LAW_SHARE = 0.15  # how far a measured TP strays from the law of the others, of one layer's time
+OUTLIER = 3.0  # residuals beyond this many standard deviations count less
+UNKNOWN_ALLREDUCE = 0.2  # overhead of TP = 2 over the time at TP = 1, where only one TP was measured
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What other families say about one layer's TPOT at the smallest TP: value and standard deviation, s."""
+
+    tpot_layer: float
+    deviation: float
+
+
+@dataclass(frozen=True)
+class LatencyFit:
+    """Coefficients: four per TP in `widths`, then the two hops; seconds."""
+
+    family: Family
+    widths: tuple[int, ...]
+    plans: frozenset[tuple[int, int]]
+    most_layers: int
+    batches: tuple[int, ...]
+    law: BatchLaw
+    noise: float
+    coefficients: Array
+    covariance: Array
+    squared: float  # sum of squared relative residuals
+    freedom: int
+
+    def tpot_layer(self) -> tuple[float, float]:
+        """One layer's time per token at the smallest TP and batch, and its standard deviation."""
+        return float(self.coefficients[TPOT_LAYER]), float(self.covariance[TPOT_LAYER, TPOT_LAYER] ** 0.5)
+
+    def prefill_ratio(self) -> tuple[float, float]:
+        """A layer's time for the prompt over its time for a token, and its standard deviation."""
+        token, token_sd = self.tpot_layer()
+        if token <= 0:
+            return 1.0, 1e6
+        prompt, sd = float(self.coefficients[TTFT_LAYER]), float(self.covariance[0, 0] ** 0.5)
+        ratio = 1 + prompt / token
+        return ratio, float(np.hypot(sd / token, ratio * token_sd / token))
+
+
+def fit_latency(
+    family: Family, found: Sequence[Point], noise: float, law: BatchLaw, prior: Prior | None
+) -> LatencyFit:
+    """Rows of a TP that do not tell its figures apart are left out; NotPredictable when none do."""
+    found = telling(found)
+    if not found:
+        raise NotPredictable(f"no fingerprints of two depths and two output lengths for {family}")
+    widths = tuple(sorted({p.query.tensor_parallel for p in found}))
+    seen = np.array([p.latency_s for p in found])
+    design = np.array([_row(p.query, widths, law) for p in found])
+    design, sd = design / seen[:, None], np.array([noise / p.replicates**0.5 for p in found])
+    soft, expected = _beliefs(family, found, widths, prior)
+    weight = 1 / sd
+    for _ in range(3):
+        a = np.vstack([design * weight[:, None], soft])
+        y = np.concatenate([weight, expected])
+        size = np.maximum(np.linalg.norm(a, axis=0), 1e-300)
+        coefficients = nnls(a / size, y)[0] / size
+        residual = design @ coefficients - 1
+        weight = np.sqrt(np.minimum(1, OUTLIER * sd / np.maximum(np.abs(residual), 1e-300))) / sd
+    scaled = a / size
+    covariance = np.linalg.pinv(scaled.T @ scaled) / size[:, None] / size[None, :]
+    return LatencyFit(
+        family,
+        widths,
+        frozenset((p.query.tensor_parallel, p.query.pipeline_parallel) for p in found),
+        max(p.query.layers for p in found),
+        tuple(sorted({p.query.batch for p in found})),
+        law,
+        noise,
+        coefficients,
+        covariance,
+        float(np.sum(np.minimum(np.abs(residual), OUTLIER * sd) ** 2)),
+        len(found) - int(np.linalg.matrix_rank(design)),
+    )
+
+
+def telling(found: Sequence[Point]) -> list[Point]:
+    """Rows of those TPs that have two depths at each of two output lengths, which four figures need."""
+    depths: dict[int, dict[int, set[int]]] = {}
+    for p in found:
+        by_output = depths.setdefault(p.query.tensor_parallel, {})
+        by_output.setdefault(p.query.output_tokens, set()).add(p.query.layers)
+    enough = {
+        tp for tp, by_output in depths.items() if sum(len(layers) > 1 for layers in by_output.values()) > 1
+    }
+    return [p for p in found if p.query.tensor_parallel in enough]
+
+
+def form(fit: LatencyFit, tp: int, pp: int) -> Array:
+    """[7, coefficients]: the parts of a latency as combinations of the fitted coefficients; see `weights`.
+
+    Rows: a layer's prompt; a layer's token, what is sharded of it and what TP adds; outside of layers the
+    prompt and a token; the hops of the prompt and of a token.
+    """
+    width = len(fit.coefficients)
+    prompt, token, sharded = (np.zeros(width) for _ in range(3))
+    _add(prompt, fit, tp, TTFT_LAYER)
+    _add(token, fit, tp, TPOT_LAYER)
+    sharded[TPOT_LAYER] = fit.widths[0] / tp  # of TP = 1; what exceeds it is overhead, which may not be < 0
+    if token @ fit.coefficients < sharded @ fit.coefficients:
+        sharded = token.copy()
+    outside, step = np.zeros(width), np.zeros(width)
+    _add(outside, fit, tp, TTFT_OTHER)
+    _add(step, fit, tp, TPOT_OTHER)
+    hop_prompt, hop_token = np.zeros(width), np.zeros(width)
+    hop_prompt[-2] = hop_token[-1] = pp - 1
+    hops = [hop_prompt + hop_token, hop_token]
+    return np.array([prompt + token, sharded, token - sharded, outside + step, step, *hops])
+
+
+def weights(law: BatchLaw, layers: int, output_tokens: int, batch: int, pipeline: float = 1.0) -> Array:
+    """[7] factors of the parts of `form`, in seconds of latency."""
+    passes = output_tokens - 1
+    token = pipeline * layers * passes
+    return np.array(
+        [
+            pipeline * layers * law.prefill(batch),
+            token * law.decode(batch, output_tokens),
+            token * law.allreduce(batch),
+            law.outside(batch),
+            passes * law.outside(batch),
+            1.0,
+            passes,
+        ]
+    )
+
+
+def refine(fit: LatencyFit, found: Sequence[Point]) -> BatchLaw:
+    """The batch law that fits rows of other batches best, held near the one the fit was made with."""
+    known = [p for p in found if p.query.tensor_parallel >= fit.widths[0]]
+    rows = [p for p in known if p.query.batch != fit.law.reference]
+    if not rows:
+        return fit.law
+    forms = [form(fit, p.query.tensor_parallel, p.query.pipeline_parallel) @ fit.coefficients for p in rows]
+    parts = np.array(forms) / np.array([p.latency_s for p in rows])[:, None]
+    layers = np.array([p.query.layers for p in rows])
+    passes = np.array([p.query.output_tokens - 1 for p in rows])
+    # The law is asked once for each (output length, batch), of which there are few.
+    asked = sorted({(p.query.output_tokens, p.query.batch) for p in rows})
+    place = np.array([asked.index((p.query.output_tokens, p.query.batch)) for p in rows])
+    names = ("compute", "prompt", "kv", "sequence", "message")
+    start = np.array([getattr(fit.law, name) for name in names])
+    sd = np.array([0.4, 0.4, 0.4, 0.8, 0.8])
+    # A row's prediction errs by the coefficients' noise as well, about as much as the row itself.
+    noise = np.array([1.5 * fit.noise / p.replicates**0.5 for p in rows])
+
+    def misfit(steps: Array) -> Array:
+        law = replace(fit.law, **dict(zip(names, (start * np.exp(sd * steps)).tolist(), strict=True)))
+        one = np.array([weights(law, 1, 2, batch) for _, batch in asked])[place]
+        decode = np.array([law.decode(batch, output) for output, batch in asked])[place]
+        one[:, 1] = decode
+        one[:, [1, 2, 4, 6]] *= passes[:, None]
+        one[:, :3] *= layers[:, None]
+        return np.concatenate([((one * parts).sum(axis=1) - 1) / noise, steps])
+
+    found_steps = least_squares(misfit, np.zeros(5), bounds=(-4, 4), loss="soft_l1", f_scale=3.0, max_nfev=60)
+    moved = (start * np.exp(sd * found_steps.x)).tolist()
+    return replace(fit.law, **dict(zip(names, moved, strict=True)))
+
+
+def _row(query: Query, widths: Sequence[int], law: BatchLaw) -> Array:
+    """The design row of one fingerprint: `weights` on the columns of its TP and on the hops."""
+    prompt, sharded, overhead, outside, step, hop_prompt, hop_token = weights(
+        law, query.layers, query.output_tokens, query.batch
+    )
+    row = np.zeros(4 * len(widths) + 2)
+    at = 4 * widths.index(query.tensor_parallel)
+    row[at + TTFT_LAYER], row[at + TPOT_LAYER] = prompt, prompt + overhead
+    row[TPOT_LAYER] += (sharded - overhead) * widths[0] / query.tensor_parallel
+    row[at + TTFT_OTHER], row[at + TPOT_OTHER] = outside, outside + step
+    hops = query.pipeline_parallel - 1
+    row[-2], row[-1] = hops * hop_prompt, hops * (hop_prompt + hop_token)
+    return row
+
+
+def _add(row: Array, fit: LatencyFit, tp: int, part: int) -> None:
+    """The combination of coefficients that is `part` at `tp`: measured, or by the law from a neighbour.
+
+    X(TP) = X(t) t / TP + growth (X(u) - X(t) t / u), t the smallest measured TP and u the nearest above it:
+    MaverIQ's equation 2 for PP = 1, with the overhead (equation 3) clamped at 0.
+    """
+    widths, first = fit.widths, fit.widths[0]
+    if tp in widths:
+        row[4 * widths.index(tp) + part] = 1.0
+        return
+    row[part] = first / tp
+    by = laws.exponents(fit.family.dtype, fit.family.int8_kv)
+    if tp < first:
+        return
+    if len(widths) == 1:
+        relative = laws.allreduce_growth(by, tp, 2 * first) if first == 1 else 1.0
+        row[part] += UNKNOWN_ALLREDUCE * relative
+        return
+    near = min(widths[1:], key=lambda width: (abs(np.log(width / tp)), -width))
+    column = 4 * widths.index(near) + part
+    if fit.coefficients[column] <= fit.coefficients[part] * first / near:
+        return
+    growth = laws.allreduce_growth(by, tp, near)
+    row[column] += growth
+    row[part] -= growth * first / near
+
+
+def _beliefs(
+    family: Family, found: Sequence[Point], widths: Sequence[int], prior: Prior | None
+) -> tuple[Array, Array]:
+    """Soft rows and their right sides, each divided by its standard deviation."""
+    columns = 4 * len(widths) + 2
+    step = _step_s(found)
+    rows, expected = [], []
+
+    def believe(parts: dict[int, float], value: float, deviation: float) -> None:
+        row = np.zeros(columns)
+        for column, factor in parts.items():
+            row[column] = factor / deviation
+        rows.append(row)
+        expected.append(value / deviation)
+
+    believe({columns - 1: 1.0}, HOP_SHARE * step, HOP_SHARE * step)
+    believe({columns - 2: 1.0}, 0.0, step)
+    by = laws.exponents(family.dtype, family.int8_kv)
+    for at, width in enumerate(widths[2:], 2):  # the second and later follow the first two
+        growth = laws.allreduce_growth(by, width, widths[1]) if widths[0] == 1 else 1.0
+        layer = step / max(p.query.layers for p in found)
+        for part in (TTFT_LAYER, TPOT_LAYER):
+            scale = LAW_SHARE * layer * (10 if part == TTFT_LAYER else 1)
+            believe(
+                {
+                    4 * at + part: 1.0,
+                    part: growth * widths[0] / widths[1] - widths[0] / width,
+                    4 + part: -growth,
+                },
+                0.0,
+                scale,
+            )
+    if prior is not None:
+        believe({TPOT_LAYER: 1.0}, prior.tpot_layer, prior.deviation)
+    return np.array(rows), np.array(expected)
+
+
+def _step_s(found: Sequence[Point]) -> float:
+    """A scale for beliefs: the least time per token of any fingerprint, prompt included."""
+    return min(p.latency_s / p.query.output_tokens for p in found)

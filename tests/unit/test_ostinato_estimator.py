@@ -1,0 +1,270 @@
+"""Our estimator of tables against a simulated machine, beside MaverIQ's; its properties."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import artifact_simulator as sim
+import pytest
+from artifact_simulator import Bench
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profiler.estimators.evaluating import compare
+from profiler.estimators.laws import BatchLaw, inverse_smooth_max, smooth_max
+from profiler.estimators.maveriq import MaverIQ
+from profiler.estimators.ostinato import Ostinato
+from profiler.estimators.tables import Measurement
+from profiler.estimators.types import Family, NotPredictable, Prediction, Query
+
+FEW_MODELS = ("falcon-40b", "gptj-6b", "llama-2-7b", "llama-2-70b")
+BATCHES = (1, 8, 32, 64)
+
+
+@dataclass(frozen=True)
+class Regime:
+    """A machine, its noise, the prompts' length, and whether only three plans were fingerprinted."""
+
+    machine: sim.Machine
+    noise: float
+    prompt_tokens: int
+    few: bool
+
+    def fingerprints(self) -> tuple[Measurement, ...]:
+        bench = Bench(self.machine, self.noise, self.prompt_tokens, seed=1)
+        return bench.measure(sim.fingerprints(self.few, (1, 2) if self.few else (1,), FEW_MODELS))
+
+    def truth(self) -> tuple[Measurement, ...]:
+        bench = Bench(self.machine, self.noise, self.prompt_tokens, seed=2)
+        return bench.measure(sim.full_models(bench, BATCHES if self.few else (1,), models=FEW_MODELS))
+
+
+@cache
+def errors(
+    estimator: Callable[..., MaverIQ | Ostinato], regime: Regime
+) -> dict[int, tuple[float, float, float]]:
+    """By batch: median error of latency and of memory, and the share of latencies in their interval."""
+    found: dict[int, list[tuple[float, float, bool]]] = {}
+    for c in compare(estimator(regime.fingerprints()), sim.table(regime.truth())):
+        assert c.prediction is not None
+        assert c.prediction.memory_bytes is not None
+        assert c.truth.memory_bytes is not None
+        latency = abs(c.prediction.latency_s.value / c.truth.latency_s - 1)
+        memory = abs(c.prediction.memory_bytes.value / c.truth.memory_bytes - 1)
+        held = c.prediction.latency_s.holds(c.truth.latency_s)
+        found.setdefault(c.truth.query.batch, []).append((latency, memory, held))
+    return {batch: _summary(rows) for batch, rows in found.items()}
+
+
+def _summary(rows: Sequence[tuple[float, float, bool]]) -> tuple[float, float, float]:
+    middle = len(rows) // 2
+    latencies, memories = sorted(row[0] for row in rows), sorted(row[1] for row in rows)
+    return latencies[middle], memories[middle], sum(row[2] for row in rows) / len(rows)
+
+
+slow = pytest.mark.slow  # the simulated machine takes its time; one regime of each kind is always run
+ALL_PLANS = [
+    (Regime(sim.A6000, 0.005, 923, few=False), 0.03),
+    pytest.param(Regime(sim.A6000, 0.0, 923, few=False), 0.01, marks=slow),
+    pytest.param(Regime(sim.A6000, 0.02, 923, few=False), 0.08, marks=slow),
+    pytest.param(Regime(sim.PCIE_ONLY, 0.005, 923, few=False), 0.03, marks=slow),
+    pytest.param(Regime(sim.H100, 0.005, 923, few=False), 0.03, marks=slow),
+    pytest.param(Regime(sim.SLOW_COMPUTE, 0.005, 923, few=False), 0.03, marks=slow),
+]
+THREE_PLANS = [
+    # What is asked of the median at batches 1, 8, 32 and 64.
+    (Regime(sim.A6000, 0.005, 10, few=True), (0.04, 0.10, 0.10, 0.12)),
+    pytest.param(Regime(sim.A6000, 0.0, 10, few=True), (0.02, 0.10, 0.10, 0.10), marks=slow),
+    pytest.param(Regime(sim.A6000, 0.02, 10, few=True), (0.09, 0.13, 0.13, 0.16), marks=slow),
+    pytest.param(Regime(sim.A6000, 0.005, 128, few=True), (0.04, 0.10, 0.10, 0.10), marks=slow),
+    pytest.param(Regime(sim.A6000, 0.005, 923, few=True), (0.04, 0.10, 0.10, 0.10), marks=slow),
+    pytest.param(Regime(sim.PCIE_ONLY, 0.005, 10, few=True), (0.04, 0.10, 0.12, 0.12), marks=slow),
+    pytest.param(Regime(sim.H100, 0.005, 10, few=True), (0.04, 0.10, 0.12, 0.20), marks=slow),
+]
+
+
+@pytest.mark.parametrize(("regime", "bound"), ALL_PLANS)
+def test_batch_1_with_all_plans_fingerprinted(regime: Regime, bound: float) -> None:
+    latency, memory, covered = errors(Ostinato, regime)[1]
+    assert latency < bound
+    assert memory < 0.02
+    assert covered > 0.75
+    assert latency < errors(MaverIQ, regime)[1][0]
+    assert memory < errors(MaverIQ, regime)[1][1] + 0.002
+
+
+@pytest.mark.parametrize(("regime", "bounds"), THREE_PLANS)
+def test_batches_with_three_plans_fingerprinted(regime: Regime, bounds: tuple[float, ...]) -> None:
+    ours, theirs = errors(Ostinato, regime), errors(MaverIQ, regime)
+    for batch, bound in zip(BATCHES, bounds, strict=True):
+        latency, memory, covered = ours[batch]
+        assert latency < bound, f"batch {batch}: {latency:.1%}"
+        assert memory < 0.06
+        assert covered > 0.6
+    assert ours[1][0] < theirs[1][0]
+    assert ours[32][0] < theirs[32][0] + 0.02
+    if regime.noise:
+        assert ours[64][0] < theirs[64][0]
+
+
+@slow
+def test_more_batches_in_fingerprints_help() -> None:
+    """A machine far from the usual roofline: two batches do not show it, four do."""
+    few = Regime(sim.SLOW_COMPUTE, 0.005, 10, few=True)
+    bench = Bench(few.machine, few.noise, few.prompt_tokens, seed=1)
+    wide = bench.measure(sim.fingerprints(True, (1, 2, 16, 64), FEW_MODELS))
+    truth = [row for row in few.truth() if row.query.batch == 64 and row.query.tensor_parallel <= 2]
+
+    def median(estimator: Ostinato) -> float:
+        off = [abs(estimator.predict(r.query).latency_s.value / r.latency_s - 1) for r in truth]
+        return sorted(off)[len(off) // 2]
+
+    assert median(Ostinato(wide)) < 0.06 < median(Ostinato(few.fingerprints()))
+
+
+def test_uneven_stages_cost_a_single_batch_nothing() -> None:
+    estimator = Ostinato(SMALL)
+    even, uneven = (Query(LLAMA, 1, stages, 100, 1) for stages in ((16, 16), (10, 22)))
+    assert estimator.predict(even) == estimator.predict(uneven)
+
+
+LLAMA = Family("llama-2-7b", "float16", False)
+SMALL = Bench(noise=0.01, prompt_tokens=64).measure(sim.fingerprints(True, (1, 2), ("llama-2-7b", "gptj-6b")))
+ESTIMATOR = Ostinato(SMALL)
+FAMILIES = sim.families(("llama-2-7b", "gptj-6b"))
+QUERIES = st.builds(
+    Query,
+    st.sampled_from(FAMILIES),
+    st.sampled_from([1, 2, 4, 8]),
+    st.lists(st.integers(1, 40), min_size=1, max_size=8).map(tuple),
+    st.integers(1, 2000),
+    st.integers(1, 512),
+)
+
+
+def figures(found: Prediction) -> list[float]:
+    assert found.memory_bytes is not None
+    both = (found.latency_s, found.memory_bytes)
+    return [figure for i in both for figure in (i.low, i.value, i.high)]
+
+
+@given(QUERIES)
+def test_intervals_hold_their_value_and_nothing_is_negative(query: Query) -> None:
+    low, value, high, least, memory, most = figures(ESTIMATOR.predict(query))
+    assert 0 <= low <= value <= high
+    assert 0 <= least <= memory <= most
+    assert value > 0
+
+
+@given(QUERIES, st.integers(1, 100))
+def test_more_work_never_takes_less(query: Query, more: int) -> None:
+    once = ESTIMATOR.predict(query)
+    first, *rest = query.layers_per_stage
+    assert once.memory_bytes is not None
+    for larger in (
+        replace(query, batch=query.batch + more),
+        replace(query, layers_per_stage=(first + more, *rest)),
+        replace(query, output_tokens=query.output_tokens + more),
+    ):
+        found = ESTIMATOR.predict(larger)
+        assert found.memory_bytes is not None
+        assert found.latency_s.value >= once.latency_s.value * (1 - 1e-9)
+        assert found.memory_bytes.value >= once.memory_bytes.value * (1 - 1e-9)
+
+
+@settings(max_examples=5)
+@given(st.sampled_from([0.5, 2.0, 1e-3]), st.randoms(use_true_random=False))
+def test_time_has_no_unit_and_rows_no_order(factor: float, random: object) -> None:
+    rows = [replace(row, latency_s=row.latency_s * factor) for row in SMALL]
+    random.shuffle(rows)  # type: ignore[attr-defined]
+    scaled = Ostinato(rows)
+    for query in (
+        Query(LLAMA, 1, (32,), 100, 1),
+        Query(LLAMA, 8, (32,), 50, 64),
+        Query(LLAMA, 2, (9, 9), 9, 3),
+    ):
+        once, again = ESTIMATOR.predict(query), scaled.predict(query)
+        assert again.latency_s.value == pytest.approx(once.latency_s.value * factor, rel=1e-3)
+        assert again.latency_s.high == pytest.approx(once.latency_s.high * factor, rel=1e-2)
+        assert again.memory_bytes == once.memory_bytes
+
+
+def test_what_was_measured_is_predicted() -> None:
+    """Without noise the fingerprints themselves come out."""
+    exact = Bench(noise=0.0, prompt_tokens=64).measure(sim.fingerprints(False, (1,), ("llama-2-7b",)))
+    estimator = Ostinato(exact)
+    for row in exact:
+        found = estimator.predict(row.query)
+        assert found.latency_s.value == pytest.approx(row.latency_s, rel=0.06)
+        assert found.memory_bytes is not None
+        assert found.memory_bytes.value == pytest.approx(row.memory_bytes, rel=0.03)
+
+
+def test_an_outlier_does_little() -> None:
+    rows = list(Bench(noise=0.003).measure(sim.fingerprints(False, (1,), ("llama-2-7b",))))
+    query = Query(LLAMA, 1, (32,), 100, 1)
+    before = Ostinato(rows).predict(query).latency_s.value
+    at = next(
+        i for i, r in enumerate(rows) if r.query.family == LLAMA and r.query.layers_per_stage == (1, 1, 1, 1)
+    )
+    rows[at] = replace(rows[at], latency_s=rows[at].latency_s * 1.5)
+    assert Ostinato(rows).predict(query).latency_s.value == pytest.approx(before, rel=0.06)
+
+
+def test_memory_is_not_needed_and_batches_may_start_above_1() -> None:
+    rows = [replace(row, memory_bytes=None) for row in SMALL if row.query.batch == 2]
+    found = Ostinato(rows).predict(Query(LLAMA, 2, (32,), 100, 16))
+    assert found.memory_bytes is None
+    assert found.latency_s.value == pytest.approx(
+        ESTIMATOR.predict(Query(LLAMA, 2, (32,), 100, 16)).latency_s.value, rel=0.15
+    )
+
+
+def test_what_cannot_be_predicted_says_why() -> None:
+    with pytest.raises(NotPredictable, match="no fingerprints of other float16"):
+        ESTIMATOR.predict(Query(Family("other", "float16", False), 1, (32,), 100, 1))
+    one_depth = [row for row in SMALL if row.query.layers == 1]
+    with pytest.raises(NotPredictable, match="two depths"):
+        Ostinato(one_depth).predict(Query(LLAMA, 1, (32,), 100, 1))
+    sharded = [row for row in SMALL if row.query.tensor_parallel == 2]
+    with pytest.raises(NotPredictable, match="TP=1 or less"):
+        Ostinato(sharded).predict(Query(LLAMA, 1, (32,), 100, 1))
+
+
+def test_10_000_predictions_in_a_second() -> None:
+    queries = [
+        Query(family, tp, sim.even(32, pp), output, batch)
+        for family in FAMILIES
+        for tp in (1, 2, 4, 8)
+        for pp in range(1, 9)
+        for output in range(10, 90, 10)
+        for batch in range(1, 5)
+    ][:10_000]
+    assert len(queries) == 10_000
+    started = time.process_time()
+    for query in queries:
+        ESTIMATOR.predict(query)
+    assert time.process_time() - started < 1.0
+
+
+@given(st.floats(0, 100), st.floats(0, 100))
+def test_the_smooth_maximum(a: float, b: float) -> None:
+    found = smooth_max(a, b)
+    assert max(a, b) <= found <= max(a, b) * 2**0.25 * (1 + 1e-12)
+    if 1e-3 < b < 100:
+        assert inverse_smooth_max(smooth_max(1.0, b)) == pytest.approx(b, rel=0.05, abs=0.02)
+
+
+@given(
+    st.integers(1, 8), st.floats(1e-4, 1), st.floats(1e-3, 100), st.floats(1e-8, 1e-3), st.integers(1, 2000)
+)
+def test_batch_laws_start_at_1(reference: int, compute: float, prompt: float, kv: float, tokens: int) -> None:
+    law = BatchLaw(reference, compute, prompt, kv, 0.01, 0.02, float(tokens), 15.0)
+    grown = (law.prefill, law.outside, law.allreduce, lambda batch: law.decode(batch, 15.0))
+    for growth in grown:
+        assert growth(reference) == pytest.approx(1.0)
+        assert growth(reference + 1) >= growth(reference)
+        assert growth(4 * reference) <= 4 + 1e-9
