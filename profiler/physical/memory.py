@@ -1,0 +1,92 @@
+"""Bytes of each rank of a plan: weights and KV cache by arithmetic, the rest as fingerprints showed it.
+
+Unlike MaverIQ's W + (TP - 1) A + TP (PP - 1) A_p (section 5.2), which is a sum over all GPUs, this says what
+each rank needs: with uneven stages it is the fullest rank that does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+from profiler.estimate import RUNTIME_BYTES, allowance_bytes, stage_weight_bytes
+from profiler.measurements import Footprint, RankMemory
+from profiler.physical.calibration import Calibration, Cut
+from profiler.shards import kv_bytes_per_token
+from profiler.types import Plan
+
+
+@dataclass(frozen=True)
+class RankBytes:
+    """What one rank needs before it holds a single token; `kv_per_token` is what each token adds."""
+
+    weights: int
+    activations: int
+    graphs: int
+    runtime: int
+    kv_per_token: int
+
+    @property
+    def without_kv_cache(self) -> int:
+        return self.weights + self.activations + self.graphs + self.runtime
+
+    def kv_tokens(self, free_bytes: int) -> int:
+        """Tokens whose keys and values fit into what is left of `free_bytes`."""
+        return max(0, free_bytes - self.without_kv_cache) // self.kv_per_token
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One measured rank, and which part of a model it held."""
+
+    layers: int
+    is_last: bool
+    memory: RankMemory
+
+
+def rank_bytes(calibration: Calibration, cut: Cut, plan: Plan) -> tuple[RankBytes, ...]:
+    """One entry per rank, stage by stage. Where no fingerprint was cut so, allowances take its place."""
+    seen = [rank for fp in calibration.footprints if Cut.of(fp.setting) == cut for rank in _ranks(fp)]
+    stages = range(plan.pipeline_parallel)
+    return tuple(
+        _stage_bytes(calibration, plan, stage, seen) for stage in stages for _ in range(plan.tensor_parallel)
+    )
+
+
+def kv_tokens(ranks: Sequence[RankBytes], free_bytes: Sequence[int]) -> int:
+    """Tokens that all ranks can hold: the engine uses the least of them on every rank."""
+    return min(rank.kv_tokens(free) for rank, free in zip(ranks, free_bytes, strict=True))
+
+
+def _ranks(footprint: Footprint) -> Iterator[_Seen]:
+    setting = footprint.setting
+    last = len(setting.layers_per_stage) - 1
+    for number, memory in enumerate(footprint.ranks):
+        stage = number // setting.tensor_parallel
+        yield _Seen(setting.layers_per_stage[stage], stage == last, memory)
+
+
+def _stage_bytes(calibration: Calibration, plan: Plan, stage: int, seen: Sequence[_Seen]) -> RankBytes:
+    spec, layers = calibration.spec, plan.layers_per_stage[stage]
+    is_last = stage == plan.pipeline_parallel - 1
+    alike = [one for one in seen if one.is_last == is_last] or seen
+    allowed = allowance_bytes(spec, plan, stage) - RUNTIME_BYTES
+    return RankBytes(
+        weights=stage_weight_bytes(spec, plan, stage),
+        activations=max((one.memory.activations for one in alike), default=allowed),
+        graphs=_graphs(seen, layers),
+        runtime=max((one.memory.runtime for one in seen), default=RUNTIME_BYTES),
+        kv_per_token=layers * kv_bytes_per_token(spec, plan.tensor_parallel),
+    )
+
+
+def _graphs(seen: Sequence[_Seen], layers: int) -> int:
+    """Captured graphs grow with the layers in them: the line nearest to what was seen."""
+    if not seen:
+        return 0
+    matrix = np.array([[1.0, one.layers] for one in seen])
+    found, _ = nnls(matrix, np.array([float(one.memory.graphs) for one in seen]))
+    return round(float(found @ [1.0, layers]))

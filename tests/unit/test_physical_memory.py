@@ -1,0 +1,63 @@
+"""Memory of ranks, against sums done by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_estimate import LLAMA_7B, plan
+
+from profiler.measurements import Footprint, RankMemory, Setting
+from profiler.physical.calibration import Calibration, Cut
+from profiler.physical.memory import RankBytes, kv_tokens, rank_bytes
+
+MIB = 2**20
+
+
+def footprint(layers: tuple[int, ...], tp: int, *ranks: tuple[int, int, int]) -> Footprint:
+    """Ranks by activations, graphs and runtime, in MiB."""
+    memory = (RankMemory(1, a * MIB, g * MIB, r * MIB, 0, 0) for a, g, r in ranks)
+    return Footprint(Setting(layers, tp), tuple(memory), 1.0)
+
+
+CALIBRATION = Calibration(
+    LLAMA_7B,
+    8192,
+    {},
+    footprints=(
+        footprint((8,), 1, (300, 180, 500)),
+        footprint((16,), 1, (300, 260, 500)),  # 100 MiB and 10 for each layer
+        footprint((16, 16), 1, (120, 260, 700), (300, 260, 700)),
+    ),
+)
+
+
+def test_each_rank_of_an_uneven_pipeline() -> None:
+    """Llama-2-7B in bfloat16: a layer is 4 x 4096^2 + 3 x 4096 x 11008 + 2 x 4096 numbers."""
+    layer = 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
+    table = 2 * 32000 * 4096
+    split = plan(LLAMA_7B, pp=2, layers_per_stage=(10, 22))  # type: ignore[arg-type]
+    first, last = rank_bytes(CALIBRATION, Cut(1), split)
+    assert first.weights == 10 * layer + table
+    assert last.weights == 22 * layer + table + 2 * 4096
+    assert (first.activations, last.activations) == (120 * MIB, 300 * MIB)
+    assert first.graphs == pytest.approx(200 * MIB, abs=MIB)
+    assert last.graphs == pytest.approx(320 * MIB, abs=MIB)
+    assert first.runtime == last.runtime == 700 * MIB
+    assert (first.kv_per_token, last.kv_per_token) == (10 * 16384, 22 * 16384)
+
+
+def test_all_ranks_use_as_many_tokens_as_the_fullest_can_hold() -> None:
+    ranks = (RankBytes(100, 0, 0, 0, 10), RankBytes(200, 0, 0, 0, 20))
+    assert kv_tokens(ranks, (1000, 1000)) == 40  # 90 on the first
+    assert kv_tokens(ranks, (150, 1000)) == 5
+    assert kv_tokens(ranks, (1000, 50)) == 0
+
+
+@given(st.integers(1, 31), st.sampled_from([1, 2, 4]))
+def test_without_fingerprints_of_such_a_cut_there_are_allowances(first: int, tp: int) -> None:
+    split = plan(LLAMA_7B, tp=tp, layers_per_stage=(first, 32 - first))  # type: ignore[arg-type]
+    ranks = rank_bytes(CALIBRATION, Cut(tp, "fp8"), split)
+    assert len(ranks) == 2 * tp
+    assert all(rank.activations > 0 and rank.runtime > 0 for rank in ranks)
+    assert ranks[0] == ranks[tp - 1]
