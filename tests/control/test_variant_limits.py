@@ -26,6 +26,12 @@ def test_beyond_the_slots(limit: int) -> None:
         limit_variants(BASE, limit)
 
 
+def test_a_base_without_slots() -> None:
+    none = deployment("b", Phase.DEPLOYED, placed=replace(PLACED, plan=replace(PLACED.plan, max_variants=0)))
+    with pytest.raises(errors.InvalidRequest, match="no slots for variants"):
+        limit_variants(none, 1)
+
+
 def test_a_variant_has_no_limit_of_its_own() -> None:
     with pytest.raises(errors.InvalidRequest, match="its base, 'b'"):
         limit_variants(deployment("v", Phase.DEPLOYED, "b"), 1)

@@ -1,0 +1,47 @@
+"""Variants of bases whose architecture has no adapters here are refused, whatever they hold."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import checkpoints as make
+import pytest
+from tiny_families import TINY, Tiny
+
+from profiler.checkpoint import read_model
+from profiler.errors import AdapterError
+from profiler.types import ModelSpec
+from profiler.variants.reading import read_variant
+from profiler.variants.types import VariantLimits
+from workers.deltas.pack import pack, sparse_method
+
+LLAMA_LIKE = {"Llama", "Mistral", "Qwen2", "Qwen3"}
+OTHERS = [tiny for tiny in TINY if tiny.family not in LLAMA_LIKE and not tiny.title]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    return read_model(make.write_model(tmp_path_factory.mktemp("base")))
+
+
+@pytest.mark.parametrize("file", ["adapter_config.json", "delta.json"])
+def test_adapters_and_deltas_name_the_architecture(tmp_path: Path, base: ModelSpec, file: str) -> None:
+    """Even where every shape would fit: what a norm or an embedding means differs."""
+    gemma = replace(base, architecture="GemmaForCausalLM", linear_shapes={})
+    make.write_adapter(tmp_path)
+    if file == "delta.json":
+        (tmp_path / "adapter_config.json").unlink()
+        (tmp_path / file).write_text(json.dumps({"format": "ostinato-delta"}))
+    with pytest.raises(AdapterError, match=r"GemmaForCausalLM are not supported yet.*Llama, Mistral"):
+        read_variant(tmp_path, gemma, VariantLimits(64))
+
+
+@pytest.mark.parametrize("tiny", OTHERS, ids=lambda tiny: tiny.id)
+def test_no_delta_of_them_is_written(tiny: Tiny, tmp_path: Path) -> None:
+    folder = tiny.write(tmp_path / "model")
+    assert not read_model(folder).adaptable
+    with pytest.raises(AdapterError, match="not supported yet"):
+        pack(folder, folder, tmp_path / "delta", sparse_method())
+    assert not (tmp_path / "delta").exists()
