@@ -85,7 +85,11 @@ def _plans(
         max_lora_rank=settings.max_lora_rank,
     )
     delta_bytes, full_bytes = variant_demand(variants, settings.max_variants)
-    return [dataclasses.replace(p, delta_bytes=delta_bytes, full_bytes=full_bytes) for p in plans]
+    tokens = settings.batched_tokens
+    return [
+        dataclasses.replace(p, delta_bytes=delta_bytes, full_bytes=full_bytes, batched_tokens=tokens)
+        for p in plans
+    ]
 
 
 def with_estimate(
@@ -169,6 +173,7 @@ def engine_config(
         variant_memory_bytes=max(variant_bytes(spec, plan, s) for s in range(plan.pipeline_parallel)),
         variant_host_bytes=settings.variant_host_bytes,
         variant_kinds=_kinds(kind, variants),
+        max_batched_tokens=plan.batched_tokens,
         max_active_variants=min(max_active_variants or 0, plan.max_variants),
     )
 

@@ -39,6 +39,11 @@ class Settings(BaseSettings):
     engine_num_cpus: float = Field(default=1.0, ge=0, description="Ray CPUs reserved for an engine replica.")
     max_model_len: int = Field(default=2048, ge=16, description="Longest prompt plus answer, in tokens.")
     concurrency: int = Field(default=16, ge=1, description="Requests an engine should hold at full length.")
+    batched_tokens: int = Field(
+        default=2048,
+        ge=64,
+        description="Tokens a step of an engine takes at most; longer prompts take several.",
+    )
     max_variants: int = Field(
         default=4, ge=1, description="Slots for variants: as many can run in one batch."
     )

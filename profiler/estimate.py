@@ -50,7 +50,6 @@ HOP_S = 0.11e-3  # handing a batch to the next stage; 4.72 - 4.61 ms
 LINK_TO_MEMORY = 1 / 40  # all-reduce bandwidth over memory bandwidth; from the rows for batches 32 and 128
 
 RUNTIME_BYTES = 256 * MIB  # CUDA context or the process's own heap
-PREFILL_CHUNK_TOKENS = 2048  # vLLM's default max_num_batched_tokens
 LOGITS_ROWS = 256  # sequences whose logits are held at once, in float32
 
 
@@ -127,12 +126,12 @@ def stage_weight_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
 
 
 def allowance_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
-    """Working memory: the runtime's own, one prefill chunk's activations and the last stage's logits.
+    """Working memory: the runtime's own, the activations of one full step and the last stage's logits.
 
-    At the MLP a chunk holds two residual streams, the input and the gate and up outputs (sharded).
+    At the MLP it holds two residual streams, the input and the gate and up outputs (sharded).
     """
     widest = 3 * spec.hidden_size + mlp_width(spec, plan.tensor_parallel)
-    activations = PREFILL_CHUNK_TOKENS * widest * spec.dtype_bytes
+    activations = plan.batched_tokens * widest * spec.dtype_bytes
     logits = LOGITS_ROWS * spec.vocab_size * 4 if stage == plan.pipeline_parallel - 1 else 0
     return RUNTIME_BYTES + activations + logits
 

@@ -22,13 +22,15 @@ from profiler.errors import MeasurementError
 class Setting:
     """One way to start the engine. `layers_per_stage` of a fingerprint sums to its few hidden layers.
 
-    `quantization` and `kv_dtype` are the engine's names; "none" and "auto" leave the model as it is.
+    `quantization` and `kv_dtype` are the engine's names; "none" and "auto" leave the model as it is. A step
+    takes at most `batched_tokens` tokens.
     """
 
     layers_per_stage: tuple[int, ...]
     tensor_parallel: int = 1
     quantization: str = "none"
     kv_dtype: str = "auto"
+    batched_tokens: int = 2048
 
     def __post_init__(self) -> None:
         if not self.layers_per_stage or min(self.layers_per_stage) < 1 or self.tensor_parallel < 1:

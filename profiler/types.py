@@ -132,7 +132,8 @@ class Plan:
 
     At most `max_variants` variants run in one batch. Each rank sets memory aside for that many LoRA
     adapters of `max_lora_rank`, or for `delta_bytes` (unsharded, in the hidden layers) and `full_bytes`
-    (tensors that replace the base's) of variants of other kinds, whichever is more.
+    (tensors that replace the base's) of variants of other kinds, whichever is more. A step of the engine
+    takes at most `batched_tokens` tokens; longer prompts are filled in several.
     """
 
     tensor_parallel: int
@@ -144,6 +145,7 @@ class Plan:
     max_lora_rank: int
     delta_bytes: int = 0
     full_bytes: int = 0
+    batched_tokens: int = 2048
 
     @property
     def pipeline_parallel(self) -> int:

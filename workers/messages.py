@@ -14,7 +14,7 @@ class EngineConfig:
     `variant_memory_bytes` its part for the `max_variants` variants that may run at once. With 0 of them the
     engine serves its base alone. `variant_host_bytes` of each rank's host memory keep more of them ready;
     only variants of `variant_kinds` are accepted. `max_active_variants` is how many may run at once to begin
-    with (DeltaZip's N); 0: as many as there are slots.
+    with (DeltaZip's N); 0: as many as there are slots. A step takes at most `max_batched_tokens`.
     """
 
     engine: str
@@ -34,6 +34,7 @@ class EngineConfig:
     variant_host_bytes: int
     variant_kinds: tuple[str, ...]
     max_active_variants: int = 0
+    max_batched_tokens: int = 2048
     load_format: str = "auto"
     log_requests: bool = False
 

@@ -135,6 +135,7 @@ def engine_arguments(config: EngineConfig) -> list[str]:
         "--load-format": config.load_format,
         "--max-model-len": config.max_model_len,
         "--max-num-seqs": config.max_num_seqs,
+        "--max-num-batched-tokens": max(config.max_batched_tokens, config.max_num_seqs),
         "--tensor-parallel-size": config.tensor_parallel,
         "--pipeline-parallel-size": len(config.layers_per_stage),
     }

@@ -37,7 +37,7 @@ class CutTimes:
 
 @dataclass(frozen=True)
 class Calibration:
-    """`hop_s`: what a boundary between two stages adds to a step. `batched_tokens`: the most a step takes."""
+    """`hop_s`: what a boundary between two stages adds to a step. A step takes at most `batched_tokens`."""
 
     spec: ModelSpec
     batched_tokens: int
@@ -52,13 +52,19 @@ class Calibration:
         raise KeyError(cut)
 
 
-def calibrate(spec: ModelSpec, measured: Iterable[Measurement], batched_tokens: int) -> Calibration:
-    """Learn from measurements of fingerprints. Raises ValueError when none is of a single stage."""
+def calibrate(spec: ModelSpec, measured: Iterable[Measurement]) -> Calibration:
+    """Learn from measurements of fingerprints, all with steps of as many tokens.
+
+    Raises ValueError when steps differ, or no timing is of a single stage.
+    """
     everything = tuple(measured)
     timings = [m for m in everything if isinstance(m, Timing)]
     whole = [m for m in timings if len(m.setting.layers_per_stage) == 1]
     if not whole:
         raise ValueError("expected timings of at least one fingerprint in a single stage, got none")
+    if len(steps := {timing.setting.batched_tokens for timing in timings}) != 1:
+        raise ValueError(f"expected timings with steps of as many tokens, got steps of {sorted(steps)}")
+    (batched_tokens,) = steps
     by_cut: defaultdict[Cut, list[Timing]] = defaultdict(list)
     for timing in whole:
         by_cut[Cut.of(timing.setting)].append(timing)

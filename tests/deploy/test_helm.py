@@ -72,6 +72,7 @@ EVERYTHING: Object = {
         "engineNumCpus": 0.5,
         "maxModelLen": 32768,
         "concurrency": 64,
+        "batchedTokens": 4096,
         "maxVariants": 8,
         "variantHostBytes": 64 << 30,
         "maxLoraRank": 64,

@@ -26,16 +26,18 @@ SPLITS = ((32,), (16, 16), (10, 22), (22, 10), (4, 28), (8, 8, 8, 8), (5, 9, 9, 
 
 def fingerprints(machine: Machine, noise: float = 0.0) -> list[Measurement]:
     """What a profile measures: three ways to cut a layer in two depths, and a pipeline."""
-    settings = [Setting((depth,), tp) for tp in (1, 2, 4) for depth in (LAYERS // 2, LAYERS)]
+    settings = [
+        Setting((depth,), tp, batched_tokens=BUDGET) for tp in (1, 2, 4) for depth in (LAYERS // 2, LAYERS)
+    ]
     points = [Point(b, i) for b in (1, 2, 4, 8, 16, 32, 64, 128) for i in (128, 512, 2048)]
-    wanted = [*itertools.product(settings, points), (Setting((16, 16)), Point(1, 128))]
+    wanted = [*itertools.product(settings, points), (Setting((16, 16), batched_tokens=BUDGET), Point(1, 128))]
     rng = random.Random(0)
     return [measured(machine, s, p, OUT, BUDGET, 1 + rng.uniform(-noise, noise)) for s, p in wanted]
 
 
 @pytest.fixture(scope="module")
 def calibration() -> Calibration:
-    return calibrate(LLAMA_7B, fingerprints(MACHINE), BUDGET)
+    return calibrate(LLAMA_7B, fingerprints(MACHINE))
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
@@ -66,7 +68,7 @@ def test_an_uneven_pipeline_costs_under_load_only(calibration: Calibration) -> N
 
 
 def test_noise_of_measurements_does_not_grow(calibration: Calibration) -> None:
-    noisy = calibrate(LLAMA_7B, fingerprints(MACHINE, noise=0.03), BUDGET)
+    noisy = calibrate(LLAMA_7B, fingerprints(MACHINE, noise=0.03))
     errors = [
         latency(noisy, Cut(1), split, work).tpot_s / latency(calibration, Cut(1), split, work).tpot_s - 1
         for split in SPLITS
@@ -85,9 +87,12 @@ def test_ten_thousand_plans_take_a_second(calibration: Calibration) -> None:
 
 def test_nothing_measured_is_an_error() -> None:
     with pytest.raises(ValueError, match="at least one"):
-        calibrate(LLAMA_7B, [], BUDGET)
+        calibrate(LLAMA_7B, [])
+    mixed = [measured(MACHINE, Setting((4,), batched_tokens=n), Point(1, 8), 8, n) for n in (64, 128)]
+    with pytest.raises(ValueError, match="steps of \\[64, 128\\]"):
+        calibrate(LLAMA_7B, mixed)
     with pytest.raises(KeyError):
-        latency(calibrate(LLAMA_7B, fingerprints(MACHINE), BUDGET), Cut(8), (32,), Workload(1, 1, 1))
+        latency(calibrate(LLAMA_7B, fingerprints(MACHINE)), Cut(8), (32,), Workload(1, 1, 1))
 
 
 # --- the fit ----------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ def options(job: Job) -> dict[str, Any]:
         "skip_tokenizer_init": True,
         "enable_prefix_caching": False,
         "max_model_len": job.max_model_len,
+        "max_num_batched_tokens": setting.batched_tokens,
         "max_num_seqs": max(point.batch for point in job.points),
         "tensor_parallel_size": setting.tensor_parallel,
         "pipeline_parallel_size": len(setting.layers_per_stage),
