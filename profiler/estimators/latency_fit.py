@@ -12,7 +12,7 @@ figure; its error falls several times below what two depths give.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,10 +35,14 @@ UNKNOWN_ALLREDUCE = 0.2  # overhead of TP = 2 over the time at TP = 1, where onl
 
 @dataclass(frozen=True)
 class Prior:
-    """What other families say about one layer's TPOT at the smallest TP: value and standard deviation, s."""
+    """What other families say about a figure: its value and standard deviation, s."""
 
-    tpot_layer: float
+    value: float
     deviation: float
+
+
+# By (TP, one of the four figures).
+Priors = Mapping[tuple[int, int], Prior]
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,12 @@ class LatencyFit:
 
     def tpot_layer(self) -> tuple[float, float]:
         """One layer's time per token at the smallest TP and batch, and its standard deviation."""
-        return float(self.coefficients[TPOT_LAYER]), float(self.covariance[TPOT_LAYER, TPOT_LAYER] ** 0.5)
+        return self.figure(self.widths[0], TPOT_LAYER)
+
+    def figure(self, tp: int, part: int) -> tuple[float, float]:
+        """One of the four figures at a measured TP, and its standard deviation."""
+        at = 4 * self.widths.index(tp) + part
+        return float(self.coefficients[at]), float(self.covariance[at, at] ** 0.5)
 
     def prefill_ratio(self) -> tuple[float, float]:
         """A layer's time for the prompt over its time for a token, and its standard deviation."""
@@ -72,7 +81,7 @@ class LatencyFit:
 
 
 def fit_latency(
-    family: Family, found: Sequence[Point], noise: float, law: BatchLaw, prior: Prior | None
+    family: Family, found: Sequence[Point], noise: float, law: BatchLaw, priors: Priors
 ) -> LatencyFit:
     """Rows of a TP that do not tell its figures apart are left out; NotPredictable when none do."""
     found = telling(found)
@@ -82,7 +91,7 @@ def fit_latency(
     seen = np.array([p.latency_s for p in found])
     design = np.array([_row(p.query, widths, law) for p in found])
     design, sd = design / seen[:, None], np.array([noise / p.replicates**0.5 for p in found])
-    soft, expected = _beliefs(family, found, widths, prior)
+    soft, expected = _beliefs(family, found, widths, priors)
     weight = 1 / sd
     for _ in range(3):
         a = np.vstack([design * weight[:, None], soft])
@@ -172,14 +181,18 @@ def refine(fit: LatencyFit, found: Sequence[Point]) -> BatchLaw:
     # The law is asked once for each (output length, batch), of which there are few.
     asked = sorted({(p.query.output_tokens, p.query.batch) for p in rows})
     place = np.array([asked.index((p.query.output_tokens, p.query.batch)) for p in rows])
-    names = ("compute", "prompt", "kv", "sequence", "message")
+    names = ("compute", "prompt", "kv", "sequence", "message", "many")
     start = np.array([getattr(fit.law, name) for name in names])
-    sd = np.array([0.4, 0.4, 0.4, 0.8, 0.8])
+    sd = np.array([0.4, 0.4, 0.4, 0.8, 0.8, 0.08])
     # A row's prediction errs by the coefficients' noise as well, about as much as the row itself.
     noise = np.array([1.5 * fit.noise / p.replicates**0.5 for p in rows])
 
-    def misfit(steps: Array) -> Array:
+    def moved(steps: Array) -> BatchLaw:
         law = replace(fit.law, **dict(zip(names, (start * np.exp(sd * steps)).tolist(), strict=True)))
+        return replace(law, many=max(1.0, law.many))  # more rows never take less
+
+    def misfit(steps: Array) -> Array:
+        law = moved(steps)
         one = np.array([weights(law, 1, 2, batch) for _, batch in asked])[place]
         decode = np.array([law.decode(batch, output) for output, batch in asked])[place]
         one[:, 1] = decode
@@ -187,9 +200,8 @@ def refine(fit: LatencyFit, found: Sequence[Point]) -> BatchLaw:
         one[:, :3] *= layers[:, None]
         return np.concatenate([((one * parts).sum(axis=1) - 1) / noise, steps])
 
-    found_steps = least_squares(misfit, np.zeros(5), bounds=(-4, 4), loss="soft_l1", f_scale=3.0, max_nfev=60)
-    moved = (start * np.exp(sd * found_steps.x)).tolist()
-    return replace(fit.law, **dict(zip(names, moved, strict=True)))
+    found_steps = least_squares(misfit, np.zeros(6), bounds=(-4, 4), loss="soft_l1", f_scale=3.0, max_nfev=60)
+    return moved(found_steps.x)
 
 
 def _row(query: Query, widths: Sequence[int], law: BatchLaw) -> Array:
@@ -235,7 +247,7 @@ def _add(row: Array, fit: LatencyFit, tp: int, part: int) -> None:
 
 
 def _beliefs(
-    family: Family, found: Sequence[Point], widths: Sequence[int], prior: Prior | None
+    family: Family, found: Sequence[Point], widths: Sequence[int], priors: Priors
 ) -> tuple[Array, Array]:
     """Soft rows and their right sides, each divided by its standard deviation."""
     columns = 4 * len(widths) + 2
@@ -266,8 +278,9 @@ def _beliefs(
                 0.0,
                 scale,
             )
-    if prior is not None:
-        believe({TPOT_LAYER: 1.0}, prior.tpot_layer, prior.deviation)
+    for (tp, part), prior in sorted(priors.items()):
+        if tp in widths:
+            believe({4 * widths.index(tp) + part: 1.0}, prior.value, prior.deviation)
     return np.array(rows), np.array(expected)
 
 

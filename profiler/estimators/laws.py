@@ -20,6 +20,10 @@ WEIGHT_BITS: Mapping[str, float] = {"float16": 16, "bfloat16": 16, "int8": 8, "f
 # an H200 206, an H100 295; products of few rows reach about half of the FLOPs, reads about 85% of the bytes.
 FLOPS_PER_BYTE = 135.0
 
+# Kernels for weights of few bits come in two: one for at most four rows, and one for more that reads slower.
+FEW_ROWS = 4
+MANY_ROWS: Mapping[str, float] = dict.fromkeys(("int8", "int4", "int4_gptq", "int4_awq"), 1.08)
+
 # Elements of keys and values, per token and layer, of the paper's models (their config.json).
 KV_ELEMENTS: Mapping[str, int] = {
     "falcon-7b": 2 * 64, "falcon-40b": 2 * 8 * 64, "gptj-6b": 2 * 4096, "gpt-j-6b": 2 * 4096,
@@ -92,7 +96,8 @@ class BatchLaw:
     `compute`: time to compute a token over the time to read a layer. `prompt`: the same for one sequence's
     prompt. `kv`: time to read one cached token of one sequence, over the same. `sequence`: the growth of
     what is outside the layers, per sequence. `message`: of an all-reduce's time, per sequence.
-    `prompt_tokens`: length of the prompts.
+    `many`: reading weights for more than four rows over reading them for one. `prompt_tokens`: length of the
+    prompts.
     """
 
     reference: int
@@ -101,6 +106,7 @@ class BatchLaw:
     kv: float
     sequence: float
     message: float
+    many: float
     prompt_tokens: float
     output_tokens: float  # mean of the fingerprints': the cache they read
 
@@ -108,7 +114,11 @@ class BatchLaw:
         return self._read(batch, output_tokens) / self._read(self.reference, self.output_tokens)
 
     def prefill(self, batch: int) -> float:
-        return smooth_max(1.0, self.prompt * batch) / smooth_max(1.0, self.prompt * self.reference)
+        return self.prompt_pass(self.prompt * batch) / self.prompt_pass(self.prompt * self.reference)
+
+    def prompt_pass(self, compute: float) -> float:
+        """A layer's time for prompts over that for one token; computing takes `compute` of the latter."""
+        return smooth_max(self.many if self.prompt_tokens > FEW_ROWS else 1.0, compute)
 
     def outside(self, batch: int) -> float:
         return (1 + self.sequence * batch) / (1 + self.sequence * self.reference)
@@ -118,4 +128,5 @@ class BatchLaw:
 
     def _read(self, batch: int, output_tokens: float) -> float:
         context = self.prompt_tokens + output_tokens / 2
-        return smooth_max(1.0, self.compute * batch) + self.kv * batch * context
+        read = self.many if batch > FEW_ROWS else 1.0
+        return smooth_max(read, self.compute * batch) + self.kv * batch * context

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiler.estimators import latency_fit, laws, memory_fit, pooling
-from profiler.estimators.latency_fit import LatencyFit, Prior
+from profiler.estimators.latency_fit import TPOT_LAYER, LatencyFit, Prior, Priors
 from profiler.estimators.laws import BatchLaw
 from profiler.estimators.memory_fit import MemoryFit
 from profiler.estimators.tables import Measurement, Point, by_family, points
@@ -42,15 +42,17 @@ class Ostinato:
         self._why: dict[Family, str] = {}
         self._shares: Mapping[str, float] = {}
         self.memory = _memories(found, pooling.USUAL_PROMPT)
-        first = self._fits(found, pooling.NOISE, None, {})
+        first = self._fits(found, pooling.NOISE, None, {}, {})
         self.noise = pooling.pooled_noise(list(first.values()))
-        again = self._fits(found, self.noise, None, {})
+        again = self._fits(found, self.noise, None, {}, {})
+        outside = pooling.outside_priors(list(again.values()))
+        again = self._fits(found, self.noise, None, {}, outside)
         layers = _layers(again, self.memory)
         self._shares = pooling.compute_shares(layers)
-        again = self._fits(found, self.noise, None, {})
+        again = self._fits(found, self.noise, None, {}, outside)
         self.prompt_tokens = pooling.prompt_tokens(list(again.values()))
         priors = pooling.layer_priors(layers)
-        self.latency = self._fits(found, self.noise, self.prompt_tokens, priors)
+        self.latency = self._fits(found, self.noise, self.prompt_tokens, priors, outside)
         self.memory = _memories(found, self.prompt_tokens)
         self._forms: dict[tuple[Family, int, int], _Form] = {}
 
@@ -76,14 +78,17 @@ class Ostinato:
         found: dict[Family, tuple[Point, ...]],
         noise: float,
         prompt_tokens: float | None,
-        priors: Mapping[Family, Prior],
+        layers: Mapping[Family, Prior],
+        outside: Priors,
     ) -> dict[Family, LatencyFit]:
         fits = {}
         for family, rows in found.items():
-            prior = priors.get(family)
+            priors = dict(outside)
+            if family in layers:
+                priors[min(p.query.tensor_parallel for p in rows), TPOT_LAYER] = layers[family]
             try:
                 law = self._law(family, rows, prompt_tokens or pooling.USUAL_PROMPT)
-                fits[family] = _fit(family, rows, noise, law, prior, settle=prompt_tokens is not None)
+                fits[family] = _fit(family, rows, noise, law, priors, settle=prompt_tokens is not None)
             except NotPredictable as error:
                 self._why[family] = str(error)
         return fits
@@ -97,7 +102,8 @@ class Ostinato:
         kv = memory.kv_bytes / memory.layer_bytes if memory is not None and known else UNKNOWN_KV
         outputs = float(np.mean([p.query.output_tokens for p in rows if p.query.batch == reference]))
         prompt = share * prompt_tokens
-        return BatchLaw(reference, share, prompt, kv, SEQUENCE_SHARE, MESSAGE_SHARE, prompt_tokens, outputs)
+        growth = (SEQUENCE_SHARE, MESSAGE_SHARE, laws.MANY_ROWS.get(family.dtype, 1.0))
+        return BatchLaw(reference, share, prompt, kv, *growth, prompt_tokens, outputs)
 
 
 class _Form:
@@ -130,20 +136,20 @@ class _Form:
 
 
 def _fit(
-    family: Family, rows: Sequence[Point], noise: float, law: BatchLaw, prior: Prior | None, *, settle: bool
+    family: Family, rows: Sequence[Point], noise: float, law: BatchLaw, priors: Priors, *, settle: bool
 ) -> LatencyFit:
     """On the smallest batch alone; with `settle` on all, and the batch law found from them."""
     alone = [p for p in rows if p.query.batch == law.reference]
     if not latency_fit.telling(alone):
         alone = list(rows)
-    fit = latency_fit.fit_latency(family, alone, noise, law, prior)
+    fit = latency_fit.fit_latency(family, alone, noise, law, priors)
     if not settle:
         return fit
     start = law
     for _ in range(PASSES if len(alone) < len(rows) else 1):
         expected = replace(start, prompt=pooling.prompt_share(replace(fit, law=start), law.prompt_tokens))
         law = latency_fit.refine(replace(fit, law=expected), rows)
-        fit = latency_fit.fit_latency(family, rows, noise, law, prior)
+        fit = latency_fit.fit_latency(family, rows, noise, law, priors)
     return fit
 
 

@@ -14,9 +14,10 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
+from scipy.special import log_ndtr
 
 from profiler.estimators import laws
-from profiler.estimators.latency_fit import LatencyFit, Prior
+from profiler.estimators.latency_fit import TPOT_OTHER, TTFT_OTHER, LatencyFit, Prior, Priors
 from profiler.estimators.types import Family
 
 Array = NDArray[np.float64]
@@ -85,6 +86,30 @@ def _row(layer: Layer, formats: Sequence[str]) -> list[float]:
     return [layer.weight_bytes * (layer.family.dtype == dtype) for dtype in formats] + [1.0]
 
 
+def outside_priors(fits: Sequence[LatencyFit]) -> Priors:
+    """What is outside of layers, by TP: the same host's work for all families, and heads that differ little.
+
+    Between noise and the bound at 0, a small figure comes out too large; the layers then pay for it.
+    """
+    found = {}
+    for tp in sorted({width for fit in fits for width in fit.widths}):
+        for part in (TTFT_OTHER, TPOT_OTHER):
+            known = [fit.figure(tp, part) for fit in fits if tp in fit.widths]
+            if len(known) >= LEAST_FAMILIES:
+                found[tp, part] = _usual(
+                    known, floor=median(f.figure(tp, TPOT_OTHER)[0] for f in fits if tp in f.widths)
+                )
+    return found
+
+
+def _usual(known: Sequence[tuple[float, float]], floor: float) -> Prior:
+    """The median, and how far families lie from it beyond what their own noise explains."""
+    value = median(figure for figure, _ in known)
+    apart = (1.5 * median(abs(figure - value) for figure, _ in known)) ** 2
+    noise = median(deviation**2 for _, deviation in known)
+    return Prior(value, max(apart - noise, (0.2 * floor) ** 2, 1e-24) ** 0.5)
+
+
 def compute_shares(layers: Sequence[Layer]) -> Mapping[str, float]:
     """BatchLaw.compute by number format.
 
@@ -112,9 +137,8 @@ def prompt_tokens(fits: Sequence[LatencyFit]) -> float:
     for fit in fits:
         ratio, sd = fit.prefill_ratio()
         share = fit.law.compute * fit.law.reference
-        expected = np.array([laws.smooth_max(1.0, float(tokens) * share) for tokens in PROMPTS])
-        misfit = (expected - ratio) ** 2 / (sd**2 + (0.3 * expected) ** 2)
-        against = against + misfit + np.log(sd**2 + (0.3 * expected) ** 2)
+        expected = np.array([fit.law.prompt_pass(float(tokens) * share) for tokens in PROMPTS])
+        against = against + _surprise(ratio, expected, np.hypot(sd, 0.3 * expected))
     return float(PROMPTS[int(np.argmin(against))])
 
 
@@ -124,6 +148,13 @@ def prompt_share(fit: LatencyFit, tokens: float) -> float:
     reference = fit.law.reference
     grid = np.geomspace(1e-3, 1e3, 241)
     usual = tokens * fit.law.compute
-    expected = np.array([laws.smooth_max(1.0, float(share) * reference) for share in grid])
-    against = ((expected - ratio) / np.maximum(sd, 0.05 * ratio)) ** 2 + (np.log(grid / usual) / 0.5) ** 2
+    expected = np.array([fit.law.prompt_pass(float(share) * reference) for share in grid])
+    against = _surprise(ratio, expected, np.hypot(sd, 0.05 * expected)) + (np.log(grid / usual) / 0.5) ** 2
     return float(grid[int(np.argmin(against))])
+
+
+def _surprise(ratio: float, expected: Array, deviation: Array) -> Array:
+    """-2 log likelihood of a prompt's time over a token's; at 1, the fit's bound, it may be any less."""
+    if ratio <= 1 + 1e-9:
+        return np.asarray(-2 * log_ndtr((1 - expected) / deviation), dtype=np.float64)
+    return np.asarray(((expected - ratio) / deviation) ** 2 + 2 * np.log(deviation), dtype=np.float64)

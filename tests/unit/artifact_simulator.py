@@ -58,6 +58,7 @@ class Machine:
     flops: float = 155e12 * 0.55
     launch_s: float = 4e-6
     step_s: float = 1.2e-3  # the host's work per generated token
+    setup_s: float = 6e-3  # the host's work per batch, before the prompt
     per_sequence_s: float = 6e-6  # sampling
     pair_bytes_per_s: float = 45e9
     pair_latency_s: float = 12e-6
@@ -83,7 +84,7 @@ SWITCHING = Machine(many=(("int8", 0.7), ("int4", 0.42), ("int4_gptq", 0.5)))
 
 def latency_s(machine: Machine, shape: Shape, query: Query, prompt_tokens: int) -> float:
     """The prompt, then one step per token after the first."""
-    prompt = _pass_s(machine, shape, query, prompt_tokens)
+    prompt = machine.setup_s + _pass_s(machine, shape, query, prompt_tokens)
     prompt += query.layers * _attention_s(machine, shape, query, prompt_tokens, 0)
     steps = range(1, query.output_tokens)
     attention = sum(_attention_s(machine, shape, query, 1, prompt_tokens + done) for done in steps)
