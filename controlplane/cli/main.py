@@ -14,6 +14,7 @@ from controlplane.cli import (
     checkpoints,
     cluster,
     deployments,
+    estimators,
     failures,
     inference,
     models,
@@ -38,7 +39,7 @@ for command in (
     *(variants.tune, variants.prefetch),
     *(inference.infer, inference.chat),
     *(operations.operations, operations.watch, operations.cancel),
-    *(checkpoints.compress, checkpoints.merge),
+    *(checkpoints.compress, checkpoints.merge, estimators.evaluate_estimator),
     *(overview.status, overview.version),
 ):
     app.command()(command)
