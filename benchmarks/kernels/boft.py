@@ -15,12 +15,12 @@ import torch
 
 from benchmarks.kernels import lora
 from benchmarks.kernels.harness import SHAPES, Case, Contender, Prepared, Shape, copies_for
+from benchmarks.kernels.linears import DTYPE
 from workers.kernels import boft
 from workers.kernels.boft.reference import rotated
 from workers.kernels.rows import Rows
 from workers.kernels.types import Part, offsets, total_bytes, view
 
-DTYPE = torch.bfloat16
 TOLERANCE = 8e-3
 ADAPTERS = (2, 16, 96)
 # (factors, block size) of adapters in turn
@@ -29,20 +29,34 @@ TIMED = ("7b-qkv", "7b-o", "qwen-gate-up")
 LORA_RANK = 64
 
 
-def cases() -> list[Case]:
+def cases(shapes: Sequence[Shape] = tuple(shape for shape in SHAPES if shape.name in TIMED)) -> list[Case]:
     found = []
-    for shape in SHAPES:
+    for shape in shapes:
+        urgent = shape.name == TIMED[0]
         for adapters in ADAPTERS:
-            if shape.name not in TIMED:
-                continue
             for kind, sizes in KINDS.items():
                 labels = {"work": "rotate", "shape": shape.name, "adapters": adapters, "kind": kind}
-                found.append(Case(labels, partial(_rotating, shape, adapters, sizes)))
+                found.append(Case(labels, partial(_rotating, shape, adapters, sizes), urgent))
             labels = {"work": "rescale", "shape": shape.name, "adapters": adapters, "kind": "m1b32"}
-            found.append(Case(labels, partial(_rescaling, shape, adapters)))
+            found.append(Case(labels, partial(_rescaling, shape, adapters), urgent))
             labels = {"work": "lora", "shape": shape.name, "adapters": adapters, "kind": "r64"}
             slots = np.arange(adapters, dtype=np.int32)
-            found.append(Case(labels, partial(lora._prepare, shape, (LORA_RANK,) * adapters, slots)))
+            found.append(Case(labels, partial(lora.prepared, shape, (LORA_RANK,) * adapters, slots), urgent))
+    return found
+
+
+# Rows, warps and stages of a program.
+CONFIGS = ((8, 1, 2), (8, 2, 2), (8, 4, 2), (8, 1, 1), (16, 2, 2), (16, 4, 2))
+
+
+def tunings(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
+    """Ways to cut up the work, against one another."""
+    found = []
+    for shape in shapes[:2]:
+        for adapters in ADAPTERS[1:]:
+            labels: dict[str, str | int] = {"work": "rotate", "shape": shape.name, "adapters": adapters}
+            prepare = partial(_rotating, shape, adapters, KINDS["m2b32"], configs=CONFIGS)
+            found.append(Case(labels, prepare))
     return found
 
 
@@ -98,7 +112,11 @@ def _setting(
 
 
 def _rotating(
-    shape: Shape, adapters: int, sizes: Sequence[tuple[int, int]], device: torch.device
+    shape: Shape,
+    adapters: int,
+    sizes: Sequence[tuple[int, int]],
+    device: torch.device,
+    configs: Sequence[tuple[int, int, int]] = (),
 ) -> Prepared:
     weights = sum(m * b for m, b in (sizes[i % len(sizes)] for i in range(adapters)))
     slices = len(shape.slices)
@@ -110,6 +128,14 @@ def _rotating(
         layer = at.layers[copy]
         boft.rotate(layer.x, layer.into, at.arena, layer.table, at.rows, most_factors=most)
 
+    def configured(config: tuple[int, int, int], copy: int) -> None:
+        from workers.kernels.boft import kernel
+
+        layer = at.layers[copy]
+        arguments = (layer.x, layer.into, at.arena, layer.table, at.rows, 0, most)
+        kernel.rotate(*arguments, kernel.Config(*config))
+
+    launches = [(str(config), partial(configured, config)) for config in configs] or [("ostinato", launch)]
     return Prepared(
         copies=len(at.layers),
         bytes_moved=moved,
@@ -118,11 +144,12 @@ def _rotating(
         tolerance=TOLERANCE,
         contenders=[
             Contender(
-                "ostinato",
-                launch,
+                name,
+                run,
                 lambda copy: at.layers[copy].into.flatten(0, 1),
                 lambda copy: at.layers[copy].into.fill_(torch.nan),
             )
+            for name, run in launches
         ],
     )
 

@@ -45,6 +45,8 @@ class Shape:
         return sum(self.slices)
 
 
+# For a look at whether everything runs, and no more.
+TINY = tuple(Shape(f"tiny-{count}", 128, (64,) * count) for count in (1, 3))
 SHAPES = (
     Shape("7b-qkv", 4096, (4096, 4096, 4096)),
     Shape("7b-o", 4096, (4096,)),
@@ -93,6 +95,7 @@ class Case:
 
     labels: dict[str, str | int]
     prepare: Callable[[torch.device], Prepared]
+    urgent: bool = False  # timed first
 
     def __str__(self) -> str:
         return " ".join(f"{key}={value}" for key, value in self.labels.items())
@@ -158,8 +161,8 @@ def error_of(got: torch.Tensor, expected: torch.Tensor) -> float:
     return worst if math.isfinite(worst) else math.inf
 
 
-def measure(case: Case, rates: Rates, device: torch.device) -> list[Measurement]:
-    """Check, then time, every contender of a case."""
+def measure(case: Case, rates: Rates | None, device: torch.device) -> list[Measurement]:
+    """Check, then time, every contender of a case. Without rates, only check: that works on a CPU, too."""
     prepared = case.prepare(device)
     measured = [_measure(case, prepared, contender, rates) for contender in prepared.contenders]
     del prepared
@@ -168,10 +171,15 @@ def measure(case: Case, rates: Rates, device: torch.device) -> list[Measurement]
     return measured
 
 
-def _measure(case: Case, prepared: Prepared, contender: Contender, rates: Rates) -> Measurement:
-    error = max(_check(prepared, contender, copy) for copy in {0, prepared.copies - 1})
-    if not error <= prepared.tolerance:
-        return Measurement(case.labels, contender.name, error, correct=False)
+def _measure(case: Case, prepared: Prepared, contender: Contender, rates: Rates | None) -> Measurement:
+    try:
+        error = max(_check(prepared, contender, copy) for copy in {0, prepared.copies - 1})
+    except Exception as failure:  # one contender's, often a peer's: others are measured all the same
+        print(f"{case} {contender.name}: {type(failure).__name__}: {str(failure)[:500]}", flush=True)
+        error = math.inf
+    correct = error <= prepared.tolerance
+    if not correct or rates is None:
+        return Measurement(case.labels, contender.name, error, correct)
     replays = _time(contender, prepared.copies)
     us = statistics.median(replays)
     floor = 1e6 * max(
@@ -197,7 +205,8 @@ def _measure(case: Case, prepared: Prepared, contender: Contender, rates: Rates)
 def _check(prepared: Prepared, contender: Contender, copy: int) -> float:
     contender.reset(copy)
     contender.launch(copy)
-    torch.cuda.synchronize()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     return error_of(contender.output(copy), prepared.expected(copy))
 
 
@@ -259,10 +268,11 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def selected(cases: Iterable[Case], conditions: Sequence[str]) -> list[Case]:
-    """The cases that meet every `key=value[,value]`; a case without the key does not meet it."""
+    """The cases that meet every `key=value[,value]`, urgent ones first; one without the key does not."""
     wanted = [condition.split("=", 1) for condition in conditions]
-    return [
+    found = [
         case
         for case in cases
         if all(str(case.labels.get(key)) in values.split(",") for key, values in wanted)
     ]
+    return sorted(found, key=lambda case: not case.urgent)

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from benchmarks.kernels import peers
+from benchmarks.kernels import linears, peers
 from benchmarks.kernels.harness import (
     BATCHES,
     DISTRIBUTIONS,
     PREFILL,
     SHAPES,
     Case,
-    Contender,
     Int32s,
     Prepared,
     Shape,
     copies_for,
-    slots_for,
 )
+from benchmarks.kernels.linears import DTYPE, Layer
 from workers.kernels import lora
 from workers.kernels.lora import layout
 from workers.kernels.rows import Rows
 from workers.kernels.types import Part, offsets, total_bytes, view
 
-DTYPE = torch.bfloat16
 TOLERANCE = 8e-3  # bfloat16 rounds t and the output: each by at most 2^-9 of its value
 ADAPTERS = {
     "8xr16": (16,) * 8,
@@ -38,9 +35,9 @@ ADAPTERS = {
 CLOSER = ("7b-qkv", "qwen-gate-up")  # shapes on which every adapter set and distribution is timed
 
 
-def cases() -> list[Case]:
+def cases(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
     found = []
-    for shape in SHAPES:
+    for shape in shapes:
         for batch in (*BATCHES, PREFILL):
             for adapters in ADAPTERS:
                 for distribution in DISTRIBUTIONS:
@@ -52,22 +49,16 @@ def cases() -> list[Case]:
 
 def _case(shape: Shape, batch: int, adapters: str, distribution: str) -> Case:
     labels = {"shape": shape.name, "batch": batch, "adapters": adapters, "distribution": distribution}
-    slots = slots_for(distribution, batch, len(ADAPTERS[adapters]))
-    return Case(labels, partial(_prepare, shape, ADAPTERS[adapters], slots))
+    ranks = ADAPTERS[adapters]
+    urgent = distribution == "uniform" and (adapters == "8xr16" or batch == 32)
+    return linears.case(labels, partial(prepared, shape, ranks), len(ranks), urgent)
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One copy of the arguments, as one layer of a model has them."""
-
-    x: torch.Tensor
-    y: torch.Tensor
-    out: torch.Tensor
-    table: torch.Tensor
-    parts: Sequence[tuple[Sequence[Part], int]]
+# Of each slice, A [r, K] and B^T [r, N].
+Factors = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
-def _prepare(shape: Shape, ranks: Sequence[int], slots: Int32s, device: torch.device) -> Prepared:
+def prepared(shape: Shape, ranks: Sequence[int], slots: Int32s, device: torch.device) -> Prepared:
     rows = Rows(len(slots), len(ranks), device)
     rows.update(slots)
     moved, flops = _cost(shape, ranks, slots)
@@ -75,33 +66,23 @@ def _prepare(shape: Shape, ranks: Sequence[int], slots: Int32s, device: torch.de
     stored = [layout.parts(shape.inputs, shape.slices, _each(shape, rank), DTYPE) for rank in ranks]
     per_layer = sum(total_bytes(parts) for parts in stored)
     arena = (torch.randn(copies * per_layer // 2, device=device, dtype=DTYPE) / 16).view(torch.uint8)
-    layers = [_layer(shape, ranks, stored, len(slots), copy * per_layer, device) for copy in range(copies)]
+    layers = [_layer(shape, ranks, stored, len(slots), arena, copy * per_layer) for copy in range(copies)]
     scratch = lora.Scratch(len(slots), len(ranks), max(ranks) * len(shape.slices), device)
 
-    def launch(copy: int) -> None:
-        at = layers[copy]
+    def ours(at: Layer[list[Factors]]) -> None:
         lora.apply(at.x, at.out, arena, at.table, rows, shape.slices, scratch)
 
-    def reset(copy: int) -> None:
-        layers[copy].out.copy_(layers[copy].y)
-        scratch.shrunk.fill_(float("nan"))
-        scratch.pieces.fill_(float("nan"))
-
-    def output(copy: int) -> torch.Tensor:
-        return layers[copy].out
-
-    ours = Contender("ostinato", launch, output, reset)
-    weights = [[_factors(arena, shape, parts, start) for parts, start in at.parts] for at in layers]
-    calls = [(at.x, at.out) for at in layers]
-    vllm = peers.vllm_lora(calls, weights, slots, shape.slices, max(ranks))
-    theirs = [] if vllm is None else [Contender("vllm", vllm, output, reset)]
+    contenders = [linears.contender("ostinato", layers, ours, (scratch.shrunk, scratch.pieces))]
+    vllm = peers.vllm_lora(layers, slots, shape.slices, max(ranks))
+    if vllm is not None:
+        contenders.append(linears.contender("vllm", layers, vllm))
     return Prepared(
         copies=copies,
         bytes_moved=moved,
         flops=flops,
-        expected=lambda copy: _expected(layers[copy], weights[copy], slots, shape),
+        expected=lambda copy: _expected(layers[copy], slots),
         tolerance=TOLERANCE,
-        contenders=[ours, *theirs],
+        contenders=contenders,
     )
 
 
@@ -123,38 +104,24 @@ def _layer(
     ranks: Sequence[int],
     stored: Sequence[tuple[Part, ...]],
     num_rows: int,
+    arena: torch.Tensor,
     start: int,
-    device: torch.device,
-) -> Layer:
-    described, placed = [], []
+) -> Layer[list[Factors]]:
+    described, weights = [], []
     for rank, parts in zip(ranks, stored, strict=True):
-        described.append(layout.describe(_each(shape, rank), offsets(parts, start)))
-        placed.append((parts, start))
+        at = offsets(parts, start)
+        described.append(layout.describe(_each(shape, rank), at))
+        a, *expanding = (view(arena, part, at[part.name]) for part in parts)
+        weights.append(list(zip(a.chunk(len(shape.slices)), expanding, strict=True)))
         start += total_bytes(parts)
-    x = torch.randn(num_rows, shape.inputs, device=device, dtype=DTYPE)
-    y = torch.randn(num_rows, shape.outputs, device=device, dtype=DTYPE)
-    return Layer(x, y, y.clone(), torch.tensor(described, device=device), placed)
+    return linears.layer(shape, num_rows, described, weights, arena.device)
 
 
-def _factors(
-    arena: torch.Tensor, shape: Shape, parts: Sequence[Part], start: int
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """A [r, K] and B^T [r, N] of each slice."""
-    at = offsets(parts, start)
-    a, *expanding = (view(arena, part, at[part.name]) for part in parts)
-    return list(zip(a.chunk(len(shape.slices)), expanding, strict=True))
-
-
-def _expected(
-    layer: Layer,
-    weights: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]],
-    slots: Int32s,
-    shape: Shape,
-) -> torch.Tensor:
+def _expected(layer: Layer[list[Factors]], slots: Int32s) -> torch.Tensor:
     result = layer.y.double()
     for slot in sorted(set(slots.tolist())):
         index = torch.from_numpy(slots == slot).to(result.device)
         x = layer.x[index].double()
-        added = [x @ a.double().T @ b.double() for a, b in weights[slot]]
+        added = [x @ a.double().T @ b.double() for a, b in layer.weights[slot]]
         result[index] += torch.cat(added, dim=1)
     return result

@@ -3,41 +3,38 @@ on weights that were made dense beforehand (16 bits an element instead of 3 or 2
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 
-import numpy as np
 import torch
 
+from benchmarks.kernels import linears
 from benchmarks.kernels.harness import (
     BATCHES,
     DISTRIBUTIONS,
     PREFILL,
     SHAPES,
     Case,
-    Contender,
     Int32s,
     Prepared,
     Shape,
     copies_for,
-    slots_for,
 )
+from benchmarks.kernels.linears import DTYPE, Layer, indices
 from workers.kernels import sparse_delta
 from workers.kernels.rows import Rows
 from workers.kernels.sparse_delta.reference import unpack
 from workers.kernels.types import Part, offsets, total_bytes, view
 
-DTYPE = torch.bfloat16
 TOLERANCE = 8e-3  # bfloat16 rounds the output, and the peers' weights, each by at most 2^-9 of its value
 VARIANTS = (1, 2, 4, 8, 16, 32)
 CLOSER = ("7b-gate-up", "qwen-gate-up")  # shapes on which every number of variants and distribution is timed
 TWO_OF_FOUR = (0b0011, 0b0101, 0b1001, 0b0110, 0b1010, 0b1100)
 
 
-def cases() -> list[Case]:
+def cases(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
     found = []
-    for shape in SHAPES:
+    for shape in shapes:
         for bits in (4, 2):
             for batch in (*BATCHES, PREFILL):
                 for variants in VARIANTS:
@@ -48,6 +45,45 @@ def cases() -> list[Case]:
     return found
 
 
+def tunings(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
+    """Ways to cut up the work, against one another. Shapes of one slice share what is compiled for them."""
+    found = []
+    for shape in (shape for shape in shapes if len(shape.slices) == 1 and not shape.name.startswith("qwen")):
+        for bits in (4, 2):
+            for batch, configs in CONFIGS.items():
+                labels = {"shape": shape.name, "bits": bits, "batch": batch, "distribution": "distinct"}
+                found.append(linears.case(labels, partial(_prepare, shape, bits, 8, configs=configs), 8))
+    return found
+
+
+def _config(
+    pairs: int, groups: int, rows: int, splits: int, warps: int, stages: int, registers: int | None = None
+) -> tuple[int | None, ...]:
+    """As `kernel.Config`, which needs Triton."""
+    return pairs, groups, rows, splits, warps, stages, registers
+
+
+# By batch; all of one batch compute the same.
+CONFIGS = {
+    8: (
+        _config(64, 64, 8, 4, 4, 3, 128),
+        _config(64, 64, 8, 2, 4, 3, 128),
+        _config(64, 64, 8, 8, 4, 3, 128),
+        _config(64, 64, 8, 4, 4, 4, 128),
+        _config(64, 64, 8, 4, 4, 3),
+        _config(128, 32, 8, 8, 4, 3, 128),
+        _config(64, 32, 8, 4, 4, 4, 96),
+        _config(64, 128, 8, 4, 4, 2),
+    ),
+    128: (
+        _config(32, 64, 16, 4, 2, 2),
+        _config(32, 64, 16, 4, 2, 3),
+        _config(32, 32, 16, 4, 2, 3),
+        _config(64, 64, 8, 4, 4, 3, 128),
+    ),
+}
+
+
 def _case(shape: Shape, bits: int, batch: int, variants: int, distribution: str) -> Case:
     labels = {
         "shape": shape.name,
@@ -56,21 +92,21 @@ def _case(shape: Shape, bits: int, batch: int, variants: int, distribution: str)
         "variants": variants,
         "distribution": distribution,
     }
-    return Case(labels, partial(_prepare, shape, bits, slots_for(distribution, batch, variants), variants))
+    urgent = batch in (8, 32) and variants == 8 and distribution == "distinct"
+    return linears.case(labels, partial(_prepare, shape, bits, variants), variants, urgent)
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One copy of the arguments, as one layer of a model has them. `dense`: [variants, outputs, inputs]."""
-
-    x: torch.Tensor
-    y: torch.Tensor
-    out: torch.Tensor
-    table: torch.Tensor
-    dense: torch.Tensor
+Dense = torch.Tensor  # [variants, outputs, inputs]
 
 
-def _prepare(shape: Shape, bits: int, slots: Int32s, variants: int, device: torch.device) -> Prepared:
+def _prepare(
+    shape: Shape,
+    bits: int,
+    variants: int,
+    slots: Int32s,
+    device: torch.device,
+    configs: Sequence[tuple[int | None, ...]] = (),
+) -> Prepared:
     rows = Rows(len(slots), variants, device)
     rows.update(slots)
     deltas = [sparse_delta.Shape(outputs, shape.inputs, bits) for outputs in shape.slices]
@@ -81,51 +117,46 @@ def _prepare(shape: Shape, bits: int, slots: Int32s, variants: int, device: torc
     copies = copies_for(moved)
     arena = torch.empty(copies * variants * total_bytes(parts), dtype=torch.uint8, device=device)
     layers = [_layer(shape, deltas, parts, arena, copy, len(slots), variants) for copy in range(copies)]
-    groups = [torch.from_numpy(np.flatnonzero(slots == slot)).to(device) for slot in range(variants)]
+    groups = indices(slots, variants, device)
 
-    def ours(copy: int) -> None:
-        at = layers[copy]
+    def configured(config: tuple[int | None, ...], at: Layer[Dense]) -> None:
+        from workers.kernels.sparse_delta import kernel
+
+        kernel.apply(at.x, at.out, arena, at.table, rows, shape.slices, kernel.Config(*config))
+
+    def ours(at: Layer[Dense]) -> None:
         sparse_delta.apply(at.x, at.out, arena, at.table, rows, shape.slices)
 
-    def reset(copy: int) -> None:
-        layers[copy].out.copy_(layers[copy].y)
-
-    def output(copy: int) -> torch.Tensor:
-        return layers[copy].out
-
-    def loop(copy: int) -> None:
-        at = layers[copy]
-        for members, weights in zip(groups, at.dense, strict=True):
+    def loop(at: Layer[Dense]) -> None:
+        for members, weights in zip(groups, at.weights, strict=True):
             if len(members):
                 at.out.index_add_(0, members, at.x[members] @ weights.T)
 
+    launches = (("ostinato", ours), ("torch-loop", loop), ("torch-bmm", _batched(groups)))
+    if configs:
+        launches = tuple((str(config), partial(configured, config)) for config in configs)
     return Prepared(
         copies=copies,
         bytes_moved=moved,
         flops=2 * len(slots) * shape.inputs * shape.outputs,
         expected=lambda copy: _expected(layers[copy], groups),
         tolerance=TOLERANCE,
-        contenders=[
-            Contender("ostinato", ours, output, reset),
-            Contender("torch-loop", loop, output, reset),
-            Contender("torch-bmm", _batched(layers, groups), output, reset),
-        ],
+        contenders=[linears.contender(name, layers, launch) for name, launch in launches],
     )
 
 
-def _batched(layers: Sequence[Layer], groups: Sequence[torch.Tensor]):
+def _batched(groups: Sequence[torch.Tensor]) -> Callable[[Layer[Dense]], None]:
     """One product for all variants, each padded to the rows of the one that has most."""
     most = max(len(members) for members in groups)
-    padded = torch.zeros(len(groups), most, dtype=torch.int64, device=layers[0].x.device)
+    padded = torch.zeros(len(groups), most, dtype=torch.int64, device=groups[0].device)
     for slot, members in enumerate(groups):
         padded[slot, : len(members)] = members
     real = torch.cat([slot * most + torch.arange(len(members)) for slot, members in enumerate(groups)])
     real = real.to(padded.device)
     rows = torch.cat(list(groups))
 
-    def launch(copy: int) -> None:
-        at = layers[copy]
-        product = torch.bmm(at.x[padded], at.dense.transpose(1, 2))  # [variants, most, outputs]
+    def launch(at: Layer[Dense]) -> None:
+        product = torch.bmm(at.x[padded], at.weights.transpose(1, 2))  # [variants, most, outputs]
         at.out.index_add_(0, rows, product.flatten(0, 1)[real])
 
     return launch
@@ -139,8 +170,7 @@ def _layer(
     copy: int,
     num_rows: int,
     variants: int,
-) -> Layer:
-    device = arena.device
+) -> Layer[Dense]:
     described, dense = [], []
     for variant in range(variants):
         at = offsets(parts, (copy * variants + variant) * total_bytes(parts))
@@ -153,9 +183,7 @@ def _layer(
                 [unpack(arena, delta, place).to(DTYPE) for delta, place in zip(deltas, where, strict=True)]
             )
         )
-    x = torch.randn(num_rows, shape.inputs, device=device, dtype=DTYPE)
-    y = torch.randn(num_rows, shape.outputs, device=device, dtype=DTYPE)
-    return Layer(x, y, y.clone(), torch.tensor(described, device=device), torch.stack(dense))
+    return linears.layer(shape, num_rows, described, torch.stack(dense), arena.device)
 
 
 def _fill(memory: torch.Tensor, name: str) -> None:
@@ -169,10 +197,10 @@ def _fill(memory: torch.Tensor, name: str) -> None:
         memory.random_(0, 256)
 
 
-def _expected(layer: Layer, groups: Sequence[torch.Tensor]) -> torch.Tensor:
+def _expected(layer: Layer[Dense], groups: Sequence[torch.Tensor]) -> torch.Tensor:
     """In float32: the weights' own rounding to 16 bits is the peers', and within the tolerance."""
     result = layer.y.float()
-    for members, weights in zip(groups, layer.dense, strict=True):
+    for members, weights in zip(groups, layer.weights, strict=True):
         if len(members):
             result[members] += layer.x[members].float() @ weights.float().T
     return result

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from benchmarks.kernels import linears
 from benchmarks.kernels.harness import (
     BATCHES,
     DISTRIBUTIONS,
@@ -19,23 +19,23 @@ from benchmarks.kernels.harness import (
     Prepared,
     Shape,
     copies_for,
-    slots_for,
 )
+from benchmarks.kernels.linears import DTYPE, Layer, indices
 from workers.kernels import svd_delta
 from workers.kernels.rows import Rows
 from workers.kernels.svd_delta import layout
+from workers.kernels.svd_delta.plan import Plan
 from workers.kernels.types import offsets, total_bytes, view
 
-DTYPE = torch.bfloat16
 TOLERANCE = 1e-2  # bfloat16 rounds t, t times scale and the output
 ATTENTION, MLP = {8: 2, 3: 32, 2: 968}, {8: 2, 3: 32, 2: 1428}  # Delta-CoMe's schedules, at 1/16
 CLOSER = ("7b-qkv", "qwen-gate-up")  # shapes on which more variants and every distribution are timed
 WITH_PEERS = ("7b-o",)  # dense weights of every variant and copy must fit
 
 
-def cases() -> list[Case]:
+def cases(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
     found = []
-    for shape in SHAPES:
+    for shape in shapes:
         for batch in (*BATCHES, PREFILL):
             for variants in (1, 8, 32):
                 for distribution in DISTRIBUTIONS:
@@ -45,24 +45,30 @@ def cases() -> list[Case]:
     return found
 
 
+# Warps of the shrink, of the expand, and stages; of small tiles.
+PLANS = ((8, 4, 2), (4, 4, 2), (8, 8, 2), (8, 2, 2), (8, 4, 3), (4, 2, 3))
+
+
+def tunings(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
+    """Ways to cut up the work, against one another: what is compiled for one shape serves all."""
+    plans = [Plan(True, *numbers) for numbers in PLANS]
+    found = []
+    for shape in shapes[:2]:
+        for batch in (8, 32):
+            labels = {"shape": shape.name, "batch": batch, "distribution": "uniform"}
+            found.append(linears.case(labels, partial(_prepare, shape, 8, plans=plans), 8))
+    return found
+
+
 def _case(shape: Shape, batch: int, variants: int, distribution: str) -> Case:
     labels = {"shape": shape.name, "batch": batch, "variants": variants, "distribution": distribution}
-    slots = slots_for(distribution, batch, variants)
-    return Case(labels, partial(_prepare, shape, variants, slots))
+    urgent = batch in (8, 32) and variants == 8 and distribution == "uniform"
+    return linears.case(labels, partial(_prepare, shape, variants), variants, urgent)
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One copy of the arguments, as one layer of a model has them."""
-
-    x: torch.Tensor
-    y: torch.Tensor
-    out: torch.Tensor
-    table: torch.Tensor
-    starts: Sequence[int]
-
-
-def _prepare(shape: Shape, variants: int, slots: Int32s, device: torch.device) -> Prepared:
+def _prepare(
+    shape: Shape, variants: int, slots: Int32s, device: torch.device, plans: Sequence[Plan] = ()
+) -> Prepared:
     by_bits = ATTENTION if max(shape.inputs, *shape.slices) <= 4096 else MLP
     ranks = (by_bits,) * len(shape.slices)
     parts = layout.parts(shape.inputs, shape.slices, ranks)
@@ -75,45 +81,50 @@ def _prepare(shape: Shape, variants: int, slots: Int32s, device: torch.device) -
     arena = torch.randint(0, 256, (copies * variants * total_bytes(parts),), dtype=torch.uint8, device=device)
     layers = [_layer(shape, ranks, parts, variants, len(slots), copy, device) for copy in range(copies)]
     for layer in layers:
-        for start in layer.starts:
+        for start in layer.weights:
             _fill(arena, shape, ranks, parts, start)
     # As an engine has it, which knows no more than a bound of ranks.
     scratch = svd_delta.Scratch(len(slots), total_rank, device, len(shape.slices))
 
-    def launch(copy: int) -> None:
-        at = layers[copy]
+    def ours(at: Layer[Starts]) -> None:
         svd_delta.apply(at.x, at.out, arena, at.table, rows, shape.slices, scratch)
 
-    def reset(copy: int) -> None:
-        layers[copy].out.copy_(layers[copy].y)
-        scratch.shrunk.fill_(float("nan"))
+    def planned(cut: Plan, at: Layer[Starts]) -> None:
+        from workers.kernels.svd_delta import kernel
 
-    def output(copy: int) -> torch.Tensor:
-        return layers[copy].out
+        tiles = rows.tiles(len(slots))
+        kernel.shrink(at.x, arena, at.table, tiles, cut, scratch)
+        kernel.expand(at.out, arena, at.table, tiles, shape.slices, cut, scratch)
 
-    def delta(copy: int, slot: int) -> torch.Tensor:
-        return _dense(arena, shape, ranks, parts, layers[copy].starts[slot])
+    def delta(at: Layer[Starts], slot: int) -> torch.Tensor:
+        return _dense(arena, shape, ranks, parts, at.weights[slot])
 
-    contenders = [Contender("ostinato", launch, output, reset)]
+    contenders = [linears.contender("ostinato", layers, ours, [scratch.shrunk])]
     if shape.name in WITH_PEERS and len(slots) < PREFILL:
-        contenders += _peers(layers, slots, delta, output, reset)
+        contenders += _peers(layers, slots, delta)
+    if plans:
+        contenders = [
+            linears.contender(str(numbers), layers, partial(planned, cut), [scratch.shrunk])
+            for numbers, cut in zip(PLANS, plans, strict=True)
+        ]
     return Prepared(
         copies=copies,
         bytes_moved=moved,
         flops=2 * len(slots) * total_rank * (len(shape.slices) * shape.inputs + shape.outputs),
-        expected=lambda copy: _expected(layers[copy], slots, partial(delta, copy)),
+        expected=lambda copy: _expected(layers[copy], slots, delta),
         tolerance=TOLERANCE,
         contenders=contenders,
     )
 
 
-def _layer(shape, ranks, parts, variants, num_rows, copy, device) -> Layer:
+Starts = Sequence[int]  # of each variant in the arena
+
+
+def _layer(shape, ranks, parts, variants, num_rows, copy, device) -> Layer[Starts]:
     size = total_bytes(parts)
     starts = [(copy * variants + slot) * size for slot in range(variants)]
     table = [layout.describe(ranks, offsets(parts, start)) for start in starts]
-    x = torch.randn(num_rows, shape.inputs, device=device, dtype=DTYPE)
-    y = torch.randn(num_rows, shape.outputs, device=device, dtype=DTYPE)
-    return Layer(x, y, y.clone(), torch.tensor(table, device=device), starts)
+    return linears.layer(shape, num_rows, table, starts, device)
 
 
 def _stored(arena, shape, ranks, parts, start):
@@ -154,34 +165,33 @@ def _dense(arena, shape, ranks, parts, start) -> torch.Tensor:
     return result
 
 
-def _expected(layer: Layer, slots: Int32s, delta) -> torch.Tensor:
+def _expected(layer: Layer[Starts], slots: Int32s, delta) -> torch.Tensor:
     result = layer.y.float()
     for slot in sorted(set(slots.tolist())):
         index = torch.from_numpy(slots == slot).to(result.device)
-        result[index] += layer.x[index].float() @ delta(slot)
+        result[index] += layer.x[index].float() @ delta(layer, slot)
     return result
 
 
-def _peers(layers, slots: Int32s, delta, output, reset) -> list[Contender]:
+def _peers(layers: Sequence[Layer[Starts]], slots: Int32s, delta) -> list[Contender]:
     """Dense bfloat16 deltas: one `bmm` over padded groups of rows, and a loop over variants."""
     used = sorted(set(slots.tolist()))
     device = layers[0].x.device
-    index = [torch.from_numpy((slots == slot).nonzero()[0]).to(device) for slot in used]
+    index = [found for found in indices(slots, max(used) + 1, device) if len(found)]
     most = max(map(len, index))
     padded = torch.stack([torch.cat([rows, rows[:1].expand(most - len(rows))]) for rows in index])
     real = torch.stack([torch.arange(most, device=device) < len(rows) for rows in index])
     into = padded[real]
-    weights = [torch.stack([delta(copy, slot).to(DTYPE) for slot in used]) for copy in range(len(layers))]
+    weights = {id(layer): torch.stack([delta(layer, slot).to(DTYPE) for slot in used]) for layer in layers}
     place = real.flatten().nonzero()[:, 0]
 
-    def bmm(copy: int) -> None:
-        layer = layers[copy]
-        products = torch.bmm(layer.x[padded], weights[copy]).flatten(0, 1)
+    def bmm(layer: Layer[Starts]) -> None:
+        products = torch.bmm(layer.x[padded], weights[id(layer)]).flatten(0, 1)
         layer.out.index_add_(0, into, products[place])
 
-    def loop(copy: int) -> None:
-        layer = layers[copy]
-        for rows, weight in zip(index, weights[copy], strict=True):
+    def loop(layer: Layer[Starts]) -> None:
+        for rows, weight in zip(index, weights[id(layer)], strict=True):
             layer.out.index_add_(0, rows, layer.x[rows] @ weight)
 
-    return [Contender("dense bmm", bmm, output, reset), Contender("dense loop", loop, output, reset)]
+    found = (("dense bmm", bmm), ("dense loop", loop))
+    return [linears.contender(name, layers, launch) for name, launch in found]

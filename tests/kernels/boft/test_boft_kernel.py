@@ -17,8 +17,7 @@ from workers.kernels.boft import kernel, reference
 
 ON_GPU = torch.cuda.is_available() and os.environ["TRITON_INTERPRET"] != "1"
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
-DTYPES = [torch.float16]  # the interpreter multiplies no bfloat16
-DTYPES += [torch.bfloat16] if ON_GPU else []
+DTYPES = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 KINDS = [(1, 32), (2, 48), (3, 8), (1, 2), (1, 6)]
 

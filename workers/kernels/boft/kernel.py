@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from workers.kernels.boft.layout import FIELDS
+from workers.kernels.low_rank.kernel import dot
 from workers.kernels.rows import SMALL_BLOCK, Rows
 
 COLUMNS = 64  # of a program at least
@@ -119,7 +120,7 @@ def _rotate(x, into, sums, arena, table, tiles, order, slots, x_stride, into_str
                     values = _source(x, x_stride, before, inputs, rows, source, valid[None, :], first)
                     at = (k + tl.arange(0, TILE))[None, :] * wide + inside + tl.arange(0, TILE)[:, None]
                     weights = tl.load(of_block + at)
-                    sum = tl.dot(weights, values.to(weights.dtype), sum, input_precision="ieee")
+                    sum = dot(weights, values.to(weights.dtype), sum)
             else:
                 # Blocks of any size: of those that the tile touches, what lies outside a block is zero.
                 first_k = (c // block) * block
@@ -136,7 +137,7 @@ def _rotate(x, into, sums, arena, table, tiles, order, slots, x_stride, into_str
                     weights = tl.load(
                         of_factor + at, mask=same & there[None, :] & (position < end)[:, None], other=0
                     )
-                    sum = tl.dot(weights, values.to(weights.dtype), sum, input_precision="ieee")
+                    sum = dot(weights, values.to(weights.dtype), sum)
             tl.store(after + rows[None, :] * inputs + column[:, None], sum, mask=(mine & (factor != 0)) != 0)
             seen = (column >= start) & (column < start + size)
             tl.store(
