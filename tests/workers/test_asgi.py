@@ -126,7 +126,9 @@ async def test_an_application_has_a_moment_to_act_on_the_disconnect() -> None:
     assert acted.is_set()
 
 
-async def test_cancelling_the_consumer_ends_the_application() -> None:
+@pytest.mark.parametrize("over_and_over", [False, True])
+async def test_cancelling_the_consumer_ends_the_application(over_and_over: bool) -> None:
+    """Over and over, as anyio's cancel scopes do it, and so Starlette when a client leaves."""
     ended, started = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -139,28 +141,11 @@ async def test_cancelling_the_consumer_ends_the_application() -> None:
     call = asyncio.create_task(asgi.call(app, ROOT))
     await started.wait()
     call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    async with asyncio.timeout(1):
-        await ended.wait()
-
-
-async def test_a_consumer_cancelled_over_and_over_still_ends_the_application() -> None:
-    """As anyio's cancel scopes do it, and so Starlette when a client leaves."""
-    ended, started = asyncio.Event(), asyncio.Event()
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        started.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    call = asyncio.create_task(asgi.call(app, ROOT))
-    await started.wait()
-    while not call.done():
+    while over_and_over and not call.done():
         call.cancel()
         await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await call
     async with asyncio.timeout(1):
         await ended.wait()
 

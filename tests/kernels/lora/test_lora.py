@@ -8,7 +8,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels.batches import CPU, poisoned, rows_of, some_slots, with_large_tiles
+from kernels.batches import (
+    CPU,
+    check_alone_as_among,
+    check_dense,
+    poisoned,
+    rows_of,
+    some_slots,
+    with_large_tiles,
+)
 
 from workers.kernels import lora
 from workers.kernels.lora import layout
@@ -31,6 +39,23 @@ class Model:
     arena: torch.Tensor
     table: torch.Tensor
 
+    def dense(self, x, y, slots):
+        """What must come out, in float64."""
+        result = y.double()
+        for row, slot in enumerate(slots):
+            start = 0
+            for factors, outputs in zip(
+                self.adapters[slot] if slot != BASE else [], self.slices, strict=False
+            ):
+                if factors is not None:
+                    added = (x[row].double() @ factors.a.double().T) @ factors.b.double().T
+                    result[row, start : start + outputs] += added
+                start += outputs
+        return result
+
+    def is_empty(self, slot: int) -> bool:
+        return not any(self.adapters[slot])
+
 
 def build(inputs, slices, ranks, dtype=torch.float32, seed=0) -> Model:
     """`ranks[slot][slice]`; zero for a slice without an adapter. Unused arena bytes are NaN."""
@@ -52,19 +77,6 @@ def build(inputs, slices, ranks, dtype=torch.float32, seed=0) -> Model:
         table[slot] = torch.tensor(layout.describe(ranks[slot], offsets(stored, at)))
         at += total_bytes(stored)
     return Model(inputs, slices, adapters, arena, table)
-
-
-def dense(model: Model, x, y, slots):
-    """What must come out, in float64."""
-    result = y.double()
-    for row, slot in enumerate(slots):
-        start = 0
-        for factors, outputs in zip(model.adapters[slot] if slot != BASE else [], model.slices, strict=False):
-            if factors is not None:
-                added = (x[row].double() @ factors.a.double().T) @ factors.b.double().T
-                result[row, start : start + outputs] += added
-            start += outputs
-    return result
 
 
 def interpreted(model: Model, x, out, rows: Rows, max_rank: int | None = None) -> None:
@@ -97,13 +109,7 @@ BATCHES = {
 @pytest.mark.parametrize("run", [by_reference, interpreted])
 @pytest.mark.parametrize("slots", BATCHES.values(), ids=BATCHES)
 def test_equals_dense_products(run, slots):
-    model = build(70, (48, 20), RANKS)
-    x, y = torch.randn(len(slots), 70), torch.randn(len(slots), 68)
-    out = y.clone()
-    run(model, x, out, rows_of(slots, 5))
-    torch.testing.assert_close(out.double(), dense(model, x, y, slots), rtol=0, atol=FLOAT32_ERROR)
-    untouched = [row for row, slot in enumerate(slots) if slot in {BASE, 2}]
-    assert torch.equal(out[untouched], y[untouched])
+    check_dense(run, build(70, (48, 20), RANKS), 70, rows_of(slots, 5), slots, FLOAT32_ERROR)
 
 
 @pytest.mark.parametrize("cut", [poisoned, with_large_tiles])
@@ -112,12 +118,7 @@ def test_splits_tiles_and_padding(cut, inputs):
     """Several pieces of K, and more rows than the batch has, as in a padded CUDA graph."""
     slots = [0, 1, BASE, 1, 1, *[0] * 18]
     model = build(inputs, (130, 16, 7), [(4, 0, 2), (17, 40, 64)])
-    x, y = torch.randn(30, inputs), torch.randn(30, 153)
-    out = y.clone()
-    interpreted(model, x, out, cut(rows_of(slots, 2, padded=30)))
-    expected = dense(model, x, y, slots + [BASE] * 7)
-    torch.testing.assert_close(out.double(), expected, rtol=0, atol=FLOAT32_ERROR)
-    assert torch.equal(out[23:], y[23:])
+    check_dense(interpreted, model, inputs, cut(rows_of(slots, 2, padded=30)), slots, FLOAT32_ERROR)
 
 
 @pytest.mark.parametrize("run", [by_reference, interpreted])
@@ -128,24 +129,19 @@ def test_bfloat16(run):
     out = y.clone()
     run(model, x, out, rows_of(slots, 3))
     torch.testing.assert_close(
-        out.double(), dense(model, x, y, slots), rtol=BFLOAT16_ERROR, atol=BFLOAT16_ERROR
+        out.double(), model.dense(x, y, slots), rtol=BFLOAT16_ERROR, atol=BFLOAT16_ERROR
     )
 
 
 def test_a_rows_result_does_not_depend_on_its_batch():
-    model = build(600, (32,), [(20,), (7,)])
-    x = torch.randn(40, 600)
-    alone, among = torch.zeros(1, 32), torch.zeros(40, 32)
-    interpreted(model, x[:1], alone, rows_of([0], 2))
-    interpreted(model, x, among, rows_of([0, *some_slots(3, 39, 2)], 2))
-    assert torch.equal(alone[0], among[0])
+    check_alone_as_among(interpreted, build(600, (32,), [(20,), (7,)]), 600, 40)
 
 
 def test_scratch_larger_than_any_rank():
     model = build(64, (32,), [(3,)])
     x, out = torch.randn(2, 64), torch.zeros(2, 32)
     interpreted(model, x, out, rows_of([0, 0], 1), max_rank=200)
-    expected = dense(model, x, torch.zeros(2, 32), [0, 0])
+    expected = model.dense(x, torch.zeros(2, 32), [0, 0])
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=FLOAT32_ERROR)
 
 

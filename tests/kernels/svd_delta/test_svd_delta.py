@@ -10,7 +10,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels.batches import CPU, poisoned, rows_of, some_slots, with_large_tiles
+from kernels.batches import (
+    CPU,
+    check_alone_as_among,
+    check_dense,
+    poisoned,
+    rows_of,
+    some_slots,
+    with_large_tiles,
+)
 
 from workers.kernels import svd_delta
 from workers.kernels.low_rank import check_slices
@@ -35,6 +43,21 @@ class Model:
     deltas: list[list[list[RankGroup]]]
     arena: torch.Tensor
     table: torch.Tensor
+
+    def dense(self, x, y, slots):
+        """What must come out, in float64."""
+        result = y.double()
+        for row, slot in enumerate(slots):
+            start = 0
+            for groups, outputs in zip(self.deltas[slot] if slot != BASE else [], self.slices, strict=False):
+                for group in groups:
+                    added = x[row].double() @ weights(group.v).T @ weights(group.u)
+                    result[row, start : start + outputs] += added
+                start += outputs
+        return result
+
+    def is_empty(self, slot: int) -> bool:
+        return not any(self.deltas[slot])
 
 
 def matrix(bits: int, rank: int, columns: int, random: torch.Generator, size: float) -> Matrix:
@@ -90,19 +113,6 @@ def weights(stored: Matrix) -> torch.Tensor:
     return (values - zeros) * scales
 
 
-def dense(model: Model, x, y, slots):
-    """What must come out, in float64."""
-    result = y.double()
-    for row, slot in enumerate(slots):
-        start = 0
-        for groups, outputs in zip(model.deltas[slot] if slot != BASE else [], model.slices, strict=False):
-            for group in groups:
-                added = x[row].double() @ weights(group.v).T @ weights(group.u)
-                result[row, start : start + outputs] += added
-            start += outputs
-    return result
-
-
 def interpreted(model: Model, x, out, rows: Rows) -> None:
     pytest.importorskip("triton", reason="Triton's interpreter runs the kernels here")
     scratch = svd_delta.Scratch(rows.max_rows, 200, CPU, max_slices=len(model.slices))
@@ -144,13 +154,7 @@ LONG = ("one variant", "all distinct")  # for the interpreter
     ],
 )
 def test_equals_dense_products(run, slots):
-    model = build(140, (270, 20), RANKS)
-    x, y = torch.randn(len(slots), 140), torch.randn(len(slots), 290)
-    out = y.clone()
-    run(model, x, out, rows_of(slots, 4))
-    torch.testing.assert_close(out.double(), dense(model, x, y, slots), rtol=0, atol=FLOAT32_ERROR)
-    untouched = [row for row, slot in enumerate(slots) if slot in {BASE, 2}]
-    assert torch.equal(out[untouched], y[untouched])
+    check_dense(run, build(140, (270, 20), RANKS), 140, rows_of(slots, 4), slots, FLOAT32_ERROR)
 
 
 @pytest.mark.parametrize("cut", [poisoned, with_large_tiles])
@@ -159,12 +163,7 @@ def test_splits_tiles_and_padding(cut, inputs):
     """Several pieces of the inputs, and more rows than the batch has, as in a padded CUDA graph."""
     slots = [0, 1, BASE, 1, 1, *[0] * 14]
     model = build(inputs, (130, 7), [({2: 9}, {3: 2}), ({}, {2: 33})])
-    x, y = torch.randn(24, inputs), torch.randn(24, 137)
-    out = y.clone()
-    interpreted(model, x, out, cut(rows_of(slots, 2, padded=24)))
-    expected = dense(model, x, y, slots + [BASE] * 5)
-    torch.testing.assert_close(out.double(), expected, rtol=0, atol=FLOAT32_ERROR)
-    assert torch.equal(out[19:], y[19:])
+    check_dense(interpreted, model, inputs, cut(rows_of(slots, 2, padded=24)), slots, FLOAT32_ERROR)
 
 
 @pytest.mark.parametrize("run", [by_reference, interpreted])
@@ -174,7 +173,7 @@ def test_bfloat16(run):
     x, y = torch.randn(20, 300).bfloat16(), torch.randn(20, 260).bfloat16()
     out = y.clone()
     run(model, x, out, rows_of(slots, 2))
-    expected = dense(model, x, y, slots)
+    expected = model.dense(x, y, slots)
     # Roundings are of summands, which a small sum says nothing about: the bound is by the largest output.
     torch.testing.assert_close(
         out.double(), expected, rtol=0, atol=BFLOAT16_ERROR * float(expected.abs().max())
@@ -182,12 +181,7 @@ def test_bfloat16(run):
 
 
 def test_a_rows_result_does_not_depend_on_its_batch():
-    model = build(600, (64,), [({3: 4, 2: 20},), ({2: 7},)])
-    x = torch.randn(30, 600)
-    alone, among = torch.zeros(1, 64), torch.zeros(30, 64)
-    interpreted(model, x[:1], alone, rows_of([0], 2))
-    interpreted(model, x, among, rows_of([0, *some_slots(3, 29, 2)], 2))
-    assert torch.equal(alone[0], among[0])
+    check_alone_as_among(interpreted, build(600, (64,), [({3: 4, 2: 20},), ({2: 7},)]), 600, 30)
 
 
 @given(
