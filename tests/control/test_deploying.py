@@ -37,6 +37,15 @@ def test_the_only_device_is_chosen(base: Model, settings: Settings) -> None:
     assert (config.max_variants, config.max_lora_rank) == (settings.max_variants, settings.max_lora_rank)
 
 
+def test_a_base_that_can_have_no_variants_gets_an_engine_without_slots(
+    base: Model, settings: Settings
+) -> None:
+    assert base.spec is not None
+    model = replace(base, spec=replace(base.spec, architecture="FalconForCausalLM", linear_shapes={}))
+    config = engine_config(model, decide(model, DEPLOYMENT, HERE, settings), settings)
+    assert (config.max_variants, config.max_lora_rank, config.variant_memory_bytes) == (0, 0, 0)
+
+
 def test_the_cache_holds_every_sequence_at_full_length(base: Model, settings: Settings) -> None:
     placement = decide(base, DEPLOYMENT, HERE, settings)
     config = engine_config(base, placement, settings)
