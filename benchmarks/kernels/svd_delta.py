@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -22,9 +23,9 @@ from benchmarks.kernels.harness import (
 )
 from benchmarks.kernels.linears import DTYPE, Layer, indices
 from workers.kernels import svd_delta
-from workers.kernels.rows import Rows
+from workers.kernels.rows import SMALL_BLOCK, Rows
 from workers.kernels.svd_delta import layout
-from workers.kernels.svd_delta.plan import Plan
+from workers.kernels.svd_delta.plan import Plan, plan
 from workers.kernels.types import offsets, total_bytes, view
 
 TOLERANCE = 1e-2  # bfloat16 rounds t, t times scale and the output
@@ -45,18 +46,35 @@ def cases(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
     return found
 
 
-# Warps of the shrink, of the expand, and stages; of small tiles.
-PLANS = ((8, 4, 2), (4, 4, 2), (8, 8, 2), (8, 2, 2), (8, 4, 3), (4, 2, 3))
+USUAL = plan(SMALL_BLOCK)
+# What differs from the usual plan of small tiles.
+CHANGES: tuple[dict[str, int | None], ...] = (
+    {},
+    {"splits": 1},
+    {"splits": 4},
+    {"shrink_stages": 3},
+    {"shrink_registers": 128},
+    {"shrink_registers": 168, "shrink_stages": 5},
+    {"expand_stages": 2},
+    {"expand_stages": 4},
+    {"expand_warps": 2},
+    {"expand_warps": 8},
+    {"shrink_rows": 16, "expand_rows": 16, "shrink_registers": None},
+)
 
 
 def tunings(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
     """Ways to cut up the work, against one another: what is compiled for one shape serves all."""
-    plans = [Plan(True, *numbers) for numbers in PLANS]
+    plans = {str(changes or "usual"): replace(USUAL, **changes) for changes in CHANGES}  # type: ignore[arg-type]
     found = []
-    for shape in shapes[:2]:
-        for batch in (8, 32):
-            labels = {"shape": shape.name, "batch": batch, "distribution": "uniform"}
-            found.append(linears.case(labels, partial(_prepare, shape, 8, plans=plans), 8))
+    for shape, batch, distribution in (
+        (shapes[0], 8, "distinct"),
+        (shapes[0], 32, "distinct"),
+        (shapes[1], 8, "distinct"),
+        (shapes[0], 128, "uniform"),
+    ):
+        labels = {"shape": shape.name, "batch": batch, "variants": 32, "distribution": distribution}
+        found.append(linears.case(labels, partial(_prepare, shape, 32, plans=plans), 32))
     return found
 
 
@@ -67,7 +85,7 @@ def _case(shape: Shape, batch: int, variants: int, distribution: str) -> Case:
 
 
 def _prepare(
-    shape: Shape, variants: int, slots: Int32s, device: torch.device, plans: Sequence[Plan] = ()
+    shape: Shape, variants: int, slots: Int32s, device: torch.device, plans: Mapping[str, Plan] | None = None
 ) -> Prepared:
     by_bits = ATTENTION if max(shape.inputs, *shape.slices) <= 4096 else MLP
     ranks = (by_bits,) * len(shape.slices)
@@ -83,8 +101,8 @@ def _prepare(
     for layer in layers:
         for start in layer.weights:
             _fill(arena, shape, ranks, parts, start)
-    # As an engine has it, which knows no more than a bound of ranks.
-    scratch = svd_delta.Scratch(len(slots), total_rank, device, len(shape.slices))
+    # As an engine has it, which knows no more than a bound of ranks; some plans split twice as often.
+    scratch = svd_delta.Scratch(len(slots) * (2 if plans else 1), total_rank, device, len(shape.slices))
 
     def ours(at: Layer[Starts]) -> None:
         svd_delta.apply(at.x, at.out, arena, at.table, rows, shape.slices, scratch)
@@ -104,8 +122,8 @@ def _prepare(
         contenders += _peers(layers, slots, delta)
     if plans:
         contenders = [
-            linears.contender(str(numbers), layers, partial(planned, cut), [scratch.shrunk])
-            for numbers, cut in zip(PLANS, plans, strict=True)
+            linears.contender(name, layers, partial(planned, cut), [scratch.shrunk])
+            for name, cut in plans.items()
         ]
     return Prepared(
         copies=copies,

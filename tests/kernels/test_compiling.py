@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 MOST_SECONDS = 20  # on a slow and busy machine; see benchmarks/kernels/compiling.py for what it takes
-MOST_REGISTERS = {"svd_delta._shrink": 128, "svd_delta._expand": 176}
 # An engine's start waits for each of them.
 MOST_SPECIALISATIONS = {"svd_delta": 4, "lora": 16, "sparse_delta": 9, "boft": 9}
 
@@ -46,4 +45,3 @@ def test_compiles_for_an_h200(operation, tmp_path):
     for kernel in kernels:
         assert kernel["seconds"] < MOST_SECONDS, kernel
         assert kernel["spilled_bytes"] == 0, kernel
-        assert kernel["registers"] <= MOST_REGISTERS.get(kernel["name"], 255), kernel

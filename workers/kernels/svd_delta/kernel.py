@@ -1,13 +1,19 @@
 """Singular-value deltas in two Triton launches for all variants, slices and bits of a batch.
 
 All weights of a slice but its ranks of 16 bits are digits of two bits, so one loop serves all other bits.
-A program's warps do not share a product: they are the batch dimension of a three-dimensional one. Where
-tiles of rows are small, each warp takes its part of the inner dimension, and their sums meet at the end, in
-an order that depends on shapes alone; where tiles are large, each warp takes 16 of the tile's rows.
+Weights are the left operand of the tensor cores and the batch's rows the right one, of which eight suffice.
+Words of codes stay as they are up to registers, where one instruction turns two codes into two numbers.
 
-Weights are the left operand of the tensor cores: words of codes stay as they are up to registers, and two
-instructions turn two codes into two bfloat16 numbers code - zero. Scales belong to 128 columns of one rank,
-so shrink applies them to the products of a panel, and expand to its other operand.
+Shrink: a program has 128 digits and all columns, or a part of them; its warps share the rows' columns.
+Scales and zero points belong to 128 columns of one digit: zero points are subtracted from the codes, scales
+multiply the products of a panel.
+
+Expand: a program has 128 columns, and its warps are the batch dimension of a three-dimensional product.
+Where tiles of rows are small, each warp takes its part of the digits, and their sums meet at the end, in an
+order that depends on shapes alone; where tiles are large, each warp takes 16 of the tile's rows. Scales
+multiply the right operand. Codes stay in excess by a number of their place in the word: that number and the
+zero point, times the right operand, are subtracted from the sums at the end.
+
 Grids depend on shapes alone: a captured CUDA graph stays valid for every later batch.
 """
 
@@ -30,45 +36,10 @@ _WORDS = tl.constexpr(layout.WORDS)
 _PANEL = tl.constexpr(layout.PANEL)
 _IN_WORD = tl.constexpr(layout.IN_WORD)
 _SLICES = tl.constexpr(MOST_SLICES)
-_RANKS = tl.constexpr(layout.PLACES)  # digits, or ranks of 16 bits, that a warp takes at a time
-_ROWS = tl.constexpr(16)  # rows of the batch that a warp takes
-REGISTERS = 128
+_PLACES = tl.constexpr(layout.PLACES)  # digits, or ranks of 16 bits, of one program that shrinks
+_HALF = tl.constexpr(layout.PLACES // 2)
+_RANKS = tl.constexpr(32)  # of them that a warp which expands takes at a time
 # Numbers become bfloat16 by way of float32 throughout: the interpreter knows no other way.
-
-
-@triton.jit
-def _digit(words, zero, PLANE: tl.constexpr, QUICK: tl.constexpr, DTYPE: tl.constexpr):
-    """DTYPE: the words' digits number PLANE, less their zero points (float32, of a shape to broadcast).
-
-    The bits of 128.0 with a digit in the lowest are the bfloat16 128 + digit; two and four bits up they are
-    128 + 4 digit and 128 + 16 digit, so three planes need no shift but another factor.
-    """
-    if QUICK:
-        if PLANE >= 6:
-            words = _shifted(_shifted(words))
-        elif PLANE >= 3:
-            words = _shifted(words)
-        if PLANE % 3 == 0:
-            found = tl.inline_asm_elementwise(
-                "{ .reg .b32 t, f; lop3.b32 t, $1, 0x00030003, 0x43004300, 0xEA;"
-                " mov.b32 f, 0x3F803F80; fma.rn.bf16x2 $0, t, f, $2; }",
-                "=r,r,r", [words, (-128.0 - zero).to(tl.bfloat16)], dtype=tl.bfloat16, is_pure=True, pack=2,
-            )  # fmt: skip
-        elif PLANE % 3 == 1:
-            found = tl.inline_asm_elementwise(
-                "{ .reg .b32 t, f; lop3.b32 t, $1, 0x000C000C, 0x43004300, 0xEA;"
-                " mov.b32 f, 0x3E803E80; fma.rn.bf16x2 $0, t, f, $2; }",
-                "=r,r,r", [words, (-32.0 - zero).to(tl.bfloat16)], dtype=tl.bfloat16, is_pure=True, pack=2,
-            )  # fmt: skip
-        else:
-            found = tl.inline_asm_elementwise(
-                "{ .reg .b32 t, f; lop3.b32 t, $1, 0x00300030, 0x43004300, 0xEA;"
-                " mov.b32 f, 0x3D803D80; fma.rn.bf16x2 $0, t, f, $2; }",
-                "=r,r,r", [words, (-8.0 - zero).to(tl.bfloat16)], dtype=tl.bfloat16, is_pure=True, pack=2,
-            )  # fmt: skip
-    else:
-        found = (((words >> 2 * PLANE) & 3).to(tl.float32) - zero).to(DTYPE)
-    return found
 
 
 @triton.jit
@@ -80,127 +51,173 @@ def _shifted(words):
 
 
 @triton.jit
-def _slices(described, num_slices):
-    """[SLICES]: digits, ranks of 16 bits, and the blocks of RANKS that each of them take."""
-    s = tl.arange(0, _SLICES)
-    digits = tl.load(described + _PER_SLICE * s, mask=s < num_slices, other=0).to(tl.int32)
-    halves = tl.load(described + _PER_SLICE * s + 5, mask=s < num_slices, other=0).to(tl.int32)
-    return digits, halves, (digits + _RANKS - 1) // _RANKS, (halves + _RANKS - 1) // _RANKS
+def _code(words, PLANE: tl.constexpr, QUICK: tl.constexpr, DTYPE: tl.constexpr):
+    """DTYPE: the words' digits number PLANE, more by `_excess` than they are."""
+    if QUICK:
+        if PLANE >= 6:
+            words = _shifted(_shifted(words))
+        elif PLANE >= 3:
+            words = _shifted(words)
+        pick: tl.constexpr = _pick(PLANE)
+        found = tl.inline_asm_elementwise(pick, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
+    else:
+        found = ((words >> 2 * PLANE) & 3).to(tl.float32).to(DTYPE)
+    return found
+
+
+@triton.constexpr_function
+def _pick(plane: int) -> str:
+    """The bits of 128, 32 and 8 leave room for a digit whose lowest bit is one, at bits 0, 2 and 4."""
+    mask, magic = ((0x00030003, 0x43004300), (0x000C000C, 0x42004200), (0x00300030, 0x41004100))[plane % 3]
+    return f"lop3.b32 $0, $1, {mask:#x}, {magic:#x}, 0xEA;"
+
+
+@triton.constexpr_function
+def _excess(plane: int, quick: bool) -> float:
+    return (128.0, 32.0, 8.0)[plane % 3] if quick else 0.0
 
 
 @triton.jit
-def _at(values, index):
-    return tl.sum(tl.where(tl.arange(0, _SLICES) == index, values, 0))
+def _constant(words, VALUE: tl.constexpr, QUICK: tl.constexpr, DTYPE: tl.constexpr):
+    """VALUE in the shape of words."""
+    if QUICK:
+        # Made of the words only in name, and so in registers as codes are: `x` is loaded but once.
+        move: tl.constexpr = _move(VALUE)
+        found = tl.inline_asm_elementwise(move, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
+    else:
+        found = tl.full(words.shape, VALUE, tl.float32).to(DTYPE)
+    return found
+
+
+@triton.constexpr_function
+def _move(value: float) -> str:
+    half = {1.0: 0x3F80, 128.0: 0x4300, 32.0: 0x4200, 8.0: 0x4100}[value]
+    return f"mov.b32 $0, {half * 0x10001:#x};"
 
 
 @triton.jit
-def _before(values, index):
-    return tl.sum(tl.where(tl.arange(0, _SLICES) < index, values, 0))
+def _program(described, num_slices, block):
+    """Which slice a program that shrinks works for (-1: none), the first of its digits or ranks of 16 bits,
+    whether it has digits, and how many of them the slice has."""
+    index = -1
+    first = 0
+    coded = False
+    count = 0
+    for s in tl.static_range(_SLICES):
+        here = s < num_slices
+        digits = tl.load(described + _PER_SLICE * s, mask=here, other=0).to(tl.int32)
+        halves = tl.load(described + _PER_SLICE * s + 5, mask=here, other=0).to(tl.int32)
+        coded_blocks = tl.cdiv(digits, _PLACES)
+        blocks = coded_blocks + tl.cdiv(halves, _PLACES)
+        if (index < 0) & (block < blocks) & (block >= 0):
+            index = s
+            coded = block < coded_blocks
+            first = (block if coded else block - coded_blocks) * _PLACES
+            count = digits if coded else halves
+        block -= blocks
+    return index, first, coded, count
 
 
 @triton.jit
-def _warp_rows(order_ptr, first, count, WARPS: tl.constexpr, SPLIT: tl.constexpr):
-    """[WARPS, ROWS]: the rows of the batch that each warp takes, and which there are."""
-    m = tl.arange(0, _ROWS)[None, :]
-    g = tl.arange(0, WARPS)[:, None]
-    m = m + 0 * g if SPLIT else m + _ROWS * g
-    here = m < count
-    return tl.load(order_ptr + first + m, mask=here, other=0).to(tl.int64), here
-
-
-@triton.jit
-def _scales(scales_ptr, zeros_ptr, panel, panels, r, digits):
-    """[panels given, digits given]: scales and the words that zero points are in."""
-    known = (panel < panels)[:, None] & (r < digits)[None, :]
-    scale = tl.load(scales_ptr + panel[:, None] * digits + r[None, :], mask=known, other=0.0)
-    zero = tl.load(zeros_ptr + (panel // _IN_WORD)[:, None] * digits + r[None, :], mask=known, other=0)
-    return scale, zero
-
-
-@triton.jit
-def _shrink_digits(x_at, here, v_ptr, digits, start, inputs, WARPS: tl.constexpr, SPLIT: tl.constexpr,
+def _shrink_digits(x_at, v_ptr, digits, start, inputs, first_panel, last_panel, EVEN: tl.constexpr,
                    QUICK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """[WARPS, RANKS, ROWS]: V x^T."""
+    """V x^T of digits `start` on: two of [HALF, ROWS]. Digits past the last are the last again."""
     dtype = x_at.dtype.element_ty
     panels = (inputs + _PANEL - 1) // _PANEL
     words_ptr = v_ptr.to(tl.pointer_type(tl.int16))
     scales_ptr = words_ptr.to(tl.pointer_type(tl.float16)) + panels * digits * _WORDS
     zeros_ptr = words_ptr + panels * digits * (_WORDS + 1)
-    r = start + tl.arange(0, _RANKS)
-    g = tl.arange(0, WARPS)
+    r0 = tl.minimum(start + tl.arange(0, _HALF), digits - 1)
+    r1 = tl.minimum(start + _HALF + tl.arange(0, _HALF), digits - 1)
     i = tl.arange(0, _WORDS)
-    sums = tl.zeros((WARPS, _RANKS, _ROWS), tl.float32)
-    stride: tl.constexpr = WARPS if SPLIT else 1
-    mine = g if SPLIT else 0 * g
-    next_scale, next_zero = _scales(scales_ptr, zeros_ptr, mine, panels, r, digits)
-    for start_panel in tl.range(0, panels, stride, num_stages=STAGES):
-        panel = start_panel + mine
-        known = (panel < panels)[:, None] & (r < digits)[None, :]
-        at = panel[:, None] * digits + r[None, :]
-        words = tl.load(
-            words_ptr + (at * _WORDS)[:, :, None] + i[None, None, :], mask=known[:, :, None], other=0
-        )
-        scale = next_scale.to(tl.float32)
-        zero = ((next_zero >> (2 * (panel % _IN_WORD)).to(tl.int16)[:, None]) & 3).to(tl.float32)[:, :, None]
+    sums0 = tl.zeros((_HALF, x_at.shape[0]), tl.float32)
+    sums1 = sums0
+    at = tl.minimum(first_panel, panels - 1)
+    scale0 = tl.load(scales_ptr + at * digits + r0)
+    scale1 = tl.load(scales_ptr + at * digits + r1)
+    zeros0 = tl.load(zeros_ptr + at // _IN_WORD * digits + r0)
+    zeros1 = tl.load(zeros_ptr + at // _IN_WORD * digits + r1)
+    for step in tl.range(0, last_panel - first_panel, num_stages=STAGES):
+        panel = first_panel + step
+        words0 = tl.load(words_ptr + ((panel * digits + r0) * _WORDS)[:, None] + i[None, :])
+        words1 = tl.load(words_ptr + ((panel * digits + r1) * _WORDS)[:, None] + i[None, :])
+        shift = (2 * (panel % _IN_WORD)).to(tl.int16)
+        zero0 = ((zeros0 >> shift) & 3).to(tl.float32)[:, None]
+        zero1 = ((zeros1 >> shift) & 3).to(tl.float32)[:, None]
+        factor0 = scale0.to(tl.float32)[:, None]
+        factor1 = scale1.to(tl.float32)[:, None]
         # One step ahead: the pipeliner moves none but the operands of products.
-        next_scale, next_zero = _scales(scales_ptr, zeros_ptr, panel + stride, panels, r, digits)
-        products = tl.zeros((WARPS, _RANKS, _ROWS), tl.float32)
+        at = tl.minimum(panel + 1, panels - 1)
+        scale0 = tl.load(scales_ptr + at * digits + r0)
+        scale1 = tl.load(scales_ptr + at * digits + r1)
+        zeros0 = tl.load(zeros_ptr + at // _IN_WORD * digits + r0)
+        zeros1 = tl.load(zeros_ptr + at // _IN_WORD * digits + r1)
+        products0 = tl.zeros((_HALF, x_at.shape[0]), tl.float32)
+        products1 = products0
+        excess = products0
+        ones = products0
         for plane in tl.static_range(8):
-            column = panel[:, None] * _PANEL + plane * _WORDS + i[None, :]
-            x = tl.load(
-                x_at[:, None, :] + column[:, :, None],
-                mask=(column < inputs)[:, :, None] & here[:, None, :],
-                other=0.0,
-            )
-            products = dot(_digit(words, zero, plane, QUICK, dtype), x, products)
-        sums += products * scale[:, :, None]
-    return sums
+            column = panel * _PANEL + plane * _WORDS + i
+            if EVEN:
+                x = tl.load(x_at[None, :] + column[:, None])
+            else:
+                x = tl.load(x_at[None, :] + column[:, None], mask=(column < inputs)[:, None], other=0.0)
+            products0 = dot(_code(words0, plane, QUICK, dtype), x, products0)
+            products1 = dot(_code(words1, plane, QUICK, dtype), x, products1)
+            ones = dot(_constant(words0, 1.0, QUICK, dtype), x, ones)
+            if QUICK:
+                excess = dot(_constant(words0, _excess(plane, QUICK), QUICK, dtype), x, excess)
+        sums0 += (products0 - excess - ones * zero0) * factor0
+        sums1 += (products1 - excess - ones * zero1) * factor1
+    return sums0, sums1
 
 
 @triton.jit
-def _shrink_halves(x_at, here, v_ptr, halves, first, inputs, WARPS: tl.constexpr, SPLIT: tl.constexpr,
-                   STAGES: tl.constexpr):  # fmt: skip
-    """[WARPS, RANKS, ROWS]: V x^T."""
+def _shrink_halves(x_at, v_ptr, halves, start, inputs, first_panel, last_panel):
+    """[HALF, ROWS]: V x^T of ranks `start` on."""
     dtype = x_at.dtype.element_ty
     values = v_ptr.to(tl.pointer_type(tl.float16))
-    r = first + tl.arange(0, _RANKS)
-    g = tl.arange(0, WARPS)
-    i = tl.arange(0, _WORDS)
-    sums = tl.zeros((WARPS, _RANKS, _ROWS), tl.float32)
-    stride: tl.constexpr = _WORDS * WARPS if SPLIT else _WORDS
-    mine = _WORDS * g if SPLIT else 0 * g
-    for start in tl.range(0, inputs, stride, num_stages=2):
-        column = start + mine[:, None] + i[None, :]
+    r = start + tl.arange(0, _HALF)
+    i = tl.arange(0, _RANKS)
+    sums = tl.zeros((_HALF, x_at.shape[0]), tl.float32)
+    for first in tl.range(first_panel * _PANEL, tl.minimum(last_panel * _PANEL, inputs), _RANKS):
+        column = first + i
         inside = column < inputs
         v = tl.load(
-            values + (r.to(tl.int64) * inputs)[None, :, None] + column[:, None, :],
-            mask=(r < halves)[None, :, None] & inside[:, None, :],
+            values + (r.to(tl.int64) * inputs)[:, None] + column[None, :],
+            mask=(r < halves)[:, None] & inside[None, :],
             other=0.0,
         )
-        x = tl.load(
-            x_at[:, None, :] + column[:, :, None], mask=inside[:, :, None] & here[:, None, :], other=0.0
-        )
+        x = tl.load(x_at[None, :] + column[:, None], mask=inside[:, None], other=0.0)
         sums = dot(v.to(tl.float32).to(dtype), x, sums)
     return sums
 
 
 @triton.jit
-def _store(at, here, sums, four, two, start, LANES: tl.constexpr):
-    """Store [LANES, RANKS, ROWS] inner products from digit `start` on; of ranks with several, their sum."""
-    r = start + tl.arange(0, _RANKS)
-    mask = (r >= two)[None, :, None] & here[:, None, :]  # zeros past the last: expand reads whole blocks
-    tl.store(at[:, None, :] + r[None, :, None], sums, mask=mask)
+def _store(at, here, sums, count, four, two, start):
+    """Store [HALF, ROWS] inner products from digit `start` on; of ranks with several, their sum."""
+    r = start + tl.arange(0, _HALF)
+    sums = tl.where((r < count)[:, None], sums, 0.0)  # zeros past the last: expand reads whole blocks
+    tl.store(at[None, :] + r[:, None], sums, mask=(r >= two)[:, None] & here[None, :])
     if start < two:
-        pairs = tl.sum(tl.reshape(sums, (LANES, _RANKS // 2, 2, _ROWS)), axis=2)
-        of_pair = start + 2 * tl.arange(0, _RANKS // 2)
-        pair_mask = ((of_pair >= four) & (of_pair < two))[None, :, None] & here[:, None, :]
+        pairs = tl.sum(tl.reshape(sums, (_HALF // 2, 2, sums.shape[1])), axis=1)
+        of_pair = start + 2 * tl.arange(0, _HALF // 2)
+        pair_mask = ((of_pair >= four) & (of_pair < two))[:, None] & here[None, :]
         for digit in tl.static_range(2):
-            tl.store(at[:, None, :] + (of_pair + digit)[None, :, None], pairs, mask=pair_mask)
-        quads = tl.sum(tl.reshape(pairs, (LANES, _RANKS // 4, 2, _ROWS)), axis=2)
-        of_quad = start + 4 * tl.arange(0, _RANKS // 4)
-        quad_mask = (of_quad < four)[None, :, None] & here[:, None, :]
+            tl.store(at[None, :] + (of_pair + digit)[:, None], pairs, mask=pair_mask)
+        quads = tl.sum(tl.reshape(pairs, (_HALF // 4, 2, sums.shape[1])), axis=1)
+        of_quad = start + 4 * tl.arange(0, _HALF // 4)
+        quad_mask = (of_quad < four)[:, None] & here[None, :]
         for digit in tl.static_range(4):
-            tl.store(at[:, None, :] + (of_quad + digit)[None, :, None], quads, mask=quad_mask)
+            tl.store(at[None, :] + (of_quad + digit)[:, None], quads, mask=quad_mask)
+
+
+@triton.jit
+def _cut(tiles_ptr, CUTS: tl.constexpr, ROWS: tl.constexpr):
+    """The tile's slot (-1: nothing to do), and the first and number of the rows of a program's cut."""
+    slot, first, count = tile_at(tiles_ptr, tl.program_id(1) // CUTS)
+    first_row = tl.program_id(1) % CUTS * ROWS
+    return tl.where(count > first_row, slot, -1), first + first_row, count - first_row
 
 
 @triton.jit(do_not_specialize=["num_slices"])
@@ -210,58 +227,76 @@ def _shrink(
     table_ptr,
     tiles_ptr,
     order_ptr,
-    shrunk_ptr,  # float32 [T, places]
+    shrunk_ptr,  # float32 [SPLITS, T, places]
     inputs,
     x_stride,
     places,
+    split_stride,
     num_slices,
-    WARPS: tl.constexpr,
-    SPLIT: tl.constexpr,
+    ROWS: tl.constexpr,
+    CUTS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    EVEN: tl.constexpr,
     STAGES: tl.constexpr,
     QUICK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     block = tl.program_id(0)
-    tile = tl.program_id(1)
+    split = tl.program_id(2)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    slot, first, count = tile_at(tiles_ptr, tile)
+    slot, first_row, count = _cut(tiles_ptr, CUTS, ROWS)
     if slot < 0:
         return
     described = table_ptr + slot.to(tl.int64) * num_slices * _PER_SLICE
-    digits, halves, coded_blocks, half_blocks = _slices(described, num_slices)
-    blocks = coded_blocks + half_blocks
-    # Slices do not share blocks, nor do digits and ranks of 16 bits.
-    index = tl.sum((tl.cumsum(blocks) <= block).to(tl.int32))
-    if index >= num_slices:
+    index, start, coded, ranks = _program(described, num_slices, block)
+    if index < 0:
         return
-    row, here = _warp_rows(order_ptr, first, count, WARPS, SPLIT)
+    here = tl.arange(0, ROWS) < count
+    # Rows that are not there are the first again: their products go nowhere.
+    row = tl.load(order_ptr + first_row + tl.where(here, tl.arange(0, ROWS), 0)).to(tl.int64)
     x_at = x_ptr + row * x_stride
     fields = described + _PER_SLICE * index
-    start = (block - _before(blocks, index)) * _RANKS
-    coded = start < _at(coded_blocks, index) * _RANKS
-    place = block * _RANKS - start
+    panels = (inputs + _PANEL - 1) // _PANEL
+    per_split = (panels + SPLITS - 1) // SPLITS
+    first_panel = split * per_split
+    last_panel = tl.minimum(first_panel + per_split, panels)
+    at = shrunk_ptr + split.to(tl.int64) * split_stride + row * places + (block * _PLACES - start)
     if coded:
-        count_here = _at(digits, index)
         four = tl.load(fields + 1).to(tl.int32)
         two = tl.load(fields + 2).to(tl.int32)
         v_ptr = arena_ptr + tl.multiple_of(tl.load(fields + 3), 128)
-        sums = _shrink_digits(x_at, here, v_ptr, count_here, start, inputs, WARPS, SPLIT, QUICK, STAGES)
+        sums0, sums1 = _shrink_digits(
+            x_at, v_ptr, ranks, start, inputs, first_panel, last_panel, EVEN, QUICK, STAGES
+        )
+        _store(at, here, sums0, ranks, four, two, start)
+        _store(at, here, sums1, ranks, four, two, start + _HALF)
     else:
-        start -= _at(coded_blocks, index) * _RANKS
-        place += _at(coded_blocks, index) * _RANKS
-        count_here = _at(halves, index)
-        four = 0
-        two = 0
         v_ptr = arena_ptr + tl.multiple_of(tl.load(fields + 6), 128)
-        sums = _shrink_halves(x_at, here, v_ptr, count_here, start, inputs, WARPS, SPLIT, STAGES)
-    if SPLIT:
-        sums = tl.sum(sums, axis=0, keep_dims=True)
-        row, here = _warp_rows(order_ptr, first, count, 1, SPLIT)
-        _store(shrunk_ptr + row * places + place, here, sums, four, two, start, 1)
-    else:
-        _store(shrunk_ptr + row * places + place, here, sums, four, two, start, WARPS)
+        for half in tl.range(2):
+            sums = _shrink_halves(x_at, v_ptr, ranks, start + half * _HALF, inputs, first_panel, last_panel)
+            _store(at, here, sums, ranks, 0, 0, start + half * _HALF)
+
+
+@triton.jit
+def _warp_rows(order_ptr, first, count, WARPS: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr):
+    """[WARPS, ROWS]: the rows of the batch that each warp takes, and which there are."""
+    m = tl.arange(0, ROWS)[None, :]
+    g = tl.arange(0, WARPS)[:, None]
+    m = m + 0 * g if SPLIT else m + ROWS * g
+    here = m < count
+    return tl.load(order_ptr + first + m, mask=here, other=0).to(tl.int64), here
+
+
+@triton.jit
+def _inner(t_at, r, here, known, split_stride, SPLITS: tl.constexpr):
+    """[WARPS, RANKS, ROWS]: what shrink left, of all its parts."""
+    mask = known[:, :, None] & here[:, None, :]
+    t = tl.load(t_at + r[:, :, None], mask=mask, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        t += tl.load(t_at + split_stride * split + r[:, :, None], mask=mask, other=0.0)
+    return t
 
 
 @triton.jit
@@ -291,6 +326,22 @@ def _slice_of(panel, outputs0, outputs1, outputs2, outputs3):
     return index, panel, first_column, outputs
 
 
+@triton.jit
+def _places_of(described, num_slices, index):
+    """Of a slice: its digits, its ranks of 16 bits, and where the products of each begin."""
+    place = 0
+    digits = 0
+    halves = 0
+    for s in tl.static_range(_SLICES):
+        here = s < num_slices
+        d = tl.load(described + _PER_SLICE * s, mask=here, other=0).to(tl.int32)
+        h = tl.load(described + _PER_SLICE * s + 5, mask=here, other=0).to(tl.int32)
+        place += tl.where(s < index, tl.cdiv(d, _PLACES) + tl.cdiv(h, _PLACES), 0) * _PLACES
+        digits = tl.where(s == index, d, digits)
+        halves = tl.where(s == index, h, halves)
+    return digits, halves, place, place + tl.cdiv(digits, _PLACES) * _PLACES
+
+
 @triton.jit(do_not_specialize=["num_slices"])
 def _expand(
     out_ptr,
@@ -298,41 +349,41 @@ def _expand(
     table_ptr,
     tiles_ptr,
     order_ptr,
-    shrunk_ptr,  # float32 [T, places]
+    shrunk_ptr,  # float32 [SPLITS, T, places]
     out_stride,
     places,
+    split_stride,
     num_slices,
     outputs0,
     outputs1,
     outputs2,
     outputs3,
     WARPS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CUTS: tl.constexpr,
     SPLIT: tl.constexpr,
+    SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
     QUICK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    tile = tl.program_id(1)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    slot, first, count = tile_at(tiles_ptr, tile)
+    slot, first_row, count = _cut(tiles_ptr, CUTS, ROWS)
     if slot < 0:
         return
     index, panel, first_column, outputs = _slice_of(tl.program_id(0), outputs0, outputs1, outputs2, outputs3)
     described = table_ptr + slot.to(tl.int64) * num_slices * _PER_SLICE
-    all_digits, all_halves, coded_blocks, half_blocks = _slices(described, num_slices)
-    digits = _at(all_digits, index)
-    halves = _at(all_halves, index)
+    digits, halves, place, half_place = _places_of(described, num_slices, index)
     if digits + halves == 0:
         return
-    place = _before(coded_blocks + half_blocks, index) * _RANKS
     fields = described + _PER_SLICE * index
     dtype = out_ptr.dtype.element_ty
-    row, here = _warp_rows(order_ptr, first, count, WARPS, SPLIT)
-    t_at = (shrunk_ptr + row * places + place)[:, None, :]
+    row, here = _warp_rows(order_ptr, first_row, count, WARPS, SPLIT, ROWS)
+    t_at = (shrunk_ptr + row * places)[:, None, :]
     i = tl.arange(0, _WORDS)
     g = tl.arange(0, WARPS)[:, None]
-    sums0 = tl.zeros((WARPS, _WORDS, _ROWS), tl.float32)
+    sums0 = tl.zeros((WARPS, _WORDS, ROWS), tl.float32)
     sums1 = sums0
     sums2 = sums0
     sums3 = sums0
@@ -340,53 +391,58 @@ def _expand(
     sums5 = sums0
     sums6 = sums0
     sums7 = sums0
+    ones = tl.zeros((WARPS, _RANKS, ROWS), tl.float32)  # what is multiplied, and times its zero points
+    zeros = ones
 
     panels = (outputs + _PANEL - 1) // _PANEL
     u_ptr = arena_ptr + tl.multiple_of(tl.load(fields + 4), 128)
     words_ptr = u_ptr.to(tl.pointer_type(tl.int16))
-    scales_ptr = u_ptr.to(tl.pointer_type(tl.float16)) + panels * digits * _WORDS
-    zeros_ptr = words_ptr + panels * digits * (_WORDS + 1)
+    scales_at = u_ptr.to(tl.pointer_type(tl.float16)) + panels * digits * _WORDS + panel * digits
+    zeros_at = words_ptr + panels * digits * (_WORDS + 1) + panel // _IN_WORD * digits
+    shift = (2 * (panel % _IN_WORD)).to(tl.int16)
     stride: tl.constexpr = _RANKS * WARPS if SPLIT else _RANKS
     mine = tl.arange(0, _RANKS)[None, :] + (_RANKS * g if SPLIT else 0 * g)
-    scales_at = scales_ptr + panel * digits
-    zeros_at = zeros_ptr + panel // _IN_WORD * digits
-    next_scale = tl.load(scales_at + mine, mask=mine < digits, other=0.0)
-    next_zero = tl.load(zeros_at + mine, mask=mine < digits, other=0)
+    last = digits - 1  # digits past the last are the last again: they are multiplied by zero
+    next_scale = tl.load(scales_at + tl.minimum(mine, last), mask=mine < digits, other=0.0)
+    next_zero = tl.load(zeros_at + tl.minimum(mine, last), mask=mine < digits, other=0)
     for start in tl.range(0, digits, stride, num_stages=STAGES):
         r = start + mine
-        known = r < digits
-        at = panel * digits + r
-        words = tl.load(
-            words_ptr + (at * _WORDS)[:, None, :] + i[None, :, None], mask=known[:, None, :], other=0
-        )
-        t = tl.load(
-            t_at + r[:, :, None],
-            mask=(r // _RANKS * _RANKS < digits)[:, :, None] & here[:, None, :],
-            other=0.0,
-        )
+        at = panel * digits + tl.minimum(r, last)
+        words = tl.load(words_ptr + (at * _WORDS)[:, None, :] + i[None, :, None])
+        t = _inner(t_at + place, r, here, r // _RANKS * _RANKS < digits, split_stride, SPLITS)
         t = (t * next_scale.to(tl.float32)[:, :, None]).to(dtype)
-        zero = ((next_zero >> (2 * (panel % _IN_WORD)).to(tl.int16)) & 3).to(tl.float32)[:, None, :]
+        zero = ((next_zero >> shift) & 3).to(tl.float32)[:, :, None]
+        ones += t.to(tl.float32)
+        zeros += t.to(tl.float32) * zero
         # One step ahead: the pipeliner moves none but the operands of products.
-        more = r + stride < digits
-        next_scale = tl.load(scales_at + r + stride, mask=more, other=0.0)
-        next_zero = tl.load(zeros_at + r + stride, mask=more, other=0)
-        sums0 = dot(_digit(words, zero, 0, QUICK, dtype), t, sums0)
-        sums1 = dot(_digit(words, zero, 1, QUICK, dtype), t, sums1)
-        sums2 = dot(_digit(words, zero, 2, QUICK, dtype), t, sums2)
-        sums3 = dot(_digit(words, zero, 3, QUICK, dtype), t, sums3)
-        sums4 = dot(_digit(words, zero, 4, QUICK, dtype), t, sums4)
-        sums5 = dot(_digit(words, zero, 5, QUICK, dtype), t, sums5)
-        sums6 = dot(_digit(words, zero, 6, QUICK, dtype), t, sums6)
-        sums7 = dot(_digit(words, zero, 7, QUICK, dtype), t, sums7)
+        more = tl.minimum(r + stride, last)
+        next_scale = tl.load(scales_at + more)
+        next_zero = tl.load(zeros_at + more)
+        sums0 = dot(_code(words, 0, QUICK, dtype), t, sums0)
+        sums1 = dot(_code(words, 1, QUICK, dtype), t, sums1)
+        sums2 = dot(_code(words, 2, QUICK, dtype), t, sums2)
+        sums3 = dot(_code(words, 3, QUICK, dtype), t, sums3)
+        sums4 = dot(_code(words, 4, QUICK, dtype), t, sums4)
+        sums5 = dot(_code(words, 5, QUICK, dtype), t, sums5)
+        sums6 = dot(_code(words, 6, QUICK, dtype), t, sums6)
+        sums7 = dot(_code(words, 7, QUICK, dtype), t, sums7)
+    one = tl.sum(ones, axis=1)[:, None, :]
+    less = tl.sum(zeros, axis=1)[:, None, :]
+    sums0 -= less + _excess(0, QUICK) * one
+    sums1 -= less + _excess(1, QUICK) * one
+    sums2 -= less + _excess(2, QUICK) * one
+    sums3 -= less + _excess(3, QUICK) * one
+    sums4 -= less + _excess(4, QUICK) * one
+    sums5 -= less + _excess(5, QUICK) * one
+    sums6 -= less + _excess(6, QUICK) * one
+    sums7 -= less + _excess(7, QUICK) * one
 
     column = panel * _PANEL + i
     values_ptr = (arena_ptr + tl.multiple_of(tl.load(fields + 7), 128)).to(tl.pointer_type(tl.float16))
-    half_first = _at(coded_blocks, index) * _RANKS
     for start in tl.range(0, halves, stride, num_stages=1):
         r = start + mine
         known = r < halves
-        t = tl.load(t_at + (half_first + r)[:, :, None], mask=known[:, :, None] & here[:, None, :], other=0.0)
-        t = t.to(dtype)
+        t = _inner(t_at + half_place, r, here, known, split_stride, SPLITS).to(dtype)
         at = values_ptr + (r.to(tl.int64) * outputs)[:, None, :]
         sums0 = _expand_halves(at, column, outputs, known, t, sums0, 0)
         sums1 = _expand_halves(at, column, outputs, known, t, sums1, 1)
@@ -404,7 +460,7 @@ def _expand(
     )
     if SPLIT:
         sums = tl.sum(sums, axis=0, keep_dims=True)
-        row, here = _warp_rows(order_ptr, first, count, 1, SPLIT)
+        row, here = _warp_rows(order_ptr, first_row, count, 1, SPLIT, ROWS)
     b = tl.arange(0, 2)
     plane = 4 * b[:, None, None] + 2 * b[None, :, None] + b[None, None, :]
     column = panel * _PANEL + i[:, None, None, None] + _WORDS * plane[None, :, :, :]
@@ -423,8 +479,8 @@ def shrink(
     plan: Plan,
     scratch: Scratch,
 ) -> None:
-    pdl = low_rank.dependent_launches(x.device)
-    _shrink[scratch.places // layout.PLACES, tiles.max_tiles](
+    cuts = -(-tiles.block // plan.shrink_rows)
+    _shrink[scratch.places // layout.PLACES, tiles.max_tiles * cuts, plan.splits](
         x,
         arena,
         table,
@@ -434,8 +490,16 @@ def shrink(
         x.shape[1],
         x.stride(0),
         scratch.places,
+        x.shape[0] * scratch.places,
         table.shape[1] // layout.PER_SLICE,
-        **shrink_options(plan, x.dtype, pdl),
+        ROWS=plan.shrink_rows,
+        CUTS=cuts,
+        SPLITS=plan.splits,
+        EVEN=x.shape[1] % layout.PANEL == 0,
+        STAGES=plan.shrink_stages,
+        num_warps=plan.shrink_warps,
+        **_options(x),
+        **_registers(plan.shrink_registers),
     )
 
 
@@ -448,9 +512,9 @@ def expand(
     plan: Plan,
     scratch: Scratch,
 ) -> None:
-    pdl = low_rank.dependent_launches(out.device)
+    cuts = 1 if not plan.split else -(-tiles.block // plan.expand_rows)
     panels = sum(-(-outputs // layout.PANEL) for outputs in slices)
-    _expand[panels, tiles.max_tiles](
+    _expand[panels, tiles.max_tiles * cuts](
         out,
         arena,
         table,
@@ -459,25 +523,28 @@ def expand(
         scratch.shrunk,
         out.stride(0),
         scratch.places,
+        out.shape[0] * scratch.places,
         len(slices),
         *slices,
         *[0] * (MOST_SLICES - len(slices)),
-        **expand_options(plan, out.dtype, pdl),
+        WARPS=plan.expand_warps,
+        ROWS=plan.expand_rows,
+        CUTS=cuts,
+        SPLIT=plan.split,
+        SPLITS=plan.splits,
+        STAGES=plan.expand_stages,
+        num_warps=plan.expand_warps,
+        **_options(out),
+        **_registers(plan.expand_registers),
     )
 
 
-def shrink_options(plan: Plan, dtype: torch.dtype, pdl: bool) -> dict[str, Any]:
-    """What a compiled shrink depends on, besides its arguments' types: nothing of a linear's shape."""
-    # Left alone, ptxas takes a quarter more registers, which halves the programs at work.
-    return {**_options(plan, plan.shrink_warps, dtype, pdl), "maxnreg": REGISTERS}
-
-
-def expand_options(plan: Plan, dtype: torch.dtype, pdl: bool) -> dict[str, Any]:
-    return _options(plan, plan.expand_warps, dtype, pdl)
-
-
-def _options(plan: Plan, warps: int, dtype: torch.dtype, pdl: bool) -> dict[str, Any]:
+def _options(values: torch.Tensor) -> dict[str, Any]:
+    pdl = low_rank.dependent_launches(values.device)
     # Digits are decoded by assembly, which the interpreter does not know.
-    quick = dtype == torch.bfloat16 and not triton.knobs.runtime.interpret
-    found = {"WARPS": warps, "SPLIT": plan.split, "STAGES": plan.stages, "QUICK": quick, "PDL": pdl}
-    return {**found, "num_warps": warps, **({"launch_pdl": True} if pdl else {})}
+    quick = values.dtype == torch.bfloat16 and not triton.knobs.runtime.interpret
+    return {"QUICK": quick, "PDL": pdl, **({"launch_pdl": True} if pdl else {})}
+
+
+def _registers(most: int | None) -> dict[str, Any]:
+    return {} if most is None else {"maxnreg": most}

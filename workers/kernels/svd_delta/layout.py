@@ -38,7 +38,7 @@ PANEL = GROUP
 PLANES, WORDS = 8, 16  # planes of WORDS columns in a panel
 IN_WORD = 8  # digits of two bits in a word
 # A slice's inner products begin at a multiple of this, those of its ranks of 16 bits as well.
-PLACES = 32
+PLACES = 128
 # The table's columns, per slice: digits, where those of ranks with four end, where those of ranks with two
 # end, bytes to V, bytes to U; ranks of 16 bits, bytes to their V, bytes to their U.
 PER_SLICE = 8

@@ -8,34 +8,40 @@ from dataclasses import dataclass
 import torch
 
 from workers.kernels import low_rank
-from workers.kernels.rows import LARGE_BLOCK
+from workers.kernels.rows import LARGE_BLOCK, LARGE_FROM
 from workers.kernels.svd_delta.layout import PLACES, Ranks, places
 
 MOST_SLICES = 4  # that one linear may have
-ROWS_OF_A_WARP = 16
+SPLITS = 2  # of batches that are decoded
 # Of each slice, beyond its largest rank: for the digits of ranks with more than two bits, and for blocks
-# that are not full. Delta-CoMe's schedules need less than half of it.
-SPARE_PLACES = 128
+# that are not full. Delta-CoMe's schedules need at most half of it.
+SPARE_PLACES = 256
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`split`: a program's warps share the inner dimension, and not the tile's rows; `stages` as Triton
-    means them."""
+    """`splits`: parts of the columns, each shrunk by a program of its own. `split`: an expanding program's
+    warps share the digits, and not the tile's rows. Stages as Triton means them; registers of a thread, at
+    most."""
 
+    splits: int
     split: bool
+    shrink_rows: int
     shrink_warps: int
+    shrink_stages: int
+    expand_rows: int
     expand_warps: int
-    stages: int = 2
+    expand_stages: int
+    shrink_registers: int | None = None
+    expand_registers: int | None = None
 
 
 def plan(block_m: int) -> Plan:
     """The launches for tiles of `block_m` rows. Nothing here depends on the linear or the batch, so a row's
     result does not depend on who else is in the batch, and few kernels are compiled."""
     if block_m >= LARGE_BLOCK:
-        warps = block_m // ROWS_OF_A_WARP
-        return Plan(split=False, shrink_warps=warps, expand_warps=warps)
-    return Plan(split=True, shrink_warps=8, expand_warps=4)
+        return Plan(1, False, 16, 2, 2, 16, block_m // 16, 2)
+    return Plan(SPLITS, True, 8, 2, 4, 8, 4, 3, shrink_registers=144)
 
 
 class Scratch(low_rank.Scratch):
@@ -45,7 +51,8 @@ class Scratch(low_rank.Scratch):
     def __init__(self, max_rows: int, max_rank: int, device: torch.device, max_slices: int = 1) -> None:
         super().__init__(max_rows)
         self.places = max_slices * most_places(max_rank)
-        self.shrunk = torch.empty(max_rows * self.places, device=device)  # float32 [T, places]
+        rows = max(max_rows, SPLITS * min(max_rows, LARGE_FROM))
+        self.shrunk = torch.empty(rows * self.places, device=device)  # float32 [splits, T, places]
 
 
 def most_places(max_rank: int) -> int:
