@@ -28,7 +28,8 @@ from profiler.variants.types import (
     SvdModule,
 )
 
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 1 << 20  # still in the processor's cache when it is hashed
+FINITE_BLOCK = 1 << 18  # values looked at together, for the same reason
 # The bits that are all ones in infinities and NaNs, and the unsigned type of that width.
 EXPONENTS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
     "F16": (np.uint16, 0x7C00),
@@ -44,17 +45,19 @@ def read_file(folder: Path, file: FileRef, into: memoryview | None = None) -> me
     A tensor of the file is `data[ref.offset : ref.offset + ref.size_bytes]`. Raises CheckpointError.
     """
     data = memoryview(bytearray(file.size_bytes)) if into is None else into[: file.size_bytes]
-    digest, at = hashlib.sha256(), 0
-    for chunk in _chunks(folder / file.name):
-        if at + len(chunk) > file.size_bytes:
-            raise _wrong_size(folder / file.name, file)
-        data[at : at + len(chunk)] = chunk
-        at += len(chunk)
-        if file.sha256 is not None:
-            digest.update(chunk)
-    if at != file.size_bytes:
-        raise _wrong_size(folder / file.name, file)
-    _check_digest(folder / file.name, file, digest.hexdigest())
+    path, digest, at = folder / file.name, hashlib.sha256(), 0
+    try:
+        with path.open("rb", buffering=0) as source:
+            while count := source.readinto(data[at : at + CHUNK_BYTES]):
+                if file.sha256 is not None:
+                    digest.update(data[at : at + count])
+                at += count
+            longer = bool(source.read(1))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if at != file.size_bytes or longer:
+        raise CheckpointError(f"{path} no longer has its {file.size_bytes} bytes; copy it again")
+    _check_digest(path, file, digest.hexdigest())
     return data
 
 
@@ -65,7 +68,8 @@ def check_finite(data: memoryview, refs: Iterable[TensorRef], folder: Path) -> N
             continue
         kind, mask = EXPONENTS[ref.dtype]
         words: npt.NDArray[Any] = np.frombuffer(data[ref.offset : ref.offset + ref.size_bytes], dtype=kind)
-        if bool(np.any((words & kind(mask)) == mask)):
+        starts = range(0, len(words), FINITE_BLOCK)
+        if any(bool(np.any((words[at : at + FINITE_BLOCK] & kind(mask)) == mask)) for at in starts):
             raise CheckpointError(
                 f"{folder / ref.file}: {ref.name} holds values that are not finite; "
                 "train or compress the variant again"
@@ -109,23 +113,17 @@ def verify_values(manifest: Manifest, progress: Progress | None = None) -> None:
 def verify(folder: Path) -> None:
     """Check the checksums of a compressed delta's files, without its base. Raises CheckpointError."""
     for file in read_files(read_json(folder / DELTA), folder).values():
-        digest = hashlib.sha256()
-        for chunk in _chunks(folder / file.name):
-            digest.update(chunk)
-        _check_digest(folder / file.name, file, digest.hexdigest())
+        path = folder / file.name
+        try:
+            with path.open("rb") as source:
+                found = hashlib.file_digest(source, "sha256").hexdigest()
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        _check_digest(path, file, found)
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                yield chunk
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}; copy it again") from error
-
-
-def _wrong_size(path: Path, file: FileRef) -> CheckpointError:
-    return CheckpointError(f"{path} no longer has its {file.size_bytes} bytes; copy it again")
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"cannot read {path}: {error.strerror}; copy it again")
 
 
 def _check_digest(path: Path, file: FileRef, found: str) -> None:

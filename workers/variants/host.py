@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import torch
 
 from workers.kernels.types import Part, offsets, views
+from workers.variants.background import Background
 from workers.variants.pieces import Contents, Piece, Row
 from workers.variants.shapes import LayerShape
+from workers.variants.tensors import Buffers, File, loaded
 
 log = logging.getLogger(__name__)
 
 TableKey = tuple[str, str]  # (layer, operation)
+Placed = tuple[Piece, int]  # and where it begins in the variant's memory
 
 
 @dataclass(frozen=True)
@@ -48,33 +53,62 @@ class HostVariant:
         return frozenset(entry.key[1] for entry in self.entries)
 
 
-def pack(contents: Contents, layers: Iterable[LayerShape], dtype: torch.dtype, pinned: bool) -> HostVariant:
-    """Read, cut, repack: everything a rank needs of one variant. Blocking, seconds for a large delta.
+def pack(
+    contents: Contents,
+    layers: Iterable[LayerShape],
+    dtype: torch.dtype,
+    pinned: bool,
+    background: Background | None = None,
+) -> HostVariant:
+    """Read, verify, cut, repack: everything a rank needs of one variant. Blocking, seconds for a large delta.
 
-    Raises ValueError when the files do not fit the layers.
+    File by file, in `background`'s threads where there are any: as many files are in memory at once as there
+    are threads. Raises ValueError when a file is not sound, or does not fit the layers.
     """
     pieces = [piece for layer in layers for piece in contents.pieces(layer, dtype)]
     starts = _starts(pieces)
-    memory = _page_locked(starts.pop()) if pinned else torch.empty(starts.pop(), dtype=torch.uint8)
-    filled: set[str] = set()
-    for piece, start in zip(pieces, starts, strict=True):
-        if piece.source not in filled:
+    memory = torch.from_numpy(np.empty(starts.pop(), np.uint8))  # in large pages: numpy asks for them
+    placed = list(zip(pieces, starts, strict=True))
+    buffers = Buffers()
+    jobs = [partial(_fill, files, own, memory, buffers) for files, own in _by_files(placed)]
+    if background is None:
+        for job in jobs:
+            job()
+    else:
+        background.run(jobs)
+    entries = (Entry((piece.layer, piece.op), piece.parts, start, piece.row) for piece, start in placed)
+    return HostVariant(_page_locked(memory) if pinned else memory, tuple(entries))
+
+
+def _fill(files: Sequence[File], pieces: Sequence[Placed], memory: torch.Tensor, buffers: Buffers) -> None:
+    with loaded(files, buffers):
+        for piece, start in pieces:
             piece.fill(views(memory, piece.parts, start))
-            filled.update([piece.source] if piece.source else ())
-    entries = (
-        Entry((piece.layer, piece.op), piece.parts, start, piece.row)
-        for piece, start in zip(pieces, starts, strict=True)
-    )
-    return HostVariant(memory, tuple(entries))
 
 
-def _page_locked(size: int) -> torch.Tensor:
-    """uint8 [size]. torch's own page-locked memory comes in powers of two: 4 GiB for a delta of 2.9."""
-    memory = torch.empty(size, dtype=torch.uint8)
-    runtime = torch.cuda.cudart()
+def _by_files(placed: Iterable[Placed]) -> list[tuple[tuple[File, ...], list[Placed]]]:
+    """What can be filled by itself: some files, and the pieces that come of these alone. Of pieces that
+    share their memory the first is among them. Largest first, so that none is left over at the end."""
+    groups: list[tuple[tuple[File, ...], list[Placed]]] = []
+    filled: set[str] = set()
+    for piece, start in placed:
+        if piece.source in filled:
+            continue
+        filled.update([piece.source] if piece.source else ())
+        joined = [group for group in groups if not set(piece.files).isdisjoint(group[0])]
+        files = tuple(dict.fromkeys([*(f for group in joined for f in group[0]), *piece.files]))
+        own = [*(one for group in joined for one in group[1]), (piece, start)]
+        groups = [*(group for group in groups if group not in joined), (files, own)]
+    return sorted(groups, key=lambda group: -sum(file.size_bytes for file in group[0]))
+
+
+def _page_locked(memory: torch.Tensor) -> torch.Tensor:
+    """The same bytes, page-locked. Their pages are there already: what the driver does to them is short,
+    and torch's own page-locked memory comes in powers of two: 4 GiB for a delta of 2.9."""
+    size, runtime = memory.numel(), torch.cuda.cudart()
     if size and int(runtime.cudaHostRegister(memory.data_ptr(), size, 0)) != 0:
         log.warning("%d bytes could not be page-locked as they are; torch's allocator takes more", size)
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return memory.pin_memory()
     if size:
         weakref.finalize(memory, runtime.cudaHostUnregister, memory.data_ptr())
     return memory

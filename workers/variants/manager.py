@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from workers.variants import hooking
+from workers.variants import background, hooking
 from workers.variants.batch import Batch
 from workers.variants.config import VariantConfig, from_additional
 from workers.variants.device import DeviceMemory, NoRoom
@@ -63,9 +63,9 @@ class VariantManager:
         def opener(folder: Path) -> Contents:
             return open_variant(folder, base, self.config)
 
-        self.residents = Residents(
-            opener, memory, [shape for _, shape in layers], self._dtype, self.config.host_bytes
-        )
+        shapes = [shape for _, shape in layers]
+        threads = background.Background(background.threads_for(self._parallel.world_size))
+        self.residents = Residents(opener, memory, shapes, self._dtype, self.config.host_bytes, threads)
         workspace = Workspace(self.config, self.batch.tokens.max_rows, 3, self._device)
         context = vllm_config.compilation_config.static_forward_context
         for module, shape in layers:

@@ -1,7 +1,6 @@
 """What a variant puts into one layer, before it is packed: the interface of a kind.
 
-A kind is a folder with a module that has `NAME`, `contents(folder, limits) -> Contents`. Everything
-else (slots, memory, loading, launching) is the same for all kinds.
+Everything else (slots, memory, loading, launching) is the same for all kinds.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import torch
 
 from workers.kernels.types import Part, total_bytes
 from workers.variants.shapes import LayerShape
+from workers.variants.tensors import File
 
 Fill = Callable[[Mapping[str, torch.Tensor]], None]
 Row = Callable[[Mapping[str, int]], tuple[int, ...]]
@@ -22,7 +22,8 @@ Row = Callable[[Mapping[str, int]], tuple[int, ...]]
 @dataclass(frozen=True)
 class Piece:
     """What operation `op` needs in `layer`: `parts` of memory, `fill` to write them, and `row`, the
-    operation's table row once the parts' offsets in the arena are known.
+    operation's table row once the parts' offsets in the arena are known. `fill` runs while `files` are
+    loaded, perhaps beside those of other pieces.
 
     Pieces with the same `source` (not empty) share one memory: a tied head is the embedding.
     """
@@ -33,6 +34,7 @@ class Piece:
     fill: Fill
     row: Row
     source: str = ""
+    files: tuple[File, ...] = ()
 
     @property
     def size_bytes(self) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from workers.variants.background import Background
 from workers.variants.device import DeviceMemory
 from workers.variants.host import HostVariant, pack
 from workers.variants.pieces import Contents
@@ -32,12 +33,14 @@ class Residents:
         layers: Sequence[LayerShape],
         dtype: torch.dtype,
         host_bytes: int,
+        background: Background | None = None,
     ) -> None:
         self._open = opener
         self._most_host_bytes = host_bytes
         self._memory = memory
         self._layers = layers
         self._dtype = dtype
+        self._background = background
         self._pinned = memory.arena.device.type == "cuda"
         self._host: OrderedDict[int, HostVariant] = OrderedDict()
         self._reading: dict[int, threading.Lock] = {}
@@ -74,7 +77,7 @@ class Residents:
         return variant
 
     def _read(self, path: str) -> HostVariant:
-        made = pack(self._open(Path(path)), self._layers, self._dtype, self._pinned)
+        made = pack(self._open(Path(path)), self._layers, self._dtype, self._pinned, self._background)
         if made.size_bytes > self._memory.capacity_bytes:
             raise ValueError(
                 f"the variant needs {made.size_bytes} bytes on this rank, but only "

@@ -11,6 +11,7 @@ in one byte, code 2 where nothing was kept. Both take `bits / 2 + 1` bits per el
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ FIELDS = 5  # of a slice in a table row: bits (0: no delta), where values, masks
 GROUP = 4  # columns of which two are kept
 ALIGNED_COLUMNS = 64  # whose bytes a GPU loads at once
 DROPPED = 2  # 2-bit code of the value zero
+TRANSLATED = 1 << 17  # bytes at a time: few enough for a processor's cache
 
 
 def width(num_slices: int) -> int:
@@ -129,21 +131,61 @@ def pack(slices: Sequence[Delta | None], into: Mapping[str, torch.Tensor]) -> No
 
 
 def _pack_four_bits(delta: Delta, i: int, into: Mapping[str, torch.Tensor]) -> None:
-    kept = _halves(delta.indices)  # [outputs, groups]: i0 | i1 << 2
-    masks = (1 << (kept & 3)) | (1 << (kept >> 2))
-    half = delta.shape.half
-    shared = masks[:half].clone()
-    shared[: len(masks) - half] |= masks[half:] << 4
     into[f"values{i}"].copy_(delta.values)
-    into[f"masks{i}"].copy_(shared)
+    half, masks = delta.shape.half, into[f"masks{i}"]
+    paired = len(delta.indices) - half
+    _translate(delta.indices[:paired], delta.indices[half:], _masks(), masks[:paired])
+    if paired < half:  # an odd number of rows: the last one shares its bytes with none
+        masks[paired:] = _each_mask(_halves(delta.indices[paired:half]))
 
 
 def _pack_two_bits(delta: Delta, i: int, into: Mapping[str, torch.Tensor]) -> None:
-    kept, values = _halves(delta.indices), _halves(delta.values)
+    _translate(delta.indices, delta.values, _codes(), into[f"values{i}"])
+
+
+def _translate(low: torch.Tensor, high: torch.Tensor, table: torch.Tensor, into: torch.Tensor) -> None:
+    """[rows, n] bytes and as many others -> [rows, 2n] bytes: `table` has two for each pair of bytes."""
+    rows = max(1, TRANSLATED // low.shape[1])
+    for start in range(0, len(low), rows):
+        here = slice(start, start + rows)
+        pairs = high[here].to(torch.int32)
+        pairs <<= 8
+        pairs |= low[here]
+        torch.index_select(table, 0, pairs.view(-1), out=into[here].view(torch.int16).view(-1))
+
+
+@functools.cache
+def _masks() -> torch.Tensor:
+    """int16 [65536]: of the indices of two rows, their masks in the same bytes."""
+    low, high = _every_pair()
+    return _two_bytes(_each_mask(_halves(low)) | _each_mask(_halves(high)) << 4)
+
+
+@functools.cache
+def _codes() -> torch.Tensor:
+    """int16 [65536]: of indices and 2-bit values, the codes of all columns."""
+    indices, values = _every_pair()
+    kept, values = _halves(indices), _halves(values)
     first, second = 2 * (kept & 3), 2 * (kept >> 2)  # by how many bits each kept code moves up
     dropped = torch.full_like(kept, 0b01010101 * DROPPED)
     dropped &= ~((3 << first) | (3 << second))
-    into[f"values{i}"].copy_(dropped | ((values & 3) << first) | ((values >> 2) << second))
+    return _two_bytes(dropped | ((values & 3) << first) | ((values >> 2) << second))
+
+
+def _every_pair() -> tuple[torch.Tensor, torch.Tensor]:
+    """Low and high bytes of all 16-bit numbers, uint8 [65536, 1] each."""
+    byte = torch.arange(256, dtype=torch.uint8)
+    return byte.repeat(256).unsqueeze(1), byte.repeat_interleave(256).unsqueeze(1)
+
+
+def _two_bytes(bytes_: torch.Tensor) -> torch.Tensor:
+    """uint8 [n, 2] as int16 [n]."""
+    return bytes_.contiguous().view(torch.int16).flatten()
+
+
+def _each_mask(kept: torch.Tensor) -> torch.Tensor:
+    """i0 | i1 << 2 -> bits i0 and i1."""
+    return (1 << (kept & 3)) | (1 << (kept >> 2))
 
 
 def _halves(bytes_: torch.Tensor) -> torch.Tensor:

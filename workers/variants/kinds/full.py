@@ -10,27 +10,27 @@ from profiler.types import TensorRef
 from profiler.variants.types import BoftManifest, Manifest
 from workers.kernels.bias import layout as bias_layout
 from workers.kernels.full import layout
-from workers.variants import tensors
 from workers.variants.pieces import Piece
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, VocabularyShape
+from workers.variants.tensors import Files
 
 EMBEDDING = "model.embed_tokens.weight"
 
 
-def pieces(manifest: Manifest, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
+def pieces(manifest: Manifest, files: Files, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
     match layer:
         case NormShape():
-            return _whole(manifest, layer.name, "norm", f"{layer.name}.weight", layer.width, dtype)
+            return _whole(manifest, files, (layer.name, "norm"), f"{layer.name}.weight", layer.width, dtype)
         case VocabularyShape():
-            return _vocabulary(manifest, layer, dtype)
+            return _vocabulary(manifest, files, layer, dtype)
         case LinearShape():
-            return _biases(manifest, layer)
+            return _biases(manifest, files, layer)
 
 
 def _whole(
     manifest: Manifest,
-    layer: str,
-    op: str,
+    files: Files,
+    key: tuple[str, str],
     name: str,
     columns: int,
     dtype: torch.dtype,
@@ -41,11 +41,11 @@ def _whole(
     if ref is None:
         return ()
     count = cut.stop - cut.start if cut else 1
-    return (_piece(manifest, ref, (layer, op), (count, columns), dtype, cut or slice(None)),)
+    return (_piece(files, ref, key, (count, columns), dtype, cut or slice(None)),)
 
 
 def _piece(
-    manifest: Manifest,
+    files: Files,
     ref: TensorRef,
     key: tuple[str, str],
     shape: tuple[int, int],
@@ -53,24 +53,28 @@ def _piece(
     cut: slice,
 ) -> Piece:
     def fill(into: Mapping[str, torch.Tensor]) -> None:
-        layout.pack(tensors.read(manifest.folder, ref, cut).to(dtype), into)
+        layout.pack(files.read(ref, cut).to(dtype), into)
 
     def row(offsets: Mapping[str, int]) -> tuple[int, ...]:
         return layout.describe(shape[0], offsets)
 
-    return Piece(*key, layout.parts(*shape, dtype), fill, row, source=f"{ref.name} {cut}")
+    return Piece(
+        *key, layout.parts(*shape, dtype), fill, row, source=f"{ref.name} {cut}", files=files.holding([ref])
+    )
 
 
-def _vocabulary(manifest: Manifest, layer: VocabularyShape, dtype: torch.dtype) -> Sequence[Piece]:
+def _vocabulary(
+    manifest: Manifest, files: Files, layer: VocabularyShape, dtype: torch.dtype
+) -> Sequence[Piece]:
     """A tied head is the embedding, unless the variant has a head of its own."""
     if layer.is_head:
         own = "lm_head.weight" in manifest.full
         name = "lm_head.weight" if own or not layer.tied else EMBEDDING
-        return _whole(manifest, layer.name, "head", name, layer.width, dtype, layer.rows)
-    return _whole(manifest, layer.name, "embedding", EMBEDDING, layer.width, dtype, layer.rows)
+        return _whole(manifest, files, (layer.name, "head"), name, layer.width, dtype, layer.rows)
+    return _whole(manifest, files, (layer.name, "embedding"), EMBEDDING, layer.width, dtype, layer.rows)
 
 
-def _biases(manifest: Manifest, layer: LinearShape) -> Sequence[Piece]:
+def _biases(manifest: Manifest, files: Files, layer: LinearShape) -> Sequence[Piece]:
     """Biases of a linear without a rotation there (whose operation brings its own)."""
     rotated = manifest.modules.keys() if isinstance(manifest, BoftManifest) else ()
     refs = [manifest.full.get(f"{part.name}.bias") for part in layer.slices]
@@ -80,14 +84,11 @@ def _biases(manifest: Manifest, layer: LinearShape) -> Sequence[Piece]:
         raise ValueError(f"{layer.name}: a variant replaces all biases of its fused projections, or none")
 
     def fill(into: Mapping[str, torch.Tensor]) -> None:
-        cut = [
-            tensors.read(manifest.folder, ref, part.rows)
-            for ref, part in zip(refs, layer.slices, strict=True)
-            if ref
-        ]
+        cut = [files.read(ref, part.rows) for ref, part in zip(refs, layer.slices, strict=True) if ref]
         bias_layout.pack(torch.cat(cut).float(), into)
 
     def row(offsets: Mapping[str, int]) -> tuple[int, ...]:
         return bias_layout.describe(offsets)
 
-    return (Piece(layer.name, "bias", bias_layout.parts(layer.out_size), fill, row),)
+    holding = files.holding(ref for ref in refs if ref)
+    return (Piece(layer.name, "bias", bias_layout.parts(layer.out_size), fill, row, files=holding),)

@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from profiler.variants.types import BoftManifest, BoftModule
+from profiler.variants.verifying import refs_of
 from workers.deltas.boft import cayley
 from workers.kernels.boft import layout
-from workers.variants import tensors
 from workers.variants.pieces import Piece
 from workers.variants.shapes import LayerShape, LinearShape, Slice
+from workers.variants.tensors import Files
 
 
-def pieces(manifest: BoftManifest, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
+def pieces(manifest: BoftManifest, files: Files, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
     if not isinstance(layer, LinearShape):
         return ()
     modules = [manifest.modules.get(part.name) for part in layer.slices]
@@ -31,7 +32,7 @@ def pieces(manifest: BoftManifest, layer: LayerShape, dtype: torch.dtype) -> Seq
 
     def fill(into: Mapping[str, torch.Tensor]) -> None:
         rotations = [
-            _rotation(manifest, module, part, layer) if module else None
+            _rotation(manifest, files, module, part, layer) if module else None
             for module, part in zip(modules, layer.slices, strict=True)
         ]
         layout.pack(rotations, into)
@@ -39,7 +40,10 @@ def pieces(manifest: BoftManifest, layer: LayerShape, dtype: torch.dtype) -> Seq
     def row(offsets: Mapping[str, int]) -> tuple[int, ...]:
         return layout.describe(shapes, offsets)
 
-    return (Piece(layer.name, "boft", layout.parts(shapes, dtype), fill, row),)
+    refs = [ref for module in modules if module for ref in refs_of(module)]
+    refs += [ref for part in layer.slices if (ref := manifest.full.get(f"{part.name}.bias"))]
+    parts = layout.parts(shapes, dtype)
+    return (Piece(layer.name, "boft", parts, fill, row, files=files.holding(refs)),)
 
 
 def _shape(manifest: BoftManifest, module: BoftModule, part: Slice, layer: LinearShape) -> layout.Shape:
@@ -52,10 +56,12 @@ def adds_bias(manifest: BoftManifest, part: Slice, layer: LinearShape) -> bool:
     return f"{part.name}.bias" in manifest.full and layer.in_start == 0
 
 
-def _rotation(manifest: BoftManifest, module: BoftModule, part: Slice, layer: LinearShape) -> layout.Rotation:
-    blocks = cayley(tensors.read(manifest.folder, module.r))
+def _rotation(
+    manifest: BoftManifest, files: Files, module: BoftModule, part: Slice, layer: LinearShape
+) -> layout.Rotation:
+    blocks = cayley(files.read(module.r))
     bias = None
     if adds_bias(manifest, part, layer):
-        bias = tensors.read(manifest.folder, manifest.full[f"{part.name}.bias"], part.rows).float()
-    scale = tensors.read(manifest.folder, module.s, part.rows).flatten().float()
+        bias = files.read(manifest.full[f"{part.name}.bias"], part.rows).float()
+    scale = files.read(module.s, part.rows).flatten().float()
     return layout.Rotation(blocks - torch.eye(module.block_size, dtype=torch.float64), scale, bias)

@@ -10,46 +10,43 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from profiler.variants.types import LoraManifest
+from profiler.variants.types import LoraManifest, LoraModule
+from profiler.variants.verifying import refs_of
 from workers.kernels.lora import layout
-from workers.variants import tensors
 from workers.variants.pieces import Piece
 from workers.variants.shapes import LayerShape, LinearShape
+from workers.variants.tensors import Files
 
 
-def pieces(manifest: LoraManifest, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
+def pieces(manifest: LoraManifest, files: Files, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
     if not isinstance(layer, LinearShape):
         return ()
-    ranks = [_rank(manifest, part.name) for part in layer.slices]
+    modules = [manifest.modules.get(part.name) for part in layer.slices]
+    ranks = [module.rank if module else 0 for module in modules]
     if not any(ranks):
         return ()
 
     def fill(into: Mapping[str, torch.Tensor]) -> None:
-        layout.pack(_factors(manifest, layer, dtype), into)
+        layout.pack(_factors(modules, files, layer, dtype), into)
 
     def row(offsets: Mapping[str, int]) -> tuple[int, ...]:
         return layout.describe(ranks, offsets)
 
     parts = layout.parts(layer.in_size, layer.widths, ranks, dtype)
-    return (Piece(layer.name, "lora", parts, fill, row),)
-
-
-def _rank(manifest: LoraManifest, name: str) -> int:
-    module = manifest.modules.get(name)
-    return module.rank if module else 0
+    refs = (ref for module in modules if module for ref in refs_of(module))
+    return (Piece(layer.name, "lora", parts, fill, row, files=files.holding(refs)),)
 
 
 def _factors(
-    manifest: LoraManifest, layer: LinearShape, dtype: torch.dtype
+    modules: Sequence[LoraModule | None], files: Files, layer: LinearShape, dtype: torch.dtype
 ) -> Sequence[layout.Factors | None]:
     """This rank's factors of each slice; the scaling goes into B before it is rounded."""
     found: list[layout.Factors | None] = []
-    for part in layer.slices:
-        module = manifest.modules.get(part.name)
+    for module, part in zip(modules, layer.slices, strict=True):
         if module is None:
             found.append(None)
             continue
-        a = tensors.read(manifest.folder, module.a, columns=layer.columns)
-        b = tensors.read(manifest.folder, module.b, rows=part.rows)
+        a = files.read(module.a, columns=layer.columns)
+        b = files.read(module.b, rows=part.rows)
         found.append(layout.Factors(a.to(dtype), (b.float() * module.scaling).to(dtype)))
     return found

@@ -7,21 +7,21 @@ and are cut where the input is, which a rank's share must therefore not divide.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 
 from profiler.variants.types import SparseManifest, SparseModule
+from profiler.variants.verifying import refs_of
 from workers.kernels.sparse_delta import layout
-from workers.variants import tensors
 from workers.variants.pieces import Piece
 from workers.variants.shapes import LayerShape, LinearShape, Slice
+from workers.variants.tensors import Files
 
 # Columns whose indices share a byte.
 COLUMNS_PER_BYTE = 8
 
 
-def pieces(manifest: SparseManifest, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
+def pieces(manifest: SparseManifest, files: Files, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
     if not isinstance(layer, LinearShape):
         return ()
     modules = [manifest.modules.get(part.name) for part in layer.slices]
@@ -34,7 +34,7 @@ def pieces(manifest: SparseManifest, layer: LayerShape, dtype: torch.dtype) -> S
 
     def fill(into: Mapping[str, torch.Tensor]) -> None:
         deltas = [
-            _delta(manifest.folder, module, part, layer) if module else None
+            _delta(files, module, part, layer) if module else None
             for module, part in zip(modules, layer.slices, strict=True)
         ]
         layout.pack(deltas, into)
@@ -42,7 +42,9 @@ def pieces(manifest: SparseManifest, layer: LayerShape, dtype: torch.dtype) -> S
     def row(offsets: Mapping[str, int]) -> tuple[int, ...]:
         return layout.describe(shapes, offsets)
 
-    return (Piece(layer.name, "sparse_delta", layout.parts(shapes), fill, row),)
+    refs = (ref for module in modules if module for ref in refs_of(module))
+    parts = layout.parts(shapes)
+    return (Piece(layer.name, "sparse_delta", parts, fill, row, files=files.holding(refs)),)
 
 
 def _shape(module: SparseModule, part: Slice, layer: LinearShape) -> layout.Shape:
@@ -58,15 +60,13 @@ def _shape(module: SparseModule, part: Slice, layer: LinearShape) -> layout.Shap
     return layout.Shape(part.size, layer.in_size, module.bits, scales)
 
 
-def _delta(folder: Path, module: SparseModule, part: Slice, layer: LinearShape) -> layout.Delta:
+def _delta(files: Files, module: SparseModule, part: Slice, layer: LinearShape) -> layout.Delta:
     def cut(columns_per_item: int) -> slice:
         return slice(layer.in_start // columns_per_item, (layer.in_start + layer.in_size) // columns_per_item)
 
     whole_row = module.group_size == layer.in_full
     return layout.Delta(
-        values=tensors.read(folder, module.values, part.rows, cut(4 if module.bits == 4 else 8)),
-        indices=tensors.read(folder, module.indices, part.rows, cut(COLUMNS_PER_BYTE)),
-        scales=tensors.read(
-            folder, module.scales, part.rows, slice(None) if whole_row else cut(module.group_size)
-        ),
+        values=files.read(module.values, part.rows, cut(4 if module.bits == 4 else 8)),
+        indices=files.read(module.indices, part.rows, cut(COLUMNS_PER_BYTE)),
+        scales=files.read(module.scales, part.rows, slice(None) if whole_row else cut(module.group_size)),
     )

@@ -8,21 +8,21 @@ the same delta in more memory, and only in such a split.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import torch
 
 from profiler.variants.types import SVD_GROUP, SvdFactor, SvdGroup, SvdManifest, SvdModule
+from profiler.variants.verifying import refs_of
 from workers.kernels import svd_delta
 from workers.kernels.svd_delta import layout
-from workers.variants import tensors
 from workers.variants.pieces import Piece
 from workers.variants.shapes import LayerShape, LinearShape, Slice
+from workers.variants.tensors import Files
 
 FLOAT16 = 16
 
 
-def pieces(manifest: SvdManifest, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
+def pieces(manifest: SvdManifest, files: Files, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
     if not isinstance(layer, LinearShape):
         return ()
     modules = [manifest.modules.get(part.name) for part in layer.slices]
@@ -32,7 +32,7 @@ def pieces(manifest: SvdManifest, layer: LayerShape, dtype: torch.dtype) -> Sequ
 
     def fill(into: Mapping[str, torch.Tensor]) -> None:
         groups = [
-            list(_groups(manifest.folder, module, part, layer)) if module else []
+            list(_groups(files, module, part, layer)) if module else []
             for module, part in zip(modules, layer.slices, strict=True)
         ]
         layout.pack(groups, into)
@@ -40,7 +40,9 @@ def pieces(manifest: SvdManifest, layer: LayerShape, dtype: torch.dtype) -> Sequ
     def row(offsets: Mapping[str, int]) -> tuple[int, ...]:
         return layout.describe(ranks, offsets)
 
-    return (Piece(layer.name, "svd_delta", layout.parts(layer.in_size, layer.widths, ranks), fill, row),)
+    refs = (ref for module in modules if module for ref in refs_of(module))
+    parts = layout.parts(layer.in_size, layer.widths, ranks)
+    return (Piece(layer.name, "svd_delta", parts, fill, row, files=files.holding(refs)),)
 
 
 def _ranks(module: SvdModule | None, part: Slice, layer: LinearShape) -> dict[int, int]:
@@ -61,33 +63,33 @@ def _aligned(part: Slice, layer: LinearShape) -> bool:
     )
 
 
-def _groups(folder: Path, module: SvdModule, part: Slice, layer: LinearShape) -> Iterator[layout.RankGroup]:
+def _groups(files: Files, module: SvdModule, part: Slice, layer: LinearShape) -> Iterator[layout.RankGroup]:
     if _aligned(part, layer):
         for group in module.groups:
-            v = _coded(folder, group, group.v, layer.columns, layer.in_full)
-            yield layout.RankGroup(group.bits, v, _coded(folder, group, group.u, part.rows, part.full))
+            v = _coded(files, group, group.v, layer.columns, layer.in_full)
+            yield layout.RankGroup(group.bits, v, _coded(files, group, group.u, part.rows, part.full))
         return
-    right = torch.cat([_values(folder, g, g.v, layer.columns, layer.in_full) for g in module.groups])
-    left = torch.cat([_values(folder, g, g.u, part.rows, part.full) for g in module.groups])
+    right = torch.cat([_values(files, g, g.v, layer.columns, layer.in_full) for g in module.groups])
+    left = torch.cat([_values(files, g, g.u, part.rows, part.full) for g in module.groups])
     yield layout.RankGroup(FLOAT16, layout.Matrix(right.half()), layout.Matrix(left.half()))
 
 
-def _coded(folder: Path, group: SvdGroup, factor: SvdFactor, cut: slice, full: int) -> layout.Matrix:
+def _coded(files: Files, group: SvdGroup, factor: SvdFactor, cut: slice, full: int) -> layout.Matrix:
     """Columns `cut` of a factor [rank, full], as stored."""
     if factor.scales is None or factor.zeros is None:
-        return layout.Matrix(tensors.read(folder, factor.codes, columns=cut))
+        return layout.Matrix(files.read(factor.codes, columns=cut))
     runs = slice(cut.start // SVD_GROUP, -(-cut.stop // SVD_GROUP))
-    codes = unpacked(tensors.read(folder, factor.codes), group.bits)[:, :full]
+    codes = unpacked(files.read(factor.codes), group.bits)[:, :full]
     return layout.Matrix(
         codes[:, cut],
-        tensors.read(folder, factor.scales, columns=runs),
-        tensors.read(folder, factor.zeros, columns=runs),
+        files.read(factor.scales, columns=runs),
+        files.read(factor.zeros, columns=runs),
     )
 
 
-def _values(folder: Path, group: SvdGroup, factor: SvdFactor, cut: slice, full: int) -> torch.Tensor:
+def _values(files: Files, group: SvdGroup, factor: SvdFactor, cut: slice, full: int) -> torch.Tensor:
     """Columns `cut` of a factor, float32 [rank, columns]."""
-    whole = _coded(folder, group, factor, slice(0, full), full)
+    whole = _coded(files, group, factor, slice(0, full), full)
     if whole.scales is None or whole.zeros is None:
         return whole.values.float()[:, cut]
     scales = whole.scales.float().repeat_interleave(SVD_GROUP, 1)[:, :full]

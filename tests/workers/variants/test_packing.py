@@ -1,0 +1,187 @@
+"""Variants are read and packed in a few threads: what comes of it, also when a file is not sound."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import random_variants
+import torch
+from random_variants import RandomDelta
+
+from workers.kernels.types import Part
+from workers.variants.background import MOST_THREADS, Background, threads_for
+from workers.variants.config import VariantConfig
+from workers.variants.host import HostVariant, pack
+from workers.variants.kinds import open_variant
+from workers.variants.pieces import Piece
+from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice
+from workers.variants.tensors import Buffers
+
+WAIT_S = 20
+HIDDEN, INNER, LAYERS = 64, 128, 2
+CONFIG = VariantConfig(1, 1 << 30, 1 << 30, 16)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": LAYERS}
+    return random_variants.write_tiny_base(tmp_path_factory.mktemp("base") / "base", **sizes)
+
+
+@pytest.fixture(scope="module")
+def delta(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_variants.write(base, tmp_path_factory.mktemp("delta") / "delta", RandomDelta("d", 1))
+
+
+def layers() -> list[LayerShape]:
+    """Linears of two shapes, and norms, in each layer's file."""
+    found: list[LayerShape] = [NormShape("model.norm", HIDDEN)]
+    for number in range(LAYERS):
+        at = f"model.layers.{number}."
+        both = tuple(Slice(f"{at}mlp.{name}_proj", 0, INNER, INNER) for name in ("gate", "up"))
+        down = (Slice(f"{at}mlp.down_proj", 0, HIDDEN, HIDDEN),)
+        found.append(NormShape(f"{at}input_layernorm", HIDDEN))
+        found.append(LinearShape(f"{at}mlp.gate_up_proj", both, 0, HIDDEN, HIDDEN))
+        found.append(LinearShape(f"{at}mlp.down_proj", down, 0, INNER, INNER))
+    return found
+
+
+def packed(folder: Path, base: Path, background: Background | None) -> HostVariant:
+    return pack(open_variant(folder, base, CONFIG), layers(), torch.float32, False, background)
+
+
+def test_threads_change_nothing(base: Path, delta: Path) -> None:
+    alone, together = packed(delta, base, None), packed(delta, base, Background(3))
+    for one, other in zip(alone.entries, together.entries, strict=True):
+        assert (one.key, one.parts, one.row_at(0)) == (other.key, other.parts, other.row_at(0))
+    spans = [slice(e.start, e.start + e.parts[0].size_bytes) for e in alone.entries]
+    assert len(spans) == 1 + 3 * LAYERS
+    assert all(torch.equal(alone.memory[span], together.memory[span]) for span in spans)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_damaged_file_is_refused_before_any_of_it_is_used(
+    base: Path, delta: Path, tmp_path: Path, threads: int
+) -> None:
+    folder = random_variants.write(base, tmp_path / "delta", RandomDelta("d", 1))
+    path = folder / "layer-00001.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    background = Background(threads) if threads else None
+    with pytest.raises(ValueError, match=r"layer-00001.*corrupt"):
+        packed(folder, base, background)
+    assert packed(delta, base, background).size_bytes  # those threads are still of use
+
+
+def test_a_file_that_shrinks_after_it_was_opened_is_an_error(base: Path, tmp_path: Path) -> None:
+    """Not a signal that ends the engine, as reading mapped memory would be."""
+    folder = random_variants.write(base, tmp_path / "delta", RandomDelta("d", 1))
+    opened = open_variant(folder, base, CONFIG)
+    os.truncate(folder / "layer-00000.safetensors", 100)
+    with pytest.raises(ValueError, match="no longer has"):
+        pack(opened, layers(), torch.float32, pinned=False)
+
+
+def test_pieces_of_several_files_wait_for_all_of_them(base: Path, delta: Path) -> None:
+    """None of our own writers makes such a delta."""
+    opened = open_variant(delta, base, CONFIG)
+    files = {f for layer in layers() for p in opened.pieces(layer, torch.float32) for f in p.files}
+    seen: list[bool] = []
+
+    class Spread:
+        def pieces(self, layer: LayerShape, dtype: torch.dtype) -> list[Piece]:
+            used = tuple(sorted(files, key=lambda f: f.ref.name)[: 1 if layer.name == "a" else None])
+            parts = (Part("x", torch.uint8, (128,)),)
+            return [
+                Piece(
+                    layer.name,
+                    "norm",
+                    parts,
+                    lambda into: seen.append(all(file.data is not None for file in used)),
+                    lambda at: (1, at["x"]),
+                    files=used,
+                )
+            ]
+
+    pack(Spread(), [NormShape(name, 8) for name in "aba"], torch.float32, False, Background(2))
+    assert seen == [True] * 3
+    assert all(file.data is None for file in files)
+
+
+def test_buffers_are_used_again_and_never_shared() -> None:
+    buffers = Buffers()
+    with buffers.borrowed(64) as one, buffers.borrowed(16) as other:
+        one[:], other[:] = 1, 2
+        assert (len(one), one.max(), len(other), other.min()) == (64, 1, 16, 2)
+    with buffers.borrowed(8) as small, buffers.borrowed(64) as large:
+        assert (len(small), len(large)) == (8, 64)
+        assert small.ctypes.data in {one.ctypes.data, other.ctypes.data}
+
+
+# --- the threads ------------------------------------------------------------------------------------
+
+
+def test_callers_take_turns() -> None:
+    background, order = Background(1), []
+    gate, waiting = threading.Event(), threading.Event()
+
+    def first() -> None:
+        waiting.set()
+        assert gate.wait(WAIT_S)
+
+    def caller(name: str) -> threading.Thread:
+        made = threading.Thread(target=background.run, args=([lambda: order.append(name)] * 3,))
+        made.start()
+        return made
+
+    large = threading.Thread(target=background.run, args=([first, *[lambda: order.append("large")] * 3],))
+    large.start()
+    assert waiting.wait(WAIT_S)
+    small = caller("small")
+    while len(background._callers) < 2:
+        pass
+    gate.set()
+    for each in (large, small):
+        each.join(WAIT_S)
+    assert order[:4] in (["large", "small"] * 2, ["small", "large"] * 2)
+    assert sorted(order) == ["large"] * 3 + ["small"] * 3
+
+
+def test_the_first_error_comes_back_once_nothing_runs_any_more() -> None:
+    background, done = Background(2), []
+    failed = threading.Event()
+
+    def fail() -> None:
+        failed.set()
+        raise ValueError("not sound")
+
+    def slow() -> None:
+        assert failed.wait(WAIT_S)
+        done.append("slow")
+
+    with pytest.raises(ValueError, match="not sound"):
+        background.run([slow, fail, *[lambda: done.append("later")] * 50])
+    assert "slow" in done
+    before = list(done)
+    background.run([])
+    background.run([lambda: done.append("next")])
+    assert done == [*before, "next"]
+
+
+def test_threads_are_few_and_take_no_others_with_them() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert threads_for(1) == max(1, min(MOST_THREADS, cores // 2))
+    assert threads_for(1000) == 1
+    before, inside, later = torch.get_num_threads(), [], []
+    background = Background(2)
+    background.run([lambda: inside.append((torch.get_num_threads(), os.getpriority(os.PRIO_PROCESS, 0)))])
+    stranger = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    stranger.start()
+    stranger.join()
+    assert inside[0][0] == 1
+    assert inside[0][1] > os.getpriority(os.PRIO_PROCESS, 0) or inside[0][1] == 19
+    assert (torch.get_num_threads(), later) == (before, [before])
