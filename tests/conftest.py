@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -15,8 +16,20 @@ import pytest
 import redis
 from hypothesis import settings
 
-settings.register_profile("any machine", deadline=None)  # how long an example takes depends on its load
-settings.load_profile("any machine")
+# How long an example takes depends on the machine's load.
+settings.register_profile("thorough", deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=20)
+settings.load_profile("thorough")
+
+# Of an engine's start on a CPU most is Inductor compiling vLLM's code, which is not what is tested here.
+# tests/workers/test_families.py compiles it once all the same.
+os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """`make unit` is for quick answers, `make test` for many examples."""
+    if "not slow" in config.option.markexpr:
+        settings.load_profile("quick")
 
 
 def free_port(below: int = 65_536) -> int:
@@ -111,6 +124,14 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     yield server.url
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled SmolLM2, converted once for all who only read it; nothing else is in the folder above."""
+    from workers.bundled import smollm2
+
+    return smollm2.ensure(tmp_path_factory.mktemp("smollm2"))
 
 
 @pytest.fixture

@@ -162,14 +162,19 @@ def copy_model(
     return folder
 
 
-def in_float32(base: Path, folder: Path) -> Path:
-    """The same model with every weight in float32."""
+def first_layers(base: Path, folder: Path, layers: int) -> Path:
+    """The same model in float32, without the layers after the first `layers`."""
     settings = json.loads((base / "config.json").read_text())
     dtype = {name: "float32" for name in ("dtype", "torch_dtype") if name in settings}
-    written = copy_model(base, folder, lambda name, weight: weight, **dtype)
-    wide = {name: weight.float() for name, weight in weights(base)}
-    save_file(wide, written / "model.safetensors", metadata={"format": "pt"})
+    written = copy_model(base, folder, lambda name, weight: weight, num_hidden_layers=layers, **dtype)
+    kept = {name: weight.float() for name, weight in weights(base) if _layer(name) < layers}
+    save_file(kept, written / "model.safetensors", metadata={"format": "pt"})
     return written
+
+
+def _layer(name: str) -> int:
+    """Which layer a tensor is of; 0 for those of none."""
+    return int(name.split(".")[2]) if name.startswith("model.layers.") else 0
 
 
 def weights(base: Path) -> Iterator[tuple[str, torch.Tensor]]:

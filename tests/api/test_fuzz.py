@@ -61,7 +61,7 @@ def test_made_up_requests(served_all: Installation) -> None:
 def _try(operation: Any, mode: Any) -> None:
     cases: st.SearchStrategy[Any] = operation.as_strategy(generation_mode=mode)
 
-    @settings(max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=10, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(case=cases)
     def holds(case: Any) -> None:
         response = case.call(timeout=20)

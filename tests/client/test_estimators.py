@@ -45,8 +45,15 @@ def test_the_table_for_people(cli: Cli, tables: tuple[Any, ...]) -> None:
         assert word in out
 
 
-@pytest.mark.parametrize("estimator", ["maveriq", "ostinato"])
-@pytest.mark.parametrize("calibration", ["none", "leave-one-model-out"])
+@pytest.mark.parametrize(
+    ("estimator", "calibration"),
+    [
+        ("maveriq", "none"),
+        ("ostinato", "none"),
+        ("ostinato", "leave-one-model-out"),
+        pytest.param("maveriq", "leave-one-model-out", marks=pytest.mark.slow),
+    ],
+)
 def test_one_document_for_machines(
     cli: Cli, tables: tuple[Any, ...], estimator: str, calibration: str
 ) -> None:

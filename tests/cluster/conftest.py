@@ -13,8 +13,6 @@ import random_adapters
 from clusters import Cluster
 from random_adapters import ATTENTION, RandomLora
 
-from workers.bundled import smollm2
-
 BASE = "smol"
 MAX_OUTPUT = 512
 LORAS = (
@@ -24,22 +22,33 @@ LORAS = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What kills processes comes last."""
-    items.sort(key=lambda item: item.path.name == "test_chaos.py")
+    """Clusters live to the end of the session and take their share of the cores all the time: their tests
+    come last, those of the second cluster after those of the first. What kills processes comes last in each.
+    """
+
+    def order(item: pytest.Item) -> tuple[bool, bool, bool]:
+        here = Path(__file__).parent in item.path.parents
+        echo = "echo_cluster" in getattr(item, "fixturenames", ())
+        return here, here and echo, item.path.name == "test_chaos.py"
+
+    items.sort(key=order)
 
 
 @pytest.fixture(scope="session")
-def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return smollm2.ensure(tmp_path_factory.mktemp("smollm2"))
+def base_folder(smollm2_folder: Path) -> Path:
+    return smollm2_folder
 
 
 @pytest.fixture(scope="session")
-def adapters(base_folder: Path) -> dict[str, Path]:
+def adapters(base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Adapter folders by name: those that are served, and `spare`, which is not."""
     loras = (*LORAS, RandomLora("spare", rank=8, seed=13))
-    return {
-        lora.name: random_adapters.write(base_folder, base_folder.parent / lora.name, lora) for lora in loras
-    }
+    folder = tmp_path_factory.mktemp("adapters")
+    return {lora.name: random_adapters.write(base_folder, folder / lora.name, lora) for lora in loras}
+
+
+def _roots(base_folder: Path, adapters: dict[str, Path]) -> str:
+    return f"{base_folder.parent}:{adapters['spare'].parent}"
 
 
 def _run(cluster: Cluster, base_folder: Path, adapters: dict[str, Path]) -> Iterator[Cluster]:
@@ -60,12 +69,12 @@ def _run(cluster: Cluster, base_folder: Path, adapters: dict[str, Path]) -> Iter
 
 @pytest.fixture(scope="session")
 def cluster(base_folder: Path, adapters: dict[str, Path]) -> Iterator[Cluster]:
-    yield from _run(Cluster("vllm", str(base_folder.parent)), base_folder, adapters)
+    yield from _run(Cluster("vllm", _roots(base_folder, adapters)), base_folder, adapters)
 
 
 @pytest.fixture(scope="session")
 def echo_cluster(base_folder: Path, adapters: dict[str, Path]) -> Iterator[Cluster]:
-    yield from _run(Cluster("echo", str(base_folder.parent)), base_folder, adapters)
+    yield from _run(Cluster("echo", _roots(base_folder, adapters)), base_folder, adapters)
 
 
 @pytest.fixture(scope="session")

@@ -149,6 +149,9 @@ def _engine_core(cluster: Cluster) -> psutil.Process:
 
 
 def test_vllm_engine_killed(cluster: Cluster) -> None:
+    """The engine that takes its place also runs as many variants at once as was asked of the old one."""
+    tuned = cluster.http.patch(f"/deployments/{BASE}", json={"maxActiveVariants": 2})
+    assert tuned.status_code == 200, tuned.text
     before = cluster.records()
     children = cluster.replica(f"model-{BASE}", "Engine").children(recursive=True)
     with Load(cluster.url, MODELS, 8, VLLM_BOUND_S) as load:
@@ -159,6 +162,8 @@ def test_vllm_engine_killed(cluster: Cluster) -> None:
     orphans = psutil.wait_procs(children, timeout=10)[1]
     assert not orphans, f"the dead engine's children live on: {[(p.pid, title(p)) for p in orphans]}"
     _assert_kept(cluster, before)
+    (residency,) = cluster.get(f"/deployments/{BASE}")["residency"]
+    assert (residency["slots"], residency["limit"]) == (4, 2)
 
 
 def test_vllm_engine_core_killed_while_streaming(cluster: Cluster) -> None:

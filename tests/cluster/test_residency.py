@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -158,23 +157,6 @@ def test_a_profile_measures_and_applies(wide: Client) -> None:
     view = wide.deployment(BASE)
     assert view.residency
     assert view.maxActiveVariants == profile.chosen == view.residency[0].limit
-
-
-def test_n_outlives_the_engine(wide: Client, cluster: Cluster) -> None:
-    wide.tune(BASE, 1)
-    replica = cluster.replica(f"model-{BASE}", "Engine")
-    replica.kill()
-
-    def answered() -> bool:
-        assert cluster.replica(f"model-{BASE}", "Engine").pid != replica.pid
-        ask(cluster, "forte")
-        return True
-
-    started = time.monotonic()
-    until(answered, 240, "an answer of the new engine", every_s=1.0)
-    print(f"\nthe new engine answered after {time.monotonic() - started:.0f} s")
-    assert residency(cluster)["limit"] == 1
-    wide.tune(BASE, 4)
 
 
 def test_unknown_deployments_are_refused(narrow: Cluster) -> None:

@@ -30,6 +30,7 @@ def test_tiny_cases_are_right(operation: str, tmp_path: Path) -> None:
     assert ": right, error" in found.stdout
 
 
+@pytest.mark.slow
 def test_results_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from benchmarks.kernels.plot import draw

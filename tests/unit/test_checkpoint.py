@@ -14,7 +14,7 @@ from typing import Any
 import checkpoints as make
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.architectures.registry import describe
@@ -246,7 +246,6 @@ def test_any_config_value_is_read_or_an_error(key: str, value: object) -> None:
     _survives(lambda: describe(make.config(**{key: value}), Path("folder")))
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_a_file_with_a_flipped_byte_or_a_cut_is_read_or_an_error(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -19,7 +19,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from profiler.variants.types import VariantKind
-from workers.bundled import smollm2
 from workers.deltas.merge import merge
 from workers.messages import EngineCall, EngineConfig, VariantRef
 from workers.worker import Worker
@@ -34,7 +33,13 @@ TIE = 1e-4
 PROMPTS = ("The capital of France is", "Once upon a time, in a village by the sea, there lived")
 KINDS = tuple(variant.name for variant in random_variants.EVERY_KIND)
 MODELS = (BASE, *KINDS)
-PLANS = {"one process": (1, (30,)), "two stages": (1, (10, 20)), "three-way tensors": (3, (30,))}
+# SmolLM2's own sizes in fewer layers: there is every shape, in two stages of different depth.
+LAYERS = 6
+PLANS = {
+    "one process": (1, (LAYERS,)),
+    "two stages": (1, (2, LAYERS - 2)),
+    "three-way tensors": (3, (LAYERS,)),
+}
 
 
 @dataclass(frozen=True)
@@ -65,9 +70,9 @@ class Checkpoints:
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+def checkpoints(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     folder = tmp_path_factory.mktemp("variants")
-    base = random_variants.in_float32(smollm2.ensure(folder), folder / BASE)
+    base = random_variants.first_layers(smollm2_folder, folder / BASE, LAYERS)
     variants, merged = {}, {BASE: base}
     for uid, variant in enumerate(random_variants.EVERY_KIND, 1):
         written = random_variants.write(base, folder / variant.name, variant)

@@ -65,7 +65,7 @@ def test_batches_of_one_kind(of_rows: list[int]) -> None:
     _check(slots, of_rows, 64, torch.float16, most_factors=2)
 
 
-@pytest.mark.parametrize("window", [(40, 50), (127, 1)])
+@pytest.mark.parametrize("window", [(40, 50), pytest.param((127, 1), marks=pytest.mark.slow)])
 def test_a_window_of_columns(window: tuple[int, int]) -> None:
     slots: list[list[Rotation | None]] = [
         [random_rotation(128, 1, m, b, torch.float32)] for m, b in ((2, 32), (1, 128))
@@ -73,6 +73,7 @@ def test_a_window_of_columns(window: tuple[int, int]) -> None:
     _check(slots, [0, 1, -1], 128, torch.float32, window)
 
 
+@pytest.mark.slow
 def test_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_module, "LARGE_FROM", 70)
     slots: list[list[Rotation | None]] = [[random_rotation(64, 1, 2, 8, torch.float16)] for _ in range(2)]

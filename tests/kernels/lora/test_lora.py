@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kernels.batches import (
     CPU,
@@ -151,7 +151,6 @@ def test_scratch_larger_than_any_rank():
     outputs=st.integers(1, 50),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
 )
-@settings(max_examples=40, deadline=None)
 def test_packed_factors_read_back(ranks, inputs, outputs, dtype):
     slices = tuple(outputs + index for index in range(len(ranks)))
     model = build(inputs, slices, [ranks], dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kernels.sparse_delta.deltas import PAIRS, delta_of, dense, expected, load, random_delta
 
@@ -34,7 +34,6 @@ def _deltas(draw: st.DrawFn) -> Delta:
     return delta_of(PAIRS[kept.reshape(groups)], codes.reshape(*groups, 2), per_row, bits)
 
 
-@settings(max_examples=60, deadline=None)
 @given(_deltas())
 def test_the_arena_holds_exactly_what_the_format_says(delta: Delta) -> None:
     arena, table = load([[delta]])

@@ -68,7 +68,9 @@ def _check(
             assert torch.equal(out[row], before[row])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "dtype", [DTYPES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in DTYPES[1:])]
+)
 @pytest.mark.parametrize("config", [WHOLE, pytest.param(SPLIT, marks=pytest.mark.slow)])
 def test_mixed_batches(dtype: torch.dtype, config: kernel.Config) -> None:
     _check(_slots(5), [3, 0, -1, 1, 4, 2, 0, *[2] * 18], dtype, config, padding=3)
@@ -82,7 +84,7 @@ def test_batches_of_one_kind(of_rows: list[int]) -> None:
     _check(_slots(5), of_rows, torch.float16, SPLIT)
 
 
-@pytest.mark.parametrize("inputs", [8, 64, 576])
+@pytest.mark.parametrize("inputs", [8, 64, pytest.param(576, marks=pytest.mark.slow)])
 def test_any_number_of_inputs(inputs: int) -> None:
     slots = [
         [random_delta(Shape(width, inputs, bits), np.random.default_rng(0)) for width in SLICES]
@@ -91,6 +93,7 @@ def test_any_number_of_inputs(inputs: int) -> None:
     _check(slots, [1, 0, -1], torch.float32, inputs=inputs)
 
 
+@pytest.mark.slow
 def test_large_tiles() -> None:
     of_rows = [0] * 70 + [-1] * (LARGE_FROM - 80) + [2] * 10
     slots = [
@@ -99,6 +102,7 @@ def test_large_tiles() -> None:
     _check(slots, of_rows, torch.float16, kernel.Config(32, 16, 64, 1, 4, 2), inputs=16)
 
 
+@pytest.mark.slow
 def test_a_row_does_not_depend_on_the_batch() -> None:
     slots = _slots(4)
     arena, table = load(slots, DEVICE)
@@ -115,6 +119,7 @@ def test_a_row_does_not_depend_on_the_batch() -> None:
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
+@pytest.mark.slow
 def test_sums_never_read_memory_that_was_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *a, **k: plain(*a, **k).fill_(torch.nan))

@@ -134,7 +134,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(STEPS, st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**32))
 def test_what_may_run_is_on_every_rank(
     steps: list[tuple[str, int]], slots: int, ranks: int, seed: int
@@ -170,7 +170,7 @@ def test_what_may_run_is_on_every_rank(
         assert not held & lost  # no memory is taken by what the scheduler has given up
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(
     st.lists(st.sampled_from(sorted(SIZES)), min_size=1, max_size=12),
     st.integers(1, 3),

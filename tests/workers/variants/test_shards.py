@@ -153,7 +153,7 @@ def put_together(shapes: Sequence[LinearShape], outs: Sequence[torch.Tensor]) ->
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("ranks", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 4])
 @pytest.mark.parametrize("layer", ["qkv", "o", "gate_up", "down"])
 @pytest.mark.parametrize("variant", EVERY_KIND, ids=lambda v: v.name)
 @pytest.mark.parametrize("architecture", BASES)
