@@ -30,6 +30,7 @@ from controlplane.settings import Settings
 from controlplane.state import open_store
 from controlplane.state.typed import Repository
 from placement.types import Inventory
+from workers.measuring.order import MeasureOrder
 from workers.messages import (
     EngineCall,
     EngineConfig,
@@ -70,6 +71,9 @@ class ServeRuntime:
 
     async def inventory(self) -> Inventory:
         return await self._inventory.read()
+
+    def measure(self, order: MeasureOrder, node: str) -> AsyncGenerator[str, None]:
+        return serve_runtime.measure(order, node)
 
     def convert_bundled(self, name: str) -> Path:
         return serve_runtime.convert_bundled(name, self._settings.home / "models")

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 
 from controlplane import errors
 from controlplane.api.schemas import DeployModelRequest, RegisterModelRequest
-from controlplane.records import Deployment, Model, Operation, OperationEvent, OperationKind, Phase
+from controlplane.records import (
+    Deployment,
+    Model,
+    ModelProfile,
+    Operation,
+    OperationEvent,
+    OperationKind,
+    Phase,
+)
 from controlplane.state.typed import Delete, Put, State, Versioned
 
 Change = Put | Delete
@@ -118,6 +126,37 @@ def _deployment(name: str, host: str, request: DeployModelRequest, uid: int, now
         max_output_tokens=request.maxOutputLength,
         slos=request.SLOs.to_slos(),
         created_at_s=now_s,
+    )
+
+
+def profile_model(state: State, name: str, again: bool, ctx: Context) -> Outcome:
+    """Measures what the profile of a model lacks, or with `again` everything. A variant's is its base's.
+
+    Errors: ModelNotFound, NotReady.
+    """
+    model = find_model(state, name)
+    base = find_model(state, model.base) if model.base else model
+    if base.phase is not Phase.READY:
+        raise errors.NotReady(f"'{base.name}' is {base.phase}; wait until it is Ready", param="model")
+    operation = _operation(ctx, OperationKind.PROFILE, base.name, Phase.PENDING, "profile asked for")
+    changes: list[Change] = [_unchanged(state.models[base.name]), Put(operation, 0)]
+    present = state.profiles.get(base.profile or "")
+    if again and present is not None and present.record.settled:
+        changes.append(Put(afresh(present.record, ctx.now_s), present.version))
+    return Outcome(operation, changes)
+
+
+def afresh(profile: ModelProfile, now_s: float) -> ModelProfile:
+    """Forgets what was measured. Estimates are rough until it has been measured once more."""
+    return dataclasses.replace(
+        profile,
+        phase=Phase.PENDING,
+        measurements=(),
+        points=0,
+        seconds=0.0,
+        attempts=0,
+        reason="waits to be measured again",
+        updated_at_s=now_s,
     )
 
 

@@ -19,16 +19,21 @@ from controlplane import deploying, errors, fetching
 from controlplane.commands import Change, advance
 from controlplane.endings import End, deployed, end_open, persist, same, starting, undone
 from controlplane.metrics import ControllerMetrics, set_counts
+from controlplane.profile_actions import Measurer, ProfileActions
 from controlplane.reconcile import (
     Action,
+    Admit,
+    BeginProfile,
     Cancel,
     ConfirmDeployed,
+    EndProfile,
     EngineStatus,
     EngineView,
     FailDeployment,
     Forget,
     Launch,
     LoadVariant,
+    Measure,
     Observed,
     Profile,
     StopEngine,
@@ -41,7 +46,6 @@ from controlplane.routing import variant_ref
 from controlplane.settings import Settings
 from controlplane.state.typed import Delete, Put, Repository, State
 from controlplane.store_edits import Gone, edit
-from placement.types import Inventory
 from workers.messages import EngineConfig, VariantRef
 
 log = logging.getLogger(__name__)
@@ -51,7 +55,7 @@ OBSERVE_EVERY_S = 1.0
 RETRY_S = 3.0
 
 
-class Runtime(Protocol):
+class Runtime(Measurer, Protocol):
     """What the controller needs of the cluster."""
 
     async def launch(self, config: EngineConfig) -> None: ...
@@ -63,8 +67,6 @@ class Runtime(Protocol):
     async def load_variant(self, host: str, variant: VariantRef) -> None: ...
 
     async def unload_variant(self, host: str, variant: VariantRef) -> None: ...
-
-    async def inventory(self) -> Inventory: ...
 
     def convert_bundled(self, name: str) -> Path:
         """Blocking; called in a thread."""
@@ -83,8 +85,13 @@ class Controller:
         self._metrics = metrics
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._engines: dict[str, EngineView] = {}
+        self._profiles = ProfileActions(settings, repository, runtime, self._note, self._conclude)
         self._do: dict[type[Action], Callable[[str], Awaitable[None]]] = {
             Profile: self._profile,
+            Admit: self._profiles.admit,
+            Measure: self._profiles.measure,
+            BeginProfile: self._profiles.begin,
+            EndProfile: self._profiles.end,
             Launch: self._launch,
             ConfirmDeployed: self._confirm,
             FailDeployment: self._fail_deployment,
@@ -218,12 +225,7 @@ class Controller:
                 lambda s: [Delete(Model, name, same(s.models, name, model.uid).version)],
             )
             return
-        await self._conclude(
-            OperationKind.REGISTER,
-            name,
-            End(Phase.READY, ready.reason),
-            lambda s: [Put(ready, same(s.models, name, model.uid).version)],
-        )
+        await self._profiles.admit_or_measure(ready)
 
     # --- deployment ----------------------------------------------------------------------------
 
@@ -235,7 +237,9 @@ class Controller:
         variants = [found.record for found in state.models.values() if found.record.base == host]
         try:
             inventory = await self._runtime.inventory()
-            placement = deploying.decide(model, deployment, inventory, self._settings, variants)
+            placement = deploying.decide(
+                model, deployment, inventory, self._settings, variants, state.profiles
+            )
         except errors.NoFeasiblePlan as e:
             await self._fail_group(state, host, e)
             if deployment.established:
@@ -360,6 +364,8 @@ class Controller:
             return
         op = found.record
         message = "cancelled; nothing was registered"
+        if op.kind is OperationKind.PROFILE:
+            message = "cancelled; what was measured is kept"
         if op.kind is OperationKind.DEPLOY:
             message = "cancelled; nothing is deployed"
             await self._stop_cancelled(op.target)

@@ -7,14 +7,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from controlplane import errors
+from controlplane.profiling import (
+    CPU,
+    Profiles,
+    calibration_for,
+    carrier_kind,
+    engine_dtype,
+    served_spec,
+)
 from controlplane.records import Deployment, Model
 from controlplane.settings import Settings
 from placement.choose import choose
 from placement.place import place_best
 from placement.types import Candidate, Infeasible, Inventory, Placement, Plan
-from profiler.estimate import estimate, kv_bytes_per_token, variant_bytes
+from profiler.estimate import kv_bytes_per_token, variant_bytes
+from profiler.estimating import Ground, plan_estimate
+from profiler.physical.calibration import Calibration
 from profiler.plans import accuracy_of, candidate_plans, no_plan_reason
 from profiler.types import DeviceRates, ModelSpec, Workload
 from profiler.variants.types import VariantKind
@@ -22,10 +33,8 @@ from workers.messages import EngineConfig
 
 # Latency SLOs are judged for one request of this prompt length (MaverIQ evaluates batch 1 as well).
 JUDGED_INPUT_TOKENS = 128
-CPU = "cpu"
 # What alignment in an engine's memory adds to a variant's bytes, generously.
 PACKING = 1.05
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def decide(
@@ -34,14 +43,17 @@ def decide(
     inventory: Inventory,
     settings: Settings,
     variants: Sequence[Model] = (),
+    profiles: Profiles = MappingProxyType({}),
 ) -> Placement:
     """The placement that best meets the deployment's intent, with room for the base's `variants`.
 
+    Estimates are calibrated where `profiles` has this architecture on this kind of device, else rough.
     Errors: NoFeasiblePlan, saying why.
     """
-    spec = served_spec(_spec(model), _dtype(settings, _kind(inventory)))
+    spec = served_spec(_spec(model), engine_dtype(settings, carrier_kind(inventory)))
+    known = calibration_for(model, inventory, settings, profiles)
     candidates = [
-        with_estimate(spec, model.compression, plan, deployment, inventory)
+        with_estimate(ground(spec, plan, inventory, known), model.compression, plan, deployment)
         for plan in _plans(spec, model.compression, inventory, settings, variants)
     ]
     if not candidates:
@@ -93,15 +105,33 @@ def _plans(
 
 
 def with_estimate(
-    spec: ModelSpec,
-    compression: Mapping[str, float],
-    plan: Plan,
-    deployment: Deployment,
-    inventory: Inventory,
+    known: Ground, compression: Mapping[str, float], plan: Plan, deployment: Deployment
 ) -> Candidate:
     workload = Workload(1, JUDGED_INPUT_TOKENS, deployment.max_output_tokens)
     accuracy = accuracy_of(compression, plan.quantization)
-    return Candidate(plan, estimate(spec, plan, _rates(plan, inventory), workload, accuracy))
+    return Candidate(plan, plan_estimate(known, plan, workload, accuracy))
+
+
+def ground(
+    spec: ModelSpec, plan: Plan, inventory: Inventory, known: Calibration | None, capacity: bool = False
+) -> Ground:
+    """What is known when `plan` is estimated, before anything is placed.
+
+    With `capacity` every rank has the memory that is free on the devices now: the freest first.
+    """
+    rates = _rates(plan, inventory)
+    shared = plan.world_size if carrier_kind(inventory) == CPU else 1
+    free = _free_bytes(plan, inventory) if capacity else ()
+    return Ground(spec, tuple(rates), known, free, shared)
+
+
+def _free_bytes(plan: Plan, inventory: Inventory) -> tuple[int, ...]:
+    """Of each rank's device; empty when there are too few devices. Ranks share a CPU."""
+    kind = carrier_kind(inventory)
+    free = sorted((d.free_bytes for d in inventory.devices if d.kind == kind), reverse=True)
+    if kind == CPU and free:
+        return (free[0] // plan.world_size,) * plan.world_size
+    return tuple(free[: plan.world_size]) if len(free) >= plan.world_size else ()
 
 
 def variant_demand(variants: Sequence[Model], slots: int) -> tuple[int, int]:
@@ -119,24 +149,8 @@ def _rates(plan: Plan, inventory: Inventory) -> list[DeviceRates]:
         key=lambda r: r.memory_bytes_per_s,
         default=DeviceRates(1e9, 1e9),
     )
-    share = plan.world_size if _kind(inventory) == CPU else 1
+    share = plan.world_size if carrier_kind(inventory) == CPU else 1
     return [DeviceRates(slowest.memory_bytes_per_s / share, slowest.flops_per_s / share)] * plan.world_size
-
-
-def _kind(inventory: Inventory) -> str:
-    """What will carry the plan: placement prefers GPUs where there are any."""
-    return next((d.kind for d in inventory.devices if d.kind != CPU), CPU)
-
-
-def served_spec(spec: ModelSpec, dtype: str) -> ModelSpec:
-    """The model as the engine holds it: a checkpoint's bfloat16 weights take twice the room in float32."""
-    held = DTYPE_BYTES.get(dtype, spec.dtype_bytes)
-    return dataclasses.replace(
-        spec,
-        dtype_bytes=held,
-        layer_weight_bytes=spec.layer_weight_bytes * held // spec.dtype_bytes,
-        other_weight_bytes=spec.other_weight_bytes * held // spec.dtype_bytes,
-    )
 
 
 def engine_config(
@@ -151,7 +165,7 @@ def engine_config(
     `max_active_variants` of them may run at once; None: as many as the plan has slots for.
     """
     plan, kind = placement.plan, placement.ranks[0].device_kind
-    spec = served_spec(_spec(model), _dtype(settings, kind))
+    spec = served_spec(_spec(model), engine_dtype(settings, kind))
     kv_bytes = max(
         plan.kv_cache_tokens * kv_bytes_per_token(spec, plan.tensor_parallel) * layers
         for layers in plan.layers_per_stage
@@ -160,7 +174,7 @@ def engine_config(
         engine=settings.engine,
         name=model.name,
         model_path=model.path or "",
-        dtype=_dtype(settings, kind),
+        dtype=engine_dtype(settings, kind),
         device_kind=kind,
         tensor_parallel=plan.tensor_parallel,
         layers_per_stage=plan.layers_per_stage,
@@ -184,9 +198,3 @@ def _kinds(device_kind: str, variants: Sequence[Model]) -> tuple[str, ...]:
         return tuple(VariantKind)
     registered = {v.variant_spec.kind for v in variants if v.variant_spec}
     return tuple(k for k in VariantKind if k is VariantKind.LORA or k in registered)
-
-
-def _dtype(settings: Settings, kind: str) -> str:
-    if settings.engine_dtype != "auto":
-        return settings.engine_dtype
-    return "float32" if kind == CPU else "bfloat16"

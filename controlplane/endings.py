@@ -75,6 +75,8 @@ def undone(state: State, operation_id: str) -> Sequence[Change]:
     if found is None or found.record.done:
         raise Gone(operation_id)
     op = found.record
+    if op.kind is OperationKind.PROFILE:
+        return []
     if op.kind is OperationKind.REGISTER:
         model = state.models.get(op.target)
         return [Delete(Model, op.target, model.version)] if model else []

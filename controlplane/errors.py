@@ -18,6 +18,7 @@ OstinatoError
 |- NoFeasiblePlan 422          no plan meets the intent on this cluster
 |- Overloaded 429
 |- EngineFailed 502            the engine died or answered nonsense
+|- ProfilingFailed 502         an architecture could not be measured
 |- Unavailable 503             deploying, restarting, or the state store is away
 `- TimedOut 504                longer than the installation allows a request to take
 
@@ -126,6 +127,10 @@ class Overloaded(OstinatoError):
 
 class EngineFailed(OstinatoError):
     status, code = 502, "engine_failed"
+
+
+class ProfilingFailed(OstinatoError):
+    status, code = 502, "profiling_failed"
 
 
 class Unavailable(OstinatoError):

@@ -21,19 +21,21 @@ class InventoryBook:
         self._nodes = {node_id: report for node_id, report in self._nodes.items() if node_id in free}
         return Inventory(
             tuple(
-                _device(report.node, device, free[node_id].get(device.index, 0))
+                _device(report, device, free[node_id].get(device.index, 0))
                 for node_id, report in sorted(self._nodes.items())
                 for device in report.devices
             )
         )
 
 
-def _device(node: str, report: DeviceReport, free_bytes: int) -> Device:
+def _device(node: NodeReport, report: DeviceReport, free_bytes: int) -> Device:
     return Device(
-        node=node,
+        node=node.node,
         index=report.index,
         kind=report.kind,
         total_bytes=report.total_bytes,
         free_bytes=min(free_bytes, report.total_bytes),
         rates=DeviceRates(report.memory_bytes_per_s, report.flops_per_s),
+        model=report.model or report.kind,
+        engine=node.engine_version,
     )

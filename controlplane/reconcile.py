@@ -55,6 +55,22 @@ class Profile(Action):
     """Read and check a registered model's files."""
 
 
+class Measure(Action):
+    """Measure what a profile (the target is its key) lacks."""
+
+
+class Admit(Action):
+    """Commit the registration of a model that waited for its profile."""
+
+
+class BeginProfile(Action):
+    """Find the profile that was asked for of a model, and have it measured."""
+
+
+class EndProfile(Action):
+    """Say what came of a profile that was asked for."""
+
+
 class Launch(Action):
     """Estimate, choose, place and start the engine of a base."""
 
@@ -95,6 +111,7 @@ def reconcile(state: State, observed: Observed) -> tuple[Action, ...]:
     wanted = [
         *_cancellations(state),
         *_profiles(state),
+        *_measurements(state),
         *_engines(state, observed),
         *_variants(state, observed),
         *_orphans(state, observed),
@@ -122,10 +139,35 @@ def _cancellations(state: State) -> Iterator[Action]:
 def _profiles(state: State) -> Iterator[Action]:
     for found in state.models.values():
         model: Model = found.record
-        if model.phase in (Phase.PENDING, Phase.PROFILING) and not _cancelled(
+        if model.phase not in (Phase.PENDING, Phase.PROFILING) or _cancelled(
             state, OperationKind.REGISTER, model.name
         ):
+            continue
+        if model.profile is None:
             yield Profile(model.name)
+        elif _is_settled(state, model):
+            yield Admit(model.name)
+
+
+def _is_settled(state: State, model: Model) -> bool:
+    """Whether there is nothing to wait for; a profile that is gone will not come."""
+    found = state.profiles.get(model.profile or "")
+    return found is None or found.record.settled
+
+
+def _measurements(state: State) -> Iterator[Action]:
+    for key, found in state.profiles.items():
+        if not found.record.settled:
+            yield Measure(key)
+    for operation in state.operations.values():
+        op = operation.record
+        if op.kind is not OperationKind.PROFILE or op.done or op.cancel_requested:
+            continue
+        model = state.models.get(op.target)
+        if op.phase is Phase.PENDING:
+            yield BeginProfile(op.target)
+        elif model is None or _is_settled(state, model.record):
+            yield EndProfile(op.target)
 
 
 def _cancelled(state: State, kind: OperationKind, target: str) -> bool:

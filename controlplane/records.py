@@ -1,4 +1,4 @@
-"""What the state store remembers: models, deployments, operations, idempotency keys."""
+"""What the state store remembers: models, profiles, deployments, operations, idempotency keys."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Model:
     """A registered base (`source`) or variant (`base` + `adapter`); `path` is its folder once Ready.
 
     `uid` is unique for ever, so that a name registered again never meets its predecessor's caches.
-    `compression` maps each allowed technique to its accuracy (MaverIQ Table 1).
+    `compression` maps each allowed technique to its accuracy (MaverIQ Table 1). `profile` is the key of the
+    ModelProfile that its plans are estimated from.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Model:
     variant_spec: VariantSpec | None = None
     reason: str = ""
     created_at_s: float = 0.0
+    profile: str | None = None
 
     @property
     def is_variant(self) -> bool:
@@ -76,11 +78,41 @@ class Deployment:
     max_active_variants: int | None = None
 
 
+@dataclass(frozen=True)
+class ModelProfile:
+    """What was measured of an architecture on a kind of device; shared by all models of its shape.
+
+    `measurements` are lines as of `profiler.measurements`, each kept as soon as it was made. `points` of
+    the campaign's `all_points` loads are among them. `phase` is Pending, Profiling, or final: Ready (perhaps
+    with less than was planned, which `reason` says), Failed, Cancelled. `attempts` that brought nothing new.
+    """
+
+    key: str
+    architecture: str
+    dtype: str
+    device: str
+    engine_version: str
+    phase: Phase
+    measurements: tuple[str, ...] = ()
+    points: int = 0
+    all_points: int = 0
+    seconds: float = 0.0
+    attempts: int = 0
+    reason: str = ""
+    created_at_s: float = 0.0
+    updated_at_s: float = 0.0
+
+    @property
+    def settled(self) -> bool:
+        return self.phase in FINAL_PHASES
+
+
 class OperationKind(StrEnum):
     REGISTER = "register_model"
     DEPLOY = "deploy_model"
     UNDEPLOY = "undeploy_model"
     DELETE = "delete_model"
+    PROFILE = "profile_model"
 
 
 @dataclass(frozen=True)
@@ -119,14 +151,15 @@ class IdempotencyKey:
     created_at_s: float
 
 
-Record = Model | Deployment | Operation | IdempotencyKey
-R = TypeVar("R", Model, Deployment, Operation, IdempotencyKey)
+Record = Model | Deployment | Operation | IdempotencyKey | ModelProfile
+R = TypeVar("R", Model, Deployment, Operation, IdempotencyKey, ModelProfile)
 
 KINDS: dict[type[Any], str] = {
     Model: "model",
     Deployment: "deployment",
     Operation: "operation",
     IdempotencyKey: "idempotency",
+    ModelProfile: "profile",
 }
 
 
@@ -135,7 +168,9 @@ _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {cls: TypeAdapter(cls) for cls in
 
 def key_of(record: Record) -> str:
     match record:
-        case Model(name=key) | Deployment(model=key) | Operation(id=key) | IdempotencyKey(key=key):
+        case Model(name=key) | Deployment(model=key) | Operation(id=key):
+            return key
+        case IdempotencyKey(key=key) | ModelProfile(key=key):
             return key
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from controlplane import errors
 from controlplane.engine_app import ENGINE, engine_application
 from controlplane.reconcile import EngineStatus, EngineView
 from controlplane.settings import Settings
+from workers.measuring.order import MeasureOrder
 from workers.messages import EngineConfig, EngineResidency, NodeReport, VariantRef, WorkerReport
 
 log = logging.getLogger(__name__)
@@ -206,6 +207,38 @@ def _first_line(e: Exception) -> str:
     cause = e.cause if isinstance(e, RayTaskError) else e
     lines = str(cause).strip().splitlines()
     return f"{type(cause).__name__}: {lines[0] if lines else ''}"[:300]
+
+
+# --- profiles ----------------------------------------------------------------------------------
+
+
+async def measure(order: MeasureOrder, node: str) -> AsyncGenerator[str, None]:
+    """Lines of measurements as they are made, by a task on the named node. Errors: ProfilingFailed.
+
+    Closing this kills the task's process, and the engine that it started ends with it.
+    """
+    from workers.measuring.campaigning import carry_out
+
+    strategy = NodeAffinitySchedulingStrategy(node_id=await _node_id(node), soft=False)
+    task = ray.remote(carry_out).options(
+        num_cpus=0, max_retries=0, num_returns="streaming", scheduling_strategy=strategy
+    )
+    lines = task.remote(order)
+    try:
+        async for line in lines:
+            yield await line
+    except RayError as e:
+        raise errors.ProfilingFailed(_first_line(e).removeprefix("MeasuringError: ")) from e
+    finally:
+        ray.cancel(lines, force=True)
+
+
+async def _node_id(node: str) -> str:
+    """Errors: ProfilingFailed when no living node has this name."""
+    for found in await asyncio.to_thread(ray.nodes):
+        if found["Alive"] and found["NodeManagerHostname"] == node:
+            return str(found["NodeID"])
+    raise errors.ProfilingFailed(f"the node {node} is gone; profile again")
 
 
 # --- the installation --------------------------------------------------------------------------

@@ -51,6 +51,15 @@ class Settings(BaseSettings):
         default=2 << 30, ge=1 << 20, description="Host memory per rank that keeps variants ready."
     )
     max_lora_rank: int = Field(default=16, ge=1, description="Largest LoRA rank an engine accepts.")
+    profile: bool = Field(
+        default=True, description="Measure each new architecture when a model of it is registered."
+    )
+    profile_seconds: float = Field(default=600.0, gt=0, description="Longest that measuring one may take.")
+    profile_bytes: int = Field(
+        default=8 << 30,
+        ge=1 << 20,
+        description="Memory of a device that measuring may take; never more than is free.",
+    )
     max_queued_requests: int = Field(
         default=512,
         ge=1,

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from placement.types import Candidate, Device, Infeasible, Inventory, Placement, RankPlacement
+from profiler.types import Basis
 
 GIB = 2**30
 CPU = "cpu"
+_BASIS = {Basis.PROFILE: "from its profile:", Basis.ROUGH: "roughly, without a profile:"}
 
 DeviceKey = tuple[str, str, int]
 Seats = tuple[Device, ...]  # the device of each rank, by rank number
@@ -151,7 +153,7 @@ def _reason(candidate: Candidate, seats: Seats) -> str:
     return (
         f"TP={plan.tensor_parallel} x PP={plan.pipeline_parallel} on {places}: "
         f"{sum(cost.memory_bytes) / GIB:.2f} of {free / GIB:.2f} GiB free; "
-        f"predicted TTFT {cost.ttft_s * 1e3:.3g} ms, TPOT {cost.tpot_s * 1e3:.3g} ms"
+        f"predicted {_BASIS[cost.basis]} TTFT {cost.ttft_s * 1e3:.3g} ms, TPOT {cost.tpot_s * 1e3:.3g} ms"
     )
 
 

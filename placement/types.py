@@ -22,7 +22,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU, or a CPU host's cores and memory seen as one device (`kind` is then "cpu")."""
+    """A GPU, or a CPU host's cores and memory seen as one device (`kind` is then "cpu").
+
+    `model` tells apart devices that need profiles of their own, `engine` is the engine's version there.
+    """
 
     node: str
     index: int
@@ -30,6 +33,8 @@ class Device:
     total_bytes: int
     free_bytes: int
     rates: DeviceRates
+    model: str = ""
+    engine: str = ""
 
 
 @dataclass(frozen=True)

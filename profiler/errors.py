@@ -3,6 +3,7 @@
 CheckpointError   missing, truncated, corrupt or unsupported files     (controlplane: SourceUnreadable)
 AdapterError      a sound adapter that does not fit its base or us     (controlplane: AdapterMismatch)
 MeasurementError  a file that does not hold measurements             (controlplane: SourceUnreadable)
+PlanError         a plan or load that makes no sense for a model     (controlplane: InvalidRequest)
 """
 
 from __future__ import annotations
@@ -18,3 +19,11 @@ class AdapterError(ValueError):
 
 class MeasurementError(ValueError):
     """A file of measurements cannot be used. Same kind of message."""
+
+
+class PlanError(ValueError):
+    """A plan or a load that cannot be estimated. Same kind of message; `field` names what is wrong."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field

@@ -96,11 +96,17 @@ class RankMemory:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Memory of every rank, and the seconds it took to start the engine."""
+    """Memory of every rank, and the seconds it took to start the engine.
+
+    Each stage held at most `distinct_layers` different layers; 0: all of its own. `packed`: weights are part
+    of `runtime`, for the engine packed them (on a CPU).
+    """
 
     setting: Setting
     ranks: tuple[RankMemory, ...]
     start_s: float
+    distinct_layers: int = 0
+    packed: bool = False
 
 
 Measurement = Timing | Footprint

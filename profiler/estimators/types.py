@@ -7,6 +7,19 @@ from enum import StrEnum
 from typing import Protocol
 
 from profiler.errors import CheckpointError
+from profiler.types import Interval
+
+__all__ = [
+    "Calibration",
+    "Estimator",
+    "EstimatorName",
+    "Family",
+    "Interval",
+    "NotPredictable",
+    "Prediction",
+    "Query",
+    "TableError",
+]
 
 
 class EstimatorName(StrEnum):
@@ -66,18 +79,6 @@ class Query:
     @property
     def ranks(self) -> int:
         return self.tensor_parallel * self.pipeline_parallel
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A figure and the range it should lie in nine times out of ten; 0 <= low <= value <= high."""
-
-    value: float
-    low: float
-    high: float
-
-    def holds(self, actual: float) -> bool:
-        return self.low <= actual <= self.high
 
 
 @dataclass(frozen=True)

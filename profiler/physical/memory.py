@@ -45,11 +45,18 @@ class _Seen:
     layers: int
     is_last: bool
     memory: RankMemory
+    packed: int
+
+    @property
+    def runtime(self) -> int:
+        """Without weights that the engine holds elsewhere than in parameters: a CPU's packs them."""
+        return max(0, self.memory.runtime - self.packed)
 
 
 def rank_bytes(calibration: Calibration, cut: Cut, plan: Plan) -> tuple[RankBytes, ...]:
     """One entry per rank, stage by stage. Where no fingerprint was cut so, allowances take its place."""
-    seen = [rank for fp in calibration.footprints if Cut.of(fp.setting) == cut for rank in _ranks(fp)]
+    alike = [fp for fp in calibration.footprints if Cut.of(fp.setting) == cut]
+    seen = [rank for fp in alike for rank in _ranks(calibration, fp)]
     stages = range(plan.pipeline_parallel)
     return tuple(
         _stage_bytes(calibration, plan, stage, seen) for stage in stages for _ in range(plan.tensor_parallel)
@@ -61,12 +68,22 @@ def kv_tokens(ranks: Sequence[RankBytes], free_bytes: Sequence[int]) -> int:
     return min(rank.kv_tokens(free) for rank, free in zip(ranks, free_bytes, strict=True))
 
 
-def _ranks(footprint: Footprint) -> Iterator[_Seen]:
+def _ranks(calibration: Calibration, footprint: Footprint) -> Iterator[_Seen]:
     setting = footprint.setting
     last = len(setting.layers_per_stage) - 1
     for number, memory in enumerate(footprint.ranks):
         stage = number // setting.tensor_parallel
-        yield _Seen(setting.layers_per_stage[stage], stage == last, memory)
+        held = _held(calibration, footprint, stage) if footprint.packed else 0
+        packed = max(0, held - memory.weights)
+        yield _Seen(setting.layers_per_stage[stage], stage == last, memory, packed)
+
+
+def _held(calibration: Calibration, footprint: Footprint, stage: int) -> int:
+    """Bytes of the weights that a rank of this stage held, by arithmetic."""
+    setting, spec = footprint.setting, calibration.spec
+    held = [min(n, footprint.distinct_layers or n) for n in setting.layers_per_stage]
+    plan = Plan(setting.tensor_parallel, tuple(held), setting.quantization, 1, 0, 0, 0)
+    return stage_weight_bytes(spec, plan, stage)
 
 
 def _stage_bytes(calibration: Calibration, plan: Plan, stage: int, seen: Sequence[_Seen]) -> RankBytes:
@@ -78,7 +95,7 @@ def _stage_bytes(calibration: Calibration, plan: Plan, stage: int, seen: Sequenc
         weights=stage_weight_bytes(spec, plan, stage),
         activations=max((one.memory.activations for one in alike), default=allowed),
         graphs=_graphs(seen, layers),
-        runtime=max((one.memory.runtime for one in seen), default=RUNTIME_BYTES),
+        runtime=max((one.runtime for one in seen), default=RUNTIME_BYTES),
         kv_per_token=layers * kv_bytes_per_token(spec, plan.tensor_parallel),
     )
 

@@ -143,8 +143,8 @@ def test_reasons_read_well() -> None:
     first, second = candidate(1, (9 * gib,)), candidate(1, (6 * gib,))
     placed = place_best([first, second], cluster)
     assert placed.reason == (
-        "TP=1 x PP=1 on gpu 0 of a: 6.00 of 8.00 GiB free; predicted TTFT 100 ms, TPOT 100 ms "
-        "(choice 2 of 2; better ones do not fit)"
+        "TP=1 x PP=1 on gpu 0 of a: 6.00 of 8.00 GiB free; predicted roughly, without a profile: "
+        "TTFT 100 ms, TPOT 100 ms (choice 2 of 2; better ones do not fit)"
     )
     host = Inventory((device("a", 0, 8 * gib, "cpu"),))
     many_small_ranks = candidate(1, (5 * gib, 5 * gib))

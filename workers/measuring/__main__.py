@@ -1,12 +1,16 @@
 """`python -m workers.measuring JOB.json`: start the engine once and measure every point of a job.
 
 Prints a line per point; measurements go to the job's `out`. A setting that does not fit or a point that
-fails ends the process with an error after what was measured before it is safe on disk.
+fails ends the process with an error after what was measured before it is safe on disk. With
+`--end-with-stdin` this process and all of its session end when its standard input does.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -30,7 +34,7 @@ def measure(job: Job) -> None:
     started_s = time.monotonic() - began
     if not any(isinstance(m, Footprint) and m.setting == job.setting for m in known):
         ranks = tuple(RankMemory(**found) for found in llm.collective_rpc("probe_memory"))
-        log.append(Footprint(job.setting, ranks, started_s))
+        log.append(Footprint(job.setting, ranks, started_s, job.distinct_layers, job.device_kind == "cpu"))
     for number, point in enumerate(wanted, 1):
         if time.monotonic() - began > job.seconds:
             print(f"{len(wanted) - number + 1} points not begun: {job.seconds:.0f} s are over", flush=True)
@@ -62,7 +66,20 @@ def describe(found: Timing) -> str:
     )
 
 
+def end_with_stdin() -> None:
+    """Whoever started this process holds the other end, and need not live to end it."""
+
+    def wait() -> None:
+        while os.read(0, 4096):  # sys.stdin would be locked when this process ends otherwise
+            pass
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def main() -> None:
+    if "--end-with-stdin" in sys.argv[2:]:
+        end_with_stdin()
     measure(Job.model_validate_json(Path(sys.argv[1]).read_text()))
 
 

@@ -1,0 +1,271 @@
+"""Which profile a model needs, what is to be measured for it, and what is known from it: pure functions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from controlplane import errors
+from controlplane.records import Model, ModelProfile, Operation, OperationKind, Phase
+from controlplane.settings import Settings
+from controlplane.state.typed import State, Versioned
+from placement.types import Device, Inventory
+from profiler.campaign import Reach, Trial, campaign, count_points
+from profiler.errors import MeasurementError
+from profiler.measurements import Footprint, Timing, from_lines
+from profiler.physical.calibration import Calibration, calibrate
+from profiler.profile_key import ProfileKey, profile_key
+from profiler.types import ModelSpec
+from workers.measuring.order import MeasureOrder
+
+CPU = "cpu"
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+FREE_SHARE = 0.9  # of what is free now: others may need a little meanwhile
+MOST_ATTEMPTS = 3  # in a row that bring nothing new
+
+
+def carrier_kind(inventory: Inventory) -> str:
+    """What will carry plans: placement prefers GPUs where there are any."""
+    return next((d.kind for d in inventory.devices if d.kind != CPU), CPU)
+
+
+def engine_dtype(settings: Settings, kind: str) -> str:
+    if settings.engine_dtype != "auto":
+        return settings.engine_dtype
+    return "float32" if kind == CPU else "bfloat16"
+
+
+def served_spec(spec: ModelSpec, dtype: str) -> ModelSpec:
+    """The model as the engine holds it: a checkpoint's bfloat16 weights take twice the room in float32."""
+    held = DTYPE_BYTES.get(dtype, spec.dtype_bytes)
+    return dataclasses.replace(
+        spec,
+        dtype_bytes=held,
+        layer_weight_bytes=spec.layer_weight_bytes * held // spec.dtype_bytes,
+        other_weight_bytes=spec.other_weight_bytes * held // spec.dtype_bytes,
+    )
+
+
+def profiled_device(inventory: Inventory) -> Device | None:
+    """The device that stands for all: of the kind that carries plans the commonest model, the freest of it.
+
+    None without devices. Other models in the same cluster are taken for as quick.
+    """
+    kind = carrier_kind(inventory)
+    alike = [d for d in inventory.devices if d.kind == kind]
+    if not alike:
+        return None
+    counts = Counter(d.model for d in alike)
+    commonest = min(counts, key=lambda model: (-counts[model], model))
+    return max((d for d in alike if d.model == commonest), key=lambda d: (d.free_bytes, d.node, -d.index))
+
+
+def key_of_model(model: Model, inventory: Inventory, settings: Settings) -> ProfileKey | None:
+    """Of a base whose files were read; None where there is no device to measure it on."""
+    device = profiled_device(inventory)
+    if device is None or model.spec is None:
+        return None
+    dtype = engine_dtype(settings, device.kind)
+    return profile_key(served_spec(model.spec, dtype), dtype, device.model or device.kind, device.engine)
+
+
+def fresh_profile(key: ProfileKey, now_s: float) -> ModelProfile:
+    return ModelProfile(
+        key.text,
+        key.architecture,
+        key.dtype,
+        key.device,
+        key.engine_version,
+        Phase.PENDING,
+        reason="waits to be measured",
+        created_at_s=now_s,
+        updated_at_s=now_s,
+    )
+
+
+@dataclass(frozen=True)
+class Mission:
+    """An order, and the node that is to carry it out."""
+
+    node: str
+    order: MeasureOrder
+
+    @property
+    def points(self) -> int:
+        return count_points(self.order.trials)
+
+
+def mission(profile: ModelProfile, model: Model, inventory: Inventory, settings: Settings) -> Mission:
+    """What is to be measured, where, within which bounds. Errors: ProfilingFailed, saying what is lacking."""
+    device = profiled_device(inventory)
+    if device is None or model.spec is None or model.path is None:
+        raise errors.ProfilingFailed("there is no device to measure on; add one and profile again")
+    if settings.engine != "vllm":
+        raise errors.ProfilingFailed(f"the engine '{settings.engine}' is not measured; only vllm is")
+    if not device.engine:
+        raise errors.ProfilingFailed(f"no vLLM is installed on {device.node}; install it and profile again")
+    on_cpu = device.kind == CPU
+    here = [
+        d for d in inventory.devices if (d.node, d.model, d.kind) == (device.node, device.model, device.kind)
+    ]
+    free = sorted(here, key=lambda d: -d.free_bytes)
+    device_bytes = min(settings.profile_bytes, int(device.free_bytes * FREE_SHARE))
+    enough = [d for d in free if d.free_bytes * FREE_SHARE >= device_bytes]
+    spec = served_spec(model.spec, profile.dtype)
+    max_model_len = min(settings.max_model_len, spec.max_position)
+    reach = Reach(
+        on_cpu, len(enough), device_bytes, max_model_len, settings.concurrency, settings.batched_tokens
+    )
+    return Mission(
+        device.node,
+        MeasureOrder(
+            folder=Path(model.path),
+            scratch=settings.home / "profiles" / profile.key,
+            trials=_trials(spec, reach),
+            known=profile.measurements,
+            device_kind=device.kind,
+            devices=tuple(d.index for d in enough),
+            device_bytes=device_bytes,
+            dtype=profile.dtype,
+            max_model_len=max_model_len,
+            seconds=settings.profile_seconds,
+        ),
+    )
+
+
+def _trials(spec: ModelSpec, reach: Reach) -> tuple[Trial, ...]:
+    try:
+        return campaign(spec, reach)
+    except ValueError as e:
+        raise errors.ProfilingFailed(str(e)) from e
+
+
+# --- progress -----------------------------------------------------------------------------------------
+
+
+def attempted(profile: ModelProfile, now_s: float) -> ModelProfile:
+    return dataclasses.replace(
+        profile, phase=Phase.PROFILING, attempts=profile.attempts + 1, updated_at_s=now_s
+    )
+
+
+def with_line(
+    profile: ModelProfile, line: str, all_points: int, seconds: float, now_s: float
+) -> ModelProfile:
+    """The profile with one more measurement; what it holds already changes nothing."""
+    if line in profile.measurements:
+        return profile
+    lines = (*profile.measurements, line)
+    timed = sum(isinstance(m, Timing) for m in from_lines(lines, profile.key))
+    return dataclasses.replace(
+        profile,
+        measurements=lines,
+        points=timed,
+        all_points=all_points,
+        seconds=profile.seconds + seconds,
+        attempts=0,
+        reason=described(line, timed, all_points),
+        updated_at_s=now_s,
+    )
+
+
+def described(line: str, points: int, all_points: int) -> str:
+    """For people who wait."""
+    found = next(iter(from_lines([line], "a measurement")))
+    count = f"{points} of {all_points} loads measured"
+    if isinstance(found, Footprint):
+        return f"{count}; an engine of {found.setting.layers} layers started in {found.start_s:.0f} s"
+    load = f"{found.point.batch} x {found.point.input_tokens} tokens"
+    return f"{count}; {load}: TTFT {found.ttft_s * 1e3:.0f} ms, TPOT {found.tpot_s * 1e3:.1f} ms"
+
+
+def ended(profile: ModelProfile, problem: str, now_s: float) -> ModelProfile:
+    """What a measuring that ended so leaves: Ready if an estimate can be made from it. '' is no problem."""
+    usable = calibration(profile.measurements) is not None
+    if not problem:
+        reason = f"{profile.points} loads measured in {profile.seconds:.0f} s"
+        return dataclasses.replace(profile, phase=Phase.READY, reason=reason, updated_at_s=now_s)
+    kept = f"{profile.points} of {profile.all_points} loads measured, then: " if usable else ""
+    phase = Phase.READY if usable else Phase.FAILED
+    return dataclasses.replace(profile, phase=phase, reason=kept + problem, updated_at_s=now_s)
+
+
+def resumed(profile: ModelProfile, now_s: float) -> ModelProfile:
+    """To be measured once more, what is lacking."""
+    return dataclasses.replace(
+        profile, phase=Phase.PENDING, attempts=0, reason="waits to be measured", updated_at_s=now_s
+    )
+
+
+def is_whole(profile: ModelProfile) -> bool:
+    """Whether everything that was planned has been measured."""
+    return profile.phase is Phase.READY and 0 < profile.all_points <= profile.points
+
+
+# --- who waits ----------------------------------------------------------------------------------------
+
+
+def waiting(state: State, key: str) -> Iterator[Operation]:
+    """Open operations that a profile's end will end: registrations, and profiles asked for."""
+    for found in state.operations.values():
+        op = found.record
+        model = state.models.get(op.target)
+        if op.done or op.cancel_requested or model is None or model.record.profile != key:
+            continue
+        if op.kind is OperationKind.PROFILE or (
+            op.kind is OperationKind.REGISTER and model.record.phase is Phase.PROFILING
+        ):
+            yield op
+
+
+def subject(state: State, key: str) -> Model | None:
+    """A model of the profile's shape, whose config is to be measured; the oldest."""
+    having = [m.record for m in state.models.values() if m.record.profile == key and m.record.path]
+    return min(having, key=lambda m: (m.created_at_s, m.name), default=None)
+
+
+def settled_profile(state: State, model: Model) -> ModelProfile | None:
+    """The profile that a model waits for, if there is nothing more to wait for."""
+    found = state.profiles.get(model.profile or "")
+    return found.record if found and found.record.settled else None
+
+
+# --- what is known ------------------------------------------------------------------------------------
+
+Profiles = Mapping[str, Versioned[ModelProfile]]
+
+
+def calibration_for(
+    model: Model, inventory: Inventory, settings: Settings, profiles: Profiles
+) -> Calibration | None:
+    """What was measured of this model's shape on the device that stands for all; None if nothing was."""
+    key = key_of_model(model, inventory, settings)
+    found = profiles.get(key.text) if key else None
+    if key is None or found is None or model.spec is None:
+        return None
+    known = calibration(found.record.measurements)
+    return known(served_spec(model.spec, key.dtype)) if known else None
+
+
+@dataclass(frozen=True)
+class _Calibrator:
+    lines: tuple[str, ...]
+
+    def __call__(self, spec: ModelSpec) -> Calibration:
+        return calibrate(spec, from_lines(self.lines, "a profile"))
+
+
+@lru_cache(maxsize=256)
+def calibration(lines: tuple[str, ...]) -> _Calibrator | None:
+    """A fit to these measurements, given a spec; None when they are not enough for one."""
+    try:
+        timings = [m for m in from_lines(lines, "a profile") if isinstance(m, Timing)]
+    except MeasurementError:
+        return None
+    whole = [t for t in timings if len(t.setting.layers_per_stage) == 1]
+    one_step = len({t.setting.batched_tokens for t in timings}) == 1
+    return _Calibrator(lines) if whole and one_step else None

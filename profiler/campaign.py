@@ -1,0 +1,130 @@
+"""What a profile measures: a few settings of a model's fingerprint, each at a few loads. Pure.
+
+A fingerprint is as deep as the model but holds only as many different layers as do not fit the device's
+caches (docs/profiler.md); on GPUs a second, shallower one tells apart what depends on depth, each TP that
+fits is measured, and one pipeline. A CPU is one device, on which a model is not split, and starting an
+engine is most of the cost: one fingerprint, whose head and layers are told apart by their bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from profiler.estimate import allowance_bytes
+from profiler.measurements import Point, Setting
+from profiler.plans import even_stages
+from profiler.shards import kv_bytes_per_token, layer_shard_bytes, outer_bytes, tp_fits, vocab_table_bytes
+from profiler.types import ModelSpec, Plan
+
+MIB = 2**20
+CPU_CACHE_BYTES = 512 * MIB  # more than a server CPU's last-level cache
+GPU_CACHE_BYTES = 256 * MIB  # more than an H200's 50 MiB, several times
+CPU_OUTPUT_TOKENS, GPU_OUTPUT_TOKENS = 12, 32
+CPU_PROCESS_BYTES = 1536 * MIB  # an engine's own process, with torch
+GPU_RUNTIME_BYTES = 1024 * MIB  # CUDA context, communication, captured graphs
+MOST_TP = 8
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What may be used, and how the engines that will be deployed are set up.
+
+    `devices` of one node, each with `device_bytes` free for this.
+    """
+
+    on_cpu: bool
+    devices: int
+    device_bytes: int
+    max_model_len: int
+    max_sequences: int
+    batched_tokens: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One start of the engine: its setting, its loads, and how many different layers it holds."""
+
+    setting: Setting
+    points: tuple[Point, ...]
+    distinct_layers: int
+    output_tokens: int
+
+
+def campaign(spec: ModelSpec, reach: Reach) -> tuple[Trial, ...]:
+    """Trials that fit `reach.device_bytes`, most telling first.
+
+    Raises ValueError when not even the first fits, with what it needs.
+    """
+    trials = tuple(_trials(spec, reach))
+    first = needed_bytes(spec, trials[0], reach)
+    if first > reach.device_bytes:
+        raise ValueError(
+            f"measuring needs {first / MIB:.0f} MiB on one device, and {reach.device_bytes / MIB:.0f} MiB "
+            "may be used; free memory there, or raise OSTINATO_PROFILE_BYTES"
+        )
+    return tuple(trial for trial in trials if needed_bytes(spec, trial, reach) <= reach.device_bytes)
+
+
+def needed_bytes(spec: ModelSpec, trial: Trial, reach: Reach) -> int:
+    """Of each device, at most: the stage with embedding and head, the loads' KV cache, working memory."""
+    setting = trial.setting
+    tp, layers = setting.tensor_parallel, max(setting.layers_per_stage)
+    held = min(layers, trial.distinct_layers)
+    weights = held * layer_shard_bytes(spec, tp) + 2 * vocab_table_bytes(spec, tp) + outer_bytes(spec)
+    tokens = max(p.batch * (p.input_tokens + trial.output_tokens) for p in trial.points)
+    kv_cache = held * kv_bytes_per_token(spec, tp) * tokens
+    plan = Plan(
+        tp, setting.layers_per_stage, "none", reach.max_model_len, 0, 0, 0, 0, 0, reach.batched_tokens
+    )
+    working = allowance_bytes(spec, plan, plan.pipeline_parallel - 1)
+    if reach.on_cpu:  # a CPU engine packs its weights beside the originals
+        return 2 * weights + kv_cache + working + CPU_PROCESS_BYTES
+    return weights + kv_cache + working + GPU_RUNTIME_BYTES
+
+
+def count_points(trials: tuple[Trial, ...]) -> int:
+    return sum(len(trial.points) for trial in trials)
+
+
+def _trials(spec: ModelSpec, reach: Reach) -> Iterator[Trial]:
+    layers, half = spec.num_layers, max(1, spec.num_layers // 2)
+    points = _points(reach)
+    for tp in _degrees(spec, reach):
+        yield _trial(spec, reach, Setting((layers,), tp, batched_tokens=reach.batched_tokens), points)
+        if half < layers and not reach.on_cpu:
+            shallow = Setting((half,), tp, batched_tokens=reach.batched_tokens)
+            yield _trial(spec, reach, shallow, points)
+    if reach.devices > 1 and layers > 1 and not reach.on_cpu:
+        pipeline = Setting(even_stages(layers, 2), batched_tokens=reach.batched_tokens)
+        yield _trial(spec, reach, pipeline, points)
+
+
+def _degrees(spec: ModelSpec, reach: Reach) -> list[int]:
+    if reach.on_cpu:
+        return [1]
+    return [tp for tp in range(1, min(reach.devices, MOST_TP) + 1) if tp_fits(spec, tp)]
+
+
+def _trial(spec: ModelSpec, reach: Reach, setting: Setting, points: tuple[Point, ...]) -> Trial:
+    cache = CPU_CACHE_BYTES if reach.on_cpu else GPU_CACHE_BYTES
+    distinct = max(2, math.ceil(cache / layer_shard_bytes(spec, setting.tensor_parallel)))
+    return Trial(setting, points, min(distinct, spec.num_layers), _output_tokens(reach))
+
+
+def _output_tokens(reach: Reach) -> int:
+    """Enough to see the pace of decoding; fewer where there are few positions."""
+    wanted = CPU_OUTPUT_TOKENS if reach.on_cpu else GPU_OUTPUT_TOKENS
+    return min(wanted, max(4, reach.max_model_len // 2))
+
+
+def _points(reach: Reach) -> tuple[Point, ...]:
+    """Each within what the deployed engines take: their sequences at once, their positions."""
+    longest = max(1, reach.max_model_len - _output_tokens(reach))
+    if reach.on_cpu:
+        wanted = [(1, 32), (1, 256), (4, 64), (16, 32)]
+    else:
+        wanted = [(b, i) for b in (1, 2, 4, 8, 16, 32, 64, 128) for i in (128, 1024)]
+    fitting = [Point(min(b, reach.max_sequences), min(i, longest)) for b, i in wanted]
+    return tuple(dict.fromkeys(fitting))

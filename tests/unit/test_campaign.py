@@ -1,0 +1,88 @@
+"""What a profile measures, for which budget, and what it is kept under."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_estimate import LLAMA_7B
+
+from profiler.campaign import Reach, campaign, needed_bytes
+from profiler.profile_key import profile_key
+
+GIB = 1 << 30
+CPU = Reach(True, 1, 64 * GIB, 2048, 16, 2048)
+GPUS = Reach(False, 4, 100 * GIB, 2048, 64, 8192)
+
+
+def test_a_cpu_starts_one_engine() -> None:
+    (trial,) = campaign(LLAMA_7B, CPU)
+    assert trial.setting.layers_per_stage == (32,)
+    assert (trial.setting.tensor_parallel, trial.setting.batched_tokens) == (1, 2048)
+    assert trial.distinct_layers == 2  # of 405 MB each
+
+
+def test_gpus_measure_each_tp_in_two_depths_and_a_pipeline() -> None:
+    found = [(t.setting.tensor_parallel, t.setting.layers_per_stage) for t in campaign(LLAMA_7B, GPUS)]
+    assert found == [(tp, (n,)) for tp in (1, 2, 4) for n in (32, 16)] + [(1, (16, 16))]
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 200),
+    st.sampled_from([16, 100, 4096]),
+    st.integers(1, 64),
+    st.booleans(),
+)
+def test_everything_fits_the_budget_and_the_engines(
+    devices: int, gib: int, length: int, sequences: int, on_cpu: bool
+) -> None:
+    reach = Reach(on_cpu, devices, gib * GIB, length, sequences, 2048)
+    if gib < 8:
+        with contextlib.suppress(ValueError):
+            campaign(LLAMA_7B, reach)
+        return
+    trials = campaign(LLAMA_7B, reach)
+    assert trials
+    for trial in trials:
+        assert needed_bytes(LLAMA_7B, trial, reach) <= reach.device_bytes
+        assert trial.setting.world_size <= (1 if on_cpu else devices)
+        assert len(set(trial.points)) == len(trial.points)
+        for point in trial.points:
+            assert point.batch <= sequences
+            assert point.input_tokens + trial.output_tokens <= length
+
+
+def test_a_budget_that_is_too_small_is_named() -> None:
+    with pytest.raises(ValueError, match=r"measuring needs \d+ MiB on one device, and 1024 MiB may be used"):
+        campaign(LLAMA_7B, replace(CPU, device_bytes=GIB))
+
+
+def test_small_layers_are_held_until_no_cache_holds_them() -> None:
+    small = replace(LLAMA_7B, linears={}, linear_shapes={}, layer_weight_bytes=64 << 20)
+    (trial,) = campaign(small, CPU)
+    assert trial.distinct_layers == 8
+
+
+def test_keys_can_name_files() -> None:
+    key = profile_key(LLAMA_7B, "float32", "AMD EPYC (tm) 7/B @ 2x", "0.32.0")
+    assert set(key.text) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+    assert key.text.endswith("_float32_AMD-EPYC-tm-7-B-2x_0.32.0")
+    assert profile_key(LLAMA_7B, "float32", "", "").text.endswith("_unknown_unknown")
+
+
+@pytest.mark.parametrize(
+    "field", ["num_layers", "hidden_size", "num_kv_heads", "vocab_size", "sliding_window"]
+)
+def test_another_shape_is_another_key(field: str) -> None:
+    other = replace(LLAMA_7B, **{field: 3})  # type: ignore[arg-type]
+    assert profile_key(other, "a", "b", "c") != profile_key(LLAMA_7B, "a", "b", "c")
+
+
+@pytest.mark.parametrize("field", ["fingerprint", "max_position"])
+def test_other_weights_are_not(field: str) -> None:
+    other = replace(LLAMA_7B, **{field: "x" if field == "fingerprint" else 77})  # type: ignore[arg-type]
+    assert profile_key(other, "a", "b", "c") == profile_key(LLAMA_7B, "a", "b", "c")

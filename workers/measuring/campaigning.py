@@ -1,0 +1,195 @@
+"""Carries out a `MeasureOrder`: each trial in a process of its own, watched, and ended when it oversteps.
+
+Whatever happens to the engine happens to that process. It ends with this one too, for it reads a pipe whose
+other end closes then, however this one ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from profiler.campaign import Trial
+from profiler.fingerprints.folder import write_fingerprint
+from profiler.measurements import Timing, from_lines, read, to_line
+from workers.measuring.job import Job
+from workers.measuring.order import MeasureOrder
+
+POLL_S = 0.2
+LOCK_WAIT_S = 30.0
+LOG_TAIL = 600  # characters of the engine's own words in an error
+
+
+class MeasuringError(RuntimeError):
+    """A measurement that could not be finished; the message says why, for the user."""
+
+
+def carry_out(order: MeasureOrder) -> Iterator[str]:
+    """Lines of what was not `known`, as they are measured. Raises MeasuringError; lines before it count.
+
+    Closing the iterator ends what runs.
+    """
+    order.scratch.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + order.seconds
+    with _alone(order.scratch):
+        found = _Found(order)
+        yield from found.fresh()
+        for trial in order.trials:
+            if found.lacks(trial):
+                yield from _run(order, trial, found, deadline)
+
+
+class _Found:
+    """The file that measuring processes append to, and how much of it has been told."""
+
+    def __init__(self, order: MeasureOrder) -> None:
+        self.path = order.scratch / "measurements.jsonl"
+        self._told = set(order.known)
+        here = {to_line(m) for m in read(self.path)} if self.path.exists() else set()
+        with self.path.open("a", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in order.known if line not in here)
+
+    def fresh(self) -> Iterator[str]:
+        for measurement in read(self.path):
+            line = to_line(measurement)
+            if line not in self._told:
+                self._told.add(line)
+                yield line
+
+    def lacks(self, trial: Trial) -> bool:
+        done = {m.point for m in read(self.path) if isinstance(m, Timing) and m.setting == trial.setting}
+        return not done.issuperset(trial.points)
+
+
+def _run(order: MeasureOrder, trial: Trial, found: _Found, deadline: float) -> Iterator[str]:
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise MeasuringError(f"not finished within {order.seconds:.0f} s; raise OSTINATO_PROFILE_SECONDS")
+    log = order.scratch / "engine.log"
+    job = _job(order, trial, found.path, left_s)
+    process = _start(order, job, log)
+    try:
+        while process.poll() is None:
+            time.sleep(POLL_S)
+            yield from found.fresh()
+            _check(order, process, deadline)
+    finally:
+        _end(process)
+    yield from found.fresh()
+    if process.returncode:
+        raise MeasuringError(f"the engine ended with {_exit(process.returncode)}: {_last_words(log)}")
+
+
+def _job(order: MeasureOrder, trial: Trial, out: Path, left_s: float) -> Job:
+    on_cpu = order.device_kind == "cpu"
+    return Job(
+        folder=_fingerprint(order, trial.setting.layers),
+        out=out,
+        setting=trial.setting,
+        points=trial.points,
+        device_kind="cpu" if on_cpu else "cuda",
+        device_bytes=order.device_bytes,
+        dtype=order.dtype,
+        output_tokens=trial.output_tokens,
+        seconds=left_s,
+        distinct_layers=trial.distinct_layers,
+        max_model_len=order.max_model_len,
+        graphs=not on_cpu,
+        own_process=not on_cpu,  # on a CPU a step takes far longer than telling another process of it
+    )
+
+
+def _fingerprint(order: MeasureOrder, layers: int) -> Path:
+    target = order.scratch / f"fingerprint-{layers}"
+    shutil.rmtree(target, ignore_errors=True)  # of another checkpoint of the same shape, or another tokenizer
+    return write_fingerprint(order.folder, target, layers)
+
+
+def _start(order: MeasureOrder, job: Job, log: Path) -> subprocess.Popen[bytes]:
+    request = order.scratch / "job.json"
+    request.write_text(job.model_dump_json())
+    environment = dict(os.environ)
+    if order.device_kind != "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(
+            str(index) for index in order.devices[: job.setting.world_size]
+        )
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            [sys.executable, "-m", "workers.measuring", str(request), "--end-with-stdin"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _check(order: MeasureOrder, process: subprocess.Popen[bytes], deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise MeasuringError(f"not finished within {order.seconds:.0f} s; raise OSTINATO_PROFILE_SECONDS")
+    if order.device_kind == "cpu" and (held := _resident_bytes(process.pid)) > order.device_bytes:
+        raise MeasuringError(
+            f"the engine took {held >> 20} MiB where {order.device_bytes >> 20} MiB may be used; raise "
+            "OSTINATO_PROFILE_BYTES, or free memory"
+        )
+
+
+def _resident_bytes(pid: int) -> int:
+    """Of a process and its descendants; what they share counts for each, to be safe."""
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                total += int(one.memory_info().rss)
+    return total
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """It and all it started: they are a session of their own."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def _exit(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _last_words(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    telling = [line for line in lines if "Error" in line or "error" in line]
+    return (telling or lines or ["it said nothing"])[-1][-LOG_TAIL:]
+
+
+@contextlib.contextmanager
+def _alone(scratch: Path) -> Iterator[None]:
+    """One measuring at a time in a folder: that of a control plane that was killed may still be ending."""
+    with (scratch / "lock").open("w") as lock:
+        deadline = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as e:
+                if time.monotonic() > deadline:
+                    raise MeasuringError(f"something else is measuring in {scratch}; try again later") from e
+                time.sleep(POLL_S)
+        yield
+
+
+def points_of(lines: tuple[str, ...]) -> int:
+    """How many loads the lines hold."""
+    return sum(isinstance(m, Timing) for m in from_lines(lines, "what was measured"))

@@ -1,0 +1,29 @@
+"""A whole profile to be measured on one node. Plain data, sent to a Ray task there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from profiler.campaign import Trial
+
+
+@dataclass(frozen=True)
+class MeasureOrder:
+    """Measure the fingerprints of the model in `folder` as `trials` say.
+
+    `known` are lines (profiler.measurements) that need not be measured again. Each of the node's `devices`
+    (indices; the CPU is 0) may be filled with `device_bytes`, and everything ends after `seconds`. What is
+    measured is also kept in `scratch`, on the node, where a repetition finds it.
+    """
+
+    folder: Path
+    scratch: Path
+    trials: tuple[Trial, ...]
+    known: tuple[str, ...]
+    device_kind: str
+    devices: tuple[int, ...]
+    device_bytes: int
+    dtype: str
+    max_model_len: int
+    seconds: float
