@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from workers.variants import background, hooking
+from workers.variants import background, hooking, warming
 from workers.variants.batch import Batch
 from workers.variants.config import VariantConfig, from_additional
 from workers.variants.device import DeviceMemory, NoRoom
@@ -68,11 +68,15 @@ class VariantManager:
         self.residents = Residents(opener, memory, shapes, self._dtype, self.config.host_bytes, threads)
         workspace = Workspace(self.config, self.batch.tokens.max_rows, 3, self._device)
         context = vllm_config.compilation_config.static_forward_context
+        hooked: list[warming.Hooked] = []
         for module, shape in layers:
             tables = {op: memory.table((name, op)) for name, op in widths if name == shape.name}
             if tables:
                 site = Site(self.batch, memory.arena, tables, workspace)
                 hooking.hook(module, shape, site, lambda name, made: context.update({name + SUFFIX: made}))
+                hooked.append((module, shape, site))
+        if self._device.type == "cuda":
+            warming.warm_up(hooked, self._dtype)
         self._loader = Loader.connect(self._parallel.rank, self.residents)
         return model
 

@@ -58,7 +58,7 @@ class Workspace:
     def __init__(
         self, config: VariantConfig, max_tokens: int, most_slices: int, device: torch.device
     ) -> None:
-        rows = max_tokens if device.type == "cuda" else 1  # the references need none
+        rows = 1 if device.type == "cpu" else max_tokens  # the references need none
         if "lora" in config.kinds:
             self.lora = lora.Scratch(rows, config.slots, most_slices * config.max_rank, device)
         if "svd_delta" in config.kinds:

@@ -58,7 +58,7 @@ def _embed(ids, out, first, arena, table, slots, out_stride, width,
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_tiles"])  # which takes many values
 def _head(x, out, arena, table, tiles, order, x_stride, out_stride, inputs, max_tiles, WIDTH: tl.constexpr,
           ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr):  # fmt: skip
     # Tiles come first: those of one slot run together and read its weights from memory once.

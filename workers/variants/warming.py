@@ -1,0 +1,99 @@
+"""Compiles the operations' kernels before an engine says that it is ready.
+
+vLLM's own warm-up does not reach them all: it samples without variants, so that no head of theirs runs, and
+which row counts it tries depends on its settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from workers.kernels.rows import LARGE_FROM
+from workers.variants import operators
+from workers.variants.shapes import LayerShape, LinearShape, NormShape, VocabularyShape
+
+if TYPE_CHECKING:
+    from workers.variants.layers import Site
+
+Hooked = tuple[Any, LayerShape, "Site"]  # a module, its shape, and what its hooks use
+
+
+def warm_up(hooked: Iterable[Hooked], dtype: torch.dtype) -> None:
+    """Run each operation of every layer that is unlike those before, for row counts of every magnitude.
+
+    To be called before the first batch: all rows are of the base then, and the kernels end at once. `dtype`
+    is the activations'.
+    """
+    seen = set()
+    for module, shape, site in hooked:
+        if (kind := _kind(module, shape)) in seen:
+            continue
+        seen.add(kind)
+        rows = site.batch.samples if _is_head(shape) else site.batch.tokens
+        for count in _magnitudes(rows.max_rows):
+            _run(module, shape, site, count, dtype)
+
+
+def _magnitudes(most: int) -> Iterator[int]:
+    """1, 2, 4, ... up to where tiles become large: nothing about a launch changes after that."""
+    count = 1
+    while count <= min(most, LARGE_FROM):
+        yield count
+        count *= 2
+
+
+def _kind(module: Any, shape: LayerShape) -> tuple[Any, ...]:
+    """What the kernels' specialisations can depend on."""
+    match shape:
+        case LinearShape():
+            return (shape.widths, shape.in_start, shape.in_size, shape.in_full, _bias(module) is None)
+        case NormShape():
+            return ("norm", shape.width)
+        case VocabularyShape():
+            return (shape.is_head, *module.weight.shape)
+
+
+def _run(module: Any, shape: LayerShape, site: Site, count: int, dtype: torch.dtype) -> None:
+    device = site.arena.device
+
+    def values(columns: int) -> torch.Tensor:
+        return torch.zeros(count, columns, dtype=dtype, device=device)
+
+    match shape:
+        case LinearShape():
+            _linear(shape, site, values(shape.in_full), values(shape.out_size), _bias(module))
+        case NormShape() if "norm" in site.tables:
+            operators.norm(values(shape.width), values(shape.width), 1e-6, site)
+        case VocabularyShape(is_head=True) if "head" in site.tables:
+            operators.head(values(shape.width), values(module.weight.shape[0]), site)
+        case VocabularyShape(is_head=False) if "embedding" in site.tables:
+            ids = torch.zeros(count, dtype=torch.int64, device=device)
+            operators.embed(ids, values(shape.width), site)
+
+
+def _linear(
+    shape: LinearShape, site: Site, whole: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
+) -> None:
+    """`whole`: the input of all ranks, [rows, in]."""
+    here = whole[:, shape.columns].contiguous()
+    for op in operators.ADDITIONS:
+        if op in site.tables:
+            operators.add(op, here, out, site, shape.widths)
+    for given in {id(b): b for b in (None, bias)}.values():  # one rank adds it for all
+        if "boft" in site.tables:
+            operators.rescale(out, given, site, shape.widths)
+        if "bias" in site.tables:
+            operators.replace_bias(out, given, site)
+    if "boft" in site.tables:
+        operators.rotate(whole, site, shape)
+
+
+def _bias(module: Any) -> torch.Tensor | None:
+    return getattr(module, "bias", None)
+
+
+def _is_head(shape: LayerShape) -> bool:
+    return isinstance(shape, VocabularyShape) and shape.is_head
