@@ -13,12 +13,13 @@ What is real and what is not:
 - Weights and prompts are random; no time depends on their values. Traces' prompts have no tokenizer to count
   them: a token is taken for 4 characters. Every request generates exactly the tokens its trace says.
 - Every delta is read, verified and packed for itself, into page-locked memory of its own, before the first
-  case (`prepare_s`). Only a few distinct ones lie on disk, so the files come from the page cache. Where host
+  case, several at once (`prepare_s`, `prepare_gb_per_s`: bytes of files). Only a few distinct ones lie on disk, so the files come from the page cache. Where host
   memory does not hold all of them (`in_host`), the others are read again when they are asked for.
 - Whole models are in page-locked memory from the start. There are a few distinct copies, which many models
   share as if the machine had 13.5 GB for each, and none is ever read from disk: this favours the baseline.
 - From host memory to the GPU both sides copy all bytes of what they load.
-- Cases follow each other in one engine: each begins with what the one before has left in the slots.
+- Cases follow each other in one engine: each begins with what the one before has left in the slots. What does
+  not fit into `--budget` is left out, the last cases first; results are written after every case.
 
 `workload`, `metrics` and `taking_turns` are pure; `deltas` writes deltas; `engines` starts vLLM; `playing`
 sends the requests; `one_engine` is what runs in each process; `plot` draws.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import faulthandler
 import json
 import os
 import signal
@@ -18,10 +17,10 @@ from typing import Any
 
 import benchmarks.serving as package
 from benchmarks.serving.metrics import ratios
-from benchmarks.serving.settings import Settings, arguments, parser
+from benchmarks.serving.settings import GRACE_S, Settings, arguments, parser
 
-GRACE_S = 20  # after an engine's deadline, before its processes are ended
-SHARES = {"ours": 0.55, "baseline": 1.0}  # of what is left when its turn comes; ours reads 32 deltas first
+ENDING_S = 10  # after an engine has told all: then its processes are ended, whatever they still do
+SHARES = {"ours": 0.55, "baseline": 1.0}  # of what is left when its turn comes; ours has 32 deltas to read
 
 
 def main() -> None:
@@ -32,7 +31,6 @@ def main() -> None:
     if given.one:
         from benchmarks.serving.one_engine import OneEngine
 
-        faulthandler.dump_traceback_later(given.deadline - time.time() + GRACE_S / 2, exit=True)
         asyncio.run(OneEngine(Settings.of(given), given.one, given.deadline).run())
         return
     ends = time.time() + given.budget
@@ -58,7 +56,10 @@ def _document(commands: list[str], rows: list[dict[str, Any]]) -> dict[str, Any]
 
 
 def _rows_of(engine: str, deadline: float) -> Iterator[dict[str, Any]]:
-    """Run one engine in a process of its own; its lines that are JSON objects are its results."""
+    """Run one engine in a process of its own; its lines that are JSON objects are its results.
+
+    It is over when all its processes have ended, and so given back the GPU: nobody else holds its output.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.serving", *arguments(sys.argv[1:], engine, deadline)],
         stdout=subprocess.PIPE,
@@ -66,18 +67,27 @@ def _rows_of(engine: str, deadline: float) -> Iterator[dict[str, Any]]:
         text=True,
         start_new_session=True,  # so that whatever it starts ends with it
     )
-    watch = threading.Timer(max(1.0, deadline - time.time()) + GRACE_S, _end, [process])
-    watch.start()
+    watch = _end_in(max(1.0, deadline - time.time()) + GRACE_S, process)
     try:
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)
-            if line.startswith("{"):
-                yield json.loads(line)
+            row = json.loads(line) if line.startswith("{") else {}
+            if "finished" in row:
+                watch.cancel()
+                watch = _end_in(ENDING_S, process)
+            elif row:
+                yield row
     finally:
         watch.cancel()
         _end(process)
         process.wait()
+
+
+def _end_in(seconds: float, process: subprocess.Popen[str]) -> threading.Timer:
+    watch = threading.Timer(seconds, _end, [process])
+    watch.start()
+    return watch
 
 
 def _end(process: subprocess.Popen[str]) -> None:

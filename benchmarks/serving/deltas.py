@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +33,18 @@ def write(base: Path, shape: dict[str, int], folder: Path, bits: int, seed: int)
     if (folder / DELTA).exists():
         return folder
     folder.mkdir(parents=True)
-    rng = np.random.default_rng(seed)
-    pools = _pools(rng)
+    pools = _pools(np.random.default_rng(seed))
     described: dict[str, dict[str, Any]] = {"files": {}, "modules": {}, "full": {}}
-    for file, modules, full in _contents(shape):
-        entries = {name: entry for m, dims in modules.items() for name, entry in _parts(m, dims, bits)}
-        entries |= {name: ("BF16", dims) for name, dims in full.items()}
-        described["files"][file] = _write_file(folder / file, entries, pools, rng)
-        described["modules"] |= {module: {"file": file} for module in modules}
-        described["full"] |= {name: {"file": file} for name in full}
+    with ThreadPoolExecutor() as pool:  # hashing and writing let go of the interpreter
+        written = {}
+        for number, (file, modules, full) in enumerate(_contents(shape)):
+            entries = {name: entry for m, dims in modules.items() for name, entry in _parts(m, dims, bits)}
+            entries |= {name: ("BF16", dims) for name, dims in full.items()}
+            rng = np.random.default_rng([seed, number])
+            written[file] = pool.submit(_write_file, folder / file, entries, pools, rng)
+            described["modules"] |= {module: {"file": file} for module in modules}
+            described["full"] |= {name: {"file": file} for name in full}
+        described["files"] = {file: facts.result() for file, facts in written.items()}
     facts = {"format": FORMAT, "version": VERSION, "kind": "sparse_delta", "bits": bits, "group_size": None}
     origin = {"method": "random codes", "tool": "benchmarks.serving"}
     mark = {"base": {"fingerprint": read_model(base).fingerprint}}

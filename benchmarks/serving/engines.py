@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +16,6 @@ from workers.variants.config import ADDRESS_VARIABLE, VariantConfig
 
 CAPTURED = [1, 2, 4, 8, 16, 24, 32, 48, 64]
 ARENA_SLACK = 1.01  # a variant's arrays are aligned in the arena
-PINNING = "PYTORCH_ALLOC_CONF"
-EXACT_PINNING = "pinned_max_round_threshold_mb:64"  # not known to every torch
 
 
 def prepare_files(settings: Settings, engine: str) -> list[Path]:
@@ -28,13 +23,12 @@ def prepare_files(settings: Settings, engine: str) -> list[Path]:
     base = gpu_engine.write_dummy_base(settings.work / "base", settings.shape)
     if engine == "baseline":
         return [base]
-
-    def write(number: int) -> Path:
-        folder = settings.work / f"delta-{settings.bits}bit-{number}"
-        return deltas.write(base, settings.shape, folder, settings.bits, number)
-
-    with ThreadPoolExecutor() as pool:  # hashing and writing let go of the interpreter
-        return list(pool.map(write, range(settings.payloads)))
+    return [
+        deltas.write(
+            base, settings.shape, settings.work / f"delta-{settings.bits}bit-{number}", settings.bits, number
+        )
+        for number in range(settings.payloads)
+    ]
 
 
 def delta_bytes(folder: Path) -> int:
@@ -67,19 +61,12 @@ def options(settings: Settings, engine: str) -> dict[str, Any]:
 def ours(settings: Settings) -> dict[str, Any]:
     size = delta_bytes(settings.work / f"delta-{settings.bits}bit-0")
     arena = int(settings.slots * size * ARENA_SLACK) + (64 << 20)
-    host = host_bytes(settings.host_gib, size, EXACT_PINNING in os.environ.get(PINNING, ""))
-    config = VariantConfig(settings.slots, arena, host, 8, kinds=("sparse_delta",))
+    config = VariantConfig(settings.slots, arena, int(settings.host_gib * GIB), 8, kinds=("sparse_delta",))
     return {
         "max_loras": settings.slots,
         "scheduler_cls": "workers.scheduling.scheduler.make_scheduler",
         "additional_config": config.as_json(),
     }
-
-
-def host_bytes(gib: float, size: int, exact: bool) -> int:
-    """Of variants of that size: torch rounds page-locked blocks up to powers of two unless told not to."""
-    taken = size if exact else 1 << (size - 1).bit_length()
-    return int(gib * GIB / taken) * size + (1 << 20)
 
 
 def baseline(settings: Settings) -> dict[str, Any]:
@@ -105,25 +92,6 @@ def set_environment(settings: Settings) -> None:
         HF_HUB_OFFLINE="1",
     )
     os.environ[ADDRESS_VARIABLE] = new_address()
-    if settings.shape_name != "tiny" and _knows(EXACT_PINNING):
-        os.environ[PINNING] = EXACT_PINNING
-
-
-def _knows(option: str) -> bool:
-    """Whether torch's allocator takes the option here."""
-    tried = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import torch; torch.empty(1, device='cuda'); torch.empty(1, pin_memory=True)",
-        ],
-        env={**os.environ, PINNING: option},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    return tried.returncode == 0 and "nrecognized" not in tried.stdout
 
 
 def start(settings: Settings, engine: str) -> Any:

@@ -3,42 +3,57 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import os
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 from benchmarks.serving import engines, playing, workload
 from benchmarks.serving.metrics import summary
-from benchmarks.serving.settings import Settings
+from benchmarks.serving.settings import GRACE_S, Settings
 from workers.scheduling.client import VariantClient
 from workers.variants.config import ADDRESS_VARIABLE
 
 CHECKED_TOKENS = 8
 WARM_PROMPTS, WARM_TOKENS = (16, 200, 700, 1900), 12
-READING_S = 300.0
 AZURE = "AzureLLMInferenceTrace_conv.csv"
 
 
 class OneEngine:
-    """`deadline` (time.time) is when all must be done."""
+    """`deadline` (time.time) is when all must be done. The last line is `finished`: what an engine still does
+    after it is of no interest."""
 
     def __init__(self, settings: Settings, engine: str, deadline: float) -> None:
         self._settings, self._engine, self._deadline = settings, engine, deadline
         self._lengths: workload.Lengths = ()
         self._paths: list[Path] = []
+        self._llm: Any = None
 
     async def run(self) -> None:
-        await self._start()
+        faulthandler.dump_traceback_later(self._left_s() + GRACE_S / 2, exit=True)
         try:
-            await self._warm()
-            for limit in self._limits():
-                for name in self._settings.cases:
-                    await self._case(name, limit)
-        finally:
-            self._client.close()
+            await self._measure()
+        except Exception:
+            traceback.print_exc()
+        faulthandler.cancel_dump_traceback_later()
+        self._tell(finished=True)
+        if self._llm is not None:
             self._llm.shutdown()
+            self._llm = None  # or it is shut down once more, when half of Python is gone
+
+    async def _measure(self) -> None:
+        await self._start()
+        await self._warm()
+        for limit in self._limits():
+            for name in self._settings.cases:
+                await self._case(name, limit)
+        self._client.close()
+
+    def _left_s(self) -> float:
+        return max(1.0, self._deadline - time.time())
 
     def _limits(self) -> tuple[int, ...]:
         return self._settings.limits if self._engine == "ours" else (self._settings.resident,)
@@ -56,7 +71,6 @@ class OneEngine:
         self._tell(
             files_s=round(written - start, 1),
             start_s=round(started - written, 1),
-            exact_pinning=engines.PINNING in os.environ,
         )
 
     async def _warm(self) -> None:
@@ -67,10 +81,13 @@ class OneEngine:
         # What is asked for and what is only prepared is read by different threads: from both ends at once.
         asked = [workload.Request(0.0, variant, 4, 1) for variant in everyone]
         await asyncio.gather(
-            playing.play(self._llm, asked, self._prompt, self._variant, READING_S),
-            *(self._client.prepare(v, self._path(v), READING_S) for v in reversed(everyone)),
+            playing.play(self._llm, asked, self._prompt, self._variant, self._left_s()),
+            *(self._client.prepare(v, self._path(v), self._left_s()) for v in reversed(everyone)),
         )
         prepared = time.perf_counter()
+        read = (
+            sum(engines.delta_bytes(Path(self._path(v))) for v in everyone) if self._engine == "ours" else 0
+        )
         for length in WARM_PROMPTS:
             size = min(length, self._settings.max_model_len - WARM_TOKENS)
             asked = [workload.Request(0.0, v, size, WARM_TOKENS) for v in (1, 2, 3, 4, 1, 2)]
@@ -78,6 +95,7 @@ class OneEngine:
         state = await self._client.state()
         self._tell(
             prepare_s=round(prepared - start, 1),
+            prepare_gb_per_s=round(read / (prepared - start) / 1e9, 3) if read else None,
             warm_s=round(time.perf_counter() - prepared, 1),
             variants_differ=await self._differ(),
             **_tiers(state),
@@ -102,7 +120,7 @@ class OneEngine:
             self._tell(**about, left_out="no request arrives in so short a time")
             return
         worst_s = requests[-1].at_s + self._settings.drain_s
-        left_s = self._deadline - time.time()
+        left_s = self._left_s()
         if left_s < worst_s:
             self._tell(**about, left_out=f"it may take {worst_s:.0f} s, {left_s:.0f} s are left")
             return

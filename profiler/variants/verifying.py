@@ -29,7 +29,7 @@ from profiler.variants.types import (
 )
 
 CHUNK_BYTES = 1 << 20  # still in the processor's cache when it is hashed
-FINITE_BLOCK = 1 << 18  # values looked at together, for the same reason
+FINITE_BLOCK = 1 << 16  # values looked at together, for the same reason
 # The bits that are all ones in infinities and NaNs, and the unsigned type of that width.
 EXPONENTS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
     "F16": (np.uint16, 0x7C00),

@@ -24,7 +24,7 @@ FIELDS = 5  # of a slice in a table row: bits (0: no delta), where values, masks
 GROUP = 4  # columns of which two are kept
 ALIGNED_COLUMNS = 64  # whose bytes a GPU loads at once
 DROPPED = 2  # 2-bit code of the value zero
-TRANSLATED = 1 << 17  # bytes at a time: few enough for a processor's cache
+TRANSLATED = 1 << 16  # bytes at a time: few enough for a processor's cache
 
 
 def width(num_slices: int) -> int:
