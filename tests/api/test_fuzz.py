@@ -6,24 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from installations import Installation, Start
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
-
-CHECKS: list[Any] = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_schema_conformance,
-]
 
 
 def test_every_route_documents_its_errors(fresh: Installation) -> None:
@@ -49,6 +35,8 @@ def served_all(start: Start) -> Iterator[Installation]:
 @pytest.mark.timeout(180)
 def test_made_up_requests(served_all: Installation) -> None:
     """No answer is a server error, and each is one that the schema describes."""
+    import schemathesis  # this takes as long as many tests
+
     schema = schemathesis.openapi.from_url(f"{served_all.url}/openapi.json")
     operations = [found.ok() for found in schema.get_all_operations()]
     assert len(operations) > 20
@@ -59,16 +47,26 @@ def test_made_up_requests(served_all: Installation) -> None:
 
 
 def _try(operation: Any, mode: Any) -> None:
+    from schemathesis import GenerationMode
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi import checks
+
+    wanted: list[Any] = [
+        not_a_server_error,
+        checks.status_code_conformance,
+        checks.content_type_conformance,
+        checks.response_schema_conformance,
+    ]
     cases: st.SearchStrategy[Any] = operation.as_strategy(generation_mode=mode)
 
     @settings(max_examples=10, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(case=cases)
     def holds(case: Any) -> None:
         response = case.call(timeout=20)
-        case.validate_response(response, checks=CHECKS)
+        case.validate_response(response, checks=wanted)
 
     try:
         holds()
     except Unsatisfiable:  # a request without parts has none to get wrong
-        if mode is not schemathesis.GenerationMode.NEGATIVE:
+        if mode is not GenerationMode.NEGATIVE:
             raise

@@ -10,7 +10,6 @@ import httpx
 import openai
 import pytest
 from clusters import Cluster, until
-from langchain_openai import ChatOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -160,6 +159,8 @@ def test_what_makes_no_sense_is_a_bad_request(
 
 
 def test_langchain(cluster: Cluster) -> None:
+    from langchain_openai import ChatOpenAI  # its import takes as long as many tests
+
     llm = ChatOpenAI(
         base_url=f"{cluster.url}/v1", api_key="unused", model="smol:forte", max_tokens=8, temperature=0
     )

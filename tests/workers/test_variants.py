@@ -28,16 +28,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 BASE = "base"
 TOKENS = 12
 # Float32 throughout: the engine sums in another order than transformers, no more.
-LOGPROB_TOLERANCE = 5e-4
+LOGPROB_TOLERANCE = 2e-4
 TIE = 1e-4
 PROMPTS = ("The capital of France is", "Once upon a time, in a village by the sea, there lived")
 KINDS = tuple(variant.name for variant in random_variants.EVERY_KIND)
 MODELS = (BASE, *KINDS)
 # SmolLM2's own sizes in fewer layers: there is every shape, in two stages of different depth.
-LAYERS = 6
+LAYERS = 3
 PLANS = {
     "one process": (1, (LAYERS,)),
-    "two stages": (1, (2, LAYERS - 2)),
+    "two stages": (1, (1, LAYERS - 1)),
     "three-way tensors": (3, (LAYERS,)),
 }
 

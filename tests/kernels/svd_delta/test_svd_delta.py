@@ -157,7 +157,7 @@ def test_equals_dense_products(run, slots):
     check_dense(run, build(140, (270, 20), RANKS), 140, rows_of(slots, 4), slots, FLOAT32_ERROR)
 
 
-@pytest.mark.parametrize("cut", [poisoned, with_large_tiles])
+@pytest.mark.parametrize("cut", [pytest.param(poisoned, marks=pytest.mark.slow), with_large_tiles])
 @pytest.mark.parametrize("inputs", [256, pytest.param(600, marks=pytest.mark.slow)])
 def test_splits_tiles_and_padding(cut, inputs):
     """Several pieces of the inputs, and more rows than the batch has, as in a padded CUDA graph."""
@@ -166,7 +166,7 @@ def test_splits_tiles_and_padding(cut, inputs):
     check_dense(interpreted, model, inputs, cut(rows_of(slots, 2, padded=24)), slots, FLOAT32_ERROR)
 
 
-@pytest.mark.parametrize("run", [by_reference, interpreted])
+@pytest.mark.parametrize("run", [by_reference, pytest.param(interpreted, marks=pytest.mark.slow)])
 def test_bfloat16(run):
     slots = some_slots(2, 20, 2)
     model = build(300, (260,), [({8: 2, 3: 8, 2: 40},), ({16: 4, 4: 20},)])
@@ -180,6 +180,7 @@ def test_bfloat16(run):
     )
 
 
+@pytest.mark.slow
 def test_a_rows_result_does_not_depend_on_its_batch():
     check_alone_as_among(interpreted, build(600, (64,), [({3: 4, 2: 20},), ({2: 7},)]), 600, 30)
 
