@@ -13,8 +13,9 @@ What is real and what is not:
 - Weights and prompts are random; no time depends on their values. Traces' prompts have no tokenizer to count
   them: a token is taken for 4 characters. Every request generates exactly the tokens its trace says.
 - Every delta is read, verified and packed for itself, into page-locked memory of its own, before the first
-  case, several at once (`prepare_s`, `prepare_gb_per_s`: bytes of files). Only a few distinct ones lie on disk, so the files come from the page cache. Where host
-  memory does not hold all of them (`in_host`), the others are read again when they are asked for.
+  case, several at once (`prepare_s`; `prepare_gb_per_s` counts the files' bytes). Only a few distinct ones
+  lie on disk, so the files come from the page cache. Where host memory does not hold all of them (`in_host`),
+  the others are read again when they are asked for.
 - Whole models are in page-locked memory from the start. There are a few distinct copies, which many models
   share as if the machine had 13.5 GB for each, and none is ever read from disk: this favours the baseline.
 - From host memory to the GPU both sides copy all bytes of what they load.
