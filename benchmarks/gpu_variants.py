@@ -2,16 +2,17 @@
 
     PYTHONPATH=.:tests python -m benchmarks.gpu_variants --out RESULT.json
 
-A random Llama of a few layers and the variants of tests/random_variants.py, in bfloat16. For each way of
-running (eager, CUDA graphs; prefix caching or not; one GPU, or two with TP or PP): how many greedy tokens
-are the reference's best, and the largest difference in log-probability, of which the base's own shows
-bfloat16's share.
+A random Llama of a few layers, or the checkpoint at --base, and the variants of tests/random_variants.py, in
+bfloat16. For each way of running (eager, CUDA graphs; prefix caching or not; one GPU, or two with TP or PP):
+how many greedy tokens are the float32 reference's best, by how much in log-probability the others fall short
+of its best, and the largest difference in log-probability. The base's own rows show bfloat16's share.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -32,21 +33,47 @@ CASES = ("graphs cached", "eager uncached", "graphs uncached", "eager cached")  
 CASE_TIMEOUT_S = 150
 
 
-def make(work: Path) -> None:
+TEXTS = (
+    "The capital of France is Paris, and the capital of Italy is",
+    "Once upon a time, in a village by the sea, there lived an old fisherman who",
+    "Water boils when it is heated because",
+)
+
+
+def make(work: Path, given: Path | None) -> None:
     """The base, its variants, and a merged checkpoint of each."""
-    import random_variants
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    base = work / "base"
+    if given is None:
+        torch.manual_seed(0)
+        config = LlamaConfig(**SHAPE, max_position_embeddings=1024, tie_word_embeddings=False)
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
+        with torch.no_grad():
+            model.lm_head.weight.mul_(6)  # decided answers: greedy tokens mean something
+        model.save_pretrained(base)
+        (base / gpu_engine.TOKENIZER).write_text("{}")
+    else:
+        AutoModelForCausalLM.from_pretrained(given, dtype=torch.bfloat16).save_pretrained(base)
+        shutil.copy(given / gpu_engine.TOKENIZER, base)
+    write_variants(work)
+
+
+def prompts(base: Path) -> list[list[int]]:
+    if (base / gpu_engine.TOKENIZER).read_text() == "{}":
+        return [[(37 * p + 11 * j) % 4000 + 5 for j in range(40)] for p in range(PROMPTS)]
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(base / gpu_engine.TOKENIZER))
+    return [tokenizer.encode(text).ids for text in TEXTS]
+
+
+def write_variants(work: Path) -> None:
+    import random_variants
 
     from workers.deltas.merge import merge
 
-    torch.manual_seed(0)
-    config = LlamaConfig(**SHAPE, max_position_embeddings=1024, tie_word_embeddings=False)
-    model = LlamaForCausalLM(config).to(torch.bfloat16)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(6)  # decided answers: greedy tokens mean something
-    model.save_pretrained(work / "base")
-    (work / "base" / gpu_engine.TOKENIZER).write_text("{}")
     for variant in random_variants.EVERY_KIND:
         random_variants.write(work / "base", work / variant.name, variant)
         merge(work / "base", work / variant.name, work / f"{variant.name}.merged")
@@ -76,8 +103,7 @@ def one(case: str, work: Path) -> None:
         compilation_config=compilation(case),
     )
     requests = [None, *(LoRARequest(n, i + 1, str(work / n)) for i, n in enumerate(names()))]
-    prompts = [[(37 * p + 11 * j) % 4000 + 5 for j in range(40)] for p in range(PROMPTS)]
-    rows = [(prompt, request) for prompt in prompts for request in requests]
+    rows = [(prompt, request) for prompt in prompts(work / "base") for request in requests]
     sampling = SamplingParams(max_tokens=TOKENS, temperature=0, logprobs=1, detokenize=False, ignore_eos=True)
     for _ in range(2):  # the second time, prefixes are cached
         answers = llm.generate(
@@ -113,7 +139,7 @@ def compare(work: Path, name: str, answers: list[Any]) -> dict[str, Any]:
 
     folder = work / ("base" if name == "base" else f"{name}.merged")
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).cuda().eval()
-    worst, best, count = 0.0, 0, 0
+    worst, short, best, count = 0.0, 0.0, 0, 0
     for answer in answers:
         prompt, tokens = list(answer.prompt_token_ids), list(answer.outputs[0].token_ids)
         with torch.no_grad():
@@ -121,15 +147,28 @@ def compare(work: Path, name: str, answers: list[Any]) -> dict[str, Any]:
         expected = logits.log_softmax(-1)[0, len(prompt) - 1 : -1]
         for i, token in enumerate(tokens):
             worst = max(worst, abs(float(expected[i, token]) - answer.outputs[0].logprobs[i][token].logprob))
+            short = max(short, float(expected[i].max() - expected[i, token]))
             best += int(expected[i].argmax() == token)
             count += 1
-    return {"variant": name, "tokens": count, "best": best, "largest_difference": round(worst, 4)}
+    return {
+        "variant": name,
+        "tokens": count,
+        "best": best,
+        "largest_shortfall": round(short, 4),
+        "largest_difference": round(worst, 4),
+    }
+
+
+def command(given: argparse.Namespace) -> str:
+    base = f" --base {given.base.name}" if given.base else ""
+    return f'python -m benchmarks.gpu_variants{base} --cases "{given.cases}"'
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
     parser.add_argument("--work", type=Path, default=Path("/tmp/gpu-variants"))
+    parser.add_argument("--base", type=Path, help="a checkpoint with a tokenizer.json")
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--one")
     given = parser.parse_args()
@@ -138,16 +177,14 @@ def main() -> None:
         return
     start = time.perf_counter()
     if not (given.work / "base").exists():
-        make(given.work)
+        make(given.work, given.base)
     print(f"variants made in {time.perf_counter() - start:.0f} s", flush=True)
     rows: list[dict[str, Any]] = []
     for case in given.cases.split(","):
         rows += gpu_engine.in_own_process(
             "benchmarks.gpu_variants", "--one", case, "--work", str(given.work), timeout_s=CASE_TIMEOUT_S
         )
-        given.out.write_text(
-            json.dumps({"command": "python -m benchmarks.gpu_variants", "rows": rows}, indent=1)
-        )
+        given.out.write_text(json.dumps({"command": command(given), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
