@@ -24,6 +24,14 @@ LLAMA_7B = {
     "num_key_value_heads": 32,
     "vocab_size": 32000,
 }
+QWEN_7B = {  # Qwen2.5-7B's sizes, without its biases
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+}
 TOKENIZER = "tokenizer.json"  # a base must have one; here prompts are token ids and it is never read
 
 

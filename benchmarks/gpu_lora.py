@@ -1,8 +1,10 @@
 """What adapters cost per step on a GPU: the base alone, vLLM's own LoRA, and ours, on the same work.
 
-    python -m benchmarks.gpu_lora --out RESULT.json [--layers 32]
+    python -m benchmarks.gpu_lora --out RESULT.json [--shape llama-2-7b] [--engines "SET,SET;SET"]
 
-A Llama-2-7B shape with dummy weights in bfloat16, CUDA graphs on; each engine in a process of its own.
+A 7B shape with dummy weights in bfloat16, CUDA graphs on; each engine in a process of its own. Sets of
+adapters between semicolons share an engine, made for the most adapters and the largest rank among them.
+Rows of a shape, engine and set replace those that RESULT has of them.
 Milliseconds per output token: the time for many tokens less that for few, over their difference; medians.
 """
 
@@ -28,13 +30,16 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 SETS = {"8 x r16": [16] * 8, "32 x r16": [16] * 32, "8 x r8..64": [8, 16, 32, 64] * 2, "8 x r64": [64] * 8}
 
 
-def write_adapter(folder: Path, rank: int, seed: int, layers: int) -> Path:
+SHAPES = {"llama-2-7b": gpu_engine.LLAMA_7B, "qwen2.5-7b": gpu_engine.QWEN_7B}
+
+
+def write_adapter(folder: Path, rank: int, seed: int, shape: dict[str, int]) -> Path:
     """A random LoRA on q, k, v and o, as PEFT writes it."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
-    shapes = gpu_engine.linear_shapes(gpu_engine.LLAMA_7B)
+    shapes = gpu_engine.linear_shapes(shape)
     tensors = {}
-    for layer in range(layers):
+    for layer in range(shape["num_hidden_layers"]):
         for module in ATTENTION:
             out, into = shapes[f"self_attn.{module}"]
             name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
@@ -55,11 +60,11 @@ def write_adapter(folder: Path, rank: int, seed: int, layers: int) -> Path:
     return folder
 
 
-def adapters(work: Path, ranks: list[int], layers: int) -> list[Path]:
+def adapters(work: Path, ranks: list[int], shape: dict[str, int]) -> list[Path]:
     found = []
     for seed, rank in enumerate(ranks):
         folder = work / f"r{rank}-{seed}"
-        found.append(folder if folder.exists() else write_adapter(folder, rank, seed, layers))
+        found.append(folder if folder.exists() else write_adapter(folder, rank, seed, shape))
     return found
 
 
@@ -84,56 +89,81 @@ def measure(llm: Any, requests: list[Any], batch: int) -> dict[str, float]:
     return {"batch": batch, "tpot_ms": round(statistics.median(found), 4), "lowest_ms": round(min(found), 4)}
 
 
-def one(kind: str, name: str, work: Path, layers: int) -> None:
-    """One engine: prints a JSON line per batch."""
-    shape = {**gpu_engine.LLAMA_7B, "num_hidden_layers": layers}
+def one(kind: str, names: list[str], work: Path, shape_name: str) -> None:
+    """One engine: prints a JSON line per set and batch."""
+    shape = SHAPES[shape_name]
     base = gpu_engine.write_dummy_base(work / "base", shape)
-    ranks = SETS.get(name, [])
+    sets = {name: SETS[name] for name in names}
+    slots, most = max(map(len, sets.values()), default=0), max(map(max, sets.values()), default=0)
     options: dict[str, Any] = {"load_format": "dummy", "max_model_len": 512, "max_num_seqs": 128}
-    options["compilation_config"] = {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64, 128]}
+    options["compilation_config"] = {"cudagraph_capture_sizes": list(BATCHES)}
     variants = None
     if kind == "ours":
-        variants = VariantConfig(len(ranks), 4 << 30, 8 << 30, max(ranks), kinds=("lora",))
+        variants = VariantConfig(slots, 4 << 30, 8 << 30, most, kinds=("lora",))
     elif kind == "vllm":
-        options |= {"enable_lora": True, "max_loras": len(ranks), "max_lora_rank": max(ranks)}
+        options |= {"enable_lora": True, "max_loras": slots, "max_lora_rank": most}
     start = time.perf_counter()
     llm = gpu_engine.make_engine(base, variants, **options)
-    started_s = time.perf_counter() - start
-    requests = []
-    if ranks:
-        from vllm.lora.request import LoRARequest
+    about = {"shape": shape_name, "engine": kind, "start_s": round(time.perf_counter() - start)}
+    for name, ranks in sets.items() or {"": list[int]()}.items():
+        requests = requested(work, ranks, shape)
+        for batch in BATCHES:
+            row = {**about, "set": name, "slots": slots, "max_rank": most, **measure(llm, requests, batch)}
+            print(json.dumps(row), flush=True)
 
-        folders = adapters(work, ranks, layers)
-        requests = [LoRARequest(f.name, i + 1, str(f)) for i, f in enumerate(folders)]
-    for batch in BATCHES:
-        print(
-            json.dumps(
-                {"engine": kind, "set": name, "start_s": round(started_s), **measure(llm, requests, batch)}
-            )
-        )
+
+def requested(work: Path, ranks: list[int], shape: dict[str, int]) -> list[Any]:
+    if not ranks:
+        return []
+    from vllm.lora.request import LoRARequest
+
+    # A name has one number in all sets of an engine.
+    return [LoRARequest(f.name, 1000 * r + i, str(f)) for i, (r, f) in _numbered(work, ranks, shape)]
+
+
+def _numbered(work: Path, ranks: list[int], shape: dict[str, int]) -> list[tuple[int, tuple[int, Path]]]:
+    return list(enumerate(zip(ranks, adapters(work, ranks, shape), strict=True)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
     parser.add_argument("--work", type=Path, default=Path("/tmp/gpu-lora"))
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--sets", default="8 x r16")
+    parser.add_argument("--shape", choices=SHAPES, default="llama-2-7b")
+    parser.add_argument("--engines", default="8 x r16", help="sets by comma, engines by semicolon")
     parser.add_argument("--one", nargs=2)
     given = parser.parse_args()
     if given.one:
-        one(*given.one, given.work, given.layers)
+        kind, names = given.one
+        one(kind, [name for name in names.split(",") if name], given.work / given.shape, given.shape)
         return
-    rows = run(given, "base", "")
-    for name in given.sets.split(","):
-        adapters(given.work, SETS[name], given.layers)
-        rows += run(given, "vllm", name) + run(given, "ours", name)
-        given.out.write_text(json.dumps({"command": "python -m benchmarks.gpu_lora", "rows": rows}, indent=1))
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    keep(given.out, run(given, "base", ""))
+    for names in given.engines.split(";"):
+        for name in names.split(","):
+            adapters(given.work / given.shape, SETS[name], SHAPES[given.shape])
+        for kind in ("vllm", "ours"):
+            keep(given.out, run(given, kind, names))
 
 
-def run(given: argparse.Namespace, kind: str, name: str) -> list[dict[str, Any]]:
-    arguments = ("--one", kind, name, "--work", str(given.work), "--layers", str(given.layers))
+def run(given: argparse.Namespace, kind: str, names: str) -> list[dict[str, Any]]:
+    arguments = ("--one", kind, names, "--work", str(given.work), "--shape", given.shape)
     return gpu_engine.in_own_process("benchmarks.gpu_lora", *arguments, plugins=kind == "ours")
+
+
+def keep(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Add rows to the file, in place of those of the same shape, engine and set."""
+    known = json.loads(path.read_text())["rows"] if path.exists() else []
+    new = {_key(row) for row in rows}
+    record = {
+        "command": "python -m benchmarks.gpu_lora",
+        "rows": [*(row for row in known if _key(row) not in new), *rows],
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _key(row: dict[str, Any]) -> tuple[str, str, str]:
+    return row["shape"], row["engine"], row["set"]
 
 
 if __name__ == "__main__":
