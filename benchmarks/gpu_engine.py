@@ -114,11 +114,11 @@ def in_own_process(
     then is kept.
     """
     environment = {
+        "VLLM_LOGGING_LEVEL": "WARNING",
         **os.environ,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
-        "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1",
     }
     if not plugins:
