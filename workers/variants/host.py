@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import mmap
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -59,15 +61,23 @@ def pack(
     dtype: torch.dtype,
     pinned: bool,
     background: Background | None = None,
+    most_bytes: int | None = None,
 ) -> HostVariant:
     """Read, verify, cut, repack: everything a rank needs of one variant. Blocking, seconds for a large delta.
 
     File by file, in `background`'s threads where there are any: as many files are in memory at once as there
-    are threads. Raises ValueError when a file is not sound, or does not fit the layers.
+    are threads. Raises ValueError when a file is not sound or does not fit the layers, and before anything is
+    read when more than `most_bytes` are needed.
     """
     pieces = [piece for layer in layers for piece in contents.pieces(layer, dtype)]
     starts = _starts(pieces)
-    memory = torch.from_numpy(np.empty(starts.pop(), np.uint8))  # in large pages: numpy asks for them
+    size = starts.pop()
+    if most_bytes is not None and size > most_bytes:
+        raise ValueError(
+            f"the variant needs {size} bytes on this rank, but only {most_bytes} are set aside for all "
+            "variants; deploy its base with more"
+        )
+    memory = _whole_pages(size)
     placed = list(zip(pieces, starts, strict=True))
     buffers = Buffers()
     jobs = [partial(_fill, files, own, memory, buffers) for files, own in _by_files(placed)]
@@ -100,6 +110,14 @@ def _by_files(placed: Iterable[Placed]) -> list[tuple[tuple[File, ...], list[Pla
         own = [*(one for group in joined for one in group[1]), (piece, start)]
         groups = [*(group for group in groups if group not in joined), (files, own)]
     return sorted(groups, key=lambda group: -sum(file.size_bytes for file in group[0]))
+
+
+def _whole_pages(size: int) -> torch.Tensor:
+    """uint8 [size] in pages of its own, as page-locking is by page; large ones where the system has them."""
+    pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError, AttributeError):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.from_numpy(np.frombuffer(pages, np.uint8)[:size])
 
 
 def _page_locked(memory: torch.Tensor) -> torch.Tensor:

@@ -77,13 +77,14 @@ class Residents:
         return variant
 
     def _read(self, path: str) -> HostVariant:
-        made = pack(self._open(Path(path)), self._layers, self._dtype, self._pinned, self._background)
-        if made.size_bytes > self._memory.capacity_bytes:
-            raise ValueError(
-                f"the variant needs {made.size_bytes} bytes on this rank, but only "
-                f"{self._memory.capacity_bytes} are set aside for all variants; deploy its base with more"
-            )
-        return made
+        return pack(
+            self._open(Path(path)),
+            self._layers,
+            self._dtype,
+            self._pinned,
+            self._background,
+            self._memory.capacity_bytes,
+        )
 
     def _shrink_host(self) -> None:
         """Forget those used longest ago, down to the limit; the newest stays whatever its size."""

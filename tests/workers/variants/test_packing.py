@@ -86,6 +86,14 @@ def test_a_file_that_shrinks_after_it_was_opened_is_an_error(base: Path, tmp_pat
         pack(opened, layers(), torch.float32, pinned=False)
 
 
+def test_what_never_fits_is_refused_before_it_is_read(base: Path, tmp_path: Path) -> None:
+    folder = random_variants.write(base, tmp_path / "delta", RandomDelta("d", 1))
+    opened = open_variant(folder, base, CONFIG)
+    os.truncate(folder / "layer-00000.safetensors", 100)
+    with pytest.raises(ValueError, match="only 1000 are set aside"):
+        pack(opened, layers(), torch.float32, False, None, 1000)
+
+
 def test_pieces_of_several_files_wait_for_all_of_them(base: Path, delta: Path) -> None:
     """None of our own writers makes such a delta."""
     opened = open_variant(delta, base, CONFIG)
