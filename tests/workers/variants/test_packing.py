@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import mmap
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import random_variants
@@ -128,6 +133,33 @@ def test_buffers_are_used_again_and_never_shared() -> None:
     with buffers.borrowed(8) as small, buffers.borrowed(64) as large:
         assert (len(small), len(large)) == (8, 64)
         assert small.ctypes.data in {one.ctypes.data, other.ctypes.data}
+
+
+def test_memory_is_page_locked_once_it_is_full_and_unlocked_when_it_goes(
+    base: Path, delta: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where there is a GPU, whose driver is told here by a stand-in."""
+    expected = packed(delta, base, None)
+    entry = expected.entries[0]
+    first = slice(entry.start, entry.start + entry.parts[0].size_bytes)
+    calls: list[tuple[Any, ...]] = []
+
+    def lock(address: int, size: int, flags: int) -> int:
+        calls.append(("lock", address, size, ctypes.string_at(address + first.start, 16)))
+        return 0
+
+    def unlock(address: int) -> None:
+        calls.append(("unlock", address, ctypes.string_at(address + first.start, 16)))
+
+    runtime = SimpleNamespace(cudaHostRegister=lock, cudaHostUnregister=unlock)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    held = pack(open_variant(delta, base, CONFIG), layers(), torch.float32, pinned=True)
+    address, there = held.memory.data_ptr(), bytes(expected.memory[first][:16].tolist())
+    assert address % mmap.PAGESIZE == 0
+    assert calls == [("lock", address, expected.size_bytes, there)]
+    del held
+    gc.collect()
+    assert calls[1:] == [("unlock", address, there)]
 
 
 # --- the threads ------------------------------------------------------------------------------------
