@@ -30,6 +30,14 @@ from controlplane.answers import (
     text_of,
     validated,
 )
+from controlplane.api.estimate_views import (
+    EstimateRequest,
+    EstimateView,
+    PlansRequest,
+    PlansView,
+    ProfileRequest,
+    ProfileView,
+)
 from controlplane.api.schemas import (
     DeploymentView,
     DeployModelRequest,
@@ -98,6 +106,24 @@ class Client:
 
     def delete_model(self, name: str) -> OperationView:
         return parse(OperationView, self._create("DELETE", f"/models/{path_part(name)}"))
+
+    # Profiles and estimates
+
+    def profile_model(self, name: str, again: bool = False) -> OperationView:
+        """Measure what the profile of a model's architecture lacks, or with `again` everything."""
+        path = f"/models/{path_part(name)}/profile"
+        return parse(OperationView, self._create("POST", path, ProfileRequest(again=again)))
+
+    def profile(self, name: str) -> ProfileView:
+        return parse(ProfileView, self._get(f"/models/{path_part(name)}/profile"))
+
+    def estimate(self, name: str, request: EstimateRequest) -> EstimateView:
+        """What a plan costs under a load. Errors: also InvalidRequest, naming the field that is wrong."""
+        return parse(EstimateView, self._create("POST", f"/models/{path_part(name)}/estimate", request))
+
+    def plans(self, name: str, request: PlansRequest) -> list[EstimateView]:
+        """What every plan costs under a load, fewest ranks first."""
+        return parse(PlansView, self._create("POST", f"/models/{path_part(name)}/plans", request)).plans
 
     # Deployments
 

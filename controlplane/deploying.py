@@ -96,12 +96,22 @@ def _plans(
         max_variants=settings.max_variants,
         max_lora_rank=settings.max_lora_rank,
     )
+    return [with_room_for_variants(plan, spec, settings, variants) for plan in plans]
+
+
+def with_room_for_variants(
+    plan: Plan, spec: ModelSpec, settings: Settings, variants: Sequence[Model]
+) -> Plan:
+    """The plan with slots as engines of this installation have them, for the base's `variants`."""
     delta_bytes, full_bytes = variant_demand(variants, settings.max_variants)
-    tokens = settings.batched_tokens
-    return [
-        dataclasses.replace(p, delta_bytes=delta_bytes, full_bytes=full_bytes, batched_tokens=tokens)
-        for p in plans
-    ]
+    return dataclasses.replace(
+        plan,
+        max_variants=settings.max_variants if spec.adaptable else 0,
+        max_lora_rank=settings.max_lora_rank if spec.adaptable else 0,
+        delta_bytes=delta_bytes,
+        full_bytes=full_bytes,
+        batched_tokens=settings.batched_tokens,
+    )
 
 
 def with_estimate(

@@ -121,8 +121,9 @@ def plan_estimate(ground: Ground, plan: Plan, workload: Workload, accuracy: floa
     check_plan(ground.spec, plan)
     times = _physical(ground, plan, workload, VariantLoad())
     parts = _parts(ground, plan)
+    variants = _variants(ground.spec, plan)
     memory = tuple(
-        part.without_kv_cache + plan.kv_cache_tokens * part.kv_per_token + _variants(ground.spec, plan, rank)
+        part.without_kv_cache + plan.kv_cache_tokens * part.kv_per_token + variants[rank]
         for rank, part in enumerate(parts)
     )
     return Estimate(times.ttft.value, times.tpot.value, memory, accuracy, times.basis)
@@ -322,9 +323,9 @@ def _ranks(ground: Ground, plan: Plan, workload: Workload) -> tuple[RankCost, ..
         for f in ground.calibration.footprints
     )
     share = MEASURED_MEMORY if seen else ALLOWED_MEMORY
+    variants = _variants(ground.spec, plan)
     return tuple(
-        _rank_cost(part, _variants(ground.spec, plan, rank), tokens, share)
-        for rank, part in enumerate(_parts(ground, plan))
+        _rank_cost(part, variants[rank], tokens, share) for rank, part in enumerate(_parts(ground, plan))
     )
 
 
@@ -343,8 +344,10 @@ def _rank_cost(part: RankBytes, variants: int, tokens: int, share: float) -> Ran
     )
 
 
-def _variants(spec: ModelSpec, plan: Plan, rank: int) -> int:
-    return variant_bytes(spec, plan, rank // plan.tensor_parallel)
+def _variants(spec: ModelSpec, plan: Plan) -> list[int]:
+    """By rank."""
+    stages = [variant_bytes(spec, plan, stage) for stage in range(plan.pipeline_parallel)]
+    return [stage for stage in stages for _ in range(plan.tensor_parallel)]
 
 
 def _kv_capacity(

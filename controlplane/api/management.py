@@ -6,13 +6,13 @@ import asyncio
 import json
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
-from pydantic import StringConstraints
 
 from controlplane import __version__, commands, errors
-from controlplane.api import inference, operations, variants
+from controlplane.api import estimates, inference, operations, variants
 from controlplane.api.inference import ClosingStream, Watch
+from controlplane.api.parameters import IdempotencyHeader, NamePath
 from controlplane.api.schemas import (
     DeploymentView,
     DeployModelRequest,
@@ -27,11 +27,6 @@ from controlplane.api.schemas import (
 from controlplane.api.services import Services
 from controlplane.state.typed import State
 
-IdempotencyHeader = Annotated[
-    Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,200}$")] | None,
-    Header(alias="Idempotency-Key", description="Repeating a request with its key repeats its answer."),
-]
-NamePath = Annotated[str, Path(min_length=1, max_length=200)]
 ERRORS: dict[int | str, dict[str, Any]] = {
     "default": {"model": ErrorBody, "description": "An error; docs/errors.md lists the codes."}
 }
@@ -45,6 +40,7 @@ def router(services: Services) -> APIRouter:
     routes = APIRouter(responses=ERRORS)
     routes.include_router(_main_job(services))
     routes.include_router(_models(services))
+    routes.include_router(estimates.router(services))
     routes.include_router(_deployments(services))
     routes.include_router(_operations(services))
     return routes

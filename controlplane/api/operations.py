@@ -46,6 +46,15 @@ async def delete(services: Services, name: str, key: str | None) -> Operation:
     )
 
 
+async def profile(services: Services, name: str, again: bool, key: str | None) -> Operation:
+    return await _submit(
+        services,
+        key,
+        f"profile {name} {again}",
+        lambda state, ctx: commands.profile_model(state, name, again, ctx),
+    )
+
+
 async def cancel(services: Services, operation_id: str) -> Operation:
     def decide(state: State) -> Outcome:
         return commands.cancel_operation(state, operation_id, fresh_context().now_s)

@@ -14,6 +14,7 @@ from controlplane.cli import (
     checkpoints,
     cluster,
     deployments,
+    estimates,
     estimators,
     failures,
     inference,
@@ -35,6 +36,7 @@ app = typer.Typer(
 for command in (
     *(cluster.up, cluster.down, cluster.demo),
     *(models.register, models.models, models.describe, models.delete),
+    *(estimates.profile, estimates.estimate),
     *(deployments.deploy, deployments.undeploy, deployments.logs),
     *(variants.tune, variants.prefetch),
     *(inference.infer, inference.chat),

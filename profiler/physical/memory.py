@@ -57,10 +57,8 @@ def rank_bytes(calibration: Calibration, cut: Cut, plan: Plan) -> tuple[RankByte
     """One entry per rank, stage by stage. Where no fingerprint was cut so, allowances take its place."""
     alike = [fp for fp in calibration.footprints if Cut.of(fp.setting) == cut]
     seen = [rank for fp in alike for rank in _ranks(calibration, fp)]
-    stages = range(plan.pipeline_parallel)
-    return tuple(
-        _stage_bytes(calibration, plan, stage, seen) for stage in stages for _ in range(plan.tensor_parallel)
-    )
+    stages = [_stage_bytes(calibration, plan, stage, seen) for stage in range(plan.pipeline_parallel)]
+    return tuple(stage for stage in stages for _ in range(plan.tensor_parallel))
 
 
 def kv_tokens(ranks: Sequence[RankBytes], free_bytes: Sequence[int]) -> int:

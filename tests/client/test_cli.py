@@ -79,6 +79,7 @@ JSON_COMMANDS: dict[str, tuple[list[str], set[str]]] = {
 # These write a folder: run twice, they would find it there. test_checkpoints.py runs them.
 ON_FOLDERS = {"compress", "merge"}
 ON_TABLES = {"evaluate_estimator"}  # test_estimators.py
+ESTIMATING = {"estimate", "profile"}  # in test_cli_estimates.py
 STREAMING = {"watch": ["watch", "op-1"], "chat": ["chat", "smol"]}
 
 
@@ -104,7 +105,7 @@ def test_json_of_a_stream_is_a_line_each(name: str, cli: Cli) -> None:
 
 def test_every_command_has_a_json_test(cli: Cli) -> None:
     listed = {c.callback.__name__ for c in cli_main.app.registered_commands if c.callback}
-    assert listed == JSON_COMMANDS.keys() | STREAMING.keys() | ON_FOLDERS | ON_TABLES
+    assert listed == JSON_COMMANDS.keys() | STREAMING.keys() | ON_FOLDERS | ON_TABLES | ESTIMATING
     for name in listed:
         assert "--json" in cli(name.replace("_", "-"), "--help").out
 

@@ -1,0 +1,214 @@
+"""profile, estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from controlplane.api.estimate_views import (
+    EstimateRequest,
+    EstimateView,
+    IntervalView,
+    PlansRequest,
+    ProfileView,
+    RankCostView,
+)
+from controlplane.cli.failures import require_success
+from controlplane.cli.output import print_facts, print_json, print_table, print_text, size
+from controlplane.cli.session import Json, NoWait, session
+from controlplane.cli.waiting import follow
+
+Name = Annotated[str, typer.Argument(help="A registered model.")]
+
+
+def profile(
+    ctx: typer.Context,
+    model: Name,
+    *,
+    show: Annotated[bool, typer.Option("--show", help="Only show what is there; measure nothing.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure everything once more.")] = False,
+    no_wait: NoWait = False,
+    json: Json = False,
+) -> None:
+    """Measure a model's architecture on the cluster's devices, as far as it is not yet, and show it."""
+    cli = session(ctx)
+    if show and (again or no_wait):
+        raise typer.BadParameter("--show measures nothing: leave out --again and --no-wait")
+    with cli.client() as client:
+        operation = None if show else client.profile_model(model, again)
+        if operation is not None and no_wait:
+            print_json({"operation": operation}) if cli.json else print_text(operation.id)
+            return
+        if operation is not None:
+            operation = follow(client, operation, quiet=cli.json)
+        found = client.profile(model)
+    if cli.json:
+        print_json({"operation": operation, "profile": found})
+    if operation is not None:
+        require_success(operation)
+    if not cli.json:
+        _print_profile(found)
+
+
+def _print_profile(found: ProfileView) -> None:
+    took = f"{len(found.loads)} of {found.plannedLoads} in {found.seconds:.0f} s"
+    print_facts(
+        [
+            ("Model", found.model),
+            ("Profile", found.phase or "none"),
+            ("Architecture", found.architecture or ""),
+            ("On", f"{found.device}, {found.dtype}, vLLM {found.engineVersion}" if found.device else ""),
+            ("Loads", took if found.loads else ""),
+            ("State", found.reason),
+        ]
+    )
+    rows = [
+        (
+            f"{load.tensorParallel} x {'+'.join(map(str, load.layersPerStage))}",
+            str(load.batch),
+            str(load.inputTokens),
+            str(load.outputTokens),
+            f"{load.ttftMs:.1f} ms",
+            f"{load.tpotMs:.2f} ms",
+        )
+        for load in found.loads
+    ]
+    if rows:
+        print_table(("TP x LAYERS", "BATCH", "INPUT", "OUTPUT", "TTFT", "TPOT"), rows, empty="")
+
+
+def estimate(  # noqa: PLR0913 - typer reads a command's options from its parameters
+    ctx: typer.Context,
+    model: Name,
+    *,
+    tp: Annotated[int, typer.Option(help="Ranks that share each layer (tensor parallelism).")] = 1,
+    pp: Annotated[int | None, typer.Option(help="Pipeline stages, split evenly.")] = None,
+    layers: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Layers of each stage, instead of --pp: 10,22.")
+    ] = None,
+    quantization: Annotated[str, typer.Option(help="Of the weights.")] = "none",
+    batch: Annotated[int, typer.Option(help="Requests at once.")] = 1,
+    input_tokens: Annotated[int, typer.Option("--input", help="Tokens of each prompt.")] = 128,
+    output_tokens: Annotated[int, typer.Option("--output", help="Tokens of each answer.")] = 128,
+    variants: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="Asked in turn by the batch; the base is one if named."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw every plan's latency, cost and memory.")
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option(help="--plot: plans for up to so many; default: the cluster's.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say what a plan of a model would cost under a load: latency, throughput, memory, with intervals."""
+    cli = session(ctx)
+    if devices is not None and plot is None:
+        raise typer.BadParameter("--devices goes with --plot FILE.png")
+    load = {
+        "batch": batch,
+        "inputTokens": input_tokens,
+        "outputTokens": output_tokens,
+        "variants": _names(variants),
+    }
+    shape = {"tensorParallel": tp, "pipelineParallel": pp, "layersPerStage": _layers(layers)}
+    with cli.client() as client:
+        found = client.estimate(
+            model, EstimateRequest.model_validate({**load, **shape, "quantization": quantization})
+        )
+        plans = (
+            client.plans(model, PlansRequest.model_validate({**load, "devices": devices})) if plot else None
+        )
+    if plot is not None and plans is not None:
+        from controlplane.cli.plotting import draw
+
+        draw(plans, found, plot)
+    if cli.json:
+        print_json({"estimate": found, **({} if plans is None else {"plans": plans, "plot": str(plot)})})
+        return
+    _print_estimate(found)
+    if plans is not None:
+        _print_plans(plans)
+        print_text(f"drawn in {plot}")
+
+
+def _layers(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as e:
+        raise typer.BadParameter(
+            f"expected numbers of layers such as 10,22; got {text!r}", param_hint="--layers"
+        ) from e
+
+
+def _names(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def _print_estimate(e: EstimateView) -> None:
+    print_facts(_facts(e))
+    print_table(
+        ("RANK", "LAYERS", "WEIGHTS", "KV CACHE", "VARIANTS", "REST", "TOTAL", "BETWEEN"),
+        [_rank_row(rank) for rank in e.ranks],
+        empty="",
+    )
+
+
+def _facts(e: EstimateView) -> Iterator[tuple[str, str]]:
+    asked = f", asking {', '.join(e.variants)} in turn" if e.variants else ""
+    yield "Model", e.model
+    yield "Plan", plan_text(e) + f", quantization {e.quantization}"
+    yield "Load", f"{e.batch} at once, {e.inputTokens} tokens in, {e.outputTokens} out{asked}"
+    yield "Basis", {"profile": "measured on this kind of device", "rough": "rough: not measured"}[e.basis]
+    yield "TTFT", _milliseconds(e.ttftMs)
+    yield "TPOT", _milliseconds(e.tpotMs)
+    yield "Latency", _milliseconds(e.latencyMs)
+    yield "Throughput", f"{_span(e.tokensPerSecond)} tokens/s"
+    yield "Cost", f"{e.costGibS:.4g} GiB-seconds"
+    if e.variantLoad is not None:
+        v = e.variantLoad
+        ranks = f"ranks add up to {v.rankSum}, at most {v.rankMax}" if v.rankMax else "no low ranks"
+        yield "Variants", f"in {v.requests} of {e.batch} requests; {ranks}"
+    if e.kvCapacityTokens is not None:
+        yield "KV cache", f"room for {e.kvCapacityTokens} tokens, {e.concurrency} such requests at once"
+    for note in e.notes:
+        yield "Note", note
+
+
+def plan_text(e: EstimateView) -> str:
+    return f"tensor parallel {e.tensorParallel}, layers {'+'.join(map(str, e.layersPerStage))}"
+
+
+def _milliseconds(interval: IntervalView) -> str:
+    return f"{_span(interval)} ms"
+
+
+def _span(i: IntervalView) -> str:
+    return f"{i.value:.4g} ({i.low:.4g} to {i.high:.4g})"
+
+
+def _rank_row(r: RankCostView) -> tuple[str, ...]:
+    rest = r.activationBytes + r.graphBytes + r.runtimeBytes
+    parts = (r.weightBytes, r.kvCacheBytes, r.variantBytes, rest, round(r.totalBytes.value))
+    between = f"{size(round(r.totalBytes.low))} to {size(round(r.totalBytes.high))}"
+    return (str(r.rank), str(r.layers), *map(size, parts), between)
+
+
+def _print_plans(plans: list[EstimateView]) -> None:
+    rows = [
+        (
+            plan_text(p),
+            f"{p.latencyMs.value:.4g} ms",
+            f"{p.costGibS:.4g}",
+            size(round(p.memoryBytes)),
+            "best of its kind" if p.pareto else "",
+        )
+        for p in plans
+    ]
+    print_table(("PLAN", "LATENCY", "COST (GiB s)", "MEMORY", "PARETO"), rows, empty="no plan")

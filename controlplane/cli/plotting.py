@@ -1,0 +1,60 @@
+"""The plans of a model as a picture: latency against cost, memory as colour, those nobody beats joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from controlplane import errors
+from controlplane.api.estimate_views import EstimateView
+
+GIB = 2**30
+
+
+def draw(plans: Sequence[EstimateView], chosen: EstimateView, path: Path) -> None:
+    """Write a PNG. Errors: InvalidRequest when the file cannot be written."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")  # a file, wherever this runs
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 5))
+    points = axes.scatter(
+        [p.latencyMs.value for p in plans],
+        [p.costGibS for p in plans],
+        c=[p.memoryBytes / GIB for p in plans],
+        cmap="viridis",
+        zorder=3,
+    )
+    for p in plans:
+        between = [[p.latencyMs.value - p.latencyMs.low], [p.latencyMs.high - p.latencyMs.value]]
+        axes.errorbar(p.latencyMs.value, p.costGibS, xerr=between, color="lightgray", zorder=1)
+        axes.annotate(label(p), (p.latencyMs.value, p.costGibS), xytext=(4, 4), textcoords="offset points")
+    front = sorted((p.latencyMs.value, p.costGibS) for p in plans if p.pareto)
+    xs, ys = [x for x, _ in front], [y for _, y in front]
+    axes.plot(xs, ys, color="black", linewidth=0.8, label="Pareto front")
+    axes.scatter(
+        [chosen.latencyMs.value], [chosen.costGibS], marker="x", color="red", zorder=4, label=label(chosen)
+    )
+    axes.set(
+        xlabel="latency of the load (ms), with its interval",
+        ylabel="cost (GiB-seconds)",
+        title=f"{chosen.model}: {chosen.batch} x ({chosen.inputTokens} in, {chosen.outputTokens} out), "
+        f"{chosen.basis}",
+    )
+    axes.legend(fontsize=8)
+    figure.colorbar(points, label="memory of all ranks (GiB)")
+    figure.tight_layout()
+    try:
+        figure.savefig(path, dpi=120, format="png")
+    except OSError as e:
+        raise errors.InvalidRequest(
+            f"'{path}' cannot be written ({e.strerror}); name a file in a folder of yours", param="plot"
+        ) from e
+    finally:
+        plt.close(figure)
+
+
+def label(e: EstimateView) -> str:
+    """TP x the layers of its stages."""
+    return f"{e.tensorParallel}x({'+'.join(map(str, e.layersPerStage))})"

@@ -1,0 +1,17 @@
+"""Which of many plans nobody would regret: those that no other beats in every respect. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def pareto(costs: Sequence[tuple[float, ...]]) -> tuple[bool, ...]:
+    """For each plan's costs (all of one length, less is better) whether no other dominates it.
+
+    A plan dominates another that is nowhere cheaper and somewhere dearer; equal plans both stay.
+    """
+    return tuple(not any(_dominates(other, mine) for other in costs) for mine in costs)
+
+
+def _dominates(other: tuple[float, ...], mine: tuple[float, ...]) -> bool:
+    return other != mine and all(theirs <= ours for theirs, ours in zip(other, mine, strict=True))
