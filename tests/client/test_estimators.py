@@ -50,7 +50,7 @@ def test_the_table_for_people(cli: Cli, tables: tuple[Any, ...]) -> None:
     [
         ("maveriq", "none"),
         ("ostinato", "none"),
-        ("ostinato", "leave-one-model-out"),
+        pytest.param("ostinato", "leave-one-model-out", marks=pytest.mark.slow),
         pytest.param("maveriq", "leave-one-model-out", marks=pytest.mark.slow),
     ],
 )

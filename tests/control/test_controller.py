@@ -76,7 +76,7 @@ class World:
         return self.repository.read().operations[operation.id].record.phase
 
     async def until(self, holds: Callable[[], Any]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not holds():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 

@@ -33,7 +33,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("variant", EVERY_KIND, ids=lambda variant: variant.name)
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_every_kind_gives_a_checkpoint_near_its_base(
     tmp_path: Path, variant: RandomVariant, shards: int
 ) -> None:

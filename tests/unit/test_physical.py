@@ -85,14 +85,14 @@ def test_ten_thousand_plans_take_a_second(calibration: Calibration) -> None:
     assert time.process_time() - begin < 2.0  # on an idle core below 1 s; this one may be shared
 
 
-def test_nothing_measured_is_an_error() -> None:
+def test_nothing_measured_is_an_error(calibration: Calibration) -> None:
     with pytest.raises(ValueError, match="at least one"):
         calibrate(LLAMA_7B, [])
     mixed = [measured(MACHINE, Setting((4,), batched_tokens=n), Point(1, 8), 8, n) for n in (64, 128)]
     with pytest.raises(ValueError, match="steps of \\[64, 128\\]"):
         calibrate(LLAMA_7B, mixed)
     with pytest.raises(KeyError):
-        latency(calibrate(LLAMA_7B, fingerprints(MACHINE)), Cut(8), (32,), Workload(1, 1, 1))
+        latency(calibration, Cut(8), (32,), Workload(1, 1, 1))
 
 
 # --- the fit ----------------------------------------------------------------------------------------

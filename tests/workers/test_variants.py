@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 BASE = "base"
 TOKENS = 12
 # Float32 throughout: the engine sums in another order than transformers, no more.
-LOGPROB_TOLERANCE = 2e-4
+LOGPROB_TOLERANCE = 5e-4
 TIE = 1e-4
 PROMPTS = ("The capital of France is", "Once upon a time, in a village by the sea, there lived")
 KINDS = tuple(variant.name for variant in random_variants.EVERY_KIND)
@@ -119,6 +119,7 @@ def lab(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> Iterator[La
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     environment = dict(os.environ)
     thread.start()
+    os.environ["OMP_NUM_THREADS"] = "1"  # each rank would take all cores, and wait for the others by spinning
     worker = Worker(_config(checkpoints.base, *PLANS[request.param]), "127.0.0.1")
     try:
         asyncio.run_coroutine_threadsafe(worker.start(), loop).result(600)

@@ -59,7 +59,9 @@ def test_adapters_of_all_kinds_in_one_launch(dtype: torch.dtype) -> None:
     _check(slots, [*range(len(slots)), -1, 2, -1], inputs, dtype)
 
 
-@pytest.mark.parametrize("of_rows", [[0], [0] * 17, [1, 0, 1], [-1, -1]])
+@pytest.mark.parametrize(
+    "of_rows", [[0], pytest.param([0] * 17, marks=pytest.mark.slow), [1, 0, 1], [-1, -1]]
+)
 def test_batches_of_one_kind(of_rows: list[int]) -> None:
     slots: list[list[Rotation | None]] = [[random_rotation(64, 1, 2, 32, torch.float16)], [None]]
     _check(slots, of_rows, 64, torch.float16, most_factors=2)

@@ -112,7 +112,7 @@ def test_equals_dense_products(run, slots):
     check_dense(run, build(70, (48, 20), RANKS), 70, rows_of(slots, 5), slots, FLOAT32_ERROR)
 
 
-@pytest.mark.parametrize("cut", [poisoned, with_large_tiles])
+@pytest.mark.parametrize("cut", [pytest.param(poisoned, marks=pytest.mark.slow), with_large_tiles])
 @pytest.mark.parametrize("inputs", [300, pytest.param(1100, marks=pytest.mark.slow)])
 def test_splits_tiles_and_padding(cut, inputs):
     """Several pieces of K, and more rows than the batch has, as in a padded CUDA graph."""
@@ -133,6 +133,7 @@ def test_bfloat16(run):
     )
 
 
+@pytest.mark.slow
 def test_a_rows_result_does_not_depend_on_its_batch():
     check_alone_as_among(interpreted, build(600, (32,), [(20,), (7,)]), 600, 40)
 
