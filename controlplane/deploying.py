@@ -122,17 +122,14 @@ def with_estimate(
     return Candidate(plan, plan_estimate(known, plan, workload, accuracy))
 
 
-def ground(
-    spec: ModelSpec, plan: Plan, inventory: Inventory, known: Calibration | None, capacity: bool = False
-) -> Ground:
+def ground(spec: ModelSpec, plan: Plan, inventory: Inventory, known: Calibration | None) -> Ground:
     """What is known when `plan` is estimated, before anything is placed.
 
-    With `capacity` every rank has the memory that is free on the devices now: the freest first.
+    Each rank has the memory that is free on a device now, the freest first.
     """
     rates = _rates(plan, inventory)
     shared = plan.world_size if carrier_kind(inventory) == CPU else 1
-    free = _free_bytes(plan, inventory) if capacity else ()
-    return Ground(spec, tuple(rates), known, free, shared)
+    return Ground(spec, tuple(rates), known, _free_bytes(plan, inventory), shared)
 
 
 def _free_bytes(plan: Plan, inventory: Inventory) -> tuple[int, ...]:

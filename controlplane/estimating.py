@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from controlplane import errors
 from controlplane.commands import find_model
 from controlplane.deploying import ground, with_room_for_variants
-from controlplane.profiling import calibration_for, carrier_kind, engine_dtype, served_spec
+from controlplane.profiling import calibration_for, carrier_kind, engine_dtype, profiled_device, served_spec
 from controlplane.records import Model
 from controlplane.settings import Settings
 from controlplane.state.typed import State
 from placement.pareto import pareto
 from placement.types import Inventory
 from profiler.errors import PlanError
-from profiler.estimating import Prediction, check_plan, predict
+from profiler.estimating import Ground, Prediction, check_plan, predict
 from profiler.physical.calibration import Calibration
 from profiler.plans import UNCOMPRESSED, candidate_plans, even_stages
 from profiler.types import ModelSpec, Plan, Workload
@@ -28,12 +28,16 @@ MOST_DEVICES = 64
 
 @dataclass(frozen=True)
 class Load:
-    """`batch` requests at once, which ask `variants` in turn (their base is one of them if named)."""
+    """`batch` requests at once, which ask `variants` in turn (their base is one of them if named).
+
+    `devices`: as if there were so many like the cluster's freest, one for each rank; None: those there are.
+    """
 
     batch: int
     input_tokens: int
     output_tokens: int
     variants: tuple[str, ...] = ()
+    devices: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Answer:
 def answer(
     state: State, inventory: Inventory, settings: Settings, name: str, shape: Shape, load: Load
 ) -> Answer:
-    """What one plan of a model costs under a load.
+    """What one plan of a model costs under a load, on the cluster's devices or those of `load`.
 
     Errors: ModelNotFound, NotReady, InvalidRequest with the field that is wrong.
     """
@@ -78,18 +82,18 @@ def answer(
 
 
 def answer_all(
-    state: State, inventory: Inventory, settings: Settings, name: str, devices: int | None, load: Load
+    state: State, inventory: Inventory, settings: Settings, name: str, load: Load
 ) -> tuple[Answer, ...]:
-    """Every plan of a model on up to `devices` devices (None: those there are), fewest ranks first.
+    """Every plan of a model on the cluster's devices or those of `load`, fewest ranks first.
 
     Errors: as `answer`.
     """
-    count = max(1, len(inventory.devices)) if devices is None else devices
+    asked = _asked(state, inventory, settings, name, load)
+    count = max(1, len(inventory.devices)) if load.devices is None else load.devices
     if not 1 <= count <= MOST_DEVICES:
         raise errors.InvalidRequest(
             f"expected 1 to {MOST_DEVICES} devices, got {count}; correct it", param="devices"
         )
-    asked = _asked(state, inventory, settings, name, load)
     plans = candidate_plans(asked.spec, {}, count, asked.spec.max_position, 1, 0, 0)
     found = [asked.about(plan) for plan in plans]
     best = pareto([(a.prediction.latency_s.value, a.cost_gib_s, a.memory_bytes) for a in found])
@@ -112,7 +116,10 @@ class _Asked:
         work = Workload(self.load.batch, self.load.input_tokens, self.load.output_tokens)
         try:
             check_plan(self.spec, plan)
-            here = ground(self.spec, plan, self.inventory, self.known, capacity=True)
+            _check_devices(plan, self.load.devices)
+            here = ground(self.spec, plan, self.inventory, self.known)
+            if self.load.devices is not None:
+                here = _apart(here, plan, self.inventory)
             return Answer(self.base.name, plan, self.load, predict(here, plan, work, self.mix))
         except PlanError as e:
             raise _refusal(e) from e
@@ -136,6 +143,24 @@ def _asked(state: State, inventory: Inventory, settings: Settings, name: str, lo
         settings,
         calibration_for(base, inventory, settings, state.profiles),
     )
+
+
+def _check_devices(plan: Plan, devices: int | None) -> None:
+    if devices is not None and not plan.world_size <= devices <= MOST_DEVICES:
+        raise PlanError(
+            "devices",
+            f"expected {plan.world_size} to {MOST_DEVICES} devices for {plan.world_size} ranks, got "
+            f"{devices}; correct it, or leave it out",
+        )
+
+
+def _apart(here: Ground, plan: Plan, inventory: Inventory) -> Ground:
+    """Each rank with a device like the freest to itself."""
+    device = profiled_device(inventory)
+    if device is None:
+        return here
+    alone = (device.rates,) * plan.world_size
+    return dataclasses.replace(here, rates=alone, free_bytes=(device.free_bytes,) * plan.world_size, shared=1)
 
 
 def _mix(base: Model, variants: Sequence[Model], names: Sequence[str]) -> tuple[VariantSpec | None, ...]:

@@ -184,7 +184,7 @@ class ProfileActions:
         try:
             inventory = await self._cluster.inventory()
             task = profiling.mission(profile, model, inventory, self._settings)
-            abandoned = await self._follow(key, task, model)
+            abandoned = await self._follow(key, task)
         except (errors.Unavailable, errors.StaleWrite, Gone):
             raise  # the state store's matter: tried again
         except errors.OstinatoError as e:
@@ -195,9 +195,10 @@ class ProfileActions:
         else:
             await (self._settle_abandoned(key) if abandoned else self._settle(key, ""))
 
-    async def _follow(self, key: str, task: Mission, model: Model) -> bool:
+    async def _follow(self, key: str, task: Mission) -> bool:
         """Keep each measurement as it comes. Returns True, and stops, once nobody waits any more."""
-        told = f"measuring {key} on {task.node} in the engine, with made-up weights, as '{model.name}' is"
+        kind = task.order.device_kind
+        told = f"measuring its architecture on {kind} of {task.node}: an engine with made-up weights starts"
         await self._tell(key, told, 0.0)
         last_s = time.monotonic()
         async with aclosing(self._cluster.measure(task.order, task.node)) as lines:

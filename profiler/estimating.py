@@ -1,9 +1,8 @@
 """What a plan costs under a load, with an interval for each figure. Pure: a function of what is known.
 
 Where this architecture was measured on this kind of device (a `Calibration`), the physical model answers;
-elsewhere the roofline of `profiler.estimate` does, and the prediction says so (`Basis.ROUGH`). What a
-profile did not measure (another TP, ranks that share a device) is its nearest measured cut, times the ratio
-that the roofline sees between the two.
+elsewhere the roofline of `profiler.estimate` does, and the prediction says so (`Basis.ROUGH`). A TP that was
+not measured is the nearest that was, times the ratio that the roofline sees between the two.
 """
 
 from __future__ import annotations
@@ -199,9 +198,11 @@ def _rough(ground: Ground, plan: Plan, workload: Workload) -> _Times:
 def _physical(ground: Ground, plan: Plan, workload: Workload, load: VariantLoad) -> _Times:
     assert ground.calibration is not None
     calibration = dataclasses.replace(ground.calibration, batched_tokens=plan.batched_tokens)
-    cut = _nearest(calibration, plan.tensor_parallel)
-    found = latency(calibration, cut, plan.layers_per_stage, workload)
-    scale = _scale(ground, plan, cut, workload)
+    run = _as_it_runs(ground, plan)
+    cut = _nearest(calibration, run.tensor_parallel)
+    found = latency(calibration, cut, run.layers_per_stage, workload)
+    hops_s = calibration.hop_s * (plan.pipeline_parallel - run.pipeline_parallel)
+    scale = _scale(ground, run, cut, workload)
     fill = prefill_time(calibration, cut, load, workload.input_tokens)
     step = decode_time(calibration, cut, load)
     layers, times = ground.spec.num_layers, calibration.at(cut)
@@ -209,12 +210,13 @@ def _physical(ground: Ground, plan: Plan, workload: Workload, load: VariantLoad)
         _stretch(times.decode.widest, workload.batch),
         _stretch(times.prefill.widest, min(plan.batched_tokens, workload.batch * workload.input_tokens)),
     )
-    elsewhere = PER_DOUBLING * abs(math.log2(plan.tensor_parallel * ground.shared / cut.tensor_parallel))
-    elsewhere += PER_STAGE * (plan.pipeline_parallel - 1)
-    tpot = _widened(found.tpot_s, step, layers, scale.tpot, (times.decode.error, NOISE, wider[0], elsewhere))
+    elsewhere = PER_DOUBLING * abs(math.log2(run.tensor_parallel / cut.tensor_parallel))
+    elsewhere += PER_DOUBLING * math.log2(ground.shared) + PER_STAGE * (run.pipeline_parallel - 1)
+    shares = (times.decode.error, NOISE, wider[0], elsewhere)
+    tpot = _widened(found.tpot_s + hops_s, step, layers, scale.tpot, shares)
     shares = (times.prefill.error, NOISE, wider[1], elsewhere)
-    ttft = _widened(found.ttft_s, fill, layers, scale.ttft, shares)
-    last = _widened(found.ttft_last_s, fill, layers, scale.ttft, shares)
+    ttft = _widened(found.ttft_s + hops_s, fill, layers, scale.ttft, shares)
+    last = _widened(found.ttft_last_s + hops_s, fill, layers, scale.ttft, shares)
     return _Times(
         ttft,
         tpot,
@@ -222,6 +224,13 @@ def _physical(ground: Ground, plan: Plan, workload: Workload, load: VariantLoad)
         Basis.PROFILE,
         _notes(cut, plan, ground, load),
     )
+
+
+def _as_it_runs(ground: Ground, plan: Plan) -> Plan:
+    """Ranks that share one device take turns: together they take what one rank with all of it does."""
+    if ground.shared == 1:
+        return plan
+    return dataclasses.replace(plan, tensor_parallel=1, layers_per_stage=(ground.spec.num_layers,))
 
 
 def _nearest(calibration: Calibration, tp: int) -> Cut:
@@ -237,13 +246,13 @@ class _Scale:
 
 def _scale(ground: Ground, plan: Plan, cut: Cut, workload: Workload) -> _Scale:
     """How a plan differs from what was measured, as the roofline sees it; 1 for what was measured."""
-    if cut.tensor_parallel == plan.tensor_parallel and ground.shared == 1:
+    if cut.tensor_parallel == plan.tensor_parallel:
         return _Scale(1.0, 1.0)
     measured = dataclasses.replace(plan, tensor_parallel=cut.tensor_parallel)
-    whole = ground.rates[0]
-    alone = DeviceRates(whole.memory_bytes_per_s * ground.shared, whole.flops_per_s * ground.shared)
-    here = estimate(ground.spec, plan, ground.rates, workload, 1.0)
-    there = estimate(ground.spec, measured, [alone] * measured.world_size, workload, 1.0)
+    here, there = (
+        estimate(ground.spec, one, [ground.rates[0]] * one.world_size, workload, 1.0)
+        for one in (plan, measured)
+    )
     return _Scale(here.ttft_s / there.ttft_s, here.tpot_s / there.tpot_s)
 
 
@@ -277,10 +286,12 @@ def _inverse(amount: float, seconds: Interval) -> Interval:
 
 def _notes(cut: Cut, plan: Plan, ground: Ground, load: VariantLoad) -> tuple[str, ...]:
     notes = []
-    if cut.tensor_parallel != plan.tensor_parallel:
-        notes.append(f"TP={plan.tensor_parallel} was not measured; scaled from TP={cut.tensor_parallel}")
     if ground.shared > 1:
-        notes.append(f"{ground.shared} ranks share a device; scaled from one that has it to itself")
+        notes.append(
+            f"{ground.shared} ranks share a device: taken for one rank that has all of it, and the hops"
+        )
+    elif cut.tensor_parallel != plan.tensor_parallel:
+        notes.append(f"TP={plan.tensor_parallel} was not measured; scaled from TP={cut.tensor_parallel}")
     if plan.pipeline_parallel > 1 and not _has_pipeline(ground.calibration):
         notes.append("no pipeline was measured on this device; what a hop takes is from another one")
     if load.rows:

@@ -31,9 +31,17 @@ class LoadRequest(_Strict):
     inputTokens: int = Field(default=128, description="Of each prompt, at least 1.")
     outputTokens: int = Field(default=128, description="Of each answer, at least 1.")
     variants: list[_VariantName] = Field(default_factory=list, max_length=1000)
+    devices: int | None = Field(
+        default=None,
+        description="As if there were so many like the cluster's, one for each rank; else those there are.",
+    )
 
     def to_load(self) -> Load:
-        return Load(self.batch, self.inputTokens, self.outputTokens, tuple(self.variants))
+        return Load(self.batch, self.inputTokens, self.outputTokens, tuple(self.variants), self.devices)
+
+
+class PlansRequest(LoadRequest):
+    """A load, and the devices that plans may use."""
 
 
 class EstimateRequest(LoadRequest):
@@ -47,12 +55,6 @@ class EstimateRequest(LoadRequest):
     def to_shape(self) -> Shape:
         split = None if self.layersPerStage is None else tuple(self.layersPerStage)
         return Shape(self.tensorParallel, self.pipelineParallel, split, self.quantization)
-
-
-class PlansRequest(LoadRequest):
-    devices: int | None = Field(
-        default=None, description="Plans for up to so many; if left out, the cluster's."
-    )
 
 
 class IntervalView(BaseModel):

@@ -58,7 +58,7 @@ def router(services: Services) -> APIRouter:
         found = await _asked(
             services,
             lambda state, devices: estimating.answer_all(
-                state, devices, services.settings, name, body.devices, body.to_load()
+                state, devices, services.settings, name, body.to_load()
             ),
         )
         return PlansView(plans=[EstimateView.of(one) for one in found])

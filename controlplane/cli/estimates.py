@@ -101,28 +101,26 @@ def estimate(  # noqa: PLR0913 - typer reads a command's options from its parame
         Path | None, typer.Option(metavar="FILE.png", help="Draw every plan's latency, cost and memory.")
     ] = None,
     devices: Annotated[
-        int | None, typer.Option(help="--plot: plans for up to so many; default: the cluster's.")
+        int | None,
+        typer.Option(help="As if there were so many like the cluster's, one for each rank; else as it is."),
     ] = None,
     json: Json = False,
 ) -> None:
     """Say what a plan of a model would cost under a load: latency, throughput, memory, with intervals."""
     cli = session(ctx)
-    if devices is not None and plot is None:
-        raise typer.BadParameter("--devices goes with --plot FILE.png")
     load = {
         "batch": batch,
         "inputTokens": input_tokens,
         "outputTokens": output_tokens,
         "variants": _names(variants),
+        "devices": devices,
     }
     shape = {"tensorParallel": tp, "pipelineParallel": pp, "layersPerStage": _layers(layers)}
     with cli.client() as client:
         found = client.estimate(
             model, EstimateRequest.model_validate({**load, **shape, "quantization": quantization})
         )
-        plans = (
-            client.plans(model, PlansRequest.model_validate({**load, "devices": devices})) if plot else None
-        )
+        plans = client.plans(model, PlansRequest.model_validate(load)) if plot else None
     if plot is not None and plans is not None:
         from controlplane.cli.plotting import draw
 
@@ -170,7 +168,7 @@ def _facts(e: EstimateView) -> Iterator[tuple[str, str]]:
     yield "TPOT", _milliseconds(e.tpotMs)
     yield "Latency", _milliseconds(e.latencyMs)
     yield "Throughput", f"{_span(e.tokensPerSecond)} tokens/s"
-    yield "Cost", f"{e.costGibS:.4g} GiB-seconds"
+    yield "Cost", f"{_number(e.costGibS)} GiB-seconds"
     if e.variantLoad is not None:
         v = e.variantLoad
         ranks = f"ranks add up to {v.rankSum}, at most {v.rankMax}" if v.rankMax else "no low ranks"
@@ -190,7 +188,12 @@ def _milliseconds(interval: IntervalView) -> str:
 
 
 def _span(i: IntervalView) -> str:
-    return f"{i.value:.4g} ({i.low:.4g} to {i.high:.4g})"
+    return f"{_number(i.value)} ({_number(i.low)} to {_number(i.high)})"
+
+
+def _number(value: float) -> str:
+    """Three or four digits, never an exponent."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _rank_row(r: RankCostView) -> tuple[str, ...]:
@@ -204,8 +207,8 @@ def _print_plans(plans: list[EstimateView]) -> None:
     rows = [
         (
             plan_text(p),
-            f"{p.latencyMs.value:.4g} ms",
-            f"{p.costGibS:.4g}",
+            f"{_number(p.latencyMs.value)} ms",
+            _number(p.costGibS),
             size(round(p.memoryBytes)),
             "best of its kind" if p.pareto else "",
         )

@@ -6,6 +6,7 @@ each rank needs: with uneven stages it is the fullest rank that does not fit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -54,8 +55,9 @@ class _Seen:
 
 
 def rank_bytes(calibration: Calibration, cut: Cut, plan: Plan) -> tuple[RankBytes, ...]:
-    """One entry per rank, stage by stage. Where no fingerprint was cut so, allowances take its place."""
-    alike = [fp for fp in calibration.footprints if Cut.of(fp.setting) == cut]
+    """One entry per rank, stage by stage. Where no fingerprint was cut so, those of the nearest TP count,
+    and where none was stored so, allowances."""
+    alike = _alike(calibration.footprints, cut)
     seen = [rank for fp in alike for rank in _ranks(calibration, fp)]
     stages = [_stage_bytes(calibration, plan, stage, seen) for stage in range(plan.pipeline_parallel)]
     return tuple(stage for stage in stages for _ in range(plan.tensor_parallel))
@@ -64,6 +66,17 @@ def rank_bytes(calibration: Calibration, cut: Cut, plan: Plan) -> tuple[RankByte
 def kv_tokens(ranks: Sequence[RankBytes], free_bytes: Sequence[int]) -> int:
     """Tokens that all ranks can hold: the engine uses the least of them on every rank."""
     return min(rank.kv_tokens(free) for rank, free in zip(ranks, free_bytes, strict=True))
+
+
+def _alike(footprints: Sequence[Footprint], cut: Cut) -> list[Footprint]:
+    stored = [
+        fp
+        for fp in footprints
+        if (fp.setting.quantization, fp.setting.kv_dtype) == (cut.quantization, cut.kv_dtype)
+    ]
+    degrees = {fp.setting.tensor_parallel for fp in stored}
+    nearest = min(degrees, key=lambda tp: (abs(math.log2(tp / cut.tensor_parallel)), tp), default=0)
+    return [fp for fp in stored if fp.setting.tensor_parallel == nearest]
 
 
 def _ranks(calibration: Calibration, footprint: Footprint) -> Iterator[_Seen]:

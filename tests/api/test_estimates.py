@@ -102,8 +102,20 @@ def test_plans_and_their_front(profiled: Installation) -> None:
     assert [(p["tensorParallel"], p["layersPerStage"]) for p in plans[:2]] == [(1, [2]), (1, [1, 1])]
     assert any(p["pareto"] for p in plans)
     assert len(profiled.post("/models/base/plans", load).json()["plans"]) == 1  # there is one device
-    refused = profiled.post("/models/base/plans", load | {"devices": 65})
-    assert refused.json()["error"]["param"] == "devices"
+    for devices in (65, 0):
+        refused = profiled.post("/models/base/plans", load | {"devices": devices})
+        assert refused.json()["error"]["param"] == "devices"
+
+
+def test_ranks_share_the_host_or_have_one_each(profiled: Installation) -> None:
+    """Two stages on one host take turns: what the whole takes, less sure. On two hosts the like, surer."""
+    split = {"layersPerStage": [1, 1], "batch": 1, "inputTokens": 8, "outputTokens": 8}
+    whole = ask(profiled, batch=1, inputTokens=8, outputTokens=8)
+    shared, apart = ask(profiled, **split), ask(profiled, **split, devices=2)
+    assert shared["tpotMs"]["value"] == pytest.approx(whole["tpotMs"]["value"] + 0.11)
+    assert any("share a device" in note for note in shared["notes"])
+    assert not any("share a device" in note for note in apart["notes"])
+    assert apart["kvCapacityTokens"] > 2 * shared["kvCapacityTokens"]
 
 
 @pytest.mark.parametrize(
@@ -119,6 +131,7 @@ def test_plans_and_their_front(profiled: Installation) -> None:
         ({"batch": -1}, "batch", "got -1"),
         ({"inputTokens": 10**30}, "inputTokens", "expected inputTokens of 1 to"),
         ({"inputTokens": 60, "outputTokens": 60}, "inputTokens", "at most 64 tokens"),
+        ({"layersPerStage": [1, 1], "devices": 1}, "devices", "expected 2 to 64 devices for 2 ranks, got 1"),
         ({"variants": ["v1", "ghost"]}, "variants", "got 'ghost'"),
         ({"batch": "many"}, "batch", "integer"),
         ({"tokens": 3}, "tokens", ""),
