@@ -10,17 +10,9 @@ PROMPT = "What is 12 + 30?"
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    pytest.importorskip("torch")
-    pytest.importorskip("gguf")
-    return tmp_path_factory.mktemp("bundled")
-
-
-@pytest.fixture(scope="module")
-def model_dir(cache):
-    messages = []
-    folder = smollm2.ensure(cache, messages.append)
-    assert folder == cache / smollm2.NAME
+def model_dir(smollm2_conversion):
+    folder, messages = smollm2_conversion
+    assert folder.name == smollm2.NAME
     assert len(messages) == 4
     return folder
 
@@ -58,12 +50,13 @@ def test_tokenizer_has_the_chat_template_and_ends_turns(model_dir):
 
 
 @pytest.mark.slow
-def test_second_call_is_instant_and_rewrites_nothing(model_dir, cache, monkeypatch):
+def test_second_call_is_instant_and_rewrites_nothing(model_dir, monkeypatch):
     def refuse(*_):
         raise AssertionError("converted twice")
 
     before = {file: file.stat().st_mtime_ns for file in model_dir.iterdir()}
     monkeypatch.setattr(smollm2, "_convert", refuse)
+    cache = model_dir.parent
     assert smollm2.ensure(cache) == model_dir
     assert {file: file.stat().st_mtime_ns for file in model_dir.iterdir()} == before
     assert os.listdir(cache) == [smollm2.NAME]
