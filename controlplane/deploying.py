@@ -15,6 +15,7 @@ from controlplane.profiling import (
     Profiles,
     calibration_for,
     carrier_kind,
+    carriers,
     engine_dtype,
     served_spec,
 )
@@ -134,9 +135,8 @@ def ground(spec: ModelSpec, plan: Plan, inventory: Inventory, known: Calibration
 
 def _free_bytes(plan: Plan, inventory: Inventory) -> tuple[int, ...]:
     """Of each rank's device; empty when there are too few devices. Ranks share a CPU."""
-    kind = carrier_kind(inventory)
-    free = sorted((d.free_bytes for d in inventory.devices if d.kind == kind), reverse=True)
-    if kind == CPU and free:
+    free = sorted((d.free_bytes for d in carriers(inventory)), reverse=True)
+    if carrier_kind(inventory) == CPU and free:
         return (free[0] // plan.world_size,) * plan.world_size
     return tuple(free[: plan.world_size]) if len(free) >= plan.world_size else ()
 

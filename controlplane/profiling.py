@@ -33,6 +33,12 @@ def carrier_kind(inventory: Inventory) -> str:
     return next((d.kind for d in inventory.devices if d.kind != CPU), CPU)
 
 
+def carriers(inventory: Inventory) -> list[Device]:
+    """The devices that may carry plans: all GPUs, or all CPU hosts where there is no GPU."""
+    on_cpu = carrier_kind(inventory) == CPU
+    return [d for d in inventory.devices if (d.kind == CPU) == on_cpu]
+
+
 def engine_dtype(settings: Settings, kind: str) -> str:
     if settings.engine_dtype != "auto":
         return settings.engine_dtype
@@ -55,8 +61,7 @@ def profiled_device(inventory: Inventory) -> Device | None:
 
     None without devices. Other models in the same cluster are taken for as quick.
     """
-    kind = carrier_kind(inventory)
-    alike = [d for d in inventory.devices if d.kind == kind]
+    alike = carriers(inventory)
     if not alike:
         return None
     counts = Counter(d.model for d in alike)

@@ -235,7 +235,7 @@ async def test_the_budget_is_what_is_free_at_most(measured: World) -> None:
 
 def test_the_commonest_gpu_stands_for_all() -> None:
     def gpu(node: str, index: int, model: str, free: int) -> object:
-        return replace(CPU, node=node, index=index, kind="gpu", model=model, free_bytes=free)
+        return replace(CPU, node=node, index=index, kind=model, model=model, free_bytes=free)
 
     many = Inventory((gpu("a", 0, "L4", 9), gpu("b", 0, "H200", 5), gpu("b", 1, "H200", 7), HOST))  # type: ignore[arg-type]
     found = profiling.profiled_device(many)
