@@ -1,0 +1,139 @@
+"""The cluster as it is: nodes, their GPUs, what is free, how busy they are, and who is joined to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+BUSY_ABOVE = 0.01  # a sample with more utilisation than this counts as busy
+LOAD_WINDOW = 120  # one-second samples
+
+
+class Link(IntEnum):
+    """How two GPUs talk, fastest first."""
+
+    FAST = 0  # within an island: NVLink or the like
+    NODE = 1  # within a node: PCIe
+    NETWORK = 2  # between nodes
+
+
+@dataclass(frozen=True)
+class GpuType:
+    """What all GPUs of one type sustain: bytes/s of memory, FLOP/s at the model's precision."""
+
+    name: str
+    memory_bytes_per_s: float
+    flops_per_s: float
+
+
+@dataclass(frozen=True)
+class Resident:
+    """One rank on a GPU: layers [layer_start, layer_end) of `deployment`, its bytes.
+
+    `group` is the anti-affinity group of its deployment; empty when it has none.
+    """
+
+    deployment: str
+    layer_start: int
+    layer_end: int
+    memory_bytes: int
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """GPU `index` of its node. Ranks of several deployments may share it.
+
+    `load` is the share of recent time it was busy, 0 to 1 (`load_of`). `island` numbers the GPUs of a node
+    that are joined by fast links: those with the same number. `free_bytes` already excludes `residents`.
+    """
+
+    index: int
+    type: str
+    total_bytes: int
+    free_bytes: int
+    load: float = 0.0
+    island: int = 0
+    residents: tuple[Resident, ...] = ()
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    gpus: tuple[Gpu, ...]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`link_bytes_per_s` has the bandwidth of each kind of link: fast, node, network."""
+
+    nodes: tuple[Node, ...]
+    types: tuple[GpuType, ...]
+    link_bytes_per_s: tuple[float, float, float]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a cluster that cannot be."""
+        _unique("node", [node.name for node in self.nodes])
+        known = _unique("GPU type", [kind.name for kind in self.types])
+        if any(not kind.memory_bytes_per_s > 0 or not kind.flops_per_s > 0 for kind in self.types):
+            raise ValueError("expected positive rates of every GPU type")
+        fast, within, between = self.link_bytes_per_s
+        if not fast >= within >= between > 0:
+            raise ValueError(f"expected bandwidths fast >= node >= network > 0, got {self.link_bytes_per_s}")
+        for node in self.nodes:
+            _unique(f"GPU of node {node.name}", [gpu.index for gpu in node.gpus])
+            for gpu in node.gpus:
+                _check(f"GPU {gpu.index} of node {node.name}", gpu, known)
+
+    @property
+    def gpu_count(self) -> int:
+        return sum(len(node.gpus) for node in self.nodes)
+
+
+def load_of(utilisation: Sequence[float], window: int = LOAD_WINDOW) -> float:
+    """A GPU's load from one-second samples of its utilisation (0 to 1), oldest first (MaverIQ, section 6)."""
+    recent = utilisation[-window:] if window > 0 else ()
+    return sum(sample > BUSY_ABOVE for sample in recent) / len(recent) if recent else 0.0
+
+
+def with_gpus(cluster: Cluster, changed: dict[tuple[str, int], Gpu]) -> Cluster:
+    """The cluster with some GPUs, by node and index, replaced."""
+    touched = {node for node, _ in changed}
+    nodes = tuple(
+        replace(node, gpus=tuple(changed.get((node.name, gpu.index), gpu) for gpu in node.gpus))
+        if node.name in touched
+        else node
+        for node in cluster.nodes
+    )
+    made = object.__new__(Cluster)  # what was checked need not be checked again: 10,000 GPUs take a while
+    for name, value in (
+        ("nodes", nodes),
+        ("types", cluster.types),
+        ("link_bytes_per_s", cluster.link_bytes_per_s),
+    ):
+        object.__setattr__(made, name, value)
+    return made
+
+
+def _unique(what: str, names: Sequence[object]) -> set[object]:
+    found = set(names)
+    if len(found) != len(names):
+        twice = sorted({str(name) for name in names if names.count(name) > 1})
+        raise ValueError(f"{what} {', '.join(twice)} is listed twice; give each its own name or index")
+    return found
+
+
+def _check(where: str, gpu: Gpu, types: set[object]) -> None:
+    if gpu.type not in types:
+        known = ", ".join(sorted(map(str, types))) or "none"
+        raise ValueError(
+            f"{where} is of unknown type {gpu.type!r}; known are {known}: add its rates under types"
+        )
+    if gpu.total_bytes <= 0 or not 0 <= gpu.free_bytes <= gpu.total_bytes:
+        raise ValueError(
+            f"{where} has {gpu.free_bytes} of {gpu.total_bytes} bytes free; "
+            "expected 0 <= free <= total, total > 0"
+        )
+    if not 0 <= gpu.load <= 1:
+        raise ValueError(f"{where} has load {gpu.load}; expected a share of time, 0 to 1")

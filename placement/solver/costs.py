@@ -1,0 +1,80 @@
+"""What each group of GPUs would cost and hold as a stage of one shape, as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from placement.solver.cluster import Link
+from placement.solver.groups import Groups
+from placement.solver.memory import fixed_bytes, layer_rank_bytes
+from placement.solver.plan import Estimator, Shape, StepRates
+from placement.solver.request import Request
+from placement.solver.view import Floats, Ints, View
+
+SAFE = 1e-9  # relative; a stage that is busy all the time to rounding is still within the rate
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Per column: seconds with the slowdown in them, and the most layers as first, other or last stage."""
+
+    prefill: Floats
+    decode: Floats
+    prefill_rest: Floats
+    decode_rest: Floats
+    first: Ints
+    middle: Ints
+    last: Ints
+
+    def caps(self, stage: int, pp: int) -> Ints:
+        """With one stage, `first` is already that of a stage that is the last as well."""
+        if stage == 0:
+            return self.first
+        return self.last if stage == pp - 1 else self.middle
+
+
+def costs_of(request: Request, shape: Shape, view: View, groups: Groups, estimator: Estimator) -> Costs:
+    rates = _rates(shape, view, groups, estimator)
+    prefill, decode, work, prefill_rest, decode_rest, work_rest = rates * groups.slowdown
+    pp = shape.pp
+
+    def most(stage: int) -> Ints:
+        room = groups.usable - fixed_bytes(request.model, shape, stage)
+        by_memory = np.floor_divide(room, layer_rank_bytes(request, shape))
+        caps = np.minimum(by_memory, request.model.layers - pp + 1)
+        if request.rate_per_s > 0:
+            busy = (1 - SAFE) / request.rate_per_s - (work_rest if stage == pp - 1 else 0)
+            caps = np.minimum(caps, np.floor(busy / work))
+        clipped: Ints = np.maximum(0, caps).astype(np.int64)
+        return clipped
+
+    last = most(pp - 1)
+    middle = most(1) if pp > 2 else last  # a pipeline of two has none
+    return Costs(prefill, decode, prefill_rest, decode_rest, most(0), middle, last)
+
+
+def _rates(shape: Shape, view: View, groups: Groups, estimator: Estimator) -> Floats:
+    """(6, groups): `StepRates` of each, unloaded."""
+    found = np.zeros((6, len(groups)))
+    spans = groups.island < 0
+    for number in np.unique(groups.type).tolist():
+        for link, where in ((Link.FAST, ~spans), (Link.NODE, spans)):
+            here = where & (groups.type == number)
+            if here.any():
+                found[:, here] = _row(estimator.rates(shape, view.type_names[number], link))
+    return found
+
+
+def _row(rates: StepRates) -> Floats:
+    return np.array(
+        [
+            [rates.prefill_layer_s],
+            [rates.decode_layer_s],
+            [rates.work_layer_s],
+            [rates.prefill_rest_s],
+            [rates.decode_rest_s],
+            [rates.work_rest_s],
+        ]
+    )

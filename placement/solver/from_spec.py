@@ -1,0 +1,44 @@
+"""A model's figures from what its checkpoint's config says (`profiler.checkpoint.spec_of`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from placement.solver.request import Compression, ModelFigures
+from profiler.estimate import allowance_bytes, vocab_table_bytes
+from profiler.plans import UNCOMPRESSED, even_stages
+from profiler.shards import active_shard_elements, head_is_embedding, outer_bytes
+from profiler.types import ModelSpec, Plan
+
+
+def figures_of(
+    name: str, spec: ModelSpec, compressions: Mapping[str, tuple[float, float]] | None = None
+) -> ModelFigures:
+    """`compressions`: accuracy, and a layer's bytes as a share of the uncompressed layer's; by name.
+
+    Working memory is `profiler.estimate`'s allowance for an unsharded rank: an upper bound under TP.
+    """
+    forms = compressions or {UNCOMPRESSED: (1.0, 1.0)}
+    tied, table = head_is_embedding(spec), vocab_table_bytes(spec, 1)
+    plan = Plan(1, even_stages(spec.num_layers, min(2, spec.num_layers)), UNCOMPRESSED, 1, 0, 0, 0)
+    overhead = allowance_bytes(spec, plan, 0)
+    last = allowance_bytes(spec, plan, plan.pipeline_parallel - 1)
+    return ModelFigures(
+        name=name,
+        layers=spec.num_layers,
+        heads=spec.num_heads,
+        kv_heads=spec.num_kv_heads,
+        embedding_bytes=table,
+        head_bytes=table,
+        hidden_bytes=spec.hidden_size * spec.dtype_bytes,
+        layer_flops=2.0 * active_shard_elements(spec, 1),
+        overhead_bytes=overhead,
+        compressions=tuple(
+            Compression(
+                form, accuracy, round(share * spec.layer_weight_bytes), spec.kv_bytes_per_token_per_layer
+            )
+            for form, (accuracy, share) in forms.items()
+        ),
+        tied=tied,
+        last_overhead_bytes=last - overhead + outer_bytes(spec),
+    )

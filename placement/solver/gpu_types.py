@@ -1,0 +1,23 @@
+"""Rates of common GPUs, from their makers' data sheets: peaks at bf16 without sparsity, for what-if alone.
+
+Rates that were measured on the devices themselves (`types` in the file) are better.
+"""
+
+from __future__ import annotations
+
+from placement.solver.cluster import GpuType
+
+_DATA_SHEETS = {  # name: (GB/s of memory, dense bf16 TFLOP/s)
+    "L4": (300, 121),
+    "L40S": (864, 362),
+    "A10": (600, 125),
+    "A6000": (768, 155),
+    "A100-40GB": (1555, 312),
+    "A100-80GB": (2039, 312),
+    "H100": (3350, 989),
+    "H200": (4800, 989),
+}
+
+KNOWN = {
+    name: GpuType(name, bandwidth * 1e9, tflops * 1e12) for name, (bandwidth, tflops) in _DATA_SHEETS.items()
+}

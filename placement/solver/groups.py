@@ -1,0 +1,145 @@
+"""Which GPUs could carry a stage together: TP GPUs of one type on one node, as columns of arrays."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from placement.solver.cluster import Link
+from placement.solver.view import Floats, Ints, View
+
+MOST_GROUPS = 80  # enumerated one by one; beyond that, neighbours in some order
+
+
+@dataclass(frozen=True)
+class Groups:
+    """One column per group. `usable` is that of its fullest GPU, `slowdown` that of its slowest.
+
+    `island` is -1 where a group spans islands. With `fill` = sum of free / total and `grain` = sum of
+    1 / total, placing b bytes on each GPU costs the next model 2 b fill - b^2 grain (`policies.joint`).
+    """
+
+    members: Ints  # (groups, tp), indices into the view
+    node: Ints
+    type: Ints
+    island: Ints
+    usable: Ints
+    slowdown: Floats
+    fill: Floats
+    grain: Floats
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def link(self, column: int) -> Link:
+        return Link.FAST if self.island[column] >= 0 else Link.NODE
+
+
+def groups_of(view: View, members: Ints) -> Groups:
+    islands = view.island[members]
+    joined = (islands == islands[:, :1]).all(axis=1)
+    return Groups(
+        members=members,
+        node=view.node[members[:, 0]],
+        type=view.type[members[:, 0]],
+        island=np.where(joined, islands[:, 0], -1),
+        usable=view.usable[members].min(axis=1),
+        slowdown=view.slowdown[members].max(axis=1),
+        fill=(view.free[members] / view.total[members]).sum(axis=1),
+        grain=(1 / view.total[members]).sum(axis=1),
+    )
+
+
+def every_group(view: View, tp: int, most: int = MOST_GROUPS) -> Groups | None:
+    """All of them, or None when they are more than `most`."""
+    runs = _runs(view)
+    if sum(math.comb(len(run), tp) for run in runs) > most:
+        return None
+    found = [group for run in runs for group in itertools.combinations(run, tp)]
+    return groups_of(view, np.array(found, dtype=np.int64).reshape(-1, tp))
+
+
+def neighbours(view: View, tp: int, *, disjoint: bool) -> tuple[Groups, ...]:
+    """GPUs of an island, or node, that follow each other by usable memory or by slowdown: a family each.
+
+    A group is as good as its worst member, so alike GPUs belong together. With `disjoint` no two groups of
+    a family share a GPU.
+    """
+    orders: tuple[tuple[Floats | Ints, ...], ...] = (
+        (view.usable, view.slowdown),
+        (view.slowdown, -view.usable),
+    )
+    if tp == 1:
+        return (groups_of(view, np.arange(len(view), dtype=np.int64).reshape(-1, 1)),)
+    places = (view.island, view.node) if not _same(view.island, view.node) else (view.island,)
+    return tuple(
+        groups_of(view, _windows(view, place, keys, tp, disjoint)) for place in places for keys in orders
+    )
+
+
+def distinct(groups: Sequence[Groups]) -> Groups:
+    """Several families as one."""
+    joined = (np.concatenate([getattr(g, name) for g in groups]) for name in Groups.__dataclass_fields__)
+    return Groups(*joined)
+
+
+def group_sets(groups: Groups, pp: int, keys: Sequence[Floats | Ints]) -> Ints:
+    """Sets of `pp` columns that follow each other by each key, in an island, a node, or anywhere."""
+    found = []
+    everywhere = np.zeros(len(groups), dtype=np.int64)
+    places = [p for p in (groups.island, groups.node, everywhere) if len(groups) >= pp]
+    for place, key in itertools.product(places, keys):
+        order = np.lexsort((groups.usable, key, place))
+        windows = sliding_window_view(order, pp)
+        found.append(windows[place[windows[:, 0]] == place[windows[:, -1]]])
+    if not found:
+        return np.empty((0, pp), dtype=np.int64)
+    return np.unique(np.concatenate(found), axis=0)
+
+
+def every_set(groups: Groups, pp: int, most: int) -> Ints | None:
+    """All sets of `pp` groups that share no GPU, or None when there are more than `most` to look at."""
+    if math.comb(len(groups), pp) > most:
+        return None
+    members = [frozenset(row) for row in groups.members.tolist()]
+    tp = groups.members.shape[1]
+    found = [
+        pick
+        for pick in itertools.combinations(range(len(groups)), pp)
+        if len(frozenset().union(*(members[k] for k in pick))) == pp * tp
+    ]
+    return np.array(found, dtype=np.int64).reshape(-1, pp)
+
+
+def _runs(view: View) -> list[list[int]]:
+    """GPUs of one node and type."""
+    runs: dict[tuple[int, int], list[int]] = {}
+    for number, key in enumerate(zip(view.node.tolist(), view.type.tolist(), strict=True)):
+        runs.setdefault(key, []).append(number)
+    return list(runs.values())
+
+
+def _windows(view: View, place: Ints, keys: Sequence[Floats | Ints], tp: int, disjoint: bool) -> Ints:
+    order = np.lexsort((*reversed(keys), view.type, place))
+    if len(order) < tp:
+        return np.empty((0, tp), dtype=np.int64)
+    windows = sliding_window_view(order, tp)
+    run = np.unique(np.stack([place, view.type]), axis=1, return_inverse=True)[1].reshape(-1)[order]
+    starts = np.arange(len(windows))
+    keep = run[starts] == run[starts + tp - 1]
+    if disjoint:
+        first = np.searchsorted(run, run[starts])  # runs are ascending in this order
+        keep &= (starts - first) % tp == 0
+    kept: Ints = windows[keep]
+    return kept
+
+
+def _same(one: Ints, other: Ints) -> bool:
+    """Whether both divide the GPUs alike."""
+    pairs = len(np.unique(np.stack([one, other]), axis=1).T)
+    return pairs == len(np.unique(one)) == len(np.unique(other))

@@ -1,0 +1,88 @@
+"""A candidate: how a model is cut and on what kind of GPUs its stages run, and what that would do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from placement.solver.cluster import Link
+from placement.solver.request import Compression
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many parts: `tp` ranks in each of `pp` stages, in one compression."""
+
+    compression: Compression
+    tp: int
+    pp: int
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * self.pp
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`layers` on `tp` GPUs of one type joined by `link`; others' work makes them `slowdown` times slower."""
+
+    layers: int
+    gpu_type: str
+    link: Link = Link.FAST
+    slowdown: float = 1.0
+
+
+@dataclass(frozen=True)
+class CandidatePlan:
+    """`hops` are the links between adjacent stages, one fewer than stages."""
+
+    shape: Shape
+    stages: tuple[Stage, ...]
+    hops: tuple[Link, ...]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Seconds, requests per second, bytes. `memory_bytes` is that of each rank of a stage, by stage.
+
+    `utilisation` is each stage's busy share under the expected rate (1 or more: it cannot keep up).
+    """
+
+    ttft_s: float
+    tpot_s: float
+    latency_s: float
+    throughput_per_s: float
+    memory_bytes: tuple[int, ...]
+    utilisation: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class StepRates:
+    """Seconds of one stage on unloaded GPUs, for each of its layers and, on the last stage, beside them.
+
+    `prefill`: one prompt; `decode`: one token of one of the groups in flight; `work`: all that one request
+    costs when the engine is full.
+    """
+
+    prefill_layer_s: float
+    decode_layer_s: float
+    work_layer_s: float
+    prefill_rest_s: float
+    decode_rest_s: float
+    work_rest_s: float
+
+
+class Estimator(Protocol):
+    """Figures of any candidate of one request; a pure function.
+
+    Policies rank by calling it. `rates`, `hop_s` (of a prompt, of a token) and `groups` (batches in flight)
+    are the linear parts it is made of: what the split of layers and the exact reference optimise.
+    """
+
+    def __call__(self, plan: CandidatePlan) -> Figures: ...
+
+    def rates(self, shape: Shape, gpu_type: str, link: Link) -> StepRates: ...
+
+    def hop_s(self, shape: Shape, link: Link) -> tuple[float, float]: ...
+
+    def groups(self, shape: Shape) -> float: ...

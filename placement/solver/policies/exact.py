@@ -1,0 +1,253 @@
+"""The exact reference: one mixed-integer linear program per shape, solved by HiGHS.
+
+For small instances only: every group of GPUs is a column. With y[s,k] = stage s runs on group k, l[s,k] its
+layers there, u[s] = stages s and s+1 are in different islands, v[s] = on different nodes, and tau = seconds
+per output token:
+
+    minimise    sum l prefill + rest + hops + (output - 1) tau
+    subject to  tau >= sum l decode + rest + hops,   tau >= groups (l decode + rest)   for every stage
+                sum_k y[s,k] = 1,   y <= l <= cap y,   sum l = layers,   each GPU in one stage at most
+                u[s] >= a[i,s] - a[i,s+1] for every island i,  v[s] alike for every node
+
+Memory, rate, heads and headroom are in the caps and columns. Within a shape every intent falls with latency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from placement.solver.cluster import Cluster, Link
+from placement.solver.costs import Costs, costs_of
+from placement.solver.groups import Groups, every_group
+from placement.solver.layout import Layout, placed, plan_of
+from placement.solver.memory import total_bytes
+from placement.solver.objective import GIB, excesses, objective
+from placement.solver.outcome import Placed
+from placement.solver.plan import Estimator, Shape
+from placement.solver.policies.base import EstimatorFor
+from placement.solver.request import CostMeasure, Request
+from placement.solver.roofline import Roofline
+from placement.solver.shapes import shapes
+from placement.solver.view import Floats, Ints, View, view_of
+
+MOST_GPUS = 16
+GAP = 1e-6  # relative; what HiGHS may leave
+
+
+@dataclass(frozen=True)
+class Exact:
+    name: str = "exact"
+
+    def find(
+        self, cluster: Cluster, request: Request, estimator_for: EstimatorFor = Roofline
+    ) -> Placed | None:
+        """Raises ValueError for clusters of more than 16 GPUs."""
+        if cluster.gpu_count > MOST_GPUS:
+            raise ValueError(f"the exact policy takes up to {MOST_GPUS} GPUs, got {cluster.gpu_count}")
+        view, estimator = view_of(cluster, request), estimator_for(cluster, request)
+        best: tuple[float, Layout] | None = None
+        for shape in shapes(request, len(view)):
+            layout = _solve(request, view, shape, estimator)
+            if layout is None:
+                continue
+            figures = estimator(plan_of(view, layout))
+            value = objective(request, shape, figures.latency_s)
+            if not excesses(request, shape, figures) and (best is None or value < best[0]):
+                best = (value, layout)
+        if best is None:
+            return None
+        return placed(request, view, best[1], estimator, ("optimal, by a mixed-integer linear program",))
+
+
+class _Rows:
+    """Constraints low <= row x <= high, collected row by row."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.rows: list[Floats] = []
+        self.low: list[float] = []
+        self.high: list[float] = []
+
+    def add(self, row: Floats, low: float = -np.inf, high: float = np.inf) -> None:
+        self.rows.append(row)
+        self.low.append(low)
+        self.high.append(high)
+
+    def constraint(self) -> LinearConstraint:
+        return LinearConstraint(np.array(self.rows), self.low, self.high)
+
+
+@dataclass(frozen=True)
+class _Program:
+    """Where each variable is: y and l by stage and group, then u and v by hop, then tau."""
+
+    pp: int
+    columns: int
+
+    @property
+    def width(self) -> int:
+        return 2 * self.pp * self.columns + 2 * (self.pp - 1) + 1
+
+    def y(self, stage: int) -> slice:
+        return slice(stage * self.columns, (stage + 1) * self.columns)
+
+    def l(self, stage: int) -> slice:  # noqa: E743 - the name in the formulas
+        return slice((self.pp + stage) * self.columns, (self.pp + stage + 1) * self.columns)
+
+    def u(self, hop: int) -> int:
+        return 2 * self.pp * self.columns + hop
+
+    def v(self, hop: int) -> int:
+        return self.u(self.pp - 1) + hop
+
+    @property
+    def tau(self) -> int:
+        return self.width - 1
+
+    def row(self) -> Floats:
+        return np.zeros(self.width)
+
+
+def _solve(request: Request, view: View, shape: Shape, estimator: Estimator) -> Layout | None:
+    groups = every_group(view, shape.tp, most=10**6)
+    if groups is None or not len(groups):
+        return None
+    costs = costs_of(request, shape, view, groups, estimator)
+    at = _Program(shape.pp, len(groups))
+    prompt, token, constant = _seconds(at, shape, costs, estimator)
+    rows = _Rows(at.width)
+    _add_structure(rows, at, request, groups, costs, len(view))
+    _add_pace(rows, at, costs, token, constant[1], estimator.groups(shape))
+    goal = prompt.copy()
+    goal[at.tau] = request.output_tokens - 1
+    _add_limits(rows, at, request, shape, (prompt, goal), constant[0])
+    found = milp(
+        goal,
+        constraints=rows.constraint(),
+        bounds=Bounds(np.zeros(at.width), _upper(at, costs)),
+        integrality=_integers(at),
+        options={"mip_rel_gap": GAP},
+    )
+    return None if found.x is None else _layout(at, shape, groups, found.x)
+
+
+def _seconds(
+    at: _Program, shape: Shape, costs: Costs, estimator: Estimator
+) -> tuple[Floats, Floats, tuple[float, float]]:
+    """Rows that give the seconds of the prompt and of a token, and what both have beside."""
+    hops = np.array([estimator.hop_s(shape, link) for link in Link])  # (links, prompt and token)
+    rows = []
+    for which, layer, rest in (
+        (0, costs.prefill, costs.prefill_rest),
+        (1, costs.decode, costs.decode_rest),
+    ):
+        row = at.row()
+        for stage in range(at.pp):
+            row[at.l(stage)] = layer
+        row[at.y(at.pp - 1)] = rest
+        for hop in range(at.pp - 1):
+            row[at.u(hop)] = hops[Link.NODE, which] - hops[Link.FAST, which]
+            row[at.v(hop)] = hops[Link.NETWORK, which] - hops[Link.NODE, which]
+        rows.append(row)
+    fast = hops[Link.FAST] * (at.pp - 1)
+    return rows[0], rows[1], (float(fast[0]), float(fast[1]))
+
+
+def _add_structure(
+    rows: _Rows, at: _Program, request: Request, groups: Groups, costs: Costs, gpus: int
+) -> None:
+    every, identity = at.row(), np.eye(at.columns)
+    for stage in range(at.pp):
+        one = at.row()
+        one[at.y(stage)] = 1
+        rows.add(one, 1, 1)
+        every[at.l(stage)] = 1
+        for column, cap in enumerate(costs.caps(stage, at.pp).tolist()):
+            most, least = at.row(), at.row()
+            most[at.l(stage)], most[at.y(stage)] = identity[column], -cap * identity[column]
+            least[at.l(stage)], least[at.y(stage)] = identity[column], -identity[column]
+            rows.add(most, high=0)
+            rows.add(least, low=0)
+    rows.add(every, request.model.layers, request.model.layers)
+    for gpu in range(gpus):
+        once = at.row()
+        for stage in range(at.pp):
+            once[at.y(stage)] = (groups.members == gpu).any(axis=1)
+        rows.add(once, high=1)
+    _add_hops(rows, at, groups.island, at.u)
+    _add_hops(rows, at, groups.node, at.v)
+
+
+def _add_hops(rows: _Rows, at: _Program, places: Ints, variable: Callable[[int], int]) -> None:
+    """The hop's variable is 1 where its stages are in different places; without one it is -1."""
+    for hop in range(at.pp - 1):
+        for place in np.unique(places).tolist():
+            row = at.row()
+            row[variable(hop)] = 1
+            row[at.y(hop)] = -(places == place).astype(float)
+            if place >= 0:
+                row[at.y(hop + 1)] = (places == place).astype(float)
+            rows.add(row, low=0)
+
+
+def _add_pace(
+    rows: _Rows, at: _Program, costs: Costs, token: Floats, constant_s: float, groups: float
+) -> None:
+    one_after_the_other = -token
+    one_after_the_other[at.tau] = 1
+    rows.add(one_after_the_other, low=constant_s)
+    for stage in range(at.pp):
+        slowest = at.row()
+        slowest[at.tau] = 1
+        slowest[at.l(stage)] = -groups * costs.decode
+        if stage == at.pp - 1:
+            slowest[at.y(stage)] = -groups * costs.decode_rest
+        rows.add(slowest, low=0)
+
+
+def _add_limits(
+    rows: _Rows, at: _Program, request: Request, shape: Shape, seconds: tuple[Floats, Floats], hops_s: float
+) -> None:
+    """`seconds`: rows of the prompt and of the whole request, both but for the fast part of the hops."""
+    prompt, whole = seconds
+    limits = request.limits
+    latency_s = min(limits.latency_s or np.inf, _latency_of_cost(request, shape))
+    rows.add(prompt, high=(limits.ttft_s or np.inf) - hops_s)
+    rows.add(whole, high=latency_s - hops_s)
+    token = at.row()
+    token[at.tau] = 1
+    rows.add(token, high=limits.tpot_s or np.inf)
+
+
+def _latency_of_cost(request: Request, shape: Shape) -> float:
+    """The latency at which the limit of cost is met exactly; memory alone is checked afterwards."""
+    if request.limits.cost is None or request.cost is CostMeasure.MEMORY:
+        return float(np.inf)
+    if request.cost is CostMeasure.GPU_HOURS:
+        return request.limits.cost * 3600 / shape.ranks
+    return request.limits.cost / (total_bytes(request, shape) / GIB)
+
+
+def _upper(at: _Program, costs: Costs) -> Floats:
+    upper = np.ones(at.width)
+    for stage in range(at.pp):
+        upper[at.l(stage)] = costs.caps(stage, at.pp)
+    upper[at.tau] = np.inf
+    return upper
+
+
+def _integers(at: _Program) -> Ints:
+    """u and v follow from y."""
+    kinds = np.zeros(at.width, dtype=np.int64)
+    kinds[: 2 * at.pp * at.columns] = 1
+    return kinds
+
+
+def _layout(at: _Program, shape: Shape, groups: Groups, found: Floats) -> Layout:
+    columns = [int(np.argmax(found[at.y(stage)])) for stage in range(at.pp)]
+    layers = tuple(round(float(found[at.l(stage)][k])) for stage, k in enumerate(columns))
+    return Layout(shape, tuple(tuple(groups.members[k].tolist()) for k in columns), layers)

@@ -1,0 +1,251 @@
+"""Our policy: plans, GPUs and splits weighed together, then the layout that leaves most to the next model.
+
+Shapes are looked at in the order of what they could reach at best, until none can beat what was found. For
+each, groups of GPUs are combined to pipelines, by a bound first and then exactly (`split`). Among all
+layouts within `tolerance` of the best objective the one is taken that fragments the cluster least: with
+phi(free) = free^2 / total per GPU, an empty GPU is worth more than two half-empty ones, and what a layout
+costs the next model is the phi that it takes away.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from placement.solver import groups as grouping
+from placement.solver.cluster import Cluster, Link
+from placement.solver.costs import Costs, costs_of
+from placement.solver.groups import Groups
+from placement.solver.layout import Layout, placed, plan_of
+from placement.solver.memory import fixed_bytes, layer_rank_bytes, stage_bytes
+from placement.solver.objective import excesses, objective
+from placement.solver.outcome import Placed
+from placement.solver.plan import Estimator, Shape
+from placement.solver.policies.base import EstimatorFor
+from placement.solver.request import Request
+from placement.solver.roofline import Roofline
+from placement.solver.shapes import shapes
+from placement.solver.split import Pipeline, best_split
+from placement.solver.view import Floats, Ints, View, view_of
+
+FEW_GROUPS = 80  # small clusters are searched group by group
+FEW_SETS = 4000  # and set by set
+MOST_SPLITS = 48  # sets of one shape that are split exactly
+MOST_KEPT = 12  # single groups of one shape that are looked at
+
+
+@dataclass(frozen=True)
+class Joint:
+    """`tolerance`: how much worse an objective may be, relatively, to leave more room for the next model."""
+
+    tolerance: float = 0.01
+    name: str = "ostinato"
+
+    def find(
+        self, cluster: Cluster, request: Request, estimator_for: EstimatorFor = Roofline
+    ) -> Placed | None:
+        view, estimator = view_of(cluster, request), estimator_for(cluster, request)
+        search = _Search(request, view, estimator, self.tolerance)
+        found = search.best()
+        if found is None:
+            return None
+        reasons = (
+            f"best of {search.shapes} shapes; {len(search.found)} layouts within every limit",
+            f"fragmentation cost {found.loss / 2**30:.2f} GiB, the least within {self.tolerance:.0%}",
+        )
+        return placed(request, view, found.layout, estimator, reasons)
+
+
+@dataclass(frozen=True)
+class _Found:
+    objective: float
+    loss: float
+    layout: Layout
+
+    @property
+    def key(self) -> tuple[float, float, int, tuple[tuple[int, ...], ...], tuple[int, ...]]:
+        shape = self.layout.shape
+        return (self.loss, self.objective, shape.ranks, self.layout.groups, self.layout.layers)
+
+
+@dataclass
+class _Search:
+    """One decision; its own scratch space, never shared."""
+
+    request: Request
+    view: View
+    estimator: Estimator
+    tolerance: float
+    shapes: int = 0
+    found: list[_Found] = field(default_factory=list)
+    _single: dict[int, Groups] = field(default_factory=dict)
+    _families: dict[int, tuple[Groups, ...]] = field(default_factory=dict)
+
+    def best(self) -> _Found | None:
+        bounds = [(self._bound(shape), n, shape) for n, shape in enumerate(self._shapes())]
+        best = float("inf")
+        for bound, _, shape in sorted(bounds, key=lambda b: b[:2]):
+            if bound > best * (1 + self.tolerance):
+                break
+            for layout in self._layouts(shape):
+                self._consider(layout)
+            best = min((f.objective for f in self.found), default=best)
+        near = [f for f in self.found if f.objective <= best * (1 + self.tolerance)]
+        return min(near, key=lambda f: f.key, default=None)
+
+    def _shapes(self) -> list[Shape]:
+        least = self.request.limits.accuracy or 0.0
+        found = [s for s in shapes(self.request, len(self.view)) if s.compression.accuracy >= least]
+        self.shapes = len(found)
+        return found
+
+    def _bound(self, shape: Shape) -> float:
+        """No layout of this shape has a lower objective: all layers at the fastest rate, all fit."""
+        groups = self._groups_of(shape.tp)
+        if not len(groups):
+            return float("inf")
+        costs = costs_of(self.request, shape, self.view, groups, self.estimator)
+        layers, tokens = self.request.model.layers, self.request.output_tokens - 1
+        hops = self.estimator.hop_s(shape, Link.FAST)
+        prompt = layers * costs.prefill.min() + costs.prefill_rest.min() + (shape.pp - 1) * hops[0]
+        token = layers * costs.decode.min() + costs.decode_rest.min() + (shape.pp - 1) * hops[1]
+        return objective(self.request, shape, float(prompt + tokens * token))
+
+    def _groups_of(self, tp: int) -> Groups:
+        if tp not in self._single:
+            every = grouping.every_group(self.view, tp, FEW_GROUPS)
+            near = grouping.neighbours(self.view, tp, disjoint=False) if every is None else (every,)
+            self._single[tp] = grouping.distinct(near)
+        return self._single[tp]
+
+    def _families_of(self, tp: int) -> tuple[Groups, ...]:
+        if tp not in self._families:
+            self._families[tp] = grouping.neighbours(self.view, tp, disjoint=True)
+        return self._families[tp]
+
+    def _consider(self, layout: Layout) -> None:
+        figures = self.estimator(plan_of(self.view, layout))
+        if not excesses(self.request, layout.shape, figures):
+            value = objective(self.request, layout.shape, figures.latency_s)
+            self.found.append(_Found(value, self._loss(layout), layout))
+
+    def _loss(self, layout: Layout) -> float:
+        needs = stage_bytes(self.request, layout.shape, layout.layers)
+        return sum(
+            need * (2 * int(self.view.free[gpu]) - need) / int(self.view.total[gpu])
+            for group, need in zip(layout.groups, needs, strict=True)
+            for gpu in group
+        )
+
+    def _layouts(self, shape: Shape) -> Iterator[Layout]:
+        if shape.pp == 1:
+            yield from self._whole(shape)
+            return
+        groups = self._groups_of(shape.tp)
+        every = grouping.every_set(groups, shape.pp, FEW_SETS)
+        if every is not None:
+            yield from self._pipelines(shape, groups, every)
+            return
+        for family in self._families_of(shape.tp):
+            costs = costs_of(self.request, shape, self.view, family, self.estimator)
+            keys = (costs.decode, -family.usable, family.usable)
+            yield from self._pipelines(shape, family, grouping.group_sets(family, shape.pp, keys), costs)
+
+    def _whole(self, shape: Shape) -> Iterator[Layout]:
+        """One stage: the fastest groups, and of those as fast the ones that fragment least."""
+        groups, layers = self._groups_of(shape.tp), self.request.model.layers
+        costs = costs_of(self.request, shape, self.view, groups, self.estimator)
+        able = np.flatnonzero(costs.first >= layers)
+        if not len(able):
+            return
+        tokens = self.request.output_tokens - 1
+        latency = layers * (costs.prefill + tokens * costs.decode)
+        latency = (latency + costs.prefill_rest + tokens * costs.decode_rest)[able]
+        need = layers * layer_rank_bytes(self.request, shape) + fixed_bytes(self.request.model, shape, 0)
+        loss = (2.0 * need * groups.fill - float(need) ** 2 * groups.grain)[able]
+        near = latency <= latency.min() * (1 + self.tolerance)
+        order = np.lexsort((latency, loss, ~near))[:MOST_KEPT]
+        for column in {int(able[np.argmin(latency)]): None, **dict.fromkeys(able[order].tolist())}:
+            yield Layout(shape, (tuple(groups.members[column].tolist()),), (layers,))
+
+    def _pipelines(
+        self, shape: Shape, groups: Groups, sets: Ints, costs: Costs | None = None
+    ) -> Iterator[Layout]:
+        if not len(sets):
+            return
+        costs = costs or costs_of(self.request, shape, self.view, groups, self.estimator)
+        bounds = self._bounds(shape, costs, sets)
+        order = np.argsort(bounds, kind="stable")[:MOST_SPLITS]
+        best = float("inf")
+        for row in order.tolist():
+            if bounds[row] > best * (1 + self.tolerance):
+                return
+            split = self._split(shape, groups, costs, sets[row].tolist())
+            if split is not None:
+                best = min(best, split[0])
+                yield split[1]
+
+    def _bounds(self, shape: Shape, costs: Costs, sets: Ints) -> Floats:
+        """Of each set: the cheapest filling without regard to the slowest stage, and the most even pace."""
+        layers, tokens = self.request.model.layers, self.request.output_tokens - 1
+        caps = np.maximum(np.maximum(costs.first, costs.last), costs.middle)[sets]
+        cost = (costs.prefill + tokens * costs.decode)[sets]
+        order = np.argsort(cost, axis=1, kind="stable")
+        room = np.take_along_axis(caps, order, axis=1)
+        taken = np.clip(layers - (np.cumsum(room, axis=1) - room), 0, room)
+        cheapest = (taken * np.take_along_axis(cost, order, axis=1)).sum(axis=1)
+        pace = self.estimator.groups(shape) * layers / (1 / costs.decode[sets]).sum(axis=1)
+        paced = layers * costs.prefill[sets].min(axis=1) + tokens * pace
+        bound = np.maximum(cheapest, paced)
+        return np.where(caps.sum(axis=1) >= layers, bound, np.inf)
+
+    def _split(
+        self, shape: Shape, groups: Groups, costs: Costs, columns: list[int]
+    ) -> tuple[float, Layout] | None:
+        best: tuple[float, tuple[int, ...], tuple[int, ...]] | None = None
+        for order in _orders(columns, groups):
+            split = best_split(self._pipeline(shape, groups, costs, order), self.request.model.layers)
+            if split is not None and (best is None or (split[0], order) < best[:2]):
+                best = (split[0], order, split[1])
+        if best is None:
+            return None
+        members = tuple(tuple(groups.members[k].tolist()) for k in best[1])
+        return best[0], Layout(shape, members, best[2])
+
+    def _pipeline(self, shape: Shape, groups: Groups, costs: Costs, order: tuple[int, ...]) -> Pipeline:
+        hops = [self.estimator.hop_s(shape, _link(groups, a, b)) for a, b in itertools.pairwise(order)]
+        columns = list(order)
+        return Pipeline(
+            caps=np.array([costs.caps(stage, shape.pp)[k] for stage, k in enumerate(order)]),
+            prefill=costs.prefill[columns],
+            decode=costs.decode[columns],
+            prefill_rest_s=float(costs.prefill_rest[order[-1]]),
+            decode_rest_s=float(costs.decode_rest[order[-1]]),
+            hop_prefill_s=sum(hop for hop, _ in hops),
+            hop_decode_s=sum(hop for _, hop in hops),
+            groups=self.estimator.groups(shape),
+            tokens=self.request.output_tokens - 1,
+        )
+
+
+def _orders(columns: list[int], groups: Groups) -> list[tuple[int, ...]]:
+    """Orders of stages that keep islands and nodes together; the roomiest group last or first."""
+    if len(columns) <= 3:
+        return list(itertools.permutations(columns))
+    home = sorted(
+        columns, key=lambda k: (int(groups.node[k]), int(groups.island[k]), int(groups.usable[k]), k)
+    )
+    roomy = max(columns, key=lambda k: (int(groups.usable[k]), -k))
+    at = home.index(roomy)
+    turned = [*home[at + 1 :], *home[: at + 1]]
+    return list(dict.fromkeys(tuple(order) for order in (home, home[::-1], turned, turned[::-1])))
+
+
+def _link(groups: Groups, one: int, other: int) -> Link:
+    if groups.node[one] != groups.node[other]:
+        return Link.NETWORK
+    same = groups.island[one] == groups.island[other] and groups.island[one] >= 0
+    return Link.FAST if same else Link.NODE

@@ -1,0 +1,156 @@
+"""The paper's policies (MaverIQ, section 6): plans ranked first, then GPUs by load, then layers by memory.
+
+Kept: the rank of plans by the intent alone, each plan's figures taken with even stages on idle GPUs; the
+three GPU selections; the blocks of equal size and their round robin. Where its code errs, this follows the
+text: ranks are listed by stage, not by size; nothing that fails to fit is tried twice. A block's size spreads
+evenly what does not grow with layers (runtime, embedding, head), so a mapping by blocks can overflow a small
+fragment: then blocks are counted by what ranks really hold, which is kinder to the paper than to fail there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from placement.solver.cluster import Cluster, Link
+from placement.solver.layout import Layout, fits, placed, plan_of
+from placement.solver.memory import fixed_bytes, layer_rank_bytes, total_bytes
+from placement.solver.objective import excesses, objective
+from placement.solver.outcome import Placed
+from placement.solver.plan import CandidatePlan, Estimator, Shape, Stage
+from placement.solver.policies.base import EstimatorFor
+from placement.solver.request import Request
+from placement.solver.roofline import Roofline
+from placement.solver.shapes import shapes
+from placement.solver.view import View, view_of
+from profiler.plans import even_stages
+
+THETA = 0.7
+LOADED = 1.0  # packing fills GPUs up to this load
+MOST_SETS = 64  # sets of GPUs that are tried for one plan
+
+
+class Selection(StrEnum):
+    """Which GPUs come first (section 6, "Load-aware GPU selection")."""
+
+    HYBRID = "hybrid"  # below theta: most loaded first; then the least loaded
+    PACKING = "packing"  # below full load: most loaded first
+    LEAST_LOADED = "least-loaded"
+
+
+@dataclass(frozen=True)
+class Maveriq:
+    """`theta` is hybrid's threshold, `uneven` the fragmentation-aware mapping (off: stages stay even)."""
+
+    selection: Selection = Selection.HYBRID
+    theta: float = THETA
+    uneven: bool = True
+
+    @property
+    def name(self) -> str:
+        mapping = "" if self.uneven else "-even"
+        return f"maveriq-{self.selection}{mapping}"
+
+    def find(
+        self, cluster: Cluster, request: Request, estimator_for: EstimatorFor = Roofline
+    ) -> Placed | None:
+        view, estimator = view_of(cluster, request), estimator_for(cluster, request)
+        for number, shape in enumerate(_ranked(request, view, estimator), 1):
+            layout = self._place(request, view, shape, estimator)
+            if layout is not None:
+                reason = f"choice {number} by intent; GPUs by {self.selection}"
+                return placed(request, view, layout, estimator, (reason,))
+        return None
+
+    def _place(self, request: Request, view: View, shape: Shape, estimator: Estimator) -> Layout | None:
+        for gpus in self._sets(view, shape, total_bytes(request, shape)):
+            stages = tuple(tuple(gpus[i : i + shape.tp]) for i in range(0, shape.ranks, shape.tp))
+            for layers in _mappings(request, view, shape, stages, self.uneven):
+                layout = Layout(shape, stages, layers)
+                if not fits(view, request, layout):
+                    continue
+                if not excesses(request, shape, estimator(plan_of(view, layout))):
+                    return layout
+        return None
+
+    def _sets(self, view: View, shape: Shape, need: int) -> Iterator[list[int]]:
+        """Sets of TP x PP GPUs of one server and type with enough free memory in total, best first.
+
+        The paper generates all sets; of n GPUs that is n choose TP x PP. Neighbours in the order of the
+        selection are what it prefers among them, and are all that is tried here.
+        """
+        servers: dict[tuple[int, int], list[int]] = {}
+        for gpu in range(len(view)):
+            servers.setdefault((int(view.node[gpu]), int(view.type[gpu])), []).append(gpu)
+        found = []
+        for gpus in servers.values():
+            ordered = sorted(gpus, key=lambda gpu: (self._preference(view, gpu), gpu))
+            for start in range(len(ordered) - shape.ranks + 1):
+                window = ordered[start : start + shape.ranks]
+                if sum(int(view.usable[gpu]) for gpu in window) >= need:
+                    found.append((sorted((self._preference(view, g) for g in window), reverse=True), window))
+        for _, window in sorted(found)[:MOST_SETS]:
+            yield sorted(window, key=lambda gpu: (-int(view.usable[gpu]), gpu))
+
+    def _preference(self, view: View, gpu: int) -> tuple[int, float]:
+        """Least first."""
+        load = float(view.load[gpu])
+        match self.selection:
+            case Selection.LEAST_LOADED:
+                return (0, load)
+            case Selection.PACKING:
+                return (0, -load) if load < LOADED else (1, load)
+            case Selection.HYBRID:
+                return (0, -load) if load < self.theta else (1, load)
+
+
+def _ranked(request: Request, view: View, estimator: Estimator) -> Iterator[Shape]:
+    """Every shape, best for the intent first (sections 4 and 5): even, on idle GPUs of the commonest type."""
+    if not len(view):
+        return
+    kind = view.type_names[int(np.bincount(view.type).argmax())]
+    values: list[tuple[float, float, int, int, Shape]] = []
+    for shape in shapes(request, len(view)):
+        stages = tuple(Stage(n, kind) for n in even_stages(request.model.layers, shape.pp))
+        plan = CandidatePlan(shape, stages, (Link.FAST,) * (shape.pp - 1))
+        latency_s = estimator(plan).latency_s
+        values.append((objective(request, shape, latency_s), latency_s, shape.ranks, len(values), shape))
+    for *_, shape in sorted(values, key=lambda value: value[:4]):
+        yield shape
+
+
+def _mappings(
+    request: Request, view: View, shape: Shape, stages: Sequence[Sequence[int]], uneven: bool
+) -> Iterator[tuple[int, ...]]:
+    """By blocks of mem_total / (TP x layers), section 6's equation; then by what each rank holds.
+
+    Stage i has GPUs [i TP, (i + 1) TP) of those with most free memory first.
+    """
+    layers = request.model.layers
+    if not uneven:
+        yield even_stages(layers, shape.pp)
+        return
+    free = [min(int(view.usable[gpu]) for gpu in stage) for stage in stages]
+    block = total_bytes(request, shape) / (shape.tp * layers)
+    held, each = (
+        [fixed_bytes(request.model, shape, s) for s in range(shape.pp)],
+        layer_rank_bytes(request, shape),
+    )
+    by_rank = [(room - fixed) // each for room, fixed in zip(free, held, strict=True)]
+    for rooms in ([int(room / block) for room in free], by_rank):
+        if sum(rooms) >= layers and min(rooms) >= 1:
+            yield round_robin(layers, rooms)
+
+
+def round_robin(layers: int, rooms: Sequence[int]) -> tuple[int, ...]:
+    """One layer to each stage in turn while it has room; `rooms` hold all layers, so it ends."""
+    given, left = [0] * len(rooms), layers
+    while left:
+        for stage, room in enumerate(rooms):
+            if left and given[stage] < room:
+                given[stage] += 1
+                left -= 1
+    return tuple(given)

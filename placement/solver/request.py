@@ -1,0 +1,143 @@
+"""What is to be deployed, and what is asked of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Goal(StrEnum):
+    """The user's intent (MaverIQ, Table 1)."""
+
+    MIN_COST = "minCost"
+    MIN_LATENCY = "minLat"
+    MIN_MEMORY = "minMem"
+    MIN_GPU_HOURS = "minGpuHours"
+
+
+class CostMeasure(StrEnum):
+    """What minCost means; the provider's choice (MaverIQ, section 4)."""
+
+    MEMORY_LATENCY = "memoryLatency"  # GiB of all ranks x seconds of a request
+    MEMORY = "memory"  # GiB of all ranks
+    GPU_HOURS = "gpuHours"  # ranks x hours of a request
+
+
+class Scope(StrEnum):
+    """What replicas of one anti-affinity group must not share."""
+
+    NONE = "none"
+    GPU = "gpu"
+    NODE = "node"
+
+
+@dataclass(frozen=True)
+class Compression:
+    """One registered form of a model: unsharded bytes of a layer and a cached token, its accuracy."""
+
+    name: str
+    accuracy: float
+    layer_bytes: int
+    kv_bytes_per_token: int
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """A model of `layers` equal layers.
+
+    `embedding_bytes` lie on the first stage, `head_bytes` on the last (both unsharded); a `tied` head is the
+    embedding, and only a pipeline's last stage needs a copy. `overhead_bytes` is what every rank needs beside
+    weights and KV cache (runtime, activations, graphs), `last_overhead_bytes` what a last stage's needs more.
+    `hidden_bytes` is one token's hidden state, `layer_flops` the FLOPs of one token in one layer.
+    """
+
+    name: str
+    layers: int
+    heads: int
+    kv_heads: int
+    embedding_bytes: int
+    head_bytes: int
+    hidden_bytes: int
+    layer_flops: float
+    overhead_bytes: int
+    compressions: tuple[Compression, ...]
+    tied: bool = False
+    last_overhead_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for figures that cannot be."""
+        counts = {"layers": self.layers, "heads": self.heads, "kv_heads": self.kv_heads}
+        sizes = {
+            "embedding_bytes": self.embedding_bytes,
+            "head_bytes": self.head_bytes,
+            "overhead_bytes": self.overhead_bytes,
+            "last_overhead_bytes": self.last_overhead_bytes,
+        }
+        wrong = [f"{name} {value} (expected 1 or more)" for name, value in counts.items() if value < 1]
+        wrong += [f"{name} {value} (expected 0 or more)" for name, value in sizes.items() if value < 0]
+        if self.heads % max(1, self.kv_heads):
+            wrong.append(f"{self.heads} heads for {self.kv_heads} KV heads (expected a multiple)")
+        if not self.hidden_bytes > 0 or not self.layer_flops > 0:
+            wrong.append("hidden_bytes and layer_flops (expected positive)")
+        if not self.compressions:
+            wrong.append("no compression (expected at least 'none')")
+        for form in self.compressions:
+            if form.layer_bytes < 1 or form.kv_bytes_per_token < 0 or not 0 <= form.accuracy <= 1:
+                wrong.append(f"{form} (expected layer_bytes >= 1, kv bytes >= 0, accuracy 0 to 1)")
+        if wrong:
+            raise ValueError(f"model {self.name}: " + "; ".join(wrong))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """SLOs; None is no limit. Latency is that of one request end to end, under the expected load.
+
+    `cost` is in the unit of the request's cost measure.
+    """
+
+    latency_s: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    cost: float | None = None
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """One copy of a model to place.
+
+    `rate_per_s` requests of `input_tokens` and `output_tokens` are expected each second; the KV cache holds
+    `concurrency` sequences of both lengths. `headroom` is the share of each GPU's total memory to leave
+    free. Copies of one `group` share no GPU or no node, as `scope` says.
+    """
+
+    name: str
+    model: ModelFigures
+    goal: Goal = Goal.MIN_COST
+    cost: CostMeasure = CostMeasure.MEMORY_LATENCY
+    limits: Limits = Limits()
+    rate_per_s: float = 0.0
+    input_tokens: int = 512
+    output_tokens: int = 128
+    concurrency: int = 8
+    max_tp: int = 8
+    max_pp: int = 8
+    headroom: float = 0.0
+    group: str = ""
+    scope: Scope = Scope.NONE
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what cannot be asked."""
+        least = min(self.input_tokens, self.output_tokens, self.concurrency, self.max_tp, self.max_pp)
+        if least < 1:
+            raise ValueError(f"{self.name}: expected lengths, concurrency, max_tp and max_pp of 1 or more")
+        if not 0 <= self.headroom < 1:
+            raise ValueError(f"{self.name}: headroom {self.headroom}; expected a share of 0 or more, below 1")
+        if not 0 <= self.rate_per_s < float("inf"):
+            raise ValueError(f"{self.name}: rate_per_s {self.rate_per_s}; expected 0 or more")
+        if self.scope is not Scope.NONE and not self.group:
+            raise ValueError(f"{self.name}: anti-affinity by {self.scope} needs a group")
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.concurrency * (self.input_tokens + self.output_tokens)

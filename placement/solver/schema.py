@@ -1,0 +1,281 @@
+"""The form of a what-if file (docs/placement.md): checked here, at the edge, and turned into plain types."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from placement.solver.cluster import Cluster, Gpu, GpuType, Node
+from placement.solver.from_spec import figures_of
+from placement.solver.gpu_types import KNOWN
+from placement.solver.request import Compression, CostMeasure, Goal, Limits, ModelFigures, Request, Scope
+from profiler.architectures.registry import describe
+from profiler.checkpoint import declared_dtype_bytes, spec_of
+from profiler.errors import CheckpointError
+
+GIB, MIB = 2**30, 2**20
+BF16_BYTES = 2
+
+Positive = Annotated[float, Field(gt=0)]
+Natural = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class ScenarioError(ValueError):
+    """A what-if file that cannot be used: which field, what was expected, what came."""
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TypeForm(_Form):
+    memory_gb_per_s: Positive
+    tflops: Positive
+
+
+class LinksForm(_Form):
+    fast_gb_per_s: Positive = 100.0
+    node_gb_per_s: Positive = 25.0
+    network_gb_per_s: Positive = 12.5
+
+
+class GpuForm(_Form):
+    """`count` equal GPUs; `free_gib` is all of them when left out."""
+
+    type: str
+    count: Count = 1
+    total_gib: Positive
+    free_gib: Natural | None = None
+    load: Share = 0.0
+
+    @model_validator(mode="after")
+    def _no_more_free_than_there_is(self) -> Self:
+        if self.free_gib is not None and self.free_gib > self.total_gib:
+            raise ValueError(f"free_gib {self.free_gib:g} exceeds total_gib {self.total_gib:g}")
+        return self
+
+
+class NodeForm(_Form):
+    """`links`: groups of GPUs, by index, joined by fast links; others are joined by the node's."""
+
+    name: str
+    gpus: tuple[GpuForm, ...]
+    links: tuple[tuple[int, ...], ...] = ()
+
+
+class ClusterForm(_Form):
+    nodes: Annotated[tuple[NodeForm, ...], Field(min_length=1)]
+    types: dict[str, TypeForm] = {}
+    links: LinksForm = LinksForm()
+
+
+class CompressionForm(_Form):
+    """A layer's size: `layer_mib`, or as `share` of the uncompressed layer of a `config`."""
+
+    accuracy: Share
+    layer_mib: Positive | None = None
+    share: Positive | None = None
+
+
+class ModelForm(_Form):
+    """Either `config`, a path to a config.json or its folder, or every figure."""
+
+    config: Path | None = None
+    layers: Count | None = None
+    heads: Count | None = None
+    kv_heads: Count | None = None
+    hidden_size: Count | None = None
+    dtype_bytes: Count = BF16_BYTES
+    layer_mib: Positive | None = None
+    kv_bytes_per_token_per_layer: Natural | None = None
+    embedding_mib: Natural = 0.0
+    head_mib: Natural = 0.0
+    tied: bool = False
+    layer_gflops_per_token: Positive | None = None
+    overhead_mib: Natural = 1024.0
+    last_overhead_mib: Natural = 0.0
+    compressions: dict[str, CompressionForm] = {}
+
+    @model_validator(mode="after")
+    def _config_or_figures(self) -> Self:
+        needed = ("layers", "heads", "kv_heads", "hidden_size", "layer_mib", "kv_bytes_per_token_per_layer")
+        lacking = [name for name in needed if getattr(self, name) is None]
+        if self.config is None and lacking:
+            raise ValueError(f"expected config, or {', '.join(lacking)} as well")
+        if self.config is not None and len(lacking) < len(needed):
+            raise ValueError("expected config or figures of layers, not both")
+        return self
+
+
+class LimitsForm(_Form):
+    latency_s: Positive | None = None
+    ttft_s: Positive | None = None
+    tpot_s: Positive | None = None
+    cost: Positive | None = None
+    accuracy: Share | None = None
+
+
+class DeploymentForm(_Form):
+    """`copies` > 1 deploys NAME-1, NAME-2, ..., in one anti-affinity group unless `group` names another."""
+
+    name: str
+    model: ModelForm
+    copies: Count = 1
+    intent: Goal = Goal.MIN_COST
+    cost: CostMeasure = CostMeasure.MEMORY_LATENCY
+    slos: LimitsForm = LimitsForm()
+    rate_per_s: Natural = 0.0
+    input_tokens: Count = 512
+    output_tokens: Count = 128
+    concurrency: Count = 8
+    max_tp: Count = 8
+    max_pp: Count = 8
+    headroom: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    anti_affinity: Scope = Scope.NONE
+    group: str = ""
+
+
+class ScenarioForm(_Form):
+    cluster: ClusterForm
+    deployments: Annotated[tuple[DeploymentForm, ...], Field(min_length=1)]
+
+
+def read_scenario(document: Any, folder: Path) -> tuple[Cluster, tuple[Request, ...]]:
+    """What a parsed file means; paths in it are relative to `folder`. Raises ScenarioError."""
+    try:
+        form = ScenarioForm.model_validate(document)
+        requests = [request for one in form.deployments for request in _requests(one, folder)]
+        names = [request.name for request in requests]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ScenarioError(f"deployments: {', '.join(twice)} is named twice; give each its own name")
+        return _cluster(form.cluster), tuple(requests)
+    except ValidationError as error:
+        raise ScenarioError(_problems(error)) from error
+    except CheckpointError as error:
+        raise ScenarioError(f"model config: {error}") from error
+    except ScenarioError:
+        raise
+    except ValueError as error:  # what the plain types refuse
+        raise ScenarioError(str(error)) from error
+
+
+def _cluster(form: ClusterForm) -> Cluster:
+    types = dict(KNOWN) | {
+        name: GpuType(name, rates.memory_gb_per_s * 1e9, rates.tflops * 1e12)
+        for name, rates in form.types.items()
+    }
+    nodes = tuple(_node(node) for node in form.nodes)
+    used = {gpu.type for node in nodes for gpu in node.gpus}
+    unknown = sorted(used - set(types))
+    if unknown:
+        raise ScenarioError(
+            f"cluster: unknown GPU type {', '.join(unknown)}; known are {', '.join(sorted(types))}. "
+            "Give its memory_gb_per_s and tflops under cluster.types"
+        )
+    links = form.links
+    bandwidths = (links.fast_gb_per_s * 1e9, links.node_gb_per_s * 1e9, links.network_gb_per_s * 1e9)
+    return Cluster(nodes, tuple(types[name] for name in sorted(used)), bandwidths)
+
+
+def _node(form: NodeForm) -> Node:
+    listed = [gpu for gpu in form.gpus for _ in range(gpu.count)]
+    island = {index: number for number, indices in enumerate(form.links) for index in indices}
+    named = sum(len(indices) for indices in form.links)
+    if named != len(island) or not set(island) <= set(range(len(listed))):
+        raise ScenarioError(
+            f"cluster.nodes.{form.name}.links: expected indices 0 to {len(listed) - 1}, each once, "
+            f"got {[list(indices) for indices in form.links]}"
+        )
+    gpus = tuple(
+        Gpu(
+            index=index,
+            type=gpu.type,
+            total_bytes=round(gpu.total_gib * GIB),
+            free_bytes=round((gpu.total_gib if gpu.free_gib is None else gpu.free_gib) * GIB),
+            load=gpu.load,
+            island=island.get(index, len(form.links) + index),
+        )
+        for index, gpu in enumerate(listed)
+    )
+    return Node(form.name, gpus)
+
+
+def _requests(form: DeploymentForm, folder: Path) -> list[Request]:
+    model = _from_config(form, folder) if form.model.config else _from_figures(form.name, form.model)
+    names = [form.name] if form.copies == 1 else [f"{form.name}-{n}" for n in range(1, form.copies + 1)]
+    return [
+        Request(
+            name=name,
+            model=model,
+            goal=form.intent,
+            cost=form.cost,
+            limits=Limits(**form.slos.model_dump()),
+            rate_per_s=form.rate_per_s,
+            input_tokens=form.input_tokens,
+            output_tokens=form.output_tokens,
+            concurrency=form.concurrency,
+            max_tp=form.max_tp,
+            max_pp=form.max_pp,
+            headroom=form.headroom,
+            group=form.group or (form.name if form.anti_affinity is not Scope.NONE else ""),
+            scope=form.anti_affinity,
+        )
+        for name in names
+    ]
+
+
+def _from_config(form: DeploymentForm, folder: Path) -> ModelFigures:
+    path = folder / (form.model.config or "")
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        raw = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ScenarioError(f"{form.name}: expected a config.json at {path}: {error}") from error
+    spec = spec_of(describe(raw, path), declared_dtype_bytes(raw, path) or BF16_BYTES)
+    layer = spec.layer_weight_bytes
+    shares = {
+        name: (one.accuracy, one.layer_mib * MIB / layer if one.layer_mib else one.share or 1.0)
+        for name, one in form.model.compressions.items()
+    }
+    return figures_of(form.name, spec, shares)
+
+
+def _from_figures(name: str, form: ModelForm) -> ModelFigures:
+    layer_bytes = (form.layer_mib or 0) * MIB
+    kv_bytes = round(form.kv_bytes_per_token_per_layer or 0)
+    given = form.compressions or {"none": CompressionForm(accuracy=1.0)}
+    forms = tuple(
+        Compression(
+            kind,
+            one.accuracy,
+            round(one.layer_mib * MIB if one.layer_mib else (one.share or 1.0) * layer_bytes),
+            kv_bytes,
+        )
+        for kind, one in given.items()
+    )
+    flops = form.layer_gflops_per_token
+    return ModelFigures(
+        name=name,
+        layers=form.layers or 0,
+        heads=form.heads or 0,
+        kv_heads=form.kv_heads or 0,
+        embedding_bytes=round(form.embedding_mib * MIB),
+        head_bytes=round(form.head_mib * MIB),
+        hidden_bytes=(form.hidden_size or 0) * form.dtype_bytes,
+        layer_flops=flops * 1e9 if flops else 2 * layer_bytes / form.dtype_bytes,
+        overhead_bytes=round(form.overhead_mib * MIB),
+        compressions=forms,
+        tied=form.tied,
+        last_overhead_bytes=round(form.last_overhead_mib * MIB),
+    )
+
+
+def _problems(error: ValidationError) -> str:
+    found = [(".".join(map(str, p["loc"])), p["msg"].removeprefix("Value error, ")) for p in error.errors()]
+    return "; ".join(f"{field}: {problem}" if field else problem for field, problem in found)

@@ -1,0 +1,65 @@
+"""A cluster as arrays, one entry per GPU, as one request sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placement.solver.cluster import Cluster
+from placement.solver.memory import usable_bytes
+from placement.solver.request import Request, Scope
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+MOST_LOAD = 0.95  # a GPU that is always busy still gives a newcomer a share
+
+
+@dataclass(frozen=True)
+class View:
+    """The GPUs that the request may use. `island` is unique over all nodes; `slowdown` is 1 / (1 - load)."""
+
+    names: tuple[tuple[str, int], ...]  # node, index
+    type_names: tuple[str, ...]
+    node: Ints
+    type: Ints
+    island: Ints
+    free: Ints
+    total: Ints
+    usable: Ints
+    load: Floats
+    slowdown: Floats
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def slowdown_of(load: float) -> float:
+    return 1 / (1 - min(load, MOST_LOAD))
+
+
+def view_of(cluster: Cluster, request: Request) -> View:
+    """Without the GPUs or nodes that the request's anti-affinity forbids."""
+    types = {kind.name: number for number, kind in enumerate(cluster.types)}
+    islands: dict[tuple[int, int], int] = {}
+    names, rows = [], []
+    for number, node in enumerate(cluster.nodes):
+        shared = [any(r.group == request.group for r in gpu.residents) for gpu in node.gpus]
+        if request.scope is Scope.NODE and any(shared):
+            continue
+        for gpu, is_shared in zip(node.gpus, shared, strict=True):
+            if request.scope is Scope.GPU and is_shared:
+                continue
+            island = islands.setdefault((number, gpu.island), len(islands))
+            usable = usable_bytes(gpu.free_bytes, gpu.total_bytes, request.headroom)
+            names.append((node.name, gpu.index))
+            rows.append((number, types[gpu.type], island, gpu.free_bytes, gpu.total_bytes, usable, gpu.load))
+    columns = list(zip(*rows, strict=True)) or [()] * 7
+    ints = [np.array(column, dtype=np.int64) for column in columns[:6]]
+    load = np.array(columns[6], dtype=np.float64)
+    kinds = tuple(kind.name for kind in cluster.types)
+    at_node, of_type, at_island, free, total, can_use = ints
+    slowdown: Floats = 1 / (1 - np.minimum(load, MOST_LOAD))
+    return View(tuple(names), kinds, at_node, of_type, at_island, free, total, can_use, load, slowdown)

@@ -1,0 +1,44 @@
+"""What if these were deployed, one after the other, on this cluster? Nothing is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from placement.solver.cluster import Cluster
+from placement.solver.decide import decide
+from placement.solver.layout import after
+from placement.solver.outcome import NotPlaced, Outcome, Placed
+from placement.solver.policies.base import EstimatorFor, Policy
+from placement.solver.request import Request
+from placement.solver.roofline import Roofline
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """`outcomes` in the order of the requests, each with its request; `cluster` as it would be afterwards."""
+
+    policy: str
+    outcomes: tuple[tuple[Request, Outcome], ...]
+    cluster: Cluster
+
+    @property
+    def placed(self) -> tuple[Placed, ...]:
+        return tuple(outcome for _, outcome in self.outcomes if isinstance(outcome, Placed))
+
+    @property
+    def not_placed(self) -> tuple[NotPlaced, ...]:
+        return tuple(outcome for _, outcome in self.outcomes if isinstance(outcome, NotPlaced))
+
+
+def what_if(
+    cluster: Cluster, requests: Sequence[Request], policy: Policy, estimator_for: EstimatorFor = Roofline
+) -> WhatIf:
+    """Each request sees what the ones before it took; one that does not fit takes nothing."""
+    outcomes = []
+    for request in requests:
+        outcome = decide(cluster, request, policy, estimator_for)
+        if isinstance(outcome, Placed):
+            cluster = after(cluster, request, outcome)
+        outcomes.append((request, outcome))
+    return WhatIf(policy.name, tuple(outcomes), cluster)

@@ -1,0 +1,134 @@
+"""What a what-if file may say, and how it is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from placement.solver.request import Goal, Scope
+from placement.solver.schema import ScenarioError, read_scenario
+
+GIB = 2**30
+MODEL = {
+    "layers": 4,
+    "heads": 8,
+    "kv_heads": 4,
+    "hidden_size": 512,
+    "layer_mib": 100,
+    "kv_bytes_per_token_per_layer": 2048,
+}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 6,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+    "torch_dtype": "bfloat16",
+}
+
+
+def document(**gpu: Any) -> dict[str, Any]:
+    return {
+        "cluster": {
+            "nodes": [
+                {
+                    "name": "a",
+                    "gpus": [{"type": "A6000", "count": 4, "total_gib": 48, **gpu}],
+                    "links": [[0, 1]],
+                }
+            ]
+        },
+        "deployments": [{"name": "m", "model": dict(MODEL)}],
+    }
+
+
+def test_a_file_becomes_a_cluster_and_requests() -> None:
+    asked = document(free_gib=40, load=0.25)
+    asked["deployments"][0] |= {
+        "copies": 2,
+        "intent": "minLat",
+        "slos": {"accuracy": 0.8},
+        "anti_affinity": "gpu",
+        "rate_per_s": 2.5,
+    }
+    asked["deployments"][0]["model"]["compressions"] = {"int4": {"accuracy": 0.85, "share": 0.25}}
+    cluster, requests = read_scenario(asked, Path())
+    gpus = cluster.nodes[0].gpus
+    assert [gpu.index for gpu in gpus] == [0, 1, 2, 3]
+    assert gpus[0].island == gpus[1].island
+    assert len({gpu.island for gpu in gpus}) == 3
+    assert (gpus[3].total_bytes, gpus[3].free_bytes, gpus[3].load) == (48 * GIB, 40 * GIB, 0.25)
+    assert [request.name for request in requests] == ["m-1", "m-2"]
+    first = requests[0]
+    assert (first.goal, first.scope, first.group) == (Goal.MIN_LATENCY, Scope.GPU, "m")
+    assert first.model.compressions[0].layer_bytes == 25 * 2**20
+
+
+def test_a_model_may_be_a_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    asked = document()
+    asked["deployments"][0]["model"] = {"config": "."}
+    _, (request,) = read_scenario(asked, tmp_path)
+    attention, mlp, norms = 64 * 64 * 2 + 64 * 32 * 2, 3 * 64 * 128, 2 * 64
+    assert request.model.layers == 6
+    assert request.model.compressions[0].layer_bytes == 2 * (attention + mlp + norms)
+    assert request.model.compressions[0].kv_bytes_per_token == 2 * 2 * 16 * 2
+    assert request.model.embedding_bytes == 128 * 64 * 2
+
+
+def put(asked: dict[str, Any], path: str, value: object) -> None:
+    *way, last = path.split(".")
+    at: Any = asked
+    for step in way:
+        at = at[int(step)] if step.isdigit() else at[step]
+    at[last] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("cluster.nodes.0.gpus.0.type", "B300", "unknown GPU type B300.*Give its memory_gb_per_s"),
+        ("cluster.nodes.0.gpus.0.free_gib", 50, "free_gib 50 exceeds total_gib 48"),
+        ("cluster.nodes.0.gpus.0.free_gib", -1, "greater than or equal to 0"),
+        ("cluster.nodes.0.gpus.0.total_gib", 0, "greater than 0"),
+        ("cluster.nodes.0.gpus.0.load", 2, "less than or equal to 1"),
+        ("cluster.nodes.0.links", [[0, 4]], "expected indices 0 to 3, each once"),
+        ("cluster.nodes.0.links", [[0, 1], [1, 2]], "each once"),
+        ("cluster.nodes", [], "at least 1"),
+        ("cluster.links", {"fast_gb_per_s": 1}, "fast >= node >= network"),
+        ("deployments.0.model.layers", 0, "deployments.0.model.layers: .*greater than or equal to 1"),
+        ("deployments.0.model.layer_mib", -5, "greater than 0"),
+        ("deployments.0.model.kv_heads", 3, "8 heads for 3 KV heads"),
+        ("deployments.0.model", {"layers": 3}, "expected config, or heads"),
+        ("deployments.0.model.config", "x", "not both"),
+        ("deployments.0.model", {"config": "nowhere"}, "expected a config.json at"),
+        ("deployments.0.intent", "cheapest", "minCost"),
+        ("deployments.0.headroom", 1, "less than 1"),
+        ("deployments.0.slo", {}, "Extra inputs"),
+        ("deployments", [], "at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(path: str, value: object, message: str) -> None:
+    asked = document()
+    put(asked, path, value)
+    with pytest.raises(ScenarioError, match=message):
+        read_scenario(asked, Path())
+
+
+def test_names_are_unique() -> None:
+    asked = document()
+    asked["deployments"].append({"name": "m", "model": dict(MODEL)})
+    with pytest.raises(ScenarioError, match="m is named twice"):
+        read_scenario(asked, Path())
+
+
+@pytest.mark.parametrize("nothing", [None, [], "text"])
+def test_what_is_no_scenario_is_refused(nothing: object) -> None:
+    with pytest.raises(ScenarioError):
+        read_scenario(nothing, Path())

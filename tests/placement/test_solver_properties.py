@@ -1,0 +1,105 @@
+"""Whatever the cluster and the request: no rule is broken, nothing changes, the exact reference agrees."""
+
+from __future__ import annotations
+
+import copy
+import random
+import statistics
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from solver_instances import broken_rules, random_cluster, random_request
+
+from placement.solver.decide import decide
+from placement.solver.layout import after
+from placement.solver.outcome import NotPlaced, Placed
+from placement.solver.policies.exact import Exact
+from placement.solver.policies.joint import Joint
+from placement.solver.policies.registry import PolicyName, policy
+
+SEEDS = st.integers(0, 10**6)
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=SEEDS, name=st.sampled_from(PolicyName))
+def test_no_rule_is_broken_and_nothing_changes(seed: int, name: PolicyName) -> None:
+    rng = random.Random(seed)
+    cluster, request = random_cluster(rng), random_request(rng)
+    before = copy.deepcopy((cluster, request))
+    outcome = decide(cluster, request, policy(name))
+    assert (cluster, request) == before
+    assert decide(*before, policy(name)) == outcome
+    if isinstance(outcome, Placed):
+        assert broken_rules(cluster, request, outcome) == []
+        later = after(cluster, request, outcome)
+        assert all(gpu.free_bytes >= 0 for node in later.nodes for gpu in node.gpus)
+    else:
+        assert outcome.reason
+
+
+@pytest.mark.slow
+@settings(max_examples=400, deadline=None)
+@given(seed=SEEDS, name=st.sampled_from(PolicyName))
+def test_no_rule_is_broken_in_many_more_cases(seed: int, name: PolicyName) -> None:
+    rng = random.Random(seed)
+    cluster, request = random_cluster(rng, 20), random_request(rng)
+    outcome = policy(name).find(cluster, request)
+    if outcome is not None:
+        assert broken_rules(cluster, request, outcome) == []
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@given(seed=SEEDS)
+def test_deploying_on_until_nothing_fits_never_exceeds_a_gpu(seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = random_cluster(rng, 12)
+    for _ in range(10):
+        request = random_request(rng)
+        outcome = policy(rng.choice(tuple(PolicyName))).find(cluster, request)
+        if outcome is not None:
+            assert broken_rules(cluster, request, outcome) == []
+            cluster = after(cluster, request, outcome)
+    for node in cluster.nodes:
+        for gpu in node.gpus:
+            assert (
+                sum(resident.memory_bytes for resident in gpu.residents) <= gpu.total_bytes - gpu.free_bytes
+            )
+
+
+def gap(seed: int, most_gpus: int) -> float | None:
+    """How much worse than the optimum, relatively; None where nothing fits."""
+    rng = random.Random(seed)
+    cluster, request = random_cluster(rng, most_gpus), random_request(rng)
+    ours, best = Joint().find(cluster, request), Exact().find(cluster, request)
+    assert (ours is None) == (best is None), seed
+    if ours is None or best is None:
+        return None
+    assert broken_rules(cluster, request, best) == []
+    assert ours.objective >= best.objective * (1 - 1e-5), f"better than the optimum: {seed}"
+    return ours.objective / best.objective - 1
+
+
+def test_a_few_small_instances_are_within_three_percent_of_the_optimum() -> None:
+    gaps = [found for seed in range(8) if (found := gap(seed, 3)) is not None]
+    assert gaps
+    assert statistics.mean(gaps) <= 0.03
+
+
+@pytest.mark.slow
+def test_small_instances_are_within_three_percent_of_the_optimum_on_average() -> None:
+    gaps = [found for seed in range(100, 160) if (found := gap(seed, 6)) is not None]
+    assert statistics.mean(gaps) <= 0.03
+
+
+def test_what_does_not_fit_is_explained_with_relaxations_that_suffice() -> None:
+    explained = 0
+    for seed in range(200, 230):
+        rng = random.Random(seed)
+        cluster, request = random_cluster(rng, 3), random_request(rng)
+        outcome = decide(cluster, request, Joint())
+        if isinstance(outcome, NotPlaced):
+            explained += 1
+            assert all(relaxation.factor >= 1 for relaxation in outcome.relaxations)
+    assert explained
