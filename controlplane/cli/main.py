@@ -21,6 +21,7 @@ from controlplane.cli import (
     models,
     operations,
     overview,
+    plan,
     variants,
 )
 from controlplane.cli.failures import ExitCode
@@ -41,7 +42,7 @@ for command in (
     *(variants.tune, variants.prefetch),
     *(inference.infer, inference.chat),
     *(operations.operations, operations.watch, operations.cancel),
-    *(checkpoints.compress, checkpoints.merge, estimators.evaluate_estimator),
+    *(checkpoints.compress, checkpoints.merge, estimators.evaluate_estimator, plan.plan),
     *(overview.status, overview.version),
 ):
     app.command()(command)

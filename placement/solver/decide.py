@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from placement.choose import rounded
 from placement.solver.cluster import Cluster
 from placement.solver.memory import total_bytes
 from placement.solver.objective import GIB, cost
@@ -118,7 +119,7 @@ def _lifted(request: Request) -> Iterator[_Lifted]:
 def _relaxation(lifted: _Lifted, offered: float) -> Relaxation:
     asked = lifted.asked
     factor = max(1.0, offered / asked) if offered > 0 and asked > 0 else 1.0
-    text = lifted.text.format(asked=asked, offered=offered)
+    text = lifted.text.format(asked=asked, offered=rounded(offered, up=True))
     if factor > 1:
         text += f" ({factor:.3g} times)"
     return Relaxation(lifted.constraint, asked, offered, factor, text)
@@ -149,7 +150,8 @@ def _rate(request: Request, find: Find) -> Relaxation | None:
             high = middle
         else:
             low = middle
-    text = f"one copy keeps up with {low:.4g} of {request.rate_per_s:.4g} requests/s: place more copies"
+    shown = rounded(low, up=False)
+    text = f"one copy keeps up with {shown:.4g} of {request.rate_per_s:.4g} requests/s: place more copies"
     return Relaxation(
         Constraint.RATE, request.rate_per_s, low, request.rate_per_s / low if low else float("inf"), text
     )

@@ -78,7 +78,7 @@ JSON_COMMANDS: dict[str, tuple[list[str], set[str]]] = {
 }
 # These write a folder: run twice, they would find it there. test_checkpoints.py runs them.
 ON_FOLDERS = {"compress", "merge"}
-ON_TABLES = {"evaluate_estimator"}  # test_estimators.py
+ON_TABLES = {"evaluate_estimator", "plan"}  # test_estimators.py, test_cli_plan.py
 ESTIMATING = {"estimate", "profile"}  # in test_cli_estimates.py
 STREAMING = {"watch": ["watch", "op-1"], "chat": ["chat", "smol"]}
 

@@ -1,0 +1,57 @@
+"""A cluster as a picture: each GPU a bar of its memory, coloured by model, with the layers it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from controlplane import errors
+from placement.solver.cluster import Gpu
+from placement.solver.whatif import WhatIf
+
+GIB = 2**30
+MOST_BARS = 64  # more cannot be told apart
+MOST_COLOURS = 20
+
+
+def draw(found: WhatIf, path: Path) -> None:
+    """Write a PNG. Errors: InvalidRequest when the file cannot be written."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")  # a file, wherever this runs
+    import matplotlib.pyplot as plt
+
+    bars = [(f"{node.name}:{gpu.index}", gpu) for node in found.cluster.nodes for gpu in node.gpus]
+    shown = sorted(bars, key=lambda bar: not bar[1].residents)[:MOST_BARS] if len(bars) > MOST_BARS else bars
+    names = [outcome.deployment for outcome in found.placed]
+    colours = {name: mpl.colormaps["tab20"](number % MOST_COLOURS) for number, name in enumerate(names)}
+    figure, axes = plt.subplots(figsize=(max(6, 0.7 * len(shown) + 3), 5))
+    for at, (_, gpu) in enumerate(shown):
+        bottom = _used_before(gpu)
+        axes.bar(at, gpu.total_bytes / GIB, color="white", edgecolor="gray", zorder=1)
+        axes.bar(at, bottom, color="lightgray", zorder=2)
+        for held in gpu.residents:
+            height = held.memory_bytes / GIB
+            colour = colours.get(held.deployment, "lightgray")
+            axes.bar(at, height, bottom=bottom, color=colour, edgecolor="black", linewidth=0.5, zorder=3)
+            text = f"{held.deployment}\n{held.layer_start}-{held.layer_end - 1}"
+            axes.text(at, bottom + height / 2, text, ha="center", va="center", fontsize=6, zorder=4)
+            bottom += height
+    axes.set_xticks(range(len(shown)), [name for name, _ in shown], rotation=60, fontsize=7)
+    left_out = f" ({len(shown)} of {len(bars)} GPUs)" if len(shown) < len(bars) else ""
+    title = f"{found.policy}: {len(names)} placed, {len(found.not_placed)} not{left_out}"
+    axes.set(ylabel="memory (GiB); gray: used before", title=title)
+    figure.tight_layout()
+    try:
+        figure.savefig(path, dpi=120, format="png")
+    except OSError as error:
+        raise errors.InvalidRequest(
+            f"'{path}' cannot be written ({error.strerror}); name a file in a folder of yours", param="plot"
+        ) from error
+    finally:
+        plt.close(figure)
+
+
+def _used_before(gpu: Gpu) -> float:
+    """GiB in use by what no resident accounts for."""
+    held = sum(resident.memory_bytes for resident in gpu.residents)
+    return max(0, gpu.total_bytes - gpu.free_bytes - held) / GIB

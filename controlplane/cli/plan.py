@@ -1,0 +1,127 @@
+"""plan: what would be placed where, from a file, computed by this process; nothing is deployed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from controlplane import errors
+from controlplane.cli.output import print_json, print_table, print_text
+from controlplane.cli.session import Json, session
+from placement.solver.policies.registry import PolicyName
+
+if TYPE_CHECKING:
+    from placement.solver.outcome import NotPlaced, Placed
+    from placement.solver.whatif import WhatIf
+
+GIB = 2**30
+
+
+def plan(
+    ctx: typer.Context,
+    file: Annotated[Path, typer.Argument(help="A cluster and deployments, as YAML (docs/placement.md).")],
+    *,
+    policy: Annotated[PolicyName, typer.Option(help="Ours, or one of the paper's.")] = PolicyName.OSTINATO,
+    theta: Annotated[float, typer.Option(min=0, max=1, help="The threshold of the paper's hybrid.")] = 0.7,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture of the cluster to this PNG.")] = None,
+    json: Json = False,
+) -> None:
+    """Place deployments on a described cluster, in order; say what goes where and what does not fit."""
+    cli = session(ctx)
+    found = _solved(file, policy, theta)
+    if plot is not None:
+        from controlplane.cli.cluster_picture import draw
+
+        draw(found, plot)
+    if cli.json:
+        print_json(_document(found))
+        return
+    print_table(PLACED, (_placed(one) for one in found.placed), "nothing fits")
+    print_text("")
+    print_table(GPUS, _gpus(found), "no GPUs")
+    for missed in found.not_placed:
+        print_text(f"\n{missed.deployment} does not fit: {missed.reason}")
+        for relaxation in missed.relaxations:
+            print_text(f"  {relaxation.text}")
+
+
+PLACED = ("DEPLOYMENT", "FORM", "TP", "LAYERS", "LATENCY", "TTFT", "TPOT", "AT MOST", "OBJECTIVE", "GPUS")
+GPUS = ("NODE", "GPU", "TYPE", "USED", "FREE", "LOAD", "LAYERS")
+
+
+def _solved(file: Path, policy: PolicyName, theta: float) -> WhatIf:
+    import yaml
+
+    from placement.solver import schema, whatif
+    from placement.solver.policies import registry
+
+    try:
+        document = yaml.safe_load(file.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise errors.InvalidRequest(f"expected a YAML file at '{file}': {error}", param="file") from error
+    try:
+        cluster, requests = schema.read_scenario(document, file.parent)
+    except schema.ScenarioError as error:
+        raise errors.InvalidRequest(f"{file}: {error}; see docs/placement.md", param="file") from error
+    return whatif.what_if(cluster, requests, registry.policy(policy, theta))
+
+
+def _placed(one: Placed) -> tuple[str, ...]:
+    figures = one.figures
+    return (
+        one.deployment,
+        one.shape.compression.name,
+        str(one.shape.tp),
+        "+".join(map(str, one.layers_per_stage)),
+        f"{figures.latency_s:.3g} s",
+        f"{figures.ttft_s * 1e3:.3g} ms",
+        f"{figures.tpot_s * 1e3:.3g} ms",
+        f"{figures.throughput_per_s:.3g}/s",
+        f"{one.objective:.4g} {one.unit}",
+        " ".join(f"{seat.node}:{seat.gpu}" for seat in one.ranks),
+    )
+
+
+def _gpus(found: WhatIf) -> Iterator[tuple[str, ...]]:
+    for node in found.cluster.nodes:
+        for gpu in node.gpus:
+            held = (f"{r.deployment}[{r.layer_start}:{r.layer_end}]" for r in gpu.residents)
+            used = (gpu.total_bytes - gpu.free_bytes) / GIB
+            amounts = (f"{used:.2f}", f"{gpu.free_bytes / GIB:.2f}", f"{gpu.load:.2f}")
+            yield (node.name, str(gpu.index), gpu.type, *amounts, " ".join(held))
+
+
+def _document(found: WhatIf) -> dict[str, Any]:
+    return {
+        "policy": found.policy,
+        "placed": [_placed_document(one) for one in found.placed],
+        "notPlaced": [_missed_document(one) for one in found.not_placed],
+        "gpus": [{"node": node.name, **asdict(gpu)} for node in found.cluster.nodes for gpu in node.gpus],
+    }
+
+
+def _placed_document(one: Placed) -> dict[str, Any]:
+    return {
+        "deployment": one.deployment,
+        "compression": one.shape.compression.name,
+        "tensorParallel": one.shape.tp,
+        "layersPerStage": one.layers_per_stage,
+        "objective": one.objective,
+        "unit": one.unit,
+        "figures": asdict(one.figures),
+        "ranks": [asdict(seat) for seat in one.ranks],
+        "reasons": one.reasons,
+    }
+
+
+def _missed_document(one: NotPlaced) -> dict[str, Any]:
+    return {
+        "deployment": one.deployment,
+        "binding": one.binding,
+        "reason": one.reason,
+        "relaxations": [asdict(relaxation) for relaxation in one.relaxations],
+    }
