@@ -12,6 +12,8 @@ from controlplane.client import Client
 from controlplane.slot_profile import Burst
 from profiler.variant_slots import SlotMeasurement
 
+pytestmark = pytest.mark.slow  # bursts of requests take their time
+
 BURST = Burst(seconds=0.2, concurrency=3)
 
 

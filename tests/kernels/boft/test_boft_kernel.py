@@ -17,7 +17,7 @@ from workers.kernels.boft import kernel, reference
 
 ON_GPU = torch.cuda.is_available() and os.environ["TRITON_INTERPRET"] != "1"
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
-DTYPES = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
+DTYPES = [torch.float16, torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 KINDS = [(1, 32), (2, 48), (3, 8), (1, 2), (1, 6)]
 
@@ -50,6 +50,7 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", lambda *a, **k: plain(*a, **k).fill_(torch.nan))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_adapters_of_all_kinds_in_one_launch(dtype: torch.dtype) -> None:
     inputs = 96
@@ -67,7 +68,8 @@ def test_batches_of_one_kind(of_rows: list[int]) -> None:
     _check(slots, of_rows, 64, torch.float16, most_factors=2)
 
 
-@pytest.mark.parametrize("window", [(40, 50), pytest.param((127, 1), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [(40, 50), (127, 1)])
 def test_a_window_of_columns(window: tuple[int, int]) -> None:
     slots: list[list[Rotation | None]] = [
         [random_rotation(128, 1, m, b, torch.float32)] for m, b in ((2, 32), (1, 128))

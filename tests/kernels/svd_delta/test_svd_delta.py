@@ -142,7 +142,7 @@ BATCHES = {
 }
 
 
-LONG = ("one variant", "all distinct")  # for the interpreter
+LONG = ("mixed", "one variant", "all distinct")  # for the interpreter
 
 
 @pytest.mark.parametrize(
