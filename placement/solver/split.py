@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from placement.solver.view import Floats, Ints
+from profiler.plans import even_stages
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,14 @@ def best_split(pipeline: Pipeline, layers: int) -> tuple[float, tuple[int, ...]]
     latencies = pipeline.latency_s(splits)
     best = int(np.argmin(latencies))
     return float(latencies[best]), tuple(splits[best].tolist())
+
+
+def even_split(pipeline: Pipeline, layers: int) -> tuple[float, tuple[int, ...]] | None:
+    """As `best_split`, of the engine's own split alone."""
+    split = even_stages(layers, len(pipeline.caps))
+    if any(n > cap for n, cap in zip(split, pipeline.caps.tolist(), strict=True)):
+        return None
+    return float(pipeline.latency_s(np.array([split]))[0]), split
 
 
 def _bounded(pipeline: Pipeline) -> Ints:

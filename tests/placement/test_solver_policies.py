@@ -59,6 +59,8 @@ def test_an_uneven_split_hosts_what_no_even_one_can(chosen: Joint | Maveriq | Ex
     )
     assert big > small
     assert Maveriq(uneven=False).find(fragments, asked) is None
+    assert Joint(uneven=False).find(fragments, asked) is None
+    assert Joint(uneven=False).find(cluster((14, 14)), asked) is not None
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from placement.solver.policies.base import EstimatorFor
 from placement.solver.request import Request
 from placement.solver.roofline import Roofline
 from placement.solver.shapes import shapes
-from placement.solver.split import Pipeline, best_split
+from placement.solver.split import Pipeline, best_split, even_split
 from placement.solver.view import Floats, Ints, View, view_of
 
 FEW_GROUPS = 80  # small clusters are searched group by group
@@ -39,16 +39,23 @@ MOST_KEPT = 12  # single groups of one shape that are looked at
 
 @dataclass(frozen=True)
 class Joint:
-    """`tolerance`: how much worse an objective may be, relatively, to leave more room for the next model."""
+    """`tolerance`: how much worse an objective may be, relatively, to leave more room for the next model.
+
+    Without `uneven` every stage has as many layers as the engine would give it by itself.
+    """
 
     tolerance: float = 0.01
-    name: str = "ostinato"
+    uneven: bool = True
+
+    @property
+    def name(self) -> str:
+        return "ostinato" if self.uneven else "ostinato-even"
 
     def find(
         self, cluster: Cluster, request: Request, estimator_for: EstimatorFor = Roofline
     ) -> Placed | None:
         view, estimator = view_of(cluster, request), estimator_for(cluster, request)
-        search = _Search(request, view, estimator, self.tolerance)
+        search = _Search(request, view, estimator, self.tolerance, self.uneven)
         found = search.best()
         if found is None:
             return None
@@ -79,6 +86,7 @@ class _Search:
     view: View
     estimator: Estimator
     tolerance: float
+    uneven: bool
     shapes: int = 0
     found: list[_Found] = field(default_factory=list)
     _single: dict[int, Groups] = field(default_factory=dict)
@@ -207,7 +215,8 @@ class _Search:
     ) -> tuple[float, Layout] | None:
         best: tuple[float, tuple[int, ...], tuple[int, ...]] | None = None
         for order in _orders(columns, groups):
-            split = best_split(self._pipeline(shape, groups, costs, order), self.request.model.layers)
+            pipeline = self._pipeline(shape, groups, costs, order)
+            split = (best_split if self.uneven else even_split)(pipeline, self.request.model.layers)
             if split is not None and (best is None or (split[0], order) < best[:2]):
                 best = (split[0], order, split[1])
         if best is None:

@@ -1,0 +1,56 @@
+"""A greedy after AlpaServe: the cluster cut into equal groups of one shape, models onto the least busy group.
+
+Every group size and shape is tried, and the one kept that holds most models, then the one of most
+throughput. Stages are even, models uncompressed, one copy each. AlpaServe also simulates traces and swaps
+models between groups; this does neither.
+"""
+
+from __future__ import annotations
+
+from placement.solver.cluster import Cluster
+from placement.solver.layout import Layout, after, fits, placed
+from placement.solver.outcome import Placed
+from placement.solver.plan import Shape
+from placement.solver.request import Request
+from placement.solver.roofline import Roofline
+from placement.solver.shapes import tp_divides
+from placement.solver.view import view_of
+from profiler.plans import even_stages
+
+
+def greedy(cluster: Cluster, requests: list[Request]) -> tuple[int, float]:
+    """Models that fit and their requests per second, by the best group shape."""
+    total = cluster.gpu_count
+    sizes = [size for size in range(1, total + 1) if total % size == 0]
+    shapes = [(tp, size // tp) for size in sizes for tp in range(1, size + 1) if size % tp == 0]
+    return max(_with_groups(cluster, requests, tp, pp) for tp, pp in shapes)
+
+
+def _with_groups(cluster: Cluster, requests: list[Request], tp: int, pp: int) -> tuple[int, float]:
+    count, throughput = 0, 0.0
+    for request in requests:
+        found = [
+            f for start in range(0, cluster.gpu_count, tp * pp) if (f := _on(cluster, request, start, tp, pp))
+        ]
+        if found:
+            _, best = min(found, key=lambda pair: pair[0])
+            cluster = after(cluster, request, best)
+            count, throughput = count + 1, throughput + best.figures.throughput_per_s
+    return count, throughput
+
+
+def _on(
+    cluster: Cluster, request: Request, start: int, tp: int, pp: int
+) -> tuple[tuple[float, int], Placed] | None:
+    """On the group that begins at GPU `start`; a model whose heads do not divide is cut into stages alone."""
+    if not tp_divides(request.model, tp):
+        tp, pp = 1, tp * pp
+    view = view_of(cluster, request)
+    gpus = range(start, start + tp * pp)
+    groups = tuple(tuple(gpus[i : i + tp]) for i in range(0, tp * pp, tp))
+    shape = Shape(request.model.compressions[0], tp, pp)
+    layout = Layout(shape, groups, even_stages(request.model.layers, pp))
+    if not fits(view, request, layout):
+        return None
+    load = float(view.load[list(gpus)].mean())
+    return (load, start), placed(request, view, layout, Roofline(cluster, request), ())

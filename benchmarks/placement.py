@@ -1,0 +1,174 @@
+"""How good and how fast placement is, and the paper's experiment of section 8.5 by simulation.
+
+    python -m benchmarks.placement --out benchmarks/results/placement.json [--instances 200] [--only gaps]
+
+`gaps`: objectives over the optimum of the exact program on random small instances. `scale`: CPU seconds of a
+decision on clusters up to 10,000 GPUs. `paper`: how many of 21 models fit on 8 x 48 GB, by estimates alone.
+A plot lies beside the JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import placement_instances as instances
+from benchmarks.alpaserve_like import greedy
+from placement.solver.cluster import Cluster
+from placement.solver.layout import after
+from placement.solver.policies.base import Policy
+from placement.solver.policies.exact import Exact
+from placement.solver.policies.joint import Joint
+from placement.solver.policies.maveriq import Maveriq, Selection
+from placement.solver.request import Goal, Request
+
+POLICIES: tuple[Policy, ...] = (Joint(), *(Maveriq(selection) for selection in Selection))
+SIZES = (10, 100, 1000, 10000)
+MOST_MODELS = 300
+PER_SIZE = 8  # decisions
+
+
+def gaps(count: int) -> dict[str, Any]:
+    """Over instances that the exact program can place; a policy that finds nothing there misses it."""
+    found: dict[str, list[float]] = {policy.name: [] for policy in POLICIES}
+    missed, solved, seconds = dict.fromkeys(found, 0), 0, dict.fromkeys((*found, "exact"), 0.0)
+    for seed in range(count):
+        rng = random.Random(seed)
+        cluster, request = instances.small_cluster(rng), instances.small_request(rng)
+        best, took = _timed(lambda c=cluster, r=request: Exact().find(c, r))
+        seconds["exact"] += took
+        if best is None:
+            continue
+        solved += 1
+        for policy in POLICIES:
+            outcome, took = _timed(lambda p=policy, c=cluster, r=request: p.find(c, r))
+            seconds[policy.name] += took
+            if outcome is None:
+                missed[policy.name] += 1
+            else:
+                found[policy.name].append(outcome.objective / best.objective - 1)
+    return {
+        "instances": count,
+        "feasible": solved,
+        "seconds": seconds,
+        "policies": {name: {"missed": missed[name], **_spread(values)} for name, values in found.items()},
+    }
+
+
+def _spread(values: list[float]) -> dict[str, Any]:
+    quantiles = np.percentile(values, (50, 90, 100)).tolist()
+    names = ("median", "p90", "max")
+    return {
+        "mean": statistics.mean(values),
+        **dict(zip(names, quantiles, strict=True)),
+        "gaps": sorted(values),
+    }
+
+
+def scale() -> list[dict[str, Any]]:
+    """One decision each for several models and intents, on roomy clusters and on fragments of 2 to 8 GiB."""
+    rows = []
+    for free_gib in (None, (2, 8)):
+        for size in SIZES:
+            models = min(MOST_MODELS, 3 * size)
+            cluster = instances.large_cluster(random.Random(size), size, models, free_gib)
+            for policy in (POLICIES[0], POLICIES[1]):
+                timed = [_timed(lambda p=policy, r=r, c=cluster: p.find(c, r)) for r in _requests()]
+                seconds = [took for _, took in timed]
+                rows.append(
+                    {
+                        "gpus": size,
+                        "models": models,
+                        "cluster": "roomy" if free_gib is None else "fragments",
+                        "policy": policy.name,
+                        "placed": sum(outcome is not None for outcome, _ in timed),
+                        "decisions": len(seconds),
+                        "median_cpu_s": statistics.median(seconds),
+                        "max_cpu_s": max(seconds),
+                    }
+                )
+                print(rows[-1], flush=True)
+    return rows
+
+
+def _requests() -> Iterator[Request]:
+    for name in ("llama-2-7b", "llama-2-13b", "falcon-40b", "llama-2-70b"):
+        for goal in (Goal.MIN_COST, Goal.MIN_LATENCY):
+            yield Request("new", instances.model(name, "fp16"), goal, rate_per_s=0.5)
+
+
+def paper() -> list[dict[str, Any]]:
+    """Uneven against even stages: every policy with both, and an AlpaServe-like greedy, by intent."""
+    policies: list[Policy] = [Joint(), Joint(uneven=False)]
+    policies += [Maveriq(selection, uneven=uneven) for selection in Selection for uneven in (True, False)]
+    rows = []
+    for forms in (("fp16", "int8", "int4"), ("fp16",)):
+        for goal in Goal if len(forms) > 1 else (Goal.MIN_LATENCY,):
+            cluster, requests = instances.paper_cluster(), instances.paper_models(goal, *forms)
+            for policy in policies:
+                rows.append({**_row(cluster, requests, policy), "goal": goal, "forms": forms})
+                print(rows[-1], flush=True)
+        count, throughput = greedy(
+            instances.paper_cluster(), instances.paper_models(Goal.MIN_LATENCY, "fp16")
+        )
+        rows.append(
+            {"policy": "alpaserve-like", "fit": count, "throughput_per_s": throughput, "forms": ["fp16"]}
+        )
+    return rows[:-1]  # the greedy knows no compression: once is enough
+
+
+def _row(cluster: Cluster, requests: list[Request], policy: Policy) -> dict[str, Any]:
+    found = []
+    for request in requests:
+        outcome = policy.find(cluster, request)
+        found.append(outcome)
+        if outcome is not None:
+            cluster = after(cluster, request, outcome)
+    placed = [outcome for outcome in found if outcome is not None]
+    return {
+        "policy": policy.name,
+        "fit": len(placed),
+        "before_first_failure": found.index(None) if None in found else len(found),
+        "throughput_per_s": sum(one.figures.throughput_per_s for one in placed),
+        "mean_latency_s": statistics.mean(one.figures.latency_s for one in placed),
+    }
+
+
+def _timed(decide: Callable[[], Any]) -> tuple[Any, float]:
+    """The answer, and seconds of CPU: the machine does other things as well."""
+    began = time.process_time()
+    outcome = decide()
+    return outcome, time.process_time() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--instances", type=int, default=200)
+    parser.add_argument("--only", default="gaps,scale,paper")
+    asked = parser.parse_args()
+    result = json.loads(asked.out.read_text()) if asked.out.exists() else {}
+    result["host"] = {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+    parts = {"gaps": lambda: gaps(asked.instances), "scale": scale, "paper": paper}
+    for name in asked.only.split(","):
+        result[name] = parts[name]()
+        asked.out.write_text(json.dumps(result, indent=1) + "\n")
+    from benchmarks.placement_plot import plot
+
+    plot(result, asked.out.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
