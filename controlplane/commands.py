@@ -155,6 +155,7 @@ def afresh(profile: ModelProfile, now_s: float) -> ModelProfile:
         points=0,
         seconds=0.0,
         attempts=0,
+        rounds=profile.rounds + 1,
         reason="waits to be measured again",
         updated_at_s=now_s,
     )

@@ -129,7 +129,7 @@ def mission(profile: ModelProfile, model: Model, inventory: Inventory, settings:
         device.node,
         MeasureOrder(
             folder=Path(model.path),
-            scratch=settings.home / "profiles" / profile.key,
+            scratch=settings.home / "profiles" / profile.key / str(profile.rounds),
             trials=_trials(spec, reach),
             known=profile.measurements,
             device_kind=device.kind,

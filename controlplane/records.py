@@ -84,7 +84,8 @@ class ModelProfile:
 
     `measurements` are lines as of `profiler.measurements`, each kept as soon as it was made. `points` of
     the campaign's `all_points` loads are among them. `phase` is Pending, Profiling, or final: Ready (perhaps
-    with less than was planned, which `reason` says), Failed, Cancelled. `attempts` that brought nothing new.
+    with less than was planned, which `reason` says), Failed, Cancelled. `attempts` that brought nothing new;
+    `rounds`: how often it was begun afresh.
     """
 
     key: str
@@ -98,6 +99,7 @@ class ModelProfile:
     all_points: int = 0
     seconds: float = 0.0
     attempts: int = 0
+    rounds: int = 0
     reason: str = ""
     created_at_s: float = 0.0
     updated_at_s: float = 0.0

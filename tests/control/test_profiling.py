@@ -134,6 +134,8 @@ async def test_it_can_be_measured_afresh(measured: World) -> None:
         assert cluster(measured).told == told
         await measured.end(submit(measured.repository, profile_model, "base", True))
     assert cluster(measured).told == 2 * told
+    first, second = (order.scratch for order in cluster(measured).orders)
+    assert first != second  # what the node has kept is not taken for new
 
 
 async def test_a_controller_that_is_killed_leaves_off_where_its_successor_begins(measured: World) -> None:

@@ -85,6 +85,7 @@ def _run(order: MeasureOrder, trial: Trial, found: _Found, deadline: float) -> I
             _check(order, process, deadline)
     finally:
         _end(process)
+        shutil.rmtree(job.folder, ignore_errors=True)
     yield from found.fresh()
     if process.returncode:
         raise MeasuringError(f"the engine ended with {_exit(process.returncode)}: {_last_words(log)}")
