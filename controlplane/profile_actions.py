@@ -184,7 +184,7 @@ class ProfileActions:
         try:
             inventory = await self._cluster.inventory()
             task = profiling.mission(profile, model, inventory, self._settings)
-            abandoned = await self._follow(key, task)
+            abandoned = await self._follow(key, task, profile.points)
         except (errors.Unavailable, errors.StaleWrite, Gone):
             raise  # the state store's matter: tried again
         except errors.OstinatoError as e:
@@ -195,11 +195,11 @@ class ProfileActions:
         else:
             await (self._settle_abandoned(key) if abandoned else self._settle(key, ""))
 
-    async def _follow(self, key: str, task: Mission) -> bool:
+    async def _follow(self, key: str, task: Mission, done: int) -> bool:
         """Keep each measurement as it comes. Returns True, and stops, once nobody waits any more."""
         kind = task.order.device_kind
         told = f"measuring its architecture on {kind} of {task.node}: an engine with made-up weights starts"
-        await self._tell(key, told, 0.0)
+        await self._tell(key, told, done / max(1, task.points))
         last_s = time.monotonic()
         async with aclosing(self._cluster.measure(task.order, task.node)) as lines:
             async for line in lines:
