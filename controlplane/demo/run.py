@@ -23,6 +23,7 @@ from rich.table import Table
 from controlplane import local
 from controlplane.api.schemas import DeploymentView, DeployModelRequest, OperationView, RegisterModelRequest
 from controlplane.client import Client
+from controlplane.demo import estimates
 from controlplane.demo.tasks import ADAPTERS, BASE, TASKS, Problem, Task
 from controlplane.settings import Settings
 
@@ -47,6 +48,8 @@ def main() -> int:
     with _cluster(console) as client:
         _register(console, client)
         _deploy(console, client)
+        console.print("[bold]4. What was estimated, and what it takes[/]")
+        estimates.compare(console, client, BASE, (BASE, *TASKS))
         won = _ask(console, client)
     console.print(f"Done in {time.perf_counter() - start_s:.0f} s; everything was stopped.")
     return 0 if won else 1
@@ -76,7 +79,9 @@ def _cluster(console: Console) -> Iterator[Client]:
 
 
 def _register(console: Console, client: Client) -> None:
-    console.print("[bold]2. Register a base model and two LoRA variants[/]")
+    console.print(
+        "[bold]2. Register a base model and two LoRA variants[/]  (measuring the base takes about a minute)"
+    )
     base = RegisterModelRequest(model=BASE, source=f"bundled://{BASE}")
     _follow(console, client, client.register_model(base))
     for task in TASKS.values():
@@ -118,7 +123,7 @@ def _print_plan(console: Console, deployment: DeploymentView) -> None:
 
 def _ask(console: Console, client: Client) -> bool:
     console.print(
-        f"[bold]4. Ask base and variants, {CONCURRENT} requests at a time[/]  (one engine, one batch)"
+        f"[bold]5. Ask base and variants, {CONCURRENT} requests at a time[/]  (one engine, one batch)"
     )
     jobs = [
         (model, task, problem)

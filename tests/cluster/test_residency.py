@@ -29,7 +29,7 @@ LONG = {"prompt": "One, two,", "max_tokens": 400, "temperature": 0, "ignore_eos"
 def narrow(base_folder: Path) -> Iterator[Cluster]:
     """One slot, two variants, and host memory that holds one of them."""
     roots = f"{base_folder.parent}:{ADAPTERS}"
-    made = Cluster("vllm", roots, max_variants=1, variant_host_bytes=1 << 20)
+    made = Cluster("vllm", roots, max_variants=1, variant_host_bytes=1 << 20, profile=False)
     try:
         made.up()
         made.serve_base(BASE, str(base_folder), 512)
