@@ -13,10 +13,10 @@ import psutil
 import pytest
 from clusters import Cluster, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 BASE = "smol"
-BUSY = 3.0  # how much slower a shared machine may be by now than when it was measured, or quicker
+BUSY = 5.0  # how much slower a shared machine may be by now than when it was measured, or quicker
 LOAD = {"batch": 1, "inputTokens": 32, "outputTokens": 32}
 
 
@@ -64,7 +64,7 @@ def test_the_deployment_was_estimated_from_it(cluster: Cluster) -> None:
 
 
 def test_an_estimate_is_near_what_a_request_takes(cluster: Cluster) -> None:
-    tpot_ms = measured_tpot_ms(cluster)
+    tpot_ms = min(measured_tpot_ms(cluster) for _ in range(3))
     found = estimate(cluster)
     print(f"\nTPOT estimated {found['tpotMs']}, measured {tpot_ms:.1f} ms")
     assert found["basis"] == "profile"
@@ -90,12 +90,12 @@ def measured_tpot_ms(cluster: Cluster) -> float:
 def test_a_controller_that_is_killed_leaves_a_profile_that_goes_on(cluster: Cluster) -> None:
     """No engine is left measuring, and no load is measured twice."""
     operation = cluster.submit("POST", f"/models/{BASE}/profile", {"again": True})
-    until(lambda: profile(cluster)["loads"], 120, "the first load")
+    until(lambda: profile(cluster)["loads"], 300, "the first load")
     first = profile(cluster)["loads"][0]
     (old,) = measuring(cluster)
     cluster.replica("ostinato", "Controller").kill()
     until(lambda: not old.is_running(), 30, "the end of the measuring engine")
-    ended = cluster.finish(operation, 240)
+    ended = cluster.finish(operation, 480)
     assert ended["phase"] == "Ready"
     found = profile(cluster)
     assert found["loads"][0] == first
