@@ -260,4 +260,4 @@ def test_plans_take_a_millisecond_at_most() -> None:
     begin = time.process_time()
     for number, p in enumerate(plans):
         predict(ground(p), p, Workload(1 + number % 64, 512, OUT))
-    assert time.process_time() - begin < 1.0  # on an idle core a third; this one may be shared
+    assert time.process_time() - begin < 3.0  # on an idle core a third of one; this one may be shared
