@@ -6,6 +6,7 @@ and no other (another Ray on the same machine is left alone).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -142,12 +143,13 @@ def _file(settings: Settings) -> Path:
 
 def _describe(settings: Settings, dashboard_port: int) -> LocalCluster:
     mark = _mark(settings)
-    dashboard = dashboard_port or free_port()
+    first, second, *_ = (p for p in free_ports(3) if p != settings.http_port)
+    dashboard = dashboard_port or second
     return LocalCluster(
         home=str(settings.home),
         url=f"http://{_reachable(settings.http_host)}:{settings.http_port}",
         dashboard_url=f"http://127.0.0.1:{dashboard}",
-        ray_address=f"127.0.0.1:{free_port()}",
+        ray_address=f"127.0.0.1:{first}",
         temp_dir=str(_temp_dir(mark)),
         mark=mark,
     )
@@ -158,10 +160,16 @@ def _reachable(host: str) -> str:
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ones: asked for one after the other, the kernel may give the same twice."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def _require_free_port(host: str, port: int) -> None:
