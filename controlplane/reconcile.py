@@ -159,15 +159,17 @@ def _measurements(state: State) -> Iterator[Action]:
     for key, found in state.profiles.items():
         if not found.record.settled:
             yield Measure(key)
+    asked: dict[str, Phase] = {}  # one at a time of each model
     for operation in state.operations.values():
         op = operation.record
-        if op.kind is not OperationKind.PROFILE or op.done or op.cancel_requested:
-            continue
-        model = state.models.get(op.target)
-        if op.phase is Phase.PENDING:
-            yield BeginProfile(op.target)
+        if op.kind is OperationKind.PROFILE and not op.done and not op.cancel_requested:
+            asked.setdefault(op.target, op.phase)
+    for name, phase in asked.items():
+        model = state.models.get(name)
+        if phase is Phase.PENDING:
+            yield BeginProfile(name)
         elif model is None or _is_settled(state, model.record):
-            yield EndProfile(op.target)
+            yield EndProfile(name)
 
 
 def _cancelled(state: State, kind: OperationKind, target: str) -> bool:
