@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from controlplane import errors
+from controlplane.cli.picture import drawing
 from placement.solver.cluster import Gpu
 from placement.solver.whatif import WhatIf
 
@@ -15,17 +17,23 @@ MOST_COLOURS = 20
 
 def draw(found: WhatIf, path: Path) -> None:
     """Write a PNG. Errors: InvalidRequest when the file cannot be written."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")  # a file, wherever this runs
-    import matplotlib.pyplot as plt
-
     bars = [(f"{node.name}:{gpu.index}", gpu) for node in found.cluster.nodes for gpu in node.gpus]
     shown = sorted(bars, key=lambda bar: not bar[1].residents)[:MOST_BARS] if len(bars) > MOST_BARS else bars
     names = [outcome.deployment for outcome in found.placed]
+    with drawing(path, (max(6, 0.7 * len(shown) + 3), 5)) as (_, axes):
+        _bars(axes, [gpu for _, gpu in shown], names)
+        axes.set_xticks(range(len(shown)), [name for name, _ in shown], rotation=60, fontsize=7)
+        left_out = f" ({len(shown)} of {len(bars)} GPUs)" if len(shown) < len(bars) else ""
+        title = f"{found.policy}: {len(names)} placed, {len(found.not_placed)} not{left_out}"
+        axes.set(ylabel="memory (GiB); gray: used before", title=title)
+
+
+def _bars(axes: Any, gpus: Sequence[Gpu], names: Sequence[str]) -> None:
+    """`names`: of the deployments that have a colour of their own."""
+    import matplotlib as mpl
+
     colours = {name: mpl.colormaps["tab20"](number % MOST_COLOURS) for number, name in enumerate(names)}
-    figure, axes = plt.subplots(figsize=(max(6, 0.7 * len(shown) + 3), 5))
-    for at, (_, gpu) in enumerate(shown):
+    for at, gpu in enumerate(gpus):
         bottom = _used_before(gpu)
         axes.bar(at, gpu.total_bytes / GIB, color="white", edgecolor="gray", zorder=1)
         axes.bar(at, bottom, color="lightgray", zorder=2)
@@ -36,19 +44,6 @@ def draw(found: WhatIf, path: Path) -> None:
             text = f"{held.deployment}\n{held.layer_start}-{held.layer_end - 1}"
             axes.text(at, bottom + height / 2, text, ha="center", va="center", fontsize=6, zorder=4)
             bottom += height
-    axes.set_xticks(range(len(shown)), [name for name, _ in shown], rotation=60, fontsize=7)
-    left_out = f" ({len(shown)} of {len(bars)} GPUs)" if len(shown) < len(bars) else ""
-    title = f"{found.policy}: {len(names)} placed, {len(found.not_placed)} not{left_out}"
-    axes.set(ylabel="memory (GiB); gray: used before", title=title)
-    figure.tight_layout()
-    try:
-        figure.savefig(path, dpi=120, format="png")
-    except OSError as error:
-        raise errors.InvalidRequest(
-            f"'{path}' cannot be written ({error.strerror}); name a file in a folder of yours", param="plot"
-        ) from error
-    finally:
-        plt.close(figure)
 
 
 def _used_before(gpu: Gpu) -> float:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from controlplane import errors
 from controlplane.api.estimate_views import EstimateView
+from controlplane.cli.picture import drawing
 
 GIB = 2**30
 
 
 def draw(plans: Sequence[EstimateView], chosen: EstimateView, path: Path) -> None:
     """Write a PNG. Errors: InvalidRequest when the file cannot be written."""
-    import matplotlib as mpl
+    with drawing(path, (8, 5)) as (figure, axes):
+        _draw(figure, axes, plans, chosen)
 
-    mpl.use("Agg")  # a file, wherever this runs
-    import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 5))
+def _draw(figure: Any, axes: Any, plans: Sequence[EstimateView], chosen: EstimateView) -> None:
     points = axes.scatter(
         [p.latencyMs.value for p in plans],
         [p.costGibS for p in plans],
@@ -44,15 +44,6 @@ def draw(plans: Sequence[EstimateView], chosen: EstimateView, path: Path) -> Non
     )
     axes.legend(fontsize=8)
     figure.colorbar(points, label="memory of all ranks (GiB)")
-    figure.tight_layout()
-    try:
-        figure.savefig(path, dpi=120, format="png")
-    except OSError as e:
-        raise errors.InvalidRequest(
-            f"'{path}' cannot be written ({e.strerror}); name a file in a folder of yours", param="plot"
-        ) from e
-    finally:
-        plt.close(figure)
 
 
 def label(e: EstimateView) -> str:
