@@ -47,7 +47,7 @@ def hooked(kinds: tuple[str, ...], tokens: int, samples: int, biased: bool) -> l
     arena = torch.empty(1 << 20, dtype=torch.uint8, device=META)
 
     def site(shape: LayerShape) -> Any:
-        names = operators.operations_for(kinds) & set(_operations(shape))
+        names = operators.operations_for(kinds) & set(operators.operations_of(shape))
         tables = {
             op: torch.empty(SLOTS, operators.table_width(op, shape), dtype=torch.int64, device=META)
             for op in names
@@ -55,16 +55,6 @@ def hooked(kinds: tuple[str, ...], tokens: int, samples: int, biased: bool) -> l
         return SimpleNamespace(batch=batch, arena=arena, tables=tables, workspace=space)
 
     return [(module, shape, site(shape)) for module, shape in layers(biased)]
-
-
-def _operations(shape: LayerShape) -> tuple[str, ...]:
-    match shape:
-        case LinearShape():
-            return operators.LINEAR
-        case NormShape():
-            return ("norm",)
-        case VocabularyShape():
-            return ("head",) if shape.is_head else ("embedding",)
 
 
 def missing(kinds: tuple[str, ...], biased: bool) -> list[str]:

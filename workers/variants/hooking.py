@@ -16,7 +16,6 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
-from workers.variants import operators
 from workers.variants.layers import NormHook, Site, VariantEmbedding, VariantHead, VariantLinear, norm_class
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice, VocabularyShape
 
@@ -89,17 +88,6 @@ def _vocabulary(name: str, module: Any, tied: bool) -> VocabularyShape:
     return VocabularyShape(
         name, start, end - start, module.org_vocab_size, module.embedding_dim, is_head, tied
     )
-
-
-def operations_of(shape: LayerShape) -> tuple[str, ...]:
-    """The operations that variants can have in such a layer."""
-    match shape:
-        case LinearShape():
-            return operators.LINEAR
-        case NormShape():
-            return ("norm",)
-        case VocabularyShape():
-            return ("head",) if shape.is_head else ("embedding",)
 
 
 def hook(module: Any, shape: LayerShape, site: Site, register: Callable[[str, Any], None]) -> None:

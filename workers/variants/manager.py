@@ -21,7 +21,7 @@ from workers.variants.device import DeviceMemory, NoRoom
 from workers.variants.kinds import open_variant
 from workers.variants.layers import SUFFIX, Site, define_operators
 from workers.variants.loader import Loader
-from workers.variants.operators import Workspace, operations_for, table_width
+from workers.variants.operators import Workspace, operations_for, operations_of, table_width
 from workers.variants.pieces import Contents
 from workers.variants.residents import Residents
 
@@ -54,7 +54,7 @@ class VariantManager:
         widths = {
             (shape.name, op): table_width(op, shape)
             for _, shape in layers
-            for op in hooking.operations_of(shape)
+            for op in operations_of(shape)
             if op in self._all
         }
         memory = DeviceMemory(widths, self.config.slots, self.config.arena_bytes, self._device)

@@ -11,7 +11,7 @@ from workers.kernels import bias, boft, full, lora, sparse_delta, svd_delta
 from workers.kernels.lora import layout as lora_layout
 from workers.kernels.svd_delta import layout as svd_layout
 from workers.variants.config import VariantConfig
-from workers.variants.shapes import LayerShape, LinearShape
+from workers.variants.shapes import LayerShape, LinearShape, NormShape, VocabularyShape
 
 if TYPE_CHECKING:
     from workers.variants.layers import Site
@@ -33,6 +33,17 @@ MOST_FACTORS = 3
 def operations_for(kinds: Iterable[str]) -> frozenset[str]:
     """All operations that variants of these kinds may need."""
     return frozenset(op for kind in kinds for op in _OF_KIND[kind])
+
+
+def operations_of(shape: LayerShape) -> tuple[str, ...]:
+    """The operations that variants can have in such a layer."""
+    match shape:
+        case LinearShape():
+            return LINEAR
+        case NormShape():
+            return ("norm",)
+        case VocabularyShape():
+            return ("head",) if shape.is_head else ("embedding",)
 
 
 def table_width(op: str, shape: LayerShape) -> int:
