@@ -117,12 +117,9 @@ def requested(work: Path, ranks: list[int], shape: dict[str, int]) -> list[Any]:
         return []
     from vllm.lora.request import LoRARequest
 
-    # A name has one number in all sets of an engine.
-    return [LoRARequest(f.name, 1000 * r + i, str(f)) for i, (r, f) in _numbered(work, ranks, shape)]
-
-
-def _numbered(work: Path, ranks: list[int], shape: dict[str, int]) -> list[tuple[int, tuple[int, Path]]]:
-    return list(enumerate(zip(ranks, adapters(work, ranks, shape), strict=True)))
+    folders = adapters(work, ranks, shape)
+    numbers = [1000 * rank + seed for seed, rank in enumerate(ranks)]  # a name's own in all sets of an engine
+    return [LoRARequest(f.name, n, str(f)) for n, f in zip(numbers, folders, strict=True)]
 
 
 def main() -> None:
