@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from controlplane import deploying, errors, fetching
+from controlplane import deploying, errors, fetching, launching
 from controlplane.commands import Change, advance
 from controlplane.endings import End, deployed, end_open, persist, same, starting, undone
 from controlplane.metrics import ControllerMetrics, set_counts
@@ -245,7 +245,7 @@ class Controller:
             if deployment.established:
                 raise
             return
-        config = deploying.engine_config(
+        config = launching.engine_config(
             model, placement, self._settings, variants, deployment.max_active_variants
         )
         await self._edit_deployment(host, lambda d: starting(d, deployment.uid, placement))

@@ -1,4 +1,4 @@
-"""A deployment's pure part: estimate -> choose -> place, and the engine configuration that launches it.
+"""A deployment's pure part: estimate -> choose -> place. What launches it is in `launching`.
 
 Each step is a function of `profiler` or `placement`; this module only hands one's result to the next.
 """
@@ -18,19 +18,18 @@ from controlplane.profiling import (
     carriers,
     engine_dtype,
     served_spec,
+    spec_of,
 )
 from controlplane.records import Deployment, Model
 from controlplane.settings import Settings
 from placement.choose import choose
 from placement.place import place_best
 from placement.types import Candidate, Infeasible, Inventory, Placement, Plan
-from profiler.estimate import kv_bytes_per_token, variant_bytes
 from profiler.estimating import Ground, plan_estimate
 from profiler.physical.calibration import Calibration
 from profiler.plans import accuracy_of, candidate_plans, no_plan_reason
 from profiler.types import DeviceRates, ModelSpec, Workload
 from profiler.variants.types import VariantKind
-from workers.messages import EngineConfig
 
 # Latency SLOs are judged for one request of this prompt length (MaverIQ evaluates batch 1 as well).
 JUDGED_INPUT_TOKENS = 128
@@ -51,7 +50,7 @@ def decide(
     Estimates are calibrated where `profiles` has this architecture on this kind of device, else rough.
     Errors: NoFeasiblePlan, saying why.
     """
-    spec = served_spec(_spec(model), engine_dtype(settings, carrier_kind(inventory)))
+    spec = served_spec(spec_of(model), engine_dtype(settings, carrier_kind(inventory)))
     known = calibration_for(model, inventory, settings, profiles)
     candidates = [
         with_estimate(ground(spec, plan, inventory, known), model.compression, plan, deployment)
@@ -73,12 +72,6 @@ def _refusal(outcome: Infeasible) -> errors.NoFeasiblePlan:
     return errors.NoFeasiblePlan(
         f"{outcome.reason}.{hints}".replace("..", "."), details={"relaxations": list(outcome.relaxations)}
     )
-
-
-def _spec(model: Model) -> ModelSpec:
-    if model.spec is None:
-        raise errors.NotReady(f"'{model.name}' has not been profiled")
-    return model.spec
 
 
 def _plans(
@@ -158,50 +151,3 @@ def _rates(plan: Plan, inventory: Inventory) -> list[DeviceRates]:
     )
     share = plan.world_size if carrier_kind(inventory) == CPU else 1
     return [DeviceRates(slowest.memory_bytes_per_s / share, slowest.flops_per_s / share)] * plan.world_size
-
-
-def engine_config(
-    model: Model,
-    placement: Placement,
-    settings: Settings,
-    variants: Sequence[Model] = (),
-    max_active_variants: int | None = None,
-) -> EngineConfig:
-    """What the worker needs to start exactly this placement, for the base and its `variants`.
-
-    `max_active_variants` of them may run at once; None: as many as the plan has slots for.
-    """
-    plan, kind = placement.plan, placement.ranks[0].device_kind
-    spec = served_spec(_spec(model), engine_dtype(settings, kind))
-    kv_bytes = max(
-        plan.kv_cache_tokens * kv_bytes_per_token(spec, plan.tensor_parallel) * layers
-        for layers in plan.layers_per_stage
-    )
-    return EngineConfig(
-        engine=settings.engine,
-        name=model.name,
-        model_path=model.path or "",
-        dtype=engine_dtype(settings, kind),
-        device_kind=kind,
-        tensor_parallel=plan.tensor_parallel,
-        layers_per_stage=plan.layers_per_stage,
-        max_model_len=plan.max_model_len,
-        max_num_seqs=settings.concurrency,
-        kv_cache_bytes=kv_bytes,
-        memory_bytes=max(r.memory_bytes for r in placement.ranks),
-        max_variants=plan.max_variants,
-        max_lora_rank=plan.max_lora_rank,
-        variant_memory_bytes=max(variant_bytes(spec, plan, s) for s in range(plan.pipeline_parallel)),
-        variant_host_bytes=settings.variant_host_bytes,
-        variant_kinds=_kinds(kind, variants),
-        max_batched_tokens=plan.batched_tokens,
-        max_active_variants=min(max_active_variants or 0, plan.max_variants),
-    )
-
-
-def _kinds(device_kind: str, variants: Sequence[Model]) -> tuple[str, ...]:
-    """On a GPU every kind costs launches in each captured graph, so only those there are, and LoRA."""
-    if device_kind == CPU:
-        return tuple(VariantKind)
-    registered = {v.variant_spec.kind for v in variants if v.variant_spec}
-    return tuple(k for k in VariantKind if k is VariantKind.LORA or k in registered)

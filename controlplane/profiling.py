@@ -45,6 +45,13 @@ def engine_dtype(settings: Settings, kind: str) -> str:
     return "float32" if kind == CPU else "bfloat16"
 
 
+def spec_of(model: Model) -> ModelSpec:
+    """Errors: NotReady when its files were not read yet."""
+    if model.spec is None:
+        raise errors.NotReady(f"'{model.name}' has not been profiled")
+    return model.spec
+
+
 def served_spec(spec: ModelSpec, dtype: str) -> ModelSpec:
     """The model as the engine holds it: a checkpoint's bfloat16 weights take twice the room in float32."""
     held = DTYPE_BYTES.get(dtype, spec.dtype_bytes)

@@ -10,7 +10,8 @@ from builders import ready_base
 from in_memory import CPU, GIB
 
 from controlplane import errors
-from controlplane.deploying import decide, engine_config
+from controlplane.deploying import decide
+from controlplane.launching import engine_config
 from controlplane.records import Deployment, Model, Phase
 from controlplane.settings import Settings
 from placement.types import Intent, Inventory, Slos

@@ -1,0 +1,60 @@
+"""What is launched: the engine configuration that writes a placement down. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from controlplane.profiling import CPU, engine_dtype, served_spec, spec_of
+from controlplane.records import Model
+from controlplane.settings import Settings
+from placement.types import Placement
+from profiler.estimate import kv_bytes_per_token, variant_bytes
+from profiler.variants.types import VariantKind
+from workers.messages import EngineConfig
+
+
+def engine_config(
+    model: Model,
+    placement: Placement,
+    settings: Settings,
+    variants: Sequence[Model] = (),
+    max_active_variants: int | None = None,
+) -> EngineConfig:
+    """What the worker needs to start exactly this placement, for the base and its `variants`.
+
+    `max_active_variants` of them may run at once; None: as many as the plan has slots for.
+    """
+    plan, kind = placement.plan, placement.ranks[0].device_kind
+    spec = served_spec(spec_of(model), engine_dtype(settings, kind))
+    kv_bytes = max(
+        plan.kv_cache_tokens * kv_bytes_per_token(spec, plan.tensor_parallel) * layers
+        for layers in plan.layers_per_stage
+    )
+    return EngineConfig(
+        engine=settings.engine,
+        name=model.name,
+        model_path=model.path or "",
+        dtype=engine_dtype(settings, kind),
+        device_kind=kind,
+        tensor_parallel=plan.tensor_parallel,
+        layers_per_stage=plan.layers_per_stage,
+        max_model_len=plan.max_model_len,
+        max_num_seqs=settings.concurrency,
+        kv_cache_bytes=kv_bytes,
+        memory_bytes=max(r.memory_bytes for r in placement.ranks),
+        max_variants=plan.max_variants,
+        max_lora_rank=plan.max_lora_rank,
+        variant_memory_bytes=max(variant_bytes(spec, plan, s) for s in range(plan.pipeline_parallel)),
+        variant_host_bytes=settings.variant_host_bytes,
+        variant_kinds=_kinds(kind, variants),
+        max_batched_tokens=plan.batched_tokens,
+        max_active_variants=min(max_active_variants or 0, plan.max_variants),
+    )
+
+
+def _kinds(device_kind: str, variants: Sequence[Model]) -> tuple[str, ...]:
+    """On a GPU every kind costs launches in each captured graph, so only those there are, and LoRA."""
+    if device_kind == CPU:
+        return tuple(VariantKind)
+    registered = {v.variant_spec.kind for v in variants if v.variant_spec}
+    return tuple(k for k in VariantKind if k is VariantKind.LORA or k in registered)
