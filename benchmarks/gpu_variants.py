@@ -6,19 +6,24 @@ A random Llama of a few layers, or the checkpoint at --base, and the variants of
 bfloat16. For each way of running (eager, CUDA graphs; prefix caching or not; one GPU, or two with TP or PP):
 how many greedy tokens are the float32 reference's best, by how much in log-probability the others fall short
 of its best, and the largest difference in log-probability. The base's own rows show bfloat16's share.
+"scarce" in a case gives all variants three slots and answers of three lengths: they wait, skip the line and
+are preempted, and a last row says how often.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import os
 import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks import gpu_engine
-from workers.variants.config import VariantConfig
+from workers.scheduling.client import VariantClient
+from workers.variants.config import ADDRESS_VARIABLE, VariantConfig
 
 SHAPE = {
     "hidden_size": 512,
@@ -29,7 +34,8 @@ SHAPE = {
     "vocab_size": 4096,
 }
 TOKENS, PROMPTS = 24, 3
-CASES = ("graphs cached", "eager uncached", "graphs uncached", "eager cached")  # add "tp2" or "pp2"
+SCARCE = 3  # slots
+CASES = ("graphs cached", "eager uncached", "graphs uncached", "eager cached")  # add "tp2", "pp2" or "scarce"
 CASE_TIMEOUT_S = 150
 
 
@@ -90,7 +96,8 @@ def one(case: str, work: Path) -> None:
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
 
-    config = VariantConfig(len(names()) + 1, 1 << 30, 2 << 30, 16)
+    scarce = "scarce" in case
+    config = VariantConfig(SCARCE if scarce else len(names()) + 1, 1 << 30, 2 << 30, 16)
     llm = gpu_engine.make_engine(
         work / "base",
         config,
@@ -104,7 +111,11 @@ def one(case: str, work: Path) -> None:
     )
     requests = [None, *(LoRARequest(n, i + 1, str(work / n)) for i, n in enumerate(names()))]
     rows = [(prompt, request) for prompt in prompts(work / "base") for request in requests]
-    sampling = SamplingParams(max_tokens=TOKENS, temperature=0, logprobs=1, detokenize=False, ignore_eos=True)
+    common = {"temperature": 0, "logprobs": 1, "detokenize": False, "ignore_eos": True}
+    sampling = [
+        SamplingParams(max_tokens=TOKENS * (1 + 2 * (row // len(requests)) if scarce else 1), **common)
+        for row in range(len(rows))
+    ]
     for _ in range(2):  # the second time, prefixes are cached
         answers = llm.generate(
             [{"prompt_token_ids": prompt} for prompt, _ in rows],
@@ -118,6 +129,15 @@ def one(case: str, work: Path) -> None:
             json.dumps({"case": case, **compare(work, request.lora_name if request else "base", mine)}),
             flush=True,
         )
+    print(json.dumps({"case": case, "variant": "all", **asyncio.run(counted(config.slots))}), flush=True)
+
+
+async def counted(slots: int) -> dict[str, int]:
+    """How often the scheduler had requests skip the line and gave their places back."""
+    client = VariantClient(os.environ[ADDRESS_VARIABLE])
+    state = await client.state()
+    client.close()
+    return {"slots": slots, "skips": state["skips"], "preemptions": state["preemptions"]}
 
 
 def parallel(case: str) -> dict[str, int]:
@@ -138,12 +158,13 @@ def compare(work: Path, name: str, answers: list[Any]) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     folder = work / ("base" if name == "base" else f"{name}.merged")
-    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).cuda().eval()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
     worst, short, best, count = 0.0, 0.0, 0, 0
     for answer in answers:
         prompt, tokens = list(answer.prompt_token_ids), list(answer.outputs[0].token_ids)
         with torch.no_grad():
-            logits = reference(torch.tensor([prompt + tokens]).cuda()).logits.float()
+            logits = reference(torch.tensor([prompt + tokens], device=device)).logits.float()
         expected = logits.log_softmax(-1)[0, len(prompt) - 1 : -1]
         for i, token in enumerate(tokens):
             worst = max(worst, abs(float(expected[i, token]) - answer.outputs[0].logprobs[i][token].logprob))
