@@ -17,7 +17,20 @@ __all__ = [
     "Plan",
     "RankPlacement",
     "Slos",
+    "Unusable",
+    "Use",
 ]
+
+
+@dataclass(frozen=True)
+class Use:
+    """Memory of a device that processes of `holder`, the base of an engine of ours, have taken.
+
+    "" is somebody else; None: the node cannot tell whose it is.
+    """
+
+    holder: str | None
+    memory_bytes: int
 
 
 @dataclass(frozen=True)
@@ -25,6 +38,8 @@ class Device:
     """A GPU, or a CPU host's cores and memory seen as one device (`kind` is then "cpu").
 
     `model` tells apart devices that need profiles of their own, `engine` is the engine's version there.
+    `load` is the share of recent time it was busy, 0 to 1. `island` numbers the GPUs of a node that are joined
+    by fast links: those with the same number. `uses` says who has its memory, as far as that is known.
     """
 
     node: str
@@ -35,11 +50,25 @@ class Device:
     rates: DeviceRates
     model: str = ""
     engine: str = ""
+    load: float = 0.0
+    island: int = 0
+    uses: tuple[Use, ...] = ()
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """A node on which nothing new may be placed; `reason` is a sentence for the user that names it."""
+
+    node: str
+    reason: str
 
 
 @dataclass(frozen=True)
 class Inventory:
+    """`devices` may be placed on; the nodes in `unusable` are there, or were, but may not."""
+
     devices: tuple[Device, ...]
+    unusable: tuple[Unusable, ...] = ()
 
 
 class Intent(StrEnum):
