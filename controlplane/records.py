@@ -1,4 +1,4 @@
-"""What the state store remembers: models, profiles, deployments, operations, idempotency keys."""
+"""What the state store remembers: models, profiles, deployments, reservations, operations, keys."""
 
 from __future__ import annotations
 
@@ -109,6 +109,27 @@ class ModelProfile:
         return self.phase in FINAL_PHASES
 
 
+@dataclass(frozen=True)
+class Reservation:
+    """Bytes of a device for one rank of `holder`'s deployment, the one with this `uid`."""
+
+    holder: str
+    uid: int
+    rank: int
+    kind: str
+    index: int
+    memory_bytes: int
+    since_s: float
+
+
+@dataclass(frozen=True)
+class NodeLedger:
+    """What is promised of a node's devices; without promises there is no such record."""
+
+    node: str
+    reservations: tuple[Reservation, ...]
+
+
 class OperationKind(StrEnum):
     REGISTER = "register_model"
     DEPLOY = "deploy_model"
@@ -153,8 +174,8 @@ class IdempotencyKey:
     created_at_s: float
 
 
-Record = Model | Deployment | Operation | IdempotencyKey | ModelProfile
-R = TypeVar("R", Model, Deployment, Operation, IdempotencyKey, ModelProfile)
+Record = Model | Deployment | Operation | IdempotencyKey | ModelProfile | NodeLedger
+R = TypeVar("R", Model, Deployment, Operation, IdempotencyKey, ModelProfile, NodeLedger)
 
 KINDS: dict[type[Any], str] = {
     Model: "model",
@@ -162,6 +183,7 @@ KINDS: dict[type[Any], str] = {
     Operation: "operation",
     IdempotencyKey: "idempotency",
     ModelProfile: "profile",
+    NodeLedger: "ledger",
 }
 
 
@@ -172,7 +194,7 @@ def key_of(record: Record) -> str:
     match record:
         case Model(name=key) | Deployment(model=key) | Operation(id=key):
             return key
-        case IdempotencyKey(key=key) | ModelProfile(key=key):
+        case IdempotencyKey(key=key) | ModelProfile(key=key) | NodeLedger(node=key):
             return key
 
 

@@ -38,8 +38,8 @@ class Device:
     """A GPU, or a CPU host's cores and memory seen as one device (`kind` is then "cpu").
 
     `model` tells apart devices that need profiles of their own, `engine` is the engine's version there.
-    `load` is the share of recent time it was busy, 0 to 1. `island` numbers the GPUs of a node that are joined
-    by fast links: those with the same number. `uses` says who has its memory, as far as that is known.
+    `load` is the share of recent time it was busy, 0 to 1. Fast links join the GPUs with the same `island`.
+    `uses` says who has its memory, as far as that is known.
     """
 
     node: str
@@ -57,10 +57,14 @@ class Device:
 
 @dataclass(frozen=True)
 class Unusable:
-    """A node on which nothing new may be placed; `reason` is a sentence for the user that names it."""
+    """A node on which nothing new may be placed; `reason` is a sentence for the user that names it.
+
+    What is placed on a `lost` one is lost too.
+    """
 
     node: str
     reason: str
+    lost: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from controlplane.records import (
     IdempotencyKey,
     Model,
     ModelProfile,
+    NodeLedger,
     Operation,
     R,
     Record,
@@ -51,6 +52,7 @@ class State:
     operations: Mapping[str, Versioned[Operation]]
     idempotency: Mapping[str, Versioned[IdempotencyKey]]
     profiles: Mapping[str, Versioned[ModelProfile]] = field(default_factory=dict)
+    ledgers: Mapping[str, Versioned[NodeLedger]] = field(default_factory=dict)
     undecodable: tuple[str, ...] = ()
 
 
@@ -96,6 +98,7 @@ class Repository:
             operations=_decode(Operation, snapshot, broken),
             idempotency=_decode(IdempotencyKey, snapshot, broken),
             profiles=_decode(ModelProfile, snapshot, broken),
+            ledgers=_decode(NodeLedger, snapshot, broken),
             undecodable=tuple(broken),
         )
         self._report(broken)

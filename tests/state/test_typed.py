@@ -14,11 +14,13 @@ from controlplane.records import (
     Deployment,
     IdempotencyKey,
     Model,
+    NodeLedger,
     Operation,
     OperationEvent,
     OperationKind,
     Phase,
     Record,
+    Reservation,
     dump,
 )
 from controlplane.state import StateStore, Write, open_store
@@ -41,7 +43,8 @@ OPERATION = Operation(
     events=(OperationEvent(1.5, Phase.PENDING, "asked"),),
 )
 KEY = IdempotencyKey("key-1", "ab" * 32, "op-1", 2.25)
-RECORDS: tuple[Record, ...] = (BASE, VARIANT, DEPLOYMENT, OPERATION, KEY)
+LEDGER = NodeLedger("node-1", (Reservation("base", 3, 1, "h200", 0, 7 << 30, 3.5),))
+RECORDS: tuple[Record, ...] = (BASE, VARIANT, DEPLOYMENT, OPERATION, KEY, LEDGER)
 
 
 @pytest.fixture
@@ -70,6 +73,7 @@ def test_every_kind_is_read_back_as_it_was_put(repository: Repository) -> None:
         deployments={"base": Versioned(DEPLOYMENT, revision)},
         operations={"op-1": Versioned(OPERATION, revision)},
         idempotency={"key-1": Versioned(KEY, revision)},
+        ledgers={"node-1": Versioned(LEDGER, revision)},
     )
     assert repository.get(Model, "größe/模型") == Versioned(VARIANT, revision)
     assert repository.get(Deployment, "base") == Versioned(DEPLOYMENT, revision)

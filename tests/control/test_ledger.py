@@ -1,0 +1,174 @@
+"""What is free for the next placement, and who is promised what, against simulations of devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import builders
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane import ledger
+from controlplane.records import NodeLedger, Phase, Reservation
+from controlplane.state.typed import Delete, Put, State, Versioned
+from placement.types import Device, Inventory, Placement, RankPlacement, Use
+from profiler.types import DeviceRates
+
+GIB = 1 << 30
+RATES = DeviceRates(1e12, 1e14)
+
+
+def gpu(index: int, total: int, used: int, *uses: Use, node: str = "n") -> Device:
+    return Device(node, index, "h200", total, total - used, RATES, uses=uses)
+
+
+def placement(*ranks: tuple[str, int, int]) -> Placement:
+    """One of ranks (node, GPU, bytes)."""
+    seats = tuple(
+        RankPlacement(n, n, 0, node, index, "h200", n, n + 1, size)
+        for n, (node, index, size) in enumerate(ranks)
+    )
+    return replace(builders.PLACED, ranks=seats)
+
+
+def after(state: State, changes: list[Put | Delete]) -> State:
+    """The state once the changes are committed, as a store would have it."""
+    ledgers = dict(state.ledgers)
+    for change in changes:
+        key = change.record.node if isinstance(change, Put) else change.key  # type: ignore[union-attr]
+        assert change.expected_version == (ledgers[key].version if key in ledgers else 0)
+        ledgers.pop(key, None)
+        if isinstance(change, Put):
+            assert isinstance(change.record, NodeLedger)
+            ledgers[key] = Versioned(change.record, state.revision + 1)
+    return replace(state, revision=state.revision + 1, ledgers=ledgers)
+
+
+# --- one device, lived through ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """Who lives on a device: what it was promised, and what it has taken by now."""
+
+    promised: int
+    taken: int
+    seen: bool  # whether the node can name its processes
+
+
+TENANTS = st.lists(st.builds(Tenant, st.integers(0, 40), st.integers(0, 40), st.booleans()), max_size=5)
+
+
+def tenancy(tenants: list[Tenant], strangers: int, total: int) -> tuple[Device, dict[str, int]]:
+    uses = [Use(f"m{n}" if t.seen else None, t.taken) for n, t in enumerate(tenants) if t.taken]
+    used = sum(t.taken for t in tenants) + strangers
+    return gpu(0, total, used, *uses), {f"m{n}": t.promised for n, t in enumerate(tenants) if t.promised}
+
+
+@given(tenants=TENANTS, strangers=st.integers(0, 40), spare=st.integers(0, 200))
+def test_what_is_free_is_what_nobody_has_or_was_promised(
+    tenants: list[Tenant], strangers: int, spare: int
+) -> None:
+    """Each tenant ends with the more of what it was promised and what it took; strangers keep theirs."""
+    tenants = [replace(t, seen=True) for t in tenants]
+    total = sum(t.taken for t in tenants) + strangers + spare
+    device, promises = tenancy(tenants, strangers, total)
+    left = total - strangers - sum(max(t.promised, t.taken) for t in tenants)
+    assert ledger.account(device, promises, 0.0).free == max(0, left)
+
+
+@given(tenants=TENANTS, strangers=st.integers(0, 40), spare=st.integers(0, 200), share=st.floats(0, 0.5))
+def test_an_account_adds_up(tenants: list[Tenant], strangers: int, spare: int, share: float) -> None:
+    device, promises = tenancy(tenants, strangers, sum(t.taken for t in tenants) + strangers + spare + 1)
+    a = ledger.account(device, promises, share)
+    parts = sum(a.ours.values()) + a.others + a.headroom
+    assert a.free == max(0, device.total_bytes - parts)
+    assert a.free <= device.free_bytes
+    assert min(a.others, a.headroom, a.free) >= 0
+    assert set(a.ours) == set(promises)
+    assert all(a.ours[holder] >= count for holder, count in promises.items())
+
+
+@given(tenants=TENANTS, strangers=st.integers(0, 40), spare=st.integers(0, 200), more=st.integers(1, 40))
+def test_a_promise_to_who_has_nothing_yet_takes_its_bytes(
+    tenants: list[Tenant], strangers: int, spare: int, more: int
+) -> None:
+    tenants = [replace(t, seen=True) for t in tenants]
+    device, promises = tenancy(tenants, strangers, sum(t.taken for t in tenants) + strangers + spare + 1)
+    before = ledger.account(device, promises, 0.0).free
+    assert ledger.account(device, {**promises, "new": more}, 0.0).free == max(0, before - more)
+
+
+def test_an_engine_that_its_node_cannot_name_is_not_counted_twice() -> None:
+    device = gpu(0, 100, 35, Use(None, 30))
+    a = ledger.account(device, {"m": 40}, 0.0)
+    assert (a.ours, a.others, a.free) == ({"m": 40}, 5, 55)
+    seen = gpu(0, 100, 65, Use(None, 30), Use("m", 30))  # here it can: the other 30 are somebody's
+    assert ledger.account(seen, {"m": 40}, 0.0).free == 100 - 40 - 35
+
+
+def test_an_engine_without_a_promise_is_a_stranger() -> None:
+    device = gpu(0, 100, 30, Use("old", 30))
+    assert ledger.account(device, {}, 0.1).free == 60
+
+
+# --- reserving and releasing -----------------------------------------------------------------------
+
+SEATS = st.lists(
+    st.tuples(st.sampled_from("ab"), st.integers(0, 1), st.integers(1, 9)), min_size=1, max_size=4
+)
+
+
+@given(asked=st.lists(st.tuples(st.sampled_from("xyz"), st.none() | SEATS), max_size=8))
+def test_ledgers_say_what_was_placed_last(asked: list[tuple[str, list[tuple[str, int, int]] | None]]) -> None:
+    """Against a dictionary of each holder's seats; None releases."""
+    state, model = builders.state(), dict[str, list[tuple[str, int, int]]]()
+    for holder, seats in asked:
+        if seats is None:
+            model.pop(holder, None)
+            state = after(state, ledger.release(state, holder))
+        else:
+            model[holder] = seats
+            state = after(state, ledger.reserve(state, holder, 1, placement(*seats), 5.0))
+    expected: dict[tuple[str, str, int], dict[str, int]] = {}
+    for holder, seats in model.items():
+        for node, index, size in seats:
+            device = expected.setdefault((node, "h200", index), {})
+            device[holder] = device.get(holder, 0) + size
+    assert ledger.promised(state.ledgers) == expected
+    assert set(state.ledgers) == {node for node, _, _ in expected}  # an empty one is none
+
+
+def test_a_reservation_says_of_whom_where_and_since_when() -> None:
+    state = builders.state()
+    state = after(state, ledger.reserve(state, "m", 7, placement(("a", 1, 9), ("b", 0, 3)), 5.0))
+    assert state.ledgers["a"].record == NodeLedger("a", (Reservation("m", 7, 0, "h200", 1, 9, 5.0),))
+    assert state.ledgers["b"].record == NodeLedger("b", (Reservation("m", 7, 1, "h200", 0, 3, 5.0),))
+
+
+def test_what_is_placed_anew_does_not_stand_in_its_own_way() -> None:
+    state = builders.state()
+    for holder, size in (("m", 60), ("other", 10)):
+        state = after(state, ledger.reserve(state, holder, 1, placement(("n", 0, size)), 0.0))
+    inventory = Inventory((gpu(0, 100, 0), gpu(1, 100, 0)))
+
+    def free(besides: str) -> list[int]:
+        return [d.free_bytes for d in ledger.available(inventory, state.ledgers, 0.1, besides).devices]
+
+    assert free("") == [20, 90]
+    assert free("m") == [80, 90]
+
+
+@pytest.mark.parametrize("uid", [1, 2])
+def test_orphans_are_those_of_a_deployment_that_is_no_more(uid: int) -> None:
+    """A deployment of the same name and another uid is another one."""
+    state = builders.state(builders.deployment("m", Phase.DEPLOYED))
+    state = after(state, ledger.reserve(state, "m", uid, placement(("n", 0, 9)), 0.0))
+    state = after(state, ledger.reserve(state, "gone", 1, placement(("n", 1, 9)), 0.0))
+    assert ledger.orphans(state) == (["gone"] if uid == 1 else ["gone", "m"])
+    for holder in ("gone", "m"):
+        state = after(state, ledger.without_orphans(state, holder))
+    kept = {r.holder for found in state.ledgers.values() for r in found.record.reservations}
+    assert kept == ({"m"} if uid == 1 else set())
+    assert ledger.orphans(state) == []

@@ -1,0 +1,107 @@
+"""Launches that are decided at the same time never get the same bytes: on real stores, in threads."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from controlplane import ledger
+from controlplane.endings import persist
+from controlplane.records import Deployment, Phase
+from controlplane.state import StateStore, open_store
+from controlplane.state.typed import Put, Repository
+from placement.place import place
+from placement.types import Candidate, Device, Infeasible, Intent, Inventory, Placement, Plan
+from profiler.types import DeviceRates, Estimate
+
+pytestmark = pytest.mark.slow  # a real Redis
+
+DEVICES = tuple(
+    Device(node, index, "h200", 100, 100, DeviceRates(1e12, 1e14)) for node in "ab" for index in range(2)
+)
+ASKING = 24  # placements of 30 bytes: 12 fit into four devices of 100
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite://{tmp_path}/state.db"
+    return f"{request.getfixturevalue('redis_url')}?prefix=ledger-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[StateStore]:
+    store = open_store(url)
+    yield store
+    store.close()
+
+
+def candidate() -> Candidate:
+    return Candidate(Plan(1, (2,), "none", 64, 64, 1, 16), Estimate(1.0, 1.0, (30,), 100.0))
+
+
+def launch(url: str, name: str, together: threading.Barrier) -> bool:
+    """Decide and commit as the controller does, from a connection of its own. Whether it fitted."""
+    store = open_store(url)
+    repository, fitted = Repository(store), [False]
+    first_look = iter([True])
+
+    def once() -> None:
+        state = repository.read()
+        sight = ledger.available(Inventory(DEVICES), state.ledgers, 0.0, besides=name)
+        outcome = place(candidate(), sight)
+        if next(first_look, False):
+            together.wait(30)  # all have decided, on the same sight
+        fitted[0] = isinstance(outcome, Placement)
+        if isinstance(outcome, Infeasible):
+            return
+        deployment = Deployment(name, 1, name, Phase.DEPLOYING, Intent.MIN_COST, 16, placement=outcome)
+        repository.commit([Put(deployment, 0), *ledger.reserve(state, name, 1, outcome, 0.0)])
+
+    try:
+        persist(once)
+    finally:
+        store.close()
+    return fitted[0]
+
+
+def test_bytes_are_promised_once(url: str, store: StateStore) -> None:
+    names = [f"m{n}" for n in range(ASKING)]
+    together = threading.Barrier(ASKING)
+    with ThreadPoolExecutor(ASKING) as pool:
+        fitted = list(pool.map(lambda name: launch(url, name, together), names))
+    state = Repository(store).read()
+    promises = ledger.promised(state.ledgers)
+    assert sum(fitted) == 12
+    assert {key: sum(holders.values()) for key, holders in promises.items()} == {
+        (d.node, d.kind, d.index): 90 for d in DEVICES
+    }
+    # What the ledgers say is what the deployments say.
+    placed = {
+        (name, r.node, r.device_index)
+        for name, found in state.deployments.items()
+        if found.record.placement
+        for r in found.record.placement.ranks
+    }
+    assert placed == {(h, node, index) for (node, _, index), holders in promises.items() for h in holders}
+    assert len(placed) == 12
+
+
+def test_reservations_outlive_their_writer(url: str, store: StateStore) -> None:
+    """A store opened anew, as by the next controller, has them."""
+    assert launch(url, "m", threading.Barrier(1))
+    again = open_store(url)
+    try:
+        state = Repository(again).read()
+    finally:
+        again.close()
+    (found,) = state.ledgers.values()
+    (kept,) = found.record.reservations
+    assert (kept.holder, kept.uid, kept.memory_bytes) == ("m", 1, 30)
+    Repository(store).commit(ledger.release(state, "m"))
+    assert Repository(store).read().ledgers == {}

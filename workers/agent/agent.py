@@ -1,0 +1,78 @@
+"""One agent per node, for as long as the node lives: it samples in a thread and answers at once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pynvml
+
+from workers.agent import host
+from workers.agent.gpus import Nvml, gpu_count
+from workers.agent.reports import AgentOptions, AgentReport, DeviceSample
+from workers.agent.sampling import gpu_samples, host_sample
+from workers.messages import NodeReport
+
+log = logging.getLogger(__name__)
+
+
+class Agent:
+    """A sample that cannot be taken leaves the last one in place, which `report` then says is old."""
+
+    def __init__(self, options: AgentOptions) -> None:
+        self._options = options
+        self._nvml: Nvml | None = None
+        self._history: dict[int, deque[float]] = {}
+        self._devices: tuple[DeviceSample, ...] = ()
+        self._sampled_s = time.monotonic()
+        self._problem = ""
+        self._rates: NodeReport | None = None
+        threading.Thread(target=self._run, name="sampling", daemon=True).start()
+
+    def report(self) -> AgentReport:
+        age_s = time.monotonic() - self._sampled_s
+        return AgentReport(os.getpid(), self._devices, age_s, self._problem, self._rates)
+
+    def remember(self, rates: NodeReport) -> None:
+        """Tell them from now on: they are measured once, and asked for by many."""
+        self._rates = rates
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.sample()
+            except Exception as e:
+                if not self._problem:
+                    log.exception("the devices cannot be sampled")
+                self._problem = f"{type(e).__name__}: {e}"
+                self._nvml = None
+            time.sleep(self._options.every_s)
+
+    def sample(self) -> None:
+        """Take one. Errors: pynvml.NVMLError, OSError."""
+        devices = self._gpus() or (self._cpu(),)
+        for device in devices:
+            self._history[device.index] = deque(device.utilisation, maxlen=self._options.window)
+        keep = self._options.window
+        self._devices = tuple(replace(d, utilisation=d.utilisation[-keep:]) for d in devices)
+        self._sampled_s, self._problem = time.monotonic(), ""
+
+    def _gpus(self) -> Sequence[DeviceSample]:
+        if self._nvml is None:
+            if not gpu_count():
+                return ()
+            self._nvml = Nvml(self._options.gpus)
+        try:
+            readings = self._nvml.read()
+        except pynvml.NVMLError:
+            self._nvml.close()
+            raise
+        return gpu_samples(readings, self._nvml.linked, host.processes(), self._history)
+
+    def _cpu(self) -> DeviceSample:
+        return host_sample(host.read(), host.processes(), host.memory_of, self._history.get(0, ()))

@@ -1,0 +1,87 @@
+"""The host, asked of the kernel: processes, memory, cgroups, cores."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+from workers.agent.sampling import (
+    HostReading,
+    ProcessRow,
+    cgroup_cores,
+    cgroup_limit,
+    cgroup_paths,
+    resident_bytes,
+)
+
+_CGROUPS = Path("/sys/fs/cgroup")
+# (limit, use) by the version of cgroups, and where below _CGROUPS they are.
+_MEMORY = {
+    "1": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    "2": ("", "memory.max", "memory.current"),
+}
+
+
+def processes() -> dict[int, ProcessRow]:
+    """All that can be seen from here, by pid."""
+    return {
+        p.pid: ProcessRow(p.info["ppid"] or 0, " ".join(p.info["cmdline"] or ()))
+        for p in psutil.process_iter(["ppid", "cmdline"])
+    }
+
+
+def memory_of(pid: int) -> int:
+    """Bytes; 0 for a process that ended meanwhile."""
+    status = Path(f"/proc/{pid}/status")
+    if Path("/proc/self/status").exists():
+        return resident_bytes(_text(status))
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def read() -> HostReading:
+    """Utilisation is since the last call."""
+    memory = psutil.virtual_memory()
+    return HostReading(
+        total_bytes=int(memory.total),
+        available_bytes=int(memory.available),
+        limits=_limits(),
+        utilisation_percent=psutil.cpu_percent(),
+        cores=_cores(),
+    )
+
+
+def _limits() -> tuple[tuple[int, int], ...]:
+    """Of the cgroup this process is in and all above it. A container sees its own as the root."""
+    found = []
+    for version, path in cgroup_paths(_text(Path("/proc/self/cgroup")), "memory"):
+        mount, limit, use = _MEMORY[version]
+        texts = [_text(_CGROUPS / mount / path / name) for name in (limit, use, "memory.stat")]
+        if (one := cgroup_limit(*texts)) is not None:
+            found.append(one)
+    return tuple(found)
+
+
+def _cores() -> float:
+    """Those this process may run on, or as many as its cgroups let it keep busy."""
+    found = [float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)]
+    for version, path in cgroup_paths(_text(Path("/proc/self/cgroup")), "cpu"):
+        if version == "2":
+            quota, _, period = _text(_CGROUPS / path / "cpu.max").partition(" ")
+        else:
+            folder = _CGROUPS / "cpu" / path
+            quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+        if (one := cgroup_cores(quota, period)) is not None:
+            found.append(one)
+    return min(found)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # no such file, or a process that ended
+        return ""

@@ -1,0 +1,60 @@
+"""What an agent says of its node. One frozen dataclass per message, as in `workers.messages`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workers.messages import NodeReport
+
+
+@dataclass(frozen=True)
+class ProcessMemory:
+    """Memory of a device that one process has taken.
+
+    `holder` is the base model whose engine the process belongs to; "" is no engine of ours; None: the process
+    cannot be seen from here (NVML counts processes of other PID namespaces too).
+    """
+
+    pid: int
+    memory_bytes: int
+    holder: str | None
+
+
+@dataclass(frozen=True)
+class DeviceSample:
+    """One device now. `utilisation` is 0 to 1, one sample a second, oldest first, the last of them now's.
+
+    `island` numbers the GPUs that NVLink joins: those with the same number. `cores` are a CPU's, 0 for a GPU.
+    """
+
+    index: int
+    kind: str
+    total_bytes: int
+    used_bytes: int
+    utilisation: tuple[float, ...]
+    processes: tuple[ProcessMemory, ...]
+    island: int = 0
+    cores: float = 0.0
+
+
+@dataclass(frozen=True)
+class AgentReport:
+    """The last sample, taken `age_s` ago, and why there is no newer one if there should be.
+
+    `rates` is what was measured of the devices, once somebody told the agent.
+    """
+
+    pid: int
+    devices: tuple[DeviceSample, ...]
+    age_s: float
+    problem: str = ""
+    rates: NodeReport | None = None
+
+
+@dataclass(frozen=True)
+class AgentOptions:
+    """`gpus` are the indices of those that are ours, None: all. The last `window` samples are kept."""
+
+    gpus: tuple[int, ...] | None
+    window: int
+    every_s: float = 1.0

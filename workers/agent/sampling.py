@@ -1,0 +1,166 @@
+"""From what NVML and the kernel say to samples: pure functions of what was read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from workers.agent.reports import DeviceSample, ProcessMemory
+
+CPU = "cpu"
+# Ray Serve names the process of a replica after its application, which is named after the base (`app_name`).
+_REPLICA = re.compile(r"^ray::ServeReplica:model-([^:]+):")
+
+
+@dataclass(frozen=True)
+class ProcessRow:
+    """A process of this node: its parent and its command line, or the title it gave itself."""
+
+    parent: int
+    title: str
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    """What NVML says of a GPU. `processes` are (pid, bytes), bytes None where the driver does not tell."""
+
+    index: int
+    name: str
+    total_bytes: int
+    used_bytes: int
+    utilisation_percent: int
+    processes: tuple[tuple[int, int | None], ...]
+
+
+@dataclass(frozen=True)
+class HostReading:
+    """What the kernel says of the host; `limits` are (limit, use) in bytes of each cgroup it is in."""
+
+    total_bytes: int
+    available_bytes: int
+    limits: tuple[tuple[int, int], ...]
+    utilisation_percent: float
+    cores: float
+
+
+def holder_of(pid: int, table: Mapping[int, ProcessRow]) -> str | None:
+    """The base whose replica the process is, or descends from; "" for none, None for an unknown process."""
+    if pid not in table:
+        return None
+    seen: set[int] = set()
+    while pid in table and pid not in seen:
+        seen.add(pid)
+        if found := _REPLICA.match(table[pid].title):
+            return found[1]
+        pid = table[pid].parent
+    return ""
+
+
+def gpu_samples(
+    readings: Sequence[GpuReading],
+    linked: Iterable[tuple[int, int]],
+    table: Mapping[int, ProcessRow],
+    history: Mapping[int, Sequence[float]],
+) -> tuple[DeviceSample, ...]:
+    """Samples of GPUs; `linked` are pairs of indices that NVLink joins, `history` samples by index."""
+    joined = islands([r.index for r in readings], linked)
+    return tuple(
+        DeviceSample(
+            index=r.index,
+            kind=r.name.lower().replace(" ", "-"),
+            total_bytes=r.total_bytes,
+            used_bytes=min(r.used_bytes, r.total_bytes),
+            utilisation=(*history.get(r.index, ()), _share(r.utilisation_percent)),
+            processes=tuple(
+                ProcessMemory(pid, taken, holder_of(pid, table)) for pid, taken in _known(r.processes)
+            ),
+            island=joined[r.index],
+        )
+        for r in readings
+    )
+
+
+def _known(processes: Iterable[tuple[int, int | None]]) -> list[tuple[int, int]]:
+    """Each process once: NVML lists one that computes and draws twice, with the same bytes."""
+    taken: dict[int, int] = {}
+    for pid, count in processes:
+        if count:
+            taken[pid] = max(count, taken.get(pid, 0))
+    return sorted(taken.items())
+
+
+def host_sample(
+    reading: HostReading,
+    table: Mapping[int, ProcessRow],
+    memory_of: Callable[[int], int],
+    history: Sequence[float],
+) -> DeviceSample:
+    """A CPU host as one device; `memory_of` tells a process's bytes, and is asked for engines' only."""
+    owners = {pid: holder_of(pid, table) for pid in table}
+    total = min([reading.total_bytes, *(limit for limit, _ in reading.limits)])
+    room = min([reading.available_bytes, *(limit - use for limit, use in reading.limits)])
+    return DeviceSample(
+        index=0,
+        kind=CPU,
+        total_bytes=total,
+        used_bytes=total - max(0, min(room, total)),
+        utilisation=(*history, _share(reading.utilisation_percent)),
+        processes=tuple(
+            ProcessMemory(pid, memory_of(pid), owner) for pid, owner in sorted(owners.items()) if owner
+        ),
+        cores=reading.cores,
+    )
+
+
+def islands(indices: Sequence[int], linked: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Each GPU's island: the smallest index among all that it is joined to, directly or not."""
+    island = {index: index for index in indices}
+    for a, b in linked:
+        if a in island and b in island:
+            low, high = sorted((island[a], island[b]))
+            island = {index: low if now == high else now for index, now in island.items()}
+    return island
+
+
+def resident_bytes(status: str) -> int:
+    """What a process alone keeps in memory, from /proc/PID/status: without the files it maps, which the
+    kernel may drop. 0 for a process that ended."""
+    found = dict(re.findall(r"^(RssAnon|RssShmem):\s*(\d+) kB$", status, re.MULTILINE))
+    return sum(int(kilobytes) for kilobytes in found.values()) << 10
+
+
+def cgroup_paths(text: str, controller: str) -> list[tuple[str, str]]:
+    """(version, path) of the cgroup that a controller has this process in and each above it, from
+    /proc/self/cgroup."""
+    found = []
+    for line in text.splitlines():
+        number, controllers, path = line.split(":", 2)
+        version = "2" if number == "0" else "1" if controller in controllers.split(",") else ""
+        parts = [part for part in path.split("/") if part]
+        if version:
+            found += [(version, "/".join(parts[:depth])) for depth in range(len(parts), -1, -1)]
+    return found
+
+
+def cgroup_limit(limit: str, use: str, statistics: str) -> tuple[int, int] | None:
+    """(limit, use) in bytes of a memory cgroup; None where it sets no limit.
+
+    File pages not lately used count as free: the kernel drops them before it refuses memory.
+    """
+    if not limit.strip().isdecimal():  # "max", or the file is not there
+        return None
+    found = re.search(r"^(?:total_)?inactive_file (\d+)$", statistics, re.MULTILINE)
+    reclaimable = int(found[1]) if found else 0
+    return int(limit), max(0, int(use.strip() or 0) - reclaimable)
+
+
+def cgroup_cores(quota: str, period: str) -> float | None:
+    """Cores a cgroup may keep busy; None where it sets no limit ("max", -1, or the files are not there)."""
+    if not quota.strip().isdecimal() or not period.strip().isdecimal():
+        return None
+    return int(quota) / int(period)
+
+
+def _share(percent: float) -> float:
+    return round(min(100.0, max(0.0, percent)) / 100, 4)
