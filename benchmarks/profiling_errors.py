@@ -18,14 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.profiling import SHAPES
-from profiler.architectures.registry import describe
-from profiler.checkpoint import spec_of
-from profiler.measurements import Footprint, Measurement, Timing, from_lines
+from benchmarks.profiling.results import by_shape
+from benchmarks.profiling.shapes import spec
+from profiler.measurements import Footprint, Measurement, Timing
 from profiler.physical.calibration import Calibration, Cut, calibrate
 from profiler.physical.memory import rank_bytes
 from profiler.physical.pipeline import latency
-from profiler.types import ModelSpec, Plan, Workload
+from profiler.types import Plan, Workload
 
 
 @dataclass(frozen=True)
@@ -42,20 +41,6 @@ class Error:
     @property
     def relative(self) -> float:
         return abs(self.predicted / self.actual - 1)
-
-
-def read(path: Path) -> dict[str, list[Measurement]]:
-    """Measurements by shape."""
-    found: defaultdict[str, list[Measurement]] = defaultdict(list)
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        row = json.loads(line)
-        shape = row.pop("shape")
-        found[shape] += from_lines([json.dumps(row)], f"{path}, line {number}")
-    return found
-
-
-def spec(name: str) -> ModelSpec:
-    return spec_of(describe(SHAPES[name], Path(name)), 2)
 
 
 def errors(name: str, fingerprints: Iterable[Measurement], truth: Iterable[Measurement]) -> Iterator[Error]:
@@ -129,7 +114,7 @@ def main() -> None:
     parser.add_argument("--truth", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    fingerprints, truth = read(given.fingerprints), read(given.truth)
+    fingerprints, truth = by_shape(given.fingerprints), by_shape(given.truth)
     found = [e for name in truth for e in errors(name, fingerprints[name], truth[name])]
     rows = summary(found)
     for row in rows:

@@ -2,7 +2,7 @@
 
 A fingerprint is as deep as the model but holds only as many different layers as do not fit the device's
 caches (docs/profiler.md); on GPUs a second, shallower one tells apart what depends on depth, each TP that
-fits is measured, and one pipeline. A CPU is one device, on which a model is not split, and starting an
+fits is measured once, and one pipeline. A CPU is one device, on which a model is not split, and starting an
 engine is most of the cost: one fingerprint, whose head and layers are told apart by their bytes.
 """
 
@@ -93,7 +93,7 @@ def _trials(spec: ModelSpec, reach: Reach) -> Iterator[Trial]:
     points = _points(reach)
     for tp in _degrees(spec, reach):
         yield _trial(spec, reach, Setting((layers,), tp, batched_tokens=reach.batched_tokens), points)
-        if half < layers and not reach.on_cpu:
+        if tp == 1 and half < layers and not reach.on_cpu:
             shallow = Setting((half,), tp, batched_tokens=reach.batched_tokens)
             yield _trial(spec, reach, shallow, points)
     if reach.devices > 1 and layers > 1 and not reach.on_cpu:
@@ -125,6 +125,6 @@ def _points(reach: Reach) -> tuple[Point, ...]:
     if reach.on_cpu:
         wanted = [(1, 32), (1, 256), (4, 64), (16, 32)]
     else:
-        wanted = [(b, i) for b in (1, 2, 4, 8, 16, 32, 64, 128) for i in (128, 1024)]
+        wanted = [(b, 128) for b in (1, 2, 4, 8, 16, 32, 64, 128)] + [(b, 1024) for b in (1, 8, 32, 128)]
     fitting = [Point(min(b, reach.max_sequences), min(i, longest)) for b, i in wanted]
     return tuple(dict.fromkeys(fitting))

@@ -80,7 +80,11 @@ class Timing:
 @dataclass(frozen=True)
 class RankMemory:
     """Bytes on one rank: its weights, what a forward pass takes at its peak, captured graphs, what the
-    runtime and its communication take beside these, and the KV cache with its tokens."""
+    runtime and its communication take beside these, and the KV cache with its tokens.
+
+    `held` is all that its process had taken of the device when it was ready, as the device counts it; 0 where
+    nobody looked. A pass's peak is in it only as far as the allocator kept it.
+    """
 
     weights: int
     activations: int
@@ -88,6 +92,7 @@ class RankMemory:
     runtime: int
     kv_cache: int
     kv_tokens: int
+    held: int = 0
 
     @property
     def without_kv_cache(self) -> int:

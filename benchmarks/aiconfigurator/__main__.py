@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import profiling_errors
-from benchmarks.profiling import SHAPES
+from benchmarks.profiling.results import by_shape
+from benchmarks.profiling.shapes import SHAPES, spec
 from profiler.measurements import Footprint, Measurement, Point, Setting, Timing
 from profiler.physical.calibration import Calibration, Cut, calibrate
 from profiler.physical.memory import rank_bytes
@@ -159,8 +159,8 @@ def main() -> None:
     parser.add_argument("--truth", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    fingerprints, truth = profiling_errors.read(given.fingerprints), profiling_errors.read(given.truth)
-    calibrations = {name: calibrate(profiling_errors.spec(name), fingerprints[name]) for name in truth}
+    fingerprints, truth = by_shape(given.fingerprints), by_shape(given.truth)
+    calibrations = {name: calibrate(spec(name), fingerprints[name]) for name in truth}
     asked = [pair for name, measured in truth.items() for pair in common(name, measured)]
     answers = ask(given.python, [question for question, _ in asked])
     of_plan = {

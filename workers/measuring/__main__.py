@@ -20,7 +20,7 @@ from workers.measuring import engine
 from workers.measuring.job import Job
 from workers.measuring.timing import run, timing
 
-WARM_UP_TOKENS = 4
+WARM_UP_TOKENS = 8
 
 
 def measure(job: Job) -> None:
@@ -31,7 +31,7 @@ def measure(job: Job) -> None:
         return
     log = Log(job.out)
     llm = engine.start(job)
-    started_s = time.monotonic() - began
+    started_s = time.monotonic() - began - max(llm.collective_rpc("probe_waited"))
     if not any(isinstance(m, Footprint) and m.setting == job.setting for m in known):
         ranks = tuple(RankMemory(**found) for found in llm.collective_rpc("probe_memory"))
         log.append(Footprint(job.setting, ranks, started_s, job.distinct_layers, job.device_kind == "cpu"))
@@ -51,10 +51,14 @@ def missing(job: Job, known: tuple[Measurement, ...]) -> list[Point]:
 
 
 def measure_point(llm: Any, job: Job, point: Point) -> Timing:
-    run(llm, point, WARM_UP_TOKENS, seed=0)
+    """The device is watched while it warms up: events between its kernels would take the others time."""
+    began = time.monotonic()
     llm.collective_rpc("probe_begin")
-    runs = [run(llm, point, job.output_tokens, seed) for seed in range(1, job.repeats + 1)]
+    run(llm, point, WARM_UP_TOKENS, seed=0)
     steps = llm.collective_rpc("probe_end")
+    runs = [run(llm, point, job.output_tokens, seed=1)]
+    while len(runs) < job.repeats and time.monotonic() - began < job.point_seconds:
+        runs.append(run(llm, point, job.output_tokens, seed=len(runs) + 1))
     return timing(job.setting, point, job.output_tokens, runs, tuple(steps) if all(steps) else ())
 
 

@@ -88,7 +88,7 @@ def _run(order: MeasureOrder, trial: Trial, found: _Found, deadline: float) -> I
         shutil.rmtree(job.folder, ignore_errors=True)
     yield from found.fresh()
     if process.returncode:
-        raise MeasuringError(f"the engine ended with {_exit(process.returncode)}: {_last_words(log)}")
+        raise MeasuringError(f"the engine ended with {_exit(process.returncode)}: {last_words(log)}")
 
 
 def _job(order: MeasureOrder, trial: Trial, out: Path, left_s: float) -> Job:
@@ -169,7 +169,8 @@ def _exit(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def _last_words(log: Path) -> str:
+def last_words(log: Path) -> str:
+    """Of an engine's log the last line that tells of an error, or the last one."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     telling = [line for line in lines if "Error" in line or "error" in line]
     return (telling or lines or ["it said nothing"])[-1][-LOG_TAIL:]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
-from workers.measuring import repeating
+from workers.measuring import gate, repeating
 from workers.measuring.job import Job
 from workers.vllm_environment import set_environment
 
@@ -56,11 +57,14 @@ def options(job: Job) -> dict[str, Any]:
 
 
 def _share(job: Job) -> float:
-    """vLLM takes this much of each device's whole memory, whatever others use."""
-    import torch
+    """vLLM takes this much of each device's whole memory, whatever others use.
 
-    totals = [torch.cuda.get_device_properties(i).total_memory for i in range(job.setting.world_size)]
-    return min(0.95, job.device_bytes / max(totals))
+    The platform asks the driver; torch would make a context on the device, in this process.
+    """
+    from vllm.platforms import current_platform
+
+    totals = [current_platform.get_device_total_memory(i) for i in range(job.setting.world_size)]
+    return min(0.95, float(job.device_bytes / max(totals)))
 
 
 def _set_environment(job: Job) -> None:
@@ -68,5 +72,10 @@ def _set_environment(job: Job) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(job.own_process))
     if job.distinct_layers:
         os.environ[repeating.VARIABLE] = str(job.distinct_layers)
+        # What is compiled of a repeated layer must not be taken for that of a whole model.
+        root = os.environ.get("VLLM_CACHE_ROOT", str(Path.home() / ".cache" / "vllm"))
+        os.environ["VLLM_CACHE_ROOT"] = f"{root}/repeated-{job.distinct_layers}"
+    if job.gate is not None:
+        os.environ[gate.VARIABLE] = str(job.gate)
     os.environ["VLLM_PLUGINS"] = ""  # the model alone: variants are not measured here
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

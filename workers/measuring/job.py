@@ -13,7 +13,8 @@ class Job(BaseModel):
     """Measure the model in `folder` (config and tokenizer; weights are made up) in one `setting`.
 
     At most `device_bytes` of each device are used, and no point is begun after `seconds`. Measurements are
-    appended to `out`; points it already has are not measured again.
+    appended to `out`; points it already has are not measured again. A point is repeated while it took less
+    than `point_seconds`. No device is touched before the file `gate` is there, if one is named.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -28,6 +29,8 @@ class Job(BaseModel):
     output_tokens: int = Field(default=32, ge=4)
     repeats: int = Field(default=3, ge=1)
     seconds: float = Field(default=600.0, gt=0)
+    point_seconds: float = Field(default=120.0, gt=0)
+    gate: Path | None = None
     distinct_layers: int = Field(default=0, ge=0)  # held by each stage and repeated; 0: all
     max_model_len: int = Field(default=4096, ge=8)
     graphs: bool = True

@@ -9,9 +9,27 @@ from typing import Any
 import psutil
 import torch
 
-from workers.measuring import repeating
+from workers.measuring import gate, repeating
 
-repeating.install()  # vLLM imports this module before it builds a rank's part of the model
+# vLLM imports this module in each rank before that touches its device or builds its part of the model.
+repeating.install()
+WAITED_S = gate.wait()
+
+
+def _free_bytes() -> list[int]:
+    """Of each visible GPU, without a context of our own on it; empty where there is none."""
+    if not torch.cuda.is_available():
+        return []
+    from vllm.platforms import current_platform
+    from vllm.third_party import pynvml
+
+    pynvml.nvmlInit()
+    physical = map(current_platform.device_id_to_physical_device_id, range(torch.cuda.device_count()))
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in physical]
+    return [int(pynvml.nvmlDeviceGetMemoryInfo(handle).free) for handle in handles]
+
+
+FREE_BYTES = _free_bytes()
 
 
 class Probe:
@@ -21,25 +39,43 @@ class Probe:
     model_runner: Any
     cache_config: Any
     vllm_config: Any
+    local_rank: int
+    init_snapshot: Any
+    non_torch_memory: int
+
+    def probe_waited(self) -> float:
+        """Seconds for which this rank was held back (see workers.measuring.gate)."""
+        return WAITED_S
 
     def probe_memory(self) -> dict[str, int]:
         """Bytes, as vLLM found them when it started (see RankMemory).
 
         On a CPU `runtime` is all else that the process has touched, weights that vLLM has packed among it;
-        nothing of the KV cache is, before the first request.
+        nothing of the KV cache is, before the first request. On a GPU vLLM counts only what came after the
+        context and the communication were there, so these are added.
         """
         kv_cache = sum(tensor.nbytes for tensor in _tensors(getattr(self.model_runner, "kv_caches", [])))
         blocks, block = self.cache_config.num_gpu_blocks or 0, self.cache_config.block_size
         weights = int(getattr(self.model_runner, "model_memory_usage", 0)) or self._parameter_bytes()
-        on_cpu = max(0, psutil.Process().memory_info().rss - weights)
+        resident = psutil.Process().memory_info().rss
+        runtime = max(0, resident - weights)
+        if FREE_BYTES:
+            before = FREE_BYTES[self.local_rank] - self.init_snapshot.free_memory
+            runtime = max(0, before) + int(self.non_torch_memory)
         return {
             "weights": weights,
             "activations": int(getattr(self, "peak_activation_memory", 0)),
             "graphs": int(getattr(self, "cudagraph_memory_estimate", 0)),
-            "runtime": int(getattr(self, "non_torch_memory", on_cpu)),
+            "runtime": runtime,
             "kv_cache": kv_cache,
             "kv_tokens": blocks * block,
+            "held": self._held_bytes() if FREE_BYTES else resident,
         }
+
+    def _held_bytes(self) -> int:
+        """What this process has taken of its GPU, if no other took or gave any meanwhile."""
+        free, _ = torch.cuda.mem_get_info()
+        return max(0, FREE_BYTES[self.local_rank] - int(free))
 
     def _parameter_bytes(self) -> int:
         """A tied head is the embedding's memory and counts once."""

@@ -1,0 +1,141 @@
+"""Measures plans of whole models, and their fingerprints, on the GPUs of one host, several engines at a time.
+
+    python -m benchmarks.profiling measure --out FOLDER --budget-s 540 [--kinds truth,fingerprints] [--tier 1]
+        [--shapes llama-2-7b,...] [--quantizations none,fp8] [--known FOLDER ...] [--dry-run]
+    python -m benchmarks.profiling merge --into FOLDER FOLDER ...
+
+`truth` is the whole model (made-up weights) in many plans; `fingerprints` what a profile of it measures, with
+a few layers' weights (workers/measuring/repeating.py). Rows are written as they come; what FOLDER, or one
+that is `known`, holds is not measured again. What fails, and why, is in failures.jsonl; logs are in logs/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.profiling import results, shapes
+from benchmarks.profiling.lanes import Ending, Start, carry_out
+from benchmarks.profiling.schedule import Slot, describe, pack
+from benchmarks.profiling.tasks import (
+    DEVICE_BYTES,
+    MAX_MODEL_LEN,
+    POINT_SECONDS,
+    REPEATS,
+    Kind,
+    Task,
+    chosen,
+    on_cpu,
+)
+from profiler.measurements import read
+from workers.measuring.job import Job
+
+LOG_TAIL = 3000
+
+
+class Host:
+    """Starts a task's engine on GPUs of this host, or on its CPU to rehearse."""
+
+    def __init__(self, out: Path, work: Path, device: str, budget_s: float) -> None:
+        self._out, self._work, self._device, self._budget_s = out, work, device, budget_s
+        for folder in (results.PARTS, results.LOGS):
+            (out / folder).mkdir(parents=True, exist_ok=True)
+
+    def start(self, slot: Slot, number: int) -> Start:
+        task, request = slot.task, self._work / f"{number}.json"
+        job = self._job(task, self._work / f"{number}.gate")
+        request.write_text(job.model_dump_json())
+        assert job.gate is not None
+        return Start(
+            (sys.executable, "-X", "faulthandler", "-m", "workers.measuring", str(request)),
+            {
+                **os.environ,
+                "CUDA_VISIBLE_DEVICES": ",".join(map(str, slot.gpus)),
+                "VLLM_LOGGING_LEVEL": "INFO",
+            },
+            self._out / results.LOGS / f"{task.label}.log",
+            job.gate,
+            lambda: job.out.exists() and results.is_complete(task, read(job.out)),
+        )
+
+    def _job(self, task: Task, gate: Path) -> Job:
+        on_gpu = self._device != "cpu"
+        return Job(
+            folder=shapes.folder(task.shape, task.setting.layers, self._work),
+            out=results.part(task, self._out),
+            setting=task.setting,
+            points=task.points,
+            device_kind=self._device,
+            device_bytes=DEVICE_BYTES,
+            dtype="bfloat16" if on_gpu else "float32",
+            graphs=on_gpu,
+            output_tokens=task.output_tokens,
+            repeats=REPEATS,
+            distinct_layers=task.distinct_layers,
+            max_model_len=MAX_MODEL_LEN,
+            seconds=self._budget_s,
+            point_seconds=POINT_SECONDS,
+            gate=gate,
+        )
+
+
+def tell(ending: Ending, out: Path) -> None:
+    task = ending.task
+    said = ending.problem or "measured"
+    print(f"{ending.seconds:4.0f} s (expected {task.expected_s:.0f}) {task.label}: {said}", flush=True)
+    if ending.problem:
+        row = {"task": task.label, "problem": ending.problem, "log": ending.log[-LOG_TAIL:]}
+        with (out / results.FAILURES).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def measure(given: argparse.Namespace) -> None:
+    kinds = [Kind(kind) for kind in given.kinds.split(",")]
+    tasks = chosen(kinds, given.shapes.split(","), given.quantizations.split(","), given.gpus, given.tier)
+    tasks = [on_cpu(task) for task in tasks] if given.device == "cpu" else tasks
+    slots, left = pack(results.missing(tasks, (given.out, *given.known)), given.gpus, given.budget_s)
+    print(describe(slots, left, given.gpus), flush=True)
+    if given.dry_run:
+        return
+    with tempfile.TemporaryDirectory() as work:
+        host = Host(given.out, Path(work), given.device, given.budget_s)
+        carry_out(slots, host.start, given.budget_s, lambda ending: tell(ending, given.out))
+    merge(given.out, [given.out])
+
+
+def merge(into: Path, folders: list[Path]) -> None:
+    for kind, count in results.merge(folders, into).items():
+        print(f"{results.merged(kind, into)}: {count} measurements")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True)
+    measuring = commands.add_parser("measure")
+    measuring.set_defaults(run=measure)
+    measuring.add_argument("--out", type=Path, required=True)
+    measuring.add_argument("--known", type=Path, nargs="*", default=[])
+    measuring.add_argument("--kinds", default=",".join(Kind))
+    measuring.add_argument("--shapes", default=",".join(shapes.GPU_SHAPES))
+    measuring.add_argument("--quantizations", default="none")
+    measuring.add_argument("--tier", type=int, default=1)
+    measuring.add_argument("--gpus", type=int, default=4)
+    measuring.add_argument("--budget-s", type=float, default=540)
+    measuring.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    measuring.add_argument("--dry-run", action="store_true")
+    merging = commands.add_parser("merge")
+    merging.set_defaults(run=lambda given: merge(given.into, given.folders))
+    merging.add_argument("--into", type=Path, required=True)
+    merging.add_argument("folders", type=Path, nargs="+")
+    given = parser.parse_args()
+    given.run(given)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Carries out a schedule: each engine in a process of its own, which imports all it needs while others still
+measure on its GPUs, and begins when they have ended. What fails is recorded and stops no other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from pathlib import Path
+
+import psutil
+
+from benchmarks.profiling.schedule import Slot, before
+from benchmarks.profiling.tasks import Task
+from workers.measuring.campaigning import last_words
+
+POLL_S = 0.2
+GONE_S = 15.0  # for killed processes to give their GPUs back
+LEAVE_S = 3.0  # for an engine that has measured everything to end by itself
+
+
+class State(Enum):
+    WAITING = auto()
+    PREPARING = auto()
+    RUNNING = auto()
+    ENDED = auto()
+
+
+@dataclass(frozen=True)
+class Ending:
+    """`problem` is empty for a task that measured everything. `seconds`: that its GPUs were taken."""
+
+    task: Task
+    seconds: float
+    problem: str = ""
+    log: str = ""
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a slot's process is started: its command and environment, where it logs, and its gate.
+
+    `complete` says whether it has measured everything, so that nobody waits for it to clean up.
+    """
+
+    command: Sequence[str]
+    environment: dict[str, str]
+    log: Path
+    gate: Path
+    complete: Callable[[], bool]
+
+
+@dataclass
+class _Run:
+    slot: Slot
+    state: State = State.WAITING
+    start: Start | None = None
+    process: subprocess.Popen[bytes] | None = None
+    since_s: float = 0.0
+    complete_s: float = field(default=0.0)
+
+    @property
+    def limit_s(self) -> float:
+        """Since its gate was opened."""
+        return 3 * self.slot.task.expected_s + 60
+
+
+def carry_out(
+    slots: Sequence[Slot],
+    start: Callable[[Slot, int], Start],
+    budget_s: float,
+    tell: Callable[[Ending], None],
+) -> None:
+    """`tell` of each slot's end as it comes. A slot that would not end within `budget_s` is told as not
+    begun; everything has ended at `budget_s`, with what was measured until then in the files."""
+    began = time.monotonic()
+    lanes = _Lanes(slots, start, began + budget_s, tell)
+    try:
+        while lanes.go_on():
+            time.sleep(POLL_S)
+    finally:
+        lanes.end_all("the benchmark's budget is over")
+
+
+class _Lanes:
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        start: Callable[[Slot, int], Start],
+        deadline: float,
+        tell: Callable[[Ending], None],
+    ) -> None:
+        self._runs = [_Run(slot) for slot in slots]
+        self._before = [before(slots, i) for i in range(len(slots))]
+        self._start, self._deadline, self._tell = start, deadline, tell
+
+    def go_on(self) -> bool:
+        """Move each slot along; False when all have ended or time is over."""
+        for number, run in enumerate(self._runs):
+            earlier = {self._runs[i].state for i in self._before[number]}
+            if run.state is State.WAITING and earlier <= {State.RUNNING, State.ENDED}:
+                self._prepare(run, number)
+            elif run.state is State.PREPARING and earlier <= {State.ENDED}:
+                self._open(run)
+            self._look_after(run)
+        over = time.monotonic() > self._deadline
+        return not over and any(run.state is not State.ENDED for run in self._runs)
+
+    def _prepare(self, run: _Run, number: int) -> None:
+        if self._is_too_late(run):
+            return
+        run.start = self._start(run.slot, number)
+        with run.start.log.open("wb") as log:
+            run.process = subprocess.Popen(
+                run.start.command,
+                env=run.start.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        run.state = State.PREPARING
+
+    def _open(self, run: _Run) -> None:
+        if self._is_too_late(run):
+            return
+        assert run.start is not None
+        run.start.gate.touch()
+        run.state, run.since_s = State.RUNNING, time.monotonic()
+
+    def _is_too_late(self, run: _Run) -> bool:
+        left_s = self._deadline - time.monotonic()
+        if run.slot.task.expected_s <= left_s:
+            return False
+        self._end(
+            run, f"not begun: {left_s:.0f} s are left and it should take {run.slot.task.expected_s:.0f}"
+        )
+        return True
+
+    def _look_after(self, run: _Run) -> None:
+        if run.state not in (State.PREPARING, State.RUNNING):
+            return
+        assert run.process is not None
+        assert run.start is not None
+        now = time.monotonic()
+        if (code := run.process.poll()) is not None:
+            self._end(run, "" if code == 0 else f"exit code {code}: {last_words(run.start.log)}")
+        elif run.start.complete():
+            run.complete_s = run.complete_s or now
+            if now - run.complete_s > LEAVE_S:
+                self._end(run, "")
+        elif run.state is State.RUNNING and now - run.since_s > run.limit_s:
+            self._show_stacks(run.process)
+            self._end(run, f"took longer than {run.limit_s:.0f} s: {last_words(run.start.log)}")
+
+    @staticmethod
+    def _show_stacks(process: subprocess.Popen[bytes]) -> None:
+        """`python -X faulthandler` writes them to the log when it is aborted."""
+        process.send_signal(signal.SIGABRT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+
+    def _end(self, run: _Run, problem: str) -> None:
+        if run.process is not None:
+            end_session(run.process)
+        seconds = time.monotonic() - run.since_s if run.state is State.RUNNING else 0.0
+        log = run.start.log.read_text(errors="replace") if run.start and problem else ""
+        run.state = State.ENDED
+        self._tell(Ending(run.slot.task, seconds, problem, log))
+
+    def end_all(self, problem: str) -> None:
+        for run in self._runs:
+            if run.state is not State.ENDED:
+                self._end(run, problem)
+
+
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """End a process that leads a session, and wait until none of that is left: its GPUs are free then."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + GONE_S
+    while _session(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _session(leader: int) -> list[int]:
+    found = []
+    for other in psutil.process_iter(["status"]):
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
+            if other.info["status"] != psutil.STATUS_ZOMBIE and os.getsid(other.pid) == leader:
+                found.append(other.pid)
+    return found

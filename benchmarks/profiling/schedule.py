@@ -1,0 +1,67 @@
+"""Which engine runs on which GPUs of a host, and when. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.profiling.tasks import Task
+
+PREPARE_S = 30.0  # of importing; hidden behind whatever measures on the same GPUs before
+
+
+@dataclass(frozen=True)
+class Slot:
+    """`task` has these GPUs from `begin_s` to `end_s`, both expected."""
+
+    task: Task
+    gpus: tuple[int, ...]
+    begin_s: float
+    end_s: float
+
+
+def pack(tasks: Iterable[Task], gpus: int, budget_s: float) -> tuple[list[Slot], list[Task]]:
+    """Slots in the order they begin, and the tasks that would not end within `budget_s`.
+
+    Of a tier those on most GPUs first, of these the longest: list scheduling, so that short ones on few GPUs
+    fill what is left. GPUs of a slot are neighbours (0-1, 2-3), as pairs are wired alike. Raises ValueError
+    for a task that needs more GPUs than there are.
+    """
+    free_s, slots, left = [PREPARE_S] * gpus, list[Slot](), list[Task]()
+    for task in sorted(tasks, key=lambda t: (t.tier, -t.gpus, -t.expected_s)):
+        if task.gpus > gpus:
+            raise ValueError(f"{task.label} needs {task.gpus} GPUs, the host has {gpus}")
+        groups = [tuple(range(i, i + task.gpus)) for i in range(0, gpus - task.gpus + 1, task.gpus)]
+        begin_s, group = min((max(free_s[gpu] for gpu in group), group) for group in groups)
+        end_s = begin_s + task.expected_s
+        if end_s > budget_s:
+            left.append(task)
+            continue
+        slots.append(Slot(task, group, begin_s, end_s))
+        for gpu in group:
+            free_s[gpu] = end_s
+    return sorted(slots, key=lambda slot: (slot.begin_s, slot.gpus)), left
+
+
+def before(slots: Sequence[Slot], number: int) -> set[int]:
+    """The slots that must have ended before this one may touch its GPUs: on each the last one."""
+    found = set()
+    for gpu in slots[number].gpus:
+        earlier = [i for i in range(number) if gpu in slots[i].gpus]
+        found |= {earlier[-1]} if earlier else set()
+    return found
+
+
+def describe(slots: Sequence[Slot], left: Sequence[Task], gpus: int) -> str:
+    """A line for each slot, and what the whole comes to."""
+    lines = [
+        f"{slot.begin_s:5.0f} to {slot.end_s:4.0f} s on {','.join(map(str, slot.gpus)):7} {slot.task.label}"
+        for slot in slots
+    ]
+    end_s = max((slot.end_s for slot in slots), default=0.0)
+    busy_s = sum((slot.end_s - slot.begin_s) * len(slot.gpus) for slot in slots)
+    share = busy_s / (end_s * gpus) if end_s else 0.0
+    lines.append(f"{len(slots)} engines in {end_s:.0f} s on {gpus} GPUs, {100 * share:.0f}% of them taken")
+    if left:
+        lines.append(f"{len(left)} do not fit the budget: {', '.join(task.label for task in left)}")
+    return "\n".join(lines)

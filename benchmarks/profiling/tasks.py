@@ -1,0 +1,146 @@
+"""What is to be measured of a shape: plans of the whole model, and what its profile measures; and how long
+that should take on H200s, to plan with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from benchmarks.profiling.shapes import SHAPES, spec
+from profiler.campaign import Reach, campaign
+from profiler.estimate import estimate
+from profiler.measurements import Point, Setting
+from profiler.plans import even_stages
+from profiler.types import DeviceRates, Plan, Workload
+
+POINTS = tuple(Point(batch, length) for batch in (1, 8, 32, 128) for length in (128, 1024))
+CPU_POINTS = tuple(Point(batch, length) for batch in (1, 4) for length in (32, 128))
+OUTPUT_TOKENS = 48
+MAX_MODEL_LEN = 1024 + OUTPUT_TOKENS + 8
+DEVICE_BYTES = 120 << 30
+REPEATS = 3
+POINT_SECONDS = 12.0
+
+H200 = DeviceRates(3.6e12, 5e14)  # about what is reached; only to plan with
+START_S, START_MORE_S = 35.0, 15.0  # from the gate to the first point; more where there are several ranks
+SLACK_S = 5.0  # until devices are free again
+
+
+class Kind(StrEnum):
+    TRUTH = "truth"
+    FINGERPRINTS = "fingerprints"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One start of an engine. Those of tier 1 tell most; `distinct_layers` of 0 means all."""
+
+    kind: Kind
+    shape: str
+    setting: Setting
+    points: tuple[Point, ...]
+    output_tokens: int = OUTPUT_TOKENS
+    distinct_layers: int = 0
+    tier: int = 1
+
+    @property
+    def gpus(self) -> int:
+        return self.setting.world_size
+
+    @property
+    def label(self) -> str:
+        """Unlike any other's; a file's name."""
+        split = "-".join(map(str, self.setting.layers_per_stage))
+        tp, quantization = self.setting.tensor_parallel, self.setting.quantization
+        return f"{self.kind}.{self.shape}.tp{tp}.{split}.{quantization}"
+
+    @property
+    def expected_s(self) -> float:
+        """That its devices are taken."""
+        start_s = START_S + START_MORE_S * (self.gpus > 1)
+        return start_s + sum(map(self._point_s, self.points)) + SLACK_S
+
+    def _point_s(self, point: Point) -> float:
+        setting = self.setting
+        model = dataclasses.replace(spec(self.shape), num_layers=setting.layers)
+        plan = Plan(setting.tensor_parallel, setting.layers_per_stage, "none", MAX_MODEL_LEN, 0, 0, 0)
+        load = Workload(point.batch, point.input_tokens, self.output_tokens)
+        once = estimate(model, plan, [H200] * self.gpus, load, 1.0)
+        run_s = once.latency_s(self.output_tokens)
+        runs = max(1, min(REPEATS, int(POINT_SECONDS / run_s)))
+        return once.ttft_s + runs * run_s
+
+
+def truth(name: str, gpus: int, quantization: str = "none") -> list[Task]:
+    """Every (TP, PP) of up to 4 ranks; pipelines even and in three uneven splits."""
+    layers = SHAPES[name]["num_hidden_layers"]
+    return [
+        Task(Kind.TRUTH, name, Setting(split, tp, quantization), POINTS, tier=tier)
+        for tier, tp, split in _plans(layers)
+        if tp * len(split) <= gpus
+    ]
+
+
+def _plans(layers: int) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Tier, TP and layers of each stage."""
+    for tp in (1, 2, 4):
+        yield 1, tp, (layers,)
+    for stages in (2, 4):
+        first, *others = uneven(layers, stages)
+        yield 1, 1, even_stages(layers, stages)
+        yield 1, 1, first
+        yield from ((2, 1, split) for split in others)
+    yield 3, 2, even_stages(layers, 2)
+    yield from ((3, 2, split) for split in uneven(layers, 2))
+
+
+def uneven(layers: int, stages: int) -> list[tuple[int, ...]]:
+    """Three splits that are not even, with the largest stage last, first and (of four) between."""
+    if stages == 2:
+        firsts = (round(layers * 0.3), round(layers * 0.4), round(layers * 0.65))
+        return [(first, layers - first) for first in firsts]
+    quarter, step = layers // stages, layers // 8
+    last = layers - 3 * quarter
+    return [
+        (quarter - step, quarter, quarter, last + step),
+        (quarter + step, quarter, quarter, last - step),
+        (quarter, quarter + step, quarter, last - step),
+    ]
+
+
+def fingerprints(name: str, gpus: int, quantization: str = "none") -> list[Task]:
+    """What `ostinato profile` measures on such a host (profiler/campaign.py)."""
+    reach = Reach(False, gpus, DEVICE_BYTES, MAX_MODEL_LEN, max(p.batch for p in POINTS), 2048)
+    return [
+        Task(
+            Kind.FINGERPRINTS,
+            name,
+            dataclasses.replace(trial.setting, quantization=quantization),
+            trial.points,
+            trial.output_tokens,
+            trial.distinct_layers,
+        )
+        for trial in campaign(spec(name), reach)
+    ]
+
+
+def chosen(
+    kinds: Sequence[Kind], shapes: Sequence[str], quantizations: Sequence[str], gpus: int, tier: int
+) -> list[Task]:
+    """Shape by shape, those of `tier` or a more telling one."""
+    makers = {Kind.TRUTH: truth, Kind.FINGERPRINTS: fingerprints}
+    return [
+        task
+        for name in shapes
+        for quantization in quantizations
+        for kind in kinds
+        for task in makers[kind](name, gpus, quantization)
+        if task.tier <= tier
+    ]
+
+
+def on_cpu(task: Task) -> Task:
+    """The same start with loads that a CPU takes seconds for."""
+    return dataclasses.replace(task, points=CPU_POINTS, output_tokens=8)

@@ -1,0 +1,227 @@
+"""The campaign of measurements on a host's GPUs: who runs where and when, what fails, what files hold."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.profiling import results
+from benchmarks.profiling.lanes import Ending, Start, carry_out
+from benchmarks.profiling.schedule import Slot, before, describe, pack
+from benchmarks.profiling.shapes import GPU_SHAPES, SHAPES
+from benchmarks.profiling.tasks import POINTS, Kind, Task, chosen, truth, uneven
+from profiler.measurements import Footprint, Log, Measurement, Point, RankMemory, Setting, Timing
+
+TINY = tuple(
+    Task(Kind.TRUTH, "tiny", Setting(split, tp), (Point(1, 8),)) for tp, split in ((1, (8,)), (1, (4, 4)))
+)
+
+
+def task(gpus: int, points: int, tier: int) -> Task:
+    return Task(Kind.TRUTH, "tiny", Setting((8,), gpus), POINTS[:points], tier=tier)
+
+
+TASKS = st.lists(
+    st.builds(task, st.sampled_from([1, 2, 4]), st.integers(1, 8), st.integers(1, 3)), max_size=12
+)
+
+
+@given(TASKS, st.sampled_from([4, 8]), st.floats(0, 900))
+def test_gpus_carry_one_engine_at_a_time_within_the_budget(
+    tasks: list[Task], gpus: int, budget: float
+) -> None:
+    slots, left = pack(tasks, gpus, budget)
+    assert sorted([slot.task for slot in slots] + left, key=id) == sorted(tasks, key=id)
+    for slot in slots:
+        assert len(slot.gpus) == slot.task.gpus
+        assert set(slot.gpus) <= set(range(gpus))
+        assert slot.end_s - slot.begin_s == pytest.approx(slot.task.expected_s)
+        assert slot.end_s <= budget
+    for one, other in itertools.combinations(slots, 2):
+        if set(one.gpus) & set(other.gpus):
+            assert one.end_s <= other.begin_s or other.end_s <= one.begin_s
+    assert f"{len(slots)} engines" in describe(slots, left, gpus)
+
+
+@given(TASKS)
+def test_list_scheduling_is_less_than_twice_as_long_as_any_schedule(tasks: list[Task]) -> None:
+    """Of one tier: no schedule is shorter than its longest task, nor than all its work on all GPUs (Graham's
+    bound holds for tasks of powers of two, widest first)."""
+    tasks = [replace(one, tier=1) for one in tasks]
+    slots, left = pack(tasks, 4, 1e9)
+    assert not left
+    if slots:
+        work_s = sum(one.expected_s * one.gpus for one in tasks)
+        least = max(work_s / 4, *(one.expected_s for one in tasks))
+        first = min(slot.begin_s for slot in slots)
+        assert max(slot.end_s for slot in slots) - first <= 2 * least + 1e-6
+
+
+def test_a_task_for_more_gpus_than_there_are_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs 4 GPUs, the host has 2"):
+        pack([task(4, 1, 1)], 2, 1000)
+
+
+@pytest.mark.parametrize("name", GPU_SHAPES)
+def test_every_shape_is_measured_in_even_stages_and_three_uneven_splits(name: str) -> None:
+    layers = SHAPES[name]["num_hidden_layers"]
+    found = truth(name, 4)
+    assert {(t.setting.tensor_parallel, len(t.setting.layers_per_stage)) for t in found} == {
+        (1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4),
+    }  # fmt: skip
+    for tp, stages in ((1, 2), (1, 4), (2, 2)):
+        splits = {
+            t.setting.layers_per_stage
+            for t in found
+            if (t.setting.tensor_parallel, len(t.setting.layers_per_stage)) == (tp, stages)
+        }
+        assert len([s for s in splits if max(s) - min(s) > 1]) == 3
+        assert len(splits) == 4
+        assert all(sum(split) == layers and min(split) > 0 for split in splits)
+    assert len({one.label for one in found}) == len(found)
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_uneven_splits_have_their_largest_stage_in_different_places(stages: int) -> None:
+    places = [split.index(max(split)) for split in uneven(32, stages)]
+    assert len(set(places)) == stages if stages == 2 else 3
+
+
+def test_tiers_and_quantizations_are_chosen() -> None:
+    first = chosen([Kind.TRUTH], ["llama-2-7b"], ["none", "fp8"], 4, 1)
+    everything = chosen([Kind.TRUTH], ["llama-2-7b"], ["none", "fp8"], 4, 3)
+    assert {t.setting.quantization for t in first} == {"none", "fp8"}
+    assert set(first) < set(everything)
+
+
+# --- carrying out -------------------------------------------------------------------------------------
+
+WORK = """
+import pathlib, sys, time
+gate, out, seconds = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), float(sys.argv[3])
+imported = time.monotonic()
+while not gate.exists():
+    time.sleep(0.005)
+began = time.monotonic()
+time.sleep(seconds)
+out.write_text(f"{imported} {began} {time.monotonic()}")
+"""
+
+
+class Processes:
+    """Stand-ins for engines, which wait at their gates and note when they had their GPUs."""
+
+    def __init__(self, folder: Path, seconds: float, programs: dict[int, str] | None = None) -> None:
+        self.folder, self.seconds, self.programs = folder, seconds, programs or {}
+        self.endings: list[Ending] = []
+
+    def start(self, slot: Slot, number: int) -> Start:
+        gate = self.folder / f"{number}.gate"
+        program = self.programs.get(number, WORK)
+        arguments = (str(gate), str(self.folder / f"{number}.out"), str(self.seconds))
+        command = (sys.executable, "-S", "-c", program, *arguments)
+        return Start(command, dict(os.environ), self.folder / f"{number}.log", gate, lambda: False)
+
+    def run(self, slots: Sequence[Slot], budget_s: float = 1000.0) -> None:
+        carry_out(slots, self.start, budget_s, self.endings.append)
+
+    def spans(self, count: int) -> list[list[float]]:
+        files = [self.folder / f"{number}.out" for number in range(count)]
+        return [list(map(float, file.read_text().split())) for file in files]
+
+
+def test_an_engine_is_imported_while_another_measures_but_waits_for_its_gpus(tmp_path: Path) -> None:
+    slots, _ = pack([task(4, 1, 1), task(2, 1, 1), task(2, 1, 1), task(1, 1, 1)], 4, 1e9)
+    processes = Processes(tmp_path, 0.5)
+    processes.run(slots)
+    assert [ending.problem for ending in processes.endings] == [""] * 4
+    spans = processes.spans(4)
+    for number, (_, began, _) in enumerate(spans):
+        for earlier in before(slots, number):
+            assert began >= spans[earlier][2]
+    assert spans[1][0] < spans[0][2]  # it was there before the first had ended
+
+
+@pytest.mark.timeout(60)
+def test_what_fails_is_told_and_stops_no_other(tmp_path: Path) -> None:
+    slots, _ = pack([task(2, 1, 1), task(2, 2, 1), task(2, 3, 1)], 2, 1e9)
+    processes = Processes(tmp_path, 0.1, {1: "raise MemoryError('no room')"})
+    processes.run(slots)
+    problems = {ending.task: ending.problem for ending in processes.endings}
+    assert problems[slots[1].task] == "exit code 1: MemoryError: no room"
+    assert problems[slots[0].task] == problems[slots[2].task] == ""
+    assert "Traceback" in next(e.log for e in processes.endings if e.problem)
+
+
+def test_nothing_runs_beyond_the_budget(tmp_path: Path) -> None:
+    """The first would take a minute; the second is not begun."""
+    slots, _ = pack([task(1, 1, 1), task(1, 2, 1)], 1, 1e9)
+    processes = Processes(tmp_path, 60.0)
+    budget_s = slots[0].task.expected_s + 1.0
+    began = time.monotonic()
+    quick = [replace(slot, task=_Quick(**vars(slot.task))) for slot in slots]
+    processes.run(quick, 2.0)
+    assert time.monotonic() - began < 10
+    assert "budget is over" in processes.endings[-1].problem
+    assert budget_s > 2  # with what they really should take, none would have been begun
+    strict = Processes(tmp_path, 60.0)
+    strict.run(slots, 2.0)
+    assert [e.problem.split(":")[0] for e in strict.endings] == ["not begun", "not begun"]
+
+
+class _Quick(Task):
+    @property
+    def expected_s(self) -> float:
+        return 0.5
+
+
+# --- files --------------------------------------------------------------------------------------------
+
+
+def measured(one: Task) -> list[Measurement]:
+    memory = (RankMemory(1, 2, 3, 4, 5, 6),) * one.gpus
+    timings = [Timing(one.setting, point, 8, 0.1, 0.1, 0.01, 0.2) for point in one.points]
+    return [Footprint(one.setting, memory, 1.0), *timings]
+
+
+def write(one: Task, out: Path, count: int = 99) -> None:
+    results.part(one, out).parent.mkdir(parents=True, exist_ok=True)
+    log = Log(results.part(one, out))
+    for measurement in measured(one)[:count]:
+        log.append(measurement)
+
+
+def test_what_is_whole_in_any_folder_is_not_measured_again(tmp_path: Path) -> None:
+    one, other = TINY
+    write(one, tmp_path / "a")
+    write(other, tmp_path / "b", count=1)
+    assert results.missing(TINY, [tmp_path / "a", tmp_path / "b"]) == [other]
+    results.merge([tmp_path / "a"], tmp_path / "kept")
+    assert results.missing(TINY, [tmp_path / "kept"]) == [other]
+
+
+def test_several_runs_are_merged_and_the_first_of_a_load_counts(tmp_path: Path) -> None:
+    one, other = TINY
+    write(one, tmp_path / "a")
+    write(one, tmp_path / "b")
+    write(other, tmp_path / "b")
+    first = results.part(one, tmp_path / "a")
+    first.write_text(first.read_text().replace("0.01", "0.03"))
+    counts = results.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "kept")
+    assert counts == {Kind.TRUTH: 4, Kind.FINGERPRINTS: 0}
+    found = results.by_shape(results.merged(Kind.TRUTH, tmp_path / "kept"))["tiny"]
+    assert [m.tpot_s for m in found if isinstance(m, Timing)] == [0.03, 0.01]
+    again = results.merge([tmp_path / "b"], tmp_path / "kept")
+    assert again == counts
+    lines = results.merged(Kind.TRUTH, tmp_path / "kept").read_text().splitlines()
+    assert {json.loads(line)["shape"] for line in lines} == {"tiny"}
