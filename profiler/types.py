@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 from profiler.linears import Heads, Linear, Sharding
 
@@ -46,7 +47,7 @@ class ModelSpec:
     sliding_layers: int = 0
     allreduces_per_layer: int = 2
 
-    @property
+    @cached_property
     def heads(self) -> Heads:
         return Heads(self.num_heads, self.num_kv_heads, self.head_dim)
 

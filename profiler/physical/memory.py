@@ -17,7 +17,7 @@ from profiler.estimate import RUNTIME_BYTES, allowance_bytes, stage_weight_bytes
 from profiler.measurements import Footprint, RankMemory
 from profiler.physical.calibration import Calibration, Cut
 from profiler.shards import kv_bytes_per_token
-from profiler.types import Plan
+from profiler.types import ModelSpec, Plan
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,44 @@ class _Seen:
         return max(0, self.memory.runtime - self.packed)
 
 
-def rank_bytes(calibration: Calibration, cut: Cut, plan: Plan) -> tuple[RankBytes, ...]:
-    """One entry per rank, stage by stage. Where no fingerprint was cut so, those of the nearest TP count,
-    and where none was stored so, allowances."""
+@dataclass(frozen=True)
+class Ranks:
+    """What is known of ranks of one cut. Where no fingerprint was cut so, those of the nearest TP count, and
+    where none was stored so, allowances. `graphs`: bytes of captured graphs, and of each layer in them.
+    `is_measured`: fingerprints of this very cut are known."""
+
+    spec: ModelSpec
+    seen: tuple[_Seen, ...]
+    graphs: tuple[float, float]
+    is_measured: bool
+
+    def stage(self, plan: Plan, stage: int) -> RankBytes:
+        """Of each rank of this stage."""
+        spec, layers = self.spec, plan.layers_per_stage[stage]
+        is_last = stage == plan.pipeline_parallel - 1
+        alike = [one for one in self.seen if one.is_last == is_last] or self.seen
+        allowed = allowance_bytes(spec, plan, stage) - RUNTIME_BYTES
+        once, each = self.graphs
+        return RankBytes(
+            weights=stage_weight_bytes(spec, plan, stage),
+            activations=max((one.memory.activations for one in alike), default=allowed),
+            graphs=round(once + each * layers),
+            runtime=max((one.runtime for one in self.seen), default=RUNTIME_BYTES),
+            kv_per_token=layers * kv_bytes_per_token(spec, plan.tensor_parallel),
+        )
+
+
+def known_ranks(calibration: Calibration, cut: Cut) -> Ranks:
     alike = _alike(calibration.footprints, cut)
-    seen = [rank for fp in alike for rank in _ranks(calibration, fp)]
-    stages = [_stage_bytes(calibration, plan, stage, seen) for stage in range(plan.pipeline_parallel)]
+    seen = tuple(rank for footprint in alike for rank in _ranks(calibration, footprint))
+    is_measured = any(Cut.of(footprint.setting) == cut for footprint in alike)
+    return Ranks(calibration.spec, seen, _graphs(seen), is_measured)
+
+
+def rank_bytes(calibration: Calibration, cut: Cut, plan: Plan) -> tuple[RankBytes, ...]:
+    """One entry per rank, stage by stage."""
+    known = known_ranks(calibration, cut)
+    stages = [known.stage(plan, stage) for stage in range(plan.pipeline_parallel)]
     return tuple(stage for stage in stages for _ in range(plan.tensor_parallel))
 
 
@@ -97,24 +129,10 @@ def _held(calibration: Calibration, footprint: Footprint, stage: int) -> int:
     return stage_weight_bytes(spec, plan, stage)
 
 
-def _stage_bytes(calibration: Calibration, plan: Plan, stage: int, seen: Sequence[_Seen]) -> RankBytes:
-    spec, layers = calibration.spec, plan.layers_per_stage[stage]
-    is_last = stage == plan.pipeline_parallel - 1
-    alike = [one for one in seen if one.is_last == is_last] or seen
-    allowed = allowance_bytes(spec, plan, stage) - RUNTIME_BYTES
-    return RankBytes(
-        weights=stage_weight_bytes(spec, plan, stage),
-        activations=max((one.memory.activations for one in alike), default=allowed),
-        graphs=_graphs(seen, layers),
-        runtime=max((one.runtime for one in seen), default=RUNTIME_BYTES),
-        kv_per_token=layers * kv_bytes_per_token(spec, plan.tensor_parallel),
-    )
-
-
-def _graphs(seen: Sequence[_Seen], layers: int) -> int:
+def _graphs(seen: Sequence[_Seen]) -> tuple[float, float]:
     """Captured graphs grow with the layers in them: the line nearest to what was seen."""
     if not seen:
-        return 0
+        return 0.0, 0.0
     matrix = np.array([[1.0, one.layers] for one in seen])
     found, _ = nnls(matrix, np.array([float(one.memory.graphs) for one in seen]))
-    return round(float(found @ [1.0, layers]))
+    return float(found[0]), float(found[1])

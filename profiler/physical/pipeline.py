@@ -17,9 +17,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from profiler.physical.calibration import Calibration, Cut, CutTimes
 from profiler.types import Workload
 
+Floats = npt.NDArray[np.float64]
 MOST_STEPS = 16  # followed one by one; the rest are taken for alike
 
 
@@ -35,16 +39,36 @@ class Latency:
         return self.ttft_last_s + self.tpot_s * max(0, output_tokens - 1)
 
 
+@dataclass(frozen=True)
+class Latencies:
+    """As `Latency`, of many splits: each [splits]."""
+
+    ttft_s: Floats
+    ttft_last_s: Floats
+    tpot_s: Floats
+
+
 def latency(
     calibration: Calibration, cut: Cut, layers_per_stage: Sequence[int], workload: Workload
 ) -> Latency:
     """Of `workload.batch` requests that arrive at once at an idle engine. Raises KeyError (`at`)."""
-    times, split = calibration.at(cut), tuple(layers_per_stage)
+    found = latencies(calibration, cut, np.array([layers_per_stage]), workload)
+    return Latency(float(found.ttft_s[0]), float(found.ttft_last_s[0]), float(found.tpot_s[0]))
+
+
+def latencies(
+    calibration: Calibration, cut: Cut, splits: npt.NDArray[np.int_], workload: Workload
+) -> Latencies:
+    """`latency` of each of `splits`, [splits, stages] in layers. Raises KeyError."""
+    times, layers = calibration.at(cut), splits.T.astype(np.float64)
     fills = fill_steps(workload, calibration.batched_tokens)
-    ends = _ends_s(times, split, workload, fills, calibration.hop_s)
-    ttft_s = sum(fill.requests * mean for fill, (mean, _) in zip(fills, ends, strict=True)) / workload.batch
-    groups = _groups(workload.batch, fills, len(split))
-    return Latency(ttft_s, ends[-1][1], _decode_s(times, split, workload, groups, calibration.hop_s))
+    ends = _ends_s(times, layers, workload, fills, calibration.hop_s)
+    total = np.zeros(len(splits))
+    for fill, (mean, _) in zip(fills, ends, strict=True):
+        total += fill.requests * mean
+    groups = _groups(workload.batch, fills, len(layers))
+    tpot_s = _decode_s(times, layers, workload, groups, calibration.hop_s)
+    return Latencies(total / workload.batch, ends[-1][1], tpot_s)
 
 
 @dataclass(frozen=True)
@@ -69,26 +93,27 @@ def fill_steps(workload: Workload, batched_tokens: int) -> list[Fill]:
 
 
 def _ends_s(
-    times: CutTimes, split: Sequence[int], workload: Workload, fills: Sequence[Fill], hop_s: float
-) -> list[tuple[float, float]]:
+    times: CutTimes, layers: Floats, workload: Workload, fills: Sequence[Fill], hop_s: float
+) -> list[tuple[Floats, Floats]]:
     """When each fill has passed all stages: of several alike the mean, and the last.
 
-    A stage takes one step after the other. Requests whose prompts are filled decode along with the next
-    ones' in the steps that begin when theirs has ended, one in as many as there are stages.
+    `layers` are [stages, splits]. A stage takes one step after the other. Requests whose prompts are filled
+    decode along with the next ones' in the steps that begin when theirs has ended, one in as many as there
+    are stages.
     """
-    total = workload.batch * workload.input_tokens
+    stages, total = len(layers), workload.batch * workload.input_tokens
     all_pairs = total * (workload.input_tokens + 1) / 2
-    free, ends, decoding, begun = [0.0] * len(split), [], 0.0, 0
+    free, ends, decoding, begun = np.zeros_like(layers), [], 0.0, 0
     for fill in fills:
-        along = (decoding + fill.requests * (fill.count > 1) / 2) / len(split)
-        along *= begun + fill.count > len(split)  # else the others' steps are still in flight
+        along = (decoding + fill.requests * (fill.count > 1) / 2) / stages
+        along *= begun + fill.count > stages  # else the others' steps are still in flight
         pairs = all_pairs * fill.tokens / total + along * workload.input_tokens
-        stages = _stages_s(split, fill.tokens + along, pairs, times, prefill=True)
-        at, more_s = 0.0, (fill.count - 1) * max(stages)
-        for stage, seconds in enumerate(stages):
-            at = max(at, free[stage]) + seconds
+        taken = _stages_s(layers, fill.tokens + along, pairs, times, prefill=True)
+        at, more_s = np.zeros_like(free[0]), (fill.count - 1) * taken.max(axis=0)
+        for stage, seconds in enumerate(taken):
+            at = np.maximum(at, free[stage]) + seconds
             free[stage] = at + more_s
-            at += hop_s if stage < len(split) - 1 else 0.0
+            at = at + hop_s * (stage < stages - 1)
         ends.append((at + more_s / 2, at + more_s))
         decoding += fill.requests
         begun += fill.count
@@ -103,20 +128,19 @@ def _groups(batch: int, fills: Sequence[Fill], stages: int) -> list[float]:
 
 
 def _decode_s(
-    times: CutTimes, split: Sequence[int], workload: Workload, groups: Sequence[float], hop_s: float
-) -> float:
+    times: CutTimes, layers: Floats, workload: Workload, groups: Sequence[float], hop_s: float
+) -> Floats:
     context = workload.input_tokens + workload.output_tokens / 2
-    stages = [_stages_s(split, b, b * context, times, prefill=False) for b in groups]
-    one_after_the_other = max(map(sum, stages)) + hop_s * (len(split) - 1)
-    slowest: float = max(sum(column) for column in zip(*stages, strict=True))
-    return max(one_after_the_other, slowest)
+    taken = np.array([_stages_s(layers, b, b * context, times, prefill=False) for b in groups])
+    one_after_the_other = taken.sum(axis=1).max(axis=0) + hop_s * (len(layers) - 1)
+    slowest = taken.sum(axis=0).max(axis=0)
+    found: Floats = np.maximum(one_after_the_other, slowest)
+    return found
 
 
-def _stages_s(
-    split: Sequence[int], work: float, pairs: float, times: CutTimes, *, prefill: bool
-) -> list[float]:
-    """Of each stage; the last one has what does not depend on depth: head, sampling, the step's own cost."""
+def _stages_s(layers: Floats, work: float, pairs: float, times: CutTimes, *, prefill: bool) -> Floats:
+    """[stages, splits]. What does not depend on depth, head and sampling, is the last stage's."""
     step = times.prefill if prefill else times.decode
-    stages = [step.layers_s(layers, work, pairs) for layers in split]
-    stages[-1] += step.rest_s(work)
-    return stages
+    taken = layers * step.layers_s(1, work, pairs)
+    taken[-1] += step.rest_s(work)
+    return taken

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
-import time
 
 import pytest
 from engine_simulator import Machine, measured, simulate
@@ -76,13 +75,6 @@ def test_noise_of_measurements_does_not_grow(calibration: Calibration) -> None:
     ]
     assert statistics.median(map(abs, errors)) < 0.02
     assert max(map(abs, errors)) < 0.05
-
-
-def test_ten_thousand_plans_take_a_second(calibration: Calibration) -> None:
-    begin = time.process_time()
-    for number in range(10_000):
-        latency(calibration, Cut(1), SPLITS[number % len(SPLITS)], Workload(1 + number % 64, 512, OUT))
-    assert time.process_time() - begin < 4.0  # on an idle core below 1 s; this one may be shared
 
 
 def test_nothing_measured_is_an_error(calibration: Calibration) -> None:

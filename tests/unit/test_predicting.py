@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 import time
 from dataclasses import replace
 
@@ -15,7 +17,7 @@ from test_estimate import LLAMA_7B
 from profiler.campaign import Reach, campaign
 from profiler.errors import PlanError
 from profiler.estimate import estimate, variant_bytes
-from profiler.estimating import Ground, Prediction, plan_estimate, predict
+from profiler.estimating import Ground, Prediction, plan_estimate, plan_estimates, predict, predict_all
 from profiler.measurements import Footprint, Measurement, Point, RankMemory, Setting
 from profiler.physical.calibration import Cut, calibrate
 from profiler.physical.variants import decode_time, variant_load
@@ -255,9 +257,67 @@ def _is_sound(found: Prediction) -> None:
         assert 0 < interval.low <= interval.value <= interval.high < math.inf
 
 
-def test_plans_take_a_millisecond_at_most() -> None:
-    plans = [plan(1 + n % 2, even_stages(32, 1 + n % 4)) for n in range(300)]
+# --- many plans -------------------------------------------------------------------------------------
+
+SPLITS = st.integers(1, 8).flatmap(
+    lambda stages: st.sets(st.integers(1, 31), min_size=stages - 1, max_size=stages - 1)
+)
+
+
+def split(cuts: set[int]) -> tuple[int, ...]:
+    return tuple(b - a for a, b in itertools.pairwise([0, *sorted(cuts), 32]))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 2, 4]), SPLITS, st.integers(0, 8)), min_size=1, max_size=6),
+    st.builds(Workload, st.integers(1, 300), st.integers(1, 2000), st.integers(1, 500)),
+    st.booleans(),
+)
+def test_many_plans_at_once_cost_what_each_costs_alone(
+    made: list[tuple[int, set[int], int]], load: Workload, known: bool
+) -> None:
+    plans = [plan(tp, split(cuts), max_variants=slots, max_lora_rank=8) for tp, cuts, slots in made]
+    alike = Ground(LLAMA_7B, (RATES,), CALIBRATION if known else None, (60 << 30,))
+    together = predict_all(alike, plans, load, [None, SMALL])
+    estimates = plan_estimates(alike, plans, load, 0.8)
+    for p, found, estimated in zip(plans, together, estimates, strict=True):
+        here = ground(p, known, 60 << 30)
+        alone = predict(here, p, load, [None, SMALL])
+        for figure in ("ttft_s", "tpot_s", "latency_s", "tokens_per_s"):
+            assert _ends(getattr(found, figure)) == pytest.approx(_ends(getattr(alone, figure)), rel=1e-9)
+        assert (found.ranks, found.concurrency, found.notes) == (alone.ranks, alone.concurrency, alone.notes)
+        expected = plan_estimate(here, p, load, 0.8)
+        assert estimated.memory_bytes == expected.memory_bytes
+        assert estimated.tpot_s == pytest.approx(expected.tpot_s, rel=1e-9)
+
+
+def _ends(interval: Interval) -> tuple[float, float, float]:
+    return interval.value, interval.low, interval.high
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [({"tensor_parallel": 3}, "tensorParallel"), ({"layers_per_stage": (31,)}, "layersPerStage")],
+)
+def test_one_impossible_plan_among_many_is_named(wrong: dict[str, object], field: str) -> None:
+    alike = Ground(LLAMA_7B, (RATES,), CALIBRATION)
+    plans = [plan(), plan(**wrong)]  # type: ignore[arg-type]
+    for asked in (
+        lambda: predict_all(alike, plans, Workload(1, 8, 8)),
+        lambda: plan_estimates(alike, plans, Workload(1, 8, 8), 1.0),
+    ):
+        with pytest.raises(PlanError) as refused:
+            asked()
+        assert refused.value.field == field
+
+
+@pytest.mark.slow
+def test_ten_thousand_plans_take_a_second() -> None:
+    """With intervals, variants and the memory of every rank; on an idle core about half of one."""
+    draw = random.Random(0)
+    stages = [1 + n % 8 for n in range(10_000)]
+    plans = [plan(2 ** (n % 3), split(set(draw.sample(range(1, 32), s - 1)))) for n, s in enumerate(stages)]
+    alike = Ground(LLAMA_7B, (RATES,), CALIBRATION, (80 << 30,))
     begin = time.process_time()
-    for number, p in enumerate(plans):
-        predict(ground(p), p, Workload(1 + number % 64, 512, OUT))
-    assert time.process_time() - begin < 3.0  # on an idle core a third of one; this one may be shared
+    predict_all(alike, plans, Workload(32, 512, OUT), [None, SMALL, LARGE])
+    assert time.process_time() - begin < 2.0  # this core may be shared

@@ -1,0 +1,53 @@
+"""Plans and loads that make no sense for a model. All raise PlanError, naming the field."""
+
+from __future__ import annotations
+
+from profiler.errors import PlanError
+from profiler.plans import ALIASES
+from profiler.shards import tp_problem
+from profiler.types import ModelSpec, Plan, Workload
+
+MAX_COUNT = 1_000_000  # of a batch, and of its tokens
+
+
+def check_plan(spec: ModelSpec, plan: Plan) -> None:
+    check_degree(spec, plan.tensor_parallel)
+    check_split(spec, plan)
+
+
+def check_degree(spec: ModelSpec, tensor_parallel: int) -> None:
+    if problem := tp_problem(spec, tensor_parallel):
+        raise PlanError("tensorParallel", f"{problem}; choose another degree of tensor parallelism")
+
+
+def check_split(spec: ModelSpec, plan: Plan) -> None:
+    layers = plan.layers_per_stage
+    if not layers or min(layers) < 1 or sum(layers) != spec.num_layers:
+        raise PlanError(
+            "layersPerStage",
+            f"expected stages of at least one layer that sum to {spec.num_layers}, "
+            f"got {','.join(map(str, layers)) or 'none'} (sum {sum(layers)}); change the split",
+        )
+    if plan.quantization not in ALIASES:
+        raise PlanError(
+            "quantization",
+            f"expected one of {', '.join(sorted(ALIASES))}, got {plan.quantization!r}; other formats "
+            "cannot be served yet",
+        )
+
+
+def check_load(spec: ModelSpec, workload: Workload) -> None:
+    for name, count in (
+        ("batch", workload.batch),
+        ("inputTokens", workload.input_tokens),
+        ("outputTokens", workload.output_tokens),
+    ):
+        if not 1 <= count <= MAX_COUNT:
+            raise PlanError(name, f"expected {name} of 1 to {MAX_COUNT}, got {count}; correct it")
+    length = workload.input_tokens + workload.output_tokens
+    if length > spec.max_position:
+        raise PlanError(
+            "inputTokens",
+            f"expected at most {spec.max_position} tokens of prompt and answer, the model's positions, got "
+            f"{length}; shorten one of them",
+        )

@@ -1,0 +1,67 @@
+"""How sure a figure is: ranges that should hold it nine times out of ten.
+
+The fit's own error is measured; how fast certainty is lost away from what was measured is assumed, until the
+errors against whole models on GPUs are known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from profiler.physical.variants import VariantTime
+from profiler.types import Interval
+
+Floats = npt.NDArray[np.float64]
+
+# Shares of a figure.
+NINE_IN_TEN = 1.645  # standard deviations
+NOISE = 0.03  # of repeated runs
+PER_DOUBLING = 0.10  # of the work beyond the largest measured, or of TP away from the nearest measured
+PER_STAGE = 0.03  # of a pipeline
+ROUGH_FACTOR = 3.0  # a roofline knows no launches and no caches
+MEASURED_MEMORY, ALLOWED_MEMORY = 0.10, 0.60  # of what is not weights or KV cache
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Of many figures: their values and ends, each [figures]."""
+
+    value: Floats
+    low: Floats
+    high: Floats
+
+    def plus(self, other: Ranges, times: int) -> Ranges:
+        """The widest the sum with so many of `other` can be: errors of one profile go the same way."""
+        return Ranges(
+            self.value + times * other.value, self.low + times * other.low, self.high + times * other.high
+        )
+
+    def intervals(self) -> list[Interval]:
+        return list(map(Interval, self.value.tolist(), self.low.tolist(), self.high.tolist()))
+
+
+def widened(
+    values_s: Floats, variants: VariantTime, layers: int, scale: float, shares: Sequence[float]
+) -> Ranges:
+    """Below, variants are hidden behind the base's own work; above, kernels pad them, and take twice that."""
+    share = NINE_IN_TEN * math.sqrt(sum(one**2 for one in shares))
+    alone, added, padded = values_s * scale, layers * variants.added_s, 2 * layers * variants.padded_s
+    return Ranges(alone + added, alone / (1 + share), (alone + max(added, padded)) * (1 + share))
+
+
+def stretch(widest: float, work: float) -> float:
+    """The share that is lost where more work is asked about than was measured."""
+    return PER_DOUBLING * max(0.0, math.log2(work / widest))
+
+
+def roughly(value: float) -> Interval:
+    return Interval(value, value / ROUGH_FACTOR, value * ROUGH_FACTOR)
+
+
+def inverse(amount: float, seconds: Interval) -> Interval:
+    return Interval(amount / seconds.value, amount / seconds.high, amount / seconds.low)

@@ -1,0 +1,147 @@
+"""TTFT, TPOT and latency of plans under one load: by the physical model where there is a calibration, else by
+the roofline. Plans that differ only in how many layers each stage has are computed together."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiler.estimate import estimate
+from profiler.physical.calibration import Calibration, Cut
+from profiler.physical.pipeline import latencies
+from profiler.physical.variants import VariantLoad, decode_time, prefill_time
+from profiler.plans import UNCOMPRESSED
+from profiler.predicting.intervals import NOISE, PER_DOUBLING, PER_STAGE, Ranges, roughly, stretch, widened
+from profiler.predicting.types import Ground
+from profiler.types import Basis, DeviceRates, Interval, ModelSpec, Plan, Workload
+
+
+@dataclass(frozen=True)
+class Times:
+    ttft: Interval
+    tpot: Interval
+    latency: Interval
+    basis: Basis
+    notes: tuple[str, ...]
+
+
+def times_of(ground: Ground, plans: Sequence[Plan], workload: Workload, load: VariantLoad) -> list[Times]:
+    """Of each plan, in their order. Without a calibration `ground.rates` must be those of the only plan."""
+    if ground.calibration is None:
+        return [_rough(ground, plan, workload) for plan in plans]
+    alike: defaultdict[_Alike, list[int]] = defaultdict(list)
+    for number, plan in enumerate(plans):
+        alike[_Alike(plan.tensor_parallel, plan.pipeline_parallel, plan.batched_tokens)].append(number)
+    found: dict[int, Times] = {}
+    for how, numbers in alike.items():
+        splits = [plans[number].layers_per_stage for number in numbers]
+        found |= zip(numbers, _physical(ground, how, splits, workload, load), strict=True)
+    return [found[number] for number in range(len(plans))]
+
+
+@dataclass(frozen=True)
+class _Alike:
+    """What plans have in common that are computed together."""
+
+    tensor_parallel: int
+    stages: int
+    batched_tokens: int
+
+
+def _rough(ground: Ground, plan: Plan, workload: Workload) -> Times:
+    """The roofline counts adapters by the plan's slots, and knows no other kinds of variants."""
+    found = estimate(ground.spec, plan, ground.rates, workload, 1.0)
+    return Times(
+        roughly(found.ttft_s),
+        roughly(found.tpot_s),
+        roughly(found.latency_s(workload.output_tokens)),
+        Basis.ROUGH,
+        ("no profile of this architecture on this device: a roofline, rough by its nature",),
+    )
+
+
+def _physical(
+    ground: Ground, how: _Alike, splits: Sequence[tuple[int, ...]], workload: Workload, load: VariantLoad
+) -> list[Times]:
+    assert ground.calibration is not None
+    calibration = dataclasses.replace(ground.calibration, batched_tokens=how.batched_tokens)
+    layers = ground.spec.num_layers
+    tp, run = how.tensor_parallel, np.array(splits)
+    if ground.shared > 1:  # ranks that share one device take turns: together what one with all of it takes
+        tp, run = 1, np.full((len(splits), 1), layers)
+    cut = _nearest(calibration, tp)
+    found = latencies(calibration, cut, run, workload)
+    hops_s = calibration.hop_s * (how.stages - run.shape[1])
+    scale = _scale(ground.spec, ground.rates[0], tp, cut, workload)
+    times = calibration.at(cut)
+    elsewhere = PER_DOUBLING * (abs(math.log2(tp / cut.tensor_parallel)) + math.log2(ground.shared))
+    elsewhere += PER_STAGE * (run.shape[1] - 1)
+    wider = stretch(times.decode.widest, workload.batch)
+    step = decode_time(calibration, cut, load)
+    tpot = widened(
+        found.tpot_s + hops_s, step, layers, scale.tpot, (times.decode.error, NOISE, wider, elsewhere)
+    )
+    tokens = min(how.batched_tokens, workload.batch * workload.input_tokens)
+    fill = prefill_time(calibration, cut, load, workload.input_tokens)
+    shares = (times.prefill.error, NOISE, stretch(times.prefill.widest, tokens), elsewhere)
+    ttft = widened(found.ttft_s + hops_s, fill, layers, scale.ttft, shares)
+    last = widened(found.ttft_last_s + hops_s, fill, layers, scale.ttft, shares)
+    return _together(ttft, tpot, last.plus(tpot, workload.output_tokens - 1), _notes(cut, how, ground, load))
+
+
+def _together(ttft: Ranges, tpot: Ranges, latency: Ranges, notes: tuple[str, ...]) -> list[Times]:
+    every = zip(ttft.intervals(), tpot.intervals(), latency.intervals(), strict=True)
+    return [Times(*three, Basis.PROFILE, notes) for three in every]
+
+
+def _nearest(calibration: Calibration, tp: int) -> Cut:
+    """The measured cut whose TP is nearest, in doublings; of two the smaller."""
+    return min(calibration.times, key=lambda cut: (abs(math.log2(cut.tensor_parallel / tp)), cut))
+
+
+@dataclass(frozen=True)
+class _Scale:
+    ttft: float
+    tpot: float
+
+
+def _scale(spec: ModelSpec, rates: DeviceRates, tp: int, cut: Cut, workload: Workload) -> _Scale:
+    """How a TP differs from what was measured, as the roofline sees a whole model in one stage."""
+    if cut.tensor_parallel == tp:
+        return _Scale(1.0, 1.0)
+    here, there = (
+        estimate(
+            spec,
+            Plan(degree, (spec.num_layers,), UNCOMPRESSED, spec.max_position, 0, 0, 0),
+            (rates,) * degree,
+            workload,
+            1.0,
+        )
+        for degree in (tp, cut.tensor_parallel)
+    )
+    return _Scale(here.ttft_s / there.ttft_s, here.tpot_s / there.tpot_s)
+
+
+def _notes(cut: Cut, how: _Alike, ground: Ground, load: VariantLoad) -> tuple[str, ...]:
+    notes = []
+    if ground.shared > 1:
+        notes.append(
+            f"{ground.shared} ranks share a device: taken for one rank that has all of it, and the hops"
+        )
+    elif cut.tensor_parallel != how.tensor_parallel:
+        notes.append(f"TP={how.tensor_parallel} was not measured; scaled from TP={cut.tensor_parallel}")
+    if how.stages > 1 and not _has_pipeline(ground.calibration):
+        notes.append("no pipeline was measured on this device; what a hop takes is from another one")
+    if load.rows:
+        notes.append("variants are bytes and operations at the base's measured pace; none was measured")
+    return tuple(notes)
+
+
+def _has_pipeline(calibration: Calibration | None) -> bool:
+    found = calibration.footprints if calibration else ()
+    return any(len(footprint.setting.layers_per_stage) > 1 for footprint in found)

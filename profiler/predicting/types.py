@@ -1,0 +1,58 @@
+"""What a prediction starts from, and what it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from profiler.physical.calibration import Calibration
+from profiler.physical.variants import VariantLoad
+from profiler.types import Basis, DeviceRates, Interval, ModelSpec
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What is known when a plan is estimated. `rates` has one entry per rank (see `profiler.estimate`).
+
+    `free_bytes`, by rank, is what its device has left for it; empty: no capacity is told. `shared`: so many
+    ranks run on one device.
+    """
+
+    spec: ModelSpec
+    rates: tuple[DeviceRates, ...]
+    calibration: Calibration | None = None
+    free_bytes: tuple[int, ...] = ()
+    shared: int = 1
+
+
+@dataclass(frozen=True)
+class RankCost:
+    """Bytes on one rank. `kv_cache` is that of the load's own tokens, `total` everything."""
+
+    weights: int
+    activations: int
+    graphs: int
+    runtime: int
+    variants: int
+    kv_cache: int
+    total: Interval
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """`workload.batch` requests that arrive at once at an idle engine. Seconds; tokens are output tokens.
+
+    `ttft_s` is the mean over them, `latency_s` until the last ends. `kv_capacity_tokens` is what the
+    devices' free memory can hold beside the rest, `concurrency` how many such requests that is; None where
+    no free memory was told. `notes` say what was not measured.
+    """
+
+    ttft_s: Interval
+    tpot_s: Interval
+    latency_s: Interval
+    tokens_per_s: Interval
+    ranks: tuple[RankCost, ...]
+    kv_capacity_tokens: int | None
+    concurrency: int | None
+    basis: Basis
+    variants: VariantLoad
+    notes: tuple[str, ...] = ()
