@@ -27,7 +27,7 @@ from profiler.plans import candidate_plans
 from profiler.types import DeviceRates, Estimate, ModelSpec, Plan, Workload
 from profiler.variants.reading import read_variant
 from profiler.variants.types import VariantLimits
-from workers.messages import EngineCall, EngineConfig, EngineHead, VariantRef
+from workers.messages import EngineCall, EngineConfig, EngineHead, RankConfig, VariantRef
 from workers.probe import probe
 from workers.worker import Worker
 
@@ -123,15 +123,19 @@ def engine_config(plan: Plan, predicted: Estimate, folder: Path, concurrency: in
         name="dummy-7b",
         model_path=str(folder),
         dtype="bfloat16",
-        device_kind="nvidia-h200",
         tensor_parallel=1,
-        layers_per_stage=plan.layers_per_stage,
+        ranks=(
+            RankConfig(
+                layers=LAYERS,
+                memory_bytes=predicted.memory_bytes[0],
+                kv_cache_bytes=plan.kv_cache_tokens * spec().kv_bytes_per_token_per_layer * LAYERS,
+                variant_memory_bytes=64 << 20,
+                device_kind="nvidia-h200",
+            ),
+        ),
         max_model_len=plan.max_model_len,
         max_num_seqs=concurrency,
-        kv_cache_bytes=plan.kv_cache_tokens * spec().kv_bytes_per_token_per_layer * LAYERS,
-        memory_bytes=predicted.memory_bytes[0],
         max_variants=plan.max_variants,
-        variant_memory_bytes=64 << 20,
         variant_host_bytes=1 << 30,
         variant_kinds=("lora",),
         max_lora_rank=plan.max_lora_rank,

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import uvicorn
 
-from workers.messages import EngineConfig
+from workers.messages import EngineConfig, RankConfig
 from workers.vllm_engine import VllmEngine
 
 
@@ -21,15 +21,11 @@ async def serve(folder: str, port: int) -> None:
         name="smollm2-135m-instruct",
         model_path=folder,
         dtype="float32",
-        device_kind="cpu",
         tensor_parallel=1,
-        layers_per_stage=(30,),
+        ranks=(RankConfig(30, 3 << 30, 2 << 30, 64 << 20),),
         max_model_len=2048,
         max_num_seqs=16,
-        kv_cache_bytes=2 << 30,
-        memory_bytes=3 << 30,
         max_variants=4,
-        variant_memory_bytes=64 << 20,
         variant_host_bytes=1 << 30,
         variant_kinds=("lora",),
         max_lora_rank=16,

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 import ray
 from ray import serve
 from ray.serve.schema import LoggingConfig
 
+from controlplane.group_actors import OtherMembers
 from controlplane.ray_on_loopback import keep_replica_on_loopback
 from controlplane.settings import Settings
+from workers.group.launch import Launch
 from workers.messages import EngineConfig, EngineResidency, VariantRef, WorkerReport
 from workers.worker import Worker
 
@@ -15,16 +21,23 @@ ENGINE = "Engine"
 
 # Serve retries a constructor 20 times by default; a model that cannot start should say so soon.
 START_ATTEMPTS = 2
+# Every Ray node has this label; Serve takes no other way to name one.
+NODE_LABEL = "ray.io/node-id"
 
 
 class EngineReplica:
     """Ray Serve's face of a worker: one method per message, no logic. Requests go to the worker's door."""
 
-    async def __init__(self, config: EngineConfig, metrics_host: str, worker_host: str) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: EngineConfig, metrics_host: str, worker_host: str, node_ids: Mapping[str, str]
+    ) -> None:
         keep_replica_on_loopback()
-        self._worker = Worker(config, metrics_host)
+        address = ray.util.get_node_ip_address()
+        self._others = OtherMembers(config, node_ids, address)
+        self._worker = Worker(config, metrics_host, Launch(config, self._others.rendezvous, address))
+        self._others.start(self._worker.abort)
         await self._worker.start()
-        await self._worker.open_door(worker_host, ray.util.get_node_ip_address())
+        await self._worker.open_door(worker_host, address)
 
     async def load_variant(self, variant: VariantRef) -> None:
         await self._worker.load_variant(variant)
@@ -53,12 +66,13 @@ class EngineReplica:
     async def __del__(self) -> None:
         """Serve awaits it when it stops a replica; requests that run then may end."""
         await self._worker.close()
+        self._others.stop()
 
 
-def engine_application(config: EngineConfig, settings: Settings) -> serve.Application:
-    """The application for one base model. GPUs are one per rank; a CPU engine takes what settings say."""
-    ranks = config.tensor_parallel * len(config.layers_per_stage)
-    on_gpu = config.device_kind != "cpu"
+def engine_application(
+    config: EngineConfig, settings: Settings, node_ids: Mapping[str, str] = MappingProxyType({})
+) -> serve.Application:
+    """The application for one base model, on the node of its first rank; `node_ids` are Ray's, by name."""
     deployment = serve.deployment(EngineReplica).options(
         name=ENGINE,
         num_replicas=1,
@@ -68,9 +82,15 @@ def engine_application(config: EngineConfig, settings: Settings) -> serve.Applic
         health_check_timeout_s=30,
         graceful_shutdown_timeout_s=20,
         logging_config=LoggingConfig(enable_access_log=False),  # the gateway logs and counts requests
-        ray_actor_options={
-            "num_cpus": 0 if on_gpu else settings.engine_num_cpus,
-            "num_gpus": ranks if on_gpu else 0,
-        },
+        ray_actor_options=_actor_options(config, settings, node_ids.get(config.ranks[0].node)),
     )
-    return deployment.bind(config, settings.metrics_host, settings.worker_host)
+    return deployment.bind(config, settings.metrics_host, settings.worker_host, dict(node_ids))
+
+
+def _actor_options(config: EngineConfig, settings: Settings, node_id: str | None) -> dict[str, Any]:
+    """GPUs are not Ray's to give: the plan says which, and each node's agent holds them in Ray's books.
+
+    (Ray leaves CUDA_VISIBLE_DEVICES alone for an actor without GPUs; the group's launch sets it.)
+    """
+    options = {"num_cpus": 0 if config.on_gpu else settings.engine_num_cpus, "num_gpus": 0}
+    return options | ({"label_selector": {NODE_LABEL: node_id}} if node_id else {})

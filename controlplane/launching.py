@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from controlplane.profiling import CPU, engine_dtype, served_spec, spec_of
 from controlplane.records import Model
 from controlplane.settings import Settings
-from placement.types import Placement
+from placement.types import Placement, Plan, RankPlacement
 from profiler.estimate import kv_bytes_per_token, variant_bytes
+from profiler.types import ModelSpec
 from profiler.variants.types import VariantKind
-from workers.messages import EngineConfig
+from workers.messages import EngineConfig, RankConfig
 
 
 def engine_config(
@@ -25,30 +26,38 @@ def engine_config(
     `max_active_variants` of them may run at once; None: as many as the plan has slots for.
     """
     plan, kind = placement.plan, placement.ranks[0].device_kind
-    spec = served_spec(spec_of(model), engine_dtype(settings, kind))
-    kv_bytes = max(
-        plan.kv_cache_tokens * kv_bytes_per_token(spec, plan.tensor_parallel) * layers
-        for layers in plan.layers_per_stage
-    )
+    dtype = engine_dtype(settings, kind)
+    spec = served_spec(spec_of(model), dtype)
     return EngineConfig(
         engine=settings.engine,
         name=model.name,
         model_path=model.path or "",
-        dtype=engine_dtype(settings, kind),
-        device_kind=kind,
+        dtype=dtype,
         tensor_parallel=plan.tensor_parallel,
-        layers_per_stage=plan.layers_per_stage,
+        ranks=tuple(_rank(spec, plan, rank) for rank in placement.ranks),
         max_model_len=plan.max_model_len,
         max_num_seqs=settings.concurrency,
-        kv_cache_bytes=kv_bytes,
-        memory_bytes=max(r.memory_bytes for r in placement.ranks),
         max_variants=plan.max_variants,
         max_lora_rank=plan.max_lora_rank,
-        variant_memory_bytes=max(variant_bytes(spec, plan, s) for s in range(plan.pipeline_parallel)),
         variant_host_bytes=settings.variant_host_bytes,
         variant_kinds=_kinds(kind, variants),
         max_batched_tokens=plan.batched_tokens,
         max_active_variants=min(max_active_variants or 0, plan.max_variants),
+    )
+
+
+def _rank(spec: ModelSpec, plan: Plan, placed: RankPlacement) -> RankConfig:
+    """All ranks hold as many tokens as the one with the least room for them (vLLM's rule), so each gets
+    memory for keys and values in proportion to its layers."""
+    layers = placed.layer_end - placed.layer_start
+    return RankConfig(
+        layers=layers,
+        memory_bytes=placed.memory_bytes,
+        kv_cache_bytes=plan.kv_cache_tokens * kv_bytes_per_token(spec, plan.tensor_parallel) * layers,
+        variant_memory_bytes=variant_bytes(spec, plan, placed.stage),
+        node=placed.node,
+        device_kind=placed.device_kind,
+        device_index=placed.device_index,
     )
 
 

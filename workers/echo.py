@@ -6,13 +6,22 @@ import json
 from typing import Any
 
 from workers.asgi import AsgiApp, Message
-from workers.messages import EngineConfig, EngineResidency, RankBytes, Tier, VariantPlace, VariantRef
+from workers.messages import (
+    EngineConfig,
+    EngineResidency,
+    RankBytes,
+    RankReport,
+    Tier,
+    VariantPlace,
+    VariantRef,
+)
 
 
 class EchoEngine:
     """Speaks the OpenAI shapes of chat and text completions; token counts are word counts."""
 
     version = "echo"
+    ranks: tuple[RankReport, ...] = ()  # it takes no memory worth telling
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -42,7 +51,7 @@ class EchoEngine:
         return EngineResidency(slots, self._limit, skips=0, preemptions=0, blocked=0, variants=places)
 
     def _place(self, position: int, uid: int, slots: int) -> VariantPlace:
-        ranks = tuple(RankBytes(r, 1, int(position < slots)) for r in range(self._config.ranks))
+        ranks = tuple(RankBytes(r, 1, int(position < slots)) for r in range(len(self._config.ranks)))
         if position < slots:
             return VariantPlace(uid, Tier.DEVICE, position, ranks)
         return VariantPlace(uid, Tier.HOST, None, ranks, "not in a slot; the first variants keep theirs")

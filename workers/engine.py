@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from workers.asgi import AsgiApp
-from workers.messages import EngineConfig, EngineResidency, VariantRef
+from workers.group.launch import Launch
+from workers.messages import EngineConfig, EngineResidency, RankReport, VariantRef
 
 
 class Engine(Protocol):
@@ -16,6 +17,11 @@ class Engine(Protocol):
 
     @property
     def version(self) -> str: ...
+
+    @property
+    def ranks(self) -> tuple[RankReport, ...]:
+        """What each rank takes of its device, measured when the engine was ready."""
+        ...
 
     def variants(self) -> tuple[str, ...]:
         """Names of the variants loaded now."""
@@ -46,7 +52,7 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-async def start_engine(config: EngineConfig) -> Engine:
+async def start_engine(config: EngineConfig, launch: Launch) -> Engine:
     """Start the engine `config` names; heavy imports happen here, in the worker's process only."""
     if config.engine == "echo":
         from workers.echo import EchoEngine
@@ -54,4 +60,4 @@ async def start_engine(config: EngineConfig) -> Engine:
         return EchoEngine(config)
     from workers.vllm_engine import VllmEngine
 
-    return await VllmEngine.start(config)
+    return await VllmEngine.start(config, launch)

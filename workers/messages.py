@@ -7,30 +7,43 @@ from enum import StrEnum
 
 
 @dataclass(frozen=True)
+class RankConfig:
+    """Where one rank of a group runs and what it may take there. `node` is empty where only one can be meant.
+
+    Of `memory_bytes` on its device `kv_cache_bytes` are for keys and values, and `variant_memory_bytes` for
+    the variants that may run at once. It carries `layers` of the model's.
+    """
+
+    layers: int
+    memory_bytes: int
+    kv_cache_bytes: int
+    variant_memory_bytes: int = 0
+    node: str = ""
+    device_kind: str = "cpu"
+    device_index: int = 0
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """Everything a worker needs to start its engine. `name` is the base model's name.
 
-    `memory_bytes` is what the plan gives one rank; `kv_cache_bytes` its part for keys and values,
-    `variant_memory_bytes` its part for the `max_variants` variants that may run at once. With 0 of them the
-    engine serves its base alone. `variant_host_bytes` of each rank's host memory keep more of them ready;
-    only variants of `variant_kinds` are accepted. `max_active_variants` is how many may run at once to begin
-    with (DeltaZip's N); 0: as many as there are slots. A step takes at most `max_batched_tokens`.
+    `ranks` are numbered stage by stage, `tensor_parallel` of them to a stage. At most `max_variants` variants
+    run at once; with 0 of them the engine serves its base alone. `variant_host_bytes` of each rank's host
+    memory keep more of them ready; only variants of `variant_kinds` are accepted. `max_active_variants` is
+    how many may run at once to begin with (DeltaZip's N); 0: as many as there are slots. A step takes at
+    most `max_batched_tokens`.
     """
 
     engine: str
     name: str
     model_path: str
     dtype: str
-    device_kind: str
     tensor_parallel: int
-    layers_per_stage: tuple[int, ...]
+    ranks: tuple[RankConfig, ...]
     max_model_len: int
     max_num_seqs: int
-    kv_cache_bytes: int
-    memory_bytes: int
     max_variants: int
     max_lora_rank: int
-    variant_memory_bytes: int
     variant_host_bytes: int
     variant_kinds: tuple[str, ...]
     max_active_variants: int = 0
@@ -44,8 +57,12 @@ class EngineConfig:
         return max(64, 4 * self.max_num_seqs)
 
     @property
-    def ranks(self) -> int:
-        return self.tensor_parallel * len(self.layers_per_stage)
+    def layers_per_stage(self) -> tuple[int, ...]:
+        return tuple(rank.layers for rank in self.ranks[:: self.tensor_parallel])
+
+    @property
+    def on_gpu(self) -> bool:
+        return any(rank.device_kind != "cpu" for rank in self.ranks)
 
 
 @dataclass(frozen=True)
@@ -86,6 +103,27 @@ class EngineHead:
 
 
 @dataclass(frozen=True)
+class RankReport:
+    """What one rank takes of its device, measured when its engine was ready.
+
+    `process_bytes` is all its process holds: on a GPU what the driver says, on a CPU its resident memory, in
+    which the KV cache is not yet, for nothing was written to it. `total_bytes` is with the whole KV cache.
+    """
+
+    rank: int
+    pid: int
+    node: str
+    device_kind: str
+    device_index: int
+    layers: int
+    planned_bytes: int
+    weights_bytes: int
+    kv_cache_bytes: int
+    process_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
 class WorkerReport:
     """What a worker says of itself. `address` and `secret` open its door to the gateway: not for the API."""
 
@@ -97,6 +135,7 @@ class WorkerReport:
     address: str = ""
     secret: str = field(default="", repr=False)
     max_ongoing_requests: int = 0
+    ranks: tuple[RankReport, ...] = ()
 
 
 class Tier(StrEnum):

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """Give vLLM's model runners our manager of adapters (`workers.variants.manager`) for its own."""
+    """Give vLLM's model runners our manager of adapters (`workers.variants.manager`) for its own; have its
+    engine core and ranks end with the process that started them."""
     import vllm.v1.worker.lora_model_runner_mixin as runners
 
+    from workers.group.processes import die_with_parent
     from workers.variants.manager import VariantManager
 
+    die_with_parent()
     runners.LRUCacheWorkerLoRAManager = VariantManager

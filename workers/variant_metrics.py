@@ -60,16 +60,17 @@ class VariantCollector(Collector):
             "ostinato_variant_bytes", "Memory that variants take.", labels=["tier", "rank"]
         )
         for tier in (Tier.DEVICE, Tier.HOST):
-            for rank in range(self._config.ranks):
+            for rank in range(len(self._config.ranks)):
                 family.add_metric([tier, str(rank)], total[tier, rank])
         return family
 
     def _capacity(self) -> Metric:
         family = GaugeMetricFamily(
-            "ostinato_variant_capacity_bytes", "Memory set aside for variants on each rank.", labels=["tier"]
+            "ostinato_variant_capacity_bytes", "Memory set aside for variants.", labels=["tier", "rank"]
         )
-        family.add_metric([Tier.DEVICE], self._config.variant_memory_bytes)
-        family.add_metric([Tier.HOST], self._config.variant_host_bytes)
+        for number, rank in enumerate(self._config.ranks):
+            family.add_metric([Tier.DEVICE, str(number)], rank.variant_memory_bytes)
+            family.add_metric([Tier.HOST, str(number)], self._config.variant_host_bytes)
         return family
 
 

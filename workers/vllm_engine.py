@@ -8,23 +8,27 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
 from workers import torch_stack
 from workers.asgi import AsgiApp
-from workers.messages import EngineConfig, EngineResidency, VariantRef
+from workers.group.launch import Launch, LaunchError, reports_of
+from workers.messages import EngineConfig, EngineResidency, RankReport, VariantRef
 from workers.no_variants import NoVariants
 from workers.residency import residency_of
-from workers.scheduling.client import VariantClient, new_address
+from workers.scheduling.client import VariantClient
 from workers.variant_metrics import READ_SECONDS
-from workers.variants.config import ADDRESS_VARIABLE, VariantConfig
-from workers.vllm_environment import set_environment
+from workers.variants.config import VariantConfig
 
 log = logging.getLogger(__name__)
 
 SCHEDULER = "workers.scheduling.scheduler.make_scheduler"
+CPU_RANK = "workers.group.cpu.PlannedCpuRank"
+GPU_RANK = "workers.group.gpu.PlannedGpuRank"
+# On H200s, vLLM 0.26 cannot capture graphs with TP unless these two passes are off.
+TP_PASSES = {"pass_config": {"fuse_allreduce_rms": False, "enable_sp": False}}
 # The ranks vLLM's own configuration knows; ours has no such steps, but its check wants one of them.
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -32,8 +36,18 @@ _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 class VllmEngine:
     """One AsyncLLM, its application, and the LoRA requests by variant name."""
 
-    def __init__(self, llm: Any, app: Any, version: str, client: VariantClient | NoVariants) -> None:
+    def __init__(
+        self,
+        llm: Any,
+        app: Any,
+        version: str,
+        client: VariantClient | NoVariants,
+        launch: Launch,
+        ranks: tuple[RankReport, ...],
+    ) -> None:
         self._llm = llm
+        self._launch = launch
+        self.ranks = ranks
         self._app = app
         self._client = client
         self.version = version
@@ -41,22 +55,36 @@ class VllmEngine:
         self._uids: dict[str, int] = {}
 
     @classmethod
-    async def start(cls, config: EngineConfig) -> VllmEngine:
-        """Start vLLM as `config` says. Takes 20 to 60 s on a CPU."""
+    async def start(cls, config: EngineConfig, launch: Launch | None = None) -> VllmEngine:
+        """Start vLLM as `config` says. Takes 20 to 60 s on a CPU.
+
+        Raises LaunchError when a rank fails; nothing is left of it then.
+        """
         torch_stack.check()
-        set_environment(config.layers_per_stage, config.tensor_parallel, config.kv_cache_bytes)
-        address = os.environ[ADDRESS_VARIABLE] = new_address()  # its scheduler's, if it has variants
+        launch = launch or Launch(config)
+        launch.begin()
+        try:
+            return await cls._start(config, launch)
+        except Exception as e:
+            error = launch.blame(e)
+            launch.close()
+            if error is e:
+                raise
+            raise error from e
+
+    @classmethod
+    async def _start(cls, config: EngineConfig, launch: Launch) -> VllmEngine:
         vllm = _vllm()
-        args = vllm["parse"](engine_arguments(config))
-        engine_args = vllm["AsyncEngineArgs"].from_cli_args(args)
-        llm = vllm["AsyncLLM"].from_engine_args(engine_args)
+        args = vllm["parse"](engine_arguments(config, launch.network_arguments()))
+        llm = vllm["AsyncLLM"].from_engine_args(vllm["AsyncEngineArgs"].from_cli_args(args))
         tasks = await llm.get_supported_tasks()
         app = vllm["build_app"](args, tasks, llm.model_config)
         await vllm["init_app_state"](llm, app.state, args, tasks)
         # vLLM's handler of a dead engine ends its own server by this; Ray Serve replaces us instead.
         app.state.server = SimpleNamespace(should_exit=False)
-        client = VariantClient(address) if config.max_variants else NoVariants()
-        return cls(llm, app, vllm["version"], client)
+        ranks = reports_of(config, await llm.collective_rpc("rank_memory"))
+        client = VariantClient(launch.bus) if config.max_variants else NoVariants()
+        return cls(llm, app, vllm["version"], client, launch, ranks)
 
     @property
     def app(self) -> AsgiApp:
@@ -119,15 +147,22 @@ class VllmEngine:
         return await self._client.limit(limit)
 
     async def check_health(self) -> None:
+        if self._launch.reason:
+            raise LaunchError(self._launch.reason)
         await self._llm.check_health()
 
     def close(self) -> None:
         self._client.close()
         self._llm.shutdown()
+        self._launch.close()
 
 
-def engine_arguments(config: EngineConfig) -> list[str]:
-    """The command line vLLM's own server would be given for this configuration."""
+def engine_arguments(config: EngineConfig, network: Mapping[str, str | int] | None = None) -> list[str]:
+    """The command line vLLM's own server would be given for this configuration.
+
+    `network` are the arguments that tell one member of a group on several nodes from the others. Every rank
+    replaces its share of memory by its own, see `workers.group.rank`.
+    """
     arguments = {
         "--model": config.model_path,
         "--served-model-name": config.name,
@@ -138,6 +173,10 @@ def engine_arguments(config: EngineConfig) -> list[str]:
         "--max-num-batched-tokens": max(config.max_batched_tokens, config.max_num_seqs),
         "--tensor-parallel-size": config.tensor_parallel,
         "--pipeline-parallel-size": len(config.layers_per_stage),
+        "--kv-cache-memory-bytes": config.ranks[0].kv_cache_bytes,
+        "--worker-cls": GPU_RANK if config.on_gpu else CPU_RANK,
+        **({"--distributed-executor-backend": "mp"} if len(config.ranks) > 1 else {}),
+        **(network or {}),
     }
     if config.max_variants:
         arguments |= {
@@ -146,11 +185,8 @@ def engine_arguments(config: EngineConfig) -> list[str]:
             "--scheduler-cls": SCHEDULER,
             "--additional-config": json.dumps(variant_config(config).as_json()),
         }
-    if _on_cpu():
-        arguments["--worker-cls"] = "workers.cpu_rank.CpuRank"
-    else:
-        arguments["--kv-cache-memory-bytes"] = config.kv_cache_bytes
-        arguments["--gpu-memory-utilization"] = _gpu_share(config.memory_bytes)
+    if config.on_gpu and config.tensor_parallel > 1:
+        arguments["--compilation-config"] = json.dumps(TP_PASSES)
     flat = [str(part) for pair in arguments.items() for part in pair]
     logging_flag = "--enable-log-requests" if config.log_requests else "--no-enable-log-requests"
     # vLLM refuses to start with adapters on an architecture that it has none for.
@@ -158,10 +194,17 @@ def engine_arguments(config: EngineConfig) -> list[str]:
     return [*flat, *adapters, "--disable-fastapi-docs", logging_flag]
 
 
+def vllm_arguments(config: EngineConfig, network: Mapping[str, str | int]) -> Any:
+    """The same as vLLM's AsyncEngineArgs, for a member of a group that has no engine."""
+    vllm = _vllm()
+    return vllm["AsyncEngineArgs"].from_cli_args(vllm["parse"](engine_arguments(config, network)))
+
+
 def variant_config(config: EngineConfig) -> VariantConfig:
+    """Of the largest rank; each takes its own part (`workers.variants.manager`)."""
     return VariantConfig(
         slots=config.max_variants,
-        arena_bytes=config.variant_memory_bytes,
+        arena_bytes=max(rank.variant_memory_bytes for rank in config.ranks),
         host_bytes=config.variant_host_bytes,
         max_rank=config.max_lora_rank,
         kinds=config.variant_kinds,
@@ -174,20 +217,6 @@ def slot_rank(rank: int) -> int:
         if rank <= allowed:
             return allowed
     raise ValueError(f"LoRA rank {rank} is above the largest the engine supports, {_VLLM_RANKS[-1]}")
-
-
-def _on_cpu() -> bool:
-    from vllm.platforms import current_platform
-
-    return bool(current_platform.is_cpu())
-
-
-def _gpu_share(memory_bytes: int) -> float:
-    """vLLM's start-up check wants a share of the whole GPU to be free, even with a fixed KV cache."""
-    import torch
-
-    total = torch.cuda.get_device_properties(0).total_memory
-    return min(0.95, max(0.01, round(memory_bytes / total, 3)))
 
 
 def _vllm() -> dict[str, Any]:

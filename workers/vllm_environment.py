@@ -4,23 +4,42 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+LOOPBACK = "127.0.0.1"
+
+
+def environment(layers_per_stage: Sequence[int], host_ip: str = LOOPBACK) -> dict[str, str | None]:
+    """Of a process that starts an engine's ranks on the node at `host_ip`; None: not to be set."""
+    partition = ",".join(map(str, layers_per_stage)) if len(layers_per_stage) > 1 else None
+    return {
+        "VLLM_PP_LAYER_PARTITION": partition,
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HOST_IP": host_ip,
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": None,  # whole GiB, and it would overrule --kv-cache-memory-bytes
+    }
+
+
+def put(variables: Mapping[str, str | None]) -> None:
+    """Into this process's environment, which its children inherit."""
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def leave_threads_unbound() -> None:
+    """vLLM binds each rank on a CPU to a NUMA node of its own, and refuses when there are fewer nodes."""
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 def set_environment(layers_per_stage: Sequence[int], tensor_parallel: int, kv_cache_bytes: int) -> None:
-    """For an engine that this process will start; its ranks inherit it."""
-    gib = max(1, math.ceil(kv_cache_bytes / 2**30))
-    os.environ.update(
-        VLLM_CPU_KVCACHE_SPACE=str(gib),
-        VLLM_PP_LAYER_PARTITION=",".join(map(str, layers_per_stage)),
-        VLLM_WORKER_MULTIPROC_METHOD="spawn",
-        VLLM_USE_FLASHINFER_SAMPLER="0",
-        VLLM_NO_USAGE_STATS="1",
-        VLLM_HOST_IP="127.0.0.1",  # an engine's ranks are on one node
-        HF_HUB_OFFLINE="1",
-    )
-    if len(layers_per_stage) == 1:
-        del os.environ["VLLM_PP_LAYER_PARTITION"]
+    """For an engine in this process whose ranks on a CPU have `kv_cache_bytes` each, in whole GiB."""
+    put(environment(layers_per_stage))
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, math.ceil(kv_cache_bytes / 2**30)))
     if tensor_parallel * len(layers_per_stage) > 1:
-        # vLLM binds each rank to a NUMA node of its own, and refuses when there are fewer nodes.
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        leave_threads_unbound()

@@ -19,6 +19,7 @@ from workers import asgi, process_logs, wire
 from workers.asgi import Message
 from workers.door import Door, respond
 from workers.engine import Engine, start_engine
+from workers.group.launch import Launch
 from workers.messages import (
     EngineCall,
     EngineConfig,
@@ -41,8 +42,10 @@ class Worker:
     """Stateless towards the control plane: each call names its variant, so a replica that was
     restarted loads what it is asked for."""
 
-    def __init__(self, config: EngineConfig, metrics_host: str) -> None:
+    def __init__(self, config: EngineConfig, metrics_host: str, launch: Launch | None = None) -> None:
+        """`launch` says where the other ranks of a group on several nodes are; None: all are here."""
         self._config = config
+        self._launch = launch or Launch(config)
         self._metrics_host = metrics_host
         self._metrics_address = ""
         self._engine: Engine | None = None
@@ -53,12 +56,16 @@ class Worker:
 
     async def start(self) -> None:
         """Start the engine. An exception here is a failed launch."""
-        self._engine = await start_engine(self._config)
+        self._engine = await start_engine(self._config, self._launch)
         if self._config.max_active_variants:
             await self.limit_variants(self._config.max_active_variants)
         self._publish_residency()
         self._metrics_address = serve_metrics(self._metrics_host)
         log.info("engine of %s is ready", self._config.name)
+
+    def abort(self, reason: str) -> None:
+        """The group lost a member: end the engine, or its start. From any thread."""
+        self._launch.abort(reason)
 
     @property
     def engine(self) -> Engine:
@@ -151,6 +158,7 @@ class Worker:
             address=self._door.address if self._door else "",
             secret=self._door.secret if self._door else "",
             max_ongoing_requests=self._config.max_ongoing_requests,
+            ranks=self.engine.ranks,
         )
 
     async def logs(self, lines: int, folder: str) -> str:

@@ -34,7 +34,10 @@ def test_the_only_device_is_chosen(base: Model, settings: Settings) -> None:
     assert [(r.node, r.device_kind) for r in placement.ranks] == [("node", "cpu")]
     assert placement.estimate.accuracy == 97.0
     assert (config.engine, config.name, config.model_path) == ("echo", "b", base.path)
-    assert (config.dtype, config.device_kind, config.max_model_len) == ("float32", "cpu", 64)
+    assert (config.dtype, config.on_gpu, config.max_model_len) == ("float32", False, 64)
+    assert [(r.node, r.device_kind, r.device_index, r.layers) for r in config.ranks] == [
+        ("node", "cpu", 0, 2)
+    ]
     assert (config.max_variants, config.max_lora_rank) == (settings.max_variants, settings.max_lora_rank)
 
 
@@ -44,15 +47,16 @@ def test_a_base_that_can_have_no_variants_gets_an_engine_without_slots(
     assert base.spec is not None
     model = replace(base, spec=replace(base.spec, architecture="FalconForCausalLM", linear_shapes={}))
     config = engine_config(model, decide(model, DEPLOYMENT, HERE, settings), settings)
-    assert (config.max_variants, config.max_lora_rank, config.variant_memory_bytes) == (0, 0, 0)
+    assert (config.max_variants, config.max_lora_rank, config.ranks[0].variant_memory_bytes) == (0, 0, 0)
 
 
 def test_the_cache_holds_every_sequence_at_full_length(base: Model, settings: Settings) -> None:
     placement = decide(base, DEPLOYMENT, HERE, settings)
     config = engine_config(base, placement, settings)
     tokens = settings.concurrency * config.max_model_len
-    assert config.kv_cache_bytes >= tokens * 2 * 4 * 4 * 2  # K and V, 1 head of 4, 4 bytes, 2 layers
-    assert config.memory_bytes > config.kv_cache_bytes
+    (rank,) = config.ranks
+    assert rank.kv_cache_bytes >= tokens * 2 * 4 * 4 * 2  # K and V, 1 head of 4, 4 bytes, 2 layers
+    assert rank.memory_bytes > rank.kv_cache_bytes
 
 
 def test_the_context_is_bounded_by_the_model(base: Model, settings: Settings) -> None:

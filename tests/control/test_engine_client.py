@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 from doors import HEAD, Held, opened, part, report
+from engine_configs import echo_config
 
 from controlplane import errors, host_workers
 from controlplane.engine_client import EngineClient
-from workers.messages import EngineCall, EngineConfig, EngineHead, VariantRef, WorkerReport
+from workers.messages import EngineCall, EngineHead, VariantRef, WorkerReport
 from workers.worker import Worker
 
-CONFIG = EngineConfig("echo", "b", "/m", "float32", "cpu", 1, (2,), 64, 4, 1, 1, 2, 4, 8, 8, ("lora",))
+CONFIG = echo_config()
 ASK = EngineCall("/v1/completions", b'{"model": "b", "prompt": "a b"}')
 V = VariantRef("v", 7, "/a")
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import random_adapters
 import torch
+from engine_configs import ranks_of
 from prometheus_client import REGISTRY
 from random_adapters import ATTENTION, RandomLora
 
@@ -130,15 +131,11 @@ def _config(base: Path) -> EngineConfig:
         name=BASE,
         model_path=str(base),
         dtype="float32",
-        device_kind="cpu",
         tensor_parallel=1,
-        layers_per_stage=(30,),
+        ranks=ranks_of((30,), kv_cache_bytes=1 << 30, memory_bytes=2 << 30, variant_memory_bytes=64 << 20),
         max_model_len=512,
         max_num_seqs=16,
-        kv_cache_bytes=1 << 30,
-        memory_bytes=2 << 30,
         max_variants=len(LORAS),
-        variant_memory_bytes=64 << 20,
         variant_host_bytes=1 << 30,
         variant_kinds=("lora",),
         max_lora_rank=16,

@@ -10,14 +10,15 @@ from typing import Any
 import httpx
 import pytest
 from doors import Held, opened
+from engine_configs import echo_config
 
 from workers import door as door_module
 from workers import wire
 from workers.door import Door
-from workers.messages import EngineCall, EngineConfig, VariantRef, WorkerReport
+from workers.messages import EngineCall, VariantRef, WorkerReport
 from workers.worker import Worker
 
-CONFIG = EngineConfig("echo", "b", "/m", "float32", "cpu", 1, (2,), 64, 4, 1, 1, 2, 4, 8, 8, ("lora",))
+CONFIG = echo_config()
 TEXT = "/v1/completions"
 V = VariantRef('naïve "v"\n', 7, "/folder/é")
 

@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from engine_configs import echo_config
 
-from workers.messages import EngineCall, EngineConfig, EngineHead, VariantRef
+from workers.messages import EngineCall, EngineHead, VariantRef
 from workers.worker import Worker
 
-CONFIG = EngineConfig("echo", "b", "/m", "float32", "cpu", 1, (2,), 64, 4, 1, 1, 2, 4, 8, 8, ("lora",))
+CONFIG = echo_config()
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 V = VariantRef("v", 7, "/a")
 

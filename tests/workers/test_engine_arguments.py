@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import pytest
+from engine_configs import ranks_of
 
 from workers.messages import EngineConfig
 from workers.no_variants import NoVariants
@@ -14,26 +18,37 @@ CONFIG = EngineConfig(
     name="base",
     model_path="/models/base",
     dtype="float32",
-    device_kind="cpu",
     tensor_parallel=1,
-    layers_per_stage=(2,),
+    ranks=ranks_of((2,), kv_cache_bytes=1 << 20, memory_bytes=1 << 30),
     max_model_len=64,
     max_num_seqs=2,
-    kv_cache_bytes=1 << 20,
-    memory_bytes=1 << 30,
     max_variants=0,
     max_lora_rank=0,
-    variant_memory_bytes=0,
     variant_host_bytes=1 << 20,
     variant_kinds=("lora",),
 )
 
 
-def test_an_engine_without_slots_is_vllm_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_without_slots_is_vllm_as_it_is() -> None:
     """vLLM refuses --enable-lora on architectures that it has no adapters for, Falcon for one."""
-    monkeypatch.setattr("workers.vllm_engine._on_cpu", lambda: True)
     arguments = engine_arguments(CONFIG)
     assert not {"--enable-lora", "--max-loras", "--scheduler-cls", "--additional-config"} & set(arguments)
+
+
+def test_a_group_is_started_as_planned() -> None:
+    ranks = ranks_of((10, 20), 2, device_kind="nvidia-h200", kv_cache_bytes=77)
+    config = replace(CONFIG, tensor_parallel=2, ranks=ranks)
+    arguments = engine_arguments(config, {"--nnodes": 2, "--node-rank": 1})
+    given = dict(itertools.pairwise(arguments))
+    assert given["--tensor-parallel-size"] == given["--pipeline-parallel-size"] == "2"
+    assert given["--kv-cache-memory-bytes"] == "77"
+    assert given["--distributed-executor-backend"] == "mp"
+    assert (given["--nnodes"], given["--node-rank"]) == ("2", "1")
+    assert given["--worker-cls"] == "workers.group.gpu.PlannedGpuRank"
+    assert "--gpu-memory-utilization" not in given  # each rank sets its own
+    alone = dict(itertools.pairwise(engine_arguments(CONFIG)))
+    assert alone["--worker-cls"] == "workers.group.cpu.PlannedCpuRank"
+    assert not {"--nnodes", "--distributed-executor-backend"} & set(alone)
 
 
 async def test_it_has_no_variants_and_takes_none() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import random_adapters
 import torch
+from engine_configs import ranks_of
 from tiny_families import Tiny
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -76,16 +77,12 @@ def config_of(folder: Path) -> EngineConfig:
         name="base",
         model_path=str(folder),
         dtype="float32",
-        device_kind="cpu",
         tensor_parallel=plan.tensor_parallel,
-        layers_per_stage=plan.layers_per_stage,
+        ranks=ranks_of(plan.layers_per_stage, plan.tensor_parallel),
         max_model_len=plan.max_model_len,
         max_num_seqs=2,
-        kv_cache_bytes=1 << 28,
-        memory_bytes=2 << 30,
         max_variants=plan.max_variants,
         max_lora_rank=plan.max_lora_rank,
-        variant_memory_bytes=0,
         variant_host_bytes=1 << 20,
         variant_kinds=("lora",),
     )

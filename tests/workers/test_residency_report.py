@@ -8,12 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
+from engine_configs import echo_config
 from prometheus_client import CollectorRegistry
 
 from workers import asgi, wire
 from workers.messages import (
     EngineCall,
-    EngineConfig,
     EngineResidency,
     RankBytes,
     Tier,
@@ -25,7 +25,7 @@ from workers.scheduling.residency import Residency
 from workers.variant_metrics import VariantCollector
 from workers.worker import Worker
 
-CONFIG = EngineConfig("echo", "b", "/m", "float32", "cpu", 2, (2,), 64, 4, 1, 1, 2, 4, 80, 800, ("lora",))
+CONFIG = echo_config(2, 80, 800)
 SEEN = EngineResidency(
     slots=2,
     limit=1,
@@ -113,7 +113,7 @@ def test_metrics_by_tier_and_rank() -> None:
     assert value("ostinato_variant_preemptions_total") == 4
     assert value("ostinato_variant_bytes", {"tier": "device", "rank": "1"}) == 21
     assert value("ostinato_variant_bytes", {"tier": "host", "rank": "0"}) == 40
-    assert value("ostinato_variant_capacity_bytes", {"tier": "host"}) == 800
+    assert value("ostinato_variant_capacity_bytes", {"tier": "host", "rank": "1"}) == 800
 
 
 def test_an_engine_that_does_not_answer_has_no_series() -> None:

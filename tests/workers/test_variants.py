@@ -16,6 +16,7 @@ import pytest
 import random_adapters
 import random_variants
 import torch
+from engine_configs import ranks_of
 from transformers import AutoModelForCausalLM
 
 from profiler.variants.types import VariantKind
@@ -138,16 +139,12 @@ def _config(base: Path, tensor_parallel: int, layers_per_stage: tuple[int, ...])
         name=BASE,
         model_path=str(base),
         dtype="float32",
-        device_kind="cpu",
         tensor_parallel=tensor_parallel,
-        layers_per_stage=layers_per_stage,
+        ranks=ranks_of(layers_per_stage, tensor_parallel, variant_memory_bytes=640 << 20),
         max_model_len=256,
         max_num_seqs=len(MODELS) * len(PROMPTS),
-        kv_cache_bytes=1 << 28,
-        memory_bytes=2 << 30,
         max_variants=len(KINDS),
         max_lora_rank=16,
-        variant_memory_bytes=640 << 20,
         variant_host_bytes=1 << 30,
         variant_kinds=tuple(VariantKind),
     )

@@ -53,6 +53,17 @@ RELIED_ON = [
     ("config/compilation.py", "CompilationConfig", ("static_forward_context",)),
     # workers.cpu_rank
     ("v1/worker/cpu_worker.py", "CPUWorker", ("determine_available_memory",)),
+    # workers.group
+    ("v1/worker/gpu_worker.py", "Worker", ("init_device", "load_model", "determine_available_memory")),
+    ("v1/worker/gpu_worker.py", "Worker", ("initialize_from_config", "compile_or_warm_up_model")),
+    ("v1/worker/worker_base.py", "WorkerBase", ("__init__", "rank", "cache_config")),
+    ("v1/worker/gpu_model_runner.py", "GPUModelRunner", ("kv_caches", "model_memory_usage")),
+    ("v1/worker/gpu/model_runner.py", "GPUModelRunner", ("kv_caches", "model_memory_usage")),
+    ("config/cache.py", "CacheConfig", ("kv_cache_memory_bytes", "gpu_memory_utilization")),
+    ("config/parallel.py", "ParallelConfig", ("nnodes", "node_rank", "master_addr", "master_port")),
+    ("v1/executor/multiproc_executor.py", "MultiprocExecutor", ("__init__", "workers")),
+    ("v1/executor/multiproc_executor.py", "WorkerProcHandle", ("proc", "rank")),
+    ("v1/engine/async_llm.py", "AsyncLLM", ("from_engine_args", "collective_rpc", "shutdown")),
 ]
 
 
@@ -84,7 +95,7 @@ def names_of(made: ast.ClassDef) -> set[str]:
     names = set()
     for node in ast.walk(made):
         match node:
-            case ast.FunctionDef(name=name):
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 names.add(name)
             case ast.Name(id=name, ctx=ast.Store()):
                 names.add(name)
@@ -162,3 +173,30 @@ def test_a_prefix_is_cached_for_one_variant_only() -> None:
     source = (vllm() / "v1/core/kv_cache_utils.py").read_text()
     assert "lora_request.lora_name" in source or "lora_request.lora_path" in source
     assert "request.cache_salt" in source
+
+
+def test_a_rank_with_a_fixed_cache_needs_no_other_memory_free_than_we_say() -> None:
+    """Our GPU rank sets both before `init_device`, which checks the share of the whole GPU."""
+    asked = ast.unparse(function_in(tree("v1/worker/utils.py"), "request_memory"))
+    assert "init_snapshot.total_memory * cache_config.gpu_memory_utilization" in asked
+    found = ast.unparse(function_in(tree("v1/worker/gpu_worker.py"), "determine_available_memory"))
+    assert "if (kv_cache_memory_bytes := self.cache_config.kv_cache_memory_bytes)" in found
+
+
+def test_followers_are_started_as_vllm_starts_them() -> None:
+    served = ast.unparse(function_in(tree("entrypoints/cli/serve.py"), "run_headless"))
+    assert "create_engine_config(usage_context=usage_context, headless=True)" in served
+    assert "MultiprocExecutor(vllm_config, monitor_workers=False)" in served
+    members = {f.name: f for f in ast.walk(tree("engine/arg_utils.py")) if isinstance(f, ast.FunctionDef)}
+    assert "headless" in [a.arg for a in members["create_engine_config"].args.args]
+
+
+def test_the_partition_of_layers_is_read_from_the_environment() -> None:
+    assert "VLLM_PP_LAYER_PARTITION" in (vllm() / "distributed/utils.py").read_text()
+    assert "VLLM_CPU_KVCACHE_SPACE" in (vllm() / "platforms/cpu.py").read_text()
+
+
+def test_workers_are_made_with_their_arguments_by_name() -> None:
+    made = ast.unparse(class_in("v1/worker/worker_base.py", "WorkerWrapperBase"))
+    assert "self.worker = worker_class(**kwargs)" in made
+    assert "load_general_plugins()" in made

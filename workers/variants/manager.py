@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from workers.group import plan
 from workers.variants import background, hooking, warming
 from workers.variants.batch import Batch
 from workers.variants.config import VariantConfig, from_additional
@@ -57,7 +58,7 @@ class VariantManager:
             for op in operations_of(shape)
             if op in self._all
         }
-        memory = DeviceMemory(widths, self.config.slots, self.config.arena_bytes, self._device)
+        memory = DeviceMemory(widths, self.config.slots, self._arena_bytes(), self._device)
         base = Path(vllm_config.model_config.model)
 
         def opener(folder: Path) -> Contents:
@@ -79,6 +80,11 @@ class VariantManager:
             warming.warm_up(hooked, self._dtype)
         self._loader = Loader.connect(self._parallel.rank, self.residents)
         return model
+
+    def _arena_bytes(self) -> int:
+        """This rank's part of a planned group: stages of fewer layers take less of every variant."""
+        group = plan.from_environment()
+        return group.ranks[self._parallel.rank].variant_memory_bytes if group else self.config.arena_bytes
 
     # --- every step ----------------------------------------------------------------------------
 
@@ -118,7 +124,7 @@ class VariantManager:
                 return
             except NoRoom:
                 continue
-        raise RuntimeError(f"no room for variant {uid} in {self.config.arena_bytes} bytes")
+        raise RuntimeError(f"no room for variant {uid} in {self._arena_bytes()} bytes")
 
     def _slots_to_try(self, running: set[int]) -> list[int]:
         """Free slots, then those of variants that are not in this batch."""

@@ -1,0 +1,83 @@
+"""The members of a group on other nodes than its engine's: one Ray actor each, which keeps a process there.
+
+An actor ends with the replica that made it, however that ended (Ray's rule for actors without a name), its
+process with the actor, and vLLM's ranks with that process.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from workers.group.follower import Order
+from workers.group.following import Following
+from workers.group.members import Member, Rendezvous, members_of
+from workers.messages import EngineConfig
+
+
+class FollowerActor:
+    """Ray's face of a follower."""
+
+    def __init__(self, config: EngineConfig, number: int, rendezvous: Rendezvous) -> None:
+        self._following = Following(Order(config, number, rendezvous, ray.util.get_node_ip_address()))
+
+    def wait(self) -> str:
+        """Why the follower ended; blocks until it does."""
+        return self._following.wait()
+
+
+class OtherMembers:
+    """Those of a group beside the first, which is here. `node_ids` are Ray's, by the plan's names."""
+
+    def __init__(self, config: EngineConfig, node_ids: Mapping[str, str], host_ip: str) -> None:
+        self._config = config
+        self._node_ids = node_ids
+        self._members = members_of(config)[1:]
+        self._actors: list[Any] = []
+        self.rendezvous = rendezvous_at(host_ip) if self._members else None
+
+    def start(self, lost: Callable[[str], None]) -> None:
+        """Start them; `lost` is told, in a thread, why the first one ended."""
+        if self.rendezvous is None:
+            return
+        self._actors = [self._start(member, self.rendezvous) for member in self._members]
+        threading.Thread(target=self._watch, args=(lost,), name="group-members", daemon=True).start()
+
+    def _start(self, member: Member, rendezvous: Rendezvous) -> Any:
+        """Ray gives it no GPU: the plan says which it has, as for the engine's replica."""
+        where = NodeAffinitySchedulingStrategy(node_id=self._node_ids[member.node], soft=False)
+        options = {"num_cpus": 0, "num_gpus": 0, "max_restarts": 0, "scheduling_strategy": where}
+        actor = ray.remote(FollowerActor).options(**options)
+        return actor.remote(self._config, member.number, rendezvous)
+
+    def _watch(self, lost: Callable[[str], None]) -> None:
+        pairs = zip(self._actors, self._members, strict=True)
+        waiting = {actor.wait.remote(): member for actor, member in pairs}
+        (ended, *_), _ = ray.wait(list(waiting), num_returns=1)
+        try:
+            reason = ray.get(ended)
+        except RayError as e:
+            reason = f"its actor ended: {str(e).splitlines()[0]}"
+        lost(f"the ranks on node {waiting[ended].node} are lost: {reason}")
+
+    def stop(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors = []
+
+
+def rendezvous_at(host_ip: str) -> Rendezvous:
+    """Two ports that are free there now."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(2)]
+        for each in sockets:
+            each.bind((host_ip, 0))
+        port, bus = (int(each.getsockname()[1]) for each in sockets)
+    return Rendezvous(host_ip, port, f"tcp://{host_ip}:{bus}")

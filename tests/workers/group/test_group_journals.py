@@ -1,0 +1,45 @@
+"""Which rank is to blame when a group does not start."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from workers.group.journal import READY, Entry, Journal, last_lines, read, suspects, verdict
+
+LOADING = "loading weights"
+
+
+def test_the_rank_that_raised_is_to_blame(tmp_path: Path) -> None:
+    for rank in (0, 2):
+        with pytest.raises(SystemExit), Journal(tmp_path, rank).doing(LOADING):
+            raise SystemExit  # as vLLM's handler of SIGTERM does
+    with pytest.raises(ValueError, match="shapes"), Journal(tmp_path, 1).doing(LOADING):
+        raise ValueError("shapes\n  differ")
+    assert verdict(tmp_path, (0, 1, 2), "?") == "rank 1 failed at loading weights: ValueError: shapes differ"
+
+
+def test_a_rank_that_ended_without_a_word_is_named_with_the_last_of_its_log(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, 0)
+    with journal.doing(LOADING):
+        for line in range(9):
+            logging.getLogger("vllm.loader").warning("shard %d", line)
+    said = verdict(tmp_path, (0,), "?")
+    assert said.startswith("rank 0 (process ")
+    assert "ended without a word at loading weights" in said
+    assert said.endswith(" / ".join(f"WARNING shard {line}" for line in range(4, 9)))
+    assert len(last_lines(tmp_path, 0)) == 5
+
+
+def test_nobody_is_blamed_for_being_told_to_end_or_for_serving(tmp_path: Path) -> None:
+    entries = {0: Entry(0, 1, LOADING, told=True), 1: Entry(1, 2, READY)}
+    assert suspects(entries, (0, 1)) == []
+    assert verdict(tmp_path, (0, 1), "vLLM said so") == "vLLM said so"
+    assert (read(tmp_path), last_lines(tmp_path, 0)) == ({}, [])
+
+
+def test_of_silent_ranks_all_are_named() -> None:
+    entries = {rank: Entry(rank, rank, LOADING) for rank in range(3)}
+    assert [entry.rank for entry in suspects(entries, (0, 2))] == [0, 2]

@@ -1,0 +1,51 @@
+"""Whether a rank finds the memory it was planned with, and how to say that it does not: pure functions."""
+
+from __future__ import annotations
+
+from workers.agent.reports import DeviceSample, ProcessMemory
+from workers.messages import RankConfig
+
+GIB = 2**30
+MOST_NAMED = 4
+
+
+class NoMemory(RuntimeError):
+    """A rank's device has less free than was planned."""
+
+
+def shortage(rank: RankConfig, found: DeviceSample, own_bytes: int = 0) -> int:
+    """Bytes that are missing; 0 when the plan fits. `own_bytes` of what is in use are the rank's already."""
+    free = found.total_bytes - found.used_bytes
+    return max(0, rank.memory_bytes - own_bytes - free)
+
+
+def refusal(number: int, rank: RankConfig, found: DeviceSample) -> str:
+    """One sentence for the user: planned, found, and who has the rest."""
+    free = found.total_bytes - found.used_bytes
+    where = f" of {rank.node}" if rank.node else ""
+    return (
+        f"rank {number} was planned with {_gib(rank.memory_bytes)} GiB on {rank.device_kind} "
+        f"{rank.device_index}{where}, where {_gib(free)} of {_gib(found.total_bytes)} GiB are free; "
+        f"in use: {_users(found)}"
+    )
+
+
+def _users(found: DeviceSample) -> str:
+    largest = sorted(found.processes, key=lambda p: -p.memory_bytes)
+    named = [f"{_gib(p.memory_bytes)} GiB by {_holder(p)}" for p in largest[:MOST_NAMED]]
+    rest = found.used_bytes - sum(p.memory_bytes for p in largest[:MOST_NAMED])
+    if not named or rest > found.total_bytes // 100:
+        named.append(f"{_gib(max(0, rest))} GiB by processes that cannot be told apart here")
+    return ", ".join(named)
+
+
+def _holder(process: ProcessMemory) -> str:
+    match process.holder:
+        case None | "":
+            return f"process {process.pid}, no engine of this cluster"
+        case name:
+            return f"process {process.pid} of the engine of '{name}'"
+
+
+def _gib(count: int) -> str:
+    return f"{count / GIB:.2f}"

@@ -1,0 +1,31 @@
+"""A rank on a CPU that keeps to its plan."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from workers.agent import host
+from workers.cpu_rank import CpuRank
+from workers.group import processes
+from workers.group.rank import PlannedRank
+
+
+class PlannedCpuRank(PlannedRank, CpuRank):
+    _loaded_bytes = 0
+
+    def own_bytes(self) -> int:
+        return host.memory_of(os.getpid())
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        before = self.own_bytes()
+        super().load_model(*args, **kwargs)
+        self._loaded_bytes = self.own_bytes() - before
+
+    def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
+        processes.unlink_segments()  # all ranks have answered a call since they attached to them
+        super().initialize_from_config(*args, **kwargs)
+
+    def weights_bytes(self) -> int:
+        """What loading added: vLLM packs weights for the CPU's kernels, out of torch's sight."""
+        return self._loaded_bytes

@@ -1,0 +1,25 @@
+"""A device as it is now, asked where a rank runs. Without a CUDA context."""
+
+from __future__ import annotations
+
+import contextlib
+
+from workers.agent import host
+from workers.agent.gpus import Nvml
+from workers.agent.reports import DeviceSample
+from workers.agent.sampling import gpu_samples, host_sample
+from workers.messages import RankConfig
+
+
+def look(rank: RankConfig) -> DeviceSample:
+    """The device of a rank. Errors: pynvml.NVMLError, ValueError for a GPU that is not there."""
+    if rank.device_kind == "cpu":
+        return host_sample(host.read(), host.processes(), host.memory_of, ())
+    with contextlib.closing(Nvml([rank.device_index])) as driver:
+        (found,) = gpu_samples(driver.read(), driver.linked, host.processes(), {})
+    return found
+
+
+def held_by(pid: int, found: DeviceSample) -> int | None:
+    """What one process has of a GPU; None when the driver does not name it, as in some containers."""
+    return next((p.memory_bytes for p in found.processes if p.pid == pid), None)

@@ -1,0 +1,85 @@
+"""`python -m workers.group.follower`: the ranks of a member of a group whose engine is on another node.
+
+Reads its order, a line of JSON, and ends with all its ranks when its standard input does: whoever started it
+holds the other end and need not live to end it. Why it ended by itself it writes into the order's `told`.
+The name of the model on its command line is for those who look at processes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from workers.group.launch import Launch
+from workers.group.members import Rendezvous
+from workers.messages import EngineConfig
+
+
+@dataclass(frozen=True)
+class Order:
+    """Be the `number`-th member of the group, on the node at `host_ip`."""
+
+    config: EngineConfig
+    number: int
+    rendezvous: Rendezvous
+    host_ip: str
+    told: Path = Path()
+
+
+ORDERS = TypeAdapter(Order)
+
+
+def main() -> None:
+    order = ORDERS.validate_json(sys.stdin.buffer.readline())
+    launch = Launch(order.config, order.rendezvous, order.host_ip, order.number)
+    launch.begin()
+    _end_with_stdin(launch)
+    try:
+        reason = serve(order, launch)
+    except Exception as e:
+        reason = str(launch.blame(e))
+    order.told.write_text(reason)
+    launch.close()
+    os._exit(1)  # vLLM's threads would keep it
+
+
+def serve(order: Order, launch: Launch) -> str:
+    """Run the ranks until one ends; returns which and how. Raises what vLLM raises when they do not start."""
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    from workers.vllm_engine import vllm_arguments
+
+    arguments = vllm_arguments(order.config, launch.network_arguments())
+    config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER, headless=True)
+    executor = MultiprocExecutor(config, monitor_workers=False)
+    return first_to_end(executor.workers)
+
+
+def first_to_end(workers: list[Any]) -> str:
+    """`workers` are vLLM's handles of its processes. Blocks."""
+    by_sentinel = {worker.proc.sentinel: worker for worker in workers}
+    ended = by_sentinel[connection.wait(list(by_sentinel))[0]]
+    ended.proc.join()
+    return f"rank {ended.rank} ended with exit code {ended.proc.exitcode} while it served"
+
+
+def _end_with_stdin(launch: Launch) -> None:
+    def wait() -> None:
+        while os.read(0, 4096):  # sys.stdin would be locked when this process ends otherwise
+            pass
+        launch.close()
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

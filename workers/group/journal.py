@@ -1,0 +1,102 @@
+"""What each rank writes of its start, so that an error can say which one failed, doing what, and why.
+
+vLLM tells its caller only that the engine core did not start. A rank's journal outlives the rank.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+READY = "serving"
+LOG_LINES = 5
+LONGEST_LINE = 300
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a rank was doing last; `error` when it failed at that, `told` when it was asked to end."""
+
+    rank: int
+    pid: int
+    doing: str
+    error: str = ""
+    told: bool = False
+
+
+class Journal:
+    """A rank's own; it also keeps vLLM's log lines of this process."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._path = folder / f"rank-{rank}.json"
+        self._rank = rank
+        handler = logging.FileHandler(folder / f"rank-{rank}.log")
+        handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+        for name in ("vllm", "workers"):
+            logging.getLogger(name).addHandler(handler)
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Write down what is begun, and the exception that ends it."""
+        self.write(what)
+        try:
+            yield
+        except Exception as e:
+            self.write(what, error=f"{type(e).__name__}: {e}")
+            raise
+        except BaseException:  # SystemExit: vLLM's handler of SIGTERM
+            self.write(what, told=True)
+            raise
+
+    def write(self, what: str, error: str = "", told: bool = False) -> None:
+        entry = Entry(self._rank, os.getpid(), what, error, told)
+        made = self._path.with_suffix(".new")
+        made.write_text(json.dumps(asdict(entry)))
+        made.replace(self._path)
+
+
+def read(folder: Path) -> dict[int, Entry]:
+    """By rank, of those that got as far as writing one."""
+    entries = [Entry(**json.loads(path.read_text())) for path in sorted(folder.glob("rank-*.json"))]
+    return {entry.rank: entry for entry in entries}
+
+
+def last_lines(folder: Path, rank: int, lines: int = LOG_LINES) -> list[str]:
+    """Of a rank's log."""
+    path = folder / f"rank-{rank}.log"
+    if not path.exists():
+        return []
+    with path.open(errors="replace") as log:
+        found = deque((line.strip()[:LONGEST_LINE] for line in log if line.strip()), maxlen=lines)
+    return list(found)
+
+
+def suspects(entries: Mapping[int, Entry], ranks: Sequence[int]) -> list[Entry]:
+    """The ranks to blame for a start that failed: the first that raised, else those that ended silently.
+
+    One that was asked to end is a victim. A rank that waits for a dead one can end without a word too.
+    """
+    known = [entries[rank] for rank in ranks if rank in entries]
+    raised = [entry for entry in known if entry.error]
+    return raised[:1] or [entry for entry in known if not entry.told and entry.doing != READY]
+
+
+def verdict(folder: Path, ranks: Sequence[int], otherwise: str) -> str:
+    """Which rank failed and why, in one line; `otherwise` when no rank wrote anything that tells."""
+    return "; ".join(_say(folder, entry) for entry in suspects(read(folder), ranks)) or otherwise
+
+
+def _say(folder: Path, entry: Entry) -> str:
+    if entry.error:
+        return f"rank {entry.rank} failed at {entry.doing}: {' '.join(entry.error.split())}"
+    said = " / ".join(last_lines(folder, entry.rank)) or "nothing"
+    return (
+        f"rank {entry.rank} (process {entry.pid}) ended without a word at {entry.doing}; "
+        f"the last it logged: {said}"
+    )

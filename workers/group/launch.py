@@ -1,0 +1,124 @@
+"""One launch of a group's ranks from this process: its environment, and what becomes of it if it fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from workers.group import processes
+from workers.group.journal import verdict
+from workers.group.members import Rendezvous, device_environment, members_of, network_arguments
+from workers.group.plan import plan_of
+from workers.messages import EngineConfig, RankReport
+from workers.scheduling.client import new_address
+from workers.variants.config import ADDRESS_VARIABLE
+from workers.vllm_environment import LOOPBACK, environment, leave_threads_unbound, put
+
+
+class LaunchError(RuntimeError):
+    """A group that could not start or live on; the message says which rank failed and why."""
+
+
+class Launch:
+    """The `number`-th member of a group, on the node at `host_ip`.
+
+    `abort` may be called by any thread, while the engine starts as well as later.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        rendezvous: Rendezvous | None = None,
+        host_ip: str = LOOPBACK,
+        number: int = 0,
+    ) -> None:
+        self.members = members_of(config)
+        self.member = self.members[number]
+        self.reason = ""
+        self._config = config
+        self._rendezvous = rendezvous
+        self._host_ip = host_ip
+        self._journals: Path | None = None
+        self._before: set[psutil.Process] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def bus(self) -> str:
+        """Where the engine's scheduler listens; known once it began."""
+        return os.environ[ADDRESS_VARIABLE]
+
+    def begin(self) -> None:
+        """Set this process's environment for the ranks it is to start."""
+        self._before = processes.children()
+        self._journals = Path(tempfile.mkdtemp(prefix="ostinato-group-"))
+        put(environment(self._config.layers_per_stage, self._host_ip))
+        put(device_environment(self.member))
+        put(plan_of(self._config, self._journals).as_environment())
+        os.environ[ADDRESS_VARIABLE] = self._rendezvous.bus if self._rendezvous else new_address()
+        if not self._config.on_gpu and len(self._config.ranks) > 1:
+            leave_threads_unbound()
+            os.environ["OMP_NUM_THREADS"] = str(threads(self._neighbours(), _cores()))
+
+    def _neighbours(self) -> int:
+        """Ranks of the group on this member's node."""
+        return sum(rank.node == self.member.node for rank in self._config.ranks)
+
+    def network_arguments(self) -> dict[str, str | int]:
+        return network_arguments(self.members, self.member.number, self._rendezvous)
+
+    def blame(self, error: Exception) -> Exception:
+        """What to raise instead of vLLM's word that its core did not start."""
+        if self.reason:
+            return LaunchError(self.reason)
+        if self._journals is None:
+            return error
+        found = verdict(self._journals, self.member.ranks, "")
+        return LaunchError(found) if found else error
+
+    def abort(self, reason: str) -> None:
+        """End the ranks here: the group lost a member. What waits for them then fails."""
+        with self._lock:
+            self.reason = self.reason or reason
+        processes.end(self._started())
+
+    def _started(self) -> set[psutil.Process]:
+        return processes.children() - self._before if self._journals is not None else set()
+
+    def close(self) -> None:
+        """End what is left of it."""
+        processes.end(self._started())
+        if self._journals is not None:
+            shutil.rmtree(self._journals, ignore_errors=True)
+        if (bus := os.environ.get(ADDRESS_VARIABLE, "")).startswith("ipc://"):
+            Path(bus.removeprefix("ipc://")).unlink(missing_ok=True)
+
+
+def threads(ranks: int, cores: int) -> int:
+    """Of each rank, where several share a host: with more of them they wait for each other by spinning."""
+    return max(1, cores // ranks)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def reports_of(config: EngineConfig, measured: Sequence[Mapping[str, Any]]) -> tuple[RankReport, ...]:
+    """What every rank said it takes (`PlannedRank.rank_memory`), beside what was planned for it."""
+    return tuple(
+        RankReport(
+            node=config.ranks[found["rank"]].node,
+            device_kind=config.ranks[found["rank"]].device_kind,
+            device_index=config.ranks[found["rank"]].device_index,
+            layers=config.ranks[found["rank"]].layers,
+            planned_bytes=config.ranks[found["rank"]].memory_bytes,
+            **found,
+        )
+        for found in sorted(measured, key=lambda one: int(one["rank"]))
+    )

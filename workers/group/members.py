@@ -1,0 +1,108 @@
+"""How a group is split into launches of vLLM, and what each is started with: pure functions.
+
+vLLM (0.26 to 0.32) runs a group on several nodes as one launch per node, with as many ranks in each
+(`--nnodes`, `--node-rank`). A plan may put two ranks here and one there; then one node has several launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import gcd
+
+from workers.messages import EngineConfig, RankConfig
+
+CPU = "cpu"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One launch: vLLM's node rank `number`, with `ranks` of the group on `node`.
+
+    `gpus` are their indices on that node, in the order of ranks; none on a CPU.
+    """
+
+    number: int
+    node: str
+    ranks: tuple[int, ...]
+    gpus: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the members of a group meet: the node of rank 0, which the others must be able to reach.
+
+    `bus` is where the scheduler listens to the ranks' loaders of variants.
+    """
+
+    address: str
+    port: int
+    bus: str
+
+
+def members_of(config: EngineConfig) -> tuple[Member, ...]:
+    """The launches of a group, that of rank 0 first. Raises ValueError for a group that cannot run."""
+    check(config)
+    ranks = config.ranks
+    runs = [len(list(run)) for _, run in groupby(ranks, key=lambda rank: rank.node)]
+    size = gcd(*runs)
+    starts = [0] if len(runs) == 1 else range(0, len(ranks), size)
+    size = len(ranks) if len(runs) == 1 else size
+    return tuple(_member(number, start, ranks[start : start + size]) for number, start in enumerate(starts))
+
+
+def _member(number: int, start: int, ranks: Sequence[RankConfig]) -> Member:
+    gpus = tuple(rank.device_index for rank in ranks if rank.device_kind != CPU)
+    return Member(number, ranks[0].node, tuple(range(start, start + len(ranks))), gpus)
+
+
+def check(config: EngineConfig) -> None:
+    """Raises ValueError, saying what is wrong, for ranks that do not make up a group."""
+    tp, ranks = config.tensor_parallel, config.ranks
+    if tp < 1 or not ranks or len(ranks) % tp:
+        raise ValueError(f"{len(ranks)} ranks do not make up stages of {tp}")
+    for stage in range(len(ranks) // tp):
+        layers = {rank.layers for rank in ranks[stage * tp : (stage + 1) * tp]}
+        if len(layers) > 1:
+            raise ValueError(
+                f"the ranks of stage {stage} have {sorted(layers)} layers; expected the same in all"
+            )
+    kinds = {rank.device_kind == CPU for rank in ranks}
+    if len(kinds) > 1:
+        raise ValueError("a group runs on GPUs or on CPUs; these ranks want both")
+    seen: set[tuple[str, int]] = set()
+    for number, rank in enumerate(ranks):
+        place = (rank.node, rank.device_index)
+        if config.on_gpu and place in seen:
+            raise ValueError(
+                f"rank {number} shares GPU {rank.device_index} of {rank.node or 'its node'} with another "
+                "rank of its group, which NCCL does not allow; put them on different GPUs"
+            )
+        seen.add(place)
+
+
+def network_arguments(
+    members: Sequence[Member], number: int, rendezvous: Rendezvous | None
+) -> dict[str, str | int]:
+    """What vLLM's command line says of the launch `number` among `members`; nothing for one alone."""
+    if len(members) == 1:
+        return {}
+    if rendezvous is None:
+        raise ValueError(f"a group of {len(members)} launches needs a place where they meet")
+    return {
+        "--nnodes": len(members),
+        "--node-rank": number,
+        "--master-addr": rendezvous.address,
+        "--master-port": rendezvous.port,
+    }
+
+
+def device_environment(member: Member) -> dict[str, str]:
+    """Makes CUDA's device i the GPU of the member's i-th rank. Indices are the driver's (NVML's)."""
+    if not member.gpus:
+        return {}
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, member.gpus)),
+    }

@@ -1,0 +1,46 @@
+"""What each rank is to keep to, from the process that launches an engine to those of its ranks.
+
+It travels in an environment variable, not in vLLM's configuration: that is part of the key of vLLM's
+compilation cache, and free memory differs from start to start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from workers.messages import EngineConfig, RankConfig
+
+VARIABLE = "OSTINATO_GROUP"
+# A crashed engine's processes keep their memory until they are gone, which may be after the next one starts.
+WAIT_S = 20.0
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """Every rank's part. `journals` is a folder on this node; a rank waits `wait_s` for its memory."""
+
+    name: str
+    ranks: tuple[RankConfig, ...]
+    journals: Path
+    wait_s: float = WAIT_S
+
+    def as_environment(self) -> dict[str, str]:
+        return {VARIABLE: json.dumps({**asdict(self), "journals": str(self.journals)})}
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> GroupPlan | None:
+    """None where vLLM was started by somebody else."""
+    text = environment.get(VARIABLE)
+    if not text:
+        return None
+    found = json.loads(text)
+    ranks = tuple(RankConfig(**rank) for rank in found["ranks"])
+    return GroupPlan(found["name"], ranks, Path(found["journals"]), found["wait_s"])
+
+
+def plan_of(config: EngineConfig, journals: Path) -> GroupPlan:
+    return GroupPlan(config.name, config.ranks, journals)

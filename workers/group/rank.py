@@ -1,0 +1,122 @@
+"""vLLM's worker, kept to its rank's part of the plan. Mixed into its classes for CPUs and GPUs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from vllm.v1.worker.worker_base import WorkerBase
+
+from workers.agent import host
+from workers.agent.reports import DeviceSample
+from workers.group import devices
+from workers.group.claim import NoMemory, refusal, shortage
+from workers.group.journal import READY, Journal
+from workers.group.plan import from_environment
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+
+
+class PlannedRank(WorkerBase):  # type: ignore[misc]  # vLLM is untyped here
+    """Its methods are vLLM's, in the order in which vLLM calls them; each is written into the rank's journal.
+
+    Without a plan (vLLM was started by somebody else) it changes nothing.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        number = kwargs["rank"]
+        self.group = from_environment()
+        self.part = self.group.ranks[number] if self.group else None
+        self.journal = Journal(self.group.journals, number) if self.group else None
+        self._used_before = 0
+        if self.part is not None:
+            kwargs["vllm_config"].cache_config.kv_cache_memory_bytes = self.part.kv_cache_bytes
+        with self._doing("making its worker"):
+            super().__init__(*args, **kwargs)
+
+    def init_device(self) -> None:
+        with self._doing("claiming its device"):
+            self._claim()
+            super().init_device()
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        with self._doing("loading weights"):
+            super().load_model(*args, **kwargs)
+
+    def determine_available_memory(self) -> int:
+        with self._doing("profiling a forward pass"):
+            return int(super().determine_available_memory())
+
+    def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
+        with self._doing("allocating its KV cache"):
+            super().initialize_from_config(*args, **kwargs)
+
+    def compile_or_warm_up_model(self) -> Any:
+        with self._doing("warming up"):
+            result = super().compile_or_warm_up_model()
+        if self.journal is not None:
+            self.journal.write(READY)
+        return result
+
+    def _doing(self, what: str) -> AbstractContextManager[None]:
+        return self.journal.doing(what) if self.journal else nullcontext()
+
+    def _claim(self) -> None:
+        """Wait a little for the planned memory. Raises NoMemory, saying who has it."""
+        if self.group is None or self.part is None:
+            return
+        deadline = time.monotonic() + self.group.wait_s
+        found = devices.look(self.part)
+        while shortage(self.part, found, self.own_bytes()):
+            if time.monotonic() > deadline:
+                raise NoMemory(refusal(self.rank, self.part, found))
+            time.sleep(POLL_S)
+            found = devices.look(self.part)
+        self._used_before = found.used_bytes
+        self.keep_to(self.part.kv_cache_bytes, found)
+
+    def own_bytes(self) -> int:
+        """What this process has of the planned memory before it claims the rest."""
+        return 0
+
+    def keep_to(self, kv_cache_bytes: int, found: DeviceSample) -> None:
+        """Tell vLLM its share, where it has checks of its own."""
+
+    # --- what it took --------------------------------------------------------------------------
+
+    def rank_memory(self) -> dict[str, int]:
+        """Bytes now, on every rank by `collective_rpc`; see RankReport."""
+        kv_cache = sum(t.nbytes for t in _distinct(getattr(self.model_runner, "kv_caches", [])))
+        process, total = self.held_bytes(kv_cache)
+        return {
+            "rank": self.rank,
+            "pid": os.getpid(),
+            "weights_bytes": self.weights_bytes(),
+            "kv_cache_bytes": kv_cache,
+            "process_bytes": process,
+            "total_bytes": total,
+        }
+
+    def held_bytes(self, kv_cache: int) -> tuple[int, int]:
+        """(what this process holds, the same with the whole KV cache). Nothing was written to that yet, and
+        so a CPU has given no memory for it."""
+        held = host.memory_of(os.getpid())
+        return held, held + kv_cache
+
+    def weights_bytes(self) -> int:
+        """As vLLM measured it while it loaded them."""
+        return int(self.model_runner.model_memory_usage)
+
+
+def _distinct(found: Any) -> list[torch.Tensor]:
+    """Every tensor in nested lists once: layers may share one."""
+    if isinstance(found, torch.Tensor):
+        return [found]
+    nested = [tensor for part in found or () for tensor in _distinct(part)]
+    return list({tensor.untyped_storage().data_ptr(): tensor for tensor in nested}.values())
