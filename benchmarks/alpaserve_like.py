@@ -8,13 +8,13 @@ models between groups; this does neither.
 from __future__ import annotations
 
 from placement.solver.cluster import Cluster
-from placement.solver.layout import Layout, after, fits, placed
-from placement.solver.outcome import Placed
+from placement.solver.layout import Layout, Search, after, fits, placed
 from placement.solver.plan import Shape
 from placement.solver.request import Request
 from placement.solver.roofline import Roofline
 from placement.solver.shapes import tp_divides
 from placement.solver.view import view_of
+from placement.types import Placement
 from profiler.plans import even_stages
 
 
@@ -35,13 +35,13 @@ def _with_groups(cluster: Cluster, requests: list[Request], tp: int, pp: int) ->
         if found:
             _, best = min(found, key=lambda pair: pair[0])
             cluster = after(cluster, request, best)
-            count, throughput = count + 1, throughput + best.figures.throughput_per_s
+            count, throughput = count + 1, throughput + best.choice.throughput_per_s
     return count, throughput
 
 
 def _on(
     cluster: Cluster, request: Request, start: int, tp: int, pp: int
-) -> tuple[tuple[float, int], Placed] | None:
+) -> tuple[tuple[float, int], Placement] | None:
     """On the group that begins at GPU `start`; a model whose heads do not divide is cut into stages alone."""
     if not tp_divides(request.model, tp):
         tp, pp = 1, tp * pp
@@ -50,7 +50,8 @@ def _on(
     groups = tuple(tuple(gpus[i : i + tp]) for i in range(0, tp * pp, tp))
     shape = Shape(request.model.compressions[0], tp, pp)
     layout = Layout(shape, groups, even_stages(request.model.layers, pp))
-    if not fits(view, request, layout):
+    estimator = Roofline(cluster, request)
+    if not fits(view, estimator, layout):
         return None
     load = float(view.load[list(gpus)].mean())
-    return (load, start), placed(request, view, layout, Roofline(cluster, request), ())
+    return (load, start), placed(request, view, layout, estimator, Search(1, 1))

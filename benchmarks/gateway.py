@@ -28,7 +28,8 @@ from typing import Any
 import aiohttp
 
 from controlplane import local
-from controlplane.api.schemas import DeployModelRequest, RegisterModelRequest
+from controlplane.api.deploy_requests import DeployModelRequest
+from controlplane.api.schemas import RegisterModelRequest
 from controlplane.client import Client
 from controlplane.settings import Settings
 

@@ -30,7 +30,8 @@ from placement.solver.policies.base import Policy
 from placement.solver.policies.exact import Exact
 from placement.solver.policies.joint import Joint
 from placement.solver.policies.maveriq import Maveriq, Selection
-from placement.solver.request import Goal, Request
+from placement.solver.request import Request
+from placement.types import Intent
 
 POLICIES: tuple[Policy, ...] = (Joint(), *(Maveriq(selection) for selection in Selection))
 SIZES = (10, 100, 1000, 10000)
@@ -56,7 +57,7 @@ def gaps(count: int) -> dict[str, Any]:
             if outcome is None:
                 missed[policy.name] += 1
             else:
-                found[policy.name].append(outcome.objective / best.objective - 1)
+                found[policy.name].append(outcome.choice.objective / best.choice.objective - 1)
     return {
         "instances": count,
         "feasible": solved,
@@ -103,7 +104,7 @@ def scale() -> list[dict[str, Any]]:
 
 def _requests() -> Iterator[Request]:
     for name in ("llama-2-7b", "llama-2-13b", "falcon-40b", "llama-2-70b"):
-        for goal in (Goal.MIN_COST, Goal.MIN_LATENCY):
+        for goal in (Intent.MIN_COST, Intent.MIN_LATENCY):
             yield Request("new", instances.model(name, "fp16"), goal, rate_per_s=0.5)
 
 
@@ -113,13 +114,13 @@ def paper() -> list[dict[str, Any]]:
     policies += [Maveriq(selection, uneven=uneven) for selection in Selection for uneven in (True, False)]
     rows = []
     for forms in (("fp16", "int8", "int4"), ("fp16",)):
-        for goal in Goal if len(forms) > 1 else (Goal.MIN_LATENCY,):
+        for goal in Intent if len(forms) > 1 else (Intent.MIN_LATENCY,):
             cluster, requests = instances.paper_cluster(), instances.paper_models(goal, *forms)
             for policy in policies:
                 rows.append({**_row(cluster, requests, policy), "goal": goal, "forms": forms})
                 print(rows[-1], flush=True)
         count, throughput = greedy(
-            instances.paper_cluster(), instances.paper_models(Goal.MIN_LATENCY, "fp16")
+            instances.paper_cluster(), instances.paper_models(Intent.MIN_LATENCY, "fp16")
         )
         rows.append(
             {"policy": "alpaserve-like", "fit": count, "throughput_per_s": throughput, "forms": ["fp16"]}
@@ -139,8 +140,8 @@ def _row(cluster: Cluster, requests: list[Request], policy: Policy) -> dict[str,
         "policy": policy.name,
         "fit": len(placed),
         "before_first_failure": found.index(None) if None in found else len(found),
-        "throughput_per_s": sum(one.figures.throughput_per_s for one in placed),
-        "mean_latency_s": statistics.mean(one.figures.latency_s for one in placed),
+        "throughput_per_s": sum(one.choice.throughput_per_s for one in placed),
+        "mean_latency_s": statistics.mean(one.choice.latency_s for one in placed),
     }
 
 

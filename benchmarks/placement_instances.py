@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from placement.solver.cluster import Cluster, Gpu, Node, Resident
 from placement.solver.gpu_types import KNOWN
-from placement.solver.request import Compression, Goal, Limits, ModelFigures, Request
+from placement.solver.request import Compression, ModelFigures, Request
+from placement.types import Intent, Slos
 
 GIB = 2**30
 LINKS = (56e9, 25e9, 12.5e9)  # NVLink pairs of A6000s, PCIe 4, 100 Gbit/s
@@ -70,8 +71,8 @@ def small_request(rng: random.Random) -> Request:
     return Request(
         name="new",
         model=model(rng.choice(tuple(SHAPES))),
-        goal=rng.choice(tuple(Goal)),
-        limits=Limits(accuracy=rng.choice((None, 0.99, 1.0))),
+        intent=rng.choice(tuple(Intent)),
+        slos=Slos(accuracy=rng.choice((None, 0.99, 1.0))),
         rate_per_s=rng.choice((0.0, 0.2, 1.0)),
         input_tokens=256,
         output_tokens=128,
@@ -116,14 +117,14 @@ def paper_cluster() -> Cluster:
     return Cluster((Node("server", gpus),), (KNOWN["A6000"],), LINKS)
 
 
-def paper_models(goal: Goal, *forms: str) -> list[Request]:
+def paper_models(goal: Intent, *forms: str) -> list[Request]:
     """21 of the paper's six LLMs in turn, small ones four times, large ones three; it lists none."""
     names = [name for turn in range(4) for name in SHAPES if turn < 3 or SHAPES[name][0] <= 32]
     return [
         Request(
             name=f"{name}-{number}",
             model=model(name, *forms),
-            goal=goal,
+            intent=goal,
             rate_per_s=0.05,
             input_tokens=512,
             output_tokens=128,

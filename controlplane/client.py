@@ -30,6 +30,7 @@ from controlplane.answers import (
     text_of,
     validated,
 )
+from controlplane.api.deploy_requests import DeployModelRequest
 from controlplane.api.estimate_views import (
     EstimateRequest,
     EstimateView,
@@ -38,9 +39,9 @@ from controlplane.api.estimate_views import (
     ProfileRequest,
     ProfileView,
 )
+from controlplane.api.placement_views import PreviewView
 from controlplane.api.schemas import (
     DeploymentView,
-    DeployModelRequest,
     InferenceModelRequest,
     InferenceModelResponse,
     ModelView,
@@ -129,6 +130,10 @@ class Client:
 
     def deploy_model(self, request: DeployModelRequest) -> OperationView:
         return parse(OperationView, self._create("POST", "/deploy_model", request))
+
+    def plan_deployment(self, request: DeployModelRequest) -> PreviewView:
+        """What deploying would do as the cluster is now. Errors: also NoFeasiblePlan, as its end would be."""
+        return parse(PreviewView, self._retry(lambda: self._http.post("/plan", json=body_of(request))))
 
     def deployments(self) -> list[DeploymentView]:
         return parse(Deployments, self._get("/deployments")).deployments

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controlplane import errors
-from controlplane.api.schemas import DeployModelRequest, RegisterModelRequest
+from controlplane.api.deploy_requests import DeployModelRequest
+from controlplane.api.schemas import RegisterModelRequest
 from controlplane.records import (
     Deployment,
     Model,
@@ -22,6 +23,7 @@ from controlplane.records import (
     Phase,
 )
 from controlplane.state.typed import Delete, Put, State, Versioned
+from profiler.shards import tp_fits, tp_problem
 
 Change = Put | Delete
 
@@ -82,7 +84,7 @@ def _require_base(state: State, name: str) -> Put:
 def deploy_model(state: State, request: DeployModelRequest, ctx: Context) -> Outcome:
     """A variant is deployed with its base, if the base is not yet.
 
-    Errors: ModelNotFound, NotReady, AlreadyExists.
+    Errors: ModelNotFound, NotReady, AlreadyExists, InvalidRequest (bounds that its base cannot keep).
     """
     model = find_model(state, request.model)
     if model.phase is not Phase.READY:
@@ -94,6 +96,7 @@ def deploy_model(state: State, request: DeployModelRequest, ctx: Context) -> Out
             param="model",
         )
     host = model.base or model.name
+    _check_bounds(find_model(state, host), request)
     changes: list[Change] = [Put(_deployment(model.name, host, request, ctx.uids[0], ctx.now_s), 0)]
     message = "deployment accepted"
     if host != model.name:
@@ -126,7 +129,30 @@ def _deployment(name: str, host: str, request: DeployModelRequest, uid: int, now
         max_output_tokens=request.maxOutputLength,
         slos=request.SLOs.to_slos(),
         created_at_s=now_s,
+        load=request.load.to_load(),
+        bounds=request.to_bounds(),
+        relaxing=request.to_relaxing(),
     )
+
+
+def _check_bounds(base: Model, request: DeployModelRequest) -> None:
+    """Errors: InvalidRequest for what no cluster could carry."""
+    spec = base.spec
+    if spec is None:
+        return
+    split, degrees = request.layersPerStage, request.tensorParallel
+    if split and sum(split) != spec.num_layers:
+        raise errors.InvalidRequest(
+            f"expected layersPerStage to sum to the {spec.num_layers} layers of '{base.name}', got "
+            f"{'+'.join(map(str, split))} = {sum(split)}; change the split",
+            param="layersPerStage",
+        )
+    if degrees and not any(tp_fits(spec, tp) for tp in degrees):
+        raise errors.InvalidRequest(
+            f"'{base.name}' cannot be sharded {' or '.join(map(str, degrees))} ways "
+            f"({tp_problem(spec, degrees[0])}); name another degree",
+            param="tensorParallel",
+        )
 
 
 def profile_model(state: State, name: str, again: bool, ctx: Context) -> Outcome:

@@ -1,40 +1,43 @@
-"""A deployment's pure part: estimate -> choose -> place. What launches it is in `launching`.
+"""A deployment's pure part: from a model, what is asked of it and the devices to a placement.
 
-Each step is a function of `profiler` or `placement`; this module only hands one's result to the next.
+What launches it is in `launching`. The search is `placement.solver`; this module says what it is to look for,
+what is known of the model, and what its answer means.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from controlplane import errors
-from controlplane.profiling import (
-    CPU,
-    Profiles,
-    calibration_for,
-    carrier_kind,
-    carriers,
-    engine_dtype,
-    served_spec,
-    spec_of,
-)
+from controlplane import errors, refusals
+from controlplane.profiling import Profiles, calibration_on, engine_dtype, served_spec, spec_of
 from controlplane.records import Deployment, Model
 from controlplane.settings import Settings
-from placement.choose import choose
-from placement.place import place_best
-from placement.types import Candidate, Infeasible, Inventory, Placement, Plan
-from profiler.estimating import Ground, plan_estimate
-from profiler.physical.calibration import Calibration
-from profiler.plans import accuracy_of, candidate_plans, no_plan_reason
-from profiler.types import DeviceRates, ModelSpec, Workload
+from placement.solver.cluster import Cluster, Resident
+from placement.solver.decide import decide as decide_on
+from placement.solver.decide import eased
+from placement.solver.explain import reason
+from placement.solver.from_inventory import clusters_of, type_name
+from placement.solver.from_spec import figures_of
+from placement.solver.outcome import NotPlaced
+from placement.solver.plan import Estimator
+from placement.solver.policies.joint import Joint
+from placement.solver.profiled import Knowledge, Measured, Profiled
+from placement.solver.request import Request
+from placement.types import Constraint, DeviceKey, Inventory, Placement, Plan, Relaxation
+from profiler.plans import UNCOMPRESSED, accuracy_of, allows_uncompressed, no_plan_reason
+from profiler.types import ModelSpec
 from profiler.variants.types import VariantKind
 
-# Latency SLOs are judged for one request of this prompt length (MaverIQ evaluates batch 1 as well).
+# Without an expected load, latency is that of one request with a prompt this long (MaverIQ: batch 1 too).
 JUDGED_INPUT_TOKENS = 128
+MOST_PARALLEL = 8  # TP and PP, unless the request names more
 # What alignment in an engine's memory adds to a variant's bytes, generously.
 PACKING = 1.05
+
+POLICY = Joint()
 
 
 def decide(
@@ -44,53 +47,139 @@ def decide(
     settings: Settings,
     variants: Sequence[Model] = (),
     profiles: Profiles = MappingProxyType({}),
+    others: Sequence[Deployment] = (),
 ) -> Placement:
     """The placement that best meets the deployment's intent, with room for the base's `variants`.
 
-    Estimates are calibrated where `profiles` has this architecture on this kind of device, else rough.
-    Errors: NoFeasiblePlan, saying why.
+    GPUs come before CPU hosts. `others` are the deployments that anti-affinity is about. Estimates are
+    calibrated where `profiles` has this architecture on this kind of device, else rough.
+    Errors: NoFeasiblePlan, saying which constraint binds and what would do; NotReady.
     """
-    spec = served_spec(spec_of(model), engine_dtype(settings, carrier_kind(inventory)))
-    known = calibration_for(model, inventory, settings, profiles)
-    candidates = [
-        with_estimate(ground(spec, plan, inventory, known), model.compression, plan, deployment)
-        for plan in _plans(spec, model.compression, inventory, settings, variants)
-    ]
-    if not candidates:
+    spec_of(model)
+    if not allows_uncompressed(model.compression):
         raise errors.NoFeasiblePlan(no_plan_reason(model.compression))
-    ranked = choose(candidates, deployment.intent, deployment.slos, deployment.max_output_tokens)
-    if isinstance(ranked, Infeasible):
-        raise _refusal(ranked)
-    placed = place_best(ranked, inventory)
-    if isinstance(placed, Infeasible):
-        raise _refusal(placed)
-    return placed
+    questions = [
+        _question(model, deployment, cluster, inventory, settings, variants, profiles)
+        for cluster in clusters_of(inventory, _residents(others))
+    ]
+    if not questions:
+        raise refusals.no_device(inventory)
+    missed = []
+    for question in questions:
+        outcome = decide_on(question.cluster, question.request, POLICY, question.estimator)
+        if isinstance(outcome, Placement):
+            return explained(outcome, inventory)
+        missed.append((question, outcome))
+    if deployment.relaxing.allowed:
+        for question, outcome in missed:
+            most = deployment.relaxing.most_factor
+            found = eased(question.cluster, question.request, outcome, POLICY, question.estimator, most)
+            if found is not None:
+                return explained(found, inventory)
+    raise refusals.refusal(missed[0][1], deployment.relaxing)
 
 
-def _refusal(outcome: Infeasible) -> errors.NoFeasiblePlan:
-    hints = f" Possible: {'; '.join(outcome.relaxations)}." if outcome.relaxations else ""
-    return errors.NoFeasiblePlan(
-        f"{outcome.reason}.{hints}".replace("..", "."), details={"relaxations": list(outcome.relaxations)}
-    )
+def explained(placement: Placement, inventory: Inventory) -> Placement:
+    return dataclasses.replace(placement, reason=reason(placement, inventory))
 
 
-def _plans(
-    spec: ModelSpec,
-    compression: Mapping[str, float],
+@dataclass(frozen=True)
+class Question:
+    """What is to be placed on which devices, and what is known of the model there."""
+
+    cluster: Cluster
+    request: Request
+    known: Knowledge
+
+    def estimator(self, cluster: Cluster, request: Request) -> Estimator:
+        return Profiled(cluster, request, self.known)
+
+
+def _question(
+    model: Model,
+    deployment: Deployment,
+    cluster: Cluster,
     inventory: Inventory,
     settings: Settings,
     variants: Sequence[Model],
-) -> list[Plan]:
-    plans = candidate_plans(
-        spec,
-        compression,
-        devices=max(1, len(inventory.devices)),
-        max_model_len=min(settings.max_model_len, spec.max_position),
+    profiles: Profiles,
+) -> Question:
+    """Errors: NoFeasiblePlan when the expected lengths exceed what the engine takes."""
+    spec = served_spec(spec_of(model), engine_dtype(settings, cluster.types[0].kind))
+    context = min(settings.max_model_len, spec.max_position)
+    request = _request(model, deployment, spec, context, settings)
+    plan = Plan(1, (spec.num_layers,), UNCOMPRESSED, context, request.kv_tokens, 0, 0)
+    measured = _measured(model, cluster, inventory, settings, profiles)
+    known = Knowledge(spec, with_room_for_variants(plan, spec, settings, variants), measured)
+    return Question(cluster, request, known)
+
+
+def _request(
+    model: Model, deployment: Deployment, spec: ModelSpec, context: int, settings: Settings
+) -> Request:
+    accuracy = accuracy_of(model.compression)
+    bounds = deployment.bounds
+    inputs, outputs = _lengths(deployment, context)
+    return Request(
+        name=model.name,
+        model=figures_of(model.name, spec, {UNCOMPRESSED: (accuracy, 1.0)}),
+        intent=deployment.intent,
+        cost=settings.cost_measure,
+        slos=deployment.slos,
+        rate_per_s=deployment.load.rate_per_s,
+        input_tokens=inputs,
+        output_tokens=outputs,
         concurrency=settings.concurrency,
-        max_variants=settings.max_variants,
-        max_lora_rank=settings.max_lora_rank,
+        max_tp=max(MOST_PARALLEL, *bounds.tensor_parallel, 0),
+        max_pp=max(MOST_PARALLEL, *bounds.pipeline_parallel, len(bounds.layers_per_stage)),
+        only_tp=bounds.tensor_parallel,
+        only_pp=bounds.pipeline_parallel,
+        layers=bounds.layers_per_stage,
+        context=context,
+        group=bounds.group,
+        scope=bounds.scope,
     )
-    return [with_room_for_variants(plan, spec, settings, variants) for plan in plans]
+
+
+def _lengths(deployment: Deployment, context: int) -> tuple[int, int]:
+    """Tokens of a prompt and of an answer; what was not told is what the engine's context leaves room for.
+
+    Errors: NoFeasiblePlan.
+    """
+    told_in, told_out = deployment.load.input_tokens, deployment.load.output_tokens
+    outputs = told_out or max(1, min(deployment.max_output_tokens, context - (told_in or 1)))
+    inputs = told_in or max(1, min(JUDGED_INPUT_TOKENS, context - outputs))
+    if inputs + outputs <= context:
+        return inputs, outputs
+    asked = inputs + outputs
+    text = (
+        f"expect prompts and answers of {context} tokens together, the engine's context, instead of {asked}"
+    )
+    one = Relaxation(Constraint.CONTEXT, asked, context, asked / context, text)
+    raise refusals.refusal(NotPlaced(deployment.model, Constraint.CONTEXT, "", (one,)))
+
+
+def _measured(
+    model: Model, cluster: Cluster, inventory: Inventory, settings: Settings, profiles: Profiles
+) -> dict[str, Measured]:
+    """Of each type of device for which this architecture's profile is there."""
+    types = {kind.name: kind for kind in cluster.types}
+    devices = {type_name(device): device for device in inventory.devices if type_name(device) in types}
+    found = {name: calibration_on(model, device, settings, profiles) for name, device in devices.items()}
+    return {name: Measured(known, types[name].rates) for name, known in found.items() if known}
+
+
+def _residents(others: Iterable[Deployment]) -> dict[DeviceKey, list[Resident]]:
+    """Ranks of placed deployments by device."""
+    found: dict[DeviceKey, list[Resident]] = {}
+    for other in others:
+        for rank in other.placement.ranks if other.placement else ():
+            key = rank.node, rank.device_kind, rank.device_index
+            held = Resident(
+                other.model, rank.layer_start, rank.layer_end, rank.memory_bytes, other.bounds.group
+            )
+            found.setdefault(key, []).append(held)
+    return found
 
 
 def with_room_for_variants(
@@ -108,46 +197,9 @@ def with_room_for_variants(
     )
 
 
-def with_estimate(
-    known: Ground, compression: Mapping[str, float], plan: Plan, deployment: Deployment
-) -> Candidate:
-    workload = Workload(1, JUDGED_INPUT_TOKENS, deployment.max_output_tokens)
-    accuracy = accuracy_of(compression, plan.quantization)
-    return Candidate(plan, plan_estimate(known, plan, workload, accuracy))
-
-
-def ground(spec: ModelSpec, plan: Plan, inventory: Inventory, known: Calibration | None) -> Ground:
-    """What is known when `plan` is estimated, before anything is placed.
-
-    Each rank has the memory that is free on a device now, the freest first.
-    """
-    rates = _rates(plan, inventory)
-    shared = plan.world_size if carrier_kind(inventory) == CPU else 1
-    return Ground(spec, tuple(rates), known, _free_bytes(plan, inventory), shared)
-
-
-def _free_bytes(plan: Plan, inventory: Inventory) -> tuple[int, ...]:
-    """Of each rank's device; empty when there are too few devices. Ranks share a CPU."""
-    free = sorted((d.free_bytes for d in carriers(inventory)), reverse=True)
-    if carrier_kind(inventory) == CPU and free:
-        return (free[0] // plan.world_size,) * plan.world_size
-    return tuple(free[: plan.world_size]) if len(free) >= plan.world_size else ()
-
-
 def variant_demand(variants: Sequence[Model], slots: int) -> tuple[int, int]:
     """Bytes in hidden layers, and bytes of full tensors, of the `slots` largest variants other than LoRA."""
     specs = [v.variant_spec for v in variants if v.variant_spec and v.variant_spec.kind != VariantKind.LORA]
     layers = sorted((s.weight_bytes - s.full_bytes for s in specs), reverse=True)[:slots]
     full = sorted((s.full_bytes for s in specs), reverse=True)[:slots]
     return int(sum(layers) * PACKING), sum(full)
-
-
-def _rates(plan: Plan, inventory: Inventory) -> list[DeviceRates]:
-    """Each rank's rates, before anything is placed: those of the slowest device. Ranks share a CPU."""
-    slowest = min(
-        (d.rates for d in inventory.devices),
-        key=lambda r: r.memory_bytes_per_s,
-        default=DeviceRates(1e9, 1e9),
-    )
-    share = plan.world_size if carrier_kind(inventory) == CPU else 1
-    return [DeviceRates(slowest.memory_bytes_per_s / share, slowest.flops_per_s / share)] * plan.world_size

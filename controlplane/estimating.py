@@ -8,8 +8,16 @@ from dataclasses import dataclass
 
 from controlplane import errors
 from controlplane.commands import find_model
-from controlplane.deploying import ground, with_room_for_variants
-from controlplane.profiling import calibration_for, carrier_kind, engine_dtype, profiled_device, served_spec
+from controlplane.deploying import with_room_for_variants
+from controlplane.profiling import (
+    CPU,
+    calibration_for,
+    carrier_kind,
+    carriers,
+    engine_dtype,
+    profiled_device,
+    served_spec,
+)
 from controlplane.records import Model
 from controlplane.settings import Settings
 from controlplane.state.typed import State
@@ -19,7 +27,7 @@ from profiler.errors import PlanError
 from profiler.estimating import Ground, Prediction, check_plan, predict
 from profiler.physical.calibration import Calibration
 from profiler.plans import UNCOMPRESSED, candidate_plans, even_stages
-from profiler.types import ModelSpec, Plan, Workload
+from profiler.types import DeviceRates, ModelSpec, Plan, Workload
 from profiler.variants.types import VariantSpec
 
 GIB = 2**30
@@ -117,7 +125,7 @@ class _Asked:
         try:
             check_plan(self.spec, plan)
             _check_devices(plan, self.load.devices)
-            here = ground(self.spec, plan, self.inventory, self.known)
+            here = _ground(self.spec, plan, self.inventory, self.known)
             if self.load.devices is not None:
                 here = _apart(here, plan, self.inventory)
             return Answer(self.base.name, plan, self.load, predict(here, plan, work, self.mix))
@@ -152,6 +160,38 @@ def _check_devices(plan: Plan, devices: int | None) -> None:
             f"expected {plan.world_size} to {MOST_DEVICES} devices for {plan.world_size} ranks, got "
             f"{devices}; correct it, or leave it out",
         )
+
+
+def _ground(spec: ModelSpec, plan: Plan, inventory: Inventory, known: Calibration | None) -> Ground:
+    """What is known when `plan` is estimated, before anything is placed.
+
+    Each rank has the memory that is free on a device now, the freest first.
+    """
+    rates = _rates(plan, inventory)
+    shared = plan.world_size if carrier_kind(inventory) == CPU else 1
+    return Ground(spec, tuple(rates), known, _free_bytes(plan, inventory), shared)
+
+
+def _free_bytes(plan: Plan, inventory: Inventory) -> tuple[int, ...]:
+    """Of each rank's device; empty when there are too few devices. Ranks share a CPU."""
+    free = sorted((d.free_bytes for d in carriers(inventory)), reverse=True)
+    if carrier_kind(inventory) == CPU and free:
+        return (free[0] // plan.world_size,) * plan.world_size
+    return tuple(free[: plan.world_size]) if len(free) >= plan.world_size else ()
+
+
+def _rates(plan: Plan, inventory: Inventory) -> list[DeviceRates]:
+    """Each rank's rates, before anything is placed: those of the slowest device.
+
+    Ranks that share a CPU work at once within a stage, stages one after the other.
+    """
+    slowest = min(
+        (d.rates for d in carriers(inventory)),
+        key=lambda r: r.memory_bytes_per_s,
+        default=DeviceRates(1e9, 1e9),
+    )
+    share = plan.tensor_parallel if carrier_kind(inventory) == CPU else 1
+    return [DeviceRates(slowest.memory_bytes_per_s / share, slowest.flops_per_s / share)] * plan.world_size
 
 
 def _apart(here: Ground, plan: Plan, inventory: Inventory) -> Ground:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from controlplane.commands import Change
 from controlplane.records import NodeLedger, Reservation
 from controlplane.state.typed import Delete, Put, State, Versioned
-from placement.place import DeviceKey, key_of
-from placement.types import Device, Inventory, Placement
+from placement.types import Device, DeviceKey, Inventory, Placement, key_of
 
 Ledgers = Mapping[str, Versioned[NodeLedger]]
 

@@ -79,7 +79,12 @@ def profiled_device(inventory: Inventory) -> Device | None:
 def key_of_model(model: Model, inventory: Inventory, settings: Settings) -> ProfileKey | None:
     """Of a base whose files were read; None where there is no device to measure it on."""
     device = profiled_device(inventory)
-    if device is None or model.spec is None:
+    return None if device is None else key_on(model, device, settings)
+
+
+def key_on(model: Model, device: Device, settings: Settings) -> ProfileKey | None:
+    """The profile of a model on one device; None for a model whose files were not read."""
+    if model.spec is None:
         return None
     dtype = engine_dtype(settings, device.kind)
     return profile_key(served_spec(model.spec, dtype), dtype, device.model or device.kind, device.engine)
@@ -255,7 +260,15 @@ def calibration_for(
     model: Model, inventory: Inventory, settings: Settings, profiles: Profiles
 ) -> Calibration | None:
     """What was measured of this model's shape on the device that stands for all; None if nothing was."""
-    key = key_of_model(model, inventory, settings)
+    device = profiled_device(inventory)
+    return None if device is None else calibration_on(model, device, settings, profiles)
+
+
+def calibration_on(
+    model: Model, device: Device, settings: Settings, profiles: Profiles
+) -> Calibration | None:
+    """What was measured of this model's shape on devices like this one; None if nothing was."""
+    key = key_on(model, device, settings)
     found = profiles.get(key.text) if key else None
     if key is None or found is None or model.spec is None:
         return None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import BeforeValidator, TypeAdapter
 
-from placement.types import Intent, Placement, Slos
+from placement.types import Intent, Placement, Scope, Slos
 from profiler.types import ModelSpec
 from profiler.variants.types import VariantSpec
 
@@ -56,6 +56,50 @@ class Model:
         return self.base is not None
 
 
+def _known_intent(value: Any) -> Any:
+    """Older records say "slo" where only limits were given: least cost within them."""
+    return Intent.MIN_COST if value == "slo" else value
+
+
+def _renamed_cost(value: Any) -> Any:
+    """Older records name the unit of the one cost there was."""
+    if isinstance(value, dict) and "cost_gib_s" in value:
+        kept = {name: one for name, one in value.items() if name != "cost_gib_s"}
+        return {"cost": value["cost_gib_s"]} | kept
+    return value
+
+
+@dataclass(frozen=True)
+class ExpectedLoad:
+    """Requests that come each second, and their lengths; None: what the installation assumes."""
+
+    rate_per_s: float = 0.0
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a plan must keep beside SLOs. Empty: any degree of parallelism, any split of layers.
+
+    Deployments of one anti-affinity `group` share no GPU or no node, as `scope` says.
+    """
+
+    tensor_parallel: tuple[int, ...] = ()
+    pipeline_parallel: tuple[int, ...] = ()
+    layers_per_stage: tuple[int, ...] = ()
+    group: str = ""
+    scope: Scope = Scope.NONE
+
+
+@dataclass(frozen=True)
+class Relaxing:
+    """Whether the nearest relaxation may be applied when nothing fits, and up to which factor."""
+
+    allowed: bool = False
+    most_factor: float | None = None
+
+
 @dataclass(frozen=True)
 class Deployment:
     """A desired deployment and what became of it. `host` is the base whose engine serves it.
@@ -68,14 +112,17 @@ class Deployment:
     uid: int
     host: str
     phase: Phase
-    intent: Intent
+    intent: Annotated[Intent, BeforeValidator(_known_intent)]
     max_output_tokens: int
-    slos: Slos = field(default_factory=Slos)
+    slos: Annotated[Slos, BeforeValidator(_renamed_cost)] = field(default_factory=Slos)
     placement: Placement | None = None
     reason: str = ""
     created_at_s: float = 0.0
     established: bool = False
     max_active_variants: int | None = None
+    load: ExpectedLoad = field(default_factory=ExpectedLoad)
+    bounds: Bounds = field(default_factory=Bounds)
+    relaxing: Relaxing = field(default_factory=Relaxing)
 
 
 @dataclass(frozen=True)

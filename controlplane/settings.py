@@ -9,6 +9,8 @@ from typing import Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from placement.types import CostMeasure
+
 
 class Settings(BaseSettings):
     """Every knob of one installation. The same code runs embedded and in production; only these differ."""
@@ -59,6 +61,10 @@ class Settings(BaseSettings):
         default=8 << 30,
         ge=1 << 20,
         description="Memory of a device that measuring may take; never more than is free.",
+    )
+    cost_measure: CostMeasure = Field(
+        default=CostMeasure.MEMORY_LATENCY,
+        description="What minCost minimises: memoryLatency (GiB x s of a request), memory or gpuHours.",
     )
     max_queued_requests: int = Field(
         default=512,

@@ -5,20 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from profiler.types import DeviceRates, Estimate, Plan
+from profiler.types import DeviceRates, Estimate, Interval, Plan
 
 __all__ = [
-    "Candidate",
+    "Choice",
+    "Constraint",
+    "CostMeasure",
     "Device",
-    "Infeasible",
+    "DeviceKey",
     "Intent",
     "Inventory",
     "Placement",
     "Plan",
     "RankPlacement",
+    "Relaxation",
+    "Scope",
     "Slos",
     "Unusable",
     "Use",
+    "key_of",
 ]
 
 
@@ -75,38 +80,86 @@ class Inventory:
     unusable: tuple[Unusable, ...] = ()
 
 
+DeviceKey = tuple[str, str, int]
+
+
+def key_of(device: Device) -> DeviceKey:
+    """(node, kind, index): a host's CPU and its GPU 0 are two devices."""
+    return device.node, device.kind, device.index
+
+
 class Intent(StrEnum):
-    """What the user asked for (MaverIQ, Table 1). `SLO` means: meet the limits, then least cost."""
+    """What the user asked for (MaverIQ, Table 1); SLOs are kept whatever it is."""
 
     MIN_COST = "minCost"
     MIN_LATENCY = "minLat"
-    SLO = "slo"
+    MIN_MEMORY = "minMem"
+    MIN_GPU_HOURS = "minGpuHours"
+
+
+class CostMeasure(StrEnum):
+    """What minCost means; the provider's choice (MaverIQ, section 4)."""
+
+    MEMORY_LATENCY = "memoryLatency"  # GiB of all ranks x seconds of a request
+    MEMORY = "memory"  # GiB of all ranks
+    GPU_HOURS = "gpuHours"  # ranks x hours of a request
+
+
+class Scope(StrEnum):
+    """What deployments of one anti-affinity group must not share."""
+
+    NONE = "none"
+    GPU = "gpu"
+    NODE = "node"
 
 
 @dataclass(frozen=True)
 class Slos:
-    """Limits; None is no limit. Latency is end to end at the deployment's `max_output_tokens`.
+    """Limits; None is no limit. Latency is that of one request end to end, under the expected load.
 
-    `cost` is in GiB-seconds per request (memory x latency, MaverIQ section 4, formulation 1);
-    `accuracy` is the least acceptable registered accuracy.
+    `cost` is in the unit of the cost measure; `accuracy` is the least acceptable registered accuracy.
     """
 
     latency_s: float | None = None
     ttft_s: float | None = None
     tpot_s: float | None = None
-    cost_gib_s: float | None = None
+    cost: float | None = None
     accuracy: float | None = None
 
 
+class Constraint(StrEnum):
+    """What may forbid a deployment."""
+
+    MEMORY = "memory"  # no shape fits the free memory
+    CONTEXT = "context"  # the expected lengths exceed what the engine takes
+    HEADROOM = "headroom"
+    ANTI_AFFINITY = "antiAffinity"
+    PARALLELISM = "parallelism"  # allowed TP and PP
+    RATE = "rate"
+    LATENCY = "latency_s"
+    TTFT = "ttft_s"
+    TPOT = "tpot_s"
+    COST = "cost"
+    ACCURACY = "accuracy"
+
+
 @dataclass(frozen=True)
-class Candidate:
-    plan: Plan
-    estimate: Estimate
+class Relaxation:
+    """Moving `constraint` from `asked` to `offered` suffices; that is `factor` times worse (1 or more)."""
+
+    constraint: Constraint
+    asked: float
+    offered: float
+    factor: float
+    text: str
 
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """One worker process: which layers [layer_start, layer_end) of which shard, where, and how big."""
+    """One worker process: which layers [layer_start, layer_end) of which shard, where, and how big.
+
+    Ranks are numbered stage by stage; the device is `device_index` of those of its kind on the node.
+    """
 
     rank: int
     stage: int
@@ -120,6 +173,31 @@ class RankPlacement:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """How good a placement is, and what it was chosen from.
+
+    `objective` is the intent's value, least is best, in `unit`. Latencies are under the expected load;
+    `latency_s` of one request, end to end; intervals should hold nine times out of ten, None where nothing
+    is known of them. One copy keeps up with `throughput_per_s` requests; `utilisation` is each stage's busy
+    share under the expected rate. `alternatives` layouts of `shapes` shapes kept every limit. `relaxed` says
+    which limits gave way, as the user had allowed.
+    """
+
+    objective: float = 0.0
+    unit: str = ""
+    latency_s: float = 0.0
+    throughput_per_s: float = 0.0
+    utilisation: tuple[float, ...] = ()
+    shapes: int = 0
+    alternatives: int = 0
+    ttft: Interval | None = None
+    tpot: Interval | None = None
+    reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    relaxed: tuple[Relaxation, ...] = ()
+
+
+@dataclass(frozen=True)
 class Placement:
     """The launchable outcome: a plan, its ranks' places, its estimate, and why it was chosen."""
 
@@ -127,11 +205,4 @@ class Placement:
     ranks: tuple[RankPlacement, ...]
     estimate: Estimate
     reason: str
-
-
-@dataclass(frozen=True)
-class Infeasible:
-    """Why nothing fits, in words for the user, and what would (the nearest relaxations)."""
-
-    reason: str
-    relaxations: tuple[str, ...] = ()
+    choice: Choice = Choice()

@@ -1,9 +1,9 @@
 """What a plan would cost, from first principles: a roofline per pipeline stage.
 
-A stage takes the longer of two times: moving its bytes at the device's sustained bandwidth, or doing its
-FLOPs at the sustained rate. What one token passes through is the sum of the stages (MaverIQ, section 5.3,
-equations 4 and 5: per-layer cost times layers, plus the rest). Parallelism adds communication, with
-constants from runs on H200s (Llama-2-7B, vLLM 0.26): those are the model's only assumptions.
+A layer takes the longer of two times: moving its bytes at the device's sustained bandwidth, or doing its
+FLOPs at the sustained rate; so does the head. What one token passes through is the sum of the stages
+(MaverIQ, section 5.3, equations 4 and 5: per-layer cost times layers, plus the rest). Parallelism adds
+communication, with constants from runs on H200s (Llama-2-7B, vLLM 0.26): the model's only assumptions.
 
 Known limits, until fingerprints correct them: kernels' own overheads (LoRA costs far more than its bytes);
 PP batches are not overlapped, so TPOT at high load is an upper bound.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from profiler.shards import (
     active_shard_elements,
@@ -65,8 +66,8 @@ def estimate(
     _check(spec, plan, rates, workload)
     mean_context = workload.input_tokens + workload.output_tokens / 2
     return Estimate(
-        ttft_s=_pass_s(spec, plan, rates, workload.batch, workload.input_tokens, 0.0),
-        tpot_s=_pass_s(spec, plan, rates, workload.batch, 1, mean_context),
+        ttft_s=_pass_s(spec, plan, rates, Pass(workload.batch, workload.input_tokens, 0.0)),
+        tpot_s=_pass_s(spec, plan, rates, Pass(workload.batch, 1, mean_context)),
         memory_bytes=tuple(
             stage_memory_bytes(spec, plan, stage)
             for stage in range(plan.pipeline_parallel)
@@ -105,11 +106,14 @@ def stage_memory_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
 
 def variant_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
     """What a rank of one stage sets aside for the variants that may run at once."""
-    layers = plan.layers_per_stage[stage]
-    lora = layers * plan.max_variants * lora_slot_bytes(spec, plan)
+    return max(fixed + plan.layers_per_stage[stage] * each for fixed, each in variant_lines(spec, plan))
+
+
+def variant_lines(spec: ModelSpec, plan: Plan) -> tuple[tuple[int, int], ...]:
+    """Bytes beside and in each layer of what LoRA adapters take, and of what deltas do; the larger counts."""
     shards = spec.num_layers * plan.tensor_parallel
-    deltas = -(-plan.delta_bytes * layers // shards) + plan.full_bytes
-    return max(lora, deltas)
+    lora = plan.max_variants * lora_slot_bytes(spec, plan)
+    return (0, lora), (plan.full_bytes, -(-plan.delta_bytes // shards))
 
 
 def stage_weight_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
@@ -139,33 +143,70 @@ def allowance_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
 # --- time ---------------------------------------------------------------------------------------------
 
 
-def _pass_s(
-    spec: ModelSpec, plan: Plan, rates: Sequence[DeviceRates], batch: int, new_tokens: int, past_tokens: float
-) -> float:
-    """One forward pass of `batch` sequences, each with `new_tokens` after `past_tokens` cached ones."""
+@dataclass(frozen=True)
+class Pass:
+    """A forward pass of `batch` sequences, each with `new_tokens` after `past_tokens` cached ones."""
+
+    batch: float
+    new_tokens: int
+    past_tokens: float
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Seconds of a stage: of each of its layers and, on the last stage, beside them (head)."""
+
+    layer_s: float
+    rest_s: float
+
+    def of(self, layers: int, *, is_last: bool) -> float:
+        return layers * self.layer_s + (self.rest_s if is_last else 0.0)
+
+    def times(self, factor: float) -> StageTime:
+        return StageTime(self.layer_s * factor, self.rest_s * factor)
+
+
+def stage_time(spec: ModelSpec, plan: Plan, rates: DeviceRates, load: Pass) -> StageTime:
+    """Of a stage whose ranks have such rates, joined by links in proportion to them."""
+    layer = roofline_s(_layer_moved_bytes(spec, plan, load), _layer_flops(spec, plan, load), rates)
+    tokens = load.batch * load.new_tokens
+    layer += allreduces_s(spec, plan.tensor_parallel, tokens, rates.memory_bytes_per_s * LINK_TO_MEMORY)
+    # Only the last token of each sequence passes the head.
+    head = 2 * padded_vocab(spec) // plan.tensor_parallel * spec.hidden_size * load.batch
+    return StageTime(layer, roofline_s(vocab_table_bytes(spec, plan.tensor_parallel), head, rates))
+
+
+def roofline_s(moved_bytes: float, flops: float, rates: DeviceRates) -> float:
+    return max(moved_bytes / rates.memory_bytes_per_s, flops / rates.flops_per_s)
+
+
+def allreduces_s(spec: ModelSpec, tp: int, tokens: float, link_bytes_per_s: float) -> float:
+    """A layer's all-reduces (after attention and MLP, or one for both), each of (tokens, hidden)."""
+    hidden_bytes = spec.hidden_size * spec.dtype_bytes
+    return spec.allreduces_per_layer * allreduce_s(tp, tokens * hidden_bytes, link_bytes_per_s)
+
+
+def allreduce_s(tp: int, volume_bytes: float, link_bytes_per_s: float) -> float:
+    """One ring all-reduce of a tensor among `tp` ranks."""
+    return 0.0 if tp == 1 else ALLREDUCE_S + 2 * (tp - 1) / tp * volume_bytes / link_bytes_per_s
+
+
+def _pass_s(spec: ModelSpec, plan: Plan, rates: Sequence[DeviceRates], load: Pass) -> float:
     tp, total = plan.tensor_parallel, (plan.pipeline_parallel - 1) * HOP_S
     for stage, layers in enumerate(plan.layers_per_stage):
-        moved = _stage_moved_bytes(spec, plan, stage, batch, new_tokens, past_tokens)
-        flops = _stage_flops(spec, plan, stage, batch, new_tokens, past_tokens)
-        ranks = rates[stage * tp : (stage + 1) * tp]
-        total += max(max(moved / r.memory_bytes_per_s, flops / r.flops_per_s) for r in ranks)
-        link = min(r.memory_bytes_per_s for r in ranks) * LINK_TO_MEMORY
-        total += layers * _allreduces_s(spec, tp, batch * new_tokens, link)
+        ranks = set(rates[stage * tp : (stage + 1) * tp])
+        is_last = stage == plan.pipeline_parallel - 1
+        total += max(stage_time(spec, plan, rank, load).of(layers, is_last=is_last) for rank in ranks)
     return total
 
 
-def _stage_moved_bytes(
-    spec: ModelSpec, plan: Plan, stage: int, batch: int, new_tokens: int, past_tokens: float
-) -> float:
-    """Per rank: every weight once (of the embedding only the few rows looked up, of experts those that a
-    token hits), the cached KV of each sequence, and the adapters of as many variants as the batch can hold.
-    """
-    tp, layers = plan.tensor_parallel, plan.layers_per_stage[stage]
-    weights = layer_moved_bytes(spec, tp, batch * new_tokens)
-    head = vocab_table_bytes(spec, tp) if stage == plan.pipeline_parallel - 1 else 0
-    kv = batch * _seen(spec, past_tokens) * kv_bytes_per_token(spec, tp)
-    lora = min(batch, plan.max_variants) * lora_slot_bytes(spec, plan)
-    return layers * (weights + kv + lora) + head
+def _layer_moved_bytes(spec: ModelSpec, plan: Plan, load: Pass) -> float:
+    """Per rank: every weight once (of experts those that a token hits), the cached KV of each sequence, and
+    the adapters of as many variants as the batch can hold."""
+    tp = plan.tensor_parallel
+    weights = layer_moved_bytes(spec, tp, load.batch * load.new_tokens)
+    kv = load.batch * _seen(spec, load.past_tokens) * kv_bytes_per_token(spec, tp)
+    return weights + kv + min(load.batch, plan.max_variants) * lora_slot_bytes(spec, plan)
 
 
 def _seen(spec: ModelSpec, past_tokens: float) -> float:
@@ -176,26 +217,13 @@ def _seen(spec: ModelSpec, past_tokens: float) -> float:
     return share * min(past_tokens, spec.sliding_window) + (1 - share) * past_tokens
 
 
-def _stage_flops(
-    spec: ModelSpec, plan: Plan, stage: int, batch: int, new_tokens: int, past_tokens: float
-) -> float:
+def _layer_flops(spec: ModelSpec, plan: Plan, load: Pass) -> float:
     """Per rank: 2 per weight and token (of experts those it passes); attention 4 per query head dimension
-    and (query, key) pair.
-
-    Only the last token of each sequence passes the head. Adapters, when there are slots, add theirs.
+    and (query, key) pair. Adapters, when there are slots, add theirs.
     """
-    tp, layers = plan.tensor_parallel, plan.layers_per_stage[stage]
+    tp, new = plan.tensor_parallel, load.new_tokens
     weights = active_shard_elements(spec, tp)
     lora = lora_slot_bytes(spec, plan) // spec.dtype_bytes if plan.max_variants else 0
-    pairs = new_tokens * _seen(spec, past_tokens + (new_tokens + 1) / 2)
+    pairs = new * _seen(spec, load.past_tokens + (new + 1) / 2)
     attention = 4 * spec.num_heads // tp * spec.head_dim * pairs
-    head = 2 * padded_vocab(spec) // tp * spec.hidden_size if stage == plan.pipeline_parallel - 1 else 0
-    return batch * (layers * (2 * new_tokens * (weights + lora) + attention) + head)
-
-
-def _allreduces_s(spec: ModelSpec, tp: int, tokens: int, link_bytes_per_s: float) -> float:
-    """A layer's all-reduces (after attention and MLP, or one for both), each of (tokens, hidden)."""
-    if tp == 1:
-        return 0.0
-    volume = 2 * (tp - 1) / tp * tokens * spec.hidden_size * spec.dtype_bytes
-    return spec.allreduces_per_layer * (ALLREDUCE_S + volume / link_bytes_per_s)
+    return load.batch * (2 * new * (weights + lora) + attention)

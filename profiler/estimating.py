@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from profiler.estimate import estimate
 from profiler.physical.variants import VariantLoad, variant_load
 from profiler.plans import UNCOMPRESSED
 from profiler.predicting.checks import check_degree, check_load, check_plan, check_split
@@ -18,7 +17,7 @@ from profiler.predicting.intervals import inverse
 from profiler.predicting.memory import Memory, kv_capacity
 from profiler.predicting.times import Times, times_of
 from profiler.predicting.types import Ground, Prediction, RankCost
-from profiler.types import Estimate, ModelSpec, Plan, Workload
+from profiler.types import ModelSpec, Plan, Workload
 from profiler.variants.types import VariantSpec
 
 __all__ = [
@@ -27,8 +26,6 @@ __all__ = [
     "RankCost",
     "check",
     "check_plan",
-    "plan_estimate",
-    "plan_estimates",
     "predict",
     "predict_all",
 ]
@@ -60,31 +57,6 @@ def predict_all(ground: Ground, plans: Sequence[Plan], workload: Workload, mix: 
     found = _times_of_all(ground, plans, workload, load)
     return [
         _prediction(plan, workload, load, times, memory, free * plan.world_size)
-        for plan, times in zip(plans, found, strict=True)
-    ]
-
-
-def plan_estimate(ground: Ground, plan: Plan, workload: Workload, accuracy: float) -> Estimate:
-    """What choosing and placing need of a prediction: one figure each, memory with the plan's whole cache.
-
-    Raises PlanError.
-    """
-    if ground.calibration is None:
-        return estimate(ground.spec, plan, ground.rates, workload, accuracy)
-    check_plan(ground.spec, plan)
-    (times,) = times_of(ground, [plan], workload, VariantLoad())
-    return _estimate(plan, times, Memory(ground, plan.kv_cache_tokens), accuracy)
-
-
-def plan_estimates(
-    ground: Ground, plans: Sequence[Plan], workload: Workload, accuracy: float
-) -> list[Estimate]:
-    """`plan_estimate` for each of many plans, on devices as `predict_all` takes them. Raises PlanError."""
-    _check_all(ground.spec, plans)
-    found = _times_of_all(ground, plans, workload, VariantLoad())
-    memories = {tokens: Memory(ground, tokens) for tokens in {plan.kv_cache_tokens for plan in plans}}
-    return [
-        _estimate(plan, times, memories[plan.kv_cache_tokens], accuracy)
         for plan, times in zip(plans, found, strict=True)
     ]
 
@@ -145,8 +117,3 @@ def _prediction(
         variants=load,
         notes=times.notes,
     )
-
-
-def _estimate(plan: Plan, times: Times, memory: Memory, accuracy: float) -> Estimate:
-    held = tuple(round(rank.total.value) for rank in memory.ranks(plan))
-    return Estimate(times.ttft.value, times.tpot.value, held, accuracy, times.basis)

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints
 
+from controlplane.api.forms import IntervalView, Strict
 from controlplane.estimating import Answer, Load, Shape
 from controlplane.records import ModelProfile
 from profiler.errors import MeasurementError
 from profiler.estimating import RankCost
 from profiler.measurements import Timing, from_lines
-from profiler.types import Interval
 
 _VariantName = Annotated[str, StringConstraints(min_length=1, max_length=192)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ProfileRequest(_Strict):
+class ProfileRequest(Strict):
     again: bool = Field(default=False, description="Measure everything once more, not only what is lacking.")
 
 
-class LoadRequest(_Strict):
+class LoadRequest(Strict):
     """Requests that arrive at once at an idle engine, and ask `variants` in turn (the base if named)."""
 
     batch: int = Field(default=1, description="Requests at once, at least 1.")
@@ -55,18 +51,6 @@ class EstimateRequest(LoadRequest):
     def to_shape(self) -> Shape:
         split = None if self.layersPerStage is None else tuple(self.layersPerStage)
         return Shape(self.tensorParallel, self.pipelineParallel, split, self.quantization)
-
-
-class IntervalView(BaseModel):
-    """A figure, and the range that should hold it nine times out of ten."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, interval: Interval, factor: float = 1.0) -> IntervalView:
-        return cls(value=interval.value * factor, low=interval.low * factor, high=interval.high * factor)
 
 
 class RankCostView(BaseModel):

@@ -9,13 +9,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 
-from controlplane import __version__, commands, errors
+from controlplane import __version__, commands, errors, planning
 from controlplane.api import estimates, inference, operations, variants
+from controlplane.api.deploy_requests import DeployModelRequest
 from controlplane.api.inference import ClosingStream, Watch
 from controlplane.api.parameters import IdempotencyHeader, NamePath
+from controlplane.api.placement_views import PlanView, PreviewView
 from controlplane.api.schemas import (
     DeploymentView,
-    DeployModelRequest,
     ErrorBody,
     InferenceModelRequest,
     InferenceModelResponse,
@@ -24,7 +25,7 @@ from controlplane.api.schemas import (
     RegisterModelRequest,
     TuneRequest,
 )
-from controlplane.api.services import Services
+from controlplane.api.services import Services, fresh_context
 from controlplane.state.typed import State
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -56,6 +57,16 @@ def _main_job(services: Services) -> APIRouter:
     @routes.post("/deploy_model", status_code=202)
     async def deploy_model(body: DeployModelRequest, key: IdempotencyHeader = None) -> OperationView:
         return OperationView.of(await operations.deploy(services, body, key))
+
+    @routes.post("/plan")
+    async def plan_deployment(body: DeployModelRequest) -> PreviewView:
+        """What `POST /deploy_model` with this body would do now; nothing is changed."""
+        state, inventory = await asyncio.gather(services.read(), services.engines.inventory())
+        found = await asyncio.to_thread(
+            planning.preview, state, inventory, services.settings, body, fresh_context()
+        )
+        plan = None if found.placement is None else PlanView.of(found.placement)
+        return PreviewView(model=found.model, host=found.host, running=found.running, plan=plan)
 
     @routes.post("/inference_model")
     async def inference_model(body: InferenceModelRequest) -> InferenceModelResponse:

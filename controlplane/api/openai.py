@@ -9,13 +9,9 @@ from fastapi.responses import PlainTextResponse
 
 from controlplane import errors
 from controlplane.api import inference, operations
+from controlplane.api.deploy_requests import DeployModelRequest
 from controlplane.api.management import ERRORS, TEXT
-from controlplane.api.schemas import (
-    DeployModelRequest,
-    LoadLoraAdapterRequest,
-    RegisterModelRequest,
-    UnloadLoraAdapterRequest,
-)
+from controlplane.api.schemas import LoadLoraAdapterRequest, RegisterModelRequest, UnloadLoraAdapterRequest
 from controlplane.api.services import Services
 from controlplane.records import Phase
 from controlplane.routing import RouteTable

@@ -7,7 +7,8 @@ import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from controlplane import commands, errors, store_edits
-from controlplane.api.schemas import DeployModelRequest, OperationView, RegisterModelRequest
+from controlplane.api.deploy_requests import DeployModelRequest
+from controlplane.api.schemas import OperationView, RegisterModelRequest
 from controlplane.api.services import REFRESH_S, Services, fresh_context, until
 from controlplane.commands import Context, Outcome
 from controlplane.records import IdempotencyKey, Operation, Phase

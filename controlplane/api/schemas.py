@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, Field, StringConstraints, model_validator
 
+from controlplane.api.deploy_requests import AntiAffinity, AutoRelax, LoadForm, SloLimits
+from controlplane.api.forms import Name, Strict
+from controlplane.api.placement_views import PlanView
 from controlplane.api.residency_views import EngineResidencyView
 from controlplane.records import Deployment, Model, Operation
-from placement.types import Intent, Slos
 from profiler.variants.types import VariantSpec
 
-Name = Annotated[
-    str,
-    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,94}$"),
-    Field(description="1 to 95 letters, digits, '.', '_' or '-', starting with a letter or digit."),
-]
 Uri = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-IntentName = Literal["minCost", "minLat", "latSLO", "costSLO", "accSLO"]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class RegisterModelRequest(_Strict):
+class RegisterModelRequest(Strict):
     """A base model by its `source`, or a variant by its `base` (a registered name) and `adapter`."""
 
     model: Name
@@ -55,54 +47,7 @@ class RegisterModelRequest(_Strict):
         return self
 
 
-class SloLimits(_Strict):
-    """Limits; latencies in milliseconds, cost in GiB-seconds per request, accuracy in percent."""
-
-    e2e_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    ttft_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    tpot_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    cost_gib_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    accuracy: float | None = Field(default=None, ge=0, le=100, allow_inf_nan=False)
-
-    def to_slos(self) -> Slos:
-        def seconds(value_ms: float | None) -> float | None:
-            return None if value_ms is None else value_ms / 1000
-
-        return Slos(
-            latency_s=seconds(self.e2e_ms),
-            ttft_s=seconds(self.ttft_ms),
-            tpot_s=seconds(self.tpot_ms),
-            cost_gib_s=self.cost_gib_s,
-            accuracy=self.accuracy,
-        )
-
-
-_SLO_FIELDS: dict[str, tuple[str, ...]] = {
-    "latSLO": ("e2e_ms", "ttft_ms", "tpot_ms"),
-    "costSLO": ("cost_gib_s",),
-    "accSLO": ("accuracy",),
-}
-
-
-class DeployModelRequest(_Strict):
-    model: Name
-    maxOutputLength: int = Field(default=256, ge=1, le=1_000_000)
-    intent: IntentName = "minCost"
-    SLOs: SloLimits = Field(default_factory=SloLimits)
-
-    @model_validator(mode="after")
-    def _slo_is_given(self) -> DeployModelRequest:
-        wanted = _SLO_FIELDS.get(self.intent, ())
-        if wanted and all(getattr(self.SLOs, name) is None for name in wanted):
-            raise ValueError(f"intent {self.intent} needs at least one of SLOs.{', SLOs.'.join(wanted)}")
-        return self
-
-    @property
-    def decided_intent(self) -> Intent:
-        return {"minCost": Intent.MIN_COST, "minLat": Intent.MIN_LATENCY}.get(self.intent, Intent.SLO)
-
-
-class InferenceModelRequest(_Strict):
+class InferenceModelRequest(Strict):
     model: Annotated[str, StringConstraints(min_length=1, max_length=192)]
     inputText: Annotated[str, StringConstraints(min_length=1)]
     maxOutputLength: int | None = Field(default=None, ge=1, le=1_000_000)
@@ -240,33 +185,7 @@ class ModelView(BaseModel):
         )
 
 
-class RankView(BaseModel):
-    rank: int
-    stage: int
-    node: str
-    device: str
-    layers: tuple[int, int]
-    memoryBytes: int
-
-
-class PlanView(BaseModel):
-    """The chosen plan: its shape, where its ranks run, what it should cost, and why it was chosen."""
-
-    tensorParallel: int
-    layersPerStage: list[int]
-    quantization: str
-    maxModelLen: int
-    kvCacheTokens: int
-    maxVariants: int
-    maxLoraRank: int
-    ranks: list[RankView]
-    estimatedTtftMs: float
-    estimatedTpotMs: float
-    accuracy: float
-    reason: str
-
-
-class TuneRequest(_Strict):
+class TuneRequest(Strict):
     """What can be changed of a deployment while it runs."""
 
     maxActiveVariants: int = Field(
@@ -287,6 +206,12 @@ class DeploymentView(BaseModel):
     intent: str
     maxOutputLength: int
     SLOs: SloLimits
+    load: LoadForm = Field(default_factory=LoadForm)
+    tensorParallel: list[int] = []
+    pipelineParallel: list[int] = []
+    layersPerStage: list[int] = []
+    antiAffinity: AntiAffinity | None = None
+    autoRelax: AutoRelax | None = None
     reason: str
     plan: PlanView | None
     createdAt: float
@@ -302,55 +227,18 @@ class DeploymentView(BaseModel):
             host=d.host,
             intent=d.intent,
             maxOutputLength=d.max_output_tokens,
-            SLOs=_limits(d.slos),
+            SLOs=SloLimits.of(d.slos),
+            load=LoadForm.of(d.load),
+            tensorParallel=list(d.bounds.tensor_parallel),
+            pipelineParallel=list(d.bounds.pipeline_parallel),
+            layersPerStage=list(d.bounds.layers_per_stage),
+            antiAffinity=AntiAffinity.of(d.bounds),
+            autoRelax=AutoRelax.of(d.relaxing),
             reason=d.reason,
-            plan=_plan_view(d),
+            plan=None if d.placement is None else PlanView.of(d.placement),
             createdAt=d.created_at_s,
             maxActiveVariants=d.max_active_variants,
         )
-
-
-def _limits(slos: Slos) -> SloLimits:
-    def ms(value_s: float | None) -> float | None:
-        return None if value_s is None else value_s * 1000
-
-    return SloLimits(
-        e2e_ms=ms(slos.latency_s),
-        ttft_ms=ms(slos.ttft_s),
-        tpot_ms=ms(slos.tpot_s),
-        cost_gib_s=slos.cost_gib_s,
-        accuracy=slos.accuracy,
-    )
-
-
-def _plan_view(d: Deployment) -> PlanView | None:
-    if d.placement is None:
-        return None
-    plan, estimate = d.placement.plan, d.placement.estimate
-    return PlanView(
-        tensorParallel=plan.tensor_parallel,
-        layersPerStage=list(plan.layers_per_stage),
-        quantization=plan.quantization,
-        maxModelLen=plan.max_model_len,
-        kvCacheTokens=plan.kv_cache_tokens,
-        maxVariants=plan.max_variants,
-        maxLoraRank=plan.max_lora_rank,
-        ranks=[
-            RankView(
-                rank=r.rank,
-                stage=r.stage,
-                node=r.node,
-                device=f"{r.device_kind}:{r.device_index}",
-                layers=(r.layer_start, r.layer_end),
-                memoryBytes=r.memory_bytes,
-            )
-            for r in d.placement.ranks
-        ],
-        estimatedTtftMs=estimate.ttft_s * 1000,
-        estimatedTpotMs=estimate.tpot_s * 1000,
-        accuracy=estimate.accuracy,
-        reason=d.placement.reason,
-    )
 
 
 class ErrorDetail(BaseModel):
@@ -367,7 +255,7 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-class LoadLoraAdapterRequest(_Strict):
+class LoadLoraAdapterRequest(Strict):
     """As vLLM's; `base_model_name` may be left out while one base is deployed."""
 
     lora_name: Name
@@ -376,6 +264,6 @@ class LoadLoraAdapterRequest(_Strict):
     load_inplace: Literal[False] = False
 
 
-class UnloadLoraAdapterRequest(_Strict):
+class UnloadLoraAdapterRequest(Strict):
     lora_name: Name
     lora_int_id: int | None = None

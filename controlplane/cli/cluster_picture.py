@@ -19,7 +19,7 @@ def draw(found: WhatIf, path: Path) -> None:
     """Write a PNG. Errors: InvalidRequest when the file cannot be written."""
     bars = [(f"{node.name}:{gpu.index}", gpu) for node in found.cluster.nodes for gpu in node.gpus]
     shown = sorted(bars, key=lambda bar: not bar[1].residents)[:MOST_BARS] if len(bars) > MOST_BARS else bars
-    names = [outcome.deployment for outcome in found.placed]
+    names = [request.name for request, _ in found.placed]
     with drawing(path, (max(6, 0.7 * len(shown) + 3), 5)) as (_, axes):
         _bars(axes, [gpu for _, gpu in shown], names)
         axes.set_xticks(range(len(shown)), [name for name, _ in shown], rotation=60, fontsize=7)

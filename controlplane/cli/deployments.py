@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from controlplane.api.schemas import DeploymentView, DeployModelRequest, PlanView, RankView, SloLimits
+from controlplane.api.deploy_requests import DeployModelRequest
+from controlplane.api.placement_views import ChoiceView, PlanView, PreviewView, RankView
+from controlplane.api.schemas import DeploymentView
 from controlplane.cli.failures import require_success
 from controlplane.cli.output import print_facts, print_json, print_text, size
 from controlplane.cli.session import Json, NoWait, session
@@ -22,34 +24,68 @@ Name = Annotated[str, typer.Argument(help="A model.")]
 class IntentOption(StrEnum):
     MIN_COST = "minCost"
     MIN_LAT = "minLat"
+    MIN_MEM = "minMem"
+    MIN_GPU_HOURS = "minGpuHours"
     LAT_SLO = "latSLO"
     COST_SLO = "costSLO"
     ACC_SLO = "accSLO"
+
+
+class ScopeOption(StrEnum):
+    GPU = "gpu"
+    NODE = "node"
 
 
 def deploy(  # noqa: PLR0913 - typer reads a command's options from its parameters
     ctx: typer.Context,
     model: Name,
     *,
-    intent: Annotated[IntentOption, typer.Option(help="What to optimise, or which limit to meet.")] = (
+    intent: Annotated[IntentOption, typer.Option(help="What to minimise; limits hold with any.")] = (
         IntentOption.MIN_COST
     ),
     max_output: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
-    e2e_ms: Annotated[float | None, typer.Option(help="Limit for a whole answer (latSLO).")] = None,
-    ttft_ms: Annotated[float | None, typer.Option(help="Limit to the first token (latSLO).")] = None,
-    tpot_ms: Annotated[float | None, typer.Option(help="Limit per further token (latSLO).")] = None,
-    cost: Annotated[float | None, typer.Option(help="Limit in GiB-seconds a request (costSLO).")] = None,
-    accuracy: Annotated[float | None, typer.Option(help="Least accuracy in percent (accSLO).")] = None,
+    e2e_ms: Annotated[float | None, typer.Option(help="Limit for a whole answer.")] = None,
+    ttft_ms: Annotated[float | None, typer.Option(help="Limit to the first token.")] = None,
+    tpot_ms: Annotated[float | None, typer.Option(help="Limit per further token.")] = None,
+    cost: Annotated[float | None, typer.Option(help="Limit of a request, in GiB-seconds by default.")] = None,
+    accuracy: Annotated[float | None, typer.Option(help="Least accuracy in percent.")] = None,
+    rate: Annotated[float, typer.Option(min=0, help="Requests expected each second.")] = 0.0,
+    input_tokens: Annotated[int | None, typer.Option(min=1, help="Expected prompts.")] = None,
+    output_tokens: Annotated[int | None, typer.Option(min=1, help="Expected answers.")] = None,
+    tp: Annotated[list[int] | None, typer.Option(min=1, help="Allow this degree; repeatable.")] = None,
+    pp: Annotated[list[int] | None, typer.Option(min=1, help="Allow so many stages; repeatable.")] = None,
+    layers: Annotated[str, typer.Option(help="Layers of each stage, as 10,20.")] = "",
+    apart_from: Annotated[str, typer.Option(help="Group of deployments to keep apart from.")] = "",
+    apart_by: Annotated[ScopeOption, typer.Option(help="What they may not share.")] = ScopeOption.NODE,
+    auto_relax: Annotated[bool, typer.Option(help="If nothing fits, take what comes nearest.")] = False,
+    max_relax: Annotated[float | None, typer.Option(min=1, help="By no more than this factor.")] = None,
+    dry_run: Annotated[bool, typer.Option(help="Say what would be done now; do nothing.")] = False,
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
     """Deploy a registered model; Ostinato chooses how and where by the intent."""
     cli = session(ctx)
-    limits = SloLimits(e2e_ms=e2e_ms, ttft_ms=ttft_ms, tpot_ms=tpot_ms, cost_gib_s=cost, accuracy=accuracy)
-    request = DeployModelRequest.model_validate(
-        {"model": model, "maxOutputLength": max_output, "intent": intent.value, "SLOs": limits}
-    )
+    limits = {"e2e_ms": e2e_ms, "ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "cost": cost, "accuracy": accuracy}
+    load = {"ratePerS": rate, "inputTokens": input_tokens, "outputTokens": output_tokens}
+    asked: dict[str, Any] = {
+        "model": model,
+        "maxOutputLength": max_output,
+        "intent": intent.value,
+        "SLOs": limits,
+        "load": load,
+        "tensorParallel": tp or [],
+        "pipelineParallel": pp or [],
+        "layersPerStage": _split(layers),
+    }
+    if apart_from:
+        asked["antiAffinity"] = {"group": apart_from, "scope": apart_by.value}
+    if auto_relax or max_relax is not None:
+        asked["autoRelax"] = {"maxFactor": max_relax}
+    request = DeployModelRequest.model_validate(asked)
     with cli.client() as client:
+        if dry_run:
+            _show_preview(client.plan_deployment(request), cli.json)
+            return
         operation = client.deploy_model(request)
         if no_wait:
             print_json({"operation": operation}) if cli.json else print_text(operation.id)
@@ -62,6 +98,26 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
     if not cli.json:
         print_text(f"'{model}' is {operation.phase}; try `ostinato chat {model}`")
         print_facts([] if deployment is None else deployment_facts(deployment))
+
+
+def _split(layers: str) -> list[int]:
+    try:
+        return [int(part) for part in layers.split(",")] if layers else []
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"expected numbers of layers as 10,20, got {layers!r}", param_hint="--layers"
+        ) from error
+
+
+def _show_preview(preview: PreviewView, as_json: bool) -> None:
+    if as_json:
+        print_json({"preview": preview})
+        return
+    if preview.running:
+        print_text(f"the engine of '{preview.host}' would serve it, where it runs now; nothing was done")
+    else:
+        print_text(f"'{preview.host}' would be deployed so; nothing was done")
+    print_facts([] if preview.plan is None else _plan_facts(preview.plan))
 
 
 def undeploy(ctx: typer.Context, model: Name, no_wait: NoWait = False, json: Json = False) -> None:
@@ -114,7 +170,9 @@ def deployment_facts(d: DeploymentView) -> list[tuple[str, str]]:
 
 def _intent(d: DeploymentView) -> str:
     limits = [f"{name} {value:g}" for name, value in d.SLOs.model_dump(exclude_none=True).items()]
-    return ", ".join([d.intent, f"answers up to {d.maxOutputLength} tokens", *limits])
+    rate = [f"{d.load.ratePerS:g} requests/s expected"] if d.load.ratePerS else []
+    apart = [f"no {d.antiAffinity.scope} shared with group {d.antiAffinity.group}"] if d.antiAffinity else []
+    return ", ".join([d.intent, f"answers up to {d.maxOutputLength} tokens", *limits, *rate, *apart])
 
 
 def _plan_facts(plan: PlanView) -> list[tuple[str, str]]:
@@ -128,7 +186,26 @@ def _plan_facts(plan: PlanView) -> list[tuple[str, str]]:
         ),
         *placed,
         ("Expected", _expected(plan)),
+        *([] if plan.choice is None else _choice_facts(plan.choice)),
         ("Why", plan.reason),
+    ]
+
+
+def _choice_facts(choice: ChoiceView) -> list[tuple[str, str]]:
+    known = {"profile": "from its profile", "rough": "rough, without a profile"}.get(
+        choice.basis, choice.basis
+    )
+    ranges = [
+        f"{name} {one.low:.3g} to {one.high:.3g} ms"
+        for name, one in (("first token", choice.ttftMs), ("each further", choice.tpotMs))
+        if one is not None
+    ]
+    busy = f", busy {max(choice.utilisation):.0%}" if any(choice.utilisation) else ""
+    return [
+        ("Certainty", ", ".join([known, *ranges])),
+        ("Capacity", f"up to {choice.throughputPerS:.3g} requests/s{busy}"),
+        ("Objective", f"{choice.objective:.4g} {choice.unit}, best of {choice.alternatives} layouts"),
+        ("Relaxed", " and ".join(one.text for one in choice.relaxed)),
     ]
 
 

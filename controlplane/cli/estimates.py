@@ -11,11 +11,11 @@ import typer
 from controlplane.api.estimate_views import (
     EstimateRequest,
     EstimateView,
-    IntervalView,
     PlansRequest,
     ProfileView,
     RankCostView,
 )
+from controlplane.api.forms import IntervalView
 from controlplane.cli.failures import require_success
 from controlplane.cli.output import print_facts, print_json, print_table, print_text, size
 from controlplane.cli.session import Json, NoWait, session

@@ -101,9 +101,20 @@ def _report(body: dict[str, Any], code: ExitCode, as_json: bool) -> ExitCode:
     if as_json:
         print(json_text({**body, "exitCode": int(code)}), file=sys.stderr)
         return code
-    what, hint = _two_lines(body["error"]["message"], body["error"]["code"])
+    error = body["error"]
+    what, hint = _two_lines(error["message"], error["code"])
+    hint = _ways(error.get("details") or {}) or hint
     print(f"Error: {what}" + (f"\nHint:  {hint}" if hint else ""), file=sys.stderr)
     return code
+
+
+def _ways(details: dict[str, Any]) -> str:
+    """What would do, of limits that nothing meets, a line each."""
+    texts = [str(one["text"]) for one in details.get("relaxations") or () if isinstance(one, dict)]
+    if len(texts) < 2:
+        return "".join(texts)
+    which = "all of these together would do:" if details.get("together") else "any of these would do:"
+    return "\n  - ".join([which, *texts])
 
 
 def _two_lines(message: str, code: str) -> tuple[str, str]:

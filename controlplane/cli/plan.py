@@ -15,8 +15,10 @@ from controlplane.cli.session import Json, session
 from placement.solver.policies.registry import PolicyName
 
 if TYPE_CHECKING:
-    from placement.solver.outcome import NotPlaced, Placed
+    from placement.solver.outcome import NotPlaced
+    from placement.solver.request import Request
     from placement.solver.whatif import WhatIf
+    from placement.types import Placement, RankPlacement
 
 GIB = 2**30
 
@@ -40,7 +42,7 @@ def plan(
     if cli.json:
         print_json(_document(found))
         return
-    print_table(PLACED, (_placed(one) for one in found.placed), "nothing fits")
+    print_table(PLACED, (_placed(*one) for one in found.placed), "nothing fits")
     print_text("")
     print_table(GPUS, _gpus(found), "no GPUs")
     for missed in found.not_placed:
@@ -70,19 +72,19 @@ def _solved(file: Path, policy: PolicyName, theta: float) -> WhatIf:
     return whatif.what_if(cluster, requests, registry.policy(policy, theta))
 
 
-def _placed(one: Placed) -> tuple[str, ...]:
-    figures = one.figures
+def _placed(request: Request, found: Placement) -> tuple[str, ...]:
+    plan, estimate, choice = found.plan, found.estimate, found.choice
     return (
-        one.deployment,
-        one.shape.compression.name,
-        str(one.shape.tp),
-        "+".join(map(str, one.layers_per_stage)),
-        f"{figures.latency_s:.3g} s",
-        f"{figures.ttft_s * 1e3:.3g} ms",
-        f"{figures.tpot_s * 1e3:.3g} ms",
-        f"{figures.throughput_per_s:.3g}/s",
-        f"{one.objective:.4g} {one.unit}",
-        " ".join(f"{seat.node}:{seat.gpu}" for seat in one.ranks),
+        request.name,
+        plan.quantization,
+        str(plan.tensor_parallel),
+        "+".join(map(str, plan.layers_per_stage)),
+        f"{choice.latency_s:.3g} s",
+        f"{estimate.ttft_s * 1e3:.3g} ms",
+        f"{estimate.tpot_s * 1e3:.3g} ms",
+        f"{choice.throughput_per_s:.3g}/s",
+        f"{choice.objective:.4g} {choice.unit}",
+        " ".join(f"{rank.node}:{rank.device_index}" for rank in found.ranks),
     )
 
 
@@ -98,24 +100,38 @@ def _gpus(found: WhatIf) -> Iterator[tuple[str, ...]]:
 def _document(found: WhatIf) -> dict[str, Any]:
     return {
         "policy": found.policy,
-        "placed": [_placed_document(one) for one in found.placed],
+        "placed": [_placed_document(*one) for one in found.placed],
         "notPlaced": [_missed_document(one) for one in found.not_placed],
         "gpus": [{"node": node.name, **asdict(gpu)} for node in found.cluster.nodes for gpu in node.gpus],
     }
 
 
-def _placed_document(one: Placed) -> dict[str, Any]:
+def _placed_document(request: Request, found: Placement) -> dict[str, Any]:
+    plan, estimate, choice = found.plan, found.estimate, found.choice
     return {
-        "deployment": one.deployment,
-        "compression": one.shape.compression.name,
-        "tensorParallel": one.shape.tp,
-        "layersPerStage": one.layers_per_stage,
-        "objective": one.objective,
-        "unit": one.unit,
-        "figures": asdict(one.figures),
-        "ranks": [asdict(seat) for seat in one.ranks],
-        "reasons": one.reasons,
+        "deployment": request.name,
+        "compression": plan.quantization,
+        "tensorParallel": plan.tensor_parallel,
+        "layersPerStage": plan.layers_per_stage,
+        "objective": choice.objective,
+        "unit": choice.unit,
+        "figures": {
+            "ttft_s": estimate.ttft_s,
+            "tpot_s": estimate.tpot_s,
+            "latency_s": choice.latency_s,
+            "throughput_per_s": choice.throughput_per_s,
+            "memory_bytes": [rank.memory_bytes for rank in found.ranks if rank.tp_rank == 0],
+            "utilisation": choice.utilisation,
+        },
+        "ranks": [_rank_document(rank) for rank in found.ranks],
+        "reasons": choice.reasons,
     }
+
+
+def _rank_document(rank: RankPlacement) -> dict[str, Any]:
+    document = asdict(rank)
+    document["gpu"] = document.pop("device_index")
+    return document
 
 
 def _missed_document(one: NotPlaced) -> dict[str, Any]:
@@ -123,5 +139,6 @@ def _missed_document(one: NotPlaced) -> dict[str, Any]:
         "deployment": one.deployment,
         "binding": one.binding,
         "reason": one.reason,
+        "together": one.together,
         "relaxations": [asdict(relaxation) for relaxation in one.relaxations],
     }

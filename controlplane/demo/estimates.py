@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from controlplane.api.estimate_views import EstimateRequest, EstimateView, IntervalView
+from controlplane.api.estimate_views import EstimateRequest, EstimateView
+from controlplane.api.forms import IntervalView
 from controlplane.api.schemas import InferenceModelRequest
 from controlplane.client import Client
 

@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from controlplane import local
-from controlplane.api.schemas import DeploymentView, DeployModelRequest, OperationView, RegisterModelRequest
+from controlplane.api.deploy_requests import DeployModelRequest
+from controlplane.api.schemas import DeploymentView, OperationView, RegisterModelRequest
 from controlplane.client import Client
 from controlplane.demo import estimates
 from controlplane.demo.tasks import ADAPTERS, BASE, TASKS, Problem, Task

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
+from profiler.types import DeviceRates
+
 BUSY_ABOVE = 0.01  # a sample with more utilisation than this counts as busy
 LOAD_WINDOW = 120  # one-second samples
 
@@ -20,11 +22,22 @@ class Link(IntEnum):
 
 @dataclass(frozen=True)
 class GpuType:
-    """What all GPUs of one type sustain: bytes/s of memory, FLOP/s at the model's precision."""
+    """What all GPUs of one type sustain: bytes/s of memory, FLOP/s at the model's precision.
+
+    A `shared` one is a CPU host: all ranks of a deployment are on one, and share its cores and memory. The
+    types of a cluster are all shared or none is. `kind` is what devices of this type are called in a
+    placement; the name if there is none.
+    """
 
     name: str
     memory_bytes_per_s: float
     flops_per_s: float
+    shared: bool = False
+    kind: str = ""
+
+    @property
+    def rates(self) -> DeviceRates:
+        return DeviceRates(self.memory_bytes_per_s, self.flops_per_s)
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,8 @@ class Cluster:
         known = _unique("GPU type", [kind.name for kind in self.types])
         if any(not kind.memory_bytes_per_s > 0 or not kind.flops_per_s > 0 for kind in self.types):
             raise ValueError("expected positive rates of every GPU type")
+        if len({kind.shared for kind in self.types}) > 1:
+            raise ValueError("expected GPUs or CPU hosts, got both; place on one kind at a time")
         fast, within, between = self.link_bytes_per_s
         if not fast >= within >= between > 0:
             raise ValueError(f"expected bandwidths fast >= node >= network > 0, got {self.link_bytes_per_s}")

@@ -8,7 +8,7 @@ import numpy as np
 
 from placement.solver.cluster import Link
 from placement.solver.groups import Groups
-from placement.solver.memory import fixed_bytes, layer_rank_bytes
+from placement.solver.memory import most_layers
 from placement.solver.plan import Estimator, Shape, StepRates
 from placement.solver.request import Request
 from placement.solver.view import Floats, Ints, View
@@ -41,8 +41,7 @@ def costs_of(request: Request, shape: Shape, view: View, groups: Groups, estimat
     pp = shape.pp
 
     def most(stage: int) -> Ints:
-        room = groups.usable - fixed_bytes(request.model, shape, stage)
-        by_memory = np.floor_divide(room, layer_rank_bytes(request, shape))
+        by_memory = most_layers(estimator.lines(shape, stage), groups.usable)
         caps = np.minimum(by_memory, request.model.layers - pp + 1)
         if request.rate_per_s > 0:
             busy = (1 - SAFE) / request.rate_per_s - (work_rest if stage == pp - 1 else 0)

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from placement.solver.request import Compression, ModelFigures
 from profiler.estimate import allowance_bytes, vocab_table_bytes
 from profiler.plans import UNCOMPRESSED, even_stages
-from profiler.shards import active_shard_elements, head_is_embedding, outer_bytes
+from profiler.shards import active_shard_elements, head_is_embedding, outer_bytes, tp_fits
 from profiler.types import ModelSpec, Plan
+
+MOST_TP = 64
 
 
 def figures_of(
@@ -16,9 +18,11 @@ def figures_of(
 ) -> ModelFigures:
     """`compressions`: accuracy, and a layer's bytes as a share of the uncompressed layer's; by name.
 
-    Working memory is `profiler.estimate`'s allowance for an unsharded rank: an upper bound under TP.
+    The profiler's estimates know the uncompressed model: with other forms these figures are what counts, and
+    working memory is `profiler.estimate`'s allowance for an unsharded rank, an upper bound under TP.
     """
     forms = compressions or {UNCOMPRESSED: (1.0, 1.0)}
+    as_it_is = set(forms) == {UNCOMPRESSED}
     tied, table = head_is_embedding(spec), vocab_table_bytes(spec, 1)
     plan = Plan(1, even_stages(spec.num_layers, min(2, spec.num_layers)), UNCOMPRESSED, 1, 0, 0, 0)
     overhead = allowance_bytes(spec, plan, 0)
@@ -41,4 +45,6 @@ def figures_of(
         ),
         tied=tied,
         last_overhead_bytes=last - overhead + outer_bytes(spec),
+        spec=spec if as_it_is else None,
+        degrees=tuple(tp for tp in range(1, min(spec.num_heads, MOST_TP) + 1) if tp_fits(spec, tp)),
     )

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from placement.solver.cluster import Cluster, Gpu, Link, Resident, with_gpus
 from placement.solver.memory import stage_bytes
 from placement.solver.objective import objective, unit
-from placement.solver.outcome import Placed, RankSeat
 from placement.solver.plan import CandidatePlan, Estimator, Figures, Shape, Stage
 from placement.solver.request import Request
 from placement.solver.view import View, slowdown_of
+from placement.types import Choice, Placement, RankPlacement
+from profiler.types import Estimate, Interval
 
 BUSIEST = 1.0
 
@@ -46,42 +47,75 @@ def widest_link(view: View, gpus: tuple[int, ...]) -> Link:
     return Link.FAST if len({int(view.island[gpu]) for gpu in gpus}) == 1 else Link.NODE
 
 
-def fits(view: View, request: Request, layout: Layout) -> bool:
-    """Whether every rank fits what its GPU may give."""
-    needs = stage_bytes(request, layout.shape, layout.layers)
-    return all(
-        int(view.usable[gpu]) >= need
-        for group, need in zip(layout.groups, needs, strict=True)
-        for gpu in group
-    )
+def needs(estimator: Estimator, layout: Layout) -> dict[int, int]:
+    """Bytes on each GPU of the view."""
+    found: dict[int, int] = {}
+    for group, need in zip(layout.groups, stage_bytes(estimator, layout.shape, layout.layers), strict=True):
+        for gpu in group:
+            found[gpu] = found.get(gpu, 0) + need
+    return found
 
 
-def placed(
-    request: Request, view: View, layout: Layout, estimator: Estimator, reasons: tuple[str, ...]
-) -> Placed:
-    figures = estimator(plan_of(view, layout))
-    return Placed(
-        deployment=request.name,
-        shape=layout.shape,
-        layers_per_stage=layout.layers,
-        ranks=_seats(view, layout, figures),
-        figures=figures,
-        objective=objective(request, layout.shape, figures.latency_s),
+def fits(view: View, estimator: Estimator, layout: Layout) -> bool:
+    """Whether all ranks fit what their GPUs may give."""
+    return all(int(view.usable[gpu]) >= need for gpu, need in needs(estimator, layout).items())
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a layout was chosen from: how many shapes, and how many layouts within every limit."""
+
+    shapes: int
+    alternatives: int
+    reasons: tuple[str, ...] = ()
+
+
+def placed(request: Request, view: View, layout: Layout, estimator: Estimator, search: Search) -> Placement:
+    candidate = plan_of(view, layout)
+    figures, account = estimator(candidate), estimator.account(candidate)
+    ranks = _ranks(view, layout, figures)
+    choice = Choice(
+        objective=objective(request, layout.shape, figures),
         unit=unit(request),
-        reasons=reasons,
+        latency_s=figures.latency_s,
+        throughput_per_s=figures.throughput_per_s,
+        utilisation=figures.utilisation,
+        shapes=search.shapes,
+        alternatives=search.alternatives,
+        ttft=_interval(figures.ttft_s, account.ttft_share),
+        tpot=_interval(figures.tpot_s, account.tpot_share),
+        reasons=search.reasons,
+        notes=account.notes,
     )
+    estimate = Estimate(
+        figures.ttft_s,
+        figures.tpot_s,
+        tuple(rank.memory_bytes for rank in ranks),
+        layout.shape.compression.accuracy,
+        account.basis,
+    )
+    return Placement(account.plan, ranks, estimate, "", choice)
 
 
-def after(cluster: Cluster, request: Request, outcome: Placed) -> Cluster:
+def _interval(value: float, share: tuple[float, float]) -> Interval:
+    return Interval(value, value * share[0], value * share[1])
+
+
+def after(cluster: Cluster, request: Request, outcome: Placement) -> Cluster:
     """The cluster once this is deployed: less free, and busier by the expected rate."""
     gpus = {(node.name, gpu.index): gpu for node in cluster.nodes for gpu in node.gpus}
     changed: dict[tuple[str, int], Gpu] = {}
+    counted: set[tuple[str, int, int]] = set()
     for seat in outcome.ranks:
-        gpu = gpus[seat.node, seat.gpu]
+        at = seat.node, seat.device_index
+        before, gpu = gpus[at], changed.get(at, gpus[at])
         held = Resident(request.name, seat.layer_start, seat.layer_end, seat.memory_bytes, request.group)
         # The time that others leave is what this takes its share of: utilisation counts their slowdown.
-        busy = outcome.figures.utilisation[seat.stage] / slowdown_of(gpu.load)
-        changed[seat.node, seat.gpu] = replace(
+        busy = outcome.choice.utilisation[seat.stage] / slowdown_of(before.load)
+        if (*at, seat.stage) in counted:  # ranks of a stage that share a device share this time
+            busy = 0.0
+        counted.add((*at, seat.stage))
+        changed[at] = replace(
             gpu,
             free_bytes=gpu.free_bytes - seat.memory_bytes,
             load=min(BUSIEST, gpu.load + busy),
@@ -90,22 +124,24 @@ def after(cluster: Cluster, request: Request, outcome: Placed) -> Cluster:
     return with_gpus(cluster, changed)
 
 
-def _seats(view: View, layout: Layout, figures: Figures) -> tuple[RankSeat, ...]:
-    seats, start = [], 0
+def _ranks(view: View, layout: Layout, figures: Figures) -> tuple[RankPlacement, ...]:
+    ranks, start = [], 0
     for stage, (group, layers) in enumerate(zip(layout.groups, layout.layers, strict=True)):
         for tp_rank, gpu in enumerate(group):
             node, index = view.names[gpu]
-            seats.append(
-                RankSeat(
+            kind = view.types[int(view.type[gpu])]
+            ranks.append(
+                RankPlacement(
                     rank=stage * layout.shape.tp + tp_rank,
                     stage=stage,
                     tp_rank=tp_rank,
                     node=node,
-                    gpu=index,
+                    device_index=index,
+                    device_kind=kind.kind or kind.name,
                     layer_start=start,
                     layer_end=start + layers,
                     memory_bytes=figures.memory_bytes[stage],
                 )
             )
         start += layers
-    return tuple(seats)
+    return tuple(ranks)

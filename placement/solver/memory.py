@@ -1,17 +1,46 @@
-"""Bytes of a rank: what each layer adds, and what a stage holds beside its layers."""
+"""Bytes of a rank: lines over the layers of its stage, the largest of which counts; and what follows.
+
+A line is (bytes beside the layers, bytes of each layer). `figures_lines` makes them of explicit figures.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from placement.solver.plan import Shape
+import numpy as np
+
+from placement.solver.plan import Estimator, Lines, Shape
 from placement.solver.request import ModelFigures, Request
+from placement.solver.view import Ints
+from profiler.plans import even_stages
 
 
-def layer_rank_bytes(request: Request, shape: Shape) -> int:
-    """A rank's share of one layer: weights, and keys and values of all tokens that the cache holds."""
+def rank_bytes(lines: Lines, layers: int) -> int:
+    return max(fixed + layers * each for fixed, each in lines)
+
+
+def most_layers(lines: Lines, room: Ints) -> Ints:
+    """How many layers fit into each of `room`; negative where not even none does."""
+    fitting = [np.floor_divide(room - fixed, each) for fixed, each in lines]
+    most: Ints = np.minimum.reduce(fitting)
+    return most
+
+
+def stage_bytes(estimator: Estimator, shape: Shape, layers: Sequence[int]) -> tuple[int, ...]:
+    """Bytes of each rank of a stage, by stage."""
+    return tuple(rank_bytes(estimator.lines(shape, stage), n) for stage, n in enumerate(layers))
+
+
+def total_bytes(estimator: Estimator, shape: Shape, layers: int) -> int:
+    """Over all ranks, with even stages; with others never less, and the same but for variants' slots."""
+    return shape.tp * sum(stage_bytes(estimator, shape, even_stages(layers, shape.pp)))
+
+
+def figures_lines(request: Request, shape: Shape, stage: int) -> Lines:
+    """Of a model's explicit figures: weights, and keys and values of all tokens that the cache holds."""
     form, tp = shape.compression, shape.tp
-    return -(-form.layer_bytes // tp) + request.kv_tokens * kv_rank_bytes(request.model, shape)
+    each = -(-form.layer_bytes // tp) + request.kv_tokens * kv_rank_bytes(request.model, shape)
+    return ((_fixed_bytes(request.model, shape, stage), each),)
 
 
 def kv_rank_bytes(model: ModelFigures, shape: Shape) -> int:
@@ -20,7 +49,7 @@ def kv_rank_bytes(model: ModelFigures, shape: Shape) -> int:
     return -(-shape.compression.kv_bytes_per_token * heads // model.kv_heads)
 
 
-def fixed_bytes(model: ModelFigures, shape: Shape, stage: int) -> int:
+def _fixed_bytes(model: ModelFigures, shape: Shape, stage: int) -> int:
     """What a rank of this stage holds whatever its layers."""
     first, last = stage == 0, stage == shape.pp - 1
     embedding, head = -(-model.embedding_bytes // shape.tp), -(-model.head_bytes // shape.tp)
@@ -28,20 +57,3 @@ def fixed_bytes(model: ModelFigures, shape: Shape, stage: int) -> int:
         head = embedding  # a stage without the embedding needs a copy of it
     tables = (embedding if first else 0) + (head if last and not (model.tied and first) else 0)
     return tables + model.overhead_bytes + (model.last_overhead_bytes if last else 0)
-
-
-def stage_bytes(request: Request, shape: Shape, layers: Sequence[int]) -> tuple[int, ...]:
-    """Bytes of each rank of a stage, by stage."""
-    each = layer_rank_bytes(request, shape)
-    return tuple(n * each + fixed_bytes(request.model, shape, stage) for stage, n in enumerate(layers))
-
-
-def total_bytes(request: Request, shape: Shape) -> int:
-    """Over all ranks; the same however layers are split."""
-    fixed = sum(fixed_bytes(request.model, shape, stage) for stage in range(shape.pp))
-    return shape.tp * (request.model.layers * layer_rank_bytes(request, shape) + fixed)
-
-
-def usable_bytes(free_bytes: int, total_bytes_of_gpu: int, headroom: float) -> int:
-    """Of a GPU: what is free, less what is to stay free."""
-    return free_bytes - int(headroom * total_bytes_of_gpu)

@@ -3,51 +3,62 @@
 from __future__ import annotations
 
 from placement.solver.memory import total_bytes
-from placement.solver.outcome import Constraint
-from placement.solver.plan import Figures, Shape
-from placement.solver.request import CostMeasure, Goal, Request
+from placement.solver.plan import Estimator, Figures, Shape
+from placement.solver.request import Request
+from placement.types import Constraint, CostMeasure, Intent
 
 GIB = 2**30
-_UNITS = {
+UNITS = {
     CostMeasure.MEMORY_LATENCY: "GiB s",
     CostMeasure.MEMORY: "GiB",
     CostMeasure.GPU_HOURS: "GPU h",
 }
-_MEASURES = {Goal.MIN_MEMORY: CostMeasure.MEMORY, Goal.MIN_GPU_HOURS: CostMeasure.GPU_HOURS}
+_MEASURES = {Intent.MIN_MEMORY: CostMeasure.MEMORY, Intent.MIN_GPU_HOURS: CostMeasure.GPU_HOURS}
 
 
-def cost(request: Request, shape: Shape, latency_s: float, measure: CostMeasure | None = None) -> float:
-    """Of one request, by the request's cost measure or another."""
-    match measure or request.cost:
+def cost(measure: CostMeasure, ranks: int, memory_bytes: int, latency_s: float) -> float:
+    """Of one request, with `memory_bytes` on all ranks together."""
+    match measure:
         case CostMeasure.MEMORY:
-            return total_bytes(request, shape) / GIB
+            return memory_bytes / GIB
         case CostMeasure.GPU_HOURS:
-            return shape.ranks * latency_s / 3600
+            return ranks * latency_s / 3600
         case CostMeasure.MEMORY_LATENCY:
-            return total_bytes(request, shape) / GIB * latency_s
+            return memory_bytes / GIB * latency_s
 
 
-def objective(request: Request, shape: Shape, latency_s: float) -> float:
+def objective(request: Request, shape: Shape, figures: Figures) -> float:
     """For one shape it never falls when latency rises: the fastest layout of a shape is its best."""
-    if request.goal is Goal.MIN_LATENCY:
+    return _objective(request, shape, shape.tp * sum(figures.memory_bytes), figures.latency_s)
+
+
+def least_objective(request: Request, shape: Shape, estimator: Estimator, latency_s: float) -> float:
+    """Of any layout of this shape that is not quicker: even stages have the least memory."""
+    memory_bytes = total_bytes(estimator, shape, request.model.layers)
+    return _objective(request, shape, memory_bytes, latency_s)
+
+
+def _objective(request: Request, shape: Shape, memory_bytes: int, latency_s: float) -> float:
+    if request.intent is Intent.MIN_LATENCY:
         return latency_s
-    return cost(request, shape, latency_s, _MEASURES.get(request.goal))
+    return cost(_MEASURES.get(request.intent, request.cost), shape.ranks, memory_bytes, latency_s)
 
 
 def unit(request: Request) -> str:
-    if request.goal is Goal.MIN_LATENCY:
+    if request.intent is Intent.MIN_LATENCY:
         return "s"
-    return _UNITS[_MEASURES.get(request.goal, request.cost)]
+    return UNITS[_MEASURES.get(request.intent, request.cost)]
 
 
 def excesses(request: Request, shape: Shape, figures: Figures) -> dict[Constraint, tuple[float, float]]:
     """The limits that are broken: what was asked, and what this candidate offers."""
-    limits = request.limits
+    limits, memory_bytes = request.slos, shape.tp * sum(figures.memory_bytes)
+    spent = cost(request.cost, shape.ranks, memory_bytes, figures.latency_s)
     at_most = (
         (Constraint.LATENCY, limits.latency_s, figures.latency_s),
         (Constraint.TTFT, limits.ttft_s, figures.ttft_s),
         (Constraint.TPOT, limits.tpot_s, figures.tpot_s),
-        (Constraint.COST, limits.cost, cost(request, shape, figures.latency_s)),
+        (Constraint.COST, limits.cost, spent),
     )
     broken = {name: (bound, value) for name, bound, value in at_most if bound is not None and value > bound}
     if limits.accuracy is not None and shape.compression.accuracy < limits.accuracy:

@@ -7,6 +7,9 @@ from typing import Protocol
 
 from placement.solver.cluster import Link
 from placement.solver.request import Compression
+from profiler.types import Basis, Plan
+
+Lines = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,10 @@ class CandidatePlan:
     stages: tuple[Stage, ...]
     hops: tuple[Link, ...]
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(stage.layers for stage in self.stages)
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -72,11 +79,26 @@ class StepRates:
     work_rest_s: float
 
 
+@dataclass(frozen=True)
+class Account:
+    """What an estimate of a candidate rests on. `plan` is what the engine is to be started with.
+
+    `ttft_share` and `tpot_share`: lower and upper end of their intervals, as shares of the figures.
+    """
+
+    plan: Plan
+    basis: Basis
+    ttft_share: tuple[float, float]
+    tpot_share: tuple[float, float]
+    notes: tuple[str, ...] = ()
+
+
 class Estimator(Protocol):
     """Figures of any candidate of one request; a pure function.
 
     Policies rank by calling it. `rates`, `hop_s` (of a prompt, of a token) and `groups` (batches in flight)
-    are the linear parts it is made of: what the split of layers and the exact reference optimise.
+    are the linear parts it is made of: what the split of layers and the exact reference optimise. `lines` are
+    those of a rank's memory (`memory`). `account` says what the figures rest on.
     """
 
     def __call__(self, plan: CandidatePlan) -> Figures: ...
@@ -86,3 +108,7 @@ class Estimator(Protocol):
     def hop_s(self, shape: Shape, link: Link) -> tuple[float, float]: ...
 
     def groups(self, shape: Shape) -> float: ...
+
+    def lines(self, shape: Shape, stage: int) -> Lines: ...
+
+    def account(self, plan: CandidatePlan) -> Account: ...

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field
 
-
-class Goal(StrEnum):
-    """The user's intent (MaverIQ, Table 1)."""
-
-    MIN_COST = "minCost"
-    MIN_LATENCY = "minLat"
-    MIN_MEMORY = "minMem"
-    MIN_GPU_HOURS = "minGpuHours"
-
-
-class CostMeasure(StrEnum):
-    """What minCost means; the provider's choice (MaverIQ, section 4)."""
-
-    MEMORY_LATENCY = "memoryLatency"  # GiB of all ranks x seconds of a request
-    MEMORY = "memory"  # GiB of all ranks
-    GPU_HOURS = "gpuHours"  # ranks x hours of a request
-
-
-class Scope(StrEnum):
-    """What replicas of one anti-affinity group must not share."""
-
-    NONE = "none"
-    GPU = "gpu"
-    NODE = "node"
+from placement.types import CostMeasure, Intent, Scope, Slos
+from profiler.types import ModelSpec
 
 
 @dataclass(frozen=True)
 class Compression:
-    """One registered form of a model: unsharded bytes of a layer and a cached token, its accuracy."""
+    """One registered form of a model: unsharded bytes of a layer and a cached token, its accuracy.
+
+    Accuracies of a model and of what is asked of it have one unit: shares in what-if files, else percent.
+    """
 
     name: str
     accuracy: float
@@ -48,7 +28,8 @@ class ModelFigures:
     `embedding_bytes` lie on the first stage, `head_bytes` on the last (both unsharded); a `tied` head is the
     embedding, and only a pipeline's last stage needs a copy. `overhead_bytes` is what every rank needs beside
     weights and KV cache (runtime, activations, graphs), `last_overhead_bytes` what a last stage's needs more.
-    `hidden_bytes` is one token's hidden state, `layer_flops` the FLOPs of one token in one layer.
+    `hidden_bytes` is one token's hidden state, `layer_flops` the FLOPs of one token in one layer. With a
+    `spec` estimates are made from that instead, and TP must be one of `degrees`.
     """
 
     name: str
@@ -63,6 +44,8 @@ class ModelFigures:
     compressions: tuple[Compression, ...]
     tied: bool = False
     last_overhead_bytes: int = 0
+    spec: ModelSpec | None = None
+    degrees: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises ValueError for figures that cannot be."""
@@ -82,24 +65,10 @@ class ModelFigures:
         if not self.compressions:
             wrong.append("no compression (expected at least 'none')")
         for form in self.compressions:
-            if form.layer_bytes < 1 or form.kv_bytes_per_token < 0 or not 0 <= form.accuracy <= 1:
-                wrong.append(f"{form} (expected layer_bytes >= 1, kv bytes >= 0, accuracy 0 to 1)")
+            if form.layer_bytes < 1 or form.kv_bytes_per_token < 0 or form.accuracy < 0:
+                wrong.append(f"{form} (expected layer_bytes >= 1, kv bytes >= 0, accuracy >= 0)")
         if wrong:
             raise ValueError(f"model {self.name}: " + "; ".join(wrong))
-
-
-@dataclass(frozen=True)
-class Limits:
-    """SLOs; None is no limit. Latency is that of one request end to end, under the expected load.
-
-    `cost` is in the unit of the request's cost measure.
-    """
-
-    latency_s: float | None = None
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    cost: float | None = None
-    accuracy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -107,21 +76,27 @@ class Request:
     """One copy of a model to place.
 
     `rate_per_s` requests of `input_tokens` and `output_tokens` are expected each second; the KV cache holds
-    `concurrency` sequences of both lengths. `headroom` is the share of each GPU's total memory to leave
-    free. Copies of one `group` share no GPU or no node, as `scope` says.
+    `concurrency` sequences of both lengths, or of `context` tokens. `headroom` is the share of each GPU's
+    total memory to leave free. TP and PP are at most `max_tp` and `max_pp`, and among `only_tp` and `only_pp`
+    if there are any; `layers` fixes the split of a pipeline. Requests of one `group` share no GPU or no node,
+    as `scope` says.
     """
 
     name: str
     model: ModelFigures
-    goal: Goal = Goal.MIN_COST
+    intent: Intent = Intent.MIN_COST
     cost: CostMeasure = CostMeasure.MEMORY_LATENCY
-    limits: Limits = Limits()
+    slos: Slos = field(default_factory=Slos)
     rate_per_s: float = 0.0
     input_tokens: int = 512
     output_tokens: int = 128
     concurrency: int = 8
     max_tp: int = 8
     max_pp: int = 8
+    only_tp: tuple[int, ...] = ()
+    only_pp: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()
+    context: int = 0
     headroom: float = 0.0
     group: str = ""
     scope: Scope = Scope.NONE
@@ -135,9 +110,11 @@ class Request:
             raise ValueError(f"{self.name}: headroom {self.headroom}; expected a share of 0 or more, below 1")
         if not 0 <= self.rate_per_s < float("inf"):
             raise ValueError(f"{self.name}: rate_per_s {self.rate_per_s}; expected 0 or more")
+        if self.layers and (min(self.layers) < 1 or sum(self.layers) != self.model.layers):
+            raise ValueError(f"{self.name}: stages {self.layers} do not make up {self.model.layers} layers")
         if self.scope is not Scope.NONE and not self.group:
             raise ValueError(f"{self.name}: anti-affinity by {self.scope} needs a group")
 
     @property
     def kv_tokens(self) -> int:
-        return self.concurrency * (self.input_tokens + self.output_tokens)
+        return self.concurrency * (self.context or self.input_tokens + self.output_tokens)

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from placement.solver.cluster import Cluster, Gpu, GpuType, Node
 from placement.solver.from_spec import figures_of
 from placement.solver.gpu_types import KNOWN
-from placement.solver.request import Compression, CostMeasure, Goal, Limits, ModelFigures, Request, Scope
+from placement.solver.request import Compression, ModelFigures, Request
+from placement.types import CostMeasure, Intent, Scope, Slos
 from profiler.architectures.registry import describe
 from profiler.checkpoint import declared_dtype_bytes, spec_of
 from profiler.errors import CheckpointError
@@ -126,7 +127,7 @@ class DeploymentForm(_Form):
     name: str
     model: ModelForm
     copies: Count = 1
-    intent: Goal = Goal.MIN_COST
+    intent: Intent = Intent.MIN_COST
     cost: CostMeasure = CostMeasure.MEMORY_LATENCY
     slos: LimitsForm = LimitsForm()
     rate_per_s: Natural = 0.0
@@ -213,9 +214,9 @@ def _requests(form: DeploymentForm, folder: Path) -> list[Request]:
         Request(
             name=name,
             model=model,
-            goal=form.intent,
+            intent=form.intent,
             cost=form.cost,
-            limits=Limits(**form.slos.model_dump()),
+            slos=Slos(**form.slos.model_dump()),
             rate_per_s=form.rate_per_s,
             input_tokens=form.input_tokens,
             output_tokens=form.output_tokens,

@@ -66,7 +66,11 @@ def best_split(pipeline: Pipeline, layers: int) -> tuple[float, tuple[int, ...]]
 
 def even_split(pipeline: Pipeline, layers: int) -> tuple[float, tuple[int, ...]] | None:
     """As `best_split`, of the engine's own split alone."""
-    split = even_stages(layers, len(pipeline.caps))
+    return given_split(pipeline, even_stages(layers, len(pipeline.caps)))
+
+
+def given_split(pipeline: Pipeline, split: tuple[int, ...]) -> tuple[float, tuple[int, ...]] | None:
+    """Latency and layers by stage; None when the stages cannot hold them."""
     if any(n > cap for n, cap in zip(split, pipeline.caps.tolist(), strict=True)):
         return None
     return float(pipeline.latency_s(np.array([split]))[0]), split

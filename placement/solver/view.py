@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.solver.cluster import Cluster
-from placement.solver.memory import usable_bytes
-from placement.solver.request import Request, Scope
+from placement.solver.cluster import Cluster, GpuType
+from placement.solver.request import Request
+from placement.types import Scope
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -19,10 +19,13 @@ MOST_LOAD = 0.95  # a GPU that is always busy still gives a newcomer a share
 
 @dataclass(frozen=True)
 class View:
-    """The GPUs that the request may use. `island` is unique over all nodes; `slowdown` is 1 / (1 - load)."""
+    """The GPUs that the request may use. `island` is unique over all nodes; `slowdown` is 1 / (1 - load).
+
+    `shared`: they are CPU hosts, each of which carries all ranks or none.
+    """
 
     names: tuple[tuple[str, int], ...]  # node, index
-    type_names: tuple[str, ...]
+    types: tuple[GpuType, ...]
     node: Ints
     type: Ints
     island: Ints
@@ -31,6 +34,14 @@ class View:
     usable: Ints
     load: Floats
     slowdown: Floats
+
+    @property
+    def shared(self) -> bool:
+        return any(kind.shared for kind in self.types)
+
+    @property
+    def type_names(self) -> tuple[str, ...]:
+        return tuple(kind.name for kind in self.types)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -53,13 +64,14 @@ def view_of(cluster: Cluster, request: Request) -> View:
             if request.scope is Scope.GPU and is_shared:
                 continue
             island = islands.setdefault((number, gpu.island), len(islands))
-            usable = usable_bytes(gpu.free_bytes, gpu.total_bytes, request.headroom)
+            usable = gpu.free_bytes - int(request.headroom * gpu.total_bytes)
             names.append((node.name, gpu.index))
             rows.append((number, types[gpu.type], island, gpu.free_bytes, gpu.total_bytes, usable, gpu.load))
     columns = list(zip(*rows, strict=True)) or [()] * 7
     ints = [np.array(column, dtype=np.int64) for column in columns[:6]]
     load = np.array(columns[6], dtype=np.float64)
-    kinds = tuple(kind.name for kind in cluster.types)
     at_node, of_type, at_island, free, total, can_use = ints
     slowdown: Floats = 1 / (1 - np.minimum(load, MOST_LOAD))
-    return View(tuple(names), kinds, at_node, of_type, at_island, free, total, can_use, load, slowdown)
+    return View(
+        tuple(names), cluster.types, at_node, of_type, at_island, free, total, can_use, load, slowdown
+    )

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from placement.solver.cluster import Cluster
 from placement.solver.decide import decide
+from placement.solver.estimators import estimator_of
 from placement.solver.layout import after
-from placement.solver.outcome import NotPlaced, Outcome, Placed
+from placement.solver.outcome import NotPlaced, Outcome
 from placement.solver.policies.base import EstimatorFor, Policy
 from placement.solver.request import Request
-from placement.solver.roofline import Roofline
+from placement.types import Placement
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class WhatIf:
     cluster: Cluster
 
     @property
-    def placed(self) -> tuple[Placed, ...]:
-        return tuple(outcome for _, outcome in self.outcomes if isinstance(outcome, Placed))
+    def placed(self) -> tuple[tuple[Request, Placement], ...]:
+        return tuple((r, outcome) for r, outcome in self.outcomes if isinstance(outcome, Placement))
 
     @property
     def not_placed(self) -> tuple[NotPlaced, ...]:
@@ -32,13 +33,13 @@ class WhatIf:
 
 
 def what_if(
-    cluster: Cluster, requests: Sequence[Request], policy: Policy, estimator_for: EstimatorFor = Roofline
+    cluster: Cluster, requests: Sequence[Request], policy: Policy, estimator_for: EstimatorFor = estimator_of
 ) -> WhatIf:
     """Each request sees what the ones before it took; one that does not fit takes nothing."""
     outcomes = []
     for request in requests:
         outcome = decide(cluster, request, policy, estimator_for)
-        if isinstance(outcome, Placed):
+        if isinstance(outcome, Placement):
             cluster = after(cluster, request, outcome)
         outcomes.append((request, outcome))
     return WhatIf(policy.name, tuple(outcomes), cluster)

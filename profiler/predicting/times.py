@@ -15,10 +15,19 @@ from profiler.estimate import estimate
 from profiler.physical.calibration import Calibration, Cut
 from profiler.physical.pipeline import latencies
 from profiler.physical.variants import VariantLoad, decode_time, prefill_time
-from profiler.plans import UNCOMPRESSED
-from profiler.predicting.intervals import NOISE, PER_DOUBLING, PER_STAGE, Ranges, roughly, stretch, widened
+from profiler.predicting.intervals import (
+    ELSEWHERE,
+    NOISE,
+    PER_DOUBLING,
+    PER_STAGE,
+    Ranges,
+    roughly,
+    stretch,
+    widened,
+)
+from profiler.predicting.stages import nearest, prompt_pass, scale, token_pass
 from profiler.predicting.types import Ground
-from profiler.types import Basis, DeviceRates, Interval, ModelSpec, Plan, Workload
+from profiler.types import Basis, Interval, Plan, Workload
 
 
 @dataclass(frozen=True)
@@ -74,57 +83,29 @@ def _physical(
     tp, run = how.tensor_parallel, np.array(splits)
     if ground.shared > 1:  # ranks that share one device take turns: together what one with all of it takes
         tp, run = 1, np.full((len(splits), 1), layers)
-    cut = _nearest(calibration, tp)
+    cut = nearest(calibration, tp)
     found = latencies(calibration, cut, run, workload)
     hops_s = calibration.hop_s * (how.stages - run.shape[1])
-    scale = _scale(ground.spec, ground.rates[0], tp, cut, workload)
+    slower = (scale(ground, tp, cut, prompt_pass(workload)), scale(ground, tp, cut, token_pass(workload)))
     times = calibration.at(cut)
     elsewhere = PER_DOUBLING * (abs(math.log2(tp / cut.tensor_parallel)) + math.log2(ground.shared))
-    elsewhere += PER_STAGE * (run.shape[1] - 1)
+    elsewhere += PER_STAGE * (run.shape[1] - 1) + (0.0 if ground.measured is None else ELSEWHERE)
     wider = stretch(times.decode.widest, workload.batch)
     step = decode_time(calibration, cut, load)
     tpot = widened(
-        found.tpot_s + hops_s, step, layers, scale.tpot, (times.decode.error, NOISE, wider, elsewhere)
+        found.tpot_s + hops_s, step, layers, slower[1], (times.decode.error, NOISE, wider, elsewhere)
     )
     tokens = min(how.batched_tokens, workload.batch * workload.input_tokens)
     fill = prefill_time(calibration, cut, load, workload.input_tokens)
     shares = (times.prefill.error, NOISE, stretch(times.prefill.widest, tokens), elsewhere)
-    ttft = widened(found.ttft_s + hops_s, fill, layers, scale.ttft, shares)
-    last = widened(found.ttft_last_s + hops_s, fill, layers, scale.ttft, shares)
+    ttft = widened(found.ttft_s + hops_s, fill, layers, slower[0], shares)
+    last = widened(found.ttft_last_s + hops_s, fill, layers, slower[0], shares)
     return _together(ttft, tpot, last.plus(tpot, workload.output_tokens - 1), _notes(cut, how, ground, load))
 
 
 def _together(ttft: Ranges, tpot: Ranges, latency: Ranges, notes: tuple[str, ...]) -> list[Times]:
     every = zip(ttft.intervals(), tpot.intervals(), latency.intervals(), strict=True)
     return [Times(*three, Basis.PROFILE, notes) for three in every]
-
-
-def _nearest(calibration: Calibration, tp: int) -> Cut:
-    """The measured cut whose TP is nearest, in doublings; of two the smaller."""
-    return min(calibration.times, key=lambda cut: (abs(math.log2(cut.tensor_parallel / tp)), cut))
-
-
-@dataclass(frozen=True)
-class _Scale:
-    ttft: float
-    tpot: float
-
-
-def _scale(spec: ModelSpec, rates: DeviceRates, tp: int, cut: Cut, workload: Workload) -> _Scale:
-    """How a TP differs from what was measured, as the roofline sees a whole model in one stage."""
-    if cut.tensor_parallel == tp:
-        return _Scale(1.0, 1.0)
-    here, there = (
-        estimate(
-            spec,
-            Plan(degree, (spec.num_layers,), UNCOMPRESSED, spec.max_position, 0, 0, 0),
-            (rates,) * degree,
-            workload,
-            1.0,
-        )
-        for degree in (tp, cut.tensor_parallel)
-    )
-    return _Scale(here.ttft_s / there.ttft_s, here.tpot_s / there.tpot_s)
 
 
 def _notes(cut: Cut, how: _Alike, ground: Ground, load: VariantLoad) -> tuple[str, ...]:
@@ -135,6 +116,8 @@ def _notes(cut: Cut, how: _Alike, ground: Ground, load: VariantLoad) -> tuple[st
         )
     elif cut.tensor_parallel != how.tensor_parallel:
         notes.append(f"TP={how.tensor_parallel} was not measured; scaled from TP={cut.tensor_parallel}")
+    if ground.measured is not None:
+        notes.append("this kind of device was not measured; scaled from one that was, by their rates")
     if how.stages > 1 and not _has_pipeline(ground.calibration):
         notes.append("no pipeline was measured on this device; what a hop takes is from another one")
     if load.rows:

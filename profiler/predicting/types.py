@@ -14,7 +14,8 @@ class Ground:
     """What is known when a plan is estimated. `rates` has one entry per rank (see `profiler.estimate`).
 
     `free_bytes`, by rank, is what its device has left for it; empty: no capacity is told. `shared`: so many
-    ranks run on one device.
+    ranks run on one device. `measured` are the rates of the device that the calibration is from, where it is
+    of another kind than the ranks'.
     """
 
     spec: ModelSpec
@@ -22,6 +23,7 @@ class Ground:
     calibration: Calibration | None = None
     free_bytes: tuple[int, ...] = ()
     shared: int = 1
+    measured: DeviceRates | None = None
 
 
 @dataclass(frozen=True)

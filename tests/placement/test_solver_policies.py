@@ -9,17 +9,18 @@ from solver_instances import GIB, LINKS, TYPES, model
 
 from placement.solver.cluster import Cluster, Gpu, Link, Node, Resident, load_of
 from placement.solver.decide import decide
-from placement.solver.layout import Layout, placed, plan_of
-from placement.solver.outcome import Constraint, NotPlaced, Outcome, Placed
+from placement.solver.layout import Layout, Search, placed, plan_of
+from placement.solver.outcome import NotPlaced, Outcome
 from placement.solver.plan import CandidatePlan, Shape, Stage
 from placement.solver.policies.exact import Exact
 from placement.solver.policies.joint import Joint
 from placement.solver.policies.maveriq import Maveriq, Selection
 from placement.solver.policies.registry import PolicyName, policy
-from placement.solver.request import CostMeasure, Goal, Limits, Request, Scope
+from placement.solver.request import Request
 from placement.solver.roofline import Roofline
 from placement.solver.view import view_of
 from placement.solver.whatif import what_if
+from placement.types import Constraint, CostMeasure, Intent, Placement, Scope, Slos
 
 
 def cluster(*nodes: tuple[float, ...], loads: tuple[float, ...] = (), islands: int = 8) -> Cluster:
@@ -44,8 +45,8 @@ def request(**changes: object) -> Request:
 
 
 def seats(outcome: Outcome | None) -> list[tuple[str, int]]:
-    assert isinstance(outcome, Placed), outcome
-    return [(seat.node, seat.gpu) for seat in outcome.ranks]
+    assert isinstance(outcome, Placement), outcome
+    return [(seat.node, seat.device_index) for seat in outcome.ranks]
 
 
 @pytest.mark.parametrize("chosen", [Joint(), Maveriq(), Exact()], ids=lambda p: p.name)
@@ -55,7 +56,9 @@ def test_an_uneven_split_hosts_what_no_even_one_can(chosen: Joint | Maveriq | Ex
     outcome = chosen.find(fragments, asked)
     assert outcome is not None
     big, small = (
-        outcome.layers_per_stage if seats(outcome)[0] == ("n0", 0) else outcome.layers_per_stage[::-1]
+        outcome.plan.layers_per_stage
+        if seats(outcome)[0] == ("n0", 0)
+        else outcome.plan.layers_per_stage[::-1]
     )
     assert big > small
     assert Maveriq(uneven=False).find(fragments, asked) is None
@@ -77,7 +80,7 @@ def test_round_robin_gives_blocks_while_the_stage_has_room(
     block = (32 * layer + 2 * 250 + 100 + 2 * 512) / 32 / 1024  # GiB, by the paper's equation
     outcome = Maveriq().find(cluster((blocks[0] * block, blocks[1] * block)), request(max_pp=2))
     assert outcome is not None
-    assert outcome.layers_per_stage == expected
+    assert outcome.plan.layers_per_stage == expected
 
 
 @pytest.mark.parametrize(
@@ -110,7 +113,7 @@ def test_ours_takes_the_fragment_that_fits_and_leaves_the_empty_gpu_whole() -> N
 
 def test_ours_avoids_a_busy_gpu_when_asked_for_latency() -> None:
     busy = cluster((20, 48), loads=(0.5, 0.0))
-    assert seats(Joint().find(busy, request(max_pp=1, goal=Goal.MIN_LATENCY))) == [("n0", 1)]
+    assert seats(Joint().find(busy, request(max_pp=1, intent=Intent.MIN_LATENCY))) == [("n0", 1)]
 
 
 def test_adjacent_stages_are_kept_on_fast_links() -> None:
@@ -155,13 +158,13 @@ def test_two_groups_in_flight_wait_for_the_slowest_stage() -> None:
 
 def test_what_binds_and_what_would_do() -> None:
     free = cluster((48, 48))
-    slow = decide(free, request(limits=Limits(latency_s=0.01)), Joint())
+    slow = decide(free, request(slos=Slos(latency_s=0.01)), Joint())
     assert isinstance(slow, NotPlaced)
     assert slow.binding is Constraint.LATENCY
     offered = slow.relaxations[0].offered
     assert slow.relaxations[0].factor == pytest.approx(offered / 0.01)
-    assert isinstance(decide(free, request(limits=Limits(latency_s=offered)), Joint()), Placed)
-    dear = decide(free, request(limits=Limits(cost=0.01)), Joint())
+    assert isinstance(decide(free, request(slos=Slos(latency_s=offered)), Joint()), Placement)
+    dear = decide(free, request(slos=Slos(cost=0.01)), Joint())
     assert isinstance(dear, NotPlaced)
     assert dear.binding is Constraint.COST
     full = decide(cluster((5, 5)), request(), Joint())
@@ -171,7 +174,7 @@ def test_what_binds_and_what_would_do() -> None:
 
 
 def test_accuracy_binds_where_only_a_compressed_form_fits() -> None:
-    asked = replace(request(max_pp=1), model=model(32, layer_bytes=500 * 2**20), limits=Limits(accuracy=0.95))
+    asked = replace(request(max_pp=1), model=model(32, layer_bytes=500 * 2**20), slos=Slos(accuracy=0.95))
     outcome = decide(cluster((8,)), asked, Joint())
     assert isinstance(outcome, NotPlaced)
     assert (outcome.binding, outcome.relaxations[0].offered) == (Constraint.ACCURACY, 0.9)
@@ -183,7 +186,7 @@ def test_headroom_and_anti_affinity_bind() -> None:
     assert tight.binding is Constraint.HEADROOM
     copies = [request(name=f"m-{n}", max_pp=1, group="m", scope=Scope.NODE) for n in (1, 2, 3)]
     found = what_if(cluster((48, 48), (48,)), copies, Joint())
-    assert len({seats(outcome)[0][0] for outcome in found.placed}) == 2
+    assert len({seats(outcome)[0][0] for _, outcome in found.placed}) == 2
     assert [missed.binding for missed in found.not_placed] == [Constraint.ANTI_AFFINITY]
 
 
@@ -192,35 +195,35 @@ def test_a_rate_beyond_one_copy_is_named() -> None:
     assert isinstance(outcome, NotPlaced)
     assert outcome.binding is Constraint.RATE
     lower = request(rate_per_s=outcome.relaxations[0].offered)
-    assert isinstance(decide(cluster((48,)), lower, Joint()), Placed)
+    assert isinstance(decide(cluster((48,)), lower, Joint()), Placement)
 
 
 @pytest.mark.parametrize(
     ("goal", "measure"),
     [
-        *((goal, CostMeasure.MEMORY_LATENCY) for goal in Goal),
-        (Goal.MIN_COST, CostMeasure.MEMORY),
-        (Goal.MIN_COST, CostMeasure.GPU_HOURS),
+        *((goal, CostMeasure.MEMORY_LATENCY) for goal in Intent),
+        (Intent.MIN_COST, CostMeasure.MEMORY),
+        (Intent.MIN_COST, CostMeasure.GPU_HOURS),
     ],
 )
-def test_every_intent_minimises_its_own_figure(goal: Goal, measure: CostMeasure) -> None:
-    asked = replace(request(max_tp=2, max_pp=2, goal=goal, cost=measure), model=model(24))
+def test_every_intent_minimises_its_own_figure(goal: Intent, measure: CostMeasure) -> None:
+    asked = replace(request(max_tp=2, max_pp=2, intent=goal, cost=measure), model=model(24))
     free = cluster((48, 48))
     ours, best = Joint().find(free, asked), Exact().find(free, asked)
     assert ours is not None
     assert best is not None
-    assert ours.objective <= best.objective * 1.01
+    assert ours.choice.objective <= best.choice.objective * 1.01
 
 
 def test_what_if_takes_what_it_places_and_nothing_else() -> None:
     empty = cluster((20, 48))
     found = what_if(empty, [request(name="a"), request(name="b", max_pp=1), request(name="c")], Joint())
-    used = sum(seat.memory_bytes for outcome in found.placed for seat in outcome.ranks)
+    used = sum(seat.memory_bytes for _, outcome in found.placed for seat in outcome.ranks)
     free = sum(gpu.free_bytes for node in found.cluster.nodes for gpu in node.gpus)
     assert free + used == 68 * GIB
     assert all(gpu.free_bytes in (20 * GIB, 48 * GIB) for node in empty.nodes for gpu in node.gpus)
     held: list[Resident] = [r for node in found.cluster.nodes for gpu in node.gpus for r in gpu.residents]
-    assert {r.deployment for r in held} == {outcome.deployment for outcome in found.placed}
+    assert {r.deployment for r in held} == {request.name for request, _ in found.placed}
 
 
 @pytest.mark.parametrize("name", PolicyName)
@@ -234,8 +237,9 @@ def test_ranks_are_listed_by_stage() -> None:
     free, asked = cluster((48, 48, 48, 48)), request(max_tp=2)
     view = view_of(free, asked)
     shape = Shape(asked.model.compressions[0], 2, 2)
-    outcome = placed(asked, view, Layout(shape, ((2, 3), (0, 1)), (20, 12)), Roofline(free, asked), ())
-    assert [(s.rank, s.stage, s.tp_rank, s.gpu) for s in outcome.ranks] == [
+    layout = Layout(shape, ((2, 3), (0, 1)), (20, 12))
+    outcome = placed(asked, view, layout, Roofline(free, asked), Search(1, 1))
+    assert [(s.rank, s.stage, s.tp_rank, s.device_index) for s in outcome.ranks] == [
         (0, 0, 0, 2),
         (1, 0, 1, 3),
         (2, 1, 0, 0),

@@ -15,9 +15,11 @@ from controlplane.endings import persist
 from controlplane.records import Deployment, Phase
 from controlplane.state import StateStore, open_store
 from controlplane.state.typed import Put, Repository
-from placement.place import place
-from placement.types import Candidate, Device, Infeasible, Intent, Inventory, Placement, Plan
-from profiler.types import DeviceRates, Estimate
+from placement.solver.from_inventory import clusters_of
+from placement.solver.policies.joint import Joint
+from placement.solver.request import Compression, ModelFigures, Request
+from placement.types import Device, Intent, Inventory
+from profiler.types import DeviceRates
 
 pytestmark = pytest.mark.slow  # a real Redis
 
@@ -41,8 +43,10 @@ def store(url: str) -> Iterator[StateStore]:
     store.close()
 
 
-def candidate() -> Candidate:
-    return Candidate(Plan(1, (2,), "none", 64, 64, 1, 16), Estimate(1.0, 1.0, (30,), 100.0))
+def request(name: str) -> Request:
+    """One rank of 30 bytes: 10 of each layer and 10 beside them."""
+    figures = ModelFigures("m", 2, 1, 1, 0, 0, 1, 1.0, 10, (Compression("none", 1.0, 10, 0),))
+    return Request(name, figures, concurrency=1, max_tp=1, max_pp=1)
 
 
 def launch(url: str, name: str, together: threading.Barrier) -> bool:
@@ -54,11 +58,12 @@ def launch(url: str, name: str, together: threading.Barrier) -> bool:
     def once() -> None:
         state = repository.read()
         sight = ledger.available(Inventory(DEVICES), state.ledgers, 0.0, besides=name)
-        outcome = place(candidate(), sight)
+        (cluster,) = clusters_of(sight)
+        outcome = Joint().find(cluster, request(name))
         if next(first_look, False):
             together.wait(30)  # all have decided, on the same sight
-        fitted[0] = isinstance(outcome, Placement)
-        if isinstance(outcome, Infeasible):
+        fitted[0] = outcome is not None
+        if outcome is None:
             return
         deployment = Deployment(name, 1, name, Phase.DEPLOYING, Intent.MIN_COST, 16, placement=outcome)
         repository.commit([Put(deployment, 0), *ledger.reserve(state, name, 1, outcome, 0.0)])

@@ -33,7 +33,7 @@ SPEC = ModelSpec("LlamaForCausalLM", 2, 64, 4, 2, 16, 100, 512, 2, 1000, 2000, {
 BASE = Model("base", 1, Phase.READY, source="/m/base", compression={"int8": 0.97}, spec=SPEC)
 VARIANT_SPEC = VariantSpec(VariantKind.SVD_DELTA, 99, {"q_proj": ModuleFacts(9, rank=8)}, (8, 3), 7, True)
 VARIANT = Model("größe/模型", 2, Phase.PENDING, base="base", variant_spec=VARIANT_SPEC)
-DEPLOYMENT = Deployment("base", 3, "base", Phase.DEPLOYED, Intent.SLO, 128, Slos(latency_s=1.5))
+DEPLOYMENT = Deployment("base", 3, "base", Phase.DEPLOYED, Intent.MIN_COST, 128, Slos(latency_s=1.5))
 OPERATION = Operation(
     "op-1",
     OperationKind.DEPLOY,

@@ -17,7 +17,7 @@ from test_estimate import LLAMA_7B
 from profiler.campaign import Reach, campaign
 from profiler.errors import PlanError
 from profiler.estimate import estimate, variant_bytes
-from profiler.estimating import Ground, Prediction, plan_estimate, plan_estimates, predict, predict_all
+from profiler.estimating import Ground, Prediction, predict, predict_all
 from profiler.measurements import Footprint, Measurement, Point, RankMemory, Setting
 from profiler.physical.calibration import Cut, calibrate
 from profiler.physical.variants import decode_time, variant_load
@@ -133,17 +133,6 @@ def test_slots_for_variants_take_memory() -> None:
     p = plan(max_variants=4, max_lora_rank=16)
     found = predict(ground(p), p, Workload(1, 8, 8))
     assert found.ranks[0].variants == variant_bytes(LLAMA_7B, p, 0) > 0
-
-
-def test_what_placing_needs_is_the_prediction_with_the_whole_cache() -> None:
-    p, load = plan(2, (10, 22)), Workload(1, 128, OUT)
-    found, placed = predict(ground(p), p, load), plan_estimate(ground(p), p, load, 0.9)
-    assert (placed.ttft_s, placed.tpot_s) == (found.ttft_s.value, found.tpot_s.value)
-    assert (placed.accuracy, placed.basis) == (0.9, Basis.PROFILE)
-    for rank, cost in enumerate(found.ranks):
-        without = cost.total.value - cost.kv_cache
-        tokens = 16 * 4096 * (10 if rank < 2 else 22) * 8192  # KV heads are halved
-        assert placed.memory_bytes[rank] == without + tokens
 
 
 # --- variants ---------------------------------------------------------------------------------------
@@ -279,16 +268,12 @@ def test_many_plans_at_once_cost_what_each_costs_alone(
     plans = [plan(tp, split(cuts), max_variants=slots, max_lora_rank=8) for tp, cuts, slots in made]
     alike = Ground(LLAMA_7B, (RATES,), CALIBRATION if known else None, (60 << 30,))
     together = predict_all(alike, plans, load, [None, SMALL])
-    estimates = plan_estimates(alike, plans, load, 0.8)
-    for p, found, estimated in zip(plans, together, estimates, strict=True):
+    for p, found in zip(plans, together, strict=True):
         here = ground(p, known, 60 << 30)
         alone = predict(here, p, load, [None, SMALL])
         for figure in ("ttft_s", "tpot_s", "latency_s", "tokens_per_s"):
             assert _ends(getattr(found, figure)) == pytest.approx(_ends(getattr(alone, figure)), rel=1e-9)
         assert (found.ranks, found.concurrency, found.notes) == (alone.ranks, alone.concurrency, alone.notes)
-        expected = plan_estimate(here, p, load, 0.8)
-        assert estimated.memory_bytes == expected.memory_bytes
-        assert estimated.tpot_s == pytest.approx(expected.tpot_s, rel=1e-9)
 
 
 def _ends(interval: Interval) -> tuple[float, float, float]:
@@ -302,13 +287,9 @@ def _ends(interval: Interval) -> tuple[float, float, float]:
 def test_one_impossible_plan_among_many_is_named(wrong: dict[str, object], field: str) -> None:
     alike = Ground(LLAMA_7B, (RATES,), CALIBRATION)
     plans = [plan(), plan(**wrong)]  # type: ignore[arg-type]
-    for asked in (
-        lambda: predict_all(alike, plans, Workload(1, 8, 8)),
-        lambda: plan_estimates(alike, plans, Workload(1, 8, 8), 1.0),
-    ):
-        with pytest.raises(PlanError) as refused:
-            asked()
-        assert refused.value.field == field
+    with pytest.raises(PlanError) as refused:
+        predict_all(alike, plans, Workload(1, 8, 8))
+    assert refused.value.field == field
 
 
 @pytest.mark.slow

@@ -20,19 +20,20 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from placement.solver import hosts
 from placement.solver.cluster import Cluster, Link
 from placement.solver.costs import Costs, costs_of
+from placement.solver.estimators import estimator_of
 from placement.solver.groups import Groups, every_group
-from placement.solver.layout import Layout, placed, plan_of
+from placement.solver.layout import Layout, Search, placed, plan_of
 from placement.solver.memory import total_bytes
 from placement.solver.objective import GIB, excesses, objective
-from placement.solver.outcome import Placed
 from placement.solver.plan import Estimator, Shape
 from placement.solver.policies.base import EstimatorFor
-from placement.solver.request import CostMeasure, Request
-from placement.solver.roofline import Roofline
+from placement.solver.request import Request
 from placement.solver.shapes import shapes
 from placement.solver.view import Floats, Ints, View, view_of
+from placement.types import CostMeasure, Placement
 
 MOST_GPUS = 16
 GAP = 1e-6  # relative; what HiGHS may leave
@@ -43,24 +44,28 @@ class Exact:
     name: str = "exact"
 
     def find(
-        self, cluster: Cluster, request: Request, estimator_for: EstimatorFor = Roofline
-    ) -> Placed | None:
+        self, cluster: Cluster, request: Request, estimator_for: EstimatorFor = estimator_of
+    ) -> Placement | None:
         """Raises ValueError for clusters of more than 16 GPUs."""
         if cluster.gpu_count > MOST_GPUS:
             raise ValueError(f"the exact policy takes up to {MOST_GPUS} GPUs, got {cluster.gpu_count}")
         view, estimator = view_of(cluster, request), estimator_for(cluster, request)
+        if view.shared:
+            return hosts.find(request, view, estimator)
         best: tuple[float, Layout] | None = None
-        for shape in shapes(request, len(view)):
+        every = shapes(request, len(view))
+        for shape in every:
             layout = _solve(request, view, shape, estimator)
             if layout is None:
                 continue
             figures = estimator(plan_of(view, layout))
-            value = objective(request, shape, figures.latency_s)
+            value = objective(request, shape, figures)
             if not excesses(request, shape, figures) and (best is None or value < best[0]):
                 best = (value, layout)
         if best is None:
             return None
-        return placed(request, view, best[1], estimator, ("optimal, by a mixed-integer linear program",))
+        how = Search(len(every), 1, ("optimal, by a mixed-integer linear program",))
+        return placed(request, view, best[1], estimator, how)
 
 
 class _Rows:
@@ -124,7 +129,8 @@ def _solve(request: Request, view: View, shape: Shape, estimator: Estimator) -> 
     _add_pace(rows, at, costs, token, constant[1], estimator.groups(shape))
     goal = prompt.copy()
     goal[at.tau] = request.output_tokens - 1
-    _add_limits(rows, at, request, shape, (prompt, goal), constant[0])
+    memory = total_bytes(estimator, shape, request.model.layers)
+    _add_limits(rows, at, request, _latency_of_cost(request, shape, memory), (prompt, goal), constant[0])
     found = milp(
         goal,
         constraints=rows.constraint(),
@@ -173,6 +179,10 @@ def _add_structure(
             rows.add(most, high=0)
             rows.add(least, low=0)
     rows.add(every, request.model.layers, request.model.layers)
+    for stage, layers in enumerate(request.layers):
+        given = at.row()
+        given[at.l(stage)] = 1
+        rows.add(given, layers, layers)
     for gpu in range(gpus):
         once = at.row()
         for stage in range(at.pp):
@@ -210,12 +220,12 @@ def _add_pace(
 
 
 def _add_limits(
-    rows: _Rows, at: _Program, request: Request, shape: Shape, seconds: tuple[Floats, Floats], hops_s: float
+    rows: _Rows, at: _Program, request: Request, most_s: float, seconds: tuple[Floats, Floats], hops_s: float
 ) -> None:
     """`seconds`: rows of the prompt and of the whole request, both but for the fast part of the hops."""
     prompt, whole = seconds
-    limits = request.limits
-    latency_s = min(limits.latency_s or np.inf, _latency_of_cost(request, shape))
+    limits = request.slos
+    latency_s = min(limits.latency_s or np.inf, most_s)
     rows.add(prompt, high=(limits.ttft_s or np.inf) - hops_s)
     rows.add(whole, high=latency_s - hops_s)
     token = at.row()
@@ -223,13 +233,13 @@ def _add_limits(
     rows.add(token, high=limits.tpot_s or np.inf)
 
 
-def _latency_of_cost(request: Request, shape: Shape) -> float:
+def _latency_of_cost(request: Request, shape: Shape, memory_bytes: int) -> float:
     """The latency at which the limit of cost is met exactly; memory alone is checked afterwards."""
-    if request.limits.cost is None or request.cost is CostMeasure.MEMORY:
+    if request.slos.cost is None or request.cost is CostMeasure.MEMORY:
         return float(np.inf)
     if request.cost is CostMeasure.GPU_HOURS:
-        return request.limits.cost * 3600 / shape.ranks
-    return request.limits.cost / (total_bytes(request, shape) / GIB)
+        return request.slos.cost * 3600 / shape.ranks
+    return request.slos.cost / (memory_bytes / GIB)
 
 
 def _upper(at: _Program, costs: Costs) -> Floats:

@@ -16,20 +16,21 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from placement.solver import groups as grouping
+from placement.solver import hosts
 from placement.solver.cluster import Cluster, Link
 from placement.solver.costs import Costs, costs_of
+from placement.solver.estimators import estimator_of
 from placement.solver.groups import Groups
-from placement.solver.layout import Layout, placed, plan_of
-from placement.solver.memory import fixed_bytes, layer_rank_bytes, stage_bytes
-from placement.solver.objective import excesses, objective
-from placement.solver.outcome import Placed
+from placement.solver.layout import Layout, Search, needs, placed, plan_of
+from placement.solver.memory import stage_bytes
+from placement.solver.objective import excesses, least_objective, objective
 from placement.solver.plan import Estimator, Shape
 from placement.solver.policies.base import EstimatorFor
 from placement.solver.request import Request
-from placement.solver.roofline import Roofline
 from placement.solver.shapes import shapes
-from placement.solver.split import Pipeline, best_split, even_split
+from placement.solver.split import Pipeline, best_split, even_split, given_split
 from placement.solver.view import Floats, Ints, View, view_of
+from placement.types import Placement
 
 FEW_GROUPS = 80  # small clusters are searched group by group
 FEW_SETS = 4000  # and set by set
@@ -52,18 +53,18 @@ class Joint:
         return "ostinato" if self.uneven else "ostinato-even"
 
     def find(
-        self, cluster: Cluster, request: Request, estimator_for: EstimatorFor = Roofline
-    ) -> Placed | None:
+        self, cluster: Cluster, request: Request, estimator_for: EstimatorFor = estimator_of
+    ) -> Placement | None:
         view, estimator = view_of(cluster, request), estimator_for(cluster, request)
+        if view.shared:
+            return hosts.find(request, view, estimator)
         search = _Search(request, view, estimator, self.tolerance, self.uneven)
         found = search.best()
         if found is None:
             return None
-        reasons = (
-            f"best of {search.shapes} shapes; {len(search.found)} layouts within every limit",
-            f"fragmentation cost {found.loss / 2**30:.2f} GiB, the least within {self.tolerance:.0%}",
-        )
-        return placed(request, view, found.layout, estimator, reasons)
+        reason = f"fragmentation cost {found.loss / 2**30:.2f} GiB, the least within {self.tolerance:.0%}"
+        tried = Search(search.shapes, len(search.found), (reason,))
+        return placed(request, view, found.layout, estimator, tried)
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class _Search:
         return min(near, key=lambda f: f.key, default=None)
 
     def _shapes(self) -> list[Shape]:
-        least = self.request.limits.accuracy or 0.0
+        least = self.request.slos.accuracy or 0.0
         found = [s for s in shapes(self.request, len(self.view)) if s.compression.accuracy >= least]
         self.shapes = len(found)
         return found
@@ -120,7 +121,8 @@ class _Search:
         hops = self.estimator.hop_s(shape, Link.FAST)
         prompt = layers * costs.prefill.min() + costs.prefill_rest.min() + (shape.pp - 1) * hops[0]
         token = layers * costs.decode.min() + costs.decode_rest.min() + (shape.pp - 1) * hops[1]
-        return objective(self.request, shape, float(prompt + tokens * token))
+        latency_s = float(prompt + tokens * token)
+        return least_objective(self.request, shape, self.estimator, latency_s)
 
     def _groups_of(self, tp: int) -> Groups:
         if tp not in self._single:
@@ -137,15 +139,13 @@ class _Search:
     def _consider(self, layout: Layout) -> None:
         figures = self.estimator(plan_of(self.view, layout))
         if not excesses(self.request, layout.shape, figures):
-            value = objective(self.request, layout.shape, figures.latency_s)
+            value = objective(self.request, layout.shape, figures)
             self.found.append(_Found(value, self._loss(layout), layout))
 
     def _loss(self, layout: Layout) -> float:
-        needs = stage_bytes(self.request, layout.shape, layout.layers)
         return sum(
             need * (2 * int(self.view.free[gpu]) - need) / int(self.view.total[gpu])
-            for group, need in zip(layout.groups, needs, strict=True)
-            for gpu in group
+            for gpu, need in needs(self.estimator, layout).items()
         )
 
     def _layouts(self, shape: Shape) -> Iterator[Layout]:
@@ -172,7 +172,7 @@ class _Search:
         tokens = self.request.output_tokens - 1
         latency = layers * (costs.prefill + tokens * costs.decode)
         latency = (latency + costs.prefill_rest + tokens * costs.decode_rest)[able]
-        need = layers * layer_rank_bytes(self.request, shape) + fixed_bytes(self.request.model, shape, 0)
+        (need,) = stage_bytes(self.estimator, shape, (layers,))
         loss = (2.0 * need * groups.fill - float(need) ** 2 * groups.grain)[able]
         near = latency <= latency.min() * (1 + self.tolerance)
         order = np.lexsort((latency, loss, ~near))[:MOST_KEPT]
@@ -216,13 +216,18 @@ class _Search:
         best: tuple[float, tuple[int, ...], tuple[int, ...]] | None = None
         for order in _orders(columns, groups):
             pipeline = self._pipeline(shape, groups, costs, order)
-            split = (best_split if self.uneven else even_split)(pipeline, self.request.model.layers)
+            split = self._layers(pipeline)
             if split is not None and (best is None or (split[0], order) < best[:2]):
                 best = (split[0], order, split[1])
         if best is None:
             return None
         members = tuple(tuple(groups.members[k].tolist()) for k in best[1])
         return best[0], Layout(shape, members, best[2])
+
+    def _layers(self, pipeline: Pipeline) -> tuple[float, tuple[int, ...]] | None:
+        if self.request.layers:
+            return given_split(pipeline, self.request.layers)
+        return (best_split if self.uneven else even_split)(pipeline, self.request.model.layers)
 
     def _pipeline(self, shape: Shape, groups: Groups, costs: Costs, order: tuple[int, ...]) -> Pipeline:
         hops = [self.estimator.hop_s(shape, _link(groups, a, b)) for a, b in itertools.pairwise(order)]

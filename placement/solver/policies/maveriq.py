@@ -15,17 +15,18 @@ from enum import StrEnum
 
 import numpy as np
 
+from placement.solver import hosts
 from placement.solver.cluster import Cluster, Link
-from placement.solver.layout import Layout, fits, placed, plan_of
-from placement.solver.memory import fixed_bytes, layer_rank_bytes, total_bytes
+from placement.solver.estimators import estimator_of
+from placement.solver.layout import Layout, Search, fits, placed, plan_of
+from placement.solver.memory import most_layers, total_bytes
 from placement.solver.objective import excesses, objective
-from placement.solver.outcome import Placed
 from placement.solver.plan import CandidatePlan, Estimator, Shape, Stage
 from placement.solver.policies.base import EstimatorFor
 from placement.solver.request import Request
-from placement.solver.roofline import Roofline
 from placement.solver.shapes import shapes
 from placement.solver.view import View, view_of
+from placement.types import Placement
 from profiler.plans import even_stages
 
 THETA = 0.7
@@ -55,22 +56,25 @@ class Maveriq:
         return f"maveriq-{self.selection}{mapping}"
 
     def find(
-        self, cluster: Cluster, request: Request, estimator_for: EstimatorFor = Roofline
-    ) -> Placed | None:
+        self, cluster: Cluster, request: Request, estimator_for: EstimatorFor = estimator_of
+    ) -> Placement | None:
         view, estimator = view_of(cluster, request), estimator_for(cluster, request)
-        for number, shape in enumerate(_ranked(request, view, estimator), 1):
+        if view.shared:
+            return hosts.find(request, view, estimator)
+        ranked = list(_ranked(request, view, estimator))
+        for number, shape in enumerate(ranked, 1):
             layout = self._place(request, view, shape, estimator)
             if layout is not None:
                 reason = f"choice {number} by intent; GPUs by {self.selection}"
-                return placed(request, view, layout, estimator, (reason,))
+                return placed(request, view, layout, estimator, Search(len(ranked), 1, (reason,)))
         return None
 
     def _place(self, request: Request, view: View, shape: Shape, estimator: Estimator) -> Layout | None:
-        for gpus in self._sets(view, shape, total_bytes(request, shape)):
+        for gpus in self._sets(view, shape, total_bytes(estimator, shape, request.model.layers)):
             stages = tuple(tuple(gpus[i : i + shape.tp]) for i in range(0, shape.ranks, shape.tp))
-            for layers in _mappings(request, view, shape, stages, self.uneven):
+            for layers in self._mappings(request, view, stages, shape, estimator):
                 layout = Layout(shape, stages, layers)
-                if not fits(view, request, layout):
+                if not fits(view, estimator, layout):
                     continue
                 if not excesses(request, shape, estimator(plan_of(view, layout))):
                     return layout
@@ -95,6 +99,32 @@ class Maveriq:
         for _, window in sorted(found)[:MOST_SETS]:
             yield sorted(window, key=lambda gpu: (-int(view.usable[gpu]), gpu))
 
+    def _mappings(
+        self,
+        request: Request,
+        view: View,
+        stages: Sequence[Sequence[int]],
+        shape: Shape,
+        estimator: Estimator,
+    ) -> Iterator[tuple[int, ...]]:
+        """By blocks of mem_total / (TP x layers), section 6's equation; then by what each rank holds.
+
+        Stage i has GPUs [i TP, (i + 1) TP) of those with most free memory first.
+        """
+        layers = request.model.layers
+        if request.layers or not self.uneven:
+            yield request.layers or even_stages(layers, shape.pp)
+            return
+        free = [min(int(view.usable[gpu]) for gpu in stage) for stage in stages]
+        block = total_bytes(estimator, shape, layers) / (shape.tp * layers)
+        by_rank = [
+            int(most_layers(estimator.lines(shape, stage), np.array([room]))[0])
+            for stage, room in enumerate(free)
+        ]
+        for rooms in ([int(room / block) for room in free], by_rank):
+            if sum(rooms) >= layers and min(rooms) >= 1:
+                yield round_robin(layers, rooms)
+
     def _preference(self, view: View, gpu: int) -> tuple[int, float]:
         """Least first."""
         load = float(view.load[gpu])
@@ -116,33 +146,11 @@ def _ranked(request: Request, view: View, estimator: Estimator) -> Iterator[Shap
     for shape in shapes(request, len(view)):
         stages = tuple(Stage(n, kind) for n in even_stages(request.model.layers, shape.pp))
         plan = CandidatePlan(shape, stages, (Link.FAST,) * (shape.pp - 1))
-        latency_s = estimator(plan).latency_s
-        values.append((objective(request, shape, latency_s), latency_s, shape.ranks, len(values), shape))
+        figures = estimator(plan)
+        value = objective(request, shape, figures)
+        values.append((value, figures.latency_s, shape.ranks, len(values), shape))
     for *_, shape in sorted(values, key=lambda value: value[:4]):
         yield shape
-
-
-def _mappings(
-    request: Request, view: View, shape: Shape, stages: Sequence[Sequence[int]], uneven: bool
-) -> Iterator[tuple[int, ...]]:
-    """By blocks of mem_total / (TP x layers), section 6's equation; then by what each rank holds.
-
-    Stage i has GPUs [i TP, (i + 1) TP) of those with most free memory first.
-    """
-    layers = request.model.layers
-    if not uneven:
-        yield even_stages(layers, shape.pp)
-        return
-    free = [min(int(view.usable[gpu]) for gpu in stage) for stage in stages]
-    block = total_bytes(request, shape) / (shape.tp * layers)
-    held, each = (
-        [fixed_bytes(request.model, shape, s) for s in range(shape.pp)],
-        layer_rank_bytes(request, shape),
-    )
-    by_rank = [(room - fixed) // each for room, fixed in zip(free, held, strict=True)]
-    for rooms in ([int(room / block) for room in free], by_rank):
-        if sum(rooms) >= layers and min(rooms) >= 1:
-            yield round_robin(layers, rooms)
 
 
 def round_robin(layers: int, rooms: Sequence[int]) -> tuple[int, ...]:

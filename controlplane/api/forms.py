@@ -1,0 +1,31 @@
+"""What requests and answers of the management API are made of."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from profiler.types import Interval
+
+Name = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,94}$"),
+    Field(description="1 to 95 letters, digits, '.', '_' or '-', starting with a letter or digit."),
+]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class IntervalView(BaseModel):
+    """A figure, and the range that should hold it nine times out of ten."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, interval: Interval, factor: float = 1.0) -> IntervalView:
+        return cls(value=interval.value * factor, low=interval.low * factor, high=interval.high * factor)

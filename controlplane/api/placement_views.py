@@ -1,0 +1,139 @@
+"""Where a deployment is and why, as users see it. Times in milliseconds, sizes in bytes."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from controlplane import refusals
+from controlplane.api.forms import IntervalView
+from placement.types import Placement, RankPlacement, Relaxation
+from profiler.types import Interval
+
+MS = 1000
+
+
+class RankView(BaseModel):
+    rank: int
+    stage: int
+    node: str
+    device: str
+    layers: tuple[int, int]
+    memoryBytes: int
+
+    @classmethod
+    def of(cls, r: RankPlacement) -> RankView:
+        return cls(
+            rank=r.rank,
+            stage=r.stage,
+            node=r.node,
+            device=f"{r.device_kind}:{r.device_index}",
+            layers=(r.layer_start, r.layer_end),
+            memoryBytes=r.memory_bytes,
+        )
+
+
+class RelaxationView(BaseModel):
+    """Moving `constraint` from `asked` to `offered` suffices; that is `factor` times worse."""
+
+    constraint: str
+    asked: float
+    offered: float
+    factor: float
+    text: str
+
+    @classmethod
+    def of(cls, relaxation: Relaxation) -> RelaxationView:
+        return cls(**refusals.as_data(relaxation))
+
+
+class ChoiceView(BaseModel):
+    """Why this plan: `objective`, least is best, among `alternatives` layouts of `shapes` shapes that kept
+    every limit. Latencies are under the expected load; one engine keeps up with `throughputPerS` requests,
+    `utilisation` is each stage's busy share. `basis` is profile or rough; `relaxed` gave way, as allowed."""
+
+    objective: float
+    unit: str
+    alternatives: int
+    shapes: int
+    basis: str
+    latencyMs: float
+    ttftMs: IntervalView | None
+    tpotMs: IntervalView | None
+    throughputPerS: float
+    utilisation: list[float]
+    relaxed: list[RelaxationView]
+    notes: list[str]
+
+    @classmethod
+    def of(cls, placement: Placement) -> ChoiceView:
+        choice = placement.choice
+        return cls(
+            objective=choice.objective,
+            unit=choice.unit,
+            alternatives=choice.alternatives,
+            shapes=choice.shapes,
+            basis=placement.estimate.basis,
+            latencyMs=choice.latency_s * MS,
+            ttftMs=_ms(choice.ttft),
+            tpotMs=_ms(choice.tpot),
+            throughputPerS=choice.throughput_per_s,
+            utilisation=list(choice.utilisation),
+            relaxed=[RelaxationView.of(one) for one in choice.relaxed],
+            notes=[*choice.reasons, *choice.notes],
+        )
+
+
+class PlanView(BaseModel):
+    """The chosen plan: its shape, where its ranks run, what it should cost, and why it was chosen.
+
+    `choice` is null for what an older version placed.
+    """
+
+    tensorParallel: int
+    layersPerStage: list[int]
+    quantization: str
+    maxModelLen: int
+    kvCacheTokens: int
+    maxVariants: int
+    maxLoraRank: int
+    ranks: list[RankView]
+    estimatedTtftMs: float
+    estimatedTpotMs: float
+    accuracy: float
+    reason: str
+    choice: ChoiceView | None = None
+
+    @classmethod
+    def of(cls, placement: Placement) -> PlanView:
+        plan, estimate = placement.plan, placement.estimate
+        return cls(
+            tensorParallel=plan.tensor_parallel,
+            layersPerStage=list(plan.layers_per_stage),
+            quantization=plan.quantization,
+            maxModelLen=plan.max_model_len,
+            kvCacheTokens=plan.kv_cache_tokens,
+            maxVariants=plan.max_variants,
+            maxLoraRank=plan.max_lora_rank,
+            ranks=[RankView.of(r) for r in placement.ranks],
+            estimatedTtftMs=estimate.ttft_s * MS,
+            estimatedTpotMs=estimate.tpot_s * MS,
+            accuracy=estimate.accuracy,
+            reason=placement.reason,
+            choice=ChoiceView.of(placement) if placement.choice.unit else None,
+        )
+
+
+class PreviewView(BaseModel):
+    """What a deployment would be as the cluster is now; nothing was done.
+
+    `host` is the base whose engine would serve it; `running` if that is there already, with this plan.
+    """
+
+    model: str
+    host: str
+    running: bool
+    plan: PlanView | None
+
+
+def _ms(interval: Interval | None) -> IntervalView | None:
+    return None if interval is None else IntervalView.of(interval, MS)

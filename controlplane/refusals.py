@@ -1,0 +1,82 @@
+"""What was not placed, as the API says it: names and units of a request, in words and as data. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controlplane import errors
+from controlplane.records import Relaxing
+from placement.solver.numbers import rounded
+from placement.solver.outcome import NotPlaced
+from placement.types import Constraint, Inventory, Relaxation
+
+# What a constraint is called in a request, and how many of its units are one of the solver's.
+_SLOS = {
+    Constraint.LATENCY: ("SLOs.e2e_ms", 1000.0),
+    Constraint.TTFT: ("SLOs.ttft_ms", 1000.0),
+    Constraint.TPOT: ("SLOs.tpot_ms", 1000.0),
+    Constraint.COST: ("SLOs.cost", 1.0),
+}
+_NAMES = {
+    Constraint.ACCURACY: "SLOs.accuracy",
+    Constraint.RATE: "load.ratePerS",
+    Constraint.CONTEXT: "load",
+}
+
+
+def refusal(outcome: NotPlaced, relaxing: Relaxing | None = None) -> errors.NoFeasiblePlan:
+    """`details` has the binding constraint, and the relaxations: any one suffices, or all `together`."""
+    told = [as_data(one) for one in outcome.relaxations]
+    return errors.NoFeasiblePlan(
+        f"{_sentence(outcome, told)}{_not_relaxed(outcome, relaxing)}",
+        details={
+            "binding": name_of(outcome.binding),
+            "relaxations": told,
+            "together": outcome.together,
+        },
+    )
+
+
+def no_device(inventory: Inventory) -> errors.NoFeasiblePlan:
+    why = "; ".join(node.reason for node in inventory.unusable)
+    message = f"the cluster has no device to place on{f' ({why})' if why else ''}; add one"
+    return errors.NoFeasiblePlan(
+        message, details={"binding": str(Constraint.MEMORY), "relaxations": [], "together": False}
+    )
+
+
+def name_of(constraint: Constraint) -> str:
+    return _SLOS[constraint][0] if constraint in _SLOS else _NAMES.get(constraint, constraint.value)
+
+
+def as_data(relaxation: Relaxation) -> dict[str, Any]:
+    name = name_of(relaxation.constraint)
+    asked, offered, text = relaxation.asked, relaxation.offered, relaxation.text
+    if relaxation.constraint in _SLOS:
+        factor = _SLOS[relaxation.constraint][1]
+        asked, offered = asked * factor, rounded(offered * factor, up=True)
+        text = f"raise {name} from {asked:.4g} to {offered:.10g} ({relaxation.factor:.3g} times)"
+    return {
+        "constraint": name,
+        "asked": asked,
+        "offered": offered,
+        "factor": relaxation.factor,
+        "text": text,
+    }
+
+
+def _sentence(outcome: NotPlaced, told: list[dict[str, Any]]) -> str:
+    texts = [one["text"] for one in told]
+    if outcome.together:
+        return f"no plan meets the limits, and none alone is in the way; possible: {' and '.join(texts)}"
+    what = outcome.reason
+    if outcome.binding is not Constraint.MEMORY:
+        what = f"no plan meets what is asked, {name_of(outcome.binding)} is in the way"
+    return f"{what}; possible: {'; or '.join(texts)}" if texts else what
+
+
+def _not_relaxed(outcome: NotPlaced, relaxing: Relaxing | None) -> str:
+    if relaxing is None or not relaxing.allowed or not outcome.relaxations:
+        return ""
+    most = relaxing.most_factor
+    return " (none was applied" + (f": more than the {most:g} times allowed)" if most else " by itself)")

@@ -1,0 +1,160 @@
+"""From what a stage takes to what a candidate does under a load: pipelines, batches, queues.
+
+With `groups` batches in flight, one for each stage, a token takes (as in `profiler.physical.pipeline`)
+
+    max( sum of stages + hops,  groups x slowest stage )
+
+The batch is what the expected rate keeps in flight (rate x latency, Little's law) on the fastest type, stages
+even, at most `concurrency`. Prompts of others come in between: with rho the share of a stage's time that
+they take, a prompt waits rho / (2 (1 - rho)) of such a time for those before it (M/D/1, Pollaczek-Khinchine),
+and of each second only 1 - rho is left for decoding. Both are taken for the same on all layouts of a shape:
+a candidate's times stay linear in its layers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+
+from placement.solver.cluster import Cluster, GpuType, Link
+from placement.solver.memory import stage_bytes
+from placement.solver.plan import Account, CandidatePlan, Figures, Lines, Shape, StepRates
+from placement.solver.request import Request
+from profiler.estimate import StageTime
+
+PASSES = 12  # of the fixed point between latency and requests in flight; it contracts quickly
+MOST_PROMPTS = 0.9  # of a stage's time; beyond that the rate is out of reach, which the throughput says
+
+
+@dataclass(frozen=True)
+class Congestion:
+    """What a prompt and a token take longer because of others' prompts: factors of 1 or more."""
+
+    prompt: float
+    token: float
+
+
+class StageEstimator(ABC):
+    """Figures of one request's candidates on one cluster, from the times and bytes of single stages."""
+
+    def __init__(self, cluster: Cluster, request: Request) -> None:
+        self._request = request
+        self._types = {kind.name: kind for kind in cluster.types}
+        self._links = cluster.link_bytes_per_s
+        self._shared = any(kind.shared for kind in cluster.types)
+        self._batches: dict[Shape, float] = {}
+        self._rates: dict[tuple[Shape, str, Link], StepRates] = {}
+        self._congestions: dict[Shape, Congestion] = {}
+
+    @property
+    @abstractmethod
+    def hidden_bytes(self) -> int:
+        """Of one token's hidden state."""
+
+    @property
+    @abstractmethod
+    def boundary_s(self) -> float:
+        """What handing a batch to the next stage takes beside its bytes."""
+
+    @abstractmethod
+    def prompt_time(self, shape: Shape, kind: GpuType, link: Link) -> StageTime:
+        """One prompt, alone."""
+
+    @abstractmethod
+    def token_time(self, shape: Shape, kind: GpuType, link: Link, sequences: float) -> StageTime:
+        """A token of each of `sequences`, half of the output after its prompt."""
+
+    @abstractmethod
+    def lines(self, shape: Shape, stage: int) -> Lines: ...
+
+    @abstractmethod
+    def account(self, plan: CandidatePlan) -> Account: ...
+
+    def __call__(self, plan: CandidatePlan) -> Figures:
+        shape, request = plan.shape, self._request
+        prefill, decode, work = [], [], []
+        for stage, part in enumerate(plan.stages):
+            rates, last = self.rates(shape, part.gpu_type, part.link), stage == shape.pp - 1
+            prefill.append(
+                part.slowdown * (part.layers * rates.prefill_layer_s + last * rates.prefill_rest_s)
+            )
+            decode.append(part.slowdown * (part.layers * rates.decode_layer_s + last * rates.decode_rest_s))
+            work.append(part.slowdown * (part.layers * rates.work_layer_s + last * rates.work_rest_s))
+        hops = [self.hop_s(shape, link) for link in plan.hops]
+        ttft_s = sum(prefill) + sum(hop for hop, _ in hops)
+        tpot_s = max(sum(decode) + sum(hop for _, hop in hops), self.groups(shape) * max(decode))
+        busiest = sum(work) if self._shared else max(work)
+        return Figures(
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            latency_s=ttft_s + tpot_s * (request.output_tokens - 1),
+            throughput_per_s=1 / busiest,
+            memory_bytes=stage_bytes(self, shape, plan.layers),
+            utilisation=tuple(request.rate_per_s * busy for busy in work),
+        )
+
+    def rates(self, shape: Shape, gpu_type: str, link: Link) -> StepRates:
+        key = (shape, gpu_type, link)
+        if key not in self._rates:
+            self._rates[key] = self._step(shape, self._types[gpu_type], link)
+        return self._rates[key]
+
+    def hop_s(self, shape: Shape, link: Link) -> tuple[float, float]:
+        hidden, bandwidth = self.hidden_bytes, self._links[link]
+        sequences = self.batch(shape) / self.groups(shape)
+        return (
+            self.boundary_s + self._request.input_tokens * hidden / bandwidth,
+            self.boundary_s + sequences * hidden / bandwidth,
+        )
+
+    def groups(self, shape: Shape) -> float:
+        """Stages on one host have nothing to gain from batches of their own."""
+        return 1.0 if self._shared else min(float(shape.pp), self.batch(shape))
+
+    def batch(self, shape: Shape) -> float:
+        """Requests in flight under the expected rate."""
+        if shape not in self._batches:
+            batch, request = 1.0, self._request
+            for _ in range(PASSES):
+                in_flight = request.rate_per_s * self._ideal_latency_s(shape, batch)
+                batch = min(float(request.concurrency), max(1.0, in_flight))
+            self._batches[shape] = batch
+        return self._batches[shape]
+
+    @cached_property
+    def _fastest(self) -> GpuType:
+        return max(self._types.values(), key=lambda kind: (kind.memory_bytes_per_s, kind.name))
+
+    def _congestion(self, shape: Shape) -> Congestion:
+        if shape not in self._congestions:
+            prompt = self.prompt_time(shape, self._fastest, Link.FAST)
+            stages = 1 if self._shared else shape.pp
+            stage_s = prompt.of(self._request.model.layers, is_last=True) / stages
+            busy = min(MOST_PROMPTS, self._request.rate_per_s * stage_s)
+            self._congestions[shape] = Congestion(1 + busy / (2 * (1 - busy)) / stages, 1 / (1 - busy))
+        return self._congestions[shape]
+
+    def _ideal_latency_s(self, shape: Shape, batch: float) -> float:
+        layers, slower = self._request.model.layers, self._congestion(shape)
+        prompt = self.prompt_time(shape, self._fastest, Link.FAST).of(layers, is_last=True)
+        token = self.token_time(shape, self._fastest, Link.FAST, batch).of(layers, is_last=True)
+        hops_s = (shape.pp - 1) * self.boundary_s
+        per_token = token * slower.token + hops_s
+        return prompt * slower.prompt + hops_s + per_token * (self._request.output_tokens - 1)
+
+    def _step(self, shape: Shape, kind: GpuType, link: Link) -> StepRates:
+        request, slower = self._request, self._congestion(shape)
+        outputs, batch = request.output_tokens, self.batch(shape)
+        prompt = self.prompt_time(shape, kind, link)
+        token = self.token_time(shape, kind, link, batch / self.groups(shape))
+        full = max(1.0, request.concurrency / (1 if self._shared else shape.pp))
+        crowded = self.token_time(shape, kind, link, full)
+        return StepRates(
+            prefill_layer_s=prompt.layer_s * slower.prompt,
+            decode_layer_s=token.layer_s * slower.token,
+            work_layer_s=prompt.layer_s + outputs * crowded.layer_s / full,
+            prefill_rest_s=prompt.rest_s * slower.prompt,
+            decode_rest_s=token.rest_s * slower.token,
+            work_rest_s=prompt.rest_s + outputs * crowded.rest_s / full,
+        )

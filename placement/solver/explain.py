@@ -1,0 +1,33 @@
+"""Why a placement was chosen, in one sentence for people."""
+
+from __future__ import annotations
+
+from placement.types import Inventory, Placement, key_of
+from profiler.types import Basis, Interval
+
+GIB = 2**30
+_BASIS = {Basis.PROFILE: "from its profile", Basis.ROUGH: "roughly, without a profile"}
+
+
+def reason(placement: Placement, inventory: Inventory) -> str:
+    """The shape and where it is, of how many, by which objective; what it should take, and what gave way."""
+    plan, choice = placement.plan, placement.choice
+    used = {(r.node, r.device_kind, r.device_index): None for r in placement.ranks}
+    places = ", ".join(f"{kind} {index} of {node}" for node, kind, index in used)
+    free = sum(d.free_bytes for d in inventory.devices if key_of(d) in used)
+    parts = [
+        f"TP={plan.tensor_parallel} x PP={plan.pipeline_parallel} on {places}: "
+        f"{sum(placement.estimate.memory_bytes) / GIB:.2f} of {free / GIB:.2f} GiB free",
+        f"{choice.objective:.4g} {choice.unit}, the best of {choice.alternatives} layouts of "
+        f"{choice.shapes} shapes within every limit",
+        f"predicted {_BASIS[placement.estimate.basis]}: TTFT {_ms(choice.ttft)}, TPOT {_ms(choice.tpot)}",
+    ]
+    if choice.relaxed:
+        parts.append("relaxed, as allowed: " + " and ".join(one.text for one in choice.relaxed))
+    return "; ".join(parts)
+
+
+def _ms(interval: Interval | None) -> str:
+    if interval is None:
+        return "unknown"
+    return f"{interval.value * 1e3:.3g} ms ({interval.low * 1e3:.3g} to {interval.high * 1e3:.3g})"

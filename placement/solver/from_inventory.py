@@ -1,0 +1,64 @@
+"""The solver's cluster from the devices of an inventory: those of one kind, GPUs or CPU hosts. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from placement.solver.cluster import Cluster, Gpu, GpuType, Node, Resident
+from placement.types import Device, DeviceKey, Inventory, key_of
+from profiler.estimate import LINK_TO_MEMORY
+
+CPU = "cpu"
+# Without measured links: PCIe 4.0 x16 and 100 Gbit/s, never more than the fast ones.
+NODE_BYTES_PER_S, NETWORK_BYTES_PER_S = 25e9, 12.5e9
+
+
+def type_name(device: Device) -> str:
+    """Devices of one type need one profile; all of a type are taken to be as quick as its slowest."""
+    return device.model or device.kind
+
+
+def clusters_of(
+    inventory: Inventory, residents: Mapping[DeviceKey, Sequence[Resident]] | None = None
+) -> tuple[Cluster, ...]:
+    """One of all GPUs, then one of all CPU hosts; neither where there are none.
+
+    `residents` says whose ranks are on a device, for anti-affinity: `free_bytes` counts them already.
+    """
+    gpus = [d for d in inventory.devices if d.kind != CPU]
+    cpus = [d for d in inventory.devices if d.kind == CPU]
+    return tuple(_cluster(devices, residents or {}) for devices in (gpus, cpus) if devices)
+
+
+def _cluster(devices: Sequence[Device], residents: Mapping[DeviceKey, Sequence[Resident]]) -> Cluster:
+    types: dict[str, GpuType] = {}
+    nodes: dict[str, list[Gpu]] = defaultdict(list)
+    for device in sorted(devices, key=key_of):
+        kind = type_name(device)
+        types[kind] = _slower(types.get(kind), device)
+        nodes[device.node].append(_gpu(device, kind, tuple(residents.get(key_of(device), ()))))
+    fast = min(kind.memory_bytes_per_s for kind in types.values()) * LINK_TO_MEMORY
+    node = min(fast, NODE_BYTES_PER_S)
+    links = (fast, node, min(node, NETWORK_BYTES_PER_S))
+    made = tuple(Node(name, tuple(gpus)) for name, gpus in sorted(nodes.items()))
+    return Cluster(made, tuple(types[name] for name in sorted(types)), links)
+
+
+def _slower(known: GpuType | None, device: Device) -> GpuType:
+    rates = device.rates
+    if known is None:
+        shared = device.kind == CPU
+        return GpuType(type_name(device), rates.memory_bytes_per_s, rates.flops_per_s, shared, device.kind)
+    return replace(
+        known,
+        memory_bytes_per_s=min(known.memory_bytes_per_s, rates.memory_bytes_per_s),
+        flops_per_s=min(known.flops_per_s, rates.flops_per_s),
+    )
+
+
+def _gpu(device: Device, kind: str, residents: tuple[Resident, ...]) -> Gpu:
+    free = min(max(0, device.free_bytes), device.total_bytes)
+    load = min(max(0.0, device.load), 1.0)
+    return Gpu(device.index, kind, device.total_bytes, free, load, device.island, residents)

@@ -1,0 +1,42 @@
+"""Placing on CPU hosts: one carries all ranks, which share its cores and memory. All layouts are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from placement.solver.layout import Layout, Search, fits, placed, plan_of
+from placement.solver.objective import excesses, objective
+from placement.solver.plan import Estimator
+from placement.solver.request import Request
+from placement.solver.shapes import shapes
+from placement.solver.view import View
+from placement.types import Placement
+from profiler.plans import even_stages
+
+
+def find(request: Request, view: View, estimator: Estimator) -> Placement | None:
+    """The best placement within every limit; of equals the fewest ranks, then the freest host."""
+    found = []
+    for layout in layouts(request, view):
+        figures = estimator(plan_of(view, layout))
+        if fits(view, estimator, layout) and not excesses(request, layout.shape, figures):
+            host = layout.groups[0][0]
+            value = objective(request, layout.shape, figures)
+            found.append(((value, layout.shape.ranks, -int(view.usable[host]), host), layout))
+    if not found:
+        return None
+    _, best = min(found, key=lambda one: one[0])
+    tried = len(shapes(request, most_ranks(request)))
+    return placed(request, view, best, estimator, Search(tried, len(found)))
+
+
+def layouts(request: Request, view: View) -> Iterator[Layout]:
+    """Stages are even unless the request says otherwise: they share one memory."""
+    for shape in shapes(request, most_ranks(request)):
+        split = request.layers or even_stages(request.model.layers, shape.pp)
+        for host in range(len(view)):
+            yield Layout(shape, ((host,) * shape.tp,) * shape.pp, split)
+
+
+def most_ranks(request: Request) -> int:
+    return request.max_tp * request.max_pp

@@ -1,0 +1,134 @@
+"""What a stage takes and holds, by the profiler: calibrated where this architecture was measured, else rough.
+
+The same figures as `ostinato estimate` tells, so that what was chosen by them can be looked at with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from placement.solver.cluster import Cluster, GpuType, Link
+from placement.solver.estimator import StageEstimator
+from placement.solver.plan import Account, CandidatePlan, Lines, Shape
+from placement.solver.request import Request
+from profiler.estimate import HOP_S, LINK_TO_MEMORY, StageTime, allreduces_s
+from profiler.estimating import Ground, Prediction, predict
+from profiler.physical.calibration import Calibration
+from profiler.predicting.stages import decode_time, prompt_time, rank_lines
+from profiler.types import DeviceRates, Interval, ModelSpec, Plan, Workload
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A calibration of a model on one kind of device, and that device's rates."""
+
+    calibration: Calibration
+    rates: DeviceRates
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What is known of a model. `plan` has what is not the search's to choose: length, slots, steps.
+
+    `profiles` are by GPU type; for a type without one the first of them is scaled.
+    """
+
+    spec: ModelSpec
+    plan: Plan
+    profiles: Mapping[str, Measured] = field(default_factory=dict)
+
+    def ground(self, kind: GpuType, ranks: int, tp: int) -> Ground:
+        """Of `ranks` on such devices. Those that share a host share its rates in turn, stage by stage."""
+        own = self.profiles.get(kind.name)
+        known = own or next((self.profiles[name] for name in sorted(self.profiles)), None)
+        rates, shared = kind.rates, ranks if kind.shared else 1
+        if kind.shared and known is None:
+            rates = DeviceRates(rates.memory_bytes_per_s / tp, rates.flops_per_s / tp)
+        return Ground(
+            self.spec,
+            (rates,) * ranks,
+            known.calibration if known else None,
+            shared=shared,
+            measured=known.rates if known and own is None else None,
+        )
+
+
+class Profiled(StageEstimator):
+    def __init__(self, cluster: Cluster, request: Request, known: Knowledge | None = None) -> None:
+        super().__init__(cluster, request)
+        self._known = known or _unmeasured(request)
+        self._lines: dict[tuple[int, int], tuple[Lines, ...]] = {}
+
+    @property
+    def hidden_bytes(self) -> int:
+        return self._known.spec.hidden_size * self._known.spec.dtype_bytes
+
+    @property
+    def boundary_s(self) -> float:
+        calibrated = self._known.ground(self._fastest, 1, 1).calibration
+        return calibrated.hop_s if calibrated else HOP_S
+
+    def prompt_time(self, shape: Shape, kind: GpuType, link: Link) -> StageTime:
+        tokens = self._request.input_tokens
+        alone = prompt_time(self._ground(shape, kind), self._plan(shape), tokens)
+        return self._linked(alone, shape, kind, link, tokens)
+
+    def token_time(self, shape: Shape, kind: GpuType, link: Link, sequences: float) -> StageTime:
+        context = self._request.input_tokens + self._request.output_tokens / 2
+        alone = decode_time(self._ground(shape, kind), self._plan(shape), sequences, context)
+        return self._linked(alone, shape, kind, link, sequences)
+
+    def lines(self, shape: Shape, stage: int) -> Lines:
+        key = (shape.tp, shape.pp)
+        if key not in self._lines:
+            self._lines[key] = rank_lines(self._ground(shape, self._fastest), self._plan(shape))
+        return self._lines[key][stage]
+
+    def account(self, plan: CandidatePlan) -> Account:
+        """Of a pipeline over several types, as of the one that is known worst."""
+        made = dataclasses.replace(self._plan(plan.shape), layers_per_stage=plan.layers)
+        load = Workload(1, self._request.input_tokens, self._request.output_tokens)
+        kinds = dict.fromkeys(self._types[stage.gpu_type] for stage in plan.stages)
+        found = [predict(self._ground(plan.shape, kind), made, load) for kind in kinds]
+        worst = max(found, key=lambda p: p.tpot_s.high / p.tpot_s.low)
+        return Account(made, worst.basis, _share(worst.ttft_s), _share(worst.tpot_s), _notes(found))
+
+    def _ground(self, shape: Shape, kind: GpuType) -> Ground:
+        return self._known.ground(kind, shape.ranks, shape.tp)
+
+    def _plan(self, shape: Shape) -> Plan:
+        """With a layer in each stage: how many there are is not looked at."""
+        return dataclasses.replace(
+            self._known.plan,
+            tensor_parallel=shape.tp,
+            layers_per_stage=(1,) * shape.pp,
+            kv_cache_tokens=self._request.kv_tokens,
+        )
+
+    def _linked(self, alone: StageTime, shape: Shape, kind: GpuType, link: Link, tokens: float) -> StageTime:
+        """With all-reduces over this link, instead of the fast one that was measured or that is assumed."""
+        if kind.shared or shape.tp == 1:
+            return alone
+        assumed = kind.memory_bytes_per_s * LINK_TO_MEMORY
+        fast = self._links[Link.FAST] if self._known.profiles else assumed
+        more_s = allreduces_s(self._known.spec, shape.tp, tokens, self._links[link])
+        more_s -= allreduces_s(self._known.spec, shape.tp, tokens, fast)
+        return StageTime(alone.layer_s + more_s, alone.rest_s)
+
+
+def _unmeasured(request: Request) -> Knowledge:
+    spec = request.model.spec
+    if spec is None:
+        raise ValueError(f"{request.name}: expected a model with a spec; use the roofline for plain figures")
+    length = request.context or request.input_tokens + request.output_tokens
+    return Knowledge(spec, Plan(1, (spec.num_layers,), "none", length, request.kv_tokens, 0, 0))
+
+
+def _share(interval: Interval) -> tuple[float, float]:
+    return interval.low / interval.value, interval.high / interval.value
+
+
+def _notes(found: list[Prediction]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(note for one in found for note in one.notes))

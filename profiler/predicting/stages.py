@@ -1,0 +1,100 @@
+"""What one stage of a plan takes and holds, linear in its layers: what the placement's solver needs. Pure.
+
+Where this architecture was measured its steps take what was measured; a TP, or a device, that was not is the
+nearest that was, times the ratio that the roofline of `profiler.estimate` sees between the two. Elsewhere the
+roofline answers alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from profiler.estimate import Pass, StageTime, stage_time, variant_lines
+from profiler.physical.calibration import Calibration, Cut, CutTimes
+from profiler.physical.curves import StepTime
+from profiler.plans import UNCOMPRESSED
+from profiler.predicting.memory import Memory
+from profiler.predicting.types import Ground
+from profiler.types import Plan, Workload
+
+Line = tuple[int, int]  # bytes beside the layers of a stage, and of each layer
+
+
+def nearest(calibration: Calibration, tp: int) -> Cut:
+    """The measured cut whose TP is nearest, in doublings; of two the smaller."""
+    return min(calibration.times, key=lambda cut: (abs(math.log2(cut.tensor_parallel / tp)), cut))
+
+
+def scale(ground: Ground, tp: int, cut: Cut, load: Pass) -> float:
+    """How a pass through a whole model differs from what was measured, by the roofline; 1: not at all."""
+    rates = ground.rates[0]
+    measured = ground.measured or rates
+    if cut.tensor_parallel == tp and measured == rates:
+        return 1.0
+    spec = ground.spec
+    here, there = (
+        stage_time(spec, Plan(degree, (spec.num_layers,), UNCOMPRESSED, 1, 0, 0, 0), device, load)
+        for degree, device in ((tp, rates), (cut.tensor_parallel, measured))
+    )
+    return here.of(spec.num_layers, is_last=True) / there.of(spec.num_layers, is_last=True)
+
+
+def prompt_pass(workload: Workload) -> Pass:
+    return Pass(workload.batch, workload.input_tokens, 0.0)
+
+
+def token_pass(workload: Workload) -> Pass:
+    """A step in which each sequence decodes a token, half of the output after its prompt."""
+    return Pass(workload.batch, 1, workload.input_tokens + workload.output_tokens / 2)
+
+
+def prompt_time(ground: Ground, plan: Plan, tokens: int) -> StageTime:
+    """One prompt alone through a stage of `plan`, in as many steps as it takes."""
+    load = Pass(1, tokens, 0.0)
+    if ground.calibration is None:
+        return stage_time(ground.spec, plan, ground.rates[0], load)
+    times, factor = _measured(ground.calibration, ground, plan, load)
+    steps = math.ceil(tokens / plan.batched_tokens)
+    pairs = tokens * (tokens + 1) / 2
+    return _linear(times.prefill, tokens / steps, pairs / steps).times(steps * factor)
+
+
+def decode_time(ground: Ground, plan: Plan, sequences: float, context: float) -> StageTime:
+    """A step in which each of `sequences`, that have `context` tokens cached, decodes one."""
+    load = Pass(sequences, 1, context)
+    if ground.calibration is None:
+        return stage_time(ground.spec, plan, ground.rates[0], load)
+    times, factor = _measured(ground.calibration, ground, plan, load)
+    return _linear(times.decode, sequences, sequences * context).times(factor)
+
+
+def _measured(calibration: Calibration, ground: Ground, plan: Plan, load: Pass) -> tuple[CutTimes, float]:
+    """Ranks that share one device take turns: together they take what one rank with all of it does."""
+    tp = 1 if ground.shared > 1 else plan.tensor_parallel
+    cut = nearest(calibration, tp)
+    return calibration.at(cut), scale(ground, tp, cut, load)
+
+
+def _linear(step: StepTime, work: float, pairs: float) -> StageTime:
+    return StageTime(step.layers_s(1, work, pairs), step.rest_s(work))
+
+
+def rank_lines(ground: Ground, plan: Plan) -> tuple[tuple[Line, ...], ...]:
+    """For each stage of `plan`, whatever its layers are: a rank's bytes, the largest of some lines.
+
+    Without variants bytes rise along one line (of captured graphs to rounding), and variants take one of two.
+    """
+    memory, variants = Memory(ground, plan.kv_cache_tokens), variant_lines(ground.spec, plan)
+    one, two = (dataclasses.replace(plan, layers_per_stage=(n,) * plan.pipeline_parallel) for n in (1, 2))
+    found = []
+    for stage in range(plan.pipeline_parallel):
+        at_one, at_two = (_bytes(memory, other, stage) for other in (one, two))
+        each = at_two - at_one
+        found.append(tuple((at_one - each + fixed, each + more) for fixed, more in variants))
+    return tuple(found)
+
+
+def _bytes(memory: Memory, plan: Plan, stage: int) -> int:
+    part = memory.parts(plan, stage)
+    return part.without_kv_cache + plan.kv_cache_tokens * part.kv_per_token

@@ -1,0 +1,57 @@
+"""What a single stage takes and holds, against the predictions of whole plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from test_predicting import CALIBRATION, MIB, OUT, RATES, ground, plan
+
+from profiler.estimate import HOP_S
+from profiler.estimating import predict
+from profiler.predicting.stages import decode_time, prompt_time, rank_lines
+from profiler.types import DeviceRates, Interval, Workload
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_stages_add_up_to_the_prediction_of_their_plan(tp: int, known: bool) -> None:
+    """Times are linear in layers, memory with the plan's whole cache is the largest of its lines."""
+    p, load = plan(tp, (10, 22), delta_bytes=640 * MIB, full_bytes=7 * MIB), Workload(1, 128, OUT)
+    here = ground(p, known)
+    found = predict(here, p, load)
+    prompt, token = prompt_time(here, p, 128), decode_time(here, p, 1, 128 + OUT / 2)
+    hop_s = CALIBRATION.hop_s if known else HOP_S
+    close = 0.02 if known and tp == 4 else 1e-6  # a scaled prediction scales the hop as well
+    assert prompt.of(32, is_last=True) + hop_s == pytest.approx(found.ttft_s.value, rel=close)
+    assert token.of(32, is_last=True) + hop_s == pytest.approx(found.tpot_s.value, rel=close)
+    for rank, cost in enumerate(found.ranks):
+        stage = rank // tp
+        lines, layers = rank_lines(here, p)[stage], (10, 22)[stage]
+        tokens = 16 * 4096 * layers * 16384 // tp
+        assert max(fixed + layers * each for fixed, each in lines) == pytest.approx(
+            cost.total.value - cost.kv_cache + tokens, abs=32
+        )
+
+
+def test_a_long_prompt_takes_several_steps() -> None:
+    p = plan(batched_tokens=1024)
+    once, twice = (prompt_time(ground(p), p, tokens).of(32, is_last=True) for tokens in (1024, 2048))
+    assert twice > 2 * once
+    assert twice == pytest.approx(predict(ground(p), p, Workload(1, 2048, OUT)).ttft_s.value)
+
+
+def test_a_device_that_was_not_measured_is_scaled_and_less_certain() -> None:
+    """Half the bandwidth and half the operations: everything takes twice as long."""
+    slow = DeviceRates(RATES.memory_bytes_per_s / 2, RATES.flops_per_s / 2)
+    here = ground(plan())
+    there = replace(here, rates=(slow,), measured=RATES)
+    one, other = (predict(g, plan(), Workload(4, 256, OUT)) for g in (here, there))
+    assert other.tpot_s.value == pytest.approx(2 * one.tpot_s.value)
+    assert other.ttft_s.value == pytest.approx(2 * one.ttft_s.value)
+    assert _width(other.tpot_s) > _width(one.tpot_s)
+    assert any("this kind of device was not measured" in note for note in other.notes)
+
+
+def _width(interval: Interval) -> float:
+    return (interval.high - interval.low) / interval.value
