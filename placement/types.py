@@ -8,6 +8,7 @@ from enum import StrEnum
 from profiler.types import DeviceRates, Estimate, Interval, Plan
 
 __all__ = [
+    "CPU",
     "Choice",
     "Constraint",
     "CostMeasure",
@@ -80,6 +81,7 @@ class Inventory:
     unusable: tuple[Unusable, ...] = ()
 
 
+CPU = "cpu"  # the kind of a CPU host; others are GPUs
 DeviceKey = tuple[str, str, int]
 
 

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from placement.solver.cluster import Cluster, Gpu, GpuType, Node, Resident
-from placement.types import Device, DeviceKey, Inventory, key_of
+from placement.types import CPU, Device, DeviceKey, Inventory, key_of
 from profiler.estimate import LINK_TO_MEMORY
 
-CPU = "cpu"
 # Without measured links: PCIe 4.0 x16 and 100 Gbit/s, never more than the fast ones.
 NODE_BYTES_PER_S, NETWORK_BYTES_PER_S = 25e9, 12.5e9
 
