@@ -18,11 +18,12 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from controlplane import serve_runtime
+from controlplane.agents import AgentBook
 from controlplane.api.app import create_app
 from controlplane.api.services import RouteBook, Services
 from controlplane.controller import Controller
 from controlplane.engine_client import EngineClient
-from controlplane.inventory import InventoryBook
+from controlplane.inventory import NodeState, inventory_of
 from controlplane.metrics import ControllerMetrics, Metrics
 from controlplane.ray_on_loopback import keep_replica_on_loopback
 from controlplane.reconcile import EngineView
@@ -46,11 +47,14 @@ log = logging.getLogger(__name__)
 
 
 class ServeRuntime:
-    """The cluster, as the controller and the gateway see it: `serve_runtime` with its settings."""
+    """The cluster, as the controller and the gateway see it: `serve_runtime` with its settings.
 
-    def __init__(self, settings: Settings) -> None:
+    That of the controller starts the nodes' agents.
+    """
+
+    def __init__(self, settings: Settings, starts_agents: bool = False) -> None:
         self._settings = settings
-        self._inventory = InventoryBook()
+        self._agents = AgentBook(settings, starts_agents)
         self._requests = EngineClient(serve_runtime.find_workers, settings.max_queued_requests)
 
     async def launch(self, config: EngineConfig) -> None:
@@ -69,8 +73,14 @@ class ServeRuntime:
     async def unload_variant(self, host: str, variant: VariantRef) -> None:
         await serve_runtime.unload_variant(host, variant)
 
+    async def keep_agents(self) -> None:
+        await self._agents.keep()
+
+    async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
+        return await self._agents.nodes(wait)
+
     async def inventory(self) -> Inventory:
-        return await self._inventory.read()
+        return inventory_of(await self._agents.nodes())
 
     def measure(self, order: MeasureOrder, node: str) -> AsyncGenerator[str, None]:
         return serve_runtime.measure(order, node)
@@ -142,17 +152,20 @@ class ControllerReplica:
         settings = Settings()
         repository = Repository(open_store(settings.resolved_store_url))
         self._metrics_address = serve_metrics(settings.metrics_host)
-        controller = Controller(settings, repository, ServeRuntime(settings), ControllerMetrics())
-        self._task = asyncio.get_running_loop().create_task(controller.run())
+        runtime = ServeRuntime(settings, starts_agents=True)
+        controller = Controller(settings, repository, runtime, ControllerMetrics())
+        loop = asyncio.get_running_loop()
+        self._tasks = (loop.create_task(controller.run()), loop.create_task(runtime.keep_agents()))
 
     async def metrics_address(self) -> str:
         return self._metrics_address
 
     async def check_health(self) -> None:
-        """A controller whose loop ended is replaced."""
-        if self._task.done():
-            with suppress(asyncio.CancelledError):
-                raise RuntimeError("the controller's loop ended") from self._task.exception()
+        """A controller one of whose loops ended is replaced."""
+        for task in self._tasks:
+            if task.done():
+                with suppress(asyncio.CancelledError):
+                    raise RuntimeError("a loop of the controller ended") from task.exception()
 
 
 def build(args: dict[str, Any] | None = None) -> serve.Application:

@@ -30,6 +30,7 @@ from controlplane.answers import (
     text_of,
     validated,
 )
+from controlplane.api.cluster_views import ClusterView
 from controlplane.api.deploy_requests import DeployModelRequest
 from controlplane.api.estimate_views import (
     EstimateRequest,
@@ -160,6 +161,9 @@ class Client:
 
     def status(self) -> StatusView:
         return parse(StatusView, self._get("/status"))
+
+    def cluster(self) -> ClusterView:
+        return parse(ClusterView, self._get("/cluster"))
 
     # Operations
 

@@ -15,9 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from controlplane import deploying, errors, fetching, launching
+from controlplane import deploying, errors, fetching, launching, ledger
 from controlplane.commands import Change, advance
-from controlplane.endings import End, deployed, end_open, persist, same, starting, undone
+from controlplane.endings import End, deployed, dropped, end_open, persist, same, starting, undone
+from controlplane.holdings import holdings
+from controlplane.inventory import NodeState
 from controlplane.metrics import ControllerMetrics, set_counts
 from controlplane.profile_actions import Measurer, ProfileActions
 from controlplane.reconcile import (
@@ -36,6 +38,7 @@ from controlplane.reconcile import (
     Measure,
     Observed,
     Profile,
+    Release,
     StopEngine,
     UnloadVariant,
     open_operation,
@@ -46,6 +49,7 @@ from controlplane.routing import variant_ref
 from controlplane.settings import Settings
 from controlplane.state.typed import Delete, Put, Repository, State
 from controlplane.store_edits import Gone, edit
+from placement.types import Inventory, Placement
 from workers.messages import EngineConfig, VariantRef
 
 log = logging.getLogger(__name__)
@@ -63,6 +67,10 @@ class Runtime(Measurer, Protocol):
     async def stop(self, host: str) -> None: ...
 
     async def observe(self) -> dict[str, EngineView]: ...
+
+    async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
+        """All nodes as last heard of; `wait` a while for those that are new."""
+        ...
 
     async def load_variant(self, host: str, variant: VariantRef) -> None: ...
 
@@ -98,6 +106,7 @@ class Controller:
             LoadVariant: self._load_variant,
             UnloadVariant: self._unload_variant,
             StopEngine: self._stop_engine,
+            Release: self._release,
             Cancel: self._cancel,
             Forget: self._forget,
         }
@@ -130,8 +139,9 @@ class Controller:
         """Look once, and start what is to be done."""
         busy = frozenset(self._tasks)  # before looking: what ends meanwhile may not be seen yet
         self._engines = dict(await self._runtime.observe())
+        nodes = await self._runtime.nodes(wait=False)
         state = await asyncio.to_thread(self._repository.read)
-        self._report(state)
+        self._report(state, nodes)
         observed = Observed(self._engines, busy, time.time())
         for action in reconcile(state, observed):
             self._tasks[action.key] = asyncio.create_task(self._carry_out(action))
@@ -140,7 +150,8 @@ class Controller:
         """Wait for all actions that run now."""
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    def _report(self, state: State) -> None:
+    def _report(self, state: State, nodes: Sequence[NodeState]) -> None:
+        self._metrics.devices.show(holdings(nodes, state.ledgers, self._settings.headroom))
         set_counts(self._metrics.deployments, (d.record.phase for d in state.deployments.values()), Phase)
         set_counts(self._metrics.models, (m.record.phase for m in state.models.values()), Phase)
         set_counts(self._metrics.engines, (e.status for e in self._engines.values()), EngineStatus)
@@ -230,27 +241,43 @@ class Controller:
     # --- deployment ----------------------------------------------------------------------------
 
     async def _launch(self, host: str) -> None:
-        state = await self._read()
-        if host not in state.models or host not in state.deployments:
-            raise Gone(host)
-        model, deployment = state.models[host].record, state.deployments[host].record
-        variants = [found.record for found in state.models.values() if found.record.base == host]
+        inventory = await self._runtime.inventory()
         try:
-            inventory = await self._runtime.inventory()
-            placement = deploying.decide(
-                model, deployment, inventory, self._settings, variants, state.profiles
-            )
+            placement, config = await asyncio.to_thread(persist, lambda: self._place(host, inventory))
         except errors.NoFeasiblePlan as e:
+            state = await self._read()
             await self._fail_group(state, host, e)
-            if deployment.established:
+            if host in state.deployments and state.deployments[host].record.established:
                 raise
             return
-        config = launching.engine_config(
-            model, placement, self._settings, variants, deployment.max_active_variants
-        )
-        await self._edit_deployment(host, lambda d: starting(d, deployment.uid, placement))
         await self._tell_waiting(host, f"{placement.reason}; starting the engine", 0.3)
         await self._runtime.launch(config)
+
+    def _place(self, host: str, inventory: Inventory) -> tuple[Placement, EngineConfig]:
+        """Decide on the newest state, and commit the placement together with its reservations. Blocking.
+
+        Errors: NoFeasiblePlan; StaleWrite when something was placed or changed meanwhile: decide anew.
+        """
+        state, settings = self._repository.read(), self._settings
+        if host not in state.models or host not in state.deployments:
+            raise Gone(host)
+        model, found = state.models[host].record, state.deployments[host]
+        deployment = found.record
+        variants = [m.record for m in state.models.values() if m.record.base == host]
+        free = ledger.available(inventory, state.ledgers, settings.headroom, besides=host)
+        placement = deploying.decide(model, deployment, free, settings, variants, state.profiles)
+        limit = deployment.max_active_variants
+        config = launching.engine_config(model, placement, settings, variants, limit)
+        begun = Put(starting(deployment, placement), found.version)
+        reservations = ledger.reserve(state, host, deployment.uid, placement, time.time())
+        self._repository.commit([begun, *reservations])
+        return placement, config
+
+    async def _release(self, holder: str) -> None:
+        def once() -> None:
+            self._repository.commit(ledger.without_orphans(self._repository.read(), holder))
+
+        await asyncio.to_thread(persist, once)
 
     async def _tell_waiting(self, host: str, message: str, progress: float) -> None:
         """Tell the operations of a base and of the variants that wait for it."""
@@ -301,7 +328,7 @@ class Controller:
                 raise Gone(name)
             if found.record.established:
                 return [Put(replace(found.record, reason=error.message), found.version)]
-            return [Delete(Deployment, name, found.version)]
+            return dropped(state, found)
 
         with suppress(Gone):
             await self._conclude(OperationKind.DEPLOY, name, End.failed(error), change)
@@ -320,7 +347,7 @@ class Controller:
             if found is None or found.record.phase is not Phase.DELETING:
                 raise Gone(name)
             endings = end_open(state, OperationKind.DEPLOY, name, overtaken)
-            return [Delete(Deployment, name, found.version), *endings]
+            return [*dropped(state, found), *endings]
 
         await self._conclude(OperationKind.UNDEPLOY, name, End(Phase.DELETED, "undeployed"), change)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from controlplane import errors, store_edits
+from controlplane import errors, ledger, store_edits
 from controlplane.commands import Change, advance
 from controlplane.records import Deployment, Model, OperationKind, Phase
 from controlplane.state.typed import Delete, Put, State, Versioned
@@ -15,6 +15,7 @@ from controlplane.store_edits import Gone
 from placement.types import Placement
 
 RM = TypeVar("RM", Model, Deployment)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ def same(records: Mapping[str, Versioned[RM]], name: str, uid: int) -> Versioned
     return found
 
 
-def starting(deployment: Deployment, uid: int, placement: Placement) -> Deployment:
-    if deployment.uid != uid or deployment.phase is Phase.DELETING:
+def starting(deployment: Deployment, placement: Placement) -> Deployment:
+    if deployment.phase is Phase.DELETING:
         raise Gone(deployment.model)
     return replace(deployment, phase=Phase.DEPLOYING, placement=placement, reason="engine starting")
 
@@ -67,6 +68,12 @@ def deployed(state: State, name: str, model_uid: int | None = None) -> Change:
         same(state.models, name, model_uid)
     served = replace(found.record, phase=Phase.DEPLOYED, reason="", established=True)
     return Put(served, found.version)
+
+
+def dropped(state: State, deployment: Versioned[Deployment]) -> list[Change]:
+    """A deployment is no more, and what it was promised of devices is free again."""
+    name = deployment.record.model
+    return [Delete(Deployment, name, deployment.version), *ledger.release(state, name)]
 
 
 def undone(state: State, operation_id: str) -> Sequence[Change]:
@@ -83,16 +90,14 @@ def undone(state: State, operation_id: str) -> Sequence[Change]:
     deployment = state.deployments.get(op.target)
     if deployment is None or deployment.record.phase is Phase.DELETING:
         return []
-    return [Delete(Deployment, op.target, deployment.version)]
+    return dropped(state, deployment)
 
 
-def persist(work: Callable[[], None]) -> None:
-    """Repeat `work` (read, decide, commit) while others are faster."""
+def persist(work: Callable[[], T]) -> T:
+    """Repeat `work` (read, decide, commit) while others are faster; StaleWrite after many lost races."""
     for attempt in range(store_edits.ATTEMPTS):
         try:
-            work()
-            return
+            return work()
         except errors.StaleWrite:
-            if attempt == store_edits.ATTEMPTS - 1:
-                raise
             store_edits.pause(attempt)
+    return work()

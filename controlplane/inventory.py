@@ -1,41 +1,155 @@
-"""The devices of the cluster: what they can do is measured once per node, what is free at each look."""
+"""The devices of the cluster from what was last heard of its nodes: pure functions."""
 
 from __future__ import annotations
 
-from controlplane import serve_runtime
-from placement.types import Device, Inventory
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from placement.solver.cluster import load_of
+from placement.types import CPU, Device, Inventory, Unusable, Use
 from profiler.types import DeviceRates
+from workers.agent.reports import AgentReport, DeviceSample
 from workers.messages import DeviceReport, NodeReport
 
 
-class InventoryBook:
-    """Remembers each node's measured devices for as long as the node lives."""
+@dataclass(frozen=True)
+class Heard:
+    """What was last heard of a node. `silent_s` is the age of its devices' last sample, or, without a report,
+    how long it has been known. `problem` is why there is nothing newer, as far as that is known."""
 
-    def __init__(self) -> None:
-        self._nodes: dict[str, NodeReport] = {}
+    node: str
+    alive: bool
+    silent_s: float
+    report: AgentReport | None = None
+    problem: str = ""
 
-    async def read(self) -> Inventory:
-        """All living nodes' devices with their free memory now."""
-        self._nodes |= await serve_runtime.probe_nodes(frozenset(self._nodes))
-        free = await serve_runtime.free_memory(frozenset(self._nodes))
-        self._nodes = {node_id: report for node_id, report in self._nodes.items() if node_id in free}
-        return Inventory(
-            tuple(
-                _device(report, device, free[node_id].get(device.index, 0))
-                for node_id, report in sorted(self._nodes.items())
-                for device in report.devices
-            )
+
+@dataclass(frozen=True)
+class Patience:
+    """A node that was not heard of for `stale_s` gets nothing new; after `lost_s` what is on it is lost."""
+
+    stale_s: float
+    lost_s: float
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """A node and its devices as last reported, `age_s` ago. `problem` is why nothing new may be placed on it;
+    empty when something may. What is on a `lost` one is lost."""
+
+    name: str
+    devices: tuple[Device, ...]
+    age_s: float
+    problem: str = ""
+    lost: bool = False
+    cores: float = 0.0
+    agent_pid: int = 0
+
+
+def node_states(heard: Iterable[Heard], patience: Patience) -> tuple[NodeState, ...]:
+    """All nodes by name."""
+    by_name: dict[str, list[Heard]] = defaultdict(list)
+    for one in heard:
+        by_name[one.node].append(one)
+    return tuple(_state(_foremost(ones), patience, ones) for _, ones in sorted(by_name.items()))
+
+
+def inventory_of(nodes: Sequence[NodeState]) -> Inventory:
+    """What may be placed on now, and why the rest may not."""
+    usable = [device for node in nodes if not node.problem for device in node.devices]
+    return Inventory(tuple(usable), tuple(Unusable(n.name, n.problem, n.lost) for n in nodes if n.problem))
+
+
+def _foremost(ones: Sequence[Heard]) -> Heard:
+    """A node that came back has a new id; the old one is dead."""
+    return min(ones, key=lambda one: (not one.alive, one.silent_s))
+
+
+def _state(heard: Heard, patience: Patience, same_name: Sequence[Heard]) -> NodeState:
+    report = heard.report
+    lost = not heard.alive or heard.silent_s > patience.lost_s
+    problem = _problem(heard, patience, sum(one.alive for one in same_name))
+    devices = _devices(heard.node, report, report.rates) if report and report.rates else ()
+    return NodeState(
+        heard.node,
+        devices,
+        heard.silent_s,
+        problem or ("" if devices else f"node {heard.node} has no device"),
+        lost,
+        max((d.cores for d in report.devices), default=0.0) if report else 0.0,
+        report.pid if report else 0,
+    )
+
+
+def _problem(heard: Heard, patience: Patience, living: int) -> str:
+    if not heard.alive:
+        return f"node {heard.node} is gone; it last reported {_ago(heard)}"
+    if living > 1:
+        return (
+            f"{living} living nodes are called {heard.node}, and a device is known by its node's name; give "
+            "each a name of its own (ray start --node-name)"
         )
+    late = _lateness(heard, patience)
+    return f"{late}: {_cause(heard)}" if late and _cause(heard) else late
 
 
-def _device(node: NodeReport, report: DeviceReport, free_bytes: int) -> Device:
+def _lateness(heard: Heard, patience: Patience) -> str:
+    if heard.report is None:
+        return f"node {heard.node} has not reported yet, {heard.silent_s:.1f} s after it was found"
+    if heard.silent_s > patience.lost_s:
+        return f"node {heard.node} is lost, it last reported {_ago(heard)}"
+    if heard.silent_s > patience.stale_s:
+        return f"stale report: node {heard.node} last reported {_ago(heard)}"
+    return "" if heard.report.rates else f"the devices of node {heard.node} are being measured"
+
+
+def _ago(heard: Heard) -> str:
+    return f"{heard.silent_s:.1f} s ago"
+
+
+def _cause(heard: Heard) -> str:
+    return heard.problem or (heard.report.problem if heard.report else "")
+
+
+def _devices(node: str, report: AgentReport, rates: NodeReport) -> tuple[Device, ...]:
+    measured = {(d.kind, d.index): d for d in rates.devices}
+    return tuple(
+        _device(node, sample, measured[sample.kind, sample.index], rates.engine_version)
+        for sample in report.devices
+        if (sample.kind, sample.index) in measured
+    )
+
+
+def _device(node: str, sample: DeviceSample, measured: DeviceReport, engine: str) -> Device:
     return Device(
-        node=node.node,
-        index=report.index,
-        kind=report.kind,
-        total_bytes=report.total_bytes,
-        free_bytes=min(free_bytes, report.total_bytes),
-        rates=DeviceRates(report.memory_bytes_per_s, report.flops_per_s),
-        model=report.model or report.kind,
-        engine=node.engine_version,
+        node=node,
+        index=sample.index,
+        kind=sample.kind,
+        total_bytes=sample.total_bytes,
+        free_bytes=max(0, sample.total_bytes - sample.used_bytes),
+        rates=DeviceRates(measured.memory_bytes_per_s, measured.flops_per_s),
+        model=measured.model or sample.kind,
+        engine=engine,
+        load=_load(sample),
+        island=sample.island,
+        uses=_uses(sample),
+    )
+
+
+def _load(sample: DeviceSample) -> float:
+    """A GPU's is the share of time it was busy. A host always does a little: its load is how much."""
+    if sample.kind == CPU:
+        return fmean(sample.utilisation) if sample.utilisation else 0.0
+    return load_of(sample.utilisation)
+
+
+def _uses(sample: DeviceSample) -> tuple[Use, ...]:
+    """By holder; those without a name first."""
+    found: dict[str | None, int] = defaultdict(int)
+    for process in sample.processes:
+        found[process.holder] += process.memory_bytes
+    return tuple(
+        Use(holder, count) for holder, count in sorted(found.items(), key=lambda item: item[0] or "")
     )

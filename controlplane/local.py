@@ -187,6 +187,8 @@ def cluster_environment(settings: Settings) -> dict[str, str]:
     """What the cluster's processes inherit: our settings, and Ray's switches for the request path."""
     mark = _mark(settings)
     return {
+        # Where a token of Ray's lies about, its commands would ask for it, and its `init` would not show it.
+        "RAY_AUTH_MODE": "disabled",
         **os.environ,
         **settings.as_env(),
         **ray_switches(settings),

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
 
-from controlplane import errors, profiling
+from controlplane import errors, ledger, profiling
 from controlplane.commands import Change
 from controlplane.endings import End, persist, same
 from controlplane.profiling import Mission
@@ -183,7 +183,8 @@ class ProfileActions:
         profile = await self._edit(key, lambda p: profiling.attempted(p, time.time()))
         try:
             inventory = await self._cluster.inventory()
-            task = profiling.mission(profile, model, inventory, self._settings)
+            free = ledger.available(inventory, (await self._read()).ledgers, self._settings.headroom)
+            task = profiling.mission(profile, model, free, self._settings)
             abandoned = await self._follow(key, task, profile.points)
         except (errors.Unavailable, errors.StaleWrite, Gone):
             raise  # the state store's matter: tried again

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from controlplane import ledger
 from controlplane.records import Deployment, Model, Operation, OperationKind, Phase
 from controlplane.state.typed import State
 
@@ -95,6 +96,10 @@ class StopEngine(Action):
     """Stop the engine of a base and forget its deployment."""
 
 
+class Release(Action):
+    """Take back what deployments of this name that are gone were promised of devices."""
+
+
 class Cancel(Action):
     """Undo what an operation (the target is its id) began."""
 
@@ -115,6 +120,7 @@ def reconcile(state: State, observed: Observed) -> tuple[Action, ...]:
         *_engines(state, observed),
         *_variants(state, observed),
         *_orphans(state, observed),
+        *(Release(holder) for holder in ledger.orphans(state)),
         *_leftovers(state, observed.now_s),
     ]
     return tuple(a for a in wanted if a.key not in observed.busy)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ from ray.serve.handle import DeploymentHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from controlplane import errors
+from controlplane.agents import node_name
 from controlplane.engine_app import ENGINE, engine_application
 from controlplane.reconcile import EngineStatus, EngineView
 from controlplane.settings import Settings
 from workers.measuring.order import MeasureOrder
-from workers.messages import EngineConfig, EngineResidency, NodeReport, VariantRef, WorkerReport
+from workers.messages import EngineConfig, EngineResidency, VariantRef, WorkerReport
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +55,15 @@ def app_name(host: str) -> str:
 
 
 async def launch(config: EngineConfig, settings: Settings) -> None:
-    """Ask Serve for the engine of one base; returns before it runs (`observe` tells when it does)."""
-    application = engine_application(config, settings)
+    """Ask Serve for the engine of one base; returns before it runs (`observe` tells when it does).
+
+    Errors: Unavailable when a node of the plan is gone; then another plan is needed.
+    """
+    planned = {rank.node for rank in config.ranks}
+    node_ids = await _node_ids(planned)
+    if gone := sorted(planned - node_ids.keys()):
+        raise errors.Unavailable(f"the plan for '{config.name}' is for node {gone[0]}, which is gone")
+    application = engine_application(config, settings, node_ids)
     await asyncio.to_thread(_deploy, application, app_name(config.name))
 
 
@@ -140,34 +148,6 @@ async def _broadcast(host: str, method: str, *args: Any, timeout_s: float = LOAD
         raise _translated(e, host) from e
 
 
-async def probe_nodes(known: frozenset[str]) -> dict[str, NodeReport]:
-    """Measure the devices of each living node that is not `known` yet. Keys are Ray's node ids."""
-    from workers.probe import probe
-
-    found = {}
-    for node in await asyncio.to_thread(ray.nodes):
-        node_id = node["NodeID"]
-        if node["Alive"] and node_id not in known:
-            strategy = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
-            task = ray.remote(probe).options(num_cpus=0, scheduling_strategy=strategy)
-            found[node_id] = await task.remote(node["NodeManagerHostname"])
-    return found
-
-
-async def free_memory(node_ids: frozenset[str]) -> dict[str, dict[int, int]]:
-    """Free bytes of each device now, by node id and device index; dead nodes are left out."""
-    from workers.probe import free_bytes
-
-    alive = {n["NodeID"] for n in await asyncio.to_thread(ray.nodes) if n["Alive"]}
-    result = {}
-    for node_id in node_ids & alive:
-        strategy = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
-        task = ray.remote(free_bytes).options(num_cpus=0, scheduling_strategy=strategy)
-        with suppress(RayError):
-            result[node_id] = await task.remote()
-    return result
-
-
 _handles: dict[str, DeploymentHandle] = {}
 
 
@@ -233,11 +213,16 @@ async def measure(order: MeasureOrder, node: str) -> AsyncGenerator[str, None]:
         ray.cancel(lines, force=True)
 
 
+async def _node_ids(named: Iterable[str]) -> dict[str, str]:
+    """Ray's id of each living node among the named ones."""
+    found = {node_name(n): str(n["NodeID"]) for n in await asyncio.to_thread(ray.nodes) if n["Alive"]}
+    return {name: found[name] for name in named if name in found}
+
+
 async def _node_id(node: str) -> str:
     """Errors: ProfilingFailed when no living node has this name."""
-    for found in await asyncio.to_thread(ray.nodes):
-        if found["Alive"] and found["NodeManagerHostname"] == node:
-            return str(found["NodeID"])
+    if found := await _node_ids([node]):
+        return found[node]
     raise errors.ProfilingFailed(f"the node {node} is gone; profile again")
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from controlplane import gpu_choice
 from placement.types import CostMeasure
 
 
@@ -62,6 +63,20 @@ class Settings(BaseSettings):
         ge=1 << 20,
         description="Memory of a device that measuring may take; never more than is free.",
     )
+    gpus: str = Field(
+        default="",
+        description="Indices of each node's GPUs that are ours, as 0,1 or none, or by node: a=0,1;b=none;2. "
+        "Empty: all.",
+    )
+    headroom: float = Field(
+        default=0.03, ge=0, lt=1, description="Share of each device's memory that no placement takes."
+    )
+    report_stale_s: float = Field(
+        default=5.0, ge=2, description="A node that has not reported for longer gets nothing new."
+    )
+    node_lost_s: float = Field(
+        default=30.0, ge=2, description="A node that has not reported for longer is lost."
+    )
     cost_measure: CostMeasure = Field(
         default=CostMeasure.MEMORY_LATENCY,
         description="What minCost minimises: memoryLatency (GiB x s of a request), memory or gpuHours.",
@@ -79,6 +94,12 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()
+
+    @field_validator("gpus")
+    @classmethod
+    def _readable(cls, value: str) -> str:
+        gpu_choice.gpus_of(value, "")
+        return value
 
     @property
     def resolved_store_url(self) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from controlplane import commands, errors, store_edits
 from controlplane.api.services import fresh_context
+from controlplane.inventory import NodeState
 from controlplane.reconcile import EngineStatus, EngineView
 from controlplane.records import Operation
 from controlplane.state.typed import Repository
@@ -213,6 +214,14 @@ class InMemoryCluster:
         if host in self.engines:
             await self.engines[host].worker.unload_variant(variant)
             self.engines[host].loaded.pop(variant.name, None)
+
+    async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
+        names = sorted({d.node for d in self.devices.devices})
+        usable = [
+            NodeState(name, tuple(d for d in self.devices.devices if d.node == name), 0.5) for name in names
+        ]
+        unusable = [NodeState(u.node, (), 9.0, u.reason, u.lost) for u in self.devices.unusable]
+        return (*usable, *unusable)
 
     async def inventory(self) -> Inventory:
         return self.devices

@@ -6,31 +6,25 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Collection
+from contextlib import closing, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 import psutil
 
+from workers.agent.gpus import Nvml, gpu_count
+from workers.agent.sampling import GpuReading, gpu_kind
 from workers.messages import DeviceReport, NodeReport
 
 _COPY_BYTES = 128 << 20
 _MATRIX = 1024
 
 
-def probe(node: str) -> NodeReport:
-    """Measure every device; about a second each."""
-    return NodeReport(node, _gpus() or (_cpu(),), _engine_version())
-
-
-def free_bytes() -> dict[int, int]:
-    """Free memory of each device now, by index; cheap enough to ask before every placement."""
-    gpus = _gpu_memory()
-    if gpus:
-        return {index: free for index, (_, free) in gpus.items()}
-    return {0: int(psutil.virtual_memory().available)}
+def probe(node: str, gpus: Collection[int] | None = None) -> NodeReport:
+    """Measure the GPUs of these indices (None: all), or else the CPU; about a second each kind."""
+    return NodeReport(node, _gpus(gpus) or (_cpu(),), _engine_version())
 
 
 def _cpu() -> DeviceReport:
@@ -76,31 +70,20 @@ def _best_rate(work: Callable[[], object], amount: float, repeats: int = 3) -> f
     return amount / min(seconds)
 
 
-def _gpu_memory() -> dict[int, tuple[int, int]]:
-    """(total, free) bytes by index, from NVML, which needs no CUDA context; empty without a GPU."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:
-        return {}
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    infos = [pynvml.nvmlDeviceGetMemoryInfo(h) for h in handles]
-    return {i: (int(m.total), int(m.free)) for i, m in enumerate(infos)}
-
-
-def _gpus() -> tuple[DeviceReport, ...]:
-    memory = _gpu_memory()
-    if not memory:
+def _gpus(only: Collection[int] | None) -> tuple[DeviceReport, ...]:
+    """One GPU of each kind is measured, the one with most memory free."""
+    if not gpu_count():
         return ()
-    import torch
+    with closing(Nvml(only)) as driver:
+        readings = driver.read()
+    freest = {r.name: r.index for r in sorted(readings, key=lambda r: -r.used_bytes)}
+    rates = {name: _gpu_rates(index) for name, index in freest.items()}
+    return tuple(_report(r, *rates[r.name]) for r in readings)
 
-    reports = []
-    for index, (total, free) in memory.items():
-        kind = torch.cuda.get_device_name(index).lower().replace(" ", "-")
-        bandwidth, flops = _gpu_rates(index)
-        reports.append(DeviceReport(index, kind, total, free, bandwidth, flops, kind))
-    return tuple(reports)
+
+def _report(gpu: GpuReading, bandwidth: float, flops: float) -> DeviceReport:
+    kind, free = gpu_kind(gpu.name), gpu.total_bytes - gpu.used_bytes
+    return DeviceReport(gpu.index, kind, gpu.total_bytes, free, bandwidth, flops, kind)
 
 
 def _gpu_rates(index: int) -> tuple[float, float]:

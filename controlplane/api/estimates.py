@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from fastapi import APIRouter
 
-from controlplane import commands, estimating
+from controlplane import commands, estimating, ledger
 from controlplane.api import operations
 from controlplane.api.estimate_views import (
     EstimateRequest,
@@ -69,7 +69,8 @@ def router(services: Services) -> APIRouter:
 async def _asked(services: Services, ask: Callable[[State, Inventory], T]) -> T:
     """A fit and many plans take a while: not in the event loop."""
     state, inventory = await asyncio.gather(services.read(), services.engines.inventory())
-    return await asyncio.to_thread(ask, state, inventory)
+    free = ledger.available(inventory, state.ledgers, services.settings.headroom)
+    return await asyncio.to_thread(ask, state, free)
 
 
 def profile_view(state: State, name: str) -> ProfileView:

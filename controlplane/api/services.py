@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from controlplane import errors
 from controlplane.commands import Context
+from controlplane.inventory import NodeState
 from controlplane.metrics import Metrics
 from controlplane.reconcile import EngineView
 from controlplane.routing import Route, RouteTable, build_table
@@ -53,6 +54,10 @@ class Engines(Protocol):
 
     async def metrics_targets(self) -> list[tuple[str, str]]:
         """(address, what it is) of every process that serves metrics."""
+        ...
+
+    async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
+        """All nodes as last heard of; `wait` a while for those that are new."""
         ...
 
     async def inventory(self) -> Inventory: ...

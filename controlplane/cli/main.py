@@ -19,6 +19,7 @@ from controlplane.cli import (
     failures,
     inference,
     models,
+    nodes,
     operations,
     overview,
     plan,
@@ -43,7 +44,7 @@ for command in (
     *(inference.infer, inference.chat),
     *(operations.operations, operations.watch, operations.cancel),
     *(checkpoints.compress, checkpoints.merge, estimators.evaluate_estimator, plan.plan),
-    *(overview.status, overview.version),
+    *(overview.status, nodes.cluster, overview.version),
 ):
     app.command()(command)
 

@@ -67,6 +67,26 @@ def error(code: str, message: str = "it went wrong; mend it", **fields: Any) -> 
     return {"error": {"message": message, "type": "api_error", "param": None, "code": code, **fields}}
 
 
+def _node(name: str, **changes: Any) -> dict[str, Any]:
+    device = {"index": 0, "kind": "h200", "model": "h200", "totalBytes": 8 << 30, "usedBytes": 2 << 30}
+    device |= {"reservedBytes": 3 << 30, "headroomBytes": 0, "freeBytes": 4 << 30, "load": 0.25, "island": 0}
+    held = {"deployment": "smol", "rank": 0, "device": "h200:0", "bytes": 3 << 30, "since": 1.0}
+    uses = [{"deployment": "smol", "bytes": 1 << 30}, {"deployment": "", "bytes": 1 << 30}]
+    node = {"name": name, "usable": True, "lost": False, "reason": "", "reportAgeS": 0.52, "agentPid": 7}
+    node |= {"cores": 0.0, "devices": [{**device, "reservations": [held], "uses": uses}]}
+    return {**node, "otherReservations": [], **changes}
+
+
+LEFT = {"deployment": "old", "rank": 1, "device": "h200:3", "bytes": 1 << 30, "since": 1.0}
+STALE = "stale report: node n2 last reported 7.2 s ago"
+CLUSTER: dict[str, Any] = {
+    "nodes": [
+        _node("n1"),
+        _node("n2", usable=False, reason=STALE, devices=[], otherReservations=[LEFT]),
+    ]
+}
+
+
 def answer(content: Any, status: int = 200, **headers: str) -> Answer:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return lambda: JSONResponse(content, status, headers=named)
@@ -121,6 +141,7 @@ class FakeApi:
             ],
             "GET /deployments/smol/logs": [text("one\ntwo\n")],
             "GET /status": [answer(STATUS)],
+            "GET /cluster": [answer(CLUSTER)],
             "GET /operations": [answer({"operations": [operation()]})],
             "GET /operations/op-1": [answer(operation("Deploying", 0.5))],
             "GET /operations/op-1/watch": [events(operation("Deploying", 0.5), operation())],

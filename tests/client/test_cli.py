@@ -62,6 +62,7 @@ JSON_COMMANDS: dict[str, tuple[list[str], set[str]]] = {
         {"model", "outputText", "finishReason", "inputTokens", "outputTokens"},
     ),
     "status": (["status"], {"status", "models", "deployments"}),
+    "cluster": (["cluster"], {"nodes"}),
     "models": (["models"], {"models"}),
     "describe": (["describe", "smol"], {"model", "deployment"}),
     "operations": (["operations"], {"operations"}),
@@ -172,6 +173,17 @@ def test_status_is_one_table(cli: Cli, api: FakeApi) -> None:
     assert variant.startswith("  v1")
     assert "in 'smol'" in variant
     assert "n1 cpu:0 4.0 GiB of 8.0 GiB free" in cli("status").out
+
+
+def test_cluster_says_who_holds_what_and_which_nodes_are_not_used(cli: Cli) -> None:
+    device, *rest = cli("cluster").out.splitlines()[2:]
+    for words in ("n1", "h200:0", "8.0 GiB", "2.0 GiB", "3.0 GiB", "4.0 GiB", "25%", "0.5 s ago"):
+        assert words in device
+    assert device.strip().endswith("smol 3.0 GiB / 1.0 GiB")  # promised / taken
+    assert rest == [
+        "nothing new is placed on n2: stale report: node n2 last reported 7.2 s ago",
+        "n2 does not report h200:3, of which old holds 1.0 GiB",
+    ]
 
 
 def test_an_empty_installation_says_what_to_do(cli: Cli, api: FakeApi) -> None:

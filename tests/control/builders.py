@@ -8,7 +8,16 @@ from typing import Any
 
 from controlplane import errors
 from controlplane.fetching import Limits, profile
-from controlplane.records import Deployment, IdempotencyKey, Model, Operation, OperationKind, Phase, key_of
+from controlplane.records import (
+    Deployment,
+    IdempotencyKey,
+    Model,
+    NodeLedger,
+    Operation,
+    OperationKind,
+    Phase,
+    key_of,
+)
 from controlplane.state.typed import State, Versioned
 from placement.types import Intent, Placement, Plan
 from profiler.types import Estimate
@@ -34,7 +43,8 @@ def state(*records: Any) -> State:
     def of(cls: type) -> dict[str, Any]:
         return {key_of(r): Versioned(r, 1) for r in records if isinstance(r, cls)}
 
-    return State(1, of(Model), of(Deployment), of(Operation), of(IdempotencyKey))
+    main = of(Model), of(Deployment), of(Operation), of(IdempotencyKey)
+    return State(1, *main, ledgers=of(NodeLedger))
 
 
 def no_bundles(name: str) -> Path:

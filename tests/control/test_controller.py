@@ -28,7 +28,7 @@ from controlplane.reconcile import EngineStatus, Observed, reconcile
 from controlplane.records import Model, Operation, OperationKind, Phase
 from controlplane.settings import Settings
 from controlplane.state import Entry, Snapshot, StateStore, Write, open_store
-from controlplane.state.typed import Repository
+from controlplane.state.typed import Repository, State
 
 
 @pytest.fixture(autouse=True)
@@ -447,6 +447,24 @@ def order(world: World, command: str, name: str) -> None:
                     cancel(world.repository, o.record.id)
 
 
+def reserved(state: State) -> set[tuple[Any, ...]]:
+    """What ledgers promise, by holder, rank and device."""
+    return {
+        (r.holder, r.uid, r.rank, node, r.kind, r.index, r.memory_bytes)
+        for node, found in state.ledgers.items()
+        for r in found.record.reservations
+    }
+
+
+def placed(state: State) -> set[tuple[Any, ...]]:
+    """What deployments say of the same."""
+    return {
+        (d.model, d.uid, r.rank, r.node, r.device_kind, r.device_index, r.memory_bytes)
+        for d in (found.record for found in state.deployments.values())
+        for r in (d.placement.ranks if d.placement else ())
+    }
+
+
 def check(world: World) -> None:
     state = world.repository.read()
     operations = sorted((o.record for o in state.operations.values()), key=lambda o: o.created_at_s)
@@ -457,6 +475,7 @@ def check(world: World) -> None:
     for engine in world.cluster.engines.values():
         assert engine.view.status is EngineStatus.RUNNING
     assert all(d in state.models for d in state.deployments)
+    assert reserved(state) == placed(state)
     last: dict[tuple[str, bool], Operation] = {}
     for o in operations:
         about_model = o.kind in (OperationKind.REGISTER, OperationKind.DELETE)

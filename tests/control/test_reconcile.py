@@ -23,12 +23,13 @@ from controlplane.reconcile import (
     LoadVariant,
     Observed,
     Profile,
+    Release,
     StopEngine,
     UnloadVariant,
     open_operation,
     reconcile,
 )
-from controlplane.records import IdempotencyKey, OperationKind, Phase
+from controlplane.records import IdempotencyKey, NodeLedger, OperationKind, Phase, Reservation
 
 RUNNING, STARTING = EngineView(EngineStatus.RUNNING), EngineView(EngineStatus.STARTING)
 FAILED, LEAVING = EngineView(EngineStatus.FAILED), EngineView(EngineStatus.DELETING)
@@ -36,6 +37,7 @@ ILL = EngineView(EngineStatus.UNHEALTHY)
 
 
 BASE_UP = deployment("b", Phase.DEPLOYED)
+PROMISE = Reservation("b", BASE_UP.uid, 0, "cpu", 0, 1, 0.0)
 DEPLOY, REGISTER = OperationKind.DEPLOY, OperationKind.REGISTER
 
 SITUATIONS: list[tuple[str, tuple[Any, ...], dict[str, EngineView], tuple[Any, ...]]] = [
@@ -93,6 +95,13 @@ SITUATIONS: list[tuple[str, tuple[Any, ...], dict[str, EngineView], tuple[Any, .
         {"b": RUNNING},
         (UnloadVariant("v"),),
     ),
+    (
+        "memory promised to who is gone",
+        (BASE_UP, NodeLedger("n", (replace(PROMISE, uid=9), replace(PROMISE, holder="x", uid=1)))),
+        {"b": RUNNING},
+        (Release("b"), Release("x")),
+    ),
+    ("memory promised", (BASE_UP, NodeLedger("n", (PROMISE,))), {"b": RUNNING}, ()),
     ("a variant without base", (deployment("v", Phase.PENDING, "b"),), {}, (FailDeployment("v"),)),
 ]
 

@@ -68,7 +68,7 @@ def gpu_samples(
     return tuple(
         DeviceSample(
             index=r.index,
-            kind=r.name.lower().replace(" ", "-"),
+            kind=gpu_kind(r.name),
             total_bytes=r.total_bytes,
             used_bytes=min(r.used_bytes, r.total_bytes),
             utilisation=(*history.get(r.index, ()), _share(r.utilisation_percent)),
@@ -79,6 +79,11 @@ def gpu_samples(
         )
         for r in readings
     )
+
+
+def gpu_kind(name: str) -> str:
+    """A kind of device by the name its maker gives it."""
+    return name.lower().replace(" ", "-")
 
 
 def _known(processes: Iterable[tuple[int, int | None]]) -> list[tuple[int, int]]:

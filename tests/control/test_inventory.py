@@ -1,0 +1,131 @@
+"""What may be placed on, from what was last heard of each node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.gpu_choice import gpus_of
+from controlplane.inventory import Heard, Patience, inventory_of, node_states
+from controlplane.settings import Settings
+from placement.types import Use
+from workers.agent.reports import AgentReport, DeviceSample, ProcessMemory
+from workers.messages import DeviceReport, NodeReport
+
+GIB = 1 << 30
+PATIENCE = Patience(stale_s=5, lost_s=30)
+RATES = NodeReport("a", (DeviceReport(0, "h200", 0, 0, 4e12, 8e14, "H200"),), "0.32.0")
+PROCESSES = (ProcessMemory(1, 2, "m"), ProcessMemory(2, 3, "m"), ProcessMemory(3, 4, None))
+SAMPLE = DeviceSample(0, "h200", 140 * GIB, 40 * GIB, (0.0, 0.5, 0.005, 1.0), PROCESSES, island=2)
+REPORT = AgentReport(77, (SAMPLE,), 0.1, rates=RATES)
+HEARD = Heard("a", alive=True, silent_s=0.4, report=REPORT)
+
+
+def test_a_device_as_reported() -> None:
+    (node,) = node_states([HEARD], PATIENCE)
+    assert (node.problem, node.age_s, node.agent_pid) == ("", 0.4, 77)
+    inventory = inventory_of([node])
+    (device,) = inventory.devices
+    assert (device.total_bytes, device.free_bytes) == (140 * GIB, 100 * GIB)
+    assert (device.rates.memory_bytes_per_s, device.model, device.engine) == (4e12, "H200", "0.32.0")
+    assert device.load == 0.5  # busy in two of four samples; 0.5% is not busy
+    assert device.island == 2
+    assert set(device.uses) == {Use("m", 5), Use(None, 4)}
+    assert inventory.unusable == ()
+
+
+def test_the_load_of_a_host_is_its_mean_utilisation() -> None:
+    host = replace(SAMPLE, kind="cpu", utilisation=(0.2, 0.4))
+    rates = NodeReport("a", (DeviceReport(0, "cpu", 0, 0, 1e10, 1e11),))
+    (node,) = node_states([replace(HEARD, report=AgentReport(1, (host,), 0.1, rates=rates))], PATIENCE)
+    assert node.devices[0].load == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("heard", "reason", "lost"),
+    [
+        (replace(HEARD, silent_s=7.2), "stale report: node a last reported 7.2 s ago", False),
+        (
+            replace(HEARD, silent_s=7.2, problem="its agent did not answer within 5 s"),
+            "stale report: node a last reported 7.2 s ago: its agent did not answer within 5 s",
+            False,
+        ),
+        (
+            replace(HEARD, silent_s=7.2, report=replace(REPORT, problem="NVMLError_GpuIsLost: GPU is lost")),
+            "stale report: node a last reported 7.2 s ago: NVMLError_GpuIsLost: GPU is lost",
+            False,
+        ),
+        (replace(HEARD, silent_s=31), "node a is lost, it last reported 31.0 s ago", True),
+        (replace(HEARD, alive=False), "node a is gone; it last reported 0.4 s ago", True),
+        (
+            Heard("a", True, 3.0, None, "it has no agent yet"),
+            "node a has not reported yet, 3.0 s after it was found: it has no agent yet",
+            False,
+        ),
+        (
+            replace(HEARD, report=replace(REPORT, rates=None)),
+            "the devices of node a are being measured",
+            False,
+        ),
+        (replace(HEARD, report=replace(REPORT, devices=())), "node a has no device", False),
+    ],
+)
+def test_why_nothing_new_may_be_placed_on_a_node(heard: Heard, reason: str, lost: bool) -> None:
+    (node,) = node_states([heard], PATIENCE)
+    assert (node.problem, node.lost) == (reason, lost)
+    inventory = inventory_of([node])
+    assert inventory.devices == ()
+    assert [(u.node, u.reason, u.lost) for u in inventory.unusable] == [("a", reason, lost)]
+
+
+def test_a_node_that_came_back_is_not_the_one_that_died() -> None:
+    dead = replace(HEARD, alive=False, silent_s=40.0)
+    (node,) = node_states([dead, HEARD], PATIENCE)
+    assert (node.problem, node.age_s) == ("", 0.4)
+
+
+def test_two_living_nodes_of_one_name_are_told_how_to_differ() -> None:
+    (node,) = node_states([HEARD, replace(HEARD, silent_s=0.2)], PATIENCE)
+    assert node.problem.startswith("2 living nodes are called a")
+    assert "--node-name" in node.problem
+
+
+AGES = st.floats(0, 100)
+
+
+@given(ages=st.dictionaries(st.sampled_from("abcdef"), AGES))
+def test_devices_are_those_of_fresh_reports(ages: dict[str, float]) -> None:
+    heard = [replace(HEARD, node=name, silent_s=age) for name, age in ages.items()]
+    states = node_states(heard, PATIENCE)
+    inventory = inventory_of(states)
+    assert {d.node for d in inventory.devices} == {name for name, age in ages.items() if age <= 5}
+    assert {u.node: u.lost for u in inventory.unusable} == {n: age > 30 for n, age in ages.items() if age > 5}
+    assert [s.name for s in states] == sorted(ages)
+
+
+# --- which GPUs are ours ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "node", "expected"),
+    [
+        ("", "a", None),
+        ("1,0", "a", (0, 1)),
+        ("none", "a", ()),
+        ("a=0;b=none;2,3", "a", (0,)),
+        ("a=0;b=none;2,3", "b", ()),
+        (" a = 0 ; 2 , 3 ", "c", (2, 3)),
+        ("a=0", "c", None),
+    ],
+)
+def test_which_gpus_are_ours(text: str, node: str, expected: tuple[int, ...] | None) -> None:
+    assert gpus_of(text, node) == expected
+
+
+@pytest.mark.parametrize("text", ["x", "0-3", "a=", "=1", "a=0;a=1", "0;1", "-1"])
+def test_an_unreadable_choice_is_refused_when_settings_are_read(text: str) -> None:
+    with pytest.raises(ValueError, match="write it like 0,1 or a=0,1;b=none;2"):
+        Settings(gpus=text)

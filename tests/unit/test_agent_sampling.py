@@ -1,0 +1,164 @@
+"""From what NVML and the kernel say to samples."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import networkx
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.agent import host
+from workers.agent.reports import ProcessMemory
+from workers.agent.sampling import (
+    GpuReading,
+    HostReading,
+    ProcessRow,
+    cgroup_cores,
+    cgroup_limit,
+    cgroup_paths,
+    gpu_samples,
+    holder_of,
+    host_sample,
+    islands,
+)
+
+GIB = 1 << 30
+# init, a raylet, a replica, its engine core and a rank below it; another replica; a shell with a script.
+TABLE = {
+    1: ProcessRow(0, "/sbin/init"),
+    10: ProcessRow(1, "/ray/raylet --name=model-x"),
+    20: ProcessRow(10, "ray::ServeReplica:model-chat.v2:Engine.report"),
+    21: ProcessRow(20, "VLLM::EngineCore"),
+    22: ProcessRow(21, ""),
+    30: ProcessRow(10, "ray::ServeReplica:ostinato:Controller"),
+    40: ProcessRow(1, "bash"),
+    41: ProcessRow(40, "python ray::ServeReplica:model-chat.v2:Engine"),
+    50: ProcessRow(51, "a circle"),
+    51: ProcessRow(50, "a circle"),
+}
+
+
+@pytest.mark.parametrize(
+    ("pid", "holder"),
+    [(20, "chat.v2"), (21, "chat.v2"), (22, "chat.v2"), (30, ""), (41, ""), (50, ""), (1, ""), (99, None)],
+)
+def test_a_process_belongs_to_the_replica_above_it(pid: int, holder: str | None) -> None:
+    assert holder_of(pid, TABLE) == holder
+
+
+def test_gpus() -> None:
+    readings = [
+        GpuReading(0, "NVIDIA H200", 140 * GIB, 30 * GIB, 50, ((22, 20 * GIB), (99, GIB), (40, None))),
+        GpuReading(2, "NVIDIA H200", 140 * GIB, GIB, 0, ((40, GIB), (40, GIB))),  # it computes and draws
+    ]
+    first, second = gpu_samples(readings, [(0, 2)], TABLE, {0: [0.0, 1.0]})
+    assert (first.kind, first.total_bytes, first.used_bytes) == ("nvidia-h200", 140 * GIB, 30 * GIB)
+    assert first.processes == (ProcessMemory(22, 20 * GIB, "chat.v2"), ProcessMemory(99, GIB, None))
+    assert second.processes == (ProcessMemory(40, GIB, ""),)
+    assert (first.utilisation, second.utilisation) == ((0.0, 1.0, 0.5), (0.0,))
+    assert (first.island, second.island, second.index) == (0, 0, 2)
+
+
+@given(
+    indices=st.sets(st.integers(0, 9)).map(sorted),
+    links=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12),
+)
+def test_islands_are_the_connected_components(indices: list[int], links: list[tuple[int, int]]) -> None:
+    found = islands(indices, links)
+    graph = networkx.Graph()
+    graph.add_nodes_from(indices)
+    graph.add_edges_from((a, b) for a, b in links if a in indices and b in indices)
+    assert set(found) == set(indices)
+    for a, b in combinations(indices, 2):
+        assert (found[a] == found[b]) == networkx.has_path(graph, a, b)
+
+
+def test_a_cpu_host_within_its_cgroups() -> None:
+    reading = HostReading(64 * GIB, 50 * GIB, ((32 * GIB, 4 * GIB), (16 * GIB, 10 * GIB)), 25.0, 8)
+    sample = host_sample(reading, TABLE, lambda pid: pid * GIB, [0.5])
+    assert (sample.total_bytes, sample.used_bytes) == (16 * GIB, 10 * GIB)  # 6 GiB left in the smallest
+    assert (sample.cores, sample.utilisation) == (8, (0.5, 0.25))
+    assert sample.processes == tuple(ProcessMemory(pid, pid * GIB, "chat.v2") for pid in (20, 21, 22))
+
+
+@given(
+    total=st.integers(1, 100),
+    available=st.integers(0, 120),
+    limit=st.integers(1, 1000),
+    use=st.integers(0, 200),
+)
+def test_no_more_is_free_than_host_and_cgroup_have(total: int, available: int, limit: int, use: int) -> None:
+    sample = host_sample(HostReading(total, available, ((limit, use),), 0.0, 1), {}, lambda _: 0, ())
+    free = sample.total_bytes - sample.used_bytes
+    assert sample.total_bytes == min(total, limit)
+    assert 0 <= free == min(sample.total_bytes, max(0, min(available, limit - use)))
+
+
+def test_cgroups_of_both_versions() -> None:
+    """As on Debian with systemd, and in a container of version 1."""
+    assert cgroup_paths("0::/system.slice/ray.service\n", "memory") == [
+        ("2", "system.slice/ray.service"),
+        ("2", "system.slice"),
+        ("2", ""),
+    ]
+    text = "5:cpu,cpuacct:/docker/1a\n4:memory:/docker/1a\n"
+    assert (
+        cgroup_paths(text, "memory")
+        == cgroup_paths(text, "cpu")
+        == [
+            ("1", "docker/1a"),
+            ("1", "docker"),
+            ("1", ""),
+        ]
+    )
+
+
+def test_limits_of_cgroups() -> None:
+    statistics = "anon 100\ninactive_file 300\nactive_file 50\n"
+    assert cgroup_limit("1000\n", "700\n", statistics) == (1000, 400)
+    assert cgroup_limit("1000\n", "700\n", statistics.replace("inactive", "total_inactive")) == (1000, 400)
+    assert cgroup_limit("1000", "700", "") == (1000, 700)
+    assert cgroup_limit("max\n", "700\n", statistics) is None
+    assert cgroup_limit("", "", "") is None
+    assert cgroup_cores("250000", "100000\n") == 2.5
+    assert cgroup_cores("max", "100000\n") is None
+    assert cgroup_cores("-1\n", "100000\n") is None
+
+
+def test_this_host() -> None:
+    """Against psutil, which reads the same of the kernel by other ways."""
+    reading = host.read()
+    assert reading.total_bytes == psutil.virtual_memory().total
+    assert 0 < reading.cores <= (os.cpu_count() or 1)
+    table = host.processes()
+    assert table[os.getpid()].parent == os.getppid()
+    assert table[os.getpid()].title == " ".join(psutil.Process().cmdline())
+
+
+def test_the_memory_of_a_process_leaves_out_files_it_maps(tmp_path: Path) -> None:
+    """It has 64 MiB of its own and reads 256 MiB through a mapping, which counts in its RSS."""
+    big = tmp_path / "weights"
+    big.write_bytes(bytes(256 << 20))
+    script = (
+        "import mmap, sys\n"
+        "own = bytearray(b'x') * (64 << 20)\n"
+        f"file = open({str(big)!r}, 'rb')\n"
+        "seen = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n"
+        "total = sum(seen[i] for i in range(0, len(seen), 4096))\n"
+        "print('ready', flush=True); sys.stdin.read()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        own, rss = host.memory_of(child.pid), psutil.Process(child.pid).memory_info().rss
+        child.communicate("")
+    assert rss > 320 << 20
+    assert 64 << 20 <= own < 128 << 20
+    assert host.memory_of(child.pid) == 0  # it ended
