@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -36,7 +37,11 @@ class EngineReplica:
         self._others = OtherMembers(config, node_ids, address)
         self._worker = Worker(config, metrics_host, Launch(config, self._others.rendezvous, address))
         self._others.start(self._worker.abort)
-        await self._worker.start()
+        try:
+            await self._worker.start()
+        except Exception:
+            await asyncio.to_thread(self._others.stop)
+            raise
         await self._worker.open_door(worker_host, address)
 
     async def load_variant(self, variant: VariantRef) -> None:
@@ -66,7 +71,7 @@ class EngineReplica:
     async def __del__(self) -> None:
         """Serve awaits it when it stops a replica; requests that run then may end."""
         await self._worker.close()
-        self._others.stop()
+        await asyncio.to_thread(self._others.stop)
 
 
 def engine_application(

@@ -21,6 +21,8 @@ from workers.group.following import Following
 from workers.group.members import Member, Rendezvous, members_of
 from workers.messages import EngineConfig
 
+STOP_S = 10.0
+
 
 class FollowerActor:
     """Ray's face of a follower."""
@@ -31,6 +33,9 @@ class FollowerActor:
     def wait(self) -> str:
         """Why the follower ended; blocks until it does."""
         return self._following.wait()
+
+    def close(self) -> None:
+        self._following.close()
 
 
 class OtherMembers:
@@ -53,7 +58,7 @@ class OtherMembers:
     def _start(self, member: Member, rendezvous: Rendezvous) -> Any:
         """Ray gives it no GPU: the plan says which it has, as for the engine's replica."""
         where = NodeAffinitySchedulingStrategy(node_id=self._node_ids[member.node], soft=False)
-        options = {"num_cpus": 0, "num_gpus": 0, "max_restarts": 0, "scheduling_strategy": where}
+        options = {"num_cpus": 0, "num_gpus": 0, "max_concurrency": 2, "scheduling_strategy": where}
         actor = ray.remote(FollowerActor).options(**options)
         return actor.remote(self._config, member.number, rendezvous)
 
@@ -68,9 +73,13 @@ class OtherMembers:
         lost(f"the ranks on node {waiting[ended].node} are lost: {reason}")
 
     def stop(self) -> None:
-        for actor in self._actors:
+        """End them, and wait for it a while. Blocking."""
+        actors, self._actors = self._actors, []
+        if not actors:
+            return
+        ray.wait([actor.close.remote() for actor in actors], num_returns=len(actors), timeout=STOP_S)
+        for actor in actors:
             ray.kill(actor)
-        self._actors = []
 
 
 def rendezvous_at(host_ip: str) -> Rendezvous:

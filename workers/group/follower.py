@@ -1,7 +1,7 @@
 """`python -m workers.group.follower`: the ranks of a member of a group whose engine is on another node.
 
 Reads its order, a line of JSON, and ends with all its ranks when its standard input does: whoever started it
-holds the other end and need not live to end it. Why it ended by itself it writes into the order's `told`.
+holds the other end and need not live to end it. Why it ended by itself it writes to the descriptor `tell`.
 The name of the model on its command line is for those who look at processes.
 """
 
@@ -12,7 +12,6 @@ import sys
 import threading
 from dataclasses import dataclass
 from multiprocessing import connection
-from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -30,7 +29,7 @@ class Order:
     number: int
     rendezvous: Rendezvous
     host_ip: str
-    told: Path = Path()
+    tell: int = 1
 
 
 ORDERS = TypeAdapter(Order)
@@ -45,7 +44,7 @@ def main() -> None:
         reason = serve(order, launch)
     except Exception as e:
         reason = str(launch.blame(e))
-    order.told.write_text(reason)
+    os.write(order.tell, reason.encode())
     launch.close()
     os._exit(1)  # vLLM's threads would keep it
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 from workers.group.follower import ORDERS, Order
 
@@ -18,13 +17,15 @@ class Following:
     """Started at once; it ends with this process, however that does."""
 
     def __init__(self, order: Order) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="ostinato-follower-")
-        self._told = Path(self._folder.name) / "told"
+        self._told, tell = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "workers.group.follower", order.config.name], stdin=subprocess.PIPE
+            [sys.executable, "-m", "workers.group.follower", order.config.name],
+            stdin=subprocess.PIPE,
+            pass_fds=[tell],
         )
+        os.close(tell)
         assert self._process.stdin is not None
-        self._process.stdin.write(ORDERS.dump_json(replace(order, told=self._told)) + b"\n")
+        self._process.stdin.write(ORDERS.dump_json(replace(order, tell=tell)) + b"\n")
         self._process.stdin.flush()
 
     @property
@@ -32,11 +33,10 @@ class Following:
         return self._process.pid
 
     def wait(self) -> str:
-        """Until it ends; why it did. Blocking."""
-        code = self._process.wait()
-        if self._told.exists():
-            return self._told.read_text()
-        return f"its process ended with {describe(code)}"
+        """Until it ends; why it did. Blocking; by one thread."""
+        with open(self._told, "rb") as pipe:
+            reason = pipe.read().decode(errors="replace")
+        return reason or f"its process ended with {describe(self._process.wait())}"
 
     def close(self) -> None:
         """End it and its ranks."""
@@ -47,7 +47,6 @@ class Following:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._folder.cleanup()
 
 
 def describe(code: int) -> str:

@@ -77,26 +77,27 @@ def last_lines(folder: Path, rank: int, lines: int = LOG_LINES) -> list[str]:
     return list(found)
 
 
-def suspects(entries: Mapping[int, Entry], ranks: Sequence[int]) -> list[Entry]:
-    """The ranks to blame for a start that failed: the first that raised, else those that ended silently.
+def suspects(entries: Mapping[int, Entry], ranks: Sequence[int]) -> tuple[list[Entry], list[Entry]]:
+    """Of the ranks of a start that failed those that raised, and those that ended without a word.
 
-    One that was asked to end is a victim. A rank that waits for a dead one can end without a word too.
+    The latter may be why the former lost their connection, or waited for them until they were killed;
+    what was asked to end is a victim for sure.
     """
     known = [entries[rank] for rank in ranks if rank in entries]
     raised = [entry for entry in known if entry.error]
-    return raised[:1] or [entry for entry in known if not entry.told and entry.doing != READY]
+    return raised, [e for e in known if not e.error and not e.told and e.doing != READY]
 
 
 def verdict(folder: Path, ranks: Sequence[int], otherwise: str) -> str:
     """Which rank failed and why, in one line; `otherwise` when no rank wrote anything that tells."""
-    return "; ".join(_say(folder, entry) for entry in suspects(read(folder), ranks)) or otherwise
+    raised, silent = suspects(read(folder), ranks)
+    said = [f"rank {e.rank} failed at {e.doing}: {' '.join(e.error.split())}" for e in raised[:1]]
+    said += [_silence(folder, entry, with_log=not raised) for entry in silent]
+    return "; ".join(said) or otherwise
 
 
-def _say(folder: Path, entry: Entry) -> str:
-    if entry.error:
-        return f"rank {entry.rank} failed at {entry.doing}: {' '.join(entry.error.split())}"
-    said = " / ".join(last_lines(folder, entry.rank)) or "nothing"
-    return (
-        f"rank {entry.rank} (process {entry.pid}) ended without a word at {entry.doing}; "
-        f"the last it logged: {said}"
-    )
+def _silence(folder: Path, entry: Entry, with_log: bool) -> str:
+    said = f"rank {entry.rank} (process {entry.pid}) ended without a word at {entry.doing}"
+    if not with_log:
+        return said
+    return f"{said}, having logged: {' / '.join(last_lines(folder, entry.rank)) or 'nothing'}"

@@ -15,11 +15,12 @@ import psutil
 from workers.group import processes
 from workers.group.journal import verdict
 from workers.group.members import Rendezvous, device_environment, members_of, network_arguments
-from workers.group.plan import plan_of
+from workers.group.plan import VARIABLE, plan_of
 from workers.messages import EngineConfig, RankReport
-from workers.scheduling.client import new_address
 from workers.variants.config import ADDRESS_VARIABLE
 from workers.vllm_environment import LOOPBACK, environment, leave_threads_unbound, put
+
+FOLDER = "ostinato-group-"
 
 
 class LaunchError(RuntimeError):
@@ -57,11 +58,15 @@ class Launch:
     def begin(self) -> None:
         """Set this process's environment for the ranks it is to start."""
         self._before = processes.children()
-        self._journals = Path(tempfile.mkdtemp(prefix="ostinato-group-"))
+        _sweep()
+        self._journals = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
         put(environment(self._config.layers_per_stage, self._host_ip))
         put(device_environment(self.member))
         put(plan_of(self._config, self._journals).as_environment())
-        os.environ[ADDRESS_VARIABLE] = self._rendezvous.bus if self._rendezvous else new_address()
+        here = f"ipc://{self._journals}/bus"
+        os.environ[ADDRESS_VARIABLE] = self._rendezvous.bus if self._rendezvous else here
+        if self._rendezvous is not None:
+            _use_interface_of(self._host_ip)
         if not self._config.on_gpu and len(self._config.ranks) > 1:
             leave_threads_unbound()
             os.environ["OMP_NUM_THREADS"] = str(threads(self._neighbours(), _cores()))
@@ -95,14 +100,31 @@ class Launch:
         """End what is left of it."""
         processes.end(self._started())
         if self._journals is not None:
+            processes.finish_tracker()
             shutil.rmtree(self._journals, ignore_errors=True)
-        if (bus := os.environ.get(ADDRESS_VARIABLE, "")).startswith("ipc://"):
-            Path(bus.removeprefix("ipc://")).unlink(missing_ok=True)
+            os.environ.pop(VARIABLE, None)
+            self._journals = None
 
 
 def threads(ranks: int, cores: int) -> int:
     """Of each rank, where several share a host: with more of them they wait for each other by spinning."""
     return max(1, cores // ranks)
+
+
+def _sweep() -> None:
+    """Take away the folders of launches whose processes were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{FOLDER}*-*"):
+        pid = path.name.removeprefix(FOLDER).partition("-")[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _use_interface_of(host_ip: str) -> None:
+    """Gloo and NCCL would take that of the host's name, or any; unless the user named one."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == host_ip for one in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
 def _cores() -> int:

@@ -26,7 +26,7 @@ class GroupPlan:
     name: str
     ranks: tuple[RankConfig, ...]
     journals: Path
-    wait_s: float = WAIT_S
+    wait_s: float
 
     def as_environment(self) -> dict[str, str]:
         return {VARIABLE: json.dumps({**asdict(self), "journals": str(self.journals)})}
@@ -43,4 +43,4 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> GroupPlan |
 
 
 def plan_of(config: EngineConfig, journals: Path) -> GroupPlan:
-    return GroupPlan(config.name, config.ranks, journals)
+    return GroupPlan(config.name, config.ranks, journals, WAIT_S)

@@ -1,8 +1,9 @@
 """The processes of an engine: that they end with their parent, and that none is left after a failed start.
 
-Signals that cannot be caught leave shared memory behind: Python's resource tracker, which lives until the
-processes that share it are gone, takes it away. So a tracker is never killed. It does not know the segments
-that vLLM's collectives on CPUs make, and vLLM never removes those.
+Signals that cannot be caught leave shared memory and semaphores behind: Python's resource tracker, which
+lives until the processes that share it are gone, takes them away. So a tracker is never killed here; Ray
+kills that of an actor that ends, so it is let finish before. It does not know the segments that vLLM's
+collectives on CPUs make, and vLLM never removes those.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterable
+from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -64,6 +68,19 @@ def segments(maps: str) -> set[Path]:
     """Of /proc/PID/maps: those made by vLLM's collectives on CPUs."""
     found = {line.rpartition(" ")[2] for line in maps.splitlines()}
     return {Path(name) for name in found if name.startswith("/dev/shm/") and CPU_SEGMENT in name}
+
+
+def finish_tracker() -> None:
+    """Have this process's resource tracker take away what its dead children left, and wait for it.
+
+    Not while children live: it would take away what they use. It starts anew when it is needed.
+    """
+    if multiprocessing.active_children():
+        return
+    tracker: Any = resource_tracker._resource_tracker  # there is no other way
+    ending = threading.Thread(target=tracker._stop, daemon=True)  # it waits for all who have its pipe
+    ending.start()
+    ending.join(END_WAIT_S)
 
 
 def _is_tracker(process: psutil.Process) -> bool:

@@ -1,0 +1,244 @@
+"""Groups of ranks on the real engine: each within its plan, answering what transformers answers, ended whole.
+
+SmolLM2 in float32, 30 layers and 9 heads: two stages of 10 and 20 layers, started as on two nodes, and three
+ranks that share every layer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import random_adapters
+import torch
+
+from controlplane.group_actors import rendezvous_at
+from workers.group import plan, processes
+from workers.group.follower import Order
+from workers.group.following import Following
+from workers.group.journal import read
+from workers.group.launch import FOLDER, Launch, LaunchError
+from workers.messages import EngineCall, EngineConfig, RankConfig, VariantRef
+from workers.worker import Worker
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+MIB = 2**20
+LOOPBACK = "127.0.0.1"
+TOKENS = 16
+PROMPTS = ("The capital of France is", "Once upon a time, in a village by the sea, there lived")
+KV_TOKENS = 4096
+LAYER_BYTES = 4 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)  # q and o, k and v, gate, up and down
+LORA = random_adapters.RandomLora("forte", rank=4, seed=11)
+
+
+def ranks(layers: Sequence[int], tensor_parallel: int, nodes: Sequence[str]) -> tuple[RankConfig, ...]:
+    """Keys and values of KV_TOKENS tokens: 3 heads of 64, split over the ranks of a stage."""
+    per_layer = KV_TOKENS * 2 * 3 // tensor_parallel * 64 * 4
+    return tuple(
+        RankConfig(count, 2048 * MIB, per_layer * count, 8 * MIB, node)
+        for count, node in zip(layers, nodes, strict=True)
+        for _ in range(tensor_parallel)
+    )
+
+
+def config_of(folder: Path, parts: tuple[RankConfig, ...], tensor_parallel: int = 1) -> EngineConfig:
+    return EngineConfig(
+        engine="vllm",
+        name="base",
+        model_path=str(folder),
+        dtype="float32",
+        tensor_parallel=tensor_parallel,
+        ranks=parts,
+        max_model_len=256,
+        max_num_seqs=4,
+        max_variants=1,
+        max_lora_rank=16,
+        variant_host_bytes=64 * MIB,
+        variant_kinds=("lora",),
+    )
+
+
+@dataclass
+class Lab:
+    """A worker on an event loop of its own, in a thread."""
+
+    worker: Worker
+    loop: asyncio.AbstractEventLoop
+
+    def run(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float = 400) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
+
+    async def ask(self, prompt: str, variant: VariantRef | None = None, tokens: int = TOKENS) -> Any:
+        body = {
+            "model": variant.name if variant else "base",
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        reply = await self.worker.call(EngineCall("/v1/completions", json.dumps(body).encode(), variant))
+        return json.loads(reply.body)["choices"][0] if reply.status == 200 else reply
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """With an environment that a launch may change."""
+    before = dict(os.environ)
+    made = asyncio.new_event_loop()
+    thread = threading.Thread(target=made.run_forever, daemon=True)
+    thread.start()
+    yield made
+    made.call_soon_threadsafe(made.stop)
+    thread.join(10)
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def adapter(smollm2_folder: Path, tmp_path: Path) -> VariantRef:
+    return VariantRef(LORA.name, 1, str(random_adapters.write(smollm2_folder, tmp_path / LORA.name, LORA)))
+
+
+def assert_greedy(model: torch.nn.Module, choice: Any) -> None:
+    """Every token is the best of the reference's, or as good."""
+    expected = random_adapters.log_probabilities(model, choice["prompt_token_ids"], choice["token_ids"])
+    chosen = expected[torch.arange(TOKENS), torch.tensor(choice["token_ids"])]
+    assert (expected.max(dim=-1).values - chosen).max() < 1e-4, choice["text"]
+
+
+def left_behind(before: set[str]) -> list[str]:
+    """Of what launches could leave: processes, folders, shared memory."""
+    found = [" ".join(p.cmdline()) for p in processes.children()]
+    found += [str(path) for path in Path("/tmp").glob(f"{FOLDER}{os.getpid()}-*")]
+    return found + [f"/dev/shm/{name}" for name in _shared() - before]
+
+
+def _shared() -> set[str]:
+    """Segments that no living process maps: others run engines here too."""
+    mapped = ""
+    for process in psutil.process_iter():
+        try:
+            mapped += Path(f"/proc/{process.pid}/maps").read_text()
+        except OSError:
+            continue
+    return {name for name in os.listdir("/dev/shm") if f"/dev/shm/{name}" not in mapped}
+
+
+def test_three_ranks_of_a_stage_keep_to_their_plan(
+    smollm2_folder: Path, loop: asyncio.AbstractEventLoop
+) -> None:
+    before = _shared()
+    parts = ranks((30,), 3, ("",))
+    lab = Lab(Worker(config_of(smollm2_folder, parts, 3), LOOPBACK), loop)
+    try:
+        lab.run(lab.worker.start())
+        model = random_adapters.merged_model(smollm2_folder, None)
+        for prompt in PROMPTS:
+            assert_greedy(model, lab.run(lab.ask(prompt)))
+        reports = lab.run(lab.worker.report()).ranks
+    finally:
+        lab.run(lab.worker.close())
+    assert [(r.rank, r.layers, r.planned_bytes) for r in reports] == [(n, 30, 2048 * MIB) for n in range(3)]
+    assert len({r.pid for r in reports}) == 3
+    assert {r.kv_cache_bytes for r in reports} == {parts[0].kv_cache_bytes}
+    for report in reports:
+        assert 30 * LAYER_BYTES / 3 < report.weights_bytes < report.process_bytes < report.total_bytes
+    assert left_behind(before) == []
+
+
+def test_two_stages_as_on_two_nodes(
+    smollm2_folder: Path, adapter: VariantRef, loop: asyncio.AbstractEventLoop
+) -> None:
+    """10 and 20 layers; a variant reaches both; when one node's rank dies the engine ends, and says why."""
+    before = _shared()
+    meeting = rendezvous_at(LOOPBACK)
+    config = config_of(smollm2_folder, ranks((10, 20), 1, ("a", "b")))
+    launch = Launch(config, meeting)
+    lab = Lab(Worker(config, LOOPBACK, launch), loop)
+    following = Following(Order(config, 1, meeting, LOOPBACK))
+    try:
+        lab.run(lab.worker.start())
+        model = random_adapters.merged_model(smollm2_folder, None)
+        for prompt in PROMPTS:
+            assert_greedy(model, lab.run(lab.ask(prompt)))
+        assert_greedy(
+            random_adapters.merged_model(smollm2_folder, Path(adapter.path)),
+            lab.run(lab.ask(PROMPTS[0], adapter)),
+        )
+        first, second = lab.run(lab.worker.report()).ranks
+        assert ((first.node, first.layers), (second.node, second.layers)) == (("a", 10), ("b", 20))
+        assert psutil.Process(second.pid).ppid() == following.pid
+        assert [r.kv_cache_bytes for r in (first, second)] == [r.kv_cache_bytes for r in config.ranks]
+        grown = second.weights_bytes - first.weights_bytes
+        assert grown > 10 * LAYER_BYTES, f"20 layers took {grown} bytes more than 10"
+        _a_rank_dies(lab, following, second.pid)
+    finally:
+        following.close()
+        lab.run(lab.worker.close())
+    assert left_behind(before) == []
+
+
+def _a_rank_dies(lab: Lab, following: Following, pid: int) -> None:
+    """Under a request that would take minutes; what the replica does is done here."""
+    long = asyncio.run_coroutine_threadsafe(lab.ask(PROMPTS[1], tokens=200), lab.loop)
+    psutil.Process(pid).kill()
+    reason = following.wait()
+    assert reason == "rank 1 ended with exit code -9 while it served"
+    lab.worker.abort(reason)
+    assert long.result(30).status >= 500
+    with pytest.raises(LaunchError, match="rank 1 ended with exit code -9"):
+        lab.run(lab.worker.check_health())
+
+
+def test_a_rank_without_its_planned_memory_fails_the_launch(
+    smollm2_folder: Path, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "WAIT_S", 0.0)
+    before = _shared()
+    fits, other = ranks((10, 20), 1, ("here", "here"))
+    config = config_of(smollm2_folder, (fits, replace(other, memory_bytes=10**15)))
+    lab = Lab(Worker(config, LOOPBACK), loop)
+    with pytest.raises(LaunchError) as refusal:
+        lab.run(lab.worker.start())
+    said = str(refusal.value)
+    print(said)
+    assert said.startswith(
+        "rank 1 failed at claiming its device: NoMemory: rank 1 was planned with 931322.57 GiB"
+    )
+    assert "on cpu 0 of here, where " in said
+    assert left_behind(before) == []
+
+
+def test_a_rank_that_is_killed_while_the_group_starts(
+    smollm2_folder: Path, loop: asyncio.AbstractEventLoop
+) -> None:
+    before = _shared()
+    lab = Lab(Worker(config_of(smollm2_folder, ranks((10, 20), 1, ("", ""))), LOOPBACK), loop)
+    starting = asyncio.run_coroutine_threadsafe(lab.worker.start(), loop)
+    victim = _first_word_of(1, starting)
+    psutil.Process(victim).kill()
+    with pytest.raises(LaunchError, match=rf"rank 1 \(process {victim}\) ended without a word at"):
+        starting.result(300)
+    assert left_behind(before) == []
+
+
+def _first_word_of(rank: int, starting: Any) -> int:
+    """The pid of a rank, as soon as it writes its journal."""
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline and not starting.done():
+        for folder in Path("/tmp").glob(f"{FOLDER}{os.getpid()}-*"):
+            if (entry := read(folder).get(rank)) is not None:
+                return entry.pid
+        time.sleep(0.05)
+    raise AssertionError("the rank never wrote a journal")

@@ -1,0 +1,70 @@
+"""Processes that end with their parent, and what is unlinked of what they shared."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import psutil
+import pytest
+
+from workers.group import processes
+
+MAPS = """\
+7f0000000000-7f0000001000 r-xp 00000000 08:01 12 /usr/lib/libc.so.6
+7f0000001000-7f0000002000 rw-s 00000000 00:1a 13 /dev/shm/vllm_dist_ab-tp:0-[0-1]-cpushm_0
+7f0000002000-7f0000003000 rw-s 00000000 00:1a 14 /dev/shm/psm_1234
+7f0000003000-7f0000004000 rw-p 00000000 00:00 0
+"""
+
+
+def test_only_segments_of_vllms_collectives_are_ours_to_unlink() -> None:
+    assert processes.segments(MAPS) == {Path("/dev/shm/vllm_dist_ab-tp:0-[0-1]-cpushm_0")}
+
+
+def _child(tell: Connection) -> None:
+    processes.die_with_parent()
+    tell.send(os.getpid())
+    time.sleep(120)
+
+
+def _parent(tell: Connection) -> None:
+    child = multiprocessing.get_context("spawn").Process(target=_child, args=(tell,))
+    child.start()
+    time.sleep(120)
+
+
+@pytest.fixture
+def family() -> Iterator[tuple[psutil.Process, psutil.Process]]:
+    """A process and its child, which was told to end with it."""
+    here, there = multiprocessing.Pipe()
+    parent = multiprocessing.get_context("spawn").Process(target=_parent, args=(there,))
+    parent.start()
+    assert here.poll(60), "the child did not start"
+    child = psutil.Process(here.recv())
+    yield psutil.Process(parent.pid), child
+    parent.kill()
+    parent.join()
+
+
+@pytest.mark.slow  # three interpreters
+def test_a_child_ends_when_its_parent_is_killed(family: tuple[psutil.Process, psutil.Process]) -> None:
+    parent, child = family
+    parent.send_signal(signal.SIGKILL)
+    assert not psutil.wait_procs([child], timeout=10)[1]
+
+
+@pytest.mark.slow
+def test_all_descendants_are_ended_but_for_resource_trackers(
+    family: tuple[psutil.Process, psutil.Process],
+) -> None:
+    found = processes.children()
+    assert set(family) <= found
+    assert not any("resource_tracker" in part for p in found for part in p.cmdline())
+    processes.end(family)
+    assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family)
