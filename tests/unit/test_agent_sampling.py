@@ -30,7 +30,8 @@ from workers.agent.sampling import (
 )
 
 GIB = 1 << 30
-# init, a raylet, a replica, its engine core and a rank below it; another replica; a shell with a script.
+# init, a raylet, a replica, its engine core and a rank below it, a follower and its rank; another replica; a
+# shell with a script.
 TABLE = {
     1: ProcessRow(0, "/sbin/init"),
     10: ProcessRow(1, "/ray/raylet --name=model-x"),
@@ -38,6 +39,8 @@ TABLE = {
     21: ProcessRow(20, "VLLM::EngineCore"),
     22: ProcessRow(21, ""),
     30: ProcessRow(10, "ray::ServeReplica:ostinato:Controller"),
+    23: ProcessRow(10, "/venv/bin/python -B -m workers.group.follower chat.v2"),
+    24: ProcessRow(23, "VLLM::Worker_PP1"),
     40: ProcessRow(1, "bash"),
     41: ProcessRow(40, "python ray::ServeReplica:model-chat.v2:Engine"),
     50: ProcessRow(51, "a circle"),
@@ -47,7 +50,7 @@ TABLE = {
 
 @pytest.mark.parametrize(
     ("pid", "holder"),
-    [(20, "chat.v2"), (21, "chat.v2"), (22, "chat.v2"), (30, ""), (41, ""), (50, ""), (1, ""), (99, None)],
+    [(pid, "chat.v2") for pid in (20, 21, 22, 24)] + [(30, ""), (41, ""), (50, ""), (1, ""), (99, None)],
 )
 def test_a_process_belongs_to_the_replica_above_it(pid: int, holder: str | None) -> None:
     assert holder_of(pid, TABLE) == holder

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from workers.agent.reports import DeviceSample, ProcessMemory
 
 CPU = "cpu"
-# Ray Serve names the process of a replica after its application, which is named after the base (`app_name`).
-_REPLICA = re.compile(r"^ray::ServeReplica:model-([^:]+):")
+# Ray Serve names the process of a replica after its application, which is named after the base (`app_name`);
+# the ranks of a group on other nodes descend from a process of `workers.group.follower`.
+_REPLICA = re.compile(r"^ray::ServeReplica:model-([^:]+):|.* workers\.group\.follower (\S+)$")
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def holder_of(pid: int, table: Mapping[int, ProcessRow]) -> str | None:
     while pid in table and pid not in seen:
         seen.add(pid)
         if found := _REPLICA.match(table[pid].title):
-            return found[1]
+            return found[1] or found[2]
         pid = table[pid].parent
     return ""
 
