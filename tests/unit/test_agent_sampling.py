@@ -88,7 +88,7 @@ def test_a_cpu_host_within_its_cgroups() -> None:
     sample = host_sample(reading, TABLE, lambda pid: pid * GIB, [0.5])
     assert (sample.total_bytes, sample.used_bytes) == (16 * GIB, 10 * GIB)  # 6 GiB left in the smallest
     assert (sample.cores, sample.utilisation) == (8, (0.5, 0.25))
-    assert sample.processes == tuple(ProcessMemory(pid, pid * GIB, "chat.v2") for pid in (20, 21, 22))
+    assert sample.processes == tuple(ProcessMemory(pid, pid * GIB, "chat.v2") for pid in (20, 21, 22, 23, 24))
 
 
 @given(
