@@ -265,7 +265,8 @@ class Controller:
         deployment = found.record
         variants = [m.record for m in state.models.values() if m.record.base == host]
         free = ledger.available(inventory, state.ledgers, settings.headroom, besides=host)
-        placement = deploying.decide(model, deployment, free, settings, variants, state.profiles)
+        others = [d.record for d in state.deployments.values()]
+        placement = deploying.decide(model, deployment, free, settings, variants, state.profiles, others)
         limit = deployment.max_active_variants
         config = launching.engine_config(model, placement, settings, variants, limit)
         begun = Put(starting(deployment, placement), found.version)

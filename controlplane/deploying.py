@@ -60,7 +60,7 @@ def decide(
         raise errors.NoFeasiblePlan(no_plan_reason(model.compression))
     questions = [
         _question(model, deployment, cluster, inventory, settings, variants, profiles)
-        for cluster in clusters_of(inventory, _residents(others))
+        for cluster in clusters_of(inventory, _residents(others, besides=model.name))
     ]
     if not questions:
         raise refusals.no_device(inventory)
@@ -166,14 +166,15 @@ def _measured(
     types = {kind.name: kind for kind in cluster.types}
     devices = {type_name(device): device for device in inventory.devices if type_name(device) in types}
     found = {name: calibration_on(model, device, settings, profiles) for name, device in devices.items()}
-    return {name: Measured(known, types[name].rates) for name, known in found.items() if known}
+    return {name: Measured(known, types[name].rates(1)) for name, known in found.items() if known}
 
 
-def _residents(others: Iterable[Deployment]) -> dict[DeviceKey, list[Resident]]:
-    """Ranks of placed deployments by device."""
+def _residents(others: Iterable[Deployment], besides: str) -> dict[DeviceKey, list[Resident]]:
+    """Ranks of placed deployments by device; what is to be placed anew, `besides`, is not in its own way."""
     found: dict[DeviceKey, list[Resident]] = {}
     for other in others:
-        for rank in other.placement.ranks if other.placement else ():
+        placed = other.placement if other.model == other.host != besides else None
+        for rank in placed.ranks if placed else ():
             key = rank.node, rank.device_kind, rank.device_index
             held = Resident(
                 other.model, rank.layer_start, rank.layer_end, rank.memory_bytes, other.bounds.group

@@ -35,6 +35,6 @@ def preview(
     base = state.models[host].record
     variants = [m.record for m in state.models.values() if m.record.base == host]
     others = [d.record for d in state.deployments.values()]
-    free = ledger.available(inventory, state.ledgers, 0.0, besides=host)
+    free = ledger.available(inventory, state.ledgers, settings.headroom, besides=host)
     placement = deploying.decide(base, wanted[host], free, settings, variants, state.profiles, others)
     return Preview(request.model, host, False, placement)

@@ -35,9 +35,10 @@ class GpuType:
     shared: bool = False
     kind: str = ""
 
-    @property
-    def rates(self) -> DeviceRates:
-        return DeviceRates(self.memory_bytes_per_s, self.flops_per_s)
+    def rates(self, ranks: int) -> DeviceRates:
+        """Of each of the `ranks` of one stage: on a host they work at the same time, on GPUs each has one."""
+        share = ranks if self.shared else 1
+        return DeviceRates(self.memory_bytes_per_s / share, self.flops_per_s / share)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from placement.types import Inventory, Placement, key_of
+from collections.abc import Iterable
+
+from placement.types import DeviceKey, Inventory, Placement, key_of
 from profiler.types import Basis, Interval
 
 GIB = 2**30
@@ -13,10 +15,9 @@ def reason(placement: Placement, inventory: Inventory) -> str:
     """The shape and where it is, of how many, by which objective; what it should take, and what gave way."""
     plan, choice = placement.plan, placement.choice
     used = {(r.node, r.device_kind, r.device_index): None for r in placement.ranks}
-    places = ", ".join(f"{kind} {index} of {node}" for node, kind, index in used)
     free = sum(d.free_bytes for d in inventory.devices if key_of(d) in used)
     parts = [
-        f"TP={plan.tensor_parallel} x PP={plan.pipeline_parallel} on {places}: "
+        f"TP={plan.tensor_parallel} x PP={plan.pipeline_parallel} on {_places(used)}: "
         f"{sum(placement.estimate.memory_bytes) / GIB:.2f} of {free / GIB:.2f} GiB free",
         f"{choice.objective:.4g} {choice.unit}, the best of {choice.alternatives} layouts of "
         f"{choice.shapes} shapes within every limit",
@@ -25,6 +26,16 @@ def reason(placement: Placement, inventory: Inventory) -> str:
     if choice.relaxed:
         parts.append("relaxed, as allowed: " + " and ".join(one.text for one in choice.relaxed))
     return "; ".join(parts)
+
+
+def _places(used: Iterable[DeviceKey]) -> str:
+    """Nodes in the order of their first rank, with the devices used there."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for node, kind, index in used:
+        found.setdefault((node, kind), []).append(index)
+    return ", ".join(
+        f"{kind} {'+'.join(map(str, sorted(indices)))} of {node}" for (node, kind), indices in found.items()
+    )
 
 
 def _ms(interval: Interval | None) -> str:

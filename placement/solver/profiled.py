@@ -40,17 +40,14 @@ class Knowledge:
     profiles: Mapping[str, Measured] = field(default_factory=dict)
 
     def ground(self, kind: GpuType, ranks: int, tp: int) -> Ground:
-        """Of `ranks` on such devices. Those that share a host share its rates in turn, stage by stage."""
+        """Of `ranks` on such devices. On a host that was measured they take turns (`Ground`)."""
         own = self.profiles.get(kind.name)
         known = own or next((self.profiles[name] for name in sorted(self.profiles)), None)
-        rates, shared = kind.rates, ranks if kind.shared else 1
-        if kind.shared and known is None:
-            rates = DeviceRates(rates.memory_bytes_per_s / tp, rates.flops_per_s / tp)
         return Ground(
             self.spec,
-            (rates,) * ranks,
+            (kind.rates(1 if known else tp),) * ranks,
             known.calibration if known else None,
-            shared=shared,
+            shared=ranks if kind.shared else 1,
             measured=known.rates if known and own is None else None,
         )
 

@@ -48,25 +48,24 @@ def _singles(request: Request, find: Find, gpus: int) -> Iterator[Relaxation]:
 
 
 def together(request: Request, find: Find, gpus: int) -> tuple[Relaxation, ...]:
-    """Every limit lifted at once: by how much the fastest placement then breaks each. () if there is none."""
-    free = replace(
-        request,
-        intent=Intent.MIN_LATENCY,
-        slos=Slos(),
-        headroom=0.0,
-        scope=Scope.NONE,
-        rate_per_s=0.0,
-    )
-    found = find(_any_shape(free, gpus))
+    """Every limit lifted at once: by how much the fastest placement then breaks each. () if there is none.
+
+    Of the rate as much is kept as can be.
+    """
+    free = replace(request, intent=Intent.MIN_LATENCY, slos=Slos(), headroom=0.0, scope=Scope.NONE)
+    free = _any_shape(free, gpus)
+    less = None if find(free) else _rate(free, find)
+    if less is not None:
+        free = replace(free, rate_per_s=less.offered)
+    found = find(free)
     if found is None:
         return ()
     broken = [r for one in _lifted(request) if (r := _relaxation(one, one.offered(found))).factor > 1]
     accuracy, offered = request.slos.accuracy, found.estimate.accuracy
     if accuracy is not None and offered < accuracy:
         broken.append(_less_accurate(accuracy, offered))
-    throughput = found.choice.throughput_per_s
-    if request.rate_per_s > throughput:
-        broken.append(_less_often(request.rate_per_s, throughput))
+    if less is not None:
+        broken.append(less)
     if request.headroom > 0:
         broken.append(_less_headroom(request.headroom, 0.0))
     if request.scope is not Scope.NONE:
@@ -85,7 +84,7 @@ def relaxed(request: Request, relaxation: Relaxation, gpus: int) -> Request:
         limit = offered if constraint is Constraint.ACCURACY else rounded(offered * SLACK, up=True)
         return replace(request, slos=replace(request.slos, **{constraint.value: limit}))
     changes: dict[Constraint, dict[str, Any]] = {
-        Constraint.RATE: {"rate_per_s": offered / SLACK},
+        Constraint.RATE: {"rate_per_s": offered},
         Constraint.HEADROOM: {"headroom": offered},
         Constraint.ANTI_AFFINITY: {"scope": Scope.NONE},
         Constraint.MEMORY: {"concurrency": int(offered)},

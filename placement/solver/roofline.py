@@ -47,7 +47,8 @@ class Roofline(StageEstimator):
         """`tokens` new ones that attend to `cached` ones. Of the head only reading it counts."""
         model = self._request.model
         moved = shape.compression.layer_bytes / shape.tp + cached * kv_rank_bytes(model, shape)
-        layer_s = roofline_s(moved, tokens * model.layer_flops / shape.tp, kind.rates)
+        rates = kind.rates(shape.tp)
+        layer_s = roofline_s(moved, tokens * model.layer_flops / shape.tp, rates)
         sent = tokens * model.hidden_bytes
         layer_s += ALLREDUCES_PER_LAYER * allreduce_s(shape.tp, sent, self._links[link])
-        return StageTime(layer_s, roofline_s(model.head_bytes / shape.tp, 0.0, kind.rates))
+        return StageTime(layer_s, roofline_s(model.head_bytes / shape.tp, 0.0, rates))

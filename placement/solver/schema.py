@@ -35,8 +35,11 @@ class _Form(BaseModel):
 
 
 class TypeForm(_Form):
+    """`shared`: a CPU host, whose ranks share its cores and memory."""
+
     memory_gb_per_s: Positive
     tflops: Positive
+    shared: bool = False
 
 
 class LinksForm(_Form):
@@ -168,7 +171,7 @@ def read_scenario(document: Any, folder: Path) -> tuple[Cluster, tuple[Request, 
 
 def _cluster(form: ClusterForm) -> Cluster:
     types = dict(KNOWN) | {
-        name: GpuType(name, rates.memory_gb_per_s * 1e9, rates.tflops * 1e12)
+        name: GpuType(name, rates.memory_gb_per_s * 1e9, rates.tflops * 1e12, rates.shared)
         for name, rates in form.types.items()
     }
     nodes = tuple(_node(node) for node in form.nodes)

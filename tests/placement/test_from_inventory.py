@@ -1,0 +1,55 @@
+"""From what nodes report to what the solver searches."""
+
+from __future__ import annotations
+
+import pytest
+
+from placement.solver.cluster import Resident
+from placement.solver.from_inventory import clusters_of
+from placement.types import CPU, Device, Inventory
+from profiler.types import DeviceRates
+
+GIB = 1 << 30
+
+
+def device(node: str, index: int, kind: str = "b300", **fields: object) -> Device:
+    rates = fields.pop("rates", DeviceRates(8e12, 2e15))
+    given = {"total_bytes": 100 * GIB, "free_bytes": 60 * GIB, "model": kind} | fields
+    return Device(node, index, kind, rates=rates, **given)  # type: ignore[arg-type]
+
+
+def test_gpus_come_before_cpus_and_apart_from_them() -> None:
+    found = clusters_of(Inventory((device("a", 0, CPU), device("b", 1), device("a", 0))))
+    gpus, cpus = found
+    assert [(n.name, [g.index for g in n.gpus]) for n in gpus.nodes] == [("a", [0]), ("b", [1])]
+    assert [kind.shared for kind in gpus.types] == [False]
+    assert [(n.name, len(n.gpus)) for n in cpus.nodes] == [("a", 1)]
+    assert [kind.shared for kind in cpus.types] == [True]
+
+
+def test_nothing_to_place_on_is_no_cluster() -> None:
+    assert clusters_of(Inventory(())) == ()
+
+
+def test_a_type_nobody_knows_is_as_quick_as_its_slowest_device_was_measured() -> None:
+    slow, fast = DeviceRates(7e12, 3e15), DeviceRates(8e12, 2e15)
+    (cluster,) = clusters_of(Inventory((device("a", 0, rates=fast), device("a", 1, rates=slow))))
+    (kind,) = cluster.types
+    assert (kind.name, kind.memory_bytes_per_s, kind.flops_per_s) == ("b300", 7e12, 2e15)
+    fast_link, node, network = cluster.link_bytes_per_s
+    assert fast_link == pytest.approx(7e12 / 40)
+    assert (node, network) == (25e9, 12.5e9)
+
+
+def test_links_are_never_slower_than_those_they_are_behind() -> None:
+    (cluster,) = clusters_of(Inventory((device("a", 0, CPU, rates=DeviceRates(1e10, 1e11)),)))
+    assert cluster.link_bytes_per_s == (2.5e8, 2.5e8, 2.5e8)
+
+
+def test_load_island_memory_and_residents_are_the_devices() -> None:
+    mine, other = device("a", 0, load=0.5, island=3), device("a", 1, free_bytes=-5, load=7.0)
+    held = Resident("m", 0, 4, GIB, "g")
+    (cluster,) = clusters_of(Inventory((mine, other)), {("a", "b300", 0): [held]})
+    first, second = cluster.nodes[0].gpus
+    assert (first.load, first.island, first.free_bytes, first.residents) == (0.5, 3, 60 * GIB, (held,))
+    assert (second.load, second.free_bytes, second.residents) == (1.0, 0, ())  # bad reports are bounded
