@@ -21,7 +21,8 @@ import numpy as np
 from benchmarks.profiling.results import by_shape
 from benchmarks.profiling.shapes import spec
 from profiler.measurements import Footprint, Measurement, Timing
-from profiler.physical.calibration import Calibration, Cut, calibrate
+from profiler.physical.calibrating import calibrate
+from profiler.physical.calibration import Calibration, Cut
 from profiler.physical.memory import rank_bytes
 from profiler.physical.pipeline import latency
 from profiler.types import Plan, Workload

@@ -17,7 +17,8 @@ from placement.types import Device, Inventory
 from profiler.campaign import Reach, Trial, campaign, count_points
 from profiler.errors import MeasurementError
 from profiler.measurements import Footprint, Timing, from_lines
-from profiler.physical.calibration import Calibration, calibrate
+from profiler.physical.calibrating import calibrate
+from profiler.physical.calibration import Calibration
 from profiler.profile_key import ProfileKey, profile_key
 from profiler.types import ModelSpec
 from workers.measuring.order import MeasureOrder

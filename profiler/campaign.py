@@ -2,8 +2,9 @@
 
 A fingerprint is as deep as the model but holds only as many different layers as do not fit the device's
 caches (docs/profiler.md); on GPUs a second, shallower one tells apart what depends on depth, each TP that
-fits is measured once, and one pipeline. A CPU is one device, on which a model is not split, and starting an
-engine is most of the cost: one fingerprint, whose head and layers are told apart by their bytes.
+fits is measured once, one pipeline, and one engine that is asked for made-up variants of each kind. A CPU is
+one device, on which a model is not split, and starting an engine is most of the cost: one fingerprint, whose
+head and layers are told apart by their bytes.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from profiler.estimate import allowance_bytes
-from profiler.measurements import Point, Setting
+from profiler.measurements import MadeVariant, Point, Setting
 from profiler.plans import even_stages
 from profiler.shards import kv_bytes_per_token, layer_shard_bytes, outer_bytes, tp_fits, vocab_table_bytes
-from profiler.types import ModelSpec, Plan
+from profiler.types import ModelSpec, Plan, adaptable_linears
+from profiler.variants.made import stored_bytes
 
 MIB = 2**20
 CPU_CACHE_BYTES = 512 * MIB  # more than a server CPU's last-level cache
@@ -40,6 +42,7 @@ class Reach:
     max_model_len: int
     max_sequences: int
     batched_tokens: int
+    max_lora_rank: int = 16
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,11 @@ class Trial:
     points: tuple[Point, ...]
     distinct_layers: int
     output_tokens: int
+
+    @property
+    def variants(self) -> tuple[MadeVariant, ...]:
+        """All that its loads ask for."""
+        return tuple(dict.fromkeys(one for point in self.points for one in point.mix))
 
 
 def campaign(spec: ModelSpec, reach: Reach) -> tuple[Trial, ...]:
@@ -79,9 +87,10 @@ def needed_bytes(spec: ModelSpec, trial: Trial, reach: Reach) -> int:
         tp, setting.layers_per_stage, "none", reach.max_model_len, 0, 0, 0, 0, 0, reach.batched_tokens
     )
     working = allowance_bytes(spec, plan, plan.pipeline_parallel - 1)
-    if reach.on_cpu:  # a CPU engine packs its weights beside the originals
-        return 2 * weights + kv_cache + working + CPU_PROCESS_BYTES
-    return weights + kv_cache + working + GPU_RUNTIME_BYTES
+    variants = sum(held * stored_bytes(spec, one) for one in trial.variants)
+    if reach.on_cpu:  # a CPU engine packs its weights beside the originals, and keeps variants in both tiers
+        return 2 * (weights + variants) + kv_cache + working + CPU_PROCESS_BYTES
+    return weights + variants + kv_cache + working + GPU_RUNTIME_BYTES
 
 
 def count_points(trials: tuple[Trial, ...]) -> int:
@@ -90,20 +99,23 @@ def count_points(trials: tuple[Trial, ...]) -> int:
 
 def _trials(spec: ModelSpec, reach: Reach) -> Iterator[Trial]:
     layers, half = spec.num_layers, max(1, spec.num_layers // 2)
-    points = _points(reach)
+    points, mixed = _points(reach), _mixed_points(spec, reach)
+    if reach.on_cpu:
+        yield _trial(spec, reach, Setting((layers,), batched_tokens=reach.batched_tokens), points + mixed)
+        return
     for tp in _degrees(spec, reach):
         yield _trial(spec, reach, Setting((layers,), tp, batched_tokens=reach.batched_tokens), points)
-        if tp == 1 and half < layers and not reach.on_cpu:
+        if tp == 1 and half < layers:
             shallow = Setting((half,), tp, batched_tokens=reach.batched_tokens)
             yield _trial(spec, reach, shallow, points)
-    if reach.devices > 1 and layers > 1 and not reach.on_cpu:
+    if reach.devices > 1 and layers > 1:
         pipeline = Setting(even_stages(layers, 2), batched_tokens=reach.batched_tokens)
         yield _trial(spec, reach, pipeline, points)
+    if mixed:
+        yield _trial(spec, reach, Setting((layers,), batched_tokens=reach.batched_tokens), mixed)
 
 
 def _degrees(spec: ModelSpec, reach: Reach) -> list[int]:
-    if reach.on_cpu:
-        return [1]
     return [tp for tp in range(1, min(reach.devices, MOST_TP) + 1) if tp_fits(spec, tp)]
 
 
@@ -128,3 +140,32 @@ def _points(reach: Reach) -> tuple[Point, ...]:
         wanted = [(b, 128) for b in (1, 2, 4, 8, 16, 32, 64, 128)] + [(b, 1024) for b in (1, 8, 32, 128)]
     fitting = [Point(min(b, reach.max_sequences), min(i, longest)) for b, i in wanted]
     return tuple(dict.fromkeys(fitting))
+
+
+def _mixed_points(spec: ModelSpec, reach: Reach) -> tuple[Point, ...]:
+    """Of each kind of variant one for a single request, one for several and several for several; of loads
+    that are also measured without."""
+    if not spec.adaptable:
+        return ()
+    longest = max(1, reach.max_model_len - _output_tokens(reach))
+    one, many = ((1, 32), (4, 64)) if reach.on_cpu else ((1, 128), (8, 128))
+    wanted = (
+        Point(min(batch, reach.max_sequences), min(length, longest), mix)
+        for first, others in _made_variants(spec, reach.max_lora_rank)
+        for (batch, length), mix in ((one, (first,)), (many, (first,)), (many, others))
+    )
+    return tuple(dict.fromkeys(wanted))
+
+
+def _made_variants(spec: ModelSpec, max_rank: int) -> Iterator[tuple[MadeVariant, tuple[MadeVariant, ...]]]:
+    """By kind one and several, where the model's widths allow them."""
+    widths = {linear.into for linear in adaptable_linears(spec).values()}
+    ranks = [max(1, max_rank // share) for share in (1, 2, 4, 1)]
+    lora = tuple(MadeVariant("lora", rank=rank, seed=seed) for seed, rank in enumerate(ranks))
+    yield lora[0], lora
+    if all(width % 8 == 0 for width in widths):
+        sparse = tuple(MadeVariant("sparse_delta", bits=4, seed=seed) for seed in range(2))
+        yield sparse[0], sparse
+    if all(width % 32 == 0 for width in widths):
+        boft = tuple(MadeVariant("boft", factors=m, block_size=b, seed=m) for m, b in ((1, 8), (2, 16)))
+        yield boft[0], boft

@@ -51,6 +51,12 @@ def read_model(folder: Path) -> ModelSpec:
     return spec_of(description, declared or _stored_bytes(tensors), mark)
 
 
+def expected_tensors(folder: Path) -> Shapes:
+    """By full name, the shape of every tensor that the config in `folder` implies. Raises CheckpointError."""
+    where = folder / "config.json"
+    return dict(_expected(describe(read_json(where), where)))
+
+
 def spec_of(description: Description, dtype_bytes: int, mark: str = "") -> ModelSpec:
     """The facts that plans and estimates need; `mark` is the checkpoint's fingerprint, if it was computed."""
     heads = description.heads

@@ -46,11 +46,25 @@ class Setting:
 
 
 @dataclass(frozen=True, order=True)
+class MadeVariant:
+    """A variant made up to measure with. Zero where a number is not of its `kind` (a VariantKind's value):
+    `rank` is LoRA's, `bits` a sparse delta's, `factors` and `block_size` BOFT's. Seeds tell equals apart."""
+
+    kind: str
+    rank: int = 0
+    bits: int = 0
+    factors: int = 0
+    block_size: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True, order=True)
 class Point:
-    """A load: `batch` requests at once, each of `input_tokens`."""
+    """A load: `batch` requests at once, each of `input_tokens`, that ask `mix` in turn (empty: the base)."""
 
     batch: int
     input_tokens: int
+    mix: tuple[MadeVariant, ...] = ()
 
     def __post_init__(self) -> None:
         if min(self.batch, self.input_tokens) < 1:

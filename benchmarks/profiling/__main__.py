@@ -1,7 +1,7 @@
 """Measures plans of whole models, and their fingerprints, on the GPUs of one host, several engines at a time.
 
-    python -m benchmarks.profiling measure --out FOLDER --budget-s 540 [--kinds truth,fingerprints] [--tier 1]
-        [--shapes llama-2-7b,...] [--quantizations none,fp8] [--known FOLDER ...] [--dry-run]
+    python -m benchmarks.profiling measure --out FOLDER [--budget-s 540] [--kinds truth,fingerprints,variants]
+        [--tier 1] [--shapes llama-2-7b,...] [--quantizations none,fp8] [--known FOLDER ...] [--dry-run]
     python -m benchmarks.profiling merge --into FOLDER FOLDER ...
 
 `truth` is the whole model (made-up weights) in many plans; `fingerprints` what a profile of it measures, with
@@ -65,7 +65,7 @@ class Host:
     def _job(self, task: Task, gate: Path) -> Job:
         on_gpu = self._device != "cpu"
         return Job(
-            folder=shapes.folder(task.shape, task.setting.layers, self._work),
+            folder=shapes.folder(task.shape, task.setting.layers, self._work / task.kind),
             out=results.part(task, self._out),
             setting=task.setting,
             points=task.points,
@@ -121,7 +121,7 @@ def main() -> None:
     measuring.set_defaults(run=measure)
     measuring.add_argument("--out", type=Path, required=True)
     measuring.add_argument("--known", type=Path, nargs="*", default=[])
-    measuring.add_argument("--kinds", default=",".join(Kind))
+    measuring.add_argument("--kinds", default=f"{Kind.TRUTH},{Kind.FINGERPRINTS}")
     measuring.add_argument("--shapes", default=",".join(shapes.GPU_SHAPES))
     measuring.add_argument("--quantizations", default="none")
     measuring.add_argument("--tier", type=int, default=1)

@@ -179,19 +179,25 @@ class _Lanes:
 
 
 def end_session(process: subprocess.Popen[bytes]) -> None:
-    """End a process that leads a session, and wait until none of that is left: its GPUs are free then."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    """End a process that leads a session, and wait until none of that is left: its GPUs are free then.
+
+    Python's resource trackers end by themselves, after they have freed the shared memory of the others.
+    """
     deadline = time.monotonic() + GONE_S
-    while _session(process.pid) and time.monotonic() < deadline:
+    while (left := _session(process.pid)) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
+    process.wait()
 
 
 def _session(leader: int) -> list[int]:
     found = []
-    for other in psutil.process_iter(["status"]):
+    for other in psutil.process_iter(["status", "cmdline"]):
         with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
-            if other.info["status"] != psutil.STATUS_ZOMBIE and os.getsid(other.pid) == leader:
+            tracker = any("resource_tracker" in part for part in other.info["cmdline"] or ())
+            alive = other.info["status"] != psutil.STATUS_ZOMBIE
+            if alive and not tracker and os.getsid(other.pid) == leader:
                 found.append(other.pid)
     return found

@@ -1,5 +1,5 @@
 """Measurements in files: each engine appends to a part of its own; parts of several runs are merged into one
-file by kind, `truth.jsonl` and `fingerprints.jsonl`, whose lines also name the shape."""
+file by kind, `truth.jsonl` and others, whose lines also name the shape."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ def merge(folders: Iterable[Path], into: Path) -> dict[Kind, int]:
         found: dict[Any, str] = {}
         for shape, measurement in _everything(kind, (into, *folders)):
             found.setdefault((shape, *_load(measurement)), _line(shape, measurement))
-        merged(kind, into).write_text("".join(line + "\n" for line in found.values()))
-        counts[kind] = len(found)
+        if found:
+            merged(kind, into).write_text("".join(line + "\n" for line in found.values()))
+            counts[kind] = len(found)
     return counts
 
 

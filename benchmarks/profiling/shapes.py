@@ -61,7 +61,7 @@ def spec(name: str, dtype_bytes: int = 2) -> ModelSpec:
 
 
 def folder(name: str, layers: int, at: Path) -> Path:
-    """Config and tokenizer of the shape with its first `layers` layers, without weights."""
+    """Config and tokenizer of the shape with its first `layers` layers, without weights, below `at`."""
     whole, made = at / name, at / f"{name}-{layers}"
     if not made.exists():
         whole.mkdir(parents=True, exist_ok=True)

@@ -31,6 +31,7 @@ SLACK_S = 5.0  # until devices are free again
 class Kind(StrEnum):
     TRUTH = "truth"
     FINGERPRINTS = "fingerprints"
+    VARIANTS = "variants"
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,22 @@ def uneven(layers: int, stages: int) -> list[tuple[int, ...]]:
 
 
 def fingerprints(name: str, gpus: int, quantization: str = "none") -> list[Task]:
-    """What `ostinato profile` measures on such a host (profiler/campaign.py)."""
+    """What `ostinato profile` measures on such a host (profiler/campaign.py), but for variants."""
+    return [
+        task for task in _profile(name, gpus, quantization) if not any(point.mix for point in task.points)
+    ]
+
+
+def variants(name: str, gpus: int, quantization: str = "none") -> list[Task]:
+    """What a profile measures with made-up variants."""
+    return [
+        dataclasses.replace(task, kind=Kind.VARIANTS)
+        for task in _profile(name, gpus, quantization)
+        if any(point.mix for point in task.points)
+    ]
+
+
+def _profile(name: str, gpus: int, quantization: str) -> list[Task]:
     reach = Reach(False, gpus, DEVICE_BYTES, MAX_MODEL_LEN, max(p.batch for p in POINTS), 2048)
     return [
         Task(
@@ -130,7 +146,7 @@ def chosen(
     kinds: Sequence[Kind], shapes: Sequence[str], quantizations: Sequence[str], gpus: int, tier: int
 ) -> list[Task]:
     """Shape by shape, those of `tier` or a more telling one."""
-    makers = {Kind.TRUTH: truth, Kind.FINGERPRINTS: fingerprints}
+    makers = {Kind.TRUTH: truth, Kind.FINGERPRINTS: fingerprints, Kind.VARIANTS: variants}
     return [
         task
         for name in shapes

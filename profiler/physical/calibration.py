@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from profiler.estimate import layer_shard_bytes, vocab_table_bytes
-from profiler.measurements import Footprint, Measurement, Setting, Timing
-from profiler.physical.curves import Step, StepTime, fit
+from profiler.measurements import Footprint, Setting
+from profiler.physical.curves import StepTime
 from profiler.types import ModelSpec
 
 HOP_S = 0.11e-3  # without a measured pipeline: Llama-2-7B on two H200s, see profiler/estimate.py
@@ -36,86 +34,38 @@ class CutTimes:
 
 
 @dataclass(frozen=True)
+class VariantCost:
+    """Seconds that variants of a kind add to a layer, as `per_module_s m + per_pair_s p + pace w`: m kinds of
+    modules, p (module, distinct variant) pairs, and w seconds at the pace at which the base's own layer reads
+    and computes."""
+
+    per_module_s: float = 0.0
+    per_pair_s: float = 0.0
+    pace: float = 1.0
+
+
+@dataclass(frozen=True)
+class VariantCosts:
+    """Of one kind of variant, in steps that decode and in steps that fill prompts."""
+
+    decode: VariantCost
+    prefill: VariantCost
+
+
+@dataclass(frozen=True)
 class Calibration:
-    """`hop_s`: what a boundary between two stages adds to a step. A step takes at most `batched_tokens`."""
+    """`hop_s`: what a boundary between two stages adds to a step. A step takes at most `batched_tokens`.
+    `variants` has the kinds that were measured, by VariantKind's value."""
 
     spec: ModelSpec
     batched_tokens: int
     times: Mapping[Cut, CutTimes]
     hop_s: float = HOP_S
     footprints: tuple[Footprint, ...] = field(default=())
+    variants: Mapping[str, VariantCosts] = field(default_factory=dict)
 
     def at(self, cut: Cut) -> CutTimes:
         """Raises KeyError when the cut was not measured and nothing measured is near."""
         if cut in self.times:
             return self.times[cut]
         raise KeyError(cut)
-
-
-def calibrate(spec: ModelSpec, measured: Iterable[Measurement]) -> Calibration:
-    """Learn from measurements of fingerprints, all with steps of as many tokens.
-
-    Raises ValueError when steps differ, or no timing is of a single stage.
-    """
-    everything = tuple(measured)
-    timings = [m for m in everything if isinstance(m, Timing)]
-    whole = [m for m in timings if len(m.setting.layers_per_stage) == 1]
-    if not whole:
-        raise ValueError("expected timings of at least one fingerprint in a single stage, got none")
-    if len(steps := {timing.setting.batched_tokens for timing in timings}) != 1:
-        raise ValueError(f"expected timings with steps of as many tokens, got steps of {sorted(steps)}")
-    (batched_tokens,) = steps
-    by_cut: defaultdict[Cut, list[Timing]] = defaultdict(list)
-    for timing in whole:
-        by_cut[Cut.of(timing.setting)].append(timing)
-    times = {cut: _times(spec, cut, found, batched_tokens) for cut, found in by_cut.items()}
-    footprints = tuple(m for m in everything if isinstance(m, Footprint))
-    calibration = Calibration(spec, batched_tokens, times, footprints=footprints)
-    hop_s = _hop_s(calibration, [m for m in timings if len(m.setting.layers_per_stage) > 1])
-    return Calibration(spec, batched_tokens, times, HOP_S if hop_s is None else hop_s, footprints)
-
-
-def _times(spec: ModelSpec, cut: Cut, timings: Sequence[Timing], batched_tokens: int) -> CutTimes:
-    layer_bytes = layer_shard_bytes(spec, cut.tensor_parallel)
-    head_to_layer = vocab_table_bytes(spec, cut.tensor_parallel) / layer_bytes
-    fills = [step for timing in timings if (step := prefill_step(timing, batched_tokens))]
-    return CutTimes(
-        decode=fit([decode_step(timing) for timing in timings], head_to_layer),
-        prefill=fit(fills or [_first_step(timings)], 0.0),  # the head sees one token of each prompt
-    )
-
-
-def decode_step(timing: Timing) -> Step:
-    """A step in which each of the batch reads its context: the prompt and half of the output."""
-    batch, context = timing.point.batch, timing.point.input_tokens + timing.output_tokens / 2
-    return Step(batch, batch * context, timing.setting.layers, timing.tpot_s)
-
-
-def prefill_step(timing: Timing, batched_tokens: int) -> Step | None:
-    """The step that fills all prompts at once; None when they need several."""
-    batch, length = timing.point.batch, timing.point.input_tokens
-    if batch * length > batched_tokens:
-        return None
-    pairs = batch * length * (length + 1) / 2
-    return Step(batch * length, pairs, timing.setting.layers, timing.ttft_last_s)
-
-
-def _first_step(timings: Sequence[Timing]) -> Step:
-    """When every load needed several steps: the first of the smallest, as if all were alike."""
-    timing = min(timings, key=lambda t: t.point.batch * t.point.input_tokens)
-    tokens = timing.point.batch * timing.point.input_tokens
-    return Step(tokens, 0.0, timing.setting.layers, timing.ttft_last_s)
-
-
-def _hop_s(calibration: Calibration, pipelines: Sequence[Timing]) -> float | None:
-    """Median excess over the sum of the stages, by boundary, of batches that do not overlap with others."""
-    found = []
-    for timing in pipelines:
-        alone = timing.point.batch * timing.point.input_tokens <= calibration.batched_tokens
-        times = calibration.times.get(Cut.of(timing.setting))
-        if alone and times is not None:
-            step = decode_step(timing)
-            layers = times.decode.layers_s(step.layers, step.work, step.pairs)
-            hops = len(timing.setting.layers_per_stage) - 1
-            found.append((timing.tpot_s - layers - times.decode.rest_s(step.work)) / hops)
-    return max(0.0, sorted(found)[len(found) // 2]) if found else None

@@ -1,8 +1,9 @@
-"""What the variants in a batch add to the time of a hidden layer: bytes that are read, and operations.
+"""What the variants in a batch add to the time of a hidden layer: launches, bytes to read, and operations.
 
 A layer of the base is read once for all rows; each distinct variant is read once for its own. LoRA kernels
 that pad all rows to the largest rank take `alpha rows max(rank)`, those that do not `alpha sum(rank)`
-(CaraServe, section 5): ours do not, so the sum is the figure and the maximum its upper end.
+(CaraServe, section 5): ours do not, so the sum is the figure and the maximum its upper end. What a kind of
+variant really takes of these is measured with the fingerprint (`variant_costs`).
 """
 
 from __future__ import annotations
@@ -10,12 +11,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from profiler.physical.calibration import Calibration, Cut
+from profiler.physical.calibration import Calibration, Cut, VariantCost
 from profiler.shards import active_shard_elements, layer_shard_bytes
 from profiler.types import ModelSpec, adaptable_linears
 from profiler.variants.types import ModuleFacts, VariantKind, VariantSpec
 
 SPARSE_SHARE = 0.5  # of a sparse delta's numbers are stored (2:4), and multiplied with
+# Kinds that are not measured, and the kind whose launches stand for theirs.
+STANDS_FOR = {VariantKind.SVD_DELTA: VariantKind.LORA}
+
+Rows = Sequence[tuple[VariantSpec, int]]  # members of a mix, and how many requests ask each
+
+
+@dataclass(frozen=True)
+class KindLoad:
+    """Of one hidden layer, unsharded, and the variants of one kind: how many `modules` any of them adapts,
+    how many (module, distinct variant) `pairs` there are, and the rest as in VariantLoad."""
+
+    kind: VariantKind
+    modules: int
+    pairs: int
+    distinct_bytes: int
+    flops: float
+    padded_flops: float
 
 
 @dataclass(frozen=True)
@@ -30,10 +48,20 @@ class VariantLoad:
     rows: int = 0
     rank_sum: int = 0
     rank_max: int = 0
-    distinct_bytes: int = 0
     boft_blocks: int = 0
-    flops: float = 0.0
-    padded_flops: float = 0.0
+    kinds: tuple[KindLoad, ...] = ()
+
+    @property
+    def distinct_bytes(self) -> int:
+        return sum(one.distinct_bytes for one in self.kinds)
+
+    @property
+    def flops(self) -> float:
+        return sum(one.flops for one in self.kinds)
+
+    @property
+    def padded_flops(self) -> float:
+        return sum(one.padded_flops for one in self.kinds)
 
 
 def variant_load(spec: ModelSpec, mix: Sequence[VariantSpec | None], batch: int) -> VariantLoad:
@@ -43,50 +71,75 @@ def variant_load(spec: ModelSpec, mix: Sequence[VariantSpec | None], batch: int)
     """
     if not mix:
         return VariantLoad()
-    rows = [mix[i % len(mix)] for i in range(min(batch, len(mix)))]
-    counts = [batch // len(mix) + (i < batch % len(mix)) for i in range(len(rows))]
-    present = [(one, count) for one, count in zip(rows, counts, strict=True) if one is not None]
+    asked = [mix[i % len(mix)] for i in range(min(batch, len(mix)))]
+    counts = [batch // len(mix) + (i < batch % len(mix)) for i in range(len(asked))]
+    present = [(one, count) for one, count in zip(asked, counts, strict=True) if one is not None]
     widest = max((one.max_rank for one, _ in present), default=0)
-    distinct = [
-        one for number, (one, _) in enumerate(present) if all(one is not o for o, _ in present[:number])
-    ]
     return VariantLoad(
         rows=sum(count for _, count in present),
         rank_sum=sum(count * one.max_rank for one, count in present),
         rank_max=widest,
-        distinct_bytes=sum(facts.size_bytes for one in distinct for facts in one.modules.values()),
         boft_blocks=sum(count * _blocks(spec, one) for one, count in present),
-        flops=sum(count * _flops(spec, one, None) for one, count in present),
-        padded_flops=sum(count * _flops(spec, one, widest) for one, count in present),
+        kinds=tuple(
+            _kind_load(spec, kind, [(one, count) for one, count in present if one.kind is kind], widest)
+            for kind in dict.fromkeys(one.kind for one, _ in present)
+        ),
+    )
+
+
+def _kind_load(spec: ModelSpec, kind: VariantKind, rows: Rows, widest: int) -> KindLoad:
+    distinct = [one for number, (one, _) in enumerate(rows) if all(one is not o for o, _ in rows[:number])]
+    return KindLoad(
+        kind,
+        modules=len({name for one in distinct for name in one.modules}),
+        pairs=sum(len(one.modules) for one in distinct),
+        distinct_bytes=sum(facts.size_bytes for one in distinct for facts in one.modules.values()),
+        flops=sum(count * _flops(spec, one, None) for one, count in rows),
+        padded_flops=sum(count * _flops(spec, one, widest) for one, count in rows),
     )
 
 
 @dataclass(frozen=True)
 class VariantTime:
-    """Seconds that a layer takes longer on each of its ranks; `padded_s` is the upper end."""
+    """Seconds that a layer takes longer on each of its ranks; `padded_s` is the upper end. `is_measured`: so
+    were what launches, bytes and operations of each kind take."""
 
     added_s: float = 0.0
     padded_s: float = 0.0
+    is_measured: bool = True
 
 
 def decode_time(calibration: Calibration, cut: Cut, load: VariantLoad) -> VariantTime:
     """Of a step in which each row decodes one token. Raises KeyError when the cut was not measured."""
-    return _time(calibration, cut, load, 1.0)
+    return _time(calibration, cut, load, 1.0, prefill=False)
 
 
 def prefill_time(calibration: Calibration, cut: Cut, load: VariantLoad, tokens_per_row: float) -> VariantTime:
     """Of a step that fills `tokens_per_row` tokens of each row's prompt. Raises KeyError."""
-    return _time(calibration, cut, load, tokens_per_row)
+    return _time(calibration, cut, load, tokens_per_row, prefill=True)
 
 
-def _time(calibration: Calibration, cut: Cut, load: VariantLoad, tokens: float) -> VariantTime:
+def _time(
+    calibration: Calibration, cut: Cut, load: VariantLoad, tokens: float, *, prefill: bool
+) -> VariantTime:
+    added = padded = 0.0
+    known = True
+    for one in load.kinds:
+        costs = calibration.variants.get(one.kind) or calibration.variants.get(STANDS_FOR.get(one.kind, ""))
+        cost = VariantCost() if costs is None else costs.prefill if prefill else costs.decode
+        launches_s = cost.per_module_s * one.modules + cost.per_pair_s * one.pairs
+        read_s, compute_s = work_s(calibration, cut, one, tokens)
+        added += launches_s + cost.pace * (read_s + compute_s)
+        more = one.padded_flops / one.flops if one.flops else 1.0
+        padded += launches_s + cost.pace * (read_s + compute_s * more)
+        known = known and costs is not None
+    return VariantTime(added, padded, known)
+
+
+def work_s(calibration: Calibration, cut: Cut, load: KindLoad, tokens: float) -> tuple[float, float]:
     """Reading and computing, at the pace at which the base's own layer was measured to read and compute."""
-    if not load.rows:
-        return VariantTime()
-    tp = cut.tensor_parallel
-    read_s = load.distinct_bytes / tp / _bytes_per_s(calibration, cut)
-    pace = tokens / tp / _flops_per_s(calibration, cut)
-    return VariantTime(read_s + load.flops * pace, read_s + load.padded_flops * pace)
+    read_s = load.distinct_bytes / cut.tensor_parallel / _bytes_per_s(calibration, cut)
+    return read_s, load.flops * tokens / cut.tensor_parallel / _flops_per_s(calibration, cut)
 
 
 def _bytes_per_s(calibration: Calibration, cut: Cut) -> float:

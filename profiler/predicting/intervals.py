@@ -25,6 +25,7 @@ PER_DOUBLING = 0.10  # of the work beyond the largest measured, or of TP away fr
 PER_STAGE = 0.03  # of a pipeline
 ELSEWHERE = 0.30  # scaled from another kind of device than the one that was measured
 ROUGH_FACTOR = 3.0  # a roofline knows no launches and no caches
+VARIANTS = 0.4  # of what variants add, where they were measured; assumed, for they are in a few loads only
 MEASURED_MEMORY, ALLOWED_MEMORY = 0.10, 0.60  # of what is not weights or KV cache
 
 
@@ -49,10 +50,13 @@ class Ranges:
 def widened(
     values_s: Floats, variants: VariantTime, layers: int, scale: float, shares: Sequence[float]
 ) -> Ranges:
-    """Below, variants are hidden behind the base's own work; above, kernels pad them, and take twice that."""
+    """Where variants were not measured they may be hidden behind the base's own work, and may take twice what
+    they do when kernels pad them."""
     share = NINE_IN_TEN * math.sqrt(sum(one**2 for one in shares))
-    alone, added, padded = values_s * scale, layers * variants.added_s, 2 * layers * variants.padded_s
-    return Ranges(alone + added, alone / (1 + share), (alone + max(added, padded)) * (1 + share))
+    alone, added, padded = values_s * scale, layers * variants.added_s, layers * variants.padded_s
+    least, most = (1 - VARIANTS, 1 + VARIANTS) if variants.is_measured else (0.0, 2.0)
+    low = (alone + least * added) / (1 + share)
+    return Ranges(alone + added, low, (alone + most * max(added, padded)) * (1 + share))
 
 
 def stretch(widest: float, work: float) -> float:

@@ -100,7 +100,8 @@ def _physical(
     shares = (times.prefill.error, NOISE, stretch(times.prefill.widest, tokens), elsewhere)
     ttft = widened(found.ttft_s + hops_s, fill, layers, slower[0], shares)
     last = widened(found.ttft_last_s + hops_s, fill, layers, slower[0], shares)
-    return _together(ttft, tpot, last.plus(tpot, workload.output_tokens - 1), _notes(cut, how, ground, load))
+    notes = _notes(cut, how, ground, load, step.is_measured)
+    return _together(ttft, tpot, last.plus(tpot, workload.output_tokens - 1), notes)
 
 
 def _together(ttft: Ranges, tpot: Ranges, latency: Ranges, notes: tuple[str, ...]) -> list[Times]:
@@ -108,7 +109,9 @@ def _together(ttft: Ranges, tpot: Ranges, latency: Ranges, notes: tuple[str, ...
     return [Times(*three, Basis.PROFILE, notes) for three in every]
 
 
-def _notes(cut: Cut, how: _Alike, ground: Ground, load: VariantLoad) -> tuple[str, ...]:
+def _notes(
+    cut: Cut, how: _Alike, ground: Ground, load: VariantLoad, variants_measured: bool
+) -> tuple[str, ...]:
     notes = []
     if ground.shared > 1:
         notes.append(
@@ -120,7 +123,7 @@ def _notes(cut: Cut, how: _Alike, ground: Ground, load: VariantLoad) -> tuple[st
         notes.append("this kind of device was not measured; scaled from one that was, by their rates")
     if how.stages > 1 and not _has_pipeline(ground.calibration):
         notes.append("no pipeline was measured on this device; what a hop takes is from another one")
-    if load.rows:
+    if load.rows and not variants_measured:
         notes.append("variants are bytes and operations at the base's measured pace; none was measured")
     return tuple(notes)
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from test_estimate import LLAMA_7B
 
 from profiler.measurements import Measurement, Point, Setting
-from profiler.physical.calibration import Calibration, Cut, calibrate
+from profiler.physical.calibrating import calibrate
+from profiler.physical.calibration import Calibration, Cut
 from profiler.physical.curves import Step, fit
 from profiler.physical.pipeline import fill_steps, latency
 from profiler.types import Workload

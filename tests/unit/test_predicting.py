@@ -18,11 +18,13 @@ from profiler.campaign import Reach, campaign
 from profiler.errors import PlanError
 from profiler.estimate import estimate, variant_bytes
 from profiler.estimating import Ground, Prediction, predict, predict_all
-from profiler.measurements import Footprint, Measurement, Point, RankMemory, Setting
-from profiler.physical.calibration import Cut, calibrate
-from profiler.physical.variants import decode_time, variant_load
+from profiler.measurements import Footprint, MadeVariant, Measurement, Point, RankMemory, Setting
+from profiler.physical.calibrating import calibrate
+from profiler.physical.calibration import Calibration, Cut
+from profiler.physical.variants import decode_time, prefill_time, variant_load, work_s
 from profiler.plans import even_stages
-from profiler.types import Basis, DeviceRates, Interval, Plan, Workload
+from profiler.types import Basis, DeviceRates, Interval, ModelSpec, Plan, Workload
+from profiler.variants.made import made_spec
 from profiler.variants.types import ModuleFacts, VariantKind, VariantSpec
 
 BUDGET, OUT, MIB = 8192, 64, 1 << 20
@@ -39,7 +41,8 @@ def measurements() -> list[Measurement]:
         setting = trial.setting
         if len(setting.layers_per_stage) == 1:
             found.append(Footprint(setting, (memory,) * setting.tensor_parallel, 1.0))
-            found += [measured(MACHINE, setting, p, trial.output_tokens, BUDGET) for p in trial.points]
+            points = [point for point in trial.points if not point.mix]
+            found += [measured(MACHINE, setting, p, trial.output_tokens, BUDGET) for p in points]
     return found
 
 
@@ -186,6 +189,74 @@ def test_reading_a_variant_as_large_as_the_layer_takes_as_long_as_the_layer() ->
     added = decode_time(CALIBRATION, Cut(1), variant_load(spec, [whole], 1)).added_s
     layer = CALIBRATION.at(Cut(1)).decode.layers_s(1, 1, 0)
     assert added == pytest.approx(layer, rel=0.05)
+
+
+# --- variants that were measured --------------------------------------------------------------------
+
+PER_MODULE_S, PER_PAIR_S, PACE = 9e-6, 4e-6, 2.5
+REACH = Reach(False, 1, 80 << 30, 4096, 128, BUDGET)
+
+
+def added_s(spec: ModelSpec, mix: list[VariantSpec | None], batch: int, tokens: float) -> float:
+    """Of one layer: launches as above, and work at so many times the base's pace."""
+    (kind,) = variant_load(spec, mix, batch).kinds
+    return (
+        PER_MODULE_S * kind.modules
+        + PER_PAIR_S * kind.pairs
+        + PACE * sum(work_s(CALIBRATION, Cut(1), kind, tokens))
+    )
+
+
+def with_variants() -> Calibration:
+    mixed = [p for trial in campaign(LLAMA_7B, REACH) for p in trial.points if p.mix]
+    found: list[Measurement] = measurements()
+    for point in mixed:
+        mix = [made_spec(LLAMA_7B, one) for one in point.mix]
+        alone = measured(
+            MACHINE, Setting((32,), batched_tokens=BUDGET), Point(point.batch, point.input_tokens), 32, BUDGET
+        )
+        fill = 32 * added_s(LLAMA_7B, list(mix), point.batch, point.input_tokens)
+        step = 32 * added_s(LLAMA_7B, list(mix), point.batch, 1)
+        found.append(
+            replace(
+                alone,
+                point=point,
+                ttft_s=alone.ttft_s + fill,
+                ttft_last_s=alone.ttft_last_s + fill,
+                tpot_s=alone.tpot_s + step,
+            )
+        )
+    return calibrate(LLAMA_7B, found)
+
+
+MIXED = with_variants()
+
+
+@pytest.mark.parametrize("kind", ["lora", "sparse_delta", "boft"])
+@pytest.mark.parametrize(("batch", "distinct"), [(1, 1), (4, 3), (16, 5)])
+def test_what_variants_take_is_learnt(kind: str, batch: int, distinct: int) -> None:
+    """Of another number of variants and another batch than were measured."""
+    facts = {"lora": {"rank": 12}, "sparse_delta": {"bits": 4}, "boft": {"factors": 1, "block_size": 8}}[kind]
+    mix = [made_spec(LLAMA_7B, MadeVariant(kind, seed=seed, **facts)) for seed in range(distinct)]
+    load = variant_load(LLAMA_7B, mix, batch)
+    expected = added_s(LLAMA_7B, list(mix), batch, 1)
+    assert decode_time(MIXED, Cut(1), load).added_s == pytest.approx(expected, rel=0.15)
+    expected = added_s(LLAMA_7B, list(mix), batch, 100)
+    assert prefill_time(MIXED, Cut(1), load, 100).added_s == pytest.approx(expected, rel=0.15)
+
+
+def test_measured_variants_are_surer() -> None:
+    load = Workload(8, 128, OUT)
+    known = predict(replace(ground(plan()), calibration=MIXED), plan(), load, [LARGE, SMALL])
+    unknown = predict(ground(plan()), plan(), load, [LARGE, SMALL])
+    assert not any("variants" in note for note in known.notes)
+    assert any("variants" in note for note in unknown.notes)
+    alone = predict(ground(plan()), plan(), load)
+    assert known.tpot_s.low > alone.tpot_s.low
+
+
+def test_variants_in_a_profile_do_not_change_what_the_base_takes() -> None:
+    assert MIXED.times == CALIBRATION.times
 
 
 # --- nonsense ---------------------------------------------------------------------------------------

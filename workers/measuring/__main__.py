@@ -12,15 +12,17 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from profiler.measurements import Footprint, Log, Measurement, Point, RankMemory, Timing, read
-from workers.measuring import engine
+from profiler.measurements import Footprint, Log, MadeVariant, Measurement, Point, RankMemory, Timing, read
+from workers.measuring import engine, made_variants
 from workers.measuring.job import Job
 from workers.measuring.timing import run, timing
 
 WARM_UP_TOKENS = 8
+MIX_WARM_UP_TOKENS, MIX_TOKENS = 2, 7  # where there are variants: they may take many times longer
 
 
 def measure(job: Job) -> None:
@@ -30,6 +32,7 @@ def measure(job: Job) -> None:
     if not wanted:
         return
     log = Log(job.out)
+    variants = requested(job)
     llm = engine.start(job)
     started_s = time.monotonic() - began - max(llm.collective_rpc("probe_waited"))
     if not any(isinstance(m, Footprint) and m.setting == job.setting for m in known):
@@ -39,7 +42,7 @@ def measure(job: Job) -> None:
         if time.monotonic() - began > job.seconds:
             print(f"{len(wanted) - number + 1} points not begun: {job.seconds:.0f} s are over", flush=True)
             return
-        found = measure_point(llm, job, point)
+        found = measure_point(llm, job, point, variants)
         log.append(found)
         print(f"{number}/{len(wanted)} {describe(found)}", flush=True)
 
@@ -50,22 +53,43 @@ def missing(job: Job, known: tuple[Measurement, ...]) -> list[Point]:
     return sorted(set(job.points) - done)
 
 
-def measure_point(llm: Any, job: Job, point: Point) -> Timing:
+def requested(job: Job) -> dict[MadeVariant, Any]:
+    """Write the job's variants into its folder; vLLM's requests for them."""
+    if not job.variants:
+        return {}
+    from vllm.lora.request import LoRARequest
+
+    base = made_variants.write_weightless(job.folder, job.dtype)
+    layers = job.distinct_layers or job.setting.layers
+    found = {}
+    for number, one in enumerate(job.variants, 1):
+        folder = made_variants.write(one, base, layers, job.folder / f"variant-{number}")
+        found[one] = LoRARequest(folder.name, number, str(folder))
+    return found
+
+
+def measure_point(llm: Any, job: Job, point: Point, variants: Mapping[MadeVariant, Any]) -> Timing:
     """The device is watched while it warms up: events between its kernels would take the others time."""
     began = time.monotonic()
+    warm_up, tokens, repeats = (
+        (MIX_WARM_UP_TOKENS, min(MIX_TOKENS, job.output_tokens), 1)
+        if point.mix
+        else (WARM_UP_TOKENS, job.output_tokens, job.repeats)
+    )
     llm.collective_rpc("probe_begin")
-    run(llm, point, WARM_UP_TOKENS, seed=0)
+    run(llm, point, warm_up, 0, variants)
     steps = llm.collective_rpc("probe_end")
-    runs = [run(llm, point, job.output_tokens, seed=1)]
-    while len(runs) < job.repeats and time.monotonic() - began < job.point_seconds:
-        runs.append(run(llm, point, job.output_tokens, seed=len(runs) + 1))
-    return timing(job.setting, point, job.output_tokens, runs, tuple(steps) if all(steps) else ())
+    runs = [run(llm, point, tokens, 1, variants)]
+    while len(runs) < repeats and time.monotonic() - began < job.point_seconds:
+        runs.append(run(llm, point, tokens, len(runs) + 1, variants))
+    return timing(job.setting, point, tokens, runs, tuple(steps) if all(steps) else ())
 
 
 def describe(found: Timing) -> str:
     point = found.point
+    asked = f" of {', '.join(one.kind for one in point.mix)}" if point.mix else ""
     return (
-        f"batch {point.batch}, {point.input_tokens} tokens in: TTFT {found.ttft_s * 1e3:.1f} ms, "
+        f"batch {point.batch}, {point.input_tokens} tokens in{asked}: TTFT {found.ttft_s * 1e3:.1f} ms, "
         f"TPOT {found.tpot_s * 1e3:.2f} ms"
     )
 

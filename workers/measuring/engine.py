@@ -6,12 +6,20 @@ import os
 from pathlib import Path
 from typing import Any
 
+from profiler.architectures.registry import describe
+from profiler.checkpoint import CONFIG_DTYPES, spec_of
+from profiler.files import read_json
+from profiler.variants.made import stored_bytes
 from workers.measuring import gate, repeating
-from workers.measuring.job import Job
+from workers.measuring.job import VARIANTS_VARIABLE, Job
+from workers.scheduling.client import new_address
+from workers.variants.config import ADDRESS_VARIABLE, VariantConfig
+from workers.vllm_engine import SCHEDULER, slot_rank
 from workers.vllm_environment import set_environment
 
 PROBE = "workers.measuring.probe.Probe"
 CPU_RANK = "workers.cpu_rank.CpuRank"
+SLACK_BYTES = 16 << 20  # of an arena, for the alignment of its parts
 KV_CACHE_BYTES = 1 << 30  # of a measured model on a CPU
 # On H200s, vLLM 0.26 cannot capture graphs with TP unless these two passes are off.
 TP_PASSES = {"pass_config": {"fuse_allreduce_rms": False, "enable_sp": False}}
@@ -49,11 +57,36 @@ def options(job: Job) -> dict[str, Any]:
         chosen["distributed_executor_backend"] = "mp"
     if job.device_kind == "cpu":
         chosen["worker_cls"] = CPU_RANK
-    else:
+    if job.variants:
+        chosen |= _variant_options(job)
+    if job.device_kind != "cpu":
         chosen["gpu_memory_utilization"] = _share(job)
         if setting.tensor_parallel > 1 and job.graphs:
             chosen["compilation_config"] = TP_PASSES
     return chosen
+
+
+def _variant_options(job: Job) -> dict[str, Any]:
+    """As engines that are deployed serve them (`workers.vllm_engine`)."""
+    layers = job.distinct_layers or max(job.setting.layers_per_stage)
+    where = job.folder / "config.json"
+    spec = spec_of(describe(read_json(where), where), CONFIG_DTYPES[job.dtype])
+    room = layers * sum(stored_bytes(spec, one) * spec.dtype_bytes // 2 for one in job.variants) + SLACK_BYTES
+    rank = max(1, *(one.rank for one in job.variants))
+    config = VariantConfig(
+        len(job.variants),
+        room,
+        2 * room,
+        rank,
+        kinds=tuple(sorted({one.kind for one in job.variants})),
+    )
+    return {
+        "enable_lora": True,
+        "max_loras": config.slots,
+        "max_lora_rank": slot_rank(rank),
+        "scheduler_cls": SCHEDULER,
+        "additional_config": config.as_json(),
+    }
 
 
 def _share(job: Job) -> float:
@@ -75,7 +108,10 @@ def _set_environment(job: Job) -> None:
         # What is compiled of a repeated layer must not be taken for that of a whole model.
         root = os.environ.get("VLLM_CACHE_ROOT", str(Path.home() / ".cache" / "vllm"))
         os.environ["VLLM_CACHE_ROOT"] = f"{root}/repeated-{job.distinct_layers}"
+    if job.variants:
+        os.environ[ADDRESS_VARIABLE] = new_address()
+        os.environ[VARIANTS_VARIABLE] = "1"
     if job.gate is not None:
         os.environ[gate.VARIABLE] = str(job.gate)
-    os.environ["VLLM_PLUGINS"] = ""  # the model alone: variants are not measured here
+    os.environ["VLLM_PLUGINS"] = ""  # where there are variants, the probe brings ours
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

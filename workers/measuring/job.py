@@ -6,7 +6,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from profiler.measurements import Point, Setting
+from profiler.measurements import MadeVariant, Point, Setting
+
+VARIANTS_VARIABLE = "OSTINATO_MEASURING_VARIANTS"  # tells an engine's ranks that there are some
 
 
 class Job(BaseModel):
@@ -35,3 +37,8 @@ class Job(BaseModel):
     max_model_len: int = Field(default=4096, ge=8)
     graphs: bool = True
     own_process: bool = True  # the engine's core in a process beside its client, as in production
+
+    @property
+    def variants(self) -> tuple[MadeVariant, ...]:
+        """All that the points ask for; where there are any, the engine can serve variants."""
+        return tuple(dict.fromkeys(one for point in self.points for one in point.mix))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +10,14 @@ from typing import Any
 import psutil
 import torch
 
+from workers import plugin
 from workers.measuring import gate, repeating
+from workers.measuring.job import VARIANTS_VARIABLE
 
 # vLLM imports this module in each rank before that touches its device or builds its part of the model.
 repeating.install()
+if VARIANTS_VARIABLE in os.environ:
+    plugin.register()
 WAITED_S = gate.wait()
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from profiler.measurements import Point, Setting, Timing
+from profiler.measurements import MadeVariant, Point, Setting, Timing
 
 VOCABULARY = 1000  # prompts use ids 10 to this; every model has more
 
@@ -41,8 +41,13 @@ class Arrivals:
         return statistics.mean((times[-1] - times[0]) / (len(times) - 1) for times in self.tokens)
 
 
-def run(llm: Any, point: Point, tokens: int, seed: int) -> Arrivals:
-    """Send `point.batch` requests at once and wait for `tokens` tokens of each (at least 2)."""
+def run(
+    llm: Any, point: Point, tokens: int, seed: int, variants: Mapping[MadeVariant, Any] | None = None
+) -> Arrivals:
+    """Send `point.batch` requests at once and wait for `tokens` tokens of each (at least 2).
+
+    `variants` are vLLM's requests for the members of the point's mix.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -60,7 +65,8 @@ def run(llm: Any, point: Point, tokens: int, seed: int) -> Arrivals:
         name = f"{seed}-{number}"
         times[name] = []
         prompt = {"prompt_token_ids": prompt_of(point.input_tokens, seed * 1009 + number)}
-        engine.add_request(name, prompt, sampling)
+        one = variants[point.mix[number % len(point.mix)]] if variants and point.mix else None
+        engine.add_request(name, prompt, sampling, lora_request=one)
     while engine.has_unfinished_requests():
         outputs = engine.step()
         now = time.perf_counter() - start

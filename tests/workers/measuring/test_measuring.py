@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import random_variants
 
-from profiler.measurements import Footprint, Point, Setting, Timing, read
+from profiler.measurements import Footprint, MadeVariant, Point, Setting, Timing, read
 from workers.measuring.job import Job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -25,6 +25,8 @@ SHAPE = {
     "max_position_embeddings": 512,
 }
 POINTS = (Point(1, 16), Point(3, 40))
+MIX = (MadeVariant("lora", rank=4), MadeVariant("sparse_delta", bits=4), MadeVariant("boft", 0, 0, 1, 8))
+MIXED = tuple(Point(3, 16, mix) for mix in (MIX[:1], MIX))
 
 
 def measured(job: Job, tmp_path: Path) -> str:
@@ -76,3 +78,34 @@ def test_every_point_is_measured_once(tmp_path: Path, stages: tuple[int, ...]) -
     assert len(footprint.ranks) == 1
     assert footprint.ranks[0].without_kv_cache > 10 << 20
     assert footprint.ranks[0].kv_tokens >= 128
+
+
+def test_variants_of_each_kind_in_one_batch_of_a_model_whose_layers_repeat(tmp_path: Path) -> None:
+    folder = random_variants.write_tiny_base(tmp_path / "model", **SHAPE, num_hidden_layers=4)
+    (folder / "model.safetensors").unlink()
+    gate = tmp_path / "gate"
+    gate.touch()
+    job = Job(
+        folder=folder,
+        out=tmp_path / "found.jsonl",
+        setting=Setting((4,)),
+        points=(POINTS[0], *MIXED),
+        device_kind="cpu",
+        device_bytes=1 << 30,
+        dtype="float32",
+        output_tokens=6,
+        repeats=1,
+        distinct_layers=2,
+        max_model_len=128,
+        graphs=False,
+        own_process=False,
+        gate=gate,
+    )
+    printed = measured(job, tmp_path)
+    assert "batch 3, 16 tokens in of lora, sparse_delta, boft: TTFT" in printed
+    footprint, *timings = read(job.out)
+    assert isinstance(footprint, Footprint)
+    assert footprint.distinct_layers == 2
+    alone, *mixed = (m for m in timings if isinstance(m, Timing))
+    assert [m.point for m in mixed] == list(MIXED)
+    assert all(m.tpot_s > alone.tpot_s for m in mixed)
