@@ -39,7 +39,11 @@ class Settings(BaseSettings):
     engine_dtype: str = Field(
         default="auto", description="vLLM's dtype; auto: float32 on CPU, else bfloat16."
     )
-    engine_num_cpus: float = Field(default=1.0, ge=0, description="Ray CPUs reserved for an engine replica.")
+    engine_num_cpus: float = Field(
+        default=0.0,
+        ge=0,
+        description="Ray CPUs an engine on a CPU reserves. Its place is decided without them.",
+    )
     max_model_len: int = Field(default=2048, ge=16, description="Longest prompt plus answer, in tokens.")
     concurrency: int = Field(default=16, ge=1, description="Requests an engine should hold at full length.")
     batched_tokens: int = Field(
