@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -92,7 +93,7 @@ class PlannedRank(WorkerBase):  # type: ignore[misc]  # vLLM is untyped here
 
     def rank_memory(self) -> dict[str, int]:
         """Bytes now, on every rank by `collective_rpc`; see RankReport."""
-        kv_cache = sum(t.nbytes for t in _distinct(getattr(self.model_runner, "kv_caches", [])))
+        kv_cache = storage_bytes(getattr(self.model_runner, "kv_caches", []))
         process, total = self.held_bytes(kv_cache)
         return {
             "rank": self.rank,
@@ -114,9 +115,15 @@ class PlannedRank(WorkerBase):  # type: ignore[misc]  # vLLM is untyped here
         return int(self.model_runner.model_memory_usage)
 
 
-def _distinct(found: Any) -> list[torch.Tensor]:
-    """Every tensor in nested lists once: layers may share one."""
+def storage_bytes(found: Any) -> int:
+    """Of all tensors in nested lists; layers may be views of one storage."""
+    storages = (tensor.untyped_storage() for tensor in _tensors(found))
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def _tensors(found: Any) -> Iterator[torch.Tensor]:
     if isinstance(found, torch.Tensor):
-        return [found]
-    nested = [tensor for part in found or () for tensor in _distinct(part)]
-    return list({tensor.untyped_storage().data_ptr(): tensor for tensor in nested}.values())
+        yield found
+        return
+    for part in found or ():
+        yield from _tensors(part)
