@@ -21,14 +21,13 @@ from workers.residency import residency_of
 from workers.scheduling.client import VariantClient
 from workers.variant_metrics import READ_SECONDS
 from workers.variants.config import VariantConfig
+from workers.vllm_environment import TP_PASSES
 
 log = logging.getLogger(__name__)
 
 SCHEDULER = "workers.scheduling.scheduler.make_scheduler"
 CPU_RANK = "workers.group.cpu.PlannedCpuRank"
 GPU_RANK = "workers.group.gpu.PlannedGpuRank"
-# On H200s, vLLM 0.26 cannot capture graphs with TP unless these two passes are off.
-TP_PASSES = {"pass_config": {"fuse_allreduce_rms": False, "enable_sp": False}}
 # The ranks vLLM's own configuration knows; ours has no such steps, but its check wants one of them.
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 

@@ -1,4 +1,4 @@
-"""What vLLM reads from the environment and nowhere else."""
+"""What vLLM reads from the environment and nowhere else, and what some devices need of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 
 LOOPBACK = "127.0.0.1"
+# On H200s, vLLM 0.26 cannot capture graphs with TP unless these two passes are off.
+TP_PASSES = {"pass_config": {"fuse_allreduce_rms": False, "enable_sp": False}}
 
 
 def environment(layers_per_stage: Sequence[int], host_ip: str = LOOPBACK) -> dict[str, str | None]:

@@ -15,14 +15,12 @@ from workers.measuring.job import VARIANTS_VARIABLE, Job
 from workers.scheduling.client import new_address
 from workers.variants.config import ADDRESS_VARIABLE, VariantConfig
 from workers.vllm_engine import SCHEDULER, slot_rank
-from workers.vllm_environment import set_environment
+from workers.vllm_environment import TP_PASSES, set_environment
 
 PROBE = "workers.measuring.probe.Probe"
 CPU_RANK = "workers.cpu_rank.CpuRank"
 SLACK_BYTES = 16 << 20  # of an arena, for the alignment of its parts
 KV_CACHE_BYTES = 1 << 30  # of a measured model on a CPU
-# On H200s, vLLM 0.26 cannot capture graphs with TP unless these two passes are off.
-TP_PASSES = {"pass_config": {"fuse_allreduce_rms": False, "enable_sp": False}}
 
 
 def start(job: Job) -> Any:
