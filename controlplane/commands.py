@@ -182,6 +182,7 @@ def afresh(profile: ModelProfile, now_s: float) -> ModelProfile:
         seconds=0.0,
         attempts=0,
         rounds=profile.rounds + 1,
+        memory_excess={},
         reason="waits to be measured again",
         updated_at_s=now_s,
     )

@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from controlplane import deploying, errors, fetching, launching, ledger
+from controlplane import deploying, errors, feedback, fetching, launching, ledger
 from controlplane.commands import Change, advance
 from controlplane.endings import End, deployed, dropped, end_open, persist, same, starting, undone
 from controlplane.holdings import holdings
-from controlplane.inventory import NodeState
+from controlplane.inventory import NodeState, inventory_of
 from controlplane.metrics import ControllerMetrics, set_counts
 from controlplane.profile_actions import Measurer, ProfileActions
 from controlplane.reconcile import (
@@ -50,13 +50,14 @@ from controlplane.settings import Settings
 from controlplane.state.typed import Delete, Put, Repository, State
 from controlplane.store_edits import Gone, edit
 from placement.types import Inventory, Placement
-from workers.messages import EngineConfig, VariantRef
+from workers.messages import EngineConfig, RankReport, VariantRef, WorkerReport
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 OBSERVE_EVERY_S = 1.0
 RETRY_S = 3.0
+REPORT_S = 10.0
 
 
 class Runtime(Measurer, Protocol):
@@ -71,6 +72,8 @@ class Runtime(Measurer, Protocol):
     async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
         """All nodes as last heard of; `wait` a while for those that are new."""
         ...
+
+    async def reports(self, host: str) -> list[WorkerReport]: ...
 
     async def load_variant(self, host: str, variant: VariantRef) -> None: ...
 
@@ -269,7 +272,8 @@ class Controller:
         placement = deploying.decide(model, deployment, free, settings, variants, state.profiles, others)
         limit = deployment.max_active_variants
         config = launching.engine_config(model, placement, settings, variants, limit)
-        begun = Put(starting(deployment, placement), found.version)
+        excess = feedback.applied(state.profiles, model, placement, free, settings)
+        begun = Put(starting(deployment, placement, excess), found.version)
         reservations = ledger.reserve(state, host, deployment.uid, placement, time.time())
         self._repository.commit([begun, *reservations])
         return placement, config
@@ -288,12 +292,28 @@ class Controller:
                 await self._note(OperationKind.DEPLOY, d.model, Phase.DEPLOYING, message, progress)
 
     async def _confirm(self, host: str) -> None:
+        """The engine answers. What its ranks take is kept, and its profile learns from it."""
+        ranks = feedback.measured(await self._ranks(host))
+        inventory = inventory_of(await self._runtime.nodes(wait=False))
         await self._conclude(
             OperationKind.DEPLOY,
             host,
-            End(Phase.DEPLOYED, "the engine answers"),
-            lambda s: [deployed(s, host)],
+            End(Phase.DEPLOYED, "; ".join(filter(None, ("the engine answers", feedback.told(ranks))))),
+            lambda s: [
+                deployed(s, host, measured=ranks),
+                *feedback.lesson(s, host, ranks, inventory, self._settings),
+            ],
         )
+
+    async def _ranks(self, host: str) -> tuple[RankReport, ...]:
+        """What they take, as their engine reports; nothing if it does not, for it answers all the same."""
+        try:
+            async with asyncio.timeout(REPORT_S):
+                reports = await self._runtime.reports(host)
+        except (TimeoutError, errors.OstinatoError) as e:
+            log.warning("the engine of %s does not say what it takes: %r", host, e)
+            return ()
+        return reports[0].ranks if reports else ()
 
     async def _fail_deployment(self, name: str) -> None:
         state = await self._read()

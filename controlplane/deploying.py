@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from controlplane import errors, refusals
+from controlplane import errors, feedback, refusals
 from controlplane.profiling import Profiles, calibration_on, engine_dtype, served_spec, spec_of
 from controlplane.records import Deployment, Model
 from controlplane.settings import Settings
@@ -166,7 +166,13 @@ def _measured(
     types = {kind.name: kind for kind in cluster.types}
     devices = {type_name(device): device for device in inventory.devices if type_name(device) in types}
     found = {name: calibration_on(model, device, settings, profiles) for name, device in devices.items()}
-    return {name: Measured(known, types[name].rates(1)) for name, known in found.items() if known}
+    return {
+        name: Measured(
+            known, types[name].rates(1), feedback.excesses(profiles, model, devices[name], settings)
+        )
+        for name, known in found.items()
+        if known
+    }
 
 
 def _residents(others: Iterable[Deployment], besides: str) -> dict[DeviceKey, list[Resident]]:

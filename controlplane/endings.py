@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from controlplane import errors, ledger, store_edits
 from controlplane.commands import Change, advance
-from controlplane.records import Deployment, Model, OperationKind, Phase
+from controlplane.records import Deployment, MeasuredRank, Model, OperationKind, Phase
 from controlplane.state.typed import Delete, Put, State, Versioned
 from controlplane.store_edits import Gone
 from placement.types import Placement
@@ -53,20 +53,30 @@ def same(records: Mapping[str, Versioned[RM]], name: str, uid: int) -> Versioned
     return found
 
 
-def starting(deployment: Deployment, placement: Placement) -> Deployment:
+def starting(deployment: Deployment, placement: Placement, memory_excess: int = 0) -> Deployment:
+    """`memory_excess` is what the plan gives each rank beyond its estimate."""
     if deployment.phase is Phase.DELETING:
         raise Gone(deployment.model)
-    return replace(deployment, phase=Phase.DEPLOYING, placement=placement, reason="engine starting")
+    return replace(
+        deployment,
+        phase=Phase.DEPLOYING,
+        placement=placement,
+        reason="engine starting",
+        measured=(),
+        memory_excess=memory_excess,
+    )
 
 
-def deployed(state: State, name: str, model_uid: int | None = None) -> Change:
+def deployed(
+    state: State, name: str, model_uid: int | None = None, measured: tuple[MeasuredRank, ...] = ()
+) -> Change:
     """The deployment, served from now on. Raises Gone when it, or the model it was begun for, is no more."""
     found = state.deployments.get(name)
     if found is None or found.record.phase not in (Phase.PENDING, Phase.DEPLOYING):
         raise Gone(name)
     if model_uid is not None:
         same(state.models, name, model_uid)
-    served = replace(found.record, phase=Phase.DEPLOYED, reason="", established=True)
+    served = replace(found.record, phase=Phase.DEPLOYED, reason="", established=True, measured=measured)
     return Put(served, found.version)
 
 

@@ -101,11 +101,22 @@ class Relaxing:
 
 
 @dataclass(frozen=True)
+class MeasuredRank:
+    """What a rank was planned with, and what it takes of its device with its whole KV cache."""
+
+    rank: int
+    planned_bytes: int
+    measured_bytes: int
+
+
+@dataclass(frozen=True)
 class Deployment:
     """A desired deployment and what became of it. `host` is the base whose engine serves it.
 
     Once `established` (it was Deployed), only its user ends it: an engine that is lost is launched anew.
     `max_active_variants` of a base is how many of its variants may run at once; None: as many as have slots.
+    `measured` is what its ranks were found to take when it was Deployed; their plan gave each `memory_excess`
+    bytes beyond the estimate, from earlier experience.
     """
 
     model: str
@@ -119,6 +130,8 @@ class Deployment:
     reason: str = ""
     created_at_s: float = 0.0
     established: bool = False
+    measured: tuple[MeasuredRank, ...] = ()
+    memory_excess: int = 0
     max_active_variants: int | None = None
     load: ExpectedLoad = field(default_factory=ExpectedLoad)
     bounds: Bounds = field(default_factory=Bounds)
@@ -132,7 +145,8 @@ class ModelProfile:
     `measurements` are lines as of `profiler.measurements`, each kept as soon as it was made. `points` of
     the campaign's `all_points` loads are among them. `phase` is Pending, Profiling, or final: Ready (perhaps
     with less than was planned, which `reason` says), Failed, Cancelled. `attempts` that brought nothing new;
-    `rounds`: how often it was begun afresh.
+    `rounds`: how often it was begun afresh. `memory_excess` is what ranks of a shape ("2x1": TP x PP) were
+    found to take beyond their estimate.
     """
 
     key: str
@@ -150,6 +164,7 @@ class ModelProfile:
     reason: str = ""
     created_at_s: float = 0.0
     updated_at_s: float = 0.0
+    memory_excess: dict[str, int] = field(default_factory=dict)
 
     @property
     def settled(self) -> bool:

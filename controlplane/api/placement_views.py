@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import BaseModel
 
 from controlplane import refusals
 from controlplane.api.forms import IntervalView
+from controlplane.records import MeasuredRank
 from placement.types import Placement, RankPlacement, Relaxation
 from profiler.types import Interval
 
@@ -13,15 +16,18 @@ MS = 1000
 
 
 class RankView(BaseModel):
+    """`memoryBytes` are planned; `measuredBytes` what it was found to take once its engine was ready."""
+
     rank: int
     stage: int
     node: str
     device: str
     layers: tuple[int, int]
     memoryBytes: int
+    measuredBytes: int | None = None
 
     @classmethod
-    def of(cls, r: RankPlacement) -> RankView:
+    def of(cls, r: RankPlacement, measured_bytes: int | None = None) -> RankView:
         return cls(
             rank=r.rank,
             stage=r.stage,
@@ -29,6 +35,7 @@ class RankView(BaseModel):
             device=f"{r.device_kind}:{r.device_index}",
             layers=(r.layer_start, r.layer_end),
             memoryBytes=r.memory_bytes,
+            measuredBytes=measured_bytes,
         )
 
 
@@ -104,8 +111,9 @@ class PlanView(BaseModel):
     choice: ChoiceView | None = None
 
     @classmethod
-    def of(cls, placement: Placement) -> PlanView:
+    def of(cls, placement: Placement, measured: Sequence[MeasuredRank] = ()) -> PlanView:
         plan, estimate = placement.plan, placement.estimate
+        found = {r.rank: r.measured_bytes for r in measured}
         return cls(
             tensorParallel=plan.tensor_parallel,
             layersPerStage=list(plan.layers_per_stage),
@@ -114,7 +122,7 @@ class PlanView(BaseModel):
             kvCacheTokens=plan.kv_cache_tokens,
             maxVariants=plan.max_variants,
             maxLoraRank=plan.max_lora_rank,
-            ranks=[RankView.of(r) for r in placement.ranks],
+            ranks=[RankView.of(r, found.get(r.rank)) for r in placement.ranks],
             estimatedTtftMs=estimate.ttft_s * MS,
             estimatedTpotMs=estimate.tpot_s * MS,
             accuracy=estimate.accuracy,

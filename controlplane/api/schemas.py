@@ -235,7 +235,7 @@ class DeploymentView(BaseModel):
             antiAffinity=AntiAffinity.of(d.bounds),
             autoRelax=AutoRelax.of(d.relaxing),
             reason=d.reason,
-            plan=None if d.placement is None else PlanView.of(d.placement),
+            plan=None if d.placement is None else PlanView.of(d.placement, d.measured),
             createdAt=d.created_at_s,
             maxActiveVariants=d.max_active_variants,
         )

@@ -216,9 +216,10 @@ def plan_shape(plan: PlanView) -> str:
 
 def _place(rank: RankView) -> str:
     first, end = rank.layers
-    return (
-        f"rank {rank.rank} on {rank.node} {rank.device}, layers {first}-{end - 1}, {size(rank.memoryBytes)}"
-    )
+    memory = size(rank.memoryBytes)
+    if rank.measuredBytes is not None:
+        memory = f"planned {memory}, measured {size(rank.measuredBytes)}"
+    return f"rank {rank.rank} on {rank.node} {rank.device}, layers {first}-{end - 1}, {memory}"
 
 
 def _expected(plan: PlanView) -> str:

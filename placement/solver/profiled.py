@@ -22,10 +22,14 @@ from profiler.types import DeviceRates, Interval, ModelSpec, Plan, Workload
 
 @dataclass(frozen=True)
 class Measured:
-    """A calibration of a model on one kind of device, and that device's rates."""
+    """A calibration of a model on one kind of device, and that device's rates.
+
+    `excess` is how many bytes more than estimated each rank took, by TP and PP, when such a plan ran.
+    """
 
     calibration: Calibration
     rates: DeviceRates
+    excess: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,12 @@ class Knowledge:
             shared=ranks if kind.shared else 1,
             measured=known.rates if known and own is None else None,
         )
+
+    def excess(self, kind: GpuType, shape: tuple[int, int]) -> int:
+        """Bytes of each rank beyond its estimate, (TP, PP) being `shape`; from other types if need be."""
+        own = self.profiles.get(kind.name)
+        known = (own,) if own else tuple(self.profiles.values())
+        return max((one.excess.get(shape, 0) for one in known), default=0)
 
 
 class Profiled(StageEstimator):
@@ -80,7 +90,9 @@ class Profiled(StageEstimator):
     def lines(self, shape: Shape, stage: int) -> Lines:
         key = (shape.tp, shape.pp)
         if key not in self._lines:
-            self._lines[key] = rank_lines(self._ground(shape, self._fastest), self._plan(shape))
+            more = self._known.excess(self._fastest, key)
+            stages = rank_lines(self._ground(shape, self._fastest), self._plan(shape))
+            self._lines[key] = tuple(tuple((fixed + more, each) for fixed, each in s) for s in stages)
         return self._lines[key][stage]
 
     def account(self, plan: CandidatePlan) -> Account:

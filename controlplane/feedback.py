@@ -1,0 +1,87 @@
+"""What ranks were found to take, beside what they were planned with: told, and fed back. Pure.
+
+A profile keeps, for each TP x PP, how many bytes more than estimated a rank of the last deployment took, and
+the next plan of that shape gives each rank so much more. Never less than estimated: when an engine has just
+started, a full batch's activations need not be in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from controlplane.commands import Change
+from controlplane.profiling import Profiles, key_on
+from controlplane.records import Deployment, MeasuredRank, Model, ModelProfile
+from controlplane.settings import Settings
+from controlplane.state.typed import Put, State
+from placement.types import Device, Inventory, Placement, key_of
+from workers.messages import RankReport
+
+GIB = 2**30
+
+
+def measured(reports: Sequence[RankReport]) -> tuple[MeasuredRank, ...]:
+    """Of one replica, by rank."""
+    found = (MeasuredRank(r.rank, r.planned_bytes, r.total_bytes) for r in reports)
+    return tuple(sorted(found, key=lambda r: r.rank))
+
+
+def told(ranks: Sequence[MeasuredRank]) -> str:
+    """For the operation's event; empty when nothing was measured."""
+    parts = [
+        f"rank {r.rank}: planned {r.planned_bytes / GIB:.2f} GiB, measured {r.measured_bytes / GIB:.2f} GiB"
+        for r in ranks
+    ]
+    return "; ".join(parts)
+
+
+def excesses(
+    profiles: Profiles, model: Model, device: Device, settings: Settings
+) -> dict[tuple[int, int], int]:
+    """Bytes that each rank is given beyond its estimate on devices like this one, by (TP, PP)."""
+    key = key_on(model, device, settings)
+    found = profiles.get(key.text) if key else None
+    kept = found.record.memory_excess if found else {}
+    return {(int(tp), int(pp)): n for shape, n in kept.items() for tp, pp in [shape.split("x")]}
+
+
+def applied(
+    profiles: Profiles, model: Model, placement: Placement, inventory: Inventory, settings: Settings
+) -> int:
+    """What `excesses` gave each rank of a placement that was decided on this inventory."""
+    device = only_type(placement, inventory)
+    known = excesses(profiles, model, device, settings) if device else {}
+    return known.get((placement.plan.tensor_parallel, placement.plan.pipeline_parallel), 0)
+
+
+def lesson(
+    state: State, host: str, ranks: Sequence[MeasuredRank], inventory: Inventory, settings: Settings
+) -> list[Change]:
+    """What the profile of a deployed base learns from its ranks, if they are all on one type of device."""
+    deployment, model = state.deployments[host].record, state.models[host].record
+    device = only_type(deployment.placement, inventory) if deployment.placement else None
+    key = key_on(model, device, settings) if device else None
+    found = state.profiles.get(key.text) if key else None
+    if found is None or not ranks:
+        return []
+    wiser = learned(found.record, deployment, ranks)
+    return [] if wiser == found.record else [Put(wiser, found.version)]
+
+
+def learned(profile: ModelProfile, deployment: Deployment, ranks: Sequence[MeasuredRank]) -> ModelProfile:
+    """The profile once at least one rank of a placed deployment was measured."""
+    assert deployment.placement is not None
+    plan = deployment.placement.plan
+    beyond_plan = max(r.measured_bytes - r.planned_bytes for r in ranks)
+    excess = max(0, deployment.memory_excess + beyond_plan)
+    shape = f"{plan.tensor_parallel}x{plan.pipeline_parallel}"
+    return replace(profile, memory_excess={**profile.memory_excess, shape: excess})
+
+
+def only_type(placement: Placement, inventory: Inventory) -> Device | None:
+    """A device of the type that all ranks are on; None if there are several, or a node does not report."""
+    devices = {key_of(d): d for d in inventory.devices}
+    found = [devices.get((r.node, r.device_kind, r.device_index)) for r in placement.ranks]
+    types = {(d.kind, d.model, d.engine) if d else None for d in found}
+    return found[0] if len(types) == 1 else None

@@ -1,0 +1,127 @@
+"""What ranks take beside what they were planned with: kept, told, and given to the next plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import builders
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from measured_cluster import MeasuredCluster
+from test_controller import World, _hurry  # noqa: F401 - a fixture
+
+from controlplane import errors, feedback
+from controlplane.api.schemas import DeploymentView
+from controlplane.records import Deployment, MeasuredRank, ModelProfile, Phase
+from controlplane.settings import Settings
+from controlplane.state.typed import Repository
+from workers.messages import RankReport, WorkerReport
+
+MIB = 1 << 20
+PROFILE = ModelProfile("k", "a", "bfloat16", "h200", "0.32.0", Phase.READY)
+SIZES = st.integers(0, 1000)
+
+
+def planned_on(profile: ModelProfile, estimate: int) -> tuple[int, Deployment]:
+    """What a rank with this estimate is planned with, and its deployment."""
+    excess = profile.memory_excess.get("1x1", 0)
+    return estimate + excess, replace(builders.deployment("m", Phase.DEPLOYED), memory_excess=excess)
+
+
+@given(needs=st.lists(SIZES, min_size=1, max_size=5), estimate=SIZES)
+def test_the_next_plan_has_what_the_last_one_took_and_never_less_than_estimated(
+    needs: list[int], estimate: int
+) -> None:
+    profile = PROFILE
+    for took in needs:
+        planned, deployment = planned_on(profile, estimate)
+        profile = feedback.learned(profile, deployment, [MeasuredRank(0, planned, took)])
+        assert planned_on(profile, estimate)[0] == max(estimate, took)
+
+
+@given(needs=SIZES, estimate=SIZES)
+def test_two_deployments_planned_alike_do_not_teach_the_same_twice(needs: int, estimate: int) -> None:
+    planned, deployment = planned_on(PROFILE, estimate)
+    profile = PROFILE
+    for _ in range(2):
+        profile = feedback.learned(profile, deployment, [MeasuredRank(0, planned, needs)])
+    assert planned_on(profile, estimate)[0] == max(estimate, needs)
+
+
+def test_the_rank_that_exceeds_its_plan_most_counts_and_shapes_are_apart() -> None:
+    ranks = [MeasuredRank(0, 100, 90), MeasuredRank(1, 100, 130), MeasuredRank(2, 200, 210)]
+    deployment = builders.deployment("m", Phase.DEPLOYED)
+    known = replace(PROFILE, memory_excess={"2x1": 5})
+    assert feedback.learned(known, deployment, ranks).memory_excess == {"2x1": 5, "1x1": 30}
+
+
+@pytest.fixture
+def world(settings: Settings, repository: Repository, files: Path) -> World:
+    world = World(settings.model_copy(update={"engine": "vllm"}), repository, files)
+    world.cluster = MeasuredCluster()
+    return world
+
+
+def taking(world: World, more: int) -> Any:
+    """What engines report whose ranks take so much more than planned."""
+    real = world.cluster.reports
+
+    async def reports(host: str) -> list[WorkerReport]:
+        placement = world.repository.read().deployments[host].record.placement
+        assert placement is not None
+        ranks = tuple(
+            RankReport(r.rank, 1, r.node, r.device_kind, r.device_index, 2, size, 0, 0, 0, size + more)
+            for r in placement.ranks
+            for size in [r.memory_bytes]
+        )
+        return [replace(report, ranks=ranks) for report in await real(host)]
+
+    return reports
+
+
+async def deployed(world: World) -> Deployment:
+    assert (await world.end(world.deploy("base"))).phase is Phase.DEPLOYED
+    return world.repository.read().deployments["base"].record
+
+
+async def test_a_deployment_that_takes_more_than_planned_teaches_the_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world.cluster, "reports", taking(world, 7 * MIB))
+    async with world.controlled():
+        await world.end(world.register("base"))
+        first = await deployed(world)
+        operation = next(
+            o.record for o in world.repository.read().operations.values() if o.record.kind == "deploy_model"
+        )
+        assert first.placement is not None
+        planned = [r.memory_bytes for r in first.placement.ranks]
+        assert [(r.planned_bytes, r.measured_bytes) for r in first.measured] == [
+            (size, size + 7 * MIB) for size in planned
+        ]
+        assert operation.events[-1].message.startswith("the engine answers; rank 0: planned ")
+        view = DeploymentView.of(first).plan
+        assert view is not None
+        assert [r.measuredBytes for r in view.ranks] == [size + 7 * MIB for size in planned]
+        await world.end(world.undeploy("base"))
+        monkeypatch.setattr(world.cluster, "reports", taking(world, 0))
+        for _ in range(2):  # it took what it was planned with: nothing to add
+            second = await deployed(world)
+            assert second.placement is not None
+            assert [r.memory_bytes for r in second.placement.ranks] == [size + 7 * MIB for size in planned]
+            await world.end(world.undeploy("base"))
+
+
+async def test_an_engine_that_does_not_say_what_it_takes_is_deployed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def reports(host: str) -> list[WorkerReport]:
+        raise errors.EngineFailed("it is busy")
+
+    monkeypatch.setattr(world.cluster, "reports", reports)
+    async with world.controlled():
+        await world.end(world.register("base"))
+        assert (await deployed(world)).measured == ()
