@@ -136,7 +136,13 @@ def mission(profile: ModelProfile, model: Model, inventory: Inventory, settings:
     spec = served_spec(model.spec, profile.dtype)
     max_model_len = min(settings.max_model_len, spec.max_position)
     reach = Reach(
-        on_cpu, len(enough), device_bytes, max_model_len, settings.concurrency, settings.batched_tokens
+        on_cpu,
+        len(enough),
+        device_bytes,
+        max_model_len,
+        settings.concurrency,
+        settings.batched_tokens,
+        settings.max_lora_rank,
     )
     return Mission(
         device.node,
@@ -198,6 +204,8 @@ def described(line: str, points: int, all_points: int) -> str:
     if isinstance(found, Footprint):
         return f"{count}; an engine of {found.setting.layers} layers started in {found.start_s:.0f} s"
     load = f"{found.point.batch} x {found.point.input_tokens} tokens"
+    if found.point.mix:
+        load += f" of {', '.join(one.label for one in found.point.mix)}"
     return f"{count}; {load}: TTFT {found.ttft_s * 1e3:.0f} ms, TPOT {found.tpot_s * 1e3:.1f} ms"
 
 
@@ -292,6 +300,6 @@ def calibration(lines: tuple[str, ...]) -> _Calibrator | None:
         timings = [m for m in from_lines(lines, "a profile") if isinstance(m, Timing)]
     except MeasurementError:
         return None
-    whole = [t for t in timings if len(t.setting.layers_per_stage) == 1]
+    whole = [t for t in timings if len(t.setting.layers_per_stage) == 1 and not t.point.mix]
     one_step = len({t.setting.batched_tokens for t in timings}) == 1
     return _Calibrator(lines) if whole and one_step else None

@@ -19,6 +19,7 @@ from profiler.plans import even_stages
 from profiler.shards import kv_bytes_per_token, layer_shard_bytes, outer_bytes, tp_fits, vocab_table_bytes
 from profiler.types import ModelSpec, Plan, adaptable_linears
 from profiler.variants.made import stored_bytes
+from profiler.variants.types import VariantKind
 
 MIB = 2**20
 CPU_CACHE_BYTES = 512 * MIB  # more than a server CPU's last-level cache
@@ -143,8 +144,8 @@ def _points(reach: Reach) -> tuple[Point, ...]:
 
 
 def _mixed_points(spec: ModelSpec, reach: Reach) -> tuple[Point, ...]:
-    """Of each kind of variant one for a single request, one for several and several for several; of loads
-    that are also measured without."""
+    """Of each kind of variant one for several requests and several for several, and of LoRA, the commonest,
+    one for a single request; of loads that are also measured without."""
     if not spec.adaptable:
         return ()
     longest = max(1, reach.max_model_len - _output_tokens(reach))
@@ -153,6 +154,7 @@ def _mixed_points(spec: ModelSpec, reach: Reach) -> tuple[Point, ...]:
         Point(min(batch, reach.max_sequences), min(length, longest), mix)
         for first, others in _made_variants(spec, reach.max_lora_rank)
         for (batch, length), mix in ((one, (first,)), (many, (first,)), (many, others))
+        if batch > 1 or first.kind == VariantKind.LORA
     )
     return tuple(dict.fromkeys(wanted))
 
@@ -161,11 +163,13 @@ def _made_variants(spec: ModelSpec, max_rank: int) -> Iterator[tuple[MadeVariant
     """By kind one and several, where the model's widths allow them."""
     widths = {linear.into for linear in adaptable_linears(spec).values()}
     ranks = [max(1, max_rank // share) for share in (1, 2, 4, 1)]
-    lora = tuple(MadeVariant("lora", rank=rank, seed=seed) for seed, rank in enumerate(ranks))
+    lora = tuple(MadeVariant(VariantKind.LORA.value, rank=rank, seed=seed) for seed, rank in enumerate(ranks))
     yield lora[0], lora
     if all(width % 8 == 0 for width in widths):
-        sparse = tuple(MadeVariant("sparse_delta", bits=4, seed=seed) for seed in range(2))
+        sparse = tuple(MadeVariant(VariantKind.SPARSE_DELTA.value, bits=4, seed=seed) for seed in range(2))
         yield sparse[0], sparse
     if all(width % 32 == 0 for width in widths):
-        boft = tuple(MadeVariant("boft", factors=m, block_size=b, seed=m) for m, b in ((1, 8), (2, 16)))
+        boft = tuple(
+            MadeVariant(VariantKind.BOFT.value, factors=m, block_size=b, seed=m) for m, b in ((1, 8), (2, 16))
+        )
         yield boft[0], boft

@@ -57,6 +57,11 @@ class MadeVariant:
     block_size: int = 0
     seed: int = 0
 
+    @property
+    def label(self) -> str:
+        numbers = {"rank": self.rank, "bits": self.bits, "m": self.factors, "b": self.block_size}
+        return " ".join([self.kind, *(f"{name}={number}" for name, number in numbers.items() if number)])
+
 
 @dataclass(frozen=True, order=True)
 class Point:

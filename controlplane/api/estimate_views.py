@@ -177,13 +177,14 @@ class PlansView(BaseModel):
 
 
 class MeasuredView(BaseModel):
-    """One load that was measured, on a fingerprint of so many layers."""
+    """One load that was measured, on a fingerprint of so many layers; `variants` were made up for it."""
 
     tensorParallel: int
     layersPerStage: list[int]
     batch: int
     inputTokens: int
     outputTokens: int
+    variants: list[str] = Field(default_factory=list)
     ttftMs: float
     tpotMs: float
 
@@ -238,6 +239,7 @@ def _measured(profile: ModelProfile) -> list[MeasuredView]:
             batch=t.point.batch,
             inputTokens=t.point.input_tokens,
             outputTokens=t.output_tokens,
+            variants=[one.label for one in t.point.mix],
             ttftMs=t.ttft_s * 1e3,
             tpotMs=t.tpot_s * 1e3,
         )

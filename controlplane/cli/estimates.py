@@ -71,13 +71,14 @@ def _print_profile(found: ProfileView) -> None:
             str(load.batch),
             str(load.inputTokens),
             str(load.outputTokens),
+            ", ".join(load.variants),
             f"{load.ttftMs:.1f} ms",
             f"{load.tpotMs:.2f} ms",
         )
         for load in found.loads
     ]
     if rows:
-        print_table(("TP x LAYERS", "BATCH", "INPUT", "OUTPUT", "TTFT", "TPOT"), rows, empty="")
+        print_table(("TP x LAYERS", "BATCH", "INPUT", "OUTPUT", "VARIANTS", "TTFT", "TPOT"), rows, empty="")
 
 
 def estimate(  # noqa: PLR0913 - typer reads a command's options from its parameters

@@ -46,7 +46,7 @@ def test_registering_measured_the_architecture(cluster: Cluster) -> None:
     found = profile(cluster)
     print(f"\n{found['reason']}: {[(p['batch'], p['inputTokens'], p['tpotMs']) for p in found['loads']]}")
     assert (found["model"], found["phase"], found["dtype"]) == (BASE, "Ready", "float32")
-    assert len(found["loads"]) == found["plannedLoads"] == 4
+    assert len(found["loads"]) == found["plannedLoads"] == 4 + 7  # of the base, with variants
     assert not measuring(cluster)
 
 
