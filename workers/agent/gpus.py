@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
 import pynvml
 
 from workers.agent.sampling import GpuReading
+
+T = TypeVar("T")
 
 
 class Nvml:
@@ -41,14 +43,13 @@ class Nvml:
             self._names[index],
             int(memory.total),
             int(memory.total) - int(memory.free),  # what the driver keeps for itself is not free either
-            int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+            _told(lambda: int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu), 0),
             tuple((p.pid, p.usedGpuMemory) for p in _processes(handle)),
         )
 
     def _are_linked(self, a: int, b: int) -> bool:
-        status = pynvml.nvmlDeviceGetP2PStatus(
-            self._handles[a], self._handles[b], pynvml.NVML_P2P_CAPS_INDEX_NVLINK
-        )
+        pair, what = (self._handles[a], self._handles[b]), pynvml.NVML_P2P_CAPS_INDEX_NVLINK
+        status = _told(lambda: pynvml.nvmlDeviceGetP2PStatus(*pair, what), None)
         return bool(status == pynvml.NVML_P2P_STATUS_OK)
 
 
@@ -66,9 +67,21 @@ def gpu_count() -> int:
 
 def _processes(handle: Any) -> list[Any]:
     return [
-        *pynvml.nvmlDeviceGetComputeRunningProcesses(handle),
-        *pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle),
+        *_told(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle), []),
+        *_told(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle), []),
     ]
+
+
+def _told(ask: Callable[[], T], otherwise: T) -> T:
+    """An answer that a virtual GPU, a slice of one or an old driver may not give."""
+    try:
+        return ask()
+    except (
+        pynvml.NVMLError_NotSupported,
+        pynvml.NVMLError_NoPermission,
+        pynvml.NVMLError_FunctionNotFound,
+    ):
+        return otherwise
 
 
 def _text(name: str | bytes) -> str:
