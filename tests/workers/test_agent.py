@@ -1,4 +1,4 @@
-"""The agent of a node: on this host, and, through the real bindings, on one whose driver answers from a file."""
+"""The agent of a node: on this host, and on one whose driver, through real bindings, answers from a file."""
 
 from __future__ import annotations
 
