@@ -27,6 +27,8 @@ from profiler.physical.memory import rank_bytes
 from profiler.physical.pipeline import latency
 from profiler.types import Plan, Workload
 
+FIGURES = ("TTFT", "TPOT", "memory")
+
 
 @dataclass(frozen=True)
 class Error:
@@ -45,7 +47,10 @@ class Error:
 
 
 def errors(name: str, fingerprints: Iterable[Measurement], truth: Iterable[Measurement]) -> Iterator[Error]:
-    calibration = calibrate(spec(name), fingerprints)
+    yield from errors_of(name, calibrate(spec(name), fingerprints), truth)
+
+
+def errors_of(name: str, calibration: Calibration, truth: Iterable[Measurement]) -> Iterator[Error]:
     for measured in truth:
         if isinstance(measured, Timing):
             yield from _of_timing(name, calibration, measured)
@@ -89,24 +94,53 @@ def summary(found: list[Error]) -> list[dict[str, Any]]:
     ]
 
 
-def plot(found: list[Error], path: Path) -> None:
+def write(found: list[Error], command: str, out: Path, title: str) -> None:
+    """The summary as JSON, printed too, and the plot beside it."""
+    rows = summary(found)
+    for row in rows:
+        print(" ".join(str(value) for value in row.values()))
+    out.write_text(json.dumps({"command": command, "rows": rows}, indent=1) + "\n")
+    plot(found, out.with_suffix(".png"), title)
+
+
+def plot(found: list[Error], path: Path, title: str) -> None:
+    """Above predicted against measured, below the errors by batch: medians, and up to the 90th percentile."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    figures = ("TTFT", "TPOT", "memory")
-    drawing, axes = plt.subplots(1, len(figures), figsize=(13, 4.2))
-    for axis, figure in zip(axes, figures, strict=True):
-        for shape in sorted({error.shape for error in found}):
-            mine = [e for e in found if e.figure == figure and e.shape == shape]
-            axis.loglog([e.actual for e in mine], [e.predicted for e in mine], ".", alpha=0.6, label=shape)
-        low, high = axis.get_xlim()
-        axis.plot([low, high], [low, high], color="black", linewidth=0.8)
-        axis.set(title=figure, xlabel="measured", ylabel="predicted")
-    axes[0].legend(fontsize=8)
+    figures = [name for name in FIGURES if any(error.figure == name for error in found)]
+    drawing, axes = plt.subplots(2, len(figures), figsize=(4.4 * len(figures), 7.4), squeeze=False)
+    for (above, below), figure in zip(axes.T, figures, strict=True):
+        mine = [error for error in found if error.figure == figure]
+        _scatter(above, mine, figure)
+        _by_batch(below, mine)
+    axes[0][0].legend(fontsize=8)
+    drawing.suptitle(title)
     drawing.tight_layout()
-    drawing.savefig(path, dpi=120)
+    drawing.savefig(path, dpi=100)
+
+
+def _scatter(axis: Any, found: list[Error], figure: str) -> None:
+    for shape in sorted({error.shape for error in found}):
+        mine = [error for error in found if error.shape == shape]
+        axis.loglog([e.actual for e in mine], [e.predicted for e in mine], ".", alpha=0.5, label=shape)
+    low, high = axis.get_xlim()
+    axis.plot([low, high], [low, high], color="black", linewidth=0.8)
+    unit = "bytes" if figure == "memory" else "s"
+    axis.minorticks_off()
+    axis.set(title=figure, xlabel=f"measured ({unit})", ylabel=f"predicted ({unit})")
+
+
+def _by_batch(axis: Any, found: list[Error]) -> None:
+    batches = sorted({error.batch for error in found})
+    errors_of = {b: [100 * e.relative for e in found if e.batch == b] for b in batches}
+    median = np.array([np.median(errors_of[b]) for b in batches])
+    most = np.array([np.quantile(errors_of[b], 0.9) for b in batches])
+    names = ["any" if batch == 0 else str(batch) for batch in batches]
+    axis.bar(names, median, yerr=[np.zeros_like(median), most - median], capsize=4)
+    axis.set(xlabel="batch", ylabel="error (%)")
 
 
 def main() -> None:
@@ -117,13 +151,9 @@ def main() -> None:
     given = parser.parse_args()
     fingerprints, truth = by_shape(given.fingerprints), by_shape(given.truth)
     found = [e for name in truth for e in errors(name, fingerprints[name], truth[name])]
-    rows = summary(found)
-    for row in rows:
-        print(" ".join(str(value) for value in row.values()))
     files = f"--fingerprints {given.fingerprints.name} --truth {given.truth.name}"
     command = f"python -m benchmarks.profiling_errors {files} --out {given.out.name}"
-    given.out.write_text(json.dumps({"command": command, "rows": rows}, indent=1) + "\n")
-    plot(found, given.out.with_suffix(".png"))
+    write(found, command, given.out, "Measured on H200s")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 A fingerprint is as deep as the model but holds only as many different layers as do not fit the device's
 caches (docs/profiler.md); on GPUs a second, shallower one tells apart what depends on depth, each TP that
-fits is measured once, one pipeline, and one engine that is asked for made-up variants of each kind. A CPU is
-one device, on which a model is not split, and starting an engine is most of the cost: one fingerprint, whose
-head and layers are told apart by their bytes.
+fits is measured, one pipeline, and one engine that is asked for made-up variants of each kind. A CPU is one
+device, on which a model is not split, and starting an engine is most of the cost: one fingerprint, whose head
+and layers are told apart by their bytes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ def needed_bytes(spec: ModelSpec, trial: Trial, reach: Reach) -> int:
     tp, layers = setting.tensor_parallel, max(setting.layers_per_stage)
     held = min(layers, trial.distinct_layers)
     weights = held * layer_shard_bytes(spec, tp) + 2 * vocab_table_bytes(spec, tp) + outer_bytes(spec)
-    tokens = max(p.batch * (p.input_tokens + trial.output_tokens) for p in trial.points)
+    tokens = max(
+        p.batch * (p.input_tokens + trial.output_tokens + setting.fills(p.batch, p.input_tokens))
+        for p in trial.points
+    )
     kv_cache = held * kv_bytes_per_token(spec, tp) * tokens
     plan = Plan(
         tp, setting.layers_per_stage, "none", reach.max_model_len, 0, 0, 0, 0, 0, reach.batched_tokens
@@ -106,7 +109,7 @@ def _trials(spec: ModelSpec, reach: Reach) -> Iterator[Trial]:
         return
     for tp in _degrees(spec, reach):
         yield _trial(spec, reach, Setting((layers,), tp, batched_tokens=reach.batched_tokens), points)
-        if tp == 1 and half < layers:
+        if 2 * tp <= max(2, reach.devices) and half < layers:  # else it is not part of any pipeline
             shallow = Setting((half,), tp, batched_tokens=reach.batched_tokens)
             yield _trial(spec, reach, shallow, points)
     if reach.devices > 1 and layers > 1:
@@ -134,27 +137,34 @@ def _output_tokens(reach: Reach) -> int:
 
 def _points(reach: Reach) -> tuple[Point, ...]:
     """Each within what the deployed engines take: their sequences at once, their positions."""
-    longest = max(1, reach.max_model_len - _output_tokens(reach))
     if reach.on_cpu:
         wanted = [(1, 32), (1, 256), (4, 64), (16, 32)]
     else:
         wanted = [(b, 128) for b in (1, 2, 4, 8, 16, 32, 64, 128)] + [(b, 1024) for b in (1, 8, 32, 128)]
-    fitting = [Point(min(b, reach.max_sequences), min(i, longest)) for b, i in wanted]
-    return tuple(dict.fromkeys(fitting))
+    return tuple(dict.fromkeys(_within(reach, batch, length) for batch, length in wanted))
+
+
+def _within(reach: Reach, batch: int, length: int, mix: tuple[MadeVariant, ...] = ()) -> Point:
+    """The load, or a smaller one that the deployed engines take; prompts leave room for the steps of all."""
+    batch = min(batch, reach.max_sequences)
+    room = max(1, reach.max_model_len - _output_tokens(reach))
+    per_token = (
+        1 + batch / reach.batched_tokens
+    )  # each token of a prompt, and its share of the steps that fill
+    return Point(batch, max(1, min(length, int((room - 1) / per_token))), mix)
 
 
 def _mixed_points(spec: ModelSpec, reach: Reach) -> tuple[Point, ...]:
-    """Of each kind of variant one for several requests and several for several, and of LoRA, the commonest,
-    one for a single request; of loads that are also measured without."""
+    """Of each kind of variant one for a single request, one for several and several for several; of loads
+    that are also measured without. On a CPU, where they take long, only LoRA for a single request."""
     if not spec.adaptable:
         return ()
-    longest = max(1, reach.max_model_len - _output_tokens(reach))
     one, many = ((1, 32), (4, 64)) if reach.on_cpu else ((1, 128), (8, 128))
     wanted = (
-        Point(min(batch, reach.max_sequences), min(length, longest), mix)
+        _within(reach, batch, length, mix)
         for first, others in _made_variants(spec, reach.max_lora_rank)
         for (batch, length), mix in ((one, (first,)), (many, (first,)), (many, others))
-        if batch > 1 or first.kind == VariantKind.LORA
+        if not (reach.on_cpu and (batch, length) == one) or first.kind == VariantKind.LORA
     )
     return tuple(dict.fromkeys(wanted))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -39,6 +40,10 @@ class Setting:
     @property
     def layers(self) -> int:
         return sum(self.layers_per_stage)
+
+    def fills(self, batch: int, input_tokens: int) -> int:
+        """Steps that it takes to fill so many prompts."""
+        return math.ceil(batch * input_tokens / self.batched_tokens)
 
     @property
     def world_size(self) -> int:
@@ -81,9 +86,9 @@ class Timing:
     """Medians over repeats, in seconds. All requests arrive at once at an idle engine.
 
     `ttft_s` is the mean over the requests, `ttft_last_s` that of the last; `tpot_s` the time of a step
-    while all of them decode, after `output_tokens` / 2 tokens in the mean; `latency_s` until the last
-    request ends. `device_step_s` has, by rank, the time of such a step on the device itself, and is empty
-    where the device cannot tell.
+    while all of them decode (`together`: if they ever do), after `output_tokens` / 2 tokens in the mean;
+    `latency_s` until the last request ends. `device_step_s` has, by rank, the time of such a step on the
+    device itself, and is empty where the device cannot tell.
     """
 
     setting: Setting
@@ -94,6 +99,12 @@ class Timing:
     tpot_s: float
     latency_s: float
     device_step_s: tuple[float, ...] = ()
+
+    @property
+    def together(self) -> bool:
+        """Whether the first request still decodes when the last one's prompt is filled."""
+        point = self.point
+        return self.output_tokens > self.setting.fills(point.batch, point.input_tokens) + 1
 
 
 @dataclass(frozen=True)

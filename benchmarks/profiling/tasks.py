@@ -18,7 +18,7 @@ from profiler.types import DeviceRates, Plan, Workload
 POINTS = tuple(Point(batch, length) for batch in (1, 8, 32, 128) for length in (128, 1024))
 CPU_POINTS = tuple(Point(batch, length) for batch in (1, 4) for length in (32, 128))
 OUTPUT_TOKENS = 48
-MAX_MODEL_LEN = 1024 + OUTPUT_TOKENS + 8
+MAX_MODEL_LEN = 1024 + OUTPUT_TOKENS + 72  # while the last of 128 prompts are filled, the first decode
 DEVICE_BYTES = 120 << 30
 REPEATS = 3
 POINT_SECONDS = 12.0

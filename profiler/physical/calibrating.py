@@ -44,9 +44,14 @@ def _times(spec: ModelSpec, cut: Cut, timings: Sequence[Timing], batched_tokens:
     head_to_layer = vocab_table_bytes(spec, cut.tensor_parallel) / layer_bytes
     fills = [step for timing in timings if (step := prefill_step(timing, batched_tokens))]
     return CutTimes(
-        decode=fit([decode_step(timing) for timing in timings], head_to_layer),
+        decode=fit([decode_step(timing) for timing in _together(timings)], head_to_layer),
         prefill=fit(fills or [_first_step(timings)], 0.0),  # the head sees one token of each prompt
     )
+
+
+def _together(timings: Sequence[Timing]) -> Sequence[Timing]:
+    """Those whose steps while all decode could be seen; all, if none could."""
+    return [timing for timing in timings if timing.together] or timings
 
 
 def decode_step(timing: Timing) -> Step:

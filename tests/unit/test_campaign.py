@@ -27,7 +27,7 @@ def test_a_cpu_starts_one_engine() -> None:
 
 def test_gpus_measure_two_depths_each_tp_and_a_pipeline() -> None:
     found = [(t.setting.tensor_parallel, t.setting.layers_per_stage) for t in campaign(LLAMA_7B, GPUS)]
-    assert found == [(1, (32,)), (1, (16,)), (2, (32,)), (4, (32,)), (1, (16, 16)), (1, (32,))]
+    assert found == [(1, (32,)), (1, (16,)), (2, (32,)), (2, (16,)), (4, (32,)), (1, (16, 16)), (1, (32,))]
 
 
 @given(

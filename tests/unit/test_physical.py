@@ -78,6 +78,26 @@ def test_noise_of_measurements_does_not_grow(calibration: Calibration) -> None:
     assert max(map(abs, errors)) < 0.05
 
 
+def test_loads_whose_requests_never_decode_together_tell_nothing_of_decoding() -> None:
+    """With steps of 2048 tokens 128 prompts of 1024 take 64 steps: the first request has ended long before."""
+    setting = Setting((LAYERS,))
+    usual = [
+        measured(MACHINE, setting, Point(batch, length), 32, 2048)
+        for batch in (1, 8, 32, 128)
+        for length in (128, 1024)
+        if batch * length <= 32 * 1024
+    ]
+    apart = measured(MACHINE, setting, Point(128, 1024), 32, 2048)
+    assert not apart.together
+    assert all(timing.together for timing in usual)
+    with_it, without = calibrate(LLAMA_7B, [*usual, apart]), calibrate(LLAMA_7B, usual)
+    assert with_it.times[Cut(1)].decode == without.times[Cut(1)].decode
+    long_enough = measured(MACHINE, setting, Point(128, 1024), 32 + 63, 2048)
+    assert long_enough.together
+    found = latency(calibrate(LLAMA_7B, [*usual, long_enough]), Cut(1), (LAYERS,), Workload(128, 1024, 95))
+    assert found.tpot_s == pytest.approx(long_enough.tpot_s, rel=0.03)
+
+
 def test_nothing_measured_is_an_error(calibration: Calibration) -> None:
     with pytest.raises(ValueError, match="at least one"):
         calibrate(LLAMA_7B, [])

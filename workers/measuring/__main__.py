@@ -69,12 +69,16 @@ def requested(job: Job) -> dict[MadeVariant, Any]:
 
 
 def measure_point(llm: Any, job: Job, point: Point, variants: Mapping[MadeVariant, Any]) -> Timing:
-    """The device is watched while it warms up: events between its kernels would take the others time."""
+    """All decode together for about `job.output_tokens` steps: the first also while the others are filled.
+
+    The device is watched while it warms up: events between its kernels would take the others time.
+    """
     began = time.monotonic()
+    fills = job.setting.fills(point.batch, point.input_tokens)
     warm_up, tokens, repeats = (
         (MIX_WARM_UP_TOKENS, min(MIX_TOKENS, job.output_tokens), 1)
         if point.mix
-        else (WARM_UP_TOKENS, job.output_tokens, job.repeats)
+        else (WARM_UP_TOKENS, job.output_tokens + fills - 1, job.repeats)
     )
     llm.collective_rpc("probe_begin")
     run(llm, point, warm_up, 0, variants)
