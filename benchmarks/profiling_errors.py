@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.profiling.cost import compared
 from benchmarks.profiling.results import by_shape
 from benchmarks.profiling.shapes import spec
 from profiler.measurements import Footprint, Measurement, Timing
@@ -94,12 +95,15 @@ def summary(found: list[Error]) -> list[dict[str, Any]]:
     ]
 
 
-def write(found: list[Error], command: str, out: Path, title: str) -> None:
-    """The summary as JSON, printed too, and the plot beside it."""
+def write(
+    found: list[Error], command: str, out: Path, title: str, costs: dict[str, Any] | None = None
+) -> None:
+    """The summary as JSON, printed too, with what measuring took by shape, and the plot beside it."""
     rows = summary(found)
     for row in rows:
         print(" ".join(str(value) for value in row.values()))
-    out.write_text(json.dumps({"command": command, "rows": rows}, indent=1) + "\n")
+    record = {"command": command, "rows": rows, **({"costs": costs} if costs else {})}
+    out.write_text(json.dumps(record, indent=1) + "\n")
     plot(found, out.with_suffix(".png"), title)
 
 
@@ -153,7 +157,8 @@ def main() -> None:
     found = [e for name in truth for e in errors(name, fingerprints[name], truth[name])]
     files = f"--fingerprints {given.fingerprints.name} --truth {given.truth.name}"
     command = f"python -m benchmarks.profiling_errors {files} --out {given.out.name}"
-    write(found, command, given.out, "Measured on H200s")
+    costs = {name: compared(fingerprints[name], truth[name]) for name in truth}
+    write(found, command, given.out, "Measured on H200s", costs)
 
 
 if __name__ == "__main__":

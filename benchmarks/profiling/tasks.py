@@ -67,9 +67,11 @@ class Task:
         setting = self.setting
         model = dataclasses.replace(spec(self.shape), num_layers=setting.layers)
         plan = Plan(setting.tensor_parallel, setting.layers_per_stage, "none", MAX_MODEL_LEN, 0, 0, 0)
-        load = Workload(point.batch, point.input_tokens, self.output_tokens)
-        once = estimate(model, plan, [H200] * self.gpus, load, 1.0)
-        run_s = once.latency_s(self.output_tokens)
+        tokens = self.output_tokens + setting.fills(point.batch, point.input_tokens)
+        once = estimate(
+            model, plan, [H200] * self.gpus, Workload(point.batch, point.input_tokens, tokens), 1.0
+        )
+        run_s = once.latency_s(tokens)
         runs = max(1, min(REPEATS, int(POINT_SECONDS / run_s)))
         return once.ttft_s + runs * run_s
 

@@ -16,7 +16,7 @@ from scipy.optimize import nnls
 from profiler.estimate import RUNTIME_BYTES, allowance_bytes, stage_weight_bytes
 from profiler.measurements import Footprint, RankMemory
 from profiler.physical.calibration import Calibration, Cut
-from profiler.shards import kv_bytes_per_token
+from profiler.shards import kv_bytes_per_token, layer_shard_bytes
 from profiler.types import ModelSpec, Plan
 
 
@@ -58,12 +58,15 @@ class _Seen:
 class Ranks:
     """What is known of ranks of one cut. Where no fingerprint was cut so, those of the nearest TP count, and
     where none was stored so, allowances. `graphs`: bytes of captured graphs, and of each layer in them.
-    `is_measured`: fingerprints of this very cut are known."""
+    `is_measured`: fingerprints of this very cut are known. `layer_share`: bytes of a layer as it is stored,
+    over those it has unquantized.
+    """
 
     spec: ModelSpec
     seen: tuple[_Seen, ...]
     graphs: tuple[float, float]
     is_measured: bool
+    layer_share: float = 1.0
 
     def stage(self, plan: Plan, stage: int) -> RankBytes:
         """Of each rank of this stage."""
@@ -72,8 +75,9 @@ class Ranks:
         alike = [one for one in self.seen if one.is_last == is_last] or self.seen
         allowed = allowance_bytes(spec, plan, stage) - RUNTIME_BYTES
         once, each = self.graphs
+        saved = (1 - self.layer_share) * layers * layer_shard_bytes(spec, plan.tensor_parallel)
         return RankBytes(
-            weights=stage_weight_bytes(spec, plan, stage),
+            weights=stage_weight_bytes(spec, plan, stage) - round(saved),
             activations=max((one.memory.activations for one in alike), default=allowed),
             graphs=round(once + each * layers),
             runtime=max((one.runtime for one in self.seen), default=RUNTIME_BYTES),
@@ -85,7 +89,8 @@ def known_ranks(calibration: Calibration, cut: Cut) -> Ranks:
     alike = _alike(calibration.footprints, cut)
     seen = tuple(rank for footprint in alike for rank in _ranks(calibration, footprint))
     is_measured = any(Cut.of(footprint.setting) == cut for footprint in alike)
-    return Ranks(calibration.spec, seen, _graphs(seen), is_measured)
+    share = 1.0 if cut.quantization == "none" else _layer_share(calibration, alike)
+    return Ranks(calibration.spec, seen, _graphs(seen), is_measured, share)
 
 
 def rank_bytes(calibration: Calibration, cut: Cut, plan: Plan) -> tuple[RankBytes, ...]:
@@ -127,6 +132,20 @@ def _held(calibration: Calibration, footprint: Footprint, stage: int) -> int:
     held = [min(n, footprint.distinct_layers or n) for n in setting.layers_per_stage]
     plan = Plan(setting.tensor_parallel, tuple(held), setting.quantization, 1, 0, 0, 0)
     return stage_weight_bytes(spec, plan, stage)
+
+
+def _layer_share(calibration: Calibration, footprints: Sequence[Footprint]) -> float:
+    """Median over ranks; embedding and head stay as they are. 1 where nothing was measured."""
+    shares = []
+    for footprint in footprints:
+        setting = footprint.setting
+        layer = layer_shard_bytes(calibration.spec, setting.tensor_parallel)
+        for number, memory in enumerate(footprint.ranks):
+            stage = number // setting.tensor_parallel
+            layers = min(setting.layers_per_stage[stage], footprint.distinct_layers or math.inf)
+            outside = _held(calibration, footprint, stage) - layers * layer
+            shares.append((memory.weights - outside) / (layers * layer))
+    return float(np.median(shares)) if shares else 1.0
 
 
 def _graphs(seen: Sequence[_Seen]) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.profiling import results
+from benchmarks.profiling.cost import compared, cost
 from benchmarks.profiling.lanes import Ending, Start, carry_out
 from benchmarks.profiling.schedule import Slot, before, describe, pack
 from benchmarks.profiling.shapes import GPU_SHAPES, SHAPES
@@ -225,3 +226,16 @@ def test_several_runs_are_merged_and_the_first_of_a_load_counts(tmp_path: Path) 
     assert again == counts
     lines = results.merged(Kind.TRUTH, tmp_path / "kept").read_text().splitlines()
     assert {json.loads(line)["shape"] for line in lines} == {"tiny"}
+
+
+def test_what_measuring_took() -> None:
+    """By hand: an engine on one GPU and one on two, of which each starts in a second."""
+    one, other = TINY
+    found = cost([*measured(one), *measured(other)])
+    engine_s = 1.0 + 3 * 0.2 + 0.1
+    assert (found.engines, found.gpu_s) == (2, pytest.approx(3 * engine_s))
+    assert found.wall_s == pytest.approx(2 * engine_s)
+    assert found.peak_bytes == pytest.approx(2 * (1 + 2 + 3 + 4 + 16 * 5 / 6))  # 1 x (8 + 8) tokens
+    assert compared(measured(one), measured(other))["ratios"]["gpu_s"] == 2.0
+    with pytest.raises(ValueError, match="footprint of at least one engine"):
+        cost([])

@@ -79,7 +79,7 @@ def test_noise_of_measurements_does_not_grow(calibration: Calibration) -> None:
 
 
 def test_loads_whose_requests_never_decode_together_tell_nothing_of_decoding() -> None:
-    """With steps of 2048 tokens 128 prompts of 1024 take 64 steps: the first request has ended long before."""
+    """With steps of 2048 tokens 128 prompts of 1024 take 64 steps: the first has ended long before."""
     setting = Setting((LAYERS,))
     usual = [
         measured(MACHINE, setting, Point(batch, length), 32, 2048)

@@ -61,3 +61,19 @@ def test_without_fingerprints_of_such_a_cut_there_are_allowances(first: int, tp:
     assert len(ranks) == 2 * tp
     assert all(rank.activations > 0 and rank.runtime > 0 for rank in ranks)
     assert ranks[0] == ranks[tp - 1]
+
+
+@pytest.mark.parametrize("distinct", [0, 2])
+def test_weights_that_the_engine_stores_in_fewer_bits_are_as_measured(distinct: int) -> None:
+    """Linear layers in one byte instead of two; norms, embedding and head as they are. Of Llama-2-7B."""
+    linear, norms, table = 4 * 4096**2 + 3 * 4096 * 11008, 2 * 4096, 2 * 32000 * 4096
+
+    def weights(layers: int) -> int:
+        return layers * (linear + 2 * norms) + 2 * table + 2 * 4096
+
+    memory = RankMemory(weights(distinct or 16), 300 * MIB, 0, 500 * MIB, 0, 0)
+    seen = Footprint(Setting((16,), 1, "fp8"), (memory,), 1.0, distinct)
+    known = Calibration(LLAMA_7B, 8192, {}, footprints=(*CALIBRATION.footprints, seen))
+    whole = plan(LLAMA_7B)  # type: ignore[arg-type]
+    assert rank_bytes(known, Cut(1, "fp8"), whole)[0].weights == pytest.approx(weights(32), rel=1e-6)
+    assert rank_bytes(known, Cut(1), whole)[0].weights == 32 * 2 * (linear + norms) + 2 * table + 2 * 4096
