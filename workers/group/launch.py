@@ -28,7 +28,7 @@ class LaunchError(RuntimeError):
 
 
 class Launch:
-    """The `number`-th member of a group, on the node at `host_ip`.
+    """The `number`-th member of a group, on the node at `host_ip`; one that is alone stays on loopback.
 
     `abort` may be called by any thread, while the engine starts as well as later.
     """
@@ -60,7 +60,7 @@ class Launch:
         self._before = processes.children()
         _sweep()
         self._journals = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
-        put(environment(self._config.layers_per_stage, self._host_ip))
+        put(environment(self._config.layers_per_stage, self._host_ip if self._rendezvous else LOOPBACK))
         put(device_environment(self.member))
         put(plan_of(self._config, self._journals).as_environment())
         here = f"ipc://{self._journals}/bus"

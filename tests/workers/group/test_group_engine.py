@@ -7,8 +7,10 @@ ranks that share every layer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Sequence
@@ -117,28 +119,48 @@ def assert_greedy(model: torch.nn.Module, choice: Any) -> None:
     assert (expected.max(dim=-1).values - chosen).max() < 1e-4, choice["text"]
 
 
-def left_behind(before: set[str]) -> list[str]:
-    """Of what launches could leave: processes, folders, shared memory."""
-    found = [" ".join(p.cmdline()) for p in processes.children()]
-    found += [str(path) for path in Path("/tmp").glob(f"{FOLDER}{os.getpid()}-*")]
-    return found + [f"/dev/shm/{name}" for name in _shared() - before]
+class Traces:
+    """What the launches of a test could leave: processes, folders, and what they were seen to share."""
+
+    def __init__(self) -> None:
+        self._seen: set[Path] = set()
+        self._ended = threading.Event()
+        self._before = processes.children()
+        self._watching = threading.Thread(target=self._watch, daemon=True)
+        self._watching.start()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.25):
+            for process in processes.children() - self._before:
+                with contextlib.suppress(OSError):
+                    self._note(Path(f"/proc/{process.pid}/maps").read_text())
+
+    def _note(self, maps: str) -> None:
+        self._seen |= {Path(name) for name in re.findall(r"/dev/shm/\S+", maps)}
+
+    def end(self) -> None:
+        self._ended.set()
+        self._watching.join()
+
+    def left(self) -> list[str]:
+        self.end()
+        assert self._seen, "nothing was shared: the test would show nothing"
+        folders = Path("/tmp").glob(f"{FOLDER}{os.getpid()}-*")
+        running = processes.children() - self._before
+        shared = [path for path in self._seen if path.exists()]
+        return [*(" ".join(p.cmdline()) for p in running), *map(str, [*folders, *shared])]
 
 
-def _shared() -> set[str]:
-    """Segments that no living process maps: others run engines here too."""
-    mapped = ""
-    for process in psutil.process_iter():
-        try:
-            mapped += Path(f"/proc/{process.pid}/maps").read_text()
-        except OSError:
-            continue
-    return {name for name in os.listdir("/dev/shm") if f"/dev/shm/{name}" not in mapped}
+@pytest.fixture
+def traces() -> Iterator[Traces]:
+    made = Traces()
+    yield made
+    made.end()
 
 
 def test_three_ranks_of_a_stage_keep_to_their_plan(
-    smollm2_folder: Path, loop: asyncio.AbstractEventLoop
+    smollm2_folder: Path, loop: asyncio.AbstractEventLoop, traces: Traces
 ) -> None:
-    before = _shared()
     parts = ranks((30,), 3, ("",))
     lab = Lab(Worker(config_of(smollm2_folder, parts, 3), LOOPBACK), loop)
     try:
@@ -154,14 +176,13 @@ def test_three_ranks_of_a_stage_keep_to_their_plan(
     assert {r.kv_cache_bytes for r in reports} == {parts[0].kv_cache_bytes}
     for report in reports:
         assert 30 * LAYER_BYTES / 3 < report.weights_bytes < report.process_bytes < report.total_bytes
-    assert left_behind(before) == []
+    assert traces.left() == []
 
 
 def test_two_stages_as_on_two_nodes(
-    smollm2_folder: Path, adapter: VariantRef, loop: asyncio.AbstractEventLoop
+    smollm2_folder: Path, adapter: VariantRef, loop: asyncio.AbstractEventLoop, traces: Traces
 ) -> None:
     """10 and 20 layers; a variant reaches both; when one node's rank dies the engine ends, and says why."""
-    before = _shared()
     meeting = rendezvous_at(LOOPBACK)
     config = config_of(smollm2_folder, ranks((10, 20), 1, ("a", "b")))
     launch = Launch(config, meeting)
@@ -186,7 +207,7 @@ def test_two_stages_as_on_two_nodes(
     finally:
         following.close()
         lab.run(lab.worker.close())
-    assert left_behind(before) == []
+    assert traces.left() == []
 
 
 def _a_rank_dies(lab: Lab, following: Following, pid: int) -> None:
@@ -202,10 +223,12 @@ def _a_rank_dies(lab: Lab, following: Following, pid: int) -> None:
 
 
 def test_a_rank_without_its_planned_memory_fails_the_launch(
-    smollm2_folder: Path, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+    smollm2_folder: Path,
+    loop: asyncio.AbstractEventLoop,
+    monkeypatch: pytest.MonkeyPatch,
+    traces: Traces,
 ) -> None:
     monkeypatch.setattr(plan, "WAIT_S", 0.0)
-    before = _shared()
     fits, other = ranks((10, 20), 1, ("here", "here"))
     config = config_of(smollm2_folder, (fits, replace(other, memory_bytes=10**15)))
     lab = Lab(Worker(config, LOOPBACK), loop)
@@ -217,20 +240,19 @@ def test_a_rank_without_its_planned_memory_fails_the_launch(
         "rank 1 failed at claiming its device: NoMemory: rank 1 was planned with 931322.57 GiB"
     )
     assert "on cpu 0 of here, where " in said
-    assert left_behind(before) == []
+    assert traces.left() == []
 
 
 def test_a_rank_that_is_killed_while_the_group_starts(
-    smollm2_folder: Path, loop: asyncio.AbstractEventLoop
+    smollm2_folder: Path, loop: asyncio.AbstractEventLoop, traces: Traces
 ) -> None:
-    before = _shared()
     lab = Lab(Worker(config_of(smollm2_folder, ranks((10, 20), 1, ("", ""))), LOOPBACK), loop)
     starting = asyncio.run_coroutine_threadsafe(lab.worker.start(), loop)
     victim = _first_word_of(1, starting)
     psutil.Process(victim).kill()
     with pytest.raises(LaunchError, match=rf"rank 1 \(process {victim}\) ended without a word at"):
         starting.result(300)
-    assert left_behind(before) == []
+    assert traces.left() == []
 
 
 def _first_word_of(rank: int, starting: Any) -> int:
