@@ -17,7 +17,7 @@ from controlplane import local
 from controlplane.local import LocalCluster
 from controlplane.settings import Settings
 
-OPERATION_TIMEOUT_S = 300.0
+OPERATION_TIMEOUT_S = 600.0  # registering measures the model, which a busy machine takes long for
 
 
 class Cluster:
