@@ -140,6 +140,7 @@ class AgentBook:
                 report: AgentReport = await node.agent.report.remote()
         except TimeoutError:
             node.problem = f"its agent did not answer within {ASK_TIMEOUT_S:.0f} s" + _who_has_gpus(node)
+            self._replace_lost(node)
         except ValueError:  # no actor of this name
             node.agent, node.problem = None, "it has no agent yet"
         except RayActorError as e:
@@ -153,6 +154,13 @@ class AgentBook:
                 node.agent.remember.remote(node.rates)
             node.report = replace(report, rates=node.rates)
             node.sampled_s, node.problem = time.monotonic() - report.age_s, ""
+
+    def _replace_lost(self, node: _Node) -> None:
+        """An agent that is silent for as long as makes a node lost does not come back by itself."""
+        silent_s = time.monotonic() - max(node.sampled_s, node.since_s)
+        if self._starts and node.agent is not None and silent_s > self._settings.node_lost_s:
+            log.warning("the agent of %s has been silent for %.0f s: it is replaced", node.name, silent_s)
+            ray.kill(node.agent, no_restart=False)
 
     def _agent(self, node: _Node) -> Any:
         """The node's agent; started if there is none and this is the book that starts them. Blocking.

@@ -186,12 +186,10 @@ class EngineResidency:
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """One device of a node, as measured there. `model` is its maker's name for it."""
+    """What one device of a node can do, as measured there. `model` is its maker's name for it."""
 
     index: int
     kind: str
-    total_bytes: int
-    free_bytes: int
     memory_bytes_per_s: float
     flops_per_s: float
     model: str = ""

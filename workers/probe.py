@@ -12,7 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 from workers.agent.gpus import Nvml, gpu_count
 from workers.agent.sampling import GpuReading, gpu_kind
@@ -28,9 +27,7 @@ def probe(node: str, gpus: Collection[int] | None = None) -> NodeReport:
 
 
 def _cpu() -> DeviceReport:
-    memory = psutil.virtual_memory()
-    total, free = int(memory.total), int(memory.available)
-    return DeviceReport(0, "cpu", total, free, _cpu_bandwidth(), _cpu_flops(), cpu_model())
+    return DeviceReport(0, "cpu", _cpu_bandwidth(), _cpu_flops(), cpu_model())
 
 
 def cpu_model() -> str:
@@ -82,11 +79,12 @@ def _gpus(only: Collection[int] | None) -> tuple[DeviceReport, ...]:
 
 
 def _report(gpu: GpuReading, bandwidth: float, flops: float) -> DeviceReport:
-    kind, free = gpu_kind(gpu.name), gpu.total_bytes - gpu.used_bytes
-    return DeviceReport(gpu.index, kind, gpu.total_bytes, free, bandwidth, flops, kind)
+    kind = gpu_kind(gpu.name)
+    return DeviceReport(gpu.index, kind, bandwidth, flops, kind)
 
 
 def _gpu_rates(index: int) -> tuple[float, float]:
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # CUDA is to count GPUs as NVML does
     import torch
 
     device = torch.device("cuda", index)

@@ -17,7 +17,7 @@ from workers.messages import DeviceReport, NodeReport
 
 GIB = 1 << 30
 PATIENCE = Patience(stale_s=5, lost_s=30)
-RATES = NodeReport("a", (DeviceReport(0, "h200", 0, 0, 4e12, 8e14, "H200"),), "0.32.0")
+RATES = NodeReport("a", (DeviceReport(0, "h200", 4e12, 8e14, "H200"),), "0.32.0")
 PROCESSES = (ProcessMemory(1, 2, "m"), ProcessMemory(2, 3, "m"), ProcessMemory(3, 4, None))
 SAMPLE = DeviceSample(0, "h200", 140 * GIB, 40 * GIB, (0.0, 0.5, 0.005, 1.0), PROCESSES, island=2)
 REPORT = AgentReport(77, (SAMPLE,), 0.1, rates=RATES)
@@ -39,7 +39,7 @@ def test_a_device_as_reported() -> None:
 
 def test_the_load_of_a_host_is_its_mean_utilisation() -> None:
     host = replace(SAMPLE, kind="cpu", utilisation=(0.2, 0.4))
-    rates = NodeReport("a", (DeviceReport(0, "cpu", 0, 0, 1e10, 1e11),))
+    rates = NodeReport("a", (DeviceReport(0, "cpu", 1e10, 1e11),))
     (node,) = node_states([replace(HEARD, report=AgentReport(1, (host,), 0.1, rates=rates))], PATIENCE)
     assert node.devices[0].load == pytest.approx(0.3)
 
