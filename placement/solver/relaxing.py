@@ -17,6 +17,7 @@ from placement.types import Constraint, Intent, Placement, Relaxation, Scope, Sl
 
 HALVINGS = 6  # of the interval between what works and what does not
 WIDEST = 64
+LEAST = 1e-9  # of what is asked; a factor stays a number
 SLACK = 1 + 1e-9  # rounding must not undo what was found to suffice
 
 _LIMITS = {Constraint.LATENCY, Constraint.TTFT, Constraint.TPOT, Constraint.COST, Constraint.ACCURACY}
@@ -154,14 +155,20 @@ def _accuracy(request: Request, find: Find) -> Relaxation | None:
 
 def _less_accurate(asked: float, offered: float) -> Relaxation:
     text = f"accept an accuracy of {offered:.4g} instead of {asked:.4g}"
-    return Relaxation(Constraint.ACCURACY, asked, offered, asked / max(offered, 1e-9), text)
+    return Relaxation(Constraint.ACCURACY, asked, offered, asked / max(offered, asked * LEAST), text)
 
 
 def _rate(request: Request, find: Find) -> Relaxation | None:
-    """A rate that one copy keeps up with, to within 1/64 of the one asked."""
-    if request.rate_per_s <= 0 or find(replace(request, rate_per_s=0.0)) is None:
+    """A rate that one copy keeps up with, to within 1/64 of what is in question."""
+    idle = find(replace(request, rate_per_s=0.0)) if request.rate_per_s > 0 else None
+    if idle is None:
         return None
     low, high = 0.0, request.rate_per_s
+    most = idle.choice.throughput_per_s / SLACK
+    if most < high and find(replace(request, rate_per_s=most)) is not None:
+        low = most
+    elif most < high:
+        high = most
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         if find(replace(request, rate_per_s=middle)) is None:
@@ -174,7 +181,7 @@ def _rate(request: Request, find: Find) -> Relaxation | None:
 def _less_often(asked: float, offered: float) -> Relaxation:
     shown = f"{rounded(offered, up=False):.4g} of {asked:.4g} requests/s"
     text = f"one copy keeps up with {shown}: place more copies, or expect less"
-    return Relaxation(Constraint.RATE, asked, offered, asked / max(offered, asked / 2**HALVINGS), text)
+    return Relaxation(Constraint.RATE, asked, offered, asked / max(offered, asked * LEAST), text)
 
 
 def _headroom(request: Request, find: Find) -> Relaxation | None:

@@ -74,7 +74,9 @@ def cluster(base_folder: Path, adapters: dict[str, Path]) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def echo_cluster(base_folder: Path, adapters: dict[str, Path]) -> Iterator[Cluster]:
-    yield from _run(Cluster("echo", _roots(base_folder, adapters)), base_folder, adapters)
+    """Two of its engines find room on two cores."""
+    made = Cluster("echo", _roots(base_folder, adapters), engine_num_cpus=0.5)
+    yield from _run(made, base_folder, adapters)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,128 @@
+"""`ostinato deploy`: what it asks, what it shows, and how it says that nothing fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from command_line import Cli
+from fake_api import FakeApi, answer, deployment, error, events, operation
+
+RELAXATION = {
+    "constraint": "SLOs.tpot_ms",
+    "asked": 1.0,
+    "offered": 4.2,
+    "factor": 4.2,
+    "text": "raise it to 4.2",
+}
+CHOICE = {
+    **{
+        "objective": 1.25,
+        "unit": "GiB s",
+        "alternatives": 12,
+        "shapes": 3,
+        "basis": "profile",
+        "latencyMs": 90.0,
+    },
+    **{
+        "ttftMs": {"value": 12.5, "low": 10.0, "high": 15.0},
+        "tpotMs": {"value": 4.5, "low": 4.0, "high": 5.0},
+    },
+    **{"throughputPerS": 7.5, "utilisation": [0.25], "relaxed": [RELAXATION], "notes": []},
+}
+
+
+def plan(**choice: Any) -> dict[str, Any]:
+    return {**deployment()["plan"], "choice": CHOICE | choice}
+
+
+def test_every_option_reaches_the_api(cli: Cli, api: FakeApi) -> None:
+    line = (
+        "deploy smol --intent minLat --max-output 64 --e2e-ms 900 --cost 2.5 --accuracy 90 --rate 1.5 "
+        "--input-tokens 300 --output-tokens 60 --tp 1 --tp 3 --pp 2 --layers 10,20 --apart-from chat "
+        "--apart-by gpu --max-relax 1.5"
+    )
+    assert cli(*line.split()).code == 0
+    assert api.calls("POST /deploy_model")[0][0] == {
+        "model": "smol",
+        "maxOutputLength": 64,
+        "intent": "minLat",
+        "SLOs": {"e2e_ms": 900.0, "cost": 2.5, "accuracy": 90.0},
+        "load": {"ratePerS": 1.5, "inputTokens": 300, "outputTokens": 60},
+        "tensorParallel": [1, 3],
+        "pipelineParallel": [2],
+        "layersPerStage": [10, 20],
+        "antiAffinity": {"group": "chat", "scope": "gpu"},
+        "autoRelax": {"maxFactor": 1.5},
+    }
+
+
+def test_a_dry_run_shows_the_plan_and_deploys_nothing(cli: Cli, api: FakeApi) -> None:
+    api.script("POST /plan", answer({"model": "smol", "host": "smol", "running": False, "plan": plan()}))
+    ended = cli("deploy", "smol", "--dry-run")
+    assert ended.code == 0
+    for words in (
+        "nothing was done",
+        "rank 0 on n1 cpu:0, layers 0-29, 1.0 GiB",
+        "from its profile, first token 10 to 15 ms, each further 4 to 5 ms",
+        "up to 7.5 requests/s, busy 25%",
+        "1.25 GiB s, best of 12 layouts",
+        "raise it to 4.2",
+    ):
+        assert words in ended.out
+    assert cli("deploy", "smol", "--dry-run", "--json").json["preview"]["plan"]["choice"] == CHOICE
+    assert not api.calls("POST /deploy_model")
+
+
+def test_the_status_of_a_deployment_says_why_and_what_gave_way(cli: Cli, api: FakeApi) -> None:
+    view = deployment(plan=plan(), load={"ratePerS": 2.0}, antiAffinity={"group": "chat", "scope": "node"})
+    api.script("GET /deployments/smol", answer(view))
+    out = cli("status", "smol").out
+    for words in (
+        "2 requests/s expected",
+        "no node shared with group chat",
+        "best of 12 layouts",
+        "raise it to 4.2",
+    ):
+        assert words in out
+
+
+@pytest.mark.parametrize(
+    ("together", "texts", "hint"),
+    [
+        (False, ["one way"], "Hint:  one way"),
+        (False, ["one way", "or another"], "Hint:  any of these would do:\n  - one way\n  - or another"),
+        (True, ["this", "and that"], "Hint:  all of these together would do:\n  - this\n  - and that"),
+    ],
+)
+def test_what_would_do_is_listed(cli: Cli, api: FakeApi, together: bool, texts: list[str], hint: str) -> None:
+    details = {
+        "binding": "SLOs.tpot_ms",
+        "together": together,
+        "relaxations": [{**RELAXATION, "text": text} for text in texts],
+    }
+    body = error("no_feasible_plan", "no plan meets it; possible: something", details=details)
+    failed = operation("Failed", error=body)
+    api.script("GET /operations/op-1/watch", events(failed))
+    ended = cli("deploy", "smol")
+    assert ended.code == 1
+    assert f"Error: no plan meets it\n{hint}\n" in ended.err
+    told = cli("deploy", "smol", "--json").error
+    assert told["error"]["details"] == details
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "deploy smol --layers ten",
+        "deploy smol --layers 1,,2",
+        "deploy smol --tp 0",
+        "deploy smol --rate -1",
+        "deploy smol --max-relax 0.5",
+        "deploy smol --apart-from x --apart-by rack",
+    ],
+)
+def test_usage_errors(cli: Cli, api: FakeApi, line: str) -> None:
+    ended = cli(*line.split())
+    assert ended.code == 2
+    assert not api.calls("POST /deploy_model")

@@ -1,0 +1,72 @@
+"""An SLO that nobody can meet, on a real cluster: the structured answer, and what may be relaxed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clusters import Cluster, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+NAME = "strict"
+IMPOSSIBLE = {"model": NAME, "maxOutputLength": 32, "SLOs": {"tpot_ms": 1e-6, "accuracy": 90}}
+
+
+@pytest.fixture(scope="module")
+def strict(echo_cluster: Cluster, base_folder: Path) -> Iterator[Cluster]:
+    echo_cluster.perform("POST", "/register_model", {"model": NAME, "source": str(base_folder)})
+    yield echo_cluster
+    echo_cluster.perform("DELETE", f"/models/{NAME}")
+
+
+def ended(cluster: Cluster, body: dict[str, Any]) -> dict[str, Any]:
+    operation = cluster.submit("POST", "/deploy_model", body)
+    found: dict[str, Any] = until(
+        lambda: (o := cluster.get(f"/operations/{operation}"))["done"] and o, 300, operation
+    )
+    return found
+
+
+def test_the_answer_says_what_binds_and_what_would_do(strict: Cluster) -> None:
+    failed = ended(strict, IMPOSSIBLE)
+    assert failed["phase"] == "Failed"
+    error = failed["error"]["error"]
+    assert error["code"] == "no_feasible_plan"
+    assert error["details"]["binding"] == "SLOs.tpot_ms"
+    (one,) = error["details"]["relaxations"]
+    assert (one["constraint"], one["asked"]) == ("SLOs.tpot_ms", pytest.approx(1e-6))
+    assert one["offered"] > one["asked"]
+    shown = strict.http.post("/plan", json=IMPOSSIBLE)
+    assert (shown.status_code, shown.json()["error"]["code"]) == (422, "no_feasible_plan")
+    assert f"{NAME} " not in " ".join(strict.records()["deployments"])
+
+
+def test_with_permission_it_deploys_and_says_what_gave_way(strict: Cluster) -> None:
+    assert ended(strict, {**IMPOSSIBLE, "autoRelax": {"maxFactor": 2}})["phase"] == "Failed"
+    found = ended(strict, {**IMPOSSIBLE, "autoRelax": {}})
+    try:
+        assert found["phase"] == "Deployed", found
+        plan = strict.get(f"/deployments/{NAME}")["plan"]
+        (one,) = plan["choice"]["relaxed"]
+        assert one["constraint"] == "SLOs.tpot_ms"
+        assert plan["estimatedTpotMs"] <= one["offered"]
+        answer = strict.http.post(
+            "/inference_model", json={"model": NAME, "inputText": "still here", "maxOutputLength": 8}
+        )
+        assert answer.json()["outputText"] == "still here"
+    finally:
+        strict.perform("DELETE", f"/deployments/{NAME}")
+
+
+def test_two_ranks_of_one_host(strict: Cluster) -> None:
+    """A split that is asked for is what is launched: both ranks on the one CPU of the node."""
+    asked = {"model": NAME, "maxOutputLength": 32, "layersPerStage": [10, 20]}
+    assert ended(strict, asked)["phase"] == "Deployed"
+    try:
+        ranks = strict.get(f"/deployments/{NAME}")["plan"]["ranks"]
+        assert [(r["device"], r["layers"]) for r in ranks] == [("cpu:0", [0, 10]), ("cpu:0", [10, 30])]
+    finally:
+        strict.perform("DELETE", f"/deployments/{NAME}")

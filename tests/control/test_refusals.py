@@ -1,0 +1,176 @@
+"""What is asked of a deployment decides where it goes; what cannot be is refused by name and number."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from builders import ready_base
+from in_memory import CPU, GIB
+
+from controlplane import errors
+from controlplane.deploying import decide
+from controlplane.records import Bounds, Deployment, ExpectedLoad, Model, Phase, Relaxing
+from controlplane.settings import Settings
+from placement.types import Constraint, CostMeasure, Device, Intent, Inventory, Scope, Slos, Unusable
+from profiler.types import DeviceRates
+
+GPU = Device("g", 0, "b300", 100 * GIB, 90 * GIB, DeviceRates(8e12, 2e15), "b300", "0.26")
+WANTED = Deployment("b", 1, "b", Phase.PENDING, Intent.MIN_COST, 16)
+HERE = Inventory((CPU,))
+
+
+@pytest.fixture
+def base(files: Path) -> Model:
+    return replace(ready_base(files), compression={"none": 97.0})
+
+
+def refused(
+    base: Model, settings: Settings, inventory: Inventory = HERE, **wanted: object
+) -> errors.NoFeasiblePlan:
+    with pytest.raises(errors.NoFeasiblePlan) as refusal:
+        decide(base, replace(WANTED, **wanted), inventory, settings)  # type: ignore[arg-type]
+    return refusal.value
+
+
+def test_a_limit_that_nothing_meets_is_offered_what_there_is_in_its_own_unit(
+    base: Model, settings: Settings
+) -> None:
+    error = refused(base, settings, slos=Slos(tpot_s=1e-9))
+    assert error.details["binding"] == "SLOs.tpot_ms"
+    assert error.details["together"] is False
+    (one,) = error.details["relaxations"]
+    assert (one["constraint"], one["asked"]) == ("SLOs.tpot_ms", pytest.approx(1e-6))
+    assert one["factor"] == pytest.approx(one["offered"] / 1e-6, rel=1e-3)
+    assert one["text"] in error.message
+    met = decide(base, replace(WANTED, slos=Slos(tpot_s=one["offered"] / 1000)), HERE, settings)
+    assert met.estimate.tpot_s <= one["offered"] / 1000
+
+
+def test_the_nearest_is_applied_where_the_user_allowed_it(base: Model, settings: Settings) -> None:
+    wanted = replace(WANTED, slos=Slos(latency_s=1e-9), relaxing=Relaxing(True))
+    placed = decide(base, wanted, HERE, settings)
+    (one,) = placed.choice.relaxed
+    assert (one.constraint, one.asked) == (Constraint.LATENCY, 1e-9)
+    assert placed.choice.latency_s <= one.offered * 1.001
+    assert f"relaxed, as allowed: {one.text}" in placed.reason
+
+
+def test_no_further_than_the_user_allowed(base: Model, settings: Settings) -> None:
+    error = refused(base, settings, slos=Slos(latency_s=1e-9), relaxing=Relaxing(True, 2.0))
+    assert "more than the 2 times allowed" in error.message
+    assert error.details["relaxations"]
+
+
+def test_one_limit_among_several_is_named(base: Model, settings: Settings) -> None:
+    error = refused(base, settings, slos=Slos(latency_s=100.0, accuracy=99.0))
+    assert "97" not in error.details  # the one form there is has 97%: no form comes nearer by less
+    assert error.details["binding"] == "SLOs.accuracy"
+    assert error.details["relaxations"][0]["offered"] == 97.0
+
+
+def test_limits_that_fail_together_are_all_named(base: Model, settings: Settings) -> None:
+    error = refused(base, settings, slos=Slos(latency_s=1e-9, accuracy=99.0))
+    assert error.details["together"] is True
+    assert {one["constraint"] for one in error.details["relaxations"]} == {"SLOs.e2e_ms", "SLOs.accuracy"}
+    wanted = replace(WANTED, slos=Slos(latency_s=1e-9, accuracy=99.0), relaxing=Relaxing(True))
+    assert len(decide(base, wanted, HERE, settings).choice.relaxed) == 2
+
+
+def test_a_rate_that_one_engine_cannot_keep_up_with(base: Model, settings: Settings) -> None:
+    error = refused(base, settings, load=ExpectedLoad(1e6))
+    assert error.details["binding"] == "load.ratePerS"
+    offered = error.details["relaxations"][0]["offered"]
+    placed = decide(base, replace(WANTED, load=ExpectedLoad(offered)), HERE, settings)
+    assert placed.choice.throughput_per_s >= offered > 0
+    assert 0.9 < max(placed.choice.utilisation) <= 1
+    assert error.details["relaxations"][0]["factor"] == pytest.approx(1e6 / offered)
+
+
+def test_a_cache_for_which_there_is_no_room_is_offered_smaller(base: Model, settings: Settings) -> None:
+    full = decide(base, WANTED, HERE, settings)
+    need = sum(full.estimate.memory_bytes)
+    tight = Inventory((replace(CPU, free_bytes=need - 1),))
+    error = refused(base, settings, tight)
+    assert error.details["binding"] == "memory"
+    assert "GiB" in error.message
+    offered = error.details["relaxations"][0]["offered"]
+    assert offered == settings.concurrency - 1
+    eased = decide(base, replace(WANTED, relaxing=Relaxing(True)), tight, settings)
+    assert eased.plan.kv_cache_tokens == offered * eased.plan.max_model_len
+    assert sum(eased.estimate.memory_bytes) < need
+
+
+def test_lengths_beyond_the_context(base: Model, settings: Settings) -> None:
+    error = refused(base, settings, load=ExpectedLoad(0.0, 60, 10))
+    assert error.details["binding"] == "load"
+    assert (error.details["relaxations"][0]["asked"], error.details["relaxations"][0]["offered"]) == (70, 64)
+
+
+def test_no_device_says_why_nodes_are_not_used(base: Model, settings: Settings) -> None:
+    error = refused(base, settings, Inventory((), (Unusable("n", "stale report: n is silent"),)))
+    assert "stale report: n is silent" in error.message
+    assert error.details["relaxations"] == []
+
+
+# --- devices --------------------------------------------------------------------------------------
+
+
+def test_a_gpu_of_an_unknown_type_comes_before_a_cpu(base: Model, settings: Settings) -> None:
+    placed = decide(base, WANTED, Inventory((CPU, GPU)), settings)
+    assert [(r.node, r.device_kind) for r in placed.ranks] == [("g", "b300")]
+    full = Inventory((CPU, replace(GPU, free_bytes=0)))
+    assert decide(base, WANTED, full, settings).ranks[0].device_kind == "cpu"
+
+
+def test_ranks_that_are_asked_for_share_a_cpu(base: Model, settings: Settings) -> None:
+    wanted = replace(WANTED, bounds=Bounds(layers_per_stage=(1, 1)))
+    placed = decide(base, wanted, HERE, settings)
+    assert [(r.stage, r.layer_start, r.layer_end, r.device_index) for r in placed.ranks] == [
+        (0, 0, 1, 0),
+        (1, 1, 2, 0),
+    ]
+    assert sum(r.memory_bytes for r in placed.ranks) <= CPU.free_bytes
+
+
+def test_anti_affinity_keeps_apart_from_what_is_placed_and_not_from_itself(
+    base: Model, settings: Settings
+) -> None:
+    two = Inventory((CPU, replace(CPU, node="other", free_bytes=CPU.free_bytes - GIB)))
+    wanted = replace(WANTED, bounds=Bounds(group="g", scope=Scope.NODE))
+    first = decide(base, wanted, two, settings)
+    assert first.ranks[0].node == "node"
+    mine = replace(wanted, placement=first)
+    theirs = replace(mine, model="c", host="c")
+    assert decide(base, wanted, two, settings, others=[mine]).ranks[0].node == "node"
+    assert decide(base, wanted, two, settings, others=[theirs]).ranks[0].node == "other"
+    with pytest.raises(errors.NoFeasiblePlan) as refusal:
+        decide(base, replace(wanted, relaxing=Relaxing(True)), HERE, settings, others=[theirs])
+    assert refusal.value.details["binding"] == "antiAffinity"
+
+
+# --- intents --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("intent", "measure", "unit"),
+    [
+        (Intent.MIN_COST, CostMeasure.MEMORY_LATENCY, "GiB s"),
+        (Intent.MIN_COST, CostMeasure.MEMORY, "GiB"),
+        (Intent.MIN_COST, CostMeasure.GPU_HOURS, "GPU h"),
+        (Intent.MIN_LATENCY, CostMeasure.MEMORY, "s"),
+        (Intent.MIN_MEMORY, CostMeasure.GPU_HOURS, "GiB"),
+        (Intent.MIN_GPU_HOURS, CostMeasure.MEMORY, "GPU h"),
+    ],
+)
+def test_what_an_intent_minimises(
+    base: Model, settings: Settings, intent: Intent, measure: CostMeasure, unit: str
+) -> None:
+    known = settings.model_copy(update={"cost_measure": measure})
+    placed = decide(base, replace(WANTED, intent=intent), HERE, known)
+    memory, latency_s = sum(placed.estimate.memory_bytes) / GIB, placed.choice.latency_s
+    values = {"GiB s": memory * latency_s, "GiB": memory, "s": latency_s, "GPU h": latency_s / 3600}
+    assert placed.choice.unit == unit
+    assert placed.choice.objective == pytest.approx(values[unit])
+    assert f"{placed.choice.objective:.4g} {unit}" in placed.reason
