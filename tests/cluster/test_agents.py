@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -57,11 +58,17 @@ def test_the_cluster_says_who_holds_what(echo_cluster: Cluster) -> None:
     plan = echo_cluster.get(f"/deployments/{BASE}")["plan"]
     promised = [(r["rank"], r["memoryBytes"]) for r in plan["ranks"]]
     assert [(r["rank"], r["bytes"]) for r in device["reservations"]] == promised
-    # The engine is known by its process; what it shares with other processes is not counted as its own.
-    (taken,) = [use["bytes"] for use in device["uses"] if use["deployment"] == BASE]
-    assert 1 << 20 < taken <= engine.memory_info().rss * 1.1
+    # The engine is known by its process; the files it maps are not counted as its own.
+    until(lambda: 1 << 20 < taken_by(echo_cluster, BASE) < engine.memory_info().rss, BOUND_S, "its memory")
     largest = device["totalBytes"] - device["headroomBytes"] - sum(size for _, size in promised)
     assert 0 < device["freeBytes"] <= largest
+
+
+def taken_by(cluster: Cluster, base: str) -> int:
+    """What the node says the engine of `base` has of its device."""
+    (device,) = the_node(cluster)["devices"]
+    (taken,) = [use["bytes"] for use in device["uses"] if use["deployment"] == base]
+    return int(taken)
 
 
 def test_devices_are_metrics_of_the_controller(echo_cluster: Cluster) -> None:
@@ -105,6 +112,8 @@ def test_a_node_that_does_not_report_gets_nothing_new(echo_cluster: Cluster) -> 
         )
         noticed_s = time.monotonic() - stopped
         assert node["reason"].startswith(f"stale report: node {node['name']} last reported ")
+        # Each process keeps its own watch; the controller's decides.
+        until(lambda: not of_controller(echo_cluster, "ostinato_node_usable"), BOUND_S, "the controller's")
         started = time.monotonic()
         operation = echo_cluster.submit("POST", "/deploy_model", {"model": "later"})
         failed = until(lambda: _ended(echo_cluster, operation), BOUND_S, "an answer")
@@ -113,16 +122,17 @@ def test_a_node_that_does_not_report_gets_nothing_new(echo_cluster: Cluster) -> 
         body = {"model": BASE, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
         assert echo_cluster.http.post("/v1/chat/completions", json=body).status_code == 200
     finally:
-        os.kill(pid, signal.SIGCONT)
-    # Each process keeps its own watch; the controller's decides.
+        with contextlib.suppress(ProcessLookupError):  # after a while it is replaced
+            os.kill(pid, signal.SIGCONT)
     until(lambda: of_controller(echo_cluster, "ostinato_node_usable"), BOUND_S, "a usable node")
     print(f"\nagent stopped: noticed after {noticed_s:.1f} s, a deployment refused in {answered_s:.1f} s")
     operation = echo_cluster.submit("POST", "/deploy_model", {"model": "later"})
     both = {BASE, "later"}
     until(lambda: {holder for holder, *_ in reservations(echo_cluster)} == both, BOUND_S, "a reservation")
     echo_cluster.submit("POST", f"/operations/{operation}/cancel")
-    cancelled = until(lambda: _ended(echo_cluster, operation), BOUND_S, "the end of the launch")
-    assert cancelled["phase"] == "Cancelled"
+    ended = until(lambda: _ended(echo_cluster, operation), BOUND_S, "the end of the launch")
+    if ended["phase"] == "Deployed":  # it was quicker
+        echo_cluster.perform("DELETE", "/deployments/later")
     assert {holder for holder, *_ in reservations(echo_cluster)} == {BASE}
     echo_cluster.http.delete("/models/later").raise_for_status()
 
@@ -161,8 +171,13 @@ def failing_cluster(base_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 def test_a_launch_that_fails_releases_what_it_reserved(failing_cluster: Cluster, base_folder: Path) -> None:
     failing_cluster.perform("POST", "/register_model", {"model": BASE, "source": str(base_folder)})
     operation = failing_cluster.submit("POST", "/deploy_model", {"model": BASE})
-    held = until(lambda: reservations(failing_cluster), BOUND_S, "a reservation")
+    held: list[tuple[str, int, int, float]] = []
+
+    def ended() -> dict[str, Any] | None:
+        held.extend(reservations(failing_cluster))
+        return _ended(failing_cluster, operation)
+
+    failed = until(ended, 2 * BOUND_S, "the launch to fail")
+    assert failed["error"]["error"]["code"] == "engine_failed", failed
     assert {holder for holder, *_ in held} == {BASE}
-    failed = until(lambda: _ended(failing_cluster, operation), 2 * BOUND_S, "the launch to fail")
-    assert failed["error"]["error"]["code"] == "engine_failed"
     assert reservations(failing_cluster) == []
