@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
@@ -59,7 +59,7 @@ class Probe:
         nothing of the KV cache is, before the first request. On a GPU vLLM counts only what came after the
         context and the communication were there, so these are added.
         """
-        kv_cache = sum(tensor.nbytes for tensor in _tensors(getattr(self.model_runner, "kv_caches", [])))
+        kv_cache = _stored_bytes(getattr(self.model_runner, "kv_caches", []))
         blocks, block = self.cache_config.num_gpu_blocks or 0, self.cache_config.block_size
         weights = int(getattr(self.model_runner, "model_memory_usage", 0)) or self._parameter_bytes()
         resident = psutil.Process().memory_info().rss
@@ -120,9 +120,15 @@ def _timing(replay: Callable[[Any], None], timed: dict[int, list[tuple[Any, Any]
     return replay_timed
 
 
-def _tensors(found: Any) -> list[torch.Tensor]:
-    """Every distinct tensor in nested lists: layers may share one."""
+def _stored_bytes(found: Any) -> int:
+    """Of all tensors in nested lists; layers may be parts of one storage, or share one."""
+    storages = {storage.data_ptr(): storage for storage in map(torch.Tensor.untyped_storage, _tensors(found))}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def _tensors(found: Any) -> Iterator[torch.Tensor]:
     if isinstance(found, torch.Tensor):
-        return [found]
-    nested = [tensor for part in found or () for tensor in _tensors(part)]
-    return list({tensor.untyped_storage().data_ptr(): tensor for tensor in nested}.values())
+        yield found
+        return
+    for part in found or ():
+        yield from _tensors(part)

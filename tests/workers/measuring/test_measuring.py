@@ -77,7 +77,9 @@ def test_every_point_is_measured_once(tmp_path: Path, stages: tuple[int, ...]) -
     assert all(0 < m.ttft_s <= m.ttft_last_s < m.latency_s for m in timings if isinstance(m, Timing))
     assert len(footprint.ranks) == 1
     assert footprint.ranks[0].without_kv_cache > 10 << 20
-    assert footprint.ranks[0].kv_tokens >= 128
+    memory = footprint.ranks[0]
+    assert memory.kv_tokens >= 128
+    assert memory.kv_cache == memory.kv_tokens * 2 * (2 * 1 * 64 * 4)  # layers, keys and values in float32
 
 
 def test_variants_of_each_kind_in_one_batch_of_a_model_whose_layers_repeat(tmp_path: Path) -> None:
