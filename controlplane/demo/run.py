@@ -81,7 +81,7 @@ def _cluster(console: Console) -> Iterator[Client]:
 
 def _register(console: Console, client: Client) -> None:
     console.print(
-        "[bold]2. Register a base model and two LoRA variants[/]  (measuring the base takes about a minute)"
+        "[bold]2. Register a base model and two LoRA variants[/]  (measuring the base takes a minute or two)"
     )
     base = RegisterModelRequest(model=BASE, source=f"bundled://{BASE}")
     _follow(console, client, client.register_model(base))
