@@ -78,19 +78,19 @@ class AgentBook:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
-        """All nodes as last heard of; `wait` for those that are new, up to FIRST_WORD_S in their lives."""
+        """All nodes as last heard of; `wait` for the first, and for new ones, FIRST_WORD_S at most."""
+        began_s = time.monotonic()
         while True:
             await self._look_again()
             now_s = time.monotonic()
-            if not wait or not self._starting(now_s):
+            if not wait or now_s - began_s > FIRST_WORD_S or not self._is_starting(now_s):
                 break
             await asyncio.sleep(0.1)
         patience = Patience(self._settings.report_stale_s, self._settings.node_lost_s)
         return node_states((node.heard(now_s) for node in self._nodes.values()), patience)
 
-    def _starting(self, now_s: float) -> bool:
-        first = now_s - self._looked_s > FIRST_WORD_S  # nothing was ever seen
-        return (not self._nodes and not first) or any(n.is_new(now_s) for n in self._nodes.values())
+    def _is_starting(self, now_s: float) -> bool:
+        return not self._nodes or any(node.is_new(now_s) for node in self._nodes.values())
 
     async def _look_again(self) -> None:
         """Look unless somebody just did. Waits a moment at most, whatever hangs."""
@@ -104,7 +104,7 @@ class AgentBook:
     async def _look(self) -> None:
         try:
             self._note_nodes(await asyncio.to_thread(ray.nodes))
-        except RayError as e:
+        except Exception as e:  # not only RayError: of a lost connection Ray raises what comes
             log.warning("Ray does not say which nodes there are: %r", e)
         living = [node for node in self._nodes.values() if node.alive]
         for node in living:
@@ -158,7 +158,12 @@ class AgentBook:
     def _replace_lost(self, node: _Node) -> None:
         """An agent that is silent for as long as makes a node lost does not come back by itself."""
         silent_s = time.monotonic() - max(node.sampled_s, node.since_s)
-        if self._starts and node.agent is not None and silent_s > self._settings.node_lost_s:
+        if (
+            self._starts
+            and node.agent is not None
+            and node.report is not None
+            and silent_s > self._settings.node_lost_s
+        ):
             log.warning("the agent of %s has been silent for %.0f s: it is replaced", node.name, silent_s)
             ray.kill(node.agent, no_restart=False)
 

@@ -1,0 +1,139 @@
+"""The book of reports when Ray, or an agent, does not answer: nobody waits for it long."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from controlplane import agents
+from controlplane.agents import AgentBook
+from controlplane.inventory import NodeState
+from controlplane.settings import Settings
+from workers.agent.reports import AgentReport, DeviceSample
+from workers.messages import DeviceReport, NodeReport
+
+RATES = NodeReport("a", (DeviceReport(0, "cpu", 1e10, 1e11),))
+REPORT = AgentReport(7, (DeviceSample(0, "cpu", 100, 40, (0.5,), ()),), 0.1, rates=RATES)
+
+
+class Actor:
+    """An agent's handle; it answers while it is not `hung`, and says what it was told."""
+
+    def __init__(self, report: AgentReport = REPORT) -> None:
+        self.answer, self.hung = report, False
+        self.told: list[NodeReport] = []
+        self.report = SimpleNamespace(remote=self._report)
+        self.remember = SimpleNamespace(remote=self.told.append)
+
+    async def _report(self) -> AgentReport:
+        if self.hung:
+            await asyncio.Event().wait()
+        return self.answer
+
+
+class FakeRay:
+    """The calls that the book makes to Ray."""
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, Any]] = []
+        self.actors: dict[str, Actor] = {}
+        self.released = threading.Event()
+        self.hung = False
+
+    def nodes(self) -> list[dict[str, Any]]:
+        if self.hung:
+            self.released.wait(30)
+        return self.found
+
+    def get_actor(self, name: str, namespace: str) -> Actor:
+        if name not in self.actors:
+            raise ValueError(name)
+        return self.actors[name]
+
+
+def node(name: str, alive: bool = True) -> dict[str, Any]:
+    where = {"NodeManagerAddress": "10.0.0.1", "NodeManagerHostname": name, "NodeName": "10.0.0.1"}
+    return {"NodeID": f"id-{name}", "Alive": alive, "Resources": {}, **where}
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
+    fake = FakeRay()
+    monkeypatch.setattr(agents, "ray", fake)
+    monkeypatch.setattr(agents, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(agents, "PROMPT_S", 0.05)
+    monkeypatch.setattr(agents, "ASK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(agents, "FIRST_WORD_S", 0.3)
+    yield fake
+    fake.released.set()
+
+
+@pytest.fixture
+def book() -> AgentBook:
+    return AgentBook(Settings(report_stale_s=2, node_lost_s=4), starts=False)
+
+
+async def until(book: AgentBook, holds: Callable[[NodeState], bool]) -> tuple[NodeState, ...]:
+    """All nodes, once it holds of each."""
+    async with asyncio.timeout(10):
+        while not all(map(holds, found := await book.nodes(wait=False))):
+            await asyncio.sleep(0.01)
+    return found
+
+
+async def test_a_cluster_that_does_not_answer_holds_nobody_up(ray: FakeRay, book: AgentBook) -> None:
+    ray.hung = True
+    started = time.monotonic()
+    assert await book.nodes(wait=False) == ()
+    assert await book.nodes() == ()
+    assert time.monotonic() - started < 5
+
+
+async def test_a_node_that_hangs_holds_no_other_up(ray: FakeRay, book: AgentBook) -> None:
+    ray.found = [node("a"), node("b")]
+    ray.actors = {"agent-id-a": Actor(), "agent-id-b": Actor()}
+    ray.actors["agent-id-b"].hung = True
+    seen = {n.name: n.problem for n in await book.nodes()}
+    assert seen["a"] == ""
+    assert seen["b"].startswith("node b has not reported yet")
+    assert "its agent did not answer within" in seen["b"]
+    ray.actors["agent-id-b"].hung = False
+    await until(book, lambda n: not n.problem)
+
+
+async def test_new_nodes_are_waited_for(ray: FakeRay, book: AgentBook) -> None:
+    ray.found = [node("a")]
+    waiting = asyncio.create_task(book.nodes())
+    await asyncio.sleep(0.05)
+    ray.actors = {"agent-id-a": Actor()}
+    (found,) = await waiting
+    assert (found.problem, found.agent_pid) == ("", 7)
+
+
+async def test_what_was_measured_is_handed_to_the_next_agent(ray: FakeRay, book: AgentBook) -> None:
+    ray.found, ray.actors = [node("a")], {"agent-id-a": (actor := Actor())}
+    await book.nodes()
+    actor.answer = AgentReport(8, REPORT.devices, 0.0)  # as another one says it, which knows no rates
+    (found,) = await until(book, lambda n: n.agent_pid == 8)
+    assert found.problem == ""
+    assert found.devices[0].rates.flops_per_s == 1e11
+    assert actor.told[0] == RATES
+
+
+async def test_a_node_that_died_is_gone(ray: FakeRay, book: AgentBook) -> None:
+    ray.found, ray.actors = [node("a")], {"agent-id-a": Actor()}
+    await book.nodes()
+    ray.found = [node("a", alive=False)]
+    (found,) = await until(book, lambda n: n.lost)
+    assert found.problem.startswith("node a is gone")
+
+
+def test_nodes_are_called_as_they_were_started() -> None:
+    assert agents.node_name(node("host")) == "host"
+    assert agents.node_name({**node("host"), "NodeName": "rack-1"}) == "rack-1"
