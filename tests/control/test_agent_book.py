@@ -82,7 +82,7 @@ def book() -> AgentBook:
 async def until(book: AgentBook, holds: Callable[[NodeState], bool]) -> tuple[NodeState, ...]:
     """All nodes, once it holds of each."""
     async with asyncio.timeout(10):
-        while not all(map(holds, found := await book.nodes(wait=False))):
+        while not all(map(holds, found := await book.nodes(wait=False))):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return found
 
