@@ -6,7 +6,8 @@
     python -m controlplane.demo.train_adapters evaluate kinship --model MODEL --data build/demo \\
         --adapter build/adapters/kinship --report build/kinship.json
 
-`data` needs reasoning-gym, `train` needs peft; MODEL is what `python -m workers.bundled smollm2-135m-instruct DIR` prints.
+`data` needs reasoning-gym, `train` needs peft; MODEL is what
+`python -m workers.bundled smollm2-135m-instruct DIR` prints.
 """
 
 from __future__ import annotations
