@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ SHAPES = {
 GPU_SHAPES = ("llama-2-7b", "qwen2.5-14b", "qwen3-30b-a3b", "llama-3.2-3b")
 
 
+@cache
 def spec(name: str, dtype_bytes: int = 2) -> ModelSpec:
     return spec_of(describe(SHAPES[name], Path(name)), dtype_bytes)
 
