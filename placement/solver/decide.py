@@ -9,12 +9,13 @@ from dataclasses import replace
 
 from placement.solver import hosts
 from placement.solver.cluster import Cluster
+from placement.solver.concessions import Find
 from placement.solver.estimators import estimator_of
 from placement.solver.memory import total_bytes
 from placement.solver.objective import GIB
 from placement.solver.outcome import NotPlaced, Outcome
 from placement.solver.policies.base import EstimatorFor, Policy
-from placement.solver.relaxing import Find, relaxations, relaxed, together
+from placement.solver.relaxing import relaxations, relaxed, together
 from placement.solver.request import Request
 from placement.solver.shapes import shapes
 from placement.solver.view import view_of

@@ -1,0 +1,139 @@
+"""Constraints of which some can be kept when not all of it can: how much, found by searching. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from placement.solver.numbers import rounded
+from placement.solver.request import Request
+from placement.types import Constraint, Placement, Relaxation, Scope
+
+HALVINGS = 6  # of the interval between what works and what does not
+WIDEST = 64
+LEAST = 1e-9  # of what is asked; a factor stays a number
+SLACK = 1 + 1e-9  # rounding must not undo what was found to suffice
+
+Find = Callable[[Request], Placement | None]
+
+
+def accuracy(request: Request, find: Find) -> Relaxation | None:
+    """The most accurate compression below the limit that can be placed."""
+    asked = request.slos.accuracy
+    if asked is None:
+        return None
+    below = sorted({c.accuracy for c in request.model.compressions if c.accuracy < asked}, reverse=True)
+    for offered in below:
+        if find(replace(request, slos=replace(request.slos, accuracy=offered))) is not None:
+            return less_accurate(asked, offered)
+    return None
+
+
+def less_accurate(asked: float, offered: float) -> Relaxation:
+    text = f"accept an accuracy of {offered:.4g} instead of {asked:.4g}"
+    return Relaxation(Constraint.ACCURACY, asked, offered, asked / max(offered, asked * LEAST), text)
+
+
+def rate(request: Request, find: Find) -> Relaxation | None:
+    """A rate that one copy keeps up with, to within 1/64 of what is in question."""
+    idle = find(replace(request, rate_per_s=0.0)) if request.rate_per_s > 0 else None
+    if idle is None:
+        return None
+    low, high = 0.0, request.rate_per_s
+    most = idle.choice.throughput_per_s / SLACK
+    if most < high and find(replace(request, rate_per_s=most)) is not None:
+        low = most
+    elif most < high:
+        high = most
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if find(replace(request, rate_per_s=middle)) is None:
+            high = middle
+        else:
+            low = middle
+    return _less_often(request.rate_per_s, low)
+
+
+def _less_often(asked: float, offered: float) -> Relaxation:
+    shown = f"{rounded(offered, up=False):.4g} of {asked:.4g} requests/s"
+    text = f"one copy keeps up with {shown}: place more copies, or expect less"
+    return Relaxation(Constraint.RATE, asked, offered, asked / max(offered, asked * LEAST), text)
+
+
+def headroom(request: Request, find: Find) -> Relaxation | None:
+    """As much as can be kept, to within 1/64 of what was asked."""
+    if request.headroom <= 0 or find(replace(request, headroom=0.0)) is None:
+        return None
+    low, high = 0.0, request.headroom
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if find(replace(request, headroom=middle)) is None:
+            high = middle
+        else:
+            low = middle
+    return less_headroom(request.headroom, low)
+
+
+def less_headroom(asked: float, offered: float) -> Relaxation:
+    text = f"leave {offered:.1%} of each GPU free instead of {asked:.1%}"
+    return Relaxation(Constraint.HEADROOM, asked, offered, (1 - offered) / (1 - asked), text)
+
+
+def scope(request: Request, find: Find) -> Relaxation | None:
+    """No degree of it can be kept."""
+    if request.scope is Scope.NONE or find(replace(request, scope=Scope.NONE)) is None:
+        return None
+    text = f"let deployments of group {request.group} share a {request.scope}"
+    return Relaxation(Constraint.ANTI_AFFINITY, 1.0, 0.0, 1.0, text)
+
+
+def memory(request: Request, find: Find) -> Relaxation | None:
+    """The most sequences that a KV cache for which there is room holds at once."""
+    if request.concurrency <= 1 or find(replace(request, concurrency=1)) is None:
+        return None
+    low, high = 1, request.concurrency
+    while high - low > 1:
+        middle = (low + high) // 2
+        if find(replace(request, concurrency=middle)) is None:
+            high = middle
+        else:
+            low = middle
+    text = f"hold {low} sequences at a time instead of {request.concurrency}"
+    return Relaxation(Constraint.MEMORY, request.concurrency, low, request.concurrency / low, text)
+
+
+def any_shape(request: Request, gpus: int) -> Request:
+    widest = min(gpus, WIDEST)
+    return replace(
+        request,
+        max_tp=max(request.max_tp, widest),
+        max_pp=max(request.max_pp, widest),
+        only_tp=(),
+        only_pp=(),
+        layers=(),
+    )
+
+
+def parallelism(request: Request, find: Find, gpus: int) -> Relaxation | None:
+    bounded = request.max_tp < gpus or request.max_pp < gpus
+    if not (bounded or request.only_tp or request.only_pp or request.layers):
+        return None
+    found = find(any_shape(request, gpus))
+    return None if found is None else wider(request, found)
+
+
+def allowed(request: Request, found: Placement) -> bool:
+    plan = found.plan
+    tp, pp = plan.tensor_parallel, plan.pipeline_parallel
+    within = tp <= request.max_tp and pp <= request.max_pp
+    named = tp in (request.only_tp or (tp,)) and pp in (request.only_pp or (pp,))
+    return within and named and plan.layers_per_stage == (request.layers or plan.layers_per_stage)
+
+
+def wider(request: Request, found: Placement) -> Relaxation:
+    plan = found.plan
+    most = max(request.only_tp or (request.max_tp,)) * max(request.only_pp or (request.max_pp,))
+    stages = "+".join(map(str, plan.layers_per_stage))
+    text = f"allow TP={plan.tensor_parallel} x PP={plan.pipeline_parallel} (layers {stages})"
+    factor = max(1.0, plan.world_size / most)
+    return Relaxation(Constraint.PARALLELISM, most, plan.world_size, factor, text)
