@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
 from benchmarks.profiling.shapes import SHAPES, spec
 from profiler.campaign import Reach, campaign
@@ -61,19 +62,20 @@ class Task:
     def expected_s(self) -> float:
         """That its devices are taken."""
         start_s = START_S + START_MORE_S * (self.gpus > 1)
-        return start_s + sum(map(self._point_s, self.points)) + SLACK_S
+        points = (_point_s(self.shape, self.setting, point, self.output_tokens) for point in self.points)
+        return start_s + sum(points) + SLACK_S
 
-    def _point_s(self, point: Point) -> float:
-        setting = self.setting
-        model = dataclasses.replace(spec(self.shape), num_layers=setting.layers)
-        plan = Plan(setting.tensor_parallel, setting.layers_per_stage, "none", MAX_MODEL_LEN, 0, 0, 0)
-        tokens = self.output_tokens + setting.fills(point.batch, point.input_tokens)
-        once = estimate(
-            model, plan, [H200] * self.gpus, Workload(point.batch, point.input_tokens, tokens), 1.0
-        )
-        run_s = once.latency_s(tokens)
-        runs = max(1, min(REPEATS, int(POINT_SECONDS / run_s)))
-        return once.ttft_s + runs * run_s
+
+@cache
+def _point_s(shape: str, setting: Setting, point: Point, output_tokens: int) -> float:
+    """Of the run that warms up and those that are measured."""
+    model = dataclasses.replace(spec(shape), num_layers=setting.layers)
+    plan = Plan(setting.tensor_parallel, setting.layers_per_stage, "none", MAX_MODEL_LEN, 0, 0, 0)
+    tokens = output_tokens + setting.fills(point.batch, point.input_tokens)
+    load = Workload(point.batch, point.input_tokens, tokens)
+    once = estimate(model, plan, [H200] * setting.world_size, load, 1.0)
+    run_s = once.latency_s(tokens)
+    return once.ttft_s + max(1, min(REPEATS, int(POINT_SECONDS / run_s))) * run_s
 
 
 def truth(name: str, gpus: int, quantization: str = "none") -> list[Task]:
