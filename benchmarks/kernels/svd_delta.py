@@ -51,15 +51,14 @@ USUAL = plan(SMALL_BLOCK)
 CHANGES: tuple[dict[str, int | None], ...] = (
     {},
     {"splits": 1},
-    {"splits": 4},
-    {"shrink_stages": 3},
-    {"shrink_registers": 128},
-    {"shrink_registers": 168, "shrink_stages": 5},
     {"expand_stages": 2},
     {"expand_stages": 4},
-    {"expand_warps": 2},
-    {"expand_warps": 8},
-    {"shrink_rows": 16, "expand_rows": 16, "shrink_registers": None},
+    {"expand_registers": 96},
+    {"expand_registers": 128},
+    {"shrink_stages": 3},
+    {"shrink_registers": 112},
+    {"shrink_registers": 144},
+    {"shrink_warps": 1, "shrink_registers": None},
 )
 
 

@@ -8,11 +8,9 @@ Shrink: a program has 128 digits and all columns, or a part of them; its warps s
 Scales and zero points belong to 128 columns of one digit: zero points are subtracted from the codes, scales
 multiply the products of a panel.
 
-Expand: a program has 128 columns, and its warps are the batch dimension of a three-dimensional product.
-Where tiles of rows are small, each warp takes its part of the digits, and their sums meet at the end, in an
-order that depends on shapes alone; where tiles are large, each warp takes 16 of the tile's rows. Scales
-multiply the right operand. Codes stay in excess by a number of their place in the word: that number and the
-zero point, times the right operand, are subtracted from the sums at the end.
+Expand: a program has 128 columns and all digits. Scales multiply the right operand. Codes stay in excess by a
+number of their place in the word: that number and the zero point, times the right operand, are subtracted
+from the sums at the end.
 
 Grids depend on shapes alone: a captured CUDA graph stays valid for every later batch.
 """
@@ -93,6 +91,17 @@ def _constant(words, VALUE: tl.constexpr, QUICK: tl.constexpr, DTYPE: tl.constex
 def _move(value: float) -> str:
     half = {1.0: 0x3F80, 128.0: 0x4300, 32.0: 0x4200, 8.0: 0x4100}[value]
     return f"mov.b32 $0, {half * 0x10001:#x};"
+
+
+@triton.jit
+def _rounded(values, QUICK: tl.constexpr, DTYPE: tl.constexpr):
+    if QUICK:
+        # By itself the compiler converts one by one, which is eight times slower.
+        two: tl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
+        found = tl.inline_asm_elementwise(two, "=r,r,r", [values], dtype=tl.bfloat16, is_pure=True, pack=2)
+    else:
+        found = values.to(DTYPE)
+    return found
 
 
 @triton.jit
@@ -280,22 +289,12 @@ def _shrink(
 
 
 @triton.jit
-def _warp_rows(order_ptr, first, count, WARPS: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr):
-    """[WARPS, ROWS]: the rows of the batch that each warp takes, and which there are."""
-    m = tl.arange(0, ROWS)[None, :]
-    g = tl.arange(0, WARPS)[:, None]
-    m = m + 0 * g if SPLIT else m + ROWS * g
-    here = m < count
-    return tl.load(order_ptr + first + m, mask=here, other=0).to(tl.int64), here
-
-
-@triton.jit
 def _inner(t_at, r, here, known, split_stride, SPLITS: tl.constexpr):
-    """[WARPS, RANKS, ROWS]: what shrink left, of all its parts."""
-    mask = known[:, :, None] & here[:, None, :]
-    t = tl.load(t_at + r[:, :, None], mask=mask, other=0.0)
+    """[RANKS, ROWS]: what shrink left, of all its parts."""
+    mask = known[:, None] & here[None, :]
+    t = tl.load(t_at[None, :] + r[:, None], mask=mask, other=0.0)
     for split in tl.static_range(1, SPLITS):
-        t += tl.load(t_at + split_stride * split + r[:, :, None], mask=mask, other=0.0)
+        t += tl.load(t_at[None, :] + (split_stride * split + r)[:, None], mask=mask, other=0.0)
     return t
 
 
@@ -303,9 +302,7 @@ def _inner(t_at, r, here, known, split_stride, SPLITS: tl.constexpr):
 def _expand_halves(at, column, outputs, known, t, sums, PLANE: tl.constexpr):
     """Add one plane's products of ranks of 16 bits."""
     column += PLANE * _WORDS
-    u = tl.load(
-        at + column[None, :, None], mask=known[:, None, :] & (column < outputs)[None, :, None], other=0.0
-    )
+    u = tl.load(at[None, :] + column[:, None], mask=known[None, :] & (column < outputs)[:, None], other=0.0)
     return dot(u.to(tl.float32).to(t.dtype), t, sums)
 
 
@@ -358,10 +355,8 @@ def _expand(
     outputs1,
     outputs2,
     outputs3,
-    WARPS: tl.constexpr,
     ROWS: tl.constexpr,
     CUTS: tl.constexpr,
-    SPLIT: tl.constexpr,
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
     QUICK: tl.constexpr,
@@ -379,11 +374,13 @@ def _expand(
         return
     fields = described + _PER_SLICE * index
     dtype = out_ptr.dtype.element_ty
-    row, here = _warp_rows(order_ptr, first_row, count, WARPS, SPLIT, ROWS)
-    t_at = (shrunk_ptr + row * places)[:, None, :]
+    m = tl.arange(0, ROWS)
+    here = m < count
+    row = tl.load(order_ptr + first_row + m, mask=here, other=0).to(tl.int64)
+    t_at = shrunk_ptr + row * places
     i = tl.arange(0, _WORDS)
-    g = tl.arange(0, WARPS)[:, None]
-    sums0 = tl.zeros((WARPS, _WORDS, ROWS), tl.float32)
+    mine = tl.arange(0, _RANKS)
+    sums0 = tl.zeros((_WORDS, ROWS), tl.float32)
     sums1 = sums0
     sums2 = sums0
     sums3 = sums0
@@ -391,8 +388,8 @@ def _expand(
     sums5 = sums0
     sums6 = sums0
     sums7 = sums0
-    ones = tl.zeros((WARPS, _RANKS, ROWS), tl.float32)  # what is multiplied, and times its zero points
-    zeros = ones
+    one = sums0  # the sum of what is multiplied; and of that times its zero points
+    zeros = tl.zeros((_RANKS, ROWS), tl.float32)
 
     panels = (outputs + _PANEL - 1) // _PANEL
     u_ptr = arena_ptr + tl.multiple_of(tl.load(fields + 4), 128)
@@ -400,24 +397,22 @@ def _expand(
     scales_at = u_ptr.to(tl.pointer_type(tl.float16)) + panels * digits * _WORDS + panel * digits
     zeros_at = words_ptr + panels * digits * (_WORDS + 1) + panel // _IN_WORD * digits
     shift = (2 * (panel % _IN_WORD)).to(tl.int16)
-    stride: tl.constexpr = _RANKS * WARPS if SPLIT else _RANKS
-    mine = tl.arange(0, _RANKS)[None, :] + (_RANKS * g if SPLIT else 0 * g)
     last = digits - 1  # digits past the last are the last again: they are multiplied by zero
     next_scale = tl.load(scales_at + tl.minimum(mine, last), mask=mine < digits, other=0.0)
     next_zero = tl.load(zeros_at + tl.minimum(mine, last), mask=mine < digits, other=0)
-    for start in tl.range(0, digits, stride, num_stages=STAGES):
+    next_t = _inner(t_at + place, mine, here, mine // _RANKS * _RANKS < digits, split_stride, SPLITS)
+    for start in tl.range(0, digits, _RANKS, num_stages=STAGES):
         r = start + mine
         at = panel * digits + tl.minimum(r, last)
-        words = tl.load(words_ptr + (at * _WORDS)[:, None, :] + i[None, :, None])
-        t = _inner(t_at + place, r, here, r // _RANKS * _RANKS < digits, split_stride, SPLITS)
-        t = (t * next_scale.to(tl.float32)[:, :, None]).to(dtype)
-        zero = ((next_zero >> shift) & 3).to(tl.float32)[:, :, None]
-        ones += t.to(tl.float32)
-        zeros += t.to(tl.float32) * zero
-        # One step ahead: the pipeliner moves none but the operands of products.
-        more = tl.minimum(r + stride, last)
-        next_scale = tl.load(scales_at + more)
-        next_zero = tl.load(zeros_at + more)
+        words = tl.load(words_ptr + (at * _WORDS)[None, :] + i[:, None])
+        t = _rounded(next_t * next_scale.to(tl.float32)[:, None], QUICK, dtype)
+        zeros += t.to(tl.float32) * ((next_zero >> shift) & 3).to(tl.float32)[:, None]
+        # One step ahead by hand: the pipeliner moves none but the operands of products, and `t`, which it
+        # would, does not fit the banks of shared memory as float32.
+        r += _RANKS
+        next_scale = tl.load(scales_at + tl.minimum(r, last))
+        next_zero = tl.load(zeros_at + tl.minimum(r, last))
+        next_t = _inner(t_at + place, r, here, r // _RANKS * _RANKS < digits, split_stride, SPLITS)
         sums0 = dot(_code(words, 0, QUICK, dtype), t, sums0)
         sums1 = dot(_code(words, 1, QUICK, dtype), t, sums1)
         sums2 = dot(_code(words, 2, QUICK, dtype), t, sums2)
@@ -426,8 +421,9 @@ def _expand(
         sums5 = dot(_code(words, 5, QUICK, dtype), t, sums5)
         sums6 = dot(_code(words, 6, QUICK, dtype), t, sums6)
         sums7 = dot(_code(words, 7, QUICK, dtype), t, sums7)
-    one = tl.sum(ones, axis=1)[:, None, :]
-    less = tl.sum(zeros, axis=1)[:, None, :]
+        if QUICK:
+            one = dot(_constant(words, 1.0, QUICK, dtype), t, one)
+    less = tl.sum(zeros, axis=0)[None, :]
     sums0 -= less + _excess(0, QUICK) * one
     sums1 -= less + _excess(1, QUICK) * one
     sums2 -= less + _excess(2, QUICK) * one
@@ -439,11 +435,11 @@ def _expand(
 
     column = panel * _PANEL + i
     values_ptr = (arena_ptr + tl.multiple_of(tl.load(fields + 7), 128)).to(tl.pointer_type(tl.float16))
-    for start in tl.range(0, halves, stride, num_stages=1):
+    for start in tl.range(0, halves, _RANKS, num_stages=1):
         r = start + mine
         known = r < halves
         t = _inner(t_at + half_place, r, here, known, split_stride, SPLITS).to(dtype)
-        at = values_ptr + (r.to(tl.int64) * outputs)[:, None, :]
+        at = values_ptr + r.to(tl.int64) * outputs
         sums0 = _expand_halves(at, column, outputs, known, t, sums0, 0)
         sums1 = _expand_halves(at, column, outputs, known, t, sums1, 1)
         sums2 = _expand_halves(at, column, outputs, known, t, sums2, 2)
@@ -453,20 +449,17 @@ def _expand(
         sums6 = _expand_halves(at, column, outputs, known, t, sums6, 6)
         sums7 = _expand_halves(at, column, outputs, known, t, sums7, 7)
 
-    # [WARPS or 1, WORDS, ROWS, 2, 2, 2]: the last three are the plane's number in binary.
+    # [WORDS, ROWS, 2, 2, 2]: the last three are the plane's number in binary.
     sums = tl.join(
         tl.join(tl.join(sums0, sums4), tl.join(sums2, sums6)),
         tl.join(tl.join(sums1, sums5), tl.join(sums3, sums7)),
     )
-    if SPLIT:
-        sums = tl.sum(sums, axis=0, keep_dims=True)
-        row, here = _warp_rows(order_ptr, first_row, count, 1, SPLIT, ROWS)
     b = tl.arange(0, 2)
     plane = 4 * b[:, None, None] + 2 * b[None, :, None] + b[None, None, :]
     column = panel * _PANEL + i[:, None, None, None] + _WORDS * plane[None, :, :, :]
-    column = column[None, :, None, :, :, :]
-    at = (out_ptr + row * out_stride + first_column)[:, None, :, None, None, None] + column
-    mask = here[:, None, :, None, None, None] & (column < outputs)
+    column = column[:, None, :, :, :]
+    at = (out_ptr + row * out_stride + first_column)[None, :, None, None, None] + column
+    mask = here[None, :, None, None, None] & (column < outputs)
     old = tl.load(at, mask=mask, other=0.0).to(tl.float32)
     tl.store(at, (old + sums).to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -512,7 +505,7 @@ def expand(
     plan: Plan,
     scratch: Scratch,
 ) -> None:
-    cuts = 1 if not plan.split else -(-tiles.block // plan.expand_rows)
+    cuts = -(-tiles.block // plan.expand_rows)
     panels = sum(-(-outputs // layout.PANEL) for outputs in slices)
     _expand[panels, tiles.max_tiles * cuts](
         out,
@@ -527,10 +520,8 @@ def expand(
         len(slices),
         *slices,
         *[0] * (MOST_SLICES - len(slices)),
-        WARPS=plan.expand_warps,
         ROWS=plan.expand_rows,
         CUTS=cuts,
-        SPLIT=plan.split,
         SPLITS=plan.splits,
         STAGES=plan.expand_stages,
         num_warps=plan.expand_warps,

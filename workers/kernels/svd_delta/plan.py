@@ -20,12 +20,10 @@ SPARE_PLACES = 256
 
 @dataclass(frozen=True)
 class Plan:
-    """`splits`: parts of the columns, each shrunk by a program of its own. `split`: an expanding program's
-    warps share the digits, and not the tile's rows. Stages as Triton means them; registers of a thread, at
-    most."""
+    """`splits`: parts of the columns, each shrunk by a program of its own. Rows of one program. Stages as
+    Triton means them; registers of a thread, at most."""
 
     splits: int
-    split: bool
     shrink_rows: int
     shrink_warps: int
     shrink_stages: int
@@ -40,8 +38,8 @@ def plan(block_m: int) -> Plan:
     """The launches for tiles of `block_m` rows. Nothing here depends on the linear or the batch, so a row's
     result does not depend on who else is in the batch, and few kernels are compiled."""
     if block_m >= LARGE_BLOCK:
-        return Plan(1, False, 16, 2, 2, 16, block_m // 16, 2)
-    return Plan(SPLITS, True, 8, 2, 4, 8, 4, 3, shrink_registers=144)
+        return Plan(1, 16, 2, 2, block_m, block_m // 16, 2)
+    return Plan(SPLITS, 8, 2, 4, 8, 1, 3, shrink_registers=168, expand_registers=144)
 
 
 class Scratch(low_rank.Scratch):
