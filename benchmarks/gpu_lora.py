@@ -4,7 +4,8 @@
 
 A 7B shape with dummy weights in bfloat16, CUDA graphs on; each engine in a process of its own. Sets of
 adapters between semicolons share an engine, made for the most adapters and the largest rank among them.
-Rows of a shape, engine and set replace those that RESULT has of them.
+Rows of a shape, engine and set replace those that RESULT has of them; a set is compared with the base of its
+`run`.
 Milliseconds per output token: the time for many tokens less that for few, over their difference; medians.
 """
 
@@ -135,12 +136,14 @@ def main() -> None:
         one(kind, [name for name in names.split(",") if name], given.work / given.shape, given.shape)
         return
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    keep(given.out, run(given, "base", ""))
+    number = 1 + max((row["run"] for row in known(given.out)), default=0)
+    keep(given.out, number, run(given, "base", ""))
     for names in given.engines.split(";"):
         for name in names.split(","):
             adapters(given.work / given.shape, SETS[name], SHAPES[given.shape])
         for kind in ("vllm", "ours"):
-            keep(given.out, run(given, kind, names))
+            keep(given.out, number, run(given, kind, names))
+    drop_bases(given.out)
 
 
 def run(given: argparse.Namespace, kind: str, names: str) -> list[dict[str, Any]]:
@@ -148,19 +151,26 @@ def run(given: argparse.Namespace, kind: str, names: str) -> list[dict[str, Any]
     return gpu_engine.in_own_process("benchmarks.gpu_lora", *arguments, plugins=kind == "ours")
 
 
-def keep(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Add rows to the file, in place of those of the same shape, engine and set."""
-    known = json.loads(path.read_text())["rows"] if path.exists() else []
-    new = {_key(row) for row in rows}
-    record = {
-        "command": "python -m benchmarks.gpu_lora",
-        "rows": [*(row for row in known if _key(row) not in new), *rows],
-    }
-    path.write_text(json.dumps(record, indent=1) + "\n")
+def known(path: Path) -> list[dict[str, Any]]:
+    return list(json.loads(path.read_text())["rows"]) if path.exists() else []
 
 
-def _key(row: dict[str, Any]) -> tuple[str, str, str]:
-    return row["shape"], row["engine"], row["set"]
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text(json.dumps({"command": "python -m benchmarks.gpu_lora", "rows": rows}, indent=1) + "\n")
+
+
+def keep(path: Path, number: int, rows: list[dict[str, Any]]) -> None:
+    """Add rows to the file, in place of those of the same shape, engine and set; of bases beside them."""
+    new = {(row["shape"], row["engine"], row["set"]) for row in rows if row["set"]}
+    old = [row for row in known(path) if (row["shape"], row["engine"], row["set"]) not in new]
+    write(path, [*old, *({**row, "run": number} for row in rows)])
+
+
+def drop_bases(path: Path) -> None:
+    """Those of runs of which nothing else is left."""
+    rows = known(path)
+    used = {row["run"] for row in rows if row["set"]}
+    write(path, [row for row in rows if row["run"] in used])
 
 
 if __name__ == "__main__":

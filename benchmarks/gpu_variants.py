@@ -18,6 +18,8 @@ import json
 import os
 import shutil
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +78,21 @@ def prompts(base: Path) -> list[list[int]]:
 
 
 def write_variants(work: Path) -> None:
+    """Each by a process of its own: packing and merging a real model's take a core minutes."""
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        list(pool.map(write_variant, [work] * len(names()), range(len(names()))))
+
+
+def write_variant(work: Path, index: int) -> None:
     import random_variants
+    import torch
 
     from workers.deltas.merge import merge
 
-    for variant in random_variants.EVERY_KIND:
-        random_variants.write(work / "base", work / variant.name, variant)
-        merge(work / "base", work / variant.name, work / f"{variant.name}.merged")
+    torch.set_num_threads(2)
+    variant = random_variants.EVERY_KIND[index]
+    random_variants.write(work / "base", work / variant.name, variant)
+    merge(work / "base", work / variant.name, work / f"{variant.name}.merged")
 
 
 def names() -> list[str]:

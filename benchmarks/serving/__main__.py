@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def main() -> None:
     options = parser(package.__doc__)
     options.add_argument("--one", help="run this engine here; the other options are its settings")
     options.add_argument("--deadline", type=float)
+    options.add_argument("--gpus", default="", help="side by side, an engine on each of these GPUs, e.g. 0,1")
     given = options.parse_args()
     if given.one:
         from benchmarks.serving.one_engine import OneEngine
@@ -38,11 +40,22 @@ def main() -> None:
     commands = [*kept["commands"], f"python -m benchmarks.serving {' '.join(sys.argv[1:])}"]
     rows = kept["rows"]
     names = given.engines.split(",")
-    for name in names:
-        share = SHARES[name] if name != names[-1] else 1.0
-        for row in _rows_of(name, time.time() + share * (ends - time.time())):
-            rows.append(row)
-            given.out.write_text(json.dumps(_document(commands, rows), indent=1))
+    writing = threading.Lock()
+
+    def run(name: str, deadline: float, gpu: str | None) -> None:
+        for row in _rows_of(name, deadline, gpu):
+            with writing:
+                rows.append(row)
+                given.out.write_text(json.dumps(_document(commands, rows), indent=1))
+
+    if given.gpus:
+        gpus = given.gpus.split(",")
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(run, names, [ends] * len(names), gpus))
+    else:
+        for name in names:
+            share = SHARES[name] if name != names[-1] else 1.0
+            run(name, time.time() + share * (ends - time.time()), None)
     for ratio in ratios(rows):
         print(json.dumps(ratio))
 
@@ -55,8 +68,8 @@ def _document(commands: list[str], rows: list[dict[str, Any]]) -> dict[str, Any]
     return {"commands": commands, "ratios_ours_to_baseline": ratios(rows), "rows": rows}
 
 
-def _rows_of(engine: str, deadline: float) -> Iterator[dict[str, Any]]:
-    """Run one engine in a process of its own; its lines that are JSON objects are its results.
+def _rows_of(engine: str, deadline: float, gpu: str | None) -> Iterator[dict[str, Any]]:
+    """Run one engine, on this GPU, in a process of its own; its lines that are JSON objects are its results.
 
     It is over when all its processes have ended, and so given back the GPU: nobody else holds its output.
     """
@@ -65,6 +78,7 @@ def _rows_of(engine: str, deadline: float) -> Iterator[dict[str, Any]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        env={**os.environ, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})},
         start_new_session=True,  # so that whatever it starts ends with it
     )
     watch = _end_in(max(1.0, deadline - time.time()) + GRACE_S, process)
