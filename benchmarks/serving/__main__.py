@@ -39,23 +39,22 @@ def main() -> None:
     kept = _kept(given.out) if given.append else {"commands": [], "rows": []}
     commands = [*kept["commands"], f"python -m benchmarks.serving {' '.join(sys.argv[1:])}"]
     rows = kept["rows"]
-    names = given.engines.split(",")
+    names, gpus = given.engines.split(","), given.gpus.split(",")
     writing = threading.Lock()
 
-    def run(name: str, deadline: float, gpu: str | None) -> None:
+    def run(name: str, deadline: float, gpu: str) -> None:
         for row in _rows_of(name, deadline, gpu):
             with writing:
                 rows.append(row)
                 given.out.write_text(json.dumps(_document(commands, rows), indent=1))
 
     if given.gpus:
-        gpus = given.gpus.split(",")
         with ThreadPoolExecutor() as pool:
             list(pool.map(run, names, [ends] * len(names), gpus))
     else:
         for name in names:
             share = SHARES[name] if name != names[-1] else 1.0
-            run(name, time.time() + share * (ends - time.time()), None)
+            run(name, time.time() + share * (ends - time.time()), "")
     for ratio in ratios(rows):
         print(json.dumps(ratio))
 
@@ -68,7 +67,7 @@ def _document(commands: list[str], rows: list[dict[str, Any]]) -> dict[str, Any]
     return {"commands": commands, "ratios_ours_to_baseline": ratios(rows), "rows": rows}
 
 
-def _rows_of(engine: str, deadline: float, gpu: str | None) -> Iterator[dict[str, Any]]:
+def _rows_of(engine: str, deadline: float, gpu: str) -> Iterator[dict[str, Any]]:
     """Run one engine, on this GPU, in a process of its own; its lines that are JSON objects are its results.
 
     It is over when all its processes have ended, and so given back the GPU: nobody else holds its output.
