@@ -18,7 +18,7 @@ import redis
 from hypothesis import settings
 
 # How long an example takes depends on the machine's load.
-# `make test` draws the same examples every time: what fails in CI fails here, and with the change that did it.
+# `make test` draws the same examples every time: what fails in CI fails here, with the change that did it.
 # HYPOTHESIS_PROFILE=explore looks for new ones.
 settings.register_profile("thorough", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000)
