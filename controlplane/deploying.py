@@ -21,12 +21,12 @@ from placement.solver.decide import eased
 from placement.solver.explain import reason
 from placement.solver.from_inventory import clusters_of, type_name
 from placement.solver.from_spec import figures_of
-from placement.solver.outcome import NotPlaced
+from placement.solver.outcome import NotPlaced, Outcome
 from placement.solver.plan import Estimator
 from placement.solver.policies.joint import Joint
 from placement.solver.profiled import Knowledge, Measured, Profiled
 from placement.solver.request import Request
-from placement.types import Constraint, DeviceKey, Inventory, Placement, Plan, Relaxation
+from placement.types import CPU, Constraint, Device, DeviceKey, Inventory, Placement, Plan, Relaxation
 from profiler.plans import UNCOMPRESSED, accuracy_of, allows_uncompressed, no_plan_reason
 from profiler.types import ModelSpec
 from profiler.variants.types import VariantKind
@@ -51,8 +51,9 @@ def decide(
 ) -> Placement:
     """The placement that best meets the deployment's intent, with room for the base's `variants`.
 
-    GPUs come before CPU hosts. `others` are the deployments that anti-affinity is about. Estimates are
-    calibrated where `profiles` has this architecture on this kind of device, else rough.
+    GPUs come before CPU hosts, and of several types the one that serves the intent best. `others` are the
+    deployments that anti-affinity is about. Estimates are calibrated where `profiles` has this architecture
+    on this kind of device, else scaled from another's or rough.
     Errors: NoFeasiblePlan, saying which constraint binds and what would do; NotReady.
     """
     spec_of(model)
@@ -64,23 +65,46 @@ def decide(
     ]
     if not questions:
         raise refusals.no_device(inventory)
-    missed = []
-    for question in questions:
-        outcome = decide_on(question.cluster, question.request, POLICY, question.estimator)
-        if isinstance(outcome, Placement):
-            return explained(outcome, inventory)
-        missed.append((question, outcome))
-    if deployment.relaxing.allowed:
-        for question, outcome in missed:
-            most = deployment.relaxing.most_factor
-            found = eased(question.cluster, question.request, outcome, POLICY, question.estimator, most)
-            if found is not None:
-                return explained(found, inventory)
-    raise refusals.refusal(missed[0][1], deployment.relaxing)
+    answers = [
+        (question, decide_on(question.cluster, question.request, POLICY, question.estimator))
+        for question in questions
+    ]
+    found = _best([outcome for _, outcome in answers if isinstance(outcome, Placement)])
+    if found is None and deployment.relaxing.allowed:
+        most = deployment.relaxing.most_factor
+        found = _best([one for q, refusal in answers if (one := _eased(q, refusal, most)) is not None])
+    if found is None:
+        missed = [outcome for _, outcome in answers if isinstance(outcome, NotPlaced)]
+        raise refusals.refusal(_nearest(missed), deployment.relaxing)
+    return dataclasses.replace(found, reason=reason(found, inventory))
 
 
-def explained(placement: Placement, inventory: Inventory) -> Placement:
-    return dataclasses.replace(placement, reason=reason(placement, inventory))
+def _eased(question: Question, outcome: Outcome, most: float | None) -> Placement | None:
+    if isinstance(outcome, Placement):
+        return None
+    return eased(question.cluster, question.request, outcome, POLICY, question.estimator, most)
+
+
+def _best(placements: Sequence[Placement]) -> Placement | None:
+    """On GPUs if there are some; then what gave way least, then the objective."""
+
+    def rank(placed: Placement) -> tuple[bool, float, float]:
+        factor = max((one.factor for one in placed.choice.relaxed), default=1.0)
+        return placed.ranks[0].device_kind == CPU, factor, placed.choice.objective
+
+    return min(placements, key=rank, default=None)
+
+
+def _nearest(missed: Sequence[NotPlaced]) -> NotPlaced:
+    """The refusal of the type of device on which least would have to give."""
+
+    def rank(outcome: NotPlaced) -> tuple[bool, bool, float]:
+        factor = max(
+            (one.factor for one in outcome.relaxations[: None if outcome.together else 1]), default=0.0
+        )
+        return not outcome.relaxations, outcome.together, factor
+
+    return min(missed, key=rank)
 
 
 @dataclass(frozen=True)
@@ -162,13 +186,18 @@ def _lengths(deployment: Deployment, context: int) -> tuple[int, int]:
 def _measured(
     model: Model, cluster: Cluster, inventory: Inventory, settings: Settings, profiles: Profiles
 ) -> dict[str, Measured]:
-    """Of each type of device for which this architecture's profile is there."""
-    types = {kind.name: kind for kind in cluster.types}
-    devices = {type_name(device): device for device in inventory.devices if type_name(device) in types}
-    found = {name: calibration_on(model, device, settings, profiles) for name, device in devices.items()}
+    """Of each type of GPU, or of CPU host, for which this architecture's profile is there.
+
+    The types of other clusters are among them: one that was not measured is scaled from one that was.
+    """
+    on_cpu, slowest = cluster.types[0].shared, dict[str, Device]()
+    for device in sorted(inventory.devices, key=lambda d: -d.rates.memory_bytes_per_s):
+        if (device.kind == CPU) == on_cpu:
+            slowest[type_name(device)] = device
+    found = {name: calibration_on(model, device, settings, profiles) for name, device in slowest.items()}
     return {
         name: Measured(
-            known, types[name].rates(1), feedback.excesses(profiles, model, devices[name], settings)
+            known, slowest[name].rates, feedback.excesses(profiles, model, slowest[name], settings)
         )
         for name, known in found.items()
         if known

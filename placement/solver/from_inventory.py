@@ -1,4 +1,4 @@
-"""The solver's cluster from the devices of an inventory: those of one kind, GPUs or CPU hosts. Pure."""
+"""The solver's clusters from the devices of an inventory: GPUs of one type each, or the CPU hosts. Pure."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ def type_name(device: Device) -> str:
 def clusters_of(
     inventory: Inventory, residents: Mapping[DeviceKey, Sequence[Resident]] | None = None
 ) -> tuple[Cluster, ...]:
-    """One of all GPUs, then one of all CPU hosts; neither where there are none.
+    """One of each type of GPU, then one of all CPU hosts. The ranks of a deployment have devices of one type.
 
     `residents` says whose ranks are on a device, for anti-affinity: `free_bytes` counts them already.
     """
-    gpus = [d for d in inventory.devices if d.kind != CPU]
-    cpus = [d for d in inventory.devices if d.kind == CPU]
-    return tuple(_cluster(devices, residents or {}) for devices in (gpus, cpus) if devices)
+    groups: dict[tuple[bool, str], list[Device]] = defaultdict(list)
+    for device in inventory.devices:
+        on_cpu = device.kind == CPU
+        groups[on_cpu, "" if on_cpu else type_name(device)].append(device)
+    return tuple(_cluster(devices, residents or {}) for _, devices in sorted(groups.items()))
 
 
 def _cluster(devices: Sequence[Device], residents: Mapping[DeviceKey, Sequence[Resident]]) -> Cluster:

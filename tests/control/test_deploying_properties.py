@@ -124,8 +124,8 @@ def broken(spec: ModelSpec, wanted: Deployment, inventory: Inventory, placed: Pl
         if rank.memory_bytes < least_bytes(spec, placed, rank.stage, seat.kind == CPU):
             wrong.append(f"rank {rank.rank} is given too little")
     wrong += [f"{d} holds {size}" for d, size in held.items() if size > d.free_bytes]
-    if len({d.kind == CPU for d in seats}) != 1:
-        wrong.append("GPUs and CPUs together")
+    if len({d.kind for d in seats}) != 1:
+        wrong.append("devices of several kinds")
     on_cpu = seats[0].kind == CPU
     if (len(held) != 1) if on_cpu else max(Counter(seats).values()) > 1:
         wrong.append("a host carries all ranks, a GPU one")

@@ -124,6 +124,24 @@ def test_a_gpu_of_an_unknown_type_comes_before_a_cpu(base: Model, settings: Sett
     assert decide(base, WANTED, full, settings).ranks[0].device_kind == "cpu"
 
 
+def test_of_two_types_of_gpus_the_one_that_serves_the_intent(base: Model, settings: Settings) -> None:
+    slow = replace(GPU, node="s", kind="l4", model="l4", rates=DeviceRates(3e11, 1e14))
+    quick = decide(base, replace(WANTED, intent=Intent.MIN_LATENCY), Inventory((slow, GPU)), settings)
+    assert quick.ranks[0].device_kind == "b300"
+    full = Inventory((slow, replace(GPU, free_bytes=0)))
+    assert decide(base, replace(WANTED, intent=Intent.MIN_LATENCY), full, settings).ranks[0].node == "s"
+    error = refused(base, settings, Inventory((slow, GPU)), slos=Slos(tpot_s=1e-9))
+    alone = refused(base, settings, Inventory((GPU,)), slos=Slos(tpot_s=1e-9))
+    assert error.details == alone.details  # the quicker type comes nearer
+    eased = decide(
+        base,
+        replace(WANTED, slos=Slos(tpot_s=1e-9), relaxing=Relaxing(True)),
+        Inventory((slow, GPU)),
+        settings,
+    )
+    assert eased.ranks[0].device_kind == "b300"
+
+
 def test_ranks_that_are_asked_for_share_a_cpu(base: Model, settings: Settings) -> None:
     wanted = replace(WANTED, bounds=Bounds(layers_per_stage=(1, 1)))
     placed = decide(base, wanted, HERE, settings)

@@ -27,6 +27,19 @@ def test_gpus_come_before_cpus_and_apart_from_them() -> None:
     assert [kind.shared for kind in cpus.types] == [True]
 
 
+def test_each_type_of_gpu_is_searched_alone_and_all_hosts_together() -> None:
+    """The ranks of a deployment run one engine: on GPUs of one type."""
+    mixed = (device("a", 0, "l4"), device("a", 1, "b300"), device("b", 0, "l4"))
+    cpus = (device("a", 0, CPU, model="xeon"), device("b", 0, CPU, model="epyc"))
+    found = clusters_of(Inventory((*mixed, *cpus)))
+    assert [[kind.name for kind in cluster.types] for cluster in found] == [
+        ["b300"],
+        ["l4"],
+        ["epyc", "xeon"],
+    ]
+    assert [cluster.gpu_count for cluster in found] == [1, 2, 2]
+
+
 def test_nothing_to_place_on_is_no_cluster() -> None:
     assert clusters_of(Inventory(())) == ()
 

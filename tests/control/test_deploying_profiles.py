@@ -1,0 +1,67 @@
+"""Deployments are decided by the profile of the type of device they would run on, or the nearest there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_estimate import LLAMA_7B
+from test_predicting import RATES, measurements
+
+from controlplane.deploying import decide
+from controlplane.profiling import fresh_profile, key_on
+from controlplane.records import Deployment, Model, ModelProfile, Phase
+from controlplane.settings import Settings
+from controlplane.state.typed import Versioned
+from placement.types import Device, Intent, Inventory, Placement
+from profiler.measurements import to_line
+from profiler.types import Basis, DeviceRates
+
+GIB = 1 << 30
+MODEL = Model("m", 1, Phase.READY, path="/m", spec=LLAMA_7B)
+SETTINGS = Settings(home=Path("/nowhere"), max_model_len=2048, concurrency=4, batched_tokens=8192)
+QUICK = Device("a", 0, "h200", 140 * GIB, 140 * GIB, RATES, "h200", "0.26")
+HALF = DeviceRates(RATES.memory_bytes_per_s / 2, RATES.flops_per_s / 2)
+SLOW = Device("b", 0, "half", 140 * GIB, 140 * GIB, HALF, "half", "0.26")
+
+
+def profiles(device: Device) -> dict[str, Versioned[ModelProfile]]:
+    """As measured on such a device, by a formula."""
+    key = key_on(MODEL, device, SETTINGS)
+    assert key is not None
+    lines = tuple(to_line(one) for one in measurements())
+    found = ModelProfile(**{**vars(fresh_profile(key, 0.0)), "measurements": lines, "phase": Phase.READY})
+    return {key.text: Versioned(found, 1)}
+
+
+def placed(*devices: Device, known: Device | None = None) -> Placement:
+    wanted = Deployment("m", 1, "m", Phase.PENDING, Intent.MIN_LATENCY, 64)
+    return decide(MODEL, wanted, Inventory(devices), SETTINGS, (), profiles(known) if known else {})
+
+
+def test_its_own_profile_makes_it_certain() -> None:
+    rough, known = placed(QUICK), placed(QUICK, known=QUICK)
+    assert (rough.estimate.basis, known.estimate.basis) == (Basis.ROUGH, Basis.PROFILE)
+    assert rough.choice.tpot is not None
+    assert known.choice.tpot is not None
+    assert (
+        known.choice.tpot.high / known.choice.tpot.low < 1.4 < rough.choice.tpot.high / rough.choice.tpot.low
+    )
+    assert "from its profile" in known.reason
+
+
+def test_a_type_that_was_not_measured_is_scaled_from_one_that_was() -> None:
+    """Not taken for what a roofline says of it: it would seem quicker than it is beside the measured one."""
+    own, scaled = placed(QUICK, known=QUICK), placed(SLOW, known=None)
+    assert scaled.estimate.basis is Basis.ROUGH
+    without_room = Device(**{**vars(QUICK), "free_bytes": 0})
+    scaled = placed(without_room, SLOW, known=QUICK)
+    assert scaled.ranks[0].device_kind == "half"
+    assert scaled.estimate.tpot_s == pytest.approx(2 * own.estimate.tpot_s)
+    assert any("was not measured" in note for note in scaled.choice.notes)
+    assert placed(QUICK, SLOW, known=QUICK).ranks[0].device_kind == "h200"
+
+
+def test_a_profile_of_another_engine_is_another() -> None:
+    newer = Device(**{**vars(QUICK), "engine": "0.32"})
+    assert placed(newer, known=QUICK).estimate.basis is Basis.ROUGH
