@@ -1,0 +1,49 @@
+"""Plans of several ranks through `deploy_model`: launched as asked, answering like one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from clusters import Cluster, title, until
+from conftest import BASE
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+PROMPT = "Once upon a time, in a village by the sea, there lived"
+TOKENS = 16
+SPLIT = "split"
+
+
+def greedy(cluster: Cluster, model: str) -> list[int]:
+    body = {"model": model, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    reply = cluster.http.post("/v1/completions", json={**body, "return_token_ids": True})
+    assert reply.status_code == 200, reply.text
+    return list(reply.json()["choices"][0]["token_ids"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "layers", "tensor_parallel"),
+    [
+        ({"layersPerStage": [10, 20]}, [10, 20], 1),
+        ({"tensorParallel": [3], "pipelineParallel": [1]}, [30], 3),
+    ],
+    ids=["two stages", "three-way tensors"],
+)
+def test_a_split_model_answers_like_the_whole(
+    cluster: Cluster, base_folder: Any, asked: dict[str, Any], layers: list[int], tensor_parallel: int
+) -> None:
+    before = cluster.processes()
+    cluster.perform("POST", "/register_model", {"model": SPLIT, "source": str(base_folder)})
+    try:
+        cluster.perform("POST", "/deploy_model", {"model": SPLIT, "maxOutputLength": 64, **asked})
+        plan = cluster.get(f"/deployments/{SPLIT}")["plan"]
+        assert (plan["layersPerStage"], plan["tensorParallel"]) == (layers, tensor_parallel)
+        assert len(plan["ranks"]) == len(layers) * tensor_parallel
+        assert greedy(cluster, SPLIT) == greedy(cluster, BASE)
+        ranks = [p for p in cluster.processes() - before if "Worker_" in title(p)]
+        assert len(ranks) == len(plan["ranks"]), [title(p) for p in cluster.processes() - before]
+    finally:
+        cluster.perform("DELETE", f"/deployments/{SPLIT}")
+        cluster.http.delete(f"/models/{SPLIT}").raise_for_status()
+    until(lambda: not any(p.is_running() for p in ranks), 60, "the ranks to be gone")
