@@ -1,4 +1,4 @@
-"""What a plan would cost, from first principles: a roofline per pipeline stage.
+"""What a plan would cost, from first principles: a roofline by layer.
 
 A layer takes the longer of two times: moving its bytes at the device's sustained bandwidth, or doing its
 FLOPs at the sustained rate; so does the head. What one token passes through is the sum of the stages
