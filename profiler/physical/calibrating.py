@@ -10,7 +10,7 @@ from profiler.measurements import Footprint, Measurement, Timing
 from profiler.physical.calibration import HOP_S, Calibration, Cut, CutTimes
 from profiler.physical.curves import Step, fit
 from profiler.physical.variant_costs import fit_variants
-from profiler.shards import layer_shard_bytes, vocab_table_bytes
+from profiler.shards import kv_bytes_per_token, layer_moved_bytes, layer_shard_bytes, vocab_table_bytes
 from profiler.types import ModelSpec
 
 
@@ -42,9 +42,12 @@ def calibrate(spec: ModelSpec, measured: Iterable[Measurement]) -> Calibration:
 def _times(spec: ModelSpec, cut: Cut, timings: Sequence[Timing], batched_tokens: int) -> CutTimes:
     layer_bytes = layer_shard_bytes(spec, cut.tensor_parallel)
     head_to_layer = vocab_table_bytes(spec, cut.tensor_parallel) / layer_bytes
+    decoding = [decode_step(timing) for timing in _together(timings)]
+    cached = kv_bytes_per_token(spec, cut.tensor_parallel)
+    read = layer_moved_bytes(spec, cut.tensor_parallel, min(step.work for step in decoding))
     fills = [step for timing in timings if (step := prefill_step(timing, batched_tokens))]
     return CutTimes(
-        decode=fit([decode_step(timing) for timing in _together(timings)], head_to_layer),
+        decode=fit(decoding, head_to_layer, cached / read),
         prefill=fit(fills or [_first_step(timings)], 0.0),  # the head sees one token of each prompt
     )
 

@@ -20,6 +20,7 @@ from scipy.optimize import nnls
 
 Floats = npt.NDArray[np.float64]
 PRIOR_WEIGHT = 0.02  # of the prior against one measurement
+PAIRS, PAIRS_WEIGHT = 4096, 0.1  # where contexts were short, noise must not decide about those of this length
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,12 @@ class StepTime:
         return StepTime(times(self.rest), times(self.layer), self.pair_s * factor, self.error)
 
 
-def fit(steps: Sequence[Step], rest_to_layer: float) -> StepTime:
+def fit(steps: Sequence[Step], rest_to_layer: float, pair_to_layer: float | None = None) -> StepTime:
     """The step times nearest to what was measured, in relative terms (non-negative least squares).
 
     Where depths do not tell apart what a layer takes and what the rest does, `rest_to_layer` (the ratio
-    of the bytes or operations of the two) decides. Raises ValueError without a step.
+    of the bytes or operations of the two) decides; where contexts were too short to tell what a pair takes,
+    `pair_to_layer` (its bytes over those of a layer at the least work). Raises ValueError without a step.
     """
     if not steps:
         raise ValueError("expected at least one measured step")
@@ -86,6 +88,9 @@ def fit(steps: Sequence[Step], rest_to_layer: float) -> StepTime:
     matrix = np.array([_row(step, knots, pair_unit) for step in steps])
     scale = 1 / np.array([step.seconds for step in steps])
     prior = _prior(len(knots), rest_to_layer) / np.mean(1 / scale) * PRIOR_WEIGHT
+    if pair_to_layer is not None:
+        most = max(step.layers for step in steps) * PAIRS_WEIGHT * PAIRS / np.mean(1 / scale)
+        prior = np.vstack([prior, most * _pair_prior(len(knots), pair_to_layer, pair_unit)])
     everything = np.vstack([matrix * scale[:, None], prior])
     found, _ = nnls(everything, np.concatenate([np.ones(len(steps)), np.zeros(len(prior))]))
     errors = matrix @ found * scale - 1
@@ -103,6 +108,13 @@ def _row(step: Step, knots: Sequence[float], pair_unit: float) -> Floats:
     negative make lines that do not fall."""
     reached = np.array([step.work >= knot for knot in knots], dtype=np.float64)
     return np.concatenate([reached, step.layers * reached, [step.pairs * step.layers / pair_unit]])
+
+
+def _pair_prior(knots: int, pair_to_layer: float, pair_unit: float) -> Floats:
+    """pair = ratio x layer, at the first knot."""
+    row = np.zeros((1, 2 * knots + 1))
+    row[0, knots], row[0, -1] = -pair_to_layer, 1 / pair_unit
+    return row
 
 
 def _prior(knots: int, rest_to_layer: float) -> Floats:

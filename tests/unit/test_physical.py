@@ -98,6 +98,17 @@ def test_loads_whose_requests_never_decode_together_tell_nothing_of_decoding() -
     assert found.tpot_s == pytest.approx(long_enough.tpot_s, rel=0.03)
 
 
+def test_short_contexts_and_noise_do_not_make_long_contexts_dear() -> None:
+    """A layer takes a second and a pair a millionth of one; two contexts were measured, with 10% of noise. Of
+    8000 tokens, which take 1.008 s, noise alone would say up to 7 s."""
+    rng = random.Random(3)
+    for _ in range(200):
+        steps = [
+            Step(1, context, 1, (1 + 1e-6 * context) * (1 + rng.uniform(-0.1, 0.1))) for context in (38, 262)
+        ]
+        assert 0.9 < fit(steps, 0.0, 1e-6).layers_s(1, 1, 8000) < 2.0
+
+
 def test_nothing_measured_is_an_error(calibration: Calibration) -> None:
     with pytest.raises(ValueError, match="at least one"):
         calibrate(LLAMA_7B, [])
