@@ -1,0 +1,97 @@
+"""A group on two Ray nodes of this host: it starts, answers, dies and ends as one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import random_adapters
+import torch
+
+from controlplane import local, ray_on_loopback
+from controlplane.settings import Settings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+DRIVER = Path(__file__).with_name("group_driver.py")
+RAY = Path(sys.executable).parent / "ray"
+BOUND_S = 240.0  # from a death to the next answer
+
+
+@pytest.fixture
+def nodes() -> Iterator[tuple[Settings, str]]:
+    """Two raylets, called one and two; everything started below them bears the mark of `settings`."""
+    home = Path(tempfile.mkdtemp(prefix="ost-", dir="/tmp"))
+    settings = Settings(home=home)
+    host = own_address()
+    address = f"{host}:{local.free_port()}"
+    common = [f"--node-ip-address={host}", "--num-cpus=2", "--object-store-memory=100000000"]
+    head = ["--head", f"--port={address.rpartition(':')[2]}", "--include-dashboard=false"]
+    try:
+        _ray([*head, "--node-name=one", f"--temp-dir={home}/ray", *common], settings)
+        _ray([f"--address={address}", "--node-name=two", *common], settings)
+        yield settings, address
+    finally:
+        local.end_leftovers(settings, lambda message: None)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def own_address() -> str:
+    """Ray has no clusters of several nodes on loopback."""
+    own = [a.address for found in psutil.net_if_addrs().values() for a in found if a.family is socket.AF_INET]
+    outward = [address for address in own if not address.startswith("127.")]
+    assert outward, "this test needs a network interface beside loopback"
+    return outward[0]
+
+
+def environment_of(settings: Settings) -> dict[str, str]:
+    """As of a local cluster, but for what keeps that on loopback."""
+    kept = local.cluster_environment(settings)
+    return {name: value for name, value in kept.items() if name not in ray_on_loopback.ENVIRONMENT}
+
+
+def _ray(options: list[str], settings: Settings) -> None:
+    environment = environment_of(settings)
+    command = [RAY, "start", "--disable-usage-stats", *options]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+
+
+def test_a_group_on_two_nodes_lives_and_dies_together(
+    nodes: tuple[Settings, str], smollm2_folder: Path
+) -> None:
+    settings, address = nodes
+    done = subprocess.run(
+        [sys.executable, str(DRIVER), address, str(smollm2_folder)],
+        env={
+            **environment_of(settings),
+            "PYTHONPATH": str(DRIVER.parents[2]),
+            "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0",  # handles would need an event loop
+        },
+        capture_output=True,
+        check=False,
+        timeout=1400,
+    )
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    facts = json.loads(done.stdout.decode().splitlines()[-1])
+    print(json.dumps(facts, indent=1))
+    assert facts["ranks"] == [[0, "one", 10], [1, "two", 20]]
+    prompt, tokens = facts["answer"]
+    expected = random_adapters.log_probabilities(
+        random_adapters.merged_model(smollm2_folder, None), prompt, tokens
+    )
+    chosen = expected[torch.arange(len(tokens)), torch.tensor(tokens)]
+    assert (expected.max(dim=-1).values - chosen).max() < 1e-4
+    struck = facts["replica"]
+    assert struck["left"] == [], "the group outlived its replica"
+    assert struck["answer"] == facts["answer"]
+    assert struck["serves_s"] < BOUND_S
+    assert facts["left"] == []
