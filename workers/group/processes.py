@@ -75,7 +75,8 @@ def finish_tracker() -> None:
 
     Not while children live: it would take away what they use. It starts anew when it is needed.
     """
-    if multiprocessing.active_children():
+    # A child that psutil waited for is active for ever to multiprocessing.
+    if any(psutil.pid_exists(child.pid) for child in multiprocessing.active_children() if child.pid):
         return
     tracker: Any = resource_tracker._resource_tracker  # there is no other way
     ending = threading.Thread(target=tracker._stop, daemon=True)  # it waits for all who have its pipe
