@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from controlplane import errors, feedback, refusals
-from controlplane.profiling import Profiles, calibration_on, engine_dtype, served_spec, spec_of
+from controlplane.profiling import Profiles, engine_dtype, served_spec, spec_of
 from controlplane.records import Deployment, Model
 from controlplane.settings import Settings
 from placement.solver.cluster import Cluster, Resident
@@ -194,14 +194,8 @@ def _measured(
     for device in sorted(inventory.devices, key=lambda d: -d.rates.memory_bytes_per_s):
         if (device.kind == CPU) == on_cpu:
             slowest[type_name(device)] = device
-    found = {name: calibration_on(model, device, settings, profiles) for name, device in slowest.items()}
-    return {
-        name: Measured(
-            known, slowest[name].rates, feedback.excesses(profiles, model, slowest[name], settings)
-        )
-        for name, known in found.items()
-        if known
-    }
+    found = {name: feedback.known_on(model, d, settings, profiles) for name, d in slowest.items()}
+    return {name: known for name, known in found.items() if known}
 
 
 def _residents(others: Iterable[Deployment], besides: str) -> dict[DeviceKey, list[Resident]]:

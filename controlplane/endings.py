@@ -53,8 +53,8 @@ def same(records: Mapping[str, Versioned[RM]], name: str, uid: int) -> Versioned
     return found
 
 
-def starting(deployment: Deployment, placement: Placement, memory_excess: int = 0) -> Deployment:
-    """`memory_excess` is what the plan gives each rank beyond its estimate."""
+def starting(deployment: Deployment, placement: Placement, memory_excess: int | None = None) -> Deployment:
+    """`memory_excess` is what the plan gives each rank beyond its calibrated estimate."""
     if deployment.phase is Phase.DELETING:
         raise Gone(deployment.model)
     return replace(

@@ -116,7 +116,7 @@ class Deployment:
     Once `established` (it was Deployed), only its user ends it: an engine that is lost is launched anew.
     `max_active_variants` of a base is how many of its variants may run at once; None: as many as have slots.
     `measured` is what its ranks were found to take when it was Deployed; their plan gave each `memory_excess`
-    bytes beyond the estimate, from earlier experience.
+    bytes beyond the estimate, from earlier experience; None if no calibration was there to estimate by.
     """
 
     model: str
@@ -131,7 +131,7 @@ class Deployment:
     created_at_s: float = 0.0
     established: bool = False
     measured: tuple[MeasuredRank, ...] = ()
-    memory_excess: int = 0
+    memory_excess: int | None = 0
     max_active_variants: int | None = None
     load: ExpectedLoad = field(default_factory=ExpectedLoad)
     bounds: Bounds = field(default_factory=Bounds)
