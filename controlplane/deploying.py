@@ -21,6 +21,7 @@ from placement.solver.decide import eased
 from placement.solver.explain import reason
 from placement.solver.from_inventory import clusters_of, type_name
 from placement.solver.from_spec import figures_of
+from placement.solver.layout import resident
 from placement.solver.outcome import NotPlaced, Outcome
 from placement.solver.plan import Estimator
 from placement.solver.policies.joint import Joint
@@ -203,11 +204,11 @@ def _residents(others: Iterable[Deployment], besides: str) -> dict[DeviceKey, li
     found: dict[DeviceKey, list[Resident]] = {}
     for other in others:
         placed = other.placement if other.model == other.host != besides else None
-        for rank in placed.ranks if placed else ():
+        if placed is None:
+            continue
+        for rank in placed.ranks:
             key = rank.node, rank.device_kind, rank.device_index
-            held = Resident(
-                other.model, rank.layer_start, rank.layer_end, rank.memory_bytes, other.bounds.group
-            )
+            held = resident(other.model, rank, placed, other.bounds.group, other.bounds.scope)
             found.setdefault(key, []).append(held)
     return found
 

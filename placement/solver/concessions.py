@@ -81,10 +81,15 @@ def less_headroom(asked: float, offered: float) -> Relaxation:
 
 def scope(request: Request, find: Find) -> Relaxation | None:
     """No degree of it can be kept."""
-    if request.scope is Scope.NONE or find(replace(request, scope=Scope.NONE)) is None:
+    if not request.group or find(ungrouped(request)) is None:
         return None
-    text = f"let deployments of group {request.group} share a {request.scope}"
+    text = f"take it out of anti-affinity group {request.group}"
     return Relaxation(Constraint.ANTI_AFFINITY, 1.0, 0.0, 1.0, text)
+
+
+def ungrouped(request: Request) -> Request:
+    """Without its anti-affinity, and without that of those that are placed: they keep to their group."""
+    return replace(request, group="", scope=Scope.NONE)
 
 
 def memory(request: Request, find: Find) -> Relaxation | None:

@@ -15,7 +15,7 @@ from placement.solver.concessions import SLACK, Find
 from placement.solver.numbers import rounded
 from placement.solver.objective import UNITS, cost
 from placement.solver.request import Request
-from placement.types import Constraint, Intent, Placement, Relaxation, Scope, Slos
+from placement.types import Constraint, Intent, Placement, Relaxation, Slos
 
 _LIMITS = {Constraint.LATENCY, Constraint.TTFT, Constraint.TPOT, Constraint.COST, Constraint.ACCURACY}
 
@@ -58,7 +58,7 @@ def together(request: Request, find: Find, gpus: int) -> tuple[Relaxation, ...]:
     free = replace(free, intent=Intent.MIN_LATENCY, slos=Slos(), headroom=0.0)
     scope = _scope(free, find)
     if scope is not None:
-        free = replace(free, scope=Scope.NONE)
+        free = concessions.ungrouped(free)
     less = None if find(free) else concessions.rate(free, find)
     if less is not None:
         free = replace(free, rate_per_s=less.offered)
@@ -91,13 +91,14 @@ def relaxed(request: Request, relaxation: Relaxation, gpus: int) -> Request:
     constraint, offered = relaxation.constraint, relaxation.offered
     if constraint is Constraint.PARALLELISM:
         return concessions.any_shape(request, gpus)
+    if constraint is Constraint.ANTI_AFFINITY:
+        return concessions.ungrouped(request)
     if constraint in _LIMITS:
         limit = offered if constraint is Constraint.ACCURACY else rounded(offered * SLACK, up=True)
         return replace(request, slos=replace(request.slos, **{constraint.value: limit}))
     changes: dict[Constraint, dict[str, Any]] = {
         Constraint.RATE: {"rate_per_s": offered},
         Constraint.HEADROOM: {"headroom": offered},
-        Constraint.ANTI_AFFINITY: {"scope": Scope.NONE},
         Constraint.MEMORY: {"concurrency": int(offered)},
     }
     return replace(request, **changes[constraint])
