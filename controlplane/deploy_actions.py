@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from controlplane import deploying, errors, feedback, launching, ledger
@@ -30,6 +31,9 @@ from workers.messages import EngineConfig, RankReport, VariantRef, WorkerReport
 log = logging.getLogger(__name__)
 
 REPORT_S = 10.0
+LOOK_AGAIN_S = 0.5
+SAMPLED_S = 2.5  # samples of devices that are asked for so long after a stop were taken after it
+LEAVING_S = 10.0  # as long is waited for engines that were stopped to give their memory back
 
 
 class Engines(Protocol):
@@ -71,14 +75,14 @@ class DeployActions:
         self._runtime = engines
         self._note, self._conclude = hooks.note, hooks.conclude
         self._view, self._rest = hooks.view, hooks.rest
+        self._stopped_s = float("-inf")
 
     async def _read(self) -> State:
         return await asyncio.to_thread(self._repository.read)
 
     async def launch(self, host: str) -> None:
-        inventory = await self._runtime.inventory()
         try:
-            placement, config = await asyncio.to_thread(persist, lambda: self._place(host, inventory))
+            placement, config = await self._decide(host)
         except errors.NoFeasiblePlan as e:
             state = await self._read()
             await self._fail_group(state, host, e)
@@ -87,6 +91,25 @@ class DeployActions:
             return
         await self._tell_waiting(host, f"{placement.reason}; starting the engine", 0.3)
         await self._runtime.launch(config)
+
+    async def _decide(self, host: str) -> tuple[Placement, EngineConfig]:
+        """Place it; if nothing fits, once more on newer samples while what was stopped may be in these."""
+        give_up_s = time.monotonic() + LEAVING_S
+        while True:
+            asked_s = time.monotonic()
+            inventory = await self._runtime.inventory()
+            try:
+                return await asyncio.to_thread(persist, partial(self._place, host, inventory))
+            except errors.NoFeasiblePlan:
+                ledgers = (await self._read()).ledgers
+                outdated = asked_s - self._stopped_s < SAMPLED_S or ledger.leaving(inventory, ledgers, host)
+                if not outdated or asked_s > give_up_s:
+                    raise
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def _stop(self, host: str) -> None:
+        await self._runtime.stop(host)
+        self._stopped_s = time.monotonic()
 
     def _place(self, host: str, inventory: Inventory) -> tuple[Placement, EngineConfig]:
         """Decide on the newest state, and commit the placement together with its reservations. Blocking.
@@ -161,9 +184,9 @@ class DeployActions:
         if deployment.established:
             await self._fail_group(state, name, error)
             await self._rest()  # once it is stopped it is launched again
-            await self._runtime.stop(name)
+            await self._stop(name)
             return
-        await self._runtime.stop(name)
+        await self._stop(name)
         await self._fail_group(state, name, error)
 
     async def _fail_group(self, state: State, host: str, error: errors.OstinatoError) -> None:
@@ -188,7 +211,7 @@ class DeployActions:
 
     async def stop_engine(self, host: str) -> None:
         await self._note(OperationKind.UNDEPLOY, host, Phase.DELETING, "stopping the engine", 0.3)
-        await self._runtime.stop(host)
+        await self._stop(host)
         await self._forget_deployment(host)
 
     async def _forget_deployment(self, name: str) -> None:
@@ -241,7 +264,7 @@ class DeployActions:
         state = await self._read()
         if name not in state.deployments or state.deployments[name].record.host != name:
             return
-        await self._runtime.stop(name)
+        await self._stop(name)
         error = errors.EngineFailed(f"the deployment of its base '{name}' was cancelled")
         for found in state.deployments.values():
             if found.record.host == name != found.record.model:

@@ -18,7 +18,7 @@ from in_memory import InMemoryCluster, cancel, submit
 from prometheus_client import CollectorRegistry
 
 from controlplane import controller as module
-from controlplane import errors, fetching
+from controlplane import deploy_actions, errors, fetching
 from controlplane.api.deploy_requests import DeployModelRequest
 from controlplane.api.schemas import RegisterModelRequest
 from controlplane.commands import delete_model, deploy_model, register_model, undeploy_model
@@ -36,6 +36,8 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TICK_S", 0.002)
     monkeypatch.setattr(module, "OBSERVE_EVERY_S", 0.02)
     monkeypatch.setattr(module, "RETRY_S", 0.01)
+    monkeypatch.setattr(deploy_actions, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(deploy_actions, "SAMPLED_S", 0.02)
 
 
 class World:
