@@ -19,9 +19,8 @@ from typing import Any
 from profiler.measurements import Footprint, Log, MadeVariant, Measurement, Point, RankMemory, Timing, read
 from workers.measuring import engine, made_variants
 from workers.measuring.job import Job
-from workers.measuring.timing import run, timing
+from workers.measuring.timing import run, timing, warm_up_tokens
 
-WARM_UP_TOKENS = 8
 MIX_WARM_UP_TOKENS, MIX_TOKENS = 2, 7  # where there are variants: they may take many times longer
 
 
@@ -75,11 +74,11 @@ def measure_point(llm: Any, job: Job, point: Point, variants: Mapping[MadeVarian
     """
     began = time.monotonic()
     fills = job.setting.fills(point.batch, point.input_tokens)
-    warm_up, tokens, repeats = (
-        (MIX_WARM_UP_TOKENS, min(MIX_TOKENS, job.output_tokens), 1)
-        if point.mix
-        else (WARM_UP_TOKENS, job.output_tokens + fills - 1, job.repeats)
-    )
+    if point.mix:
+        warm_up, tokens, repeats = MIX_WARM_UP_TOKENS, min(MIX_TOKENS, job.output_tokens), 1
+    else:
+        tokens, repeats = job.output_tokens + fills - 1, job.repeats
+        warm_up = warm_up_tokens(fills, tokens)
     llm.collective_rpc("probe_begin")
     run(llm, point, warm_up, 0, variants)
     steps = llm.collective_rpc("probe_end")

@@ -10,6 +10,7 @@ from typing import Any
 
 from profiler.measurements import MadeVariant, Point, Setting, Timing
 
+WARM_UP_STEPS = 8
 VOCABULARY = 1000  # prompts use ids 10 to this; every model has more
 
 
@@ -73,6 +74,13 @@ def run(
         for output in outputs:
             times[output.request_id] += [now] * len(output.outputs[0].token_ids)
     return Arrivals(tuple(tuple(found) for found in times.values()))
+
+
+def warm_up_tokens(fills: int, tokens: int) -> int:
+    """Tokens of each request with which all of them decode together for some steps after the `fills` steps
+    that fill their prompts, so that the step seen most often is that of the whole batch; at most `tokens`.
+    """
+    return min(tokens, fills - 1 + WARM_UP_STEPS)
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
