@@ -19,13 +19,13 @@ from controlplane.commands import Change
 from controlplane.endings import End, deployed, dropped, end_open, persist, starting
 from controlplane.inventory import NodeState, inventory_of
 from controlplane.profile_actions import Conclude, Note
-from controlplane.reconcile import EngineView
-from controlplane.records import OperationKind, Phase
+from controlplane.reconcile import EngineView, open_operation
+from controlplane.records import Deployment, OperationKind, Phase
 from controlplane.routing import variant_ref
 from controlplane.settings import Settings
 from controlplane.state.typed import Put, Repository, State
 from controlplane.store_edits import Gone
-from placement.types import Inventory, Placement
+from placement.types import Inventory
 from workers.messages import EngineConfig, RankReport, VariantRef, WorkerReport
 
 log = logging.getLogger(__name__)
@@ -82,17 +82,20 @@ class DeployActions:
 
     async def launch(self, host: str) -> None:
         try:
-            placement, config = await self._decide(host)
+            begun, config = await self._decide(host)
         except errors.NoFeasiblePlan as e:
             state = await self._read()
             await self._fail_group(state, host, e)
             if host in state.deployments and state.deployments[host].record.established:
                 raise
             return
-        await self._tell_waiting(host, f"{placement.reason}; starting the engine", 0.3)
+        why = begun.placement.reason if begun.placement else ""
+        await self._tell_waiting(host, f"{why}; starting the engine", 0.3)
+        if not _stands(await self._read(), begun):
+            raise Gone(host)
         await self._runtime.launch(config)
 
-    async def _decide(self, host: str) -> tuple[Placement, EngineConfig]:
+    async def _decide(self, host: str) -> tuple[Deployment, EngineConfig]:
         """Place it; if nothing fits, once more on newer samples while what was stopped may be in these."""
         give_up_s = time.monotonic() + LEAVING_S
         while True:
@@ -111,7 +114,7 @@ class DeployActions:
         await self._runtime.stop(host)
         self._stopped_s = time.monotonic()
 
-    def _place(self, host: str, inventory: Inventory) -> tuple[Placement, EngineConfig]:
+    def _place(self, host: str, inventory: Inventory) -> tuple[Deployment, EngineConfig]:
         """Decide on the newest state, and commit the placement together with its reservations. Blocking.
 
         Errors: NoFeasiblePlan; StaleWrite when something was placed or changed meanwhile: decide anew.
@@ -128,10 +131,10 @@ class DeployActions:
         limit = deployment.max_active_variants
         config = launching.engine_config(model, placement, settings, variants, limit)
         excess = feedback.applied(state.profiles, model, placement, free, settings)
-        begun = Put(starting(deployment, placement, excess), found.version)
+        begun = starting(deployment, placement, excess)
         reservations = ledger.reserve(state, host, deployment.uid, placement, time.time())
-        self._repository.commit([begun, *reservations])
-        return placement, config
+        self._repository.commit([Put(begun, found.version), *reservations])
+        return begun, config
 
     async def release(self, holder: str) -> None:
         def once() -> None:
@@ -269,6 +272,16 @@ class DeployActions:
         for found in state.deployments.values():
             if found.record.host == name != found.record.model:
                 await self._fail_one(found.record.model, error)
+
+
+def _stands(state: State, begun: Deployment) -> bool:
+    """Whether a launch that was begun is still wanted: neither cancelled nor undeployed, nor placed anew."""
+    found = state.deployments.get(begun.model)
+    if found is None or found.record.phase is Phase.DELETING:
+        return False
+    operation = open_operation(state, OperationKind.DEPLOY, begun.model)
+    cancelled = operation is not None and operation.cancel_requested
+    return not cancelled and (found.record.uid, found.record.placement) == (begun.uid, begun.placement)
 
 
 def _readable(message: str) -> str:

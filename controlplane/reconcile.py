@@ -202,7 +202,8 @@ def _live_engine(deployment: Deployment, engine: EngineView | None, observed: Ob
     """
     name = deployment.model
     if engine is None:
-        yield Launch(name)
+        if FailDeployment(name).key not in observed.busy:  # which may have stopped it just now
+            yield Launch(name)
     elif engine.status is EngineStatus.DELETING:
         return
     elif deployment.placement is None:
