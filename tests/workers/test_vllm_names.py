@@ -60,7 +60,7 @@ RELIED_ON = [
     ("v1/worker/gpu_model_runner.py", "GPUModelRunner", ("kv_caches", "model_memory_usage")),
     ("v1/worker/gpu/model_runner.py", "GPUModelRunner", ("kv_caches", "model_memory_usage")),
     # workers.measuring.probe
-    ("v1/worker/gpu_worker.py", "Worker", ("init_snapshot", "non_torch_memory", "peak_activation_memory")),
+    ("v1/worker/gpu_worker.py", "Worker", ("init_snapshot", "peak_activation_memory")),
     ("v1/worker/gpu_model_runner.py", "GPUModelRunner", ("capture_model",)),
     ("v1/worker/gpu/model_runner.py", "GPUModelRunner", ("capture_model",)),
     ("config/cache.py", "CacheConfig", ("kv_cache_memory_bytes", "gpu_memory_utilization")),

@@ -1,7 +1,7 @@
 """What captured graphs take of a rank's device: only the call that captures them says so.
 
-vLLM's estimate of before is always 0 on its V2 runner (0.26), which runs every dense model, and what it counts
-as the runtime's was read before they were captured.
+vLLM's estimate of before is always 0 on its V2 runner (0.26), which runs every dense model, and what it
+counts as the runtime's was read before they were captured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def install() -> None:
 
 
 def record(worker: Any) -> None:
-    """Have a class of vLLM's workers keep what its runner's `capture_model` returns, whichever runner it is."""
+    """Have a class of vLLM's workers keep what `capture_model` of its runner returns, whichever that is."""
     warm_up = worker.compile_or_warm_up_model
 
     @wraps(warm_up)

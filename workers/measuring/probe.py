@@ -58,6 +58,7 @@ class Probe:
     local_rank: int
     init_snapshot: Any
     non_torch_memory: int
+    total_consumed: int
 
     def probe_waited(self) -> float:
         """Seconds for which this rank was held back (see workers.measuring.gate, and settling)."""
@@ -77,7 +78,7 @@ class Probe:
         resident = psutil.Process().memory_info().rss
         runtime = max(0, resident - weights)
         if FREE_BYTES:
-            runtime = self._taken_bytes(self.init_snapshot.free_memory) + int(self.non_torch_memory)
+            runtime = self._taken_bytes(self.init_snapshot.free_memory) + self._came_bytes(weights)
         return {
             "weights": weights,
             "activations": int(getattr(self, "peak_activation_memory", 0)),
@@ -92,6 +93,12 @@ class Probe:
         """What this process has taken of its GPU, if no other took or gave any meanwhile."""
         free, _ = torch.cuda.mem_get_info()
         return self._taken_bytes(free)
+
+    def _came_bytes(self, weights: int) -> int:
+        """What a first pass left beside weights; vLLM 0.26 counts it alone, later ones with the weights."""
+        if hasattr(self, "non_torch_memory"):
+            return int(self.non_torch_memory)
+        return int(self.total_consumed) - weights
 
     def _taken_bytes(self, free: int) -> int:
         return taken(FREE_BYTES[self.local_rank], int(free), self.local_rank)

@@ -44,7 +44,7 @@ def taken(before: int, now: int, gpu: int) -> int:
     gave memory back meanwhile, and the difference says nothing."""
     if now > before:
         raise RuntimeError(
-            f"GPU {gpu} of this engine has {(now - before) >> 20} MiB more free than before it started: another "
-            "process gave memory back meanwhile; measure again when nobody else uses this GPU"
+            f"GPU {gpu} of this engine has {(now - before) >> 20} MiB more free than before it started: "
+            "another process gave memory back meanwhile; measure again when nobody else uses this GPU"
         )
     return before - now

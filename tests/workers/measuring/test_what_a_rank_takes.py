@@ -1,4 +1,4 @@
-"""What the probe of a rank makes of its device: what was free before, graphs, and steps of the whole batch."""
+"""What a rank's probe makes of its device: what was free before, graphs, and steps of the whole batch."""
 
 from __future__ import annotations
 
