@@ -7,16 +7,14 @@ fails ends the process with an error after what was measured before it is safe o
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from profiler.measurements import Footprint, Log, MadeVariant, Measurement, Point, RankMemory, Timing, read
+from workers.group import processes
 from workers.measuring import engine, made_variants
 from workers.measuring.job import Job
 from workers.measuring.timing import run, timing, warm_up_tokens
@@ -97,20 +95,9 @@ def describe(found: Timing) -> str:
     )
 
 
-def end_with_stdin() -> None:
-    """Whoever started this process holds the other end, and need not live to end it."""
-
-    def wait() -> None:
-        while os.read(0, 4096):  # sys.stdin would be locked when this process ends otherwise
-            pass
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
 def main() -> None:
     if "--end-with-stdin" in sys.argv[2:]:
-        end_with_stdin()
+        processes.end_with_stdin()
     measure(Job.model_validate_json(Path(sys.argv[1]).read_text()))
 
 
