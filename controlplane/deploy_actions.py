@@ -10,13 +10,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from controlplane import deploying, errors, feedback, launching, ledger
 from controlplane.commands import Change
-from controlplane.endings import End, deployed, dropped, end_open, persist, starting
+from controlplane.endings import End, away, back, deployed, dropped, end_open, persist, starting
 from controlplane.inventory import NodeState, inventory_of
 from controlplane.profile_actions import Conclude, Note
 from controlplane.reconcile import EngineView, open_operation
@@ -85,7 +85,7 @@ class DeployActions:
             begun, config = await self._decide(host)
         except errors.NoFeasiblePlan as e:
             state = await self._read()
-            await self._fail_group(state, host, e)
+            await self._fail_group(state, host, e, placed=False)
             if host in state.deployments and state.deployments[host].record.established:
                 raise
             return
@@ -159,6 +159,7 @@ class DeployActions:
             End(Phase.DEPLOYED, "; ".join(filter(None, ("the engine answers", feedback.told(ranks))))),
             lambda s: [
                 deployed(s, host, measured=ranks),
+                *back(s, host),
                 *feedback.lesson(s, host, ranks, inventory, self._settings),
             ],
         )
@@ -192,13 +193,15 @@ class DeployActions:
         await self._stop(name)
         await self._fail_group(state, name, error)
 
-    async def _fail_group(self, state: State, host: str, error: errors.OstinatoError) -> None:
+    async def _fail_group(
+        self, state: State, host: str, error: errors.OstinatoError, placed: bool = True
+    ) -> None:
         """End the deployments of a base and of all its variants with the same error."""
         group = [d.record.model for d in state.deployments.values() if d.record.host == host]
         for name in sorted(group, key=lambda n: n == host):
-            await self._fail_one(name, error)
+            await self._fail_one(name, error, placed)
 
-    async def _fail_one(self, name: str, error: errors.OstinatoError) -> None:
+    async def _fail_one(self, name: str, error: errors.OstinatoError, placed: bool = True) -> None:
         """End a deployment, unless it is established (then it says why it is away) or being undeployed."""
 
         def change(state: State) -> Sequence[Change]:
@@ -206,7 +209,7 @@ class DeployActions:
             if found is None or found.record.phase is Phase.DELETING:
                 raise Gone(name)
             if found.record.established:
-                return [Put(replace(found.record, reason=error.message), found.version)]
+                return away(state, found, error.message, placed)
             return dropped(state, found)
 
         with suppress(Gone):

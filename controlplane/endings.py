@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -78,6 +79,35 @@ def deployed(
         same(state.models, name, model_uid)
     served = replace(found.record, phase=Phase.DEPLOYED, reason="", established=True, measured=measured)
     return Put(served, found.version)
+
+
+def away(state: State, deployment: Versioned[Deployment], reason: str, placed: bool) -> list[Change]:
+    """An established deployment says why its engine is away; nothing while the reason is the same.
+
+    A base for which no place was found (not `placed`) is being deployed again, and is promised nothing.
+    """
+    old = deployment.record
+    new = replace(old, reason=reason)
+    if not placed and old.host == old.model:
+        new = replace(new, phase=Phase.DEPLOYING, placement=None, measured=())
+    if new == replace(old, reason=reason) and _without_figures(old.reason) == _without_figures(reason):
+        return []
+    return [Put(new, deployment.version), *([] if new.placement else ledger.release(state, old.model))]
+
+
+def _without_figures(text: str) -> str:
+    """Ages, and bytes that are free, are others each time."""
+    return re.sub(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)", "", text)
+
+
+def back(state: State, host: str) -> list[Change]:
+    """The variants of a base whose engine answers again no longer say why it was away."""
+    variants = [d for d in state.deployments.values() if d.record.host == host != d.record.model]
+    return [
+        Put(replace(d.record, reason=""), d.version)
+        for d in variants
+        if d.record.reason and d.record.phase is Phase.DEPLOYED
+    ]
 
 
 def dropped(state: State, deployment: Versioned[Deployment]) -> list[Change]:

@@ -25,10 +25,11 @@ from controlplane.commands import delete_model, deploy_model, register_model, un
 from controlplane.controller import Controller
 from controlplane.metrics import ControllerMetrics
 from controlplane.reconcile import EngineStatus, Observed, reconcile
-from controlplane.records import Model, Operation, OperationKind, Phase
+from controlplane.records import Deployment, Model, Operation, OperationKind, Phase
 from controlplane.settings import Settings
 from controlplane.state import Entry, Snapshot, StateStore, Write, open_store
 from controlplane.state.typed import Repository, State
+from placement.types import Inventory, Unusable
 
 
 @pytest.fixture(autouse=True)
@@ -290,6 +291,39 @@ async def test_a_cluster_that_comes_back_piece_by_piece_loses_no_deployment(worl
         world.cluster.broken.clear()
         await world.until(lambda: world.repository.read().deployments["base"].record.phase is Phase.DEPLOYED)
     assert set(world.repository.read().deployments) == {"base", "v1"}
+
+
+async def test_what_was_deployed_and_fits_nowhere_holds_nothing_and_says_why_once(world: World) -> None:
+    tries: list[int] = []
+
+    async def inventory() -> Inventory:
+        tries.append(len(tries))
+        why = f"node node is gone; it last reported {len(tries) * 3.1:.1f} s ago"
+        return Inventory((), (Unusable("node", why, lost=True),))
+
+    def base() -> Deployment:
+        return world.repository.read().deployments["base"].record
+
+    async with world.controlled():
+        await world.up("v1")
+        real = world.cluster.inventory
+        world.cluster.inventory = inventory  # type: ignore[method-assign]
+        world.cluster.engines.clear()
+        await world.until(lambda: base().phase is Phase.DEPLOYING)
+        assert (base().placement, base().established) == (None, True)
+        assert "node node is gone" in base().reason
+        state = world.repository.read()
+        assert state.ledgers == {}
+        variant = state.deployments["v1"].record
+        assert (variant.phase, variant.reason) == (Phase.DEPLOYED, base().reason)
+        count = len(tries)
+        await world.until(lambda: len(tries) > count + 3)
+        assert world.repository.revision() == state.revision
+        world.cluster.inventory = real  # type: ignore[method-assign]
+        await world.until(lambda: base().phase is Phase.DEPLOYED)
+    state = world.repository.read()
+    assert reserved(state) == placed(state) != set()
+    assert [d.record.reason for d in state.deployments.values()] == ["", ""]
 
 
 async def test_the_store_may_be_away_for_a_while(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
