@@ -2,11 +2,13 @@
 
     python -m benchmarks.profiling measure --out FOLDER [--budget-s 540] [--kinds truth,fingerprints,variants]
         [--tier 1] [--shapes llama-2-7b,...] [--quantizations none,fp8] [--known FOLDER ...] [--dry-run]
+        [--gpus 4] [--least-gpus 2] [--most-gpus 4]
     python -m benchmarks.profiling merge --into FOLDER FOLDER ...
 
 `truth` is the whole model (made-up weights) in many plans; `fingerprints` what a profile of it measures, with
 a few layers' weights (workers/measuring/repeating.py). Rows are written as they come; what FOLDER, or one
 that is `known`, holds is not measured again. What fails, and why, is in failures.jsonl; logs are in logs/.
+Engines on one GPU may be measured on another host, with `--gpus 1`, and left out here with `--least-gpus 2`.
 """
 
 from __future__ import annotations
@@ -96,6 +98,8 @@ def tell(ending: Ending, out: Path) -> None:
 def measure(given: argparse.Namespace) -> None:
     kinds = [Kind(kind) for kind in given.kinds.split(",")]
     tasks = chosen(kinds, given.shapes.split(","), given.quantizations.split(","), given.gpus, given.tier)
+    most = given.gpus if given.most_gpus is None else given.most_gpus
+    tasks = [task for task in tasks if given.least_gpus <= task.gpus <= most]
     tasks = [on_cpu(task) for task in tasks] if given.device == "cpu" else tasks
     slots, left = pack(results.missing(tasks, (given.out, *given.known)), given.gpus, given.budget_s)
     print(describe(slots, left, given.gpus), flush=True)
@@ -126,6 +130,8 @@ def main() -> None:
     measuring.add_argument("--quantizations", default="none")
     measuring.add_argument("--tier", type=int, default=1)
     measuring.add_argument("--gpus", type=int, default=4)
+    measuring.add_argument("--least-gpus", type=int, default=1)
+    measuring.add_argument("--most-gpus", type=int)
     measuring.add_argument("--budget-s", type=float, default=540)
     measuring.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     measuring.add_argument("--dry-run", action="store_true")

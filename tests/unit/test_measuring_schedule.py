@@ -73,6 +73,36 @@ def test_a_task_for_more_gpus_than_there_are_is_refused() -> None:
         pack([task(4, 1, 1)], 2, 1000)
 
 
+BOTH = [Kind.TRUTH, Kind.FINGERPRINTS]
+TWO = ["llama-3.2-3b", "llama-2-7b"]
+
+
+@pytest.mark.parametrize("budget_s", range(100, 1500, 100))
+def test_what_is_begun_within_the_budget_can_be_predicted(budget_s: float) -> None:
+    """From all fingerprints of its TP, and for pipelines from that of a pipeline."""
+    tasks = chosen(BOTH, TWO, ["none"], 4, 1)
+    slots, _ = pack(tasks, 4, budget_s)
+    begun = {slot.task for slot in slots}
+    for one in begun:
+        tp, pipeline = one.setting.tensor_parallel, len(one.setting.layers_per_stage) > 1
+        needed = {
+            t
+            for t in tasks
+            if (t.kind, t.shape, t.setting.tensor_parallel) == (Kind.FINGERPRINTS, one.shape, tp)
+            and (pipeline or len(t.setting.layers_per_stage) == 1)
+        }
+        assert one.kind is Kind.FINGERPRINTS or needed <= begun
+    if budget_s > 500:
+        assert any(one.kind is Kind.TRUTH for one in begun)
+        assert {slot.task.shape for slot in slots[:6]} == {"llama-3.2-3b"}
+
+
+def test_what_is_known_already_keeps_nothing_back() -> None:
+    only = [task for task in chosen(BOTH, TWO, ["none"], 4, 1) if task.gpus > 1]
+    _, left = pack(only, 4, 1e9)
+    assert not left
+
+
 @pytest.mark.parametrize("name", GPU_SHAPES)
 def test_every_shape_is_measured_in_even_stages_and_three_uneven_splits(name: str) -> None:
     layers = SHAPES[name]["num_hidden_layers"]
