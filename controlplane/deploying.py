@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from controlplane import errors, feedback, refusals
+from controlplane import feedback, refusals
 from controlplane.profiling import Profiles, engine_dtype, served_spec, spec_of
 from controlplane.records import Deployment, Model
 from controlplane.settings import Settings
@@ -28,7 +28,7 @@ from placement.solver.policies.joint import Joint
 from placement.solver.profiled import Knowledge, Measured, Profiled
 from placement.solver.request import Request
 from placement.types import CPU, Constraint, Device, DeviceKey, Inventory, Placement, Plan, Relaxation
-from profiler.plans import UNCOMPRESSED, accuracy_of, allows_uncompressed, no_plan_reason
+from profiler.plans import UNCOMPRESSED, accuracy_of, allows_uncompressed
 from profiler.types import ModelSpec
 from profiler.variants.types import VariantKind
 
@@ -59,7 +59,7 @@ def decide(
     """
     spec_of(model)
     if not allows_uncompressed(model.compression):
-        raise errors.NoFeasiblePlan(no_plan_reason(model.compression))
+        raise refusals.no_technique(model.compression)
     questions = [
         _question(model, deployment, cluster, inventory, settings, variants, profiles)
         for cluster in clusters_of(inventory, _residents(others, besides=model.name))
@@ -76,7 +76,7 @@ def decide(
         found = _best([one for q, refusal in answers if (one := _eased(q, refusal, most)) is not None])
     if found is None:
         missed = [outcome for _, outcome in answers if isinstance(outcome, NotPlaced)]
-        raise refusals.refusal(_nearest(missed), deployment.relaxing)
+        raise refusals.refusal(_nearest(missed), deployment.relaxing, inventory.unusable)
     return dataclasses.replace(found, reason=reason(found, inventory))
 
 
