@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import sys
 import tempfile
 from pathlib import Path
@@ -34,8 +35,12 @@ from benchmarks.profiling.tasks import (
     on_cpu,
 )
 from profiler.measurements import read
+from workers.group.members import visible_gpus
 from workers.measuring.job import Job
 
+ENGINE = (sys.executable, "-X", "faulthandler", "-m", "workers.measuring")
+# Engines choose ports long before they use them: each from a range of its own, below the ephemeral ones.
+FIRST_PORT, PORTS = 12_000, 100
 LOG_TAIL = 3000
 
 
@@ -53,21 +58,23 @@ class Host:
         request.write_text(job.model_dump_json())
         assert job.gate is not None
         return Start(
-            (sys.executable, "-X", "faulthandler", "-m", "workers.measuring", str(request)),
+            (*ENGINE, str(request), "--end-with-stdin"),
             {
                 **os.environ,
-                "CUDA_VISIBLE_DEVICES": ",".join(map(str, slot.gpus)),
+                **visible_gpus(slot.gpus),
                 "VLLM_LOGGING_LEVEL": "INFO",
+                "VLLM_PORT": str(FIRST_PORT + PORTS * number),
             },
             self._out / results.LOGS / f"{task.label}.log",
             job.gate,
             lambda: job.out.exists() and results.is_complete(task, read(job.out)),
+            lambda: job.out.stat().st_size if job.out.exists() else 0,
         )
 
     def _job(self, task: Task, gate: Path) -> Job:
         on_gpu = self._device != "cpu"
         return Job(
-            folder=shapes.folder(task.shape, task.setting.layers, self._work / task.kind),
+            folder=shapes.folder(task.shape, task.setting.layers, self._work / task.label),
             out=results.part(task, self._out),
             setting=task.setting,
             points=task.points,
@@ -105,6 +112,7 @@ def measure(given: argparse.Namespace) -> None:
     print(describe(slots, left, given.gpus), flush=True)
     if given.dry_run:
         return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # an engine that hangs is aborted; its dump takes long
     with tempfile.TemporaryDirectory() as work:
         host = Host(given.out, Path(work), given.device, given.budget_s)
         carry_out(slots, host.start, given.budget_s, lambda ending: tell(ending, given.out))
