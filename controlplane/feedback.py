@@ -15,8 +15,9 @@ from controlplane.profiling import Profiles, calibration_on, key_on
 from controlplane.records import Deployment, MeasuredRank, Model, ModelProfile
 from controlplane.settings import Settings
 from controlplane.state.typed import Put, State
+from placement.solver.from_inventory import type_name
 from placement.solver.profiled import Measured
-from placement.types import Device, Inventory, Placement, key_of
+from placement.types import CPU, Device, Inventory, Placement, key_of
 from workers.messages import RankReport
 
 GIB = 2**30
@@ -56,6 +57,8 @@ def applied(
 ) -> int | None:
     """What `known_on` gave each rank of a placement decided on this inventory; None: not calibrated."""
     device = only_type(placement, inventory)
+    if device and device.kind == CPU and len({type_name(d) for d in inventory.devices if d.kind == CPU}) > 1:
+        return None  # hosts are estimated together, by what is known of the quickest type
     known = known_on(model, device, settings, profiles) if device else None
     shape = placement.plan.tensor_parallel, placement.plan.pipeline_parallel
     return known.excess.get(shape, 0) if known else None

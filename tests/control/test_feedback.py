@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from in_memory import submit
-from measured_cluster import MeasuredCluster
+from measured_cluster import HOST, MeasuredCluster
 from test_controller import World, _hurry  # noqa: F401 - a fixture
 
 from controlplane import errors, feedback
@@ -20,6 +20,7 @@ from controlplane.commands import profile_model
 from controlplane.records import Deployment, MeasuredRank, ModelProfile, Phase
 from controlplane.settings import Settings
 from controlplane.state.typed import Repository
+from placement.types import Inventory
 from workers.messages import RankReport, WorkerReport
 
 MIB = 1 << 20
@@ -170,3 +171,19 @@ async def test_a_plan_made_before_the_calibration_teaches_nothing(
         assert (await world.end(deploying)).phase is Phase.DEPLOYED
         (profile,) = world.repository.read().profiles.values()
         assert profile.record.memory_excess == {}
+
+
+async def test_hosts_of_several_types_teach_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are estimated as the quickest, so what a slower one was given is not what its own profile says."""
+    monkeypatch.setattr(world.cluster, "reports", taking(world, 300 * MIB))
+    rates = replace(HOST.rates, memory_bytes_per_s=HOST.rates.memory_bytes_per_s * 2)
+    quicker = replace(HOST, node="other", model="a CPU x8", free_bytes=0, rates=rates)
+    async with world.controlled():
+        await world.end(world.register("base"))
+        world.cluster.devices = Inventory((HOST, quicker))
+        for _ in range(2):
+            made = await deployed(world)
+            assert made.placement is not None
+            assert made.placement.ranks[0].node == HOST.node
+            assert [p.record.memory_excess for p in world.repository.read().profiles.values()] == [{}]
+            await world.end(world.undeploy("base"))
