@@ -309,7 +309,7 @@ def test_engines_share_neither_folders_nor_ports(tmp_path: Path) -> None:
 
 def measured(one: Task) -> list[Measurement]:
     memory = (RankMemory(1, 2, 3, 4, 5, 6),) * one.gpus
-    timings = [Timing(one.setting, point, 8, 0.1, 0.1, 0.01, 0.2) for point in one.points]
+    timings = [Timing(one.setting, point, 8, 0.1, 0.1, 0.01, 0.2, (), 0.7) for point in one.points]
     return [Footprint(one.setting, memory, 1.0), *timings]
 
 
@@ -350,7 +350,7 @@ def test_what_measuring_took() -> None:
     """By hand: an engine on one GPU and one on two, of which each starts in a second."""
     one, other = TINY
     found = cost([*measured(one), *measured(other)])
-    engine_s = 1.0 + 3 * 0.2 + 0.1
+    engine_s = 1.0 + 0.7
     assert (found.engines, found.gpu_s) == (2, pytest.approx(3 * engine_s))
     assert found.wall_s == pytest.approx(2 * engine_s)
     assert found.peak_bytes == pytest.approx(2 * (1 + 2 + 3 + 4 + 16 * 5 / 6))  # 1 x (8 + 8) tokens

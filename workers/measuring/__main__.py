@@ -83,7 +83,8 @@ def measure_point(llm: Any, job: Job, point: Point, variants: Mapping[MadeVarian
     runs = [run(llm, point, tokens, 1, variants)]
     while len(runs) < repeats and time.monotonic() - began < job.point_seconds:
         runs.append(run(llm, point, tokens, len(runs) + 1, variants))
-    return timing(job.setting, point, tokens, runs, tuple(steps) if all(steps) else ())
+    on_device = tuple(steps) if all(steps) else ()
+    return timing(job.setting, point, tokens, runs, on_device, time.monotonic() - began)
 
 
 def describe(found: Timing) -> str:

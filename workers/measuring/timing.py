@@ -88,7 +88,12 @@ def prompt_of(length: int, seed: int) -> list[int]:
 
 
 def timing(
-    setting: Setting, point: Point, tokens: int, runs: list[Arrivals], device_step_s: tuple[float, ...]
+    setting: Setting,
+    point: Point,
+    tokens: int,
+    runs: list[Arrivals],
+    device_step_s: tuple[float, ...],
+    taken_s: float = 0.0,
 ) -> Timing:
     def median(of: Callable[[Arrivals], float]) -> float:
         return statistics.median(of(run) for run in runs)
@@ -102,4 +107,5 @@ def timing(
         tpot_s=median(lambda run: run.step_s),
         latency_s=median(lambda run: run.end),
         device_step_s=device_step_s,
+        taken_s=taken_s,
     )
