@@ -33,7 +33,7 @@ class Member:
 class Rendezvous:
     """Where the members of a group meet: the node of rank 0, which the others must be able to reach.
 
-    `bus` is where the scheduler listens to the ranks' loaders of variants.
+    `bus` is where the scheduler listens to the ranks' loaders of variants, with its token.
     """
 
     address: str
