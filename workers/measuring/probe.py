@@ -35,9 +35,15 @@ def _free_bytes() -> tuple[int, ...]:
     physical = map(current_platform.device_id_to_physical_device_id, range(torch.cuda.device_count()))
     handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in physical]
 
+    def processes(handle: Any) -> int:
+        try:
+            return len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        except pynvml.NVMLError:  # not told in every container
+            return 0
+
     def look() -> Look:
         free = tuple(int(pynvml.nvmlDeviceGetMemoryInfo(handle).free) for handle in handles)
-        return Look(free, sum(len(pynvml.nvmlDeviceGetComputeRunningProcesses(h)) for h in handles))
+        return Look(free, sum(map(processes, handles)))
 
     return settled(look)
 
