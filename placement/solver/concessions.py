@@ -119,9 +119,15 @@ def any_shape(request: Request, gpus: int) -> Request:
     )
 
 
+def names_shapes(request: Request) -> bool:
+    """Whether it has bounds of its own on the plan's parallelism, beside those that all requests have."""
+    fewer = request.max_tp < Request.max_tp or request.max_pp < Request.max_pp
+    return bool(fewer or request.only_tp or request.only_pp or request.layers)
+
+
 def parallelism(request: Request, find: Find, gpus: int) -> Relaxation | None:
     bounded = request.max_tp < gpus or request.max_pp < gpus
-    if not (bounded or request.only_tp or request.only_pp or request.layers):
+    if not (bounded or names_shapes(request)):
         return None
     found = find(any_shape(request, gpus))
     return None if found is None else wider(request, found)
