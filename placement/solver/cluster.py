@@ -79,8 +79,11 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Node:
+    """`residents` are the ranks on devices of the node that the cluster does not have: of other types."""
+
     name: str
     gpus: tuple[Gpu, ...]
+    residents: tuple[Resident, ...] = ()
 
 
 @dataclass(frozen=True)

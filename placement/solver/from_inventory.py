@@ -46,7 +46,11 @@ def _cluster(devices: Sequence[Device], residents: Mapping[DeviceKey, Sequence[R
     fast = min(kind.memory_bytes_per_s for kind in types.values()) * LINK_TO_MEMORY
     node = min(fast, NODE_BYTES_PER_S)
     links = (fast, node, min(node, NETWORK_BYTES_PER_S))
-    made = tuple(Node(name, tuple(gpus)) for name, gpus in sorted(nodes.items()))
+    own = {key_of(device) for device in devices}
+    others: dict[str, list[Resident]] = defaultdict(list)
+    for key in sorted(residents.keys() - own):
+        others[key[0]] += residents[key]
+    made = tuple(Node(name, tuple(gpus), tuple(others[name])) for name, gpus in sorted(nodes.items()))
     return Cluster(made, tuple(types[name] for name in sorted(types)), links)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.solver.cluster import Cluster, Gpu, GpuType
+from placement.solver.cluster import Cluster, GpuType, Resident
 from placement.solver.request import Request
 from placement.types import Scope
 
@@ -62,8 +63,8 @@ def view_of(cluster: Cluster, request: Request) -> View:
     islands: dict[tuple[int, int], int] = {}
     names, rows = [], []
     for number, node in enumerate(cluster.nodes):
-        apart = [_scopes(request, gpu) for gpu in node.gpus]
-        if any(Scope.NODE in scopes for scopes in apart):
+        apart = [_scopes(request, gpu.residents) for gpu in node.gpus]
+        if any(Scope.NODE in scopes for scopes in (*apart, _scopes(request, node.residents))):
             continue
         for gpu, scopes in zip(node.gpus, apart, strict=True):
             if Scope.GPU in scopes:
@@ -82,7 +83,7 @@ def view_of(cluster: Cluster, request: Request) -> View:
     )
 
 
-def _scopes(request: Request, gpu: Gpu) -> set[Scope]:
+def _scopes(request: Request, residents: Sequence[Resident]) -> set[Scope]:
     """What the request and the residents of its group do not share: the strictest of them all holds."""
-    mates = [one for one in gpu.residents if request.group and one.group == request.group]
+    mates = [one for one in residents if request.group and one.group == request.group]
     return {request.scope, *(one.scope for one in mates)} if mates else set()

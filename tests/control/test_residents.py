@@ -12,7 +12,7 @@ from controlplane import errors
 from controlplane.deploying import decide
 from controlplane.records import Bounds, Deployment, ExpectedLoad, Model, Phase
 from controlplane.settings import Settings
-from placement.types import Device, Intent, Inventory, Placement, Scope
+from placement.types import CPU, Device, Intent, Inventory, Placement, Scope
 from profiler.types import DeviceRates
 
 GIB = 1 << 30
@@ -82,3 +82,17 @@ def test_the_first_ones_node_stays_its_own_when_the_second_only_asks_for_a_gpu()
     with pytest.raises(errors.NoFeasiblePlan) as refusal:
         placed(second, *crowded, others=(first,))
     assert refusal.value.details["binding"] == "antiAffinity"
+
+
+def test_a_node_is_kept_for_its_deployment_on_devices_of_other_types_too() -> None:
+    """The first is on the node's GPU; the second would fit nowhere but on that node's or another's CPU."""
+    apart = Bounds(group="g", scope=Scope.NODE)
+    first = wanted("a", bounds=apart)
+    first = replace(first, placement=placed(first, gpu(0)))
+    own, other = (
+        Device(node, 0, CPU, size * GIB, size * GIB, DeviceRates(1e11, 1e12))
+        for node, size in (("n", 400), ("other", 200))
+    )
+    second = wanted("b", bounds=apart)
+    assert where(placed(second, own, other)) == [("n", 0)]
+    assert where(placed(second, gpu(0, 100), own, other, others=(first,))) == [("other", 0)]
