@@ -53,8 +53,8 @@ def decide(
     """The placement that best meets the deployment's intent, with room for the base's `variants`.
 
     GPUs come before CPU hosts, and of several types the one that serves the intent best. `others` are the
-    deployments that anti-affinity is about. Estimates are calibrated where `profiles` has this architecture
-    on this kind of device, else scaled from another's or rough.
+    deployments that anti-affinity and the devices' expected load are about. Estimates are calibrated where
+    `profiles` has this architecture on this kind of device, else scaled from another's or rough.
     Errors: NoFeasiblePlan, saying which constraint binds and what would do; NotReady.
     """
     spec_of(model)
