@@ -238,7 +238,7 @@ def delete_model(state: State, name: str, ctx: Context) -> Outcome:
     Errors: ModelNotFound; InUse while deployed, depended upon or being registered.
     """
     model = find_model(state, name)
-    variants = sorted(m.record.name for m in state.models.values() if m.record.base == name)
+    variants = sorted(variant.name for variant in state.variants_of(name))
     if name in state.deployments:
         raise errors.InUse(f"'{name}' is deployed; undeploy it first", details={"used_by": [name]})
     if variants:

@@ -124,7 +124,7 @@ class DeployActions:
             raise Gone(host)
         model, found = state.models[host].record, state.deployments[host]
         deployment = found.record
-        variants = [m.record for m in state.models.values() if m.record.base == host]
+        variants = state.variants_of(host)
         free = ledger.available(inventory, state.ledgers, settings.headroom, besides=host)
         others = [d.record for d in state.deployments.values()]
         placement = deploying.decide(model, deployment, free, settings, variants, state.profiles, others)

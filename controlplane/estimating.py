@@ -10,7 +10,6 @@ from controlplane import errors
 from controlplane.commands import find_model
 from controlplane.deploying import with_room_for_variants
 from controlplane.profiling import (
-    CPU,
     calibration_for,
     carrier_kind,
     carriers,
@@ -22,7 +21,7 @@ from controlplane.records import Model
 from controlplane.settings import Settings
 from controlplane.state.typed import State
 from placement.pareto import pareto
-from placement.types import Inventory
+from placement.types import CPU, Inventory
 from profiler.errors import PlanError
 from profiler.estimating import Ground, Prediction, check_plan, predict
 from profiler.physical.calibration import Calibration
@@ -140,7 +139,7 @@ def _asked(state: State, inventory: Inventory, settings: Settings, name: str, lo
     if base.spec is None:
         raise errors.NotReady(f"'{base.name}' is {base.phase}; wait until its files are read", param="model")
     asking = load.variants or ((name,) if named.is_variant else ())
-    variants = [m.record for m in state.models.values() if m.record.base == base.name]
+    variants = state.variants_of(base.name)
     return _Asked(
         base,
         served_spec(base.spec, engine_dtype(settings, carrier_kind(inventory))),

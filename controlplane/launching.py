@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from controlplane.profiling import CPU, engine_dtype, served_spec, spec_of
+from controlplane.profiling import engine_dtype, served_spec, spec_of
 from controlplane.records import Model
 from controlplane.settings import Settings
-from placement.types import Placement, Plan, RankPlacement
+from placement.types import CPU, Placement, Plan, RankPlacement
 from profiler.estimate import kv_bytes_per_token, variant_bytes
 from profiler.types import ModelSpec
 from profiler.variants.types import VariantKind

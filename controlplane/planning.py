@@ -33,7 +33,7 @@ def preview(
     if host in state.deployments:
         return Preview(request.model, host, True, state.deployments[host].record.placement)
     base = state.models[host].record
-    variants = [m.record for m in state.models.values() if m.record.base == host]
+    variants = state.variants_of(host)
     others = [d.record for d in state.deployments.values()]
     free = ledger.available(inventory, state.ledgers, settings.headroom, besides=host)
     placement = deploying.decide(base, wanted[host], free, settings, variants, state.profiles, others)

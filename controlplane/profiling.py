@@ -13,7 +13,7 @@ from controlplane import errors
 from controlplane.records import Model, ModelProfile, Operation, OperationKind, Phase
 from controlplane.settings import Settings
 from controlplane.state.typed import State, Versioned
-from placement.types import Device, Inventory
+from placement.types import CPU, Device, Inventory
 from profiler.campaign import Reach, Trial, campaign, count_points
 from profiler.errors import MeasurementError
 from profiler.measurements import Footprint, Timing, from_lines
@@ -23,7 +23,6 @@ from profiler.profile_key import ProfileKey, profile_key
 from profiler.types import ModelSpec
 from workers.measuring.order import MeasureOrder
 
-CPU = "cpu"
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FREE_SHARE = 0.9  # of what is free now: others may need a little meanwhile
 MOST_ATTEMPTS = 3  # in a row that bring nothing new

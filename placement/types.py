@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from profiler.types import DeviceRates, Estimate, Interval, Plan
+from profiler.types import CPU, DeviceRates, Estimate, Interval, Plan
 
 __all__ = [
     "CPU",
@@ -81,7 +81,6 @@ class Inventory:
     unusable: tuple[Unusable, ...] = ()
 
 
-CPU = "cpu"  # the kind of a CPU host; others are GPUs
 DeviceKey = tuple[str, str, int]
 
 

@@ -108,6 +108,9 @@ class TensorRef:
     size_bytes: int
 
 
+CPU = "cpu"  # the kind of a CPU host; others are GPUs
+
+
 @dataclass(frozen=True)
 class DeviceRates:
     """What one device sustains; measured when the device joins, never assumed by a decision."""

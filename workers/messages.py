@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from profiler.types import CPU
+
 
 @dataclass(frozen=True)
 class RankConfig:
@@ -19,7 +21,7 @@ class RankConfig:
     kv_cache_bytes: int
     variant_memory_bytes: int = 0
     node: str = ""
-    device_kind: str = "cpu"
+    device_kind: str = CPU
     device_index: int = 0
 
 
@@ -62,7 +64,7 @@ class EngineConfig:
 
     @property
     def on_gpu(self) -> bool:
-        return any(rank.device_kind != "cpu" for rank in self.ranks)
+        return any(rank.device_kind != CPU for rank in self.ranks)
 
 
 @dataclass(frozen=True)

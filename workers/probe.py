@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from profiler.types import CPU
 from workers.agent.gpus import Nvml, gpu_count
 from workers.agent.sampling import GpuReading, gpu_kind
 from workers.messages import DeviceReport, NodeReport
@@ -27,7 +28,7 @@ def probe(node: str, gpus: Collection[int] | None = None) -> NodeReport:
 
 
 def _cpu() -> DeviceReport:
-    return DeviceReport(0, "cpu", _cpu_bandwidth(), _cpu_flops(), cpu_model())
+    return DeviceReport(0, CPU, _cpu_bandwidth(), _cpu_flops(), cpu_model())
 
 
 def cpu_model() -> str:

@@ -100,8 +100,8 @@ def _prepare(
     for layer in layers:
         for start in layer.weights:
             _fill(arena, shape, ranks, parts, start)
-    # As an engine has it, which knows no more than a bound of ranks; some plans split twice as often.
-    scratch = svd_delta.Scratch(len(slots) * (2 if plans else 1), total_rank, device, len(shape.slices))
+    # As an engine has it, which knows no more than a bound of ranks.
+    scratch = svd_delta.Scratch(len(slots), total_rank, device, len(shape.slices))
 
     def ours(at: Layer[Starts]) -> None:
         svd_delta.apply(at.x, at.out, arena, at.table, rows, shape.slices, scratch)

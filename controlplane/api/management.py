@@ -164,7 +164,7 @@ def _operations(services: Services) -> APIRouter:
 
 def model_view(state: State, name: str) -> ModelView:
     model = commands.find_model(state, name)
-    variants = sorted(m.record.name for m in state.models.values() if m.record.base == name)
+    variants = sorted(variant.name for variant in state.variants_of(name))
     return ModelView.of(model, name in state.deployments, variants)
 
 

@@ -55,6 +55,9 @@ class State:
     ledgers: Mapping[str, Versioned[NodeLedger]] = field(default_factory=dict)
     undecodable: tuple[str, ...] = ()
 
+    def variants_of(self, base: str) -> list[Model]:
+        return [found.record for found in self.models.values() if found.record.base == base]
+
 
 @dataclass(frozen=True)
 class Put:

@@ -45,13 +45,8 @@ def rate(request: Request, find: Find) -> Relaxation | None:
         low = most
     elif most < high:
         high = most
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        if find(replace(request, rate_per_s=middle)) is None:
-            high = middle
-        else:
-            low = middle
-    return _less_often(request.rate_per_s, low)
+    found = _largest(low, high, lambda rate: find(replace(request, rate_per_s=rate)) is not None)
+    return _less_often(request.rate_per_s, found)
 
 
 def _less_often(asked: float, offered: float) -> Relaxation:
@@ -64,14 +59,19 @@ def headroom(request: Request, find: Find) -> Relaxation | None:
     """As much as can be kept, to within 1/64 of what was asked."""
     if request.headroom <= 0 or find(replace(request, headroom=0.0)) is None:
         return None
-    low, high = 0.0, request.headroom
+    found = _largest(0.0, request.headroom, lambda kept: find(replace(request, headroom=kept)) is not None)
+    return less_headroom(request.headroom, found)
+
+
+def _largest(low: float, high: float, works: Callable[[float], bool]) -> float:
+    """By halving: a value that works, next to one that does not. `low` works and `high` does not."""
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if find(replace(request, headroom=middle)) is None:
-            high = middle
-        else:
+        if works(middle):
             low = middle
-    return less_headroom(request.headroom, low)
+        else:
+            high = middle
+    return low
 
 
 def less_headroom(asked: float, offered: float) -> Relaxation:

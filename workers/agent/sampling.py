@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from profiler.types import CPU
 from workers.agent.reports import DeviceSample, ProcessMemory
 
-CPU = "cpu"
 # Ray Serve names the process of a replica after its application, which is named after the base (`app_name`);
 # the ranks of a group on other nodes descend from a process of `workers.group.follower`.
 _REPLICA = re.compile(r"^ray::ServeReplica:model-([^:]+):|.* workers\.group\.follower (\S+)$")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+from profiler.types import CPU
 from workers.agent import host
 from workers.agent.gpus import Nvml
 from workers.agent.reports import DeviceSample
@@ -13,7 +14,7 @@ from workers.messages import RankConfig
 
 def look(rank: RankConfig) -> DeviceSample:
     """The device of a rank. Errors: pynvml.NVMLError, ValueError for a GPU that is not there."""
-    if rank.device_kind == "cpu":
+    if rank.device_kind == CPU:
         return host_sample(host.read(), host.processes(), host.memory_of, ())
     with contextlib.closing(Nvml([rank.device_index])) as driver:
         (found,) = gpu_samples(driver.read(), driver.linked, host.processes(), {})

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any
@@ -18,6 +17,7 @@ from pydantic import TypeAdapter
 
 from workers.group.launch import Launch
 from workers.group.members import Rendezvous
+from workers.group.processes import when_stdin_ends
 from workers.messages import EngineConfig
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     order = ORDERS.validate_json(sys.stdin.buffer.readline())
     launch = Launch(order.config, order.rendezvous, order.host_ip, order.number)
     launch.begin()
-    _end_with_stdin(launch)
+    when_stdin_ends(lambda: _end(launch))
     try:
         reason = serve(order, launch)
     except Exception as e:
@@ -70,14 +70,9 @@ def first_to_end(workers: list[Any]) -> str:
     return f"rank {ended.rank} ended with exit code {ended.proc.exitcode} while it served"
 
 
-def _end_with_stdin(launch: Launch) -> None:
-    def wait() -> None:
-        while os.read(0, 4096):  # sys.stdin would be locked when this process ends otherwise
-            pass
-        launch.close()
-        os._exit(0)
-
-    threading.Thread(target=wait, daemon=True).start()
+def _end(launch: Launch) -> None:
+    launch.close()
+    os._exit(0)
 
 
 if __name__ == "__main__":

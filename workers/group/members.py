@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import gcd
 
+from profiler.types import CPU
 from workers.messages import EngineConfig, RankConfig
-
-CPU = "cpu"
 
 
 @dataclass(frozen=True)

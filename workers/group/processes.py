@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -88,13 +88,22 @@ def end_with_stdin() -> None:
     """Have this process and all it started end when its standard input does: whoever started it holds the
     other end, and need not live to end it."""
 
-    def wait() -> None:
-        while os.read(0, 4096):  # sys.stdin would be locked when this process ends otherwise
-            pass
+    def end_all() -> None:
         end(children())
         if os.getsid(0) == os.getpid():  # else it is the session of whoever called this by hand
             end_session(os.getpid())
         os.kill(os.getpid(), signal.SIGKILL)
+
+    when_stdin_ends(end_all)
+
+
+def when_stdin_ends(act: Callable[[], None]) -> None:
+    """Call `act`, in a thread, once whoever holds the other end of the standard input is gone."""
+
+    def wait() -> None:
+        while os.read(0, 4096):  # sys.stdin would be locked when this process ends otherwise
+            pass
+        act()
 
     threading.Thread(target=wait, daemon=True).start()
 

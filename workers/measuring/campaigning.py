@@ -22,6 +22,7 @@ import psutil
 from profiler.campaign import Trial
 from profiler.fingerprints.folder import write_fingerprint
 from profiler.measurements import Timing, from_lines, read, to_line
+from profiler.types import CPU
 from workers.group import processes
 from workers.group.members import visible_gpus
 from workers.measuring.job import Job
@@ -94,7 +95,7 @@ def _run(order: MeasureOrder, trial: Trial, found: _Found, deadline: float) -> I
 
 
 def _job(order: MeasureOrder, trial: Trial, out: Path, left_s: float) -> Job:
-    on_cpu = order.device_kind == "cpu"
+    on_cpu = order.device_kind == CPU
     return Job(
         folder=_fingerprint(order, trial.setting.layers),
         out=out,
@@ -122,7 +123,7 @@ def _start(order: MeasureOrder, job: Job, log: Path) -> subprocess.Popen[bytes]:
     request = order.scratch / "job.json"
     request.write_text(job.model_dump_json())
     environment = dict(os.environ)
-    if order.device_kind != "cpu":
+    if order.device_kind != CPU:
         environment |= visible_gpus(order.devices[: job.setting.world_size])
     with log.open("wb") as out:
         return subprocess.Popen(
@@ -138,7 +139,7 @@ def _start(order: MeasureOrder, job: Job, log: Path) -> subprocess.Popen[bytes]:
 def _check(order: MeasureOrder, process: subprocess.Popen[bytes], deadline: float) -> None:
     if time.monotonic() > deadline:
         raise MeasuringError(f"not finished within {order.seconds:.0f} s; raise OSTINATO_PROFILE_SECONDS")
-    if order.device_kind == "cpu" and (held := _resident_bytes(process.pid)) > order.device_bytes:
+    if order.device_kind == CPU and (held := _resident_bytes(process.pid)) > order.device_bytes:
         raise MeasuringError(
             f"the engine took {held >> 20} MiB where {order.device_bytes >> 20} MiB may be used; raise "
             "OSTINATO_PROFILE_BYTES, or free memory"
