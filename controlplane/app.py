@@ -7,26 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
-from controlplane import serve_runtime
+from controlplane import errors, serve_runtime
 from controlplane.agents import AgentBook
 from controlplane.api.app import create_app
 from controlplane.api.services import RouteBook, Services
 from controlplane.controller import Controller
 from controlplane.engine_client import EngineClient
+from controlplane.engine_views import EngineView
 from controlplane.inventory import NodeState, inventory_of
 from controlplane.metrics import ControllerMetrics, Metrics
 from controlplane.ray_on_loopback import keep_replica_on_loopback
-from controlplane.reconcile import EngineView
 from controlplane.settings import Settings
 from controlplane.state import open_store
 from controlplane.state.typed import Repository
@@ -45,6 +45,8 @@ from workers.metrics_server import serve_metrics
 
 log = logging.getLogger(__name__)
 
+R = TypeVar("R")
+
 
 class ServeRuntime:
     """The cluster, as the controller and the gateway see it: `serve_runtime` with its settings.
@@ -52,26 +54,49 @@ class ServeRuntime:
     That of the controller starts the nodes' agents.
     """
 
-    def __init__(self, settings: Settings, starts_agents: bool = False) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        groups_of: Callable[[str], Sequence[str]] = lambda host: (host,),
+        starts_agents: bool = False,
+    ) -> None:
+        """`groups_of` says which worker groups serve a base."""
         self._settings = settings
+        self._groups_of = groups_of
         self._agents = AgentBook(settings, starts_agents)
-        self._requests = EngineClient(serve_runtime.find_workers, settings.max_queued_requests)
+        self._requests = EngineClient(self._find_workers, settings.max_queued_requests)
+
+    async def _find_workers(self, host: str) -> list[WorkerReport]:
+        """Of the groups that can give a report now. Errors: what Serve raises, when none can."""
+        groups = self._groups_of(host)
+        found = await asyncio.gather(*map(serve_runtime.find_workers, groups), return_exceptions=True)
+        answers = [one for one in found if not isinstance(one, BaseException)]
+        if not answers and groups:
+            raise next(one for one in found if isinstance(one, BaseException))
+        return [report for answer in answers for report in answer]
+
+    async def _of_all(self, host: str, ask: Callable[..., Awaitable[R]], *args: Any) -> list[R]:
+        """What each group of a base says. Errors: those of `ask`; Unavailable when there is none."""
+        groups = self._groups_of(host)
+        if not groups:
+            raise errors.Unavailable(f"no engine of '{host}' is there; try again", retry_after_s=5)
+        return list(await asyncio.gather(*(ask(group, *args) for group in groups)))
 
     async def launch(self, config: EngineConfig) -> None:
         await serve_runtime.launch(config, self._settings)
 
-    async def stop(self, host: str) -> None:
-        await serve_runtime.stop(host)
-        serve_runtime.forget_handle(host)
+    async def stop(self, group: str) -> None:
+        await serve_runtime.stop(group)
+        serve_runtime.forget_handle(group)
 
     async def observe(self) -> dict[str, EngineView]:
         return dict(await serve_runtime.observe())
 
-    async def load_variant(self, host: str, variant: VariantRef) -> None:
-        await serve_runtime.load_variant(host, variant)
+    async def load_variant(self, group: str, variant: VariantRef) -> None:
+        await serve_runtime.load_variant(group, variant)
 
-    async def unload_variant(self, host: str, variant: VariantRef) -> None:
-        await serve_runtime.unload_variant(host, variant)
+    async def unload_variant(self, group: str, variant: VariantRef) -> None:
+        await serve_runtime.unload_variant(group, variant)
 
     async def keep_agents(self) -> None:
         await self._agents.keep()
@@ -94,20 +119,20 @@ class ServeRuntime:
     def stream(self, host: str, request: EngineCall) -> AsyncGenerator[EngineHead | bytes, None]:
         return self._requests.stream(host, request)
 
-    async def reports(self, host: str) -> list[WorkerReport]:
-        return await serve_runtime.reports(host)
+    async def reports(self, group: str) -> list[WorkerReport]:
+        return await serve_runtime.reports(group)
 
     async def residency(self, host: str) -> list[EngineResidency]:
-        return await serve_runtime.residency(host)
+        return [one for some in await self._of_all(host, serve_runtime.residency) for one in some]
 
     async def limit_variants(self, host: str, limit: int) -> None:
-        await serve_runtime.limit_variants(host, limit)
+        await self._of_all(host, serve_runtime.limit_variants, limit)
 
     async def prefetch(self, host: str, variant: VariantRef) -> None:
-        await serve_runtime.prefetch(host, variant)
+        await self._of_all(host, serve_runtime.prefetch, variant)
 
     async def logs(self, host: str, lines: int) -> str:
-        return await serve_runtime.logs(host, lines)
+        return "".join(await self._of_all(host, serve_runtime.logs, lines))
 
     async def metrics_targets(self) -> list[tuple[str, str]]:
         return await serve_runtime.metrics_targets()
@@ -117,7 +142,9 @@ def make_services() -> Services:
     """The gateway's services from the process's environment."""
     settings = Settings()
     repository = Repository(open_store(settings.resolved_store_url))
-    return Services(settings, repository, RouteBook(repository), ServeRuntime(settings), Metrics())
+    routes = RouteBook(repository)
+    runtime = ServeRuntime(settings, lambda host: routes.table.groups.get(host, ()))
+    return Services(settings, repository, routes, runtime, Metrics())
 
 
 def make_app() -> FastAPI:

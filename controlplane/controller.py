@@ -17,8 +17,10 @@ from typing import Protocol
 
 from controlplane import errors, fetching
 from controlplane.commands import Change, advance
-from controlplane.deploy_actions import DeployActions, Engines, Hooks
+from controlplane.deploy_actions import DeployActions
 from controlplane.endings import End, end_open, persist, same, undone
+from controlplane.engine_views import EngineStatus, EngineView
+from controlplane.group_actions import Engines, GroupActions, Hooks
 from controlplane.holdings import holdings
 from controlplane.inventory import NodeState
 from controlplane.metrics import ControllerMetrics, set_counts
@@ -28,10 +30,9 @@ from controlplane.reconcile import (
     Admit,
     BeginProfile,
     Cancel,
-    ConfirmDeployed,
+    ConfirmServing,
+    Drain,
     EndProfile,
-    EngineStatus,
-    EngineView,
     FailDeployment,
     Forget,
     Launch,
@@ -40,7 +41,9 @@ from controlplane.reconcile import (
     Observed,
     Profile,
     Release,
-    StopEngine,
+    Replan,
+    StopGroup,
+    Undeploy,
     UnloadVariant,
     open_operation,
     reconcile,
@@ -80,21 +83,25 @@ class Controller:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._engines: dict[str, EngineView] = {}
         self._profiles = ProfileActions(settings, repository, runtime, self._note, self._conclude)
-        hooks = Hooks(self._note, self._conclude, self._view, lambda: asyncio.sleep(RETRY_S))
-        self._deployments = DeployActions(settings, repository, runtime, hooks)
+        hooks = Hooks(self._note, self._conclude, self._view)
+        self._deployments = DeployActions(repository, runtime, hooks)
+        self._groups = GroupActions(settings, repository, runtime, hooks, self._deployments.fail_all)
         self._do: dict[type[Action], Callable[[str], Awaitable[None]]] = {
             Profile: self._profile,
             Admit: self._profiles.admit,
             Measure: self._profiles.measure,
             BeginProfile: self._profiles.begin,
             EndProfile: self._profiles.end,
-            Launch: self._deployments.launch,
-            ConfirmDeployed: self._deployments.confirm,
+            Launch: self._groups.launch,
+            ConfirmServing: self._groups.confirm,
+            Replan: self._groups.replan,
+            Drain: self._groups.drain,
+            StopGroup: self._groups.stop,
             FailDeployment: self._deployments.fail,
             LoadVariant: self._deployments.load_variant,
             UnloadVariant: self._deployments.unload_variant,
-            StopEngine: self._deployments.stop_engine,
-            Release: self._deployments.release,
+            Undeploy: self._deployments.undeploy,
+            Release: self._groups.release,
             Cancel: self._cancel,
             Forget: self._forget,
         }
@@ -130,7 +137,7 @@ class Controller:
         nodes = await self._runtime.nodes(wait=False)
         state = await asyncio.to_thread(self._repository.read)
         self._report(state, nodes)
-        observed = Observed(self._engines, busy, time.time())
+        observed = Observed(self._engines, busy, time.time(), tuple(nodes))
         for action in reconcile(state, observed):
             self._tasks[action.key] = asyncio.create_task(self._carry_out(action))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from controlplane import errors
 from controlplane.records import Deployment, Model, Phase
@@ -28,12 +28,16 @@ class Route:
 
 @dataclass(frozen=True)
 class RouteTable:
-    """Deployed models by every name they answer to, and the others' reasons."""
+    """Deployed models by every name they answer to, and the others' reasons.
+
+    `groups` are the worker groups that take new requests, by their base.
+    """
 
     revision: int
     routes: Mapping[str, Route]
     waiting: Mapping[str, Deployment]
     registered: Mapping[str, Model]
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def resolve(self, name: str) -> Route:
         """Errors: ModelNotFound, NotDeployed, Unavailable (being deployed: with a time to retry)."""
@@ -73,7 +77,8 @@ def build_table(state: State) -> RouteTable:
         routes[name] = route
         if model.base is not None:
             routes[f"{model.base}:{name}"] = route
-    return RouteTable(state.revision, routes, waiting, models)
+    groups = {name: found.record.serving_ids() for name, found in state.deployments.items()}
+    return RouteTable(state.revision, routes, waiting, models, {n: ids for n, ids in groups.items() if ids})
 
 
 def _is_served(deployment: Deployment, state: State) -> bool:
