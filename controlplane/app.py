@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,6 +46,8 @@ from workers.metrics_server import serve_metrics
 
 log = logging.getLogger(__name__)
 
+COUNT_EVERY_S = 1.0
+
 R = TypeVar("R")
 
 
@@ -64,6 +67,7 @@ class ServeRuntime:
         self._settings = settings
         self._groups_of = groups_of
         self._agents = AgentBook(settings, starts_agents)
+        self._ongoing: dict[str, int] | None = None
         self._requests = EngineClient(self._find_workers, settings.max_queued_requests)
 
     async def _find_workers(self, host: str) -> list[WorkerReport]:
@@ -100,6 +104,24 @@ class ServeRuntime:
 
     async def keep_agents(self) -> None:
         await self._agents.keep()
+
+    async def keep_counting(self) -> None:
+        """Ask the gateways every second for the requests under way, until cancelled."""
+        while True:
+            try:
+                self._ongoing = await serve_runtime.ongoing()
+            except Exception as e:  # gateways come and go; nothing is decided until they answer
+                log.info("the gateways do not say what is under way: %r", e)
+                self._ongoing = None
+            await asyncio.sleep(COUNT_EVERY_S)
+
+    def ongoing(self) -> Mapping[str, int] | None:
+        """As all gateways last said; None when they did not."""
+        return self._ongoing
+
+    def own_ongoing(self) -> dict[str, int]:
+        """Of this gateway."""
+        return self._requests.ongoing()
 
     async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
         return await self._agents.nodes(wait)
@@ -138,13 +160,25 @@ class ServeRuntime:
         return await serve_runtime.metrics_targets()
 
 
+@cache
+def _repository() -> Repository:
+    """The gateway's, as all below: one in a process."""
+    return Repository(open_store(Settings().resolved_store_url))
+
+
+@cache
+def _routes() -> RouteBook:
+    return RouteBook(_repository())
+
+
+@cache
+def _runtime() -> ServeRuntime:
+    return ServeRuntime(Settings(), lambda host: _routes().table.groups.get(host, ()))
+
+
 def make_services() -> Services:
     """The gateway's services from the process's environment."""
-    settings = Settings()
-    repository = Repository(open_store(settings.resolved_store_url))
-    routes = RouteBook(repository)
-    runtime = ServeRuntime(settings, lambda host: routes.table.groups.get(host, ()))
-    return Services(settings, repository, routes, runtime, Metrics())
+    return Services(Settings(), _repository(), _routes(), _runtime(), Metrics())
 
 
 def make_app() -> FastAPI:
@@ -169,6 +203,10 @@ class Gateway:
     async def metrics_address(self) -> str:
         return self._metrics_address
 
+    async def ongoing(self) -> dict[str, int]:
+        """Requests under way by base, for the controller."""
+        return _runtime().own_ongoing()
+
 
 @serve.deployment(name="Controller", num_replicas=1, health_check_period_s=2)
 class ControllerReplica:
@@ -182,7 +220,8 @@ class ControllerReplica:
         runtime = ServeRuntime(settings, starts_agents=True)
         controller = Controller(settings, repository, runtime, ControllerMetrics())
         loop = asyncio.get_running_loop()
-        self._tasks = (loop.create_task(controller.run()), loop.create_task(runtime.keep_agents()))
+        loops = (controller.run(), runtime.keep_agents(), runtime.keep_counting())
+        self._tasks = tuple(loop.create_task(one) for one in loops)
 
     async def metrics_address(self) -> str:
         return self._metrics_address

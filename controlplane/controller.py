@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Protocol
 
 from controlplane import errors, fetching
 from controlplane.commands import Change, advance
+from controlplane.demand import DemandBook
 from controlplane.deploy_actions import DeployActions
 from controlplane.endings import End, end_open, persist, same, undone
 from controlplane.engine_views import EngineStatus, EngineView
@@ -42,6 +43,7 @@ from controlplane.reconcile import (
     Profile,
     Release,
     Replan,
+    Scale,
     StopGroup,
     Undeploy,
     UnloadVariant,
@@ -65,6 +67,10 @@ class Runtime(Measurer, Engines, Protocol):
 
     async def observe(self) -> dict[str, EngineView]: ...
 
+    def ongoing(self) -> Mapping[str, int] | None:
+        """Requests under way, waiting ones among them, by base; None: the gateways did not say lately."""
+        ...
+
     def convert_bundled(self, name: str) -> Path:
         """Blocking; called in a thread."""
         ...
@@ -83,7 +89,8 @@ class Controller:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._engines: dict[str, EngineView] = {}
         self._profiles = ProfileActions(settings, repository, runtime, self._note, self._conclude)
-        hooks = Hooks(self._note, self._conclude, self._view)
+        self._demand = DemandBook(settings.concurrency)
+        hooks = Hooks(self._note, self._conclude, self._view, self._demand.wanted)
         self._deployments = DeployActions(repository, runtime, hooks)
         self._groups = GroupActions(settings, repository, runtime, hooks, self._deployments.fail_all)
         self._do: dict[type[Action], Callable[[str], Awaitable[None]]] = {
@@ -95,6 +102,7 @@ class Controller:
             Launch: self._groups.launch,
             ConfirmServing: self._groups.confirm,
             Replan: self._groups.replan,
+            Scale: self._groups.scale,
             Drain: self._groups.drain,
             StopGroup: self._groups.stop,
             FailDeployment: self._deployments.fail,
@@ -137,7 +145,9 @@ class Controller:
         nodes = await self._runtime.nodes(wait=False)
         state = await asyncio.to_thread(self._repository.read)
         self._report(state, nodes)
-        observed = Observed(self._engines, busy, time.time(), tuple(nodes))
+        deployments = (found.record for found in state.deployments.values())
+        wanted = self._demand.note(deployments, self._runtime.ongoing(), time.time())
+        observed = Observed(self._engines, busy, time.time(), tuple(nodes), wanted)
         for action in reconcile(state, observed):
             self._tasks[action.key] = asyncio.create_task(self._carry_out(action))
 

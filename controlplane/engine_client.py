@@ -44,6 +44,10 @@ class EngineClient:
             while (piece := await answer.piece()) is not None:
                 yield piece
 
+    def ongoing(self) -> dict[str, int]:
+        """Requests under way by host, those that wait for a worker among them."""
+        return {host: workers.in_flight for host, workers in self._hosts.items() if workers.in_flight}
+
     def close(self) -> None:
         for workers in self._hosts.values():
             workers.close()

@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from controlplane import deploying, errors, feedback, launching, ledger, replanning
+from controlplane import deploying, errors, feedback, launching, ledger, replanning, scaling, store_edits
 from controlplane.commands import Change
 from controlplane.endings import End, persist, serving, starting, the_group
 from controlplane.engine_views import EngineView
 from controlplane.inventory import NodeState, inventory_of
 from controlplane.profile_actions import Conclude, Note
-from controlplane.records import OperationKind, Phase
+from controlplane.records import Deployment, OperationKind, Phase
 from controlplane.settings import Settings
 from controlplane.state.typed import Put, Repository, State
 from controlplane.store_edits import Gone
@@ -56,11 +56,13 @@ class Engines(Protocol):
 
 @dataclass(frozen=True)
 class Hooks:
-    """The controller's: notes and ends of operations, and how an engine was last seen."""
+    """The controller's: notes and ends of operations, how an engine was last seen, and how many groups a
+    deployment should have by its load."""
 
     note: Note
     conclude: Conclude
     view: Callable[[str], EngineView | None]
+    wanted: Callable[[Deployment], int]
 
 
 Fail = Callable[[str, errors.OstinatoError], Awaitable[None]]
@@ -193,6 +195,18 @@ class GroupActions:
 
         await self._unplace(group, change)
         await self._runtime.stop(group)
+
+    async def scale(self, host: str) -> None:
+        """More groups, or fewer, as the load asks."""
+
+        def change(deployment: Deployment) -> Deployment:
+            if deployment.phase is Phase.DELETING:
+                raise Gone(host)
+            count = self._hooks.wanted(deployment)
+            log.info("%s gets %d groups instead of %d", host, count, scaling.active(deployment))
+            return scaling.resized(deployment, count)
+
+        await asyncio.to_thread(store_edits.edit, self._repository, Deployment, host, change)
 
     # --- going ---------------------------------------------------------------------------------
 

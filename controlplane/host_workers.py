@@ -71,6 +71,11 @@ class HostWorkers:
         self._refreshing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
 
+    @property
+    def in_flight(self) -> int:
+        """Requests under way, those that wait for a worker among them."""
+        return self._in_flight
+
     @contextmanager
     def admitted(self) -> Iterator[None]:
         """The time of one request. Raises Overloaded when too many are under way."""

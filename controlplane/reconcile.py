@@ -7,9 +7,9 @@ controller that was killed continues where the records stand.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from controlplane import ledger, replanning
+from controlplane import ledger, replanning, scaling
 from controlplane.engine_views import EngineStatus, EngineView
 from controlplane.inventory import NodeState
 from controlplane.records import Deployment, Model, Operation, OperationKind, Phase
@@ -19,12 +19,14 @@ from controlplane.worker_groups import GroupPhase, WorkerGroup, group_id
 
 @dataclass(frozen=True)
 class Observed:
-    """Engines by worker group. `busy` holds the keys of actions that are still being carried out."""
+    """Engines by worker group. `busy` holds the keys of actions that are still being carried out, `wanted`
+    how many groups a base's deployment should have by its load, where that is known."""
 
     engines: Mapping[str, EngineView]
     busy: frozenset[str]
     now_s: float
     nodes: tuple[NodeState, ...] = ()
+    wanted: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,10 @@ class ConfirmServing(Action):
 
 class Replan(Action):
     """A worker group cannot go on where it is: stop it, to have it placed anew."""
+
+
+class Scale(Action):
+    """Give the deployment of a base as many groups as its load asks for."""
 
 
 class Drain(Action):
@@ -191,6 +197,8 @@ def _engines(state: State, observed: Observed) -> Iterator[Action]:
         if deployment.phase is Phase.DELETING:
             yield Undeploy(name)
         elif not _cancelled(state, OperationKind.DEPLOY, name):
+            if observed.wanted.get(name, scaling.active(deployment)) != scaling.active(deployment):
+                yield Scale(name)
             for group in deployment.groups:
                 yield from _group(deployment, group, cluster, observed)
 

@@ -119,27 +119,28 @@ def without_group(deployment: Deployment, number: int) -> Deployment:
 def standing(deployment: Deployment) -> Deployment:
     """A base's deployment with the phase and the reason that follow from its groups.
 
-    It is Deployed while one of them serves.
+    It is Deployed while one of them serves; so is one that may have none: requests for it wait until it has.
     """
     if deployment.phase is Phase.DELETING:
         return deployment
     serving = sum(group.phase is GroupPhase.SERVING for group in deployment.groups)
-    phase = Phase.DEPLOYED if serving else Phase.DEPLOYING
+    waits = deployment.established and deployment.scaling.least == 0
+    phase = Phase.DEPLOYED if serving or waits else Phase.DEPLOYING
     return replace(deployment, phase=phase, reason=_told(deployment, serving))
 
 
 def _told(deployment: Deployment, serving: int) -> str:
     away = [g for g in deployment.groups if g.phase in (GroupPhase.PENDING, GroupPhase.STARTING)]
     if not away:
-        return ""
+        return "" if serving else "it sleeps without an engine; the next request starts one"
     causes = "; ".join(f"{group_id(deployment.host, g.number)}: {g.reason}" for g in away if g.reason)
     if not deployment.established:
         return causes or "engine starting"
-    meanwhile = (
-        f"{serving} of {len(deployment.groups)} groups answer meanwhile"
-        if serving
-        else "requests for it are refused with a time to retry meanwhile"
-    )
+    meanwhile = "requests for it are refused with a time to retry meanwhile"
+    if serving:
+        meanwhile = f"{serving} of {len(deployment.groups)} groups answer meanwhile"
+    elif deployment.scaling.least == 0:
+        meanwhile = "requests for it wait meanwhile"
     return f"{causes or 'engine starting'}; {meanwhile}"
 
 

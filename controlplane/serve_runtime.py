@@ -243,6 +243,16 @@ def convert_bundled(name: str, cache: Path) -> Path:
         ) from e
 
 
+async def ongoing() -> dict[str, int]:
+    """Requests under way by base, over all gateways. Raises what Serve raises."""
+    handle = serve.get_deployment_handle("Gateway", CONTROL_APP)
+    found: dict[str, int] = {}
+    for counts in await handle.broadcast("ongoing").results_async(timeout_s=FIND_TIMEOUT_S):
+        for host, count in counts.items():
+            found[host] = found.get(host, 0) + count
+    return found
+
+
 async def metrics_targets() -> list[tuple[str, str]]:
     """(address, component) of every process of ours that serves metrics."""
     found: list[tuple[str, str]] = []

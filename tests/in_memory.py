@@ -170,6 +170,7 @@ class InMemoryCluster:
         self.converting = asyncio.Event()
         self.bundled: Path | None = None
         self.launches: list[str] = []
+        self.requests: dict[str, int] | None = {}  # under way, as gateways would say
 
     async def launch(self, config: EngineConfig) -> None:
         self.launches.append(config.group_name)
@@ -233,6 +234,9 @@ class InMemoryCluster:
 
     async def inventory(self) -> Inventory:
         return self.devices
+
+    def ongoing(self) -> dict[str, int] | None:
+        return self.requests
 
     def convert_bundled(self, name: str) -> Path:
         if self.bundled is None:

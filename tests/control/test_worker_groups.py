@@ -146,6 +146,55 @@ async def test_a_group_that_cannot_go_on_is_placed_anew(
         assert group(world, 0).failures == 1
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of scaling and draining that a test can wait for."""
+    for name, value in (("scaling.UP_S", 0.1), ("scaling.DOWN_S", 0.3), ("group_actions.QUIET_S", 0.02)):
+        monkeypatch.setattr(f"controlplane.{name}", value)
+    monkeypatch.setattr("controlplane.group_actions.LOOK_S", 0.01)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_groups_come_with_the_load_and_go_with_it(world: World) -> None:
+    async with world.controlled():
+        await world.end(world.register("base"))
+        await world.end(world.deploy("base", replicas={"min": 1, "max": 3, "targetInFlight": 2}))
+        world.cluster.requests = {"base": 5}
+        await until_serving(world, 3)
+        assert set(world.cluster.engines) == {"base", "base@1", "base@2"}
+        world.cluster.requests = None  # the gateways do not answer: nothing changes
+        await asyncio.sleep(0.5)
+        assert len(base_of(world).groups) == 3
+        world.cluster.requests = {"base": 1}
+        await world.until(lambda: base_of(world).group_ids() == ("base",))
+        await world.until(lambda: set(world.cluster.engines) == {"base"})
+        state = world.repository.read()
+        assert reserved(state) == placed(state)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_an_idle_deployment_sleeps_and_wakes_with_a_request(world: World) -> None:
+    async with world.controlled():
+        await world.end(world.register("base"))
+        await world.end(world.register("v1", "base"))
+        await world.end(world.deploy("base", replicas={"min": 0, "max": 1, "idleS": 1}))
+        assert (await world.end(world.deploy("v1"))).phase is Phase.DEPLOYED
+        await world.until(lambda: not world.cluster.engines and not base_of(world).groups)
+        assert world.repository.read().ledgers == {}
+        table = build_table(world.repository.read())
+        assert (table.resolve("v1").host, table.groups) == ("base", {})  # a request is taken, and waits
+        assert "it sleeps" in base_of(world).reason
+        world.cluster.held.add("base")
+        world.cluster.requests = {"base": 1}
+        await world.until(lambda: "base" in world.cluster.engines)
+        assert build_table(world.repository.read()).resolve("base").host == "base"  # still waits
+        world.cluster.held.clear()
+        await until_serving(world, 1)
+        assert build_table(world.repository.read()).groups == {"base": ("base",)}
+        assert (await world.end(world.undeploy("v1"))).phase is Phase.DELETED
+        assert (await world.end(world.undeploy("base"))).phase is Phase.DELETED
+
+
 async def test_a_drained_group_ends_its_requests_and_frees_its_memory(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +203,7 @@ async def test_a_drained_group_ends_its_requests_and_frees_its_memory(
     ongoing, real = {"base": 1, "base@1": 0}, world.cluster.reports
 
     async def reports(name: str) -> Any:
-        return [replace(one, ongoing_requests=ongoing[name]) for one in await real(name)]
+        return [replace(one, ongoing_requests=ongoing.get(name, 0)) for one in await real(name)]
 
     monkeypatch.setattr(world.cluster, "reports", reports)
     async with world.controlled():
@@ -163,9 +212,10 @@ async def test_a_drained_group_ends_its_requests_and_frees_its_memory(
         leaving = replace(found.record.groups[0], phase=GroupPhase.DRAINING)
         world.repository.commit([Put(with_group(found.record, leaving), found.version)])
         assert build_table(world.repository.read()).groups == {"base": ("base@1",)}
+        await world.until(lambda: "base@2" in world.cluster.engines)  # two are wanted
         await asyncio.sleep(0.2)
-        assert set(world.cluster.engines) == {"base", "base@1"}  # a request is still answered
+        assert "base" in world.cluster.engines  # a request is still answered
         ongoing["base"] = 0
-        await world.until(lambda: set(world.cluster.engines) == {"base@1"})
-        await world.until(lambda: base_of(world).group_ids() == ("base@1",))
-        assert {holder for holder, *_ in reserved(world.repository.read())} == {"base@1"}
+        await world.until(lambda: base_of(world).group_ids() == ("base@1", "base@2"))
+        await world.until(lambda: set(world.cluster.engines) == {"base@1", "base@2"})
+        assert {holder for holder, *_ in reserved(world.repository.read())} == {"base@1", "base@2"}
