@@ -55,7 +55,7 @@ def same(records: Mapping[str, Versioned[RM]], name: str, uid: int) -> Versioned
 
 
 def starting(
-    deployment: Deployment, group: WorkerGroup, placement: Placement, memory_excess: int = 0
+    deployment: Deployment, group: WorkerGroup, placement: Placement, memory_excess: int, now_s: float
 ) -> Deployment:
     """`memory_excess` is what the plan gives each rank beyond its estimate."""
     if deployment.phase is Phase.DELETING:
@@ -67,6 +67,7 @@ def starting(
         measured=(),
         memory_excess=memory_excess,
         refused_on="",
+        since_s=now_s,
     )
     return replanning.with_group(deployment, placed)
 
@@ -78,7 +79,14 @@ def serving(
     found, group = the_group(state, name)
     if group.phase is not GroupPhase.STARTING:
         raise Gone(name)
-    serves = replace(group, phase=GroupPhase.SERVING, reason="", measured=measured, since_s=now_s)
+    serves = replace(
+        group,
+        phase=GroupPhase.SERVING,
+        reason="",
+        measured=measured,
+        since_s=now_s,
+        start_s=now_s - group.since_s,
+    )
     established = replace(found.record, established=True)
     return Put(replanning.with_group(established, serves), found.version), serves
 

@@ -12,7 +12,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from controlplane import deploying, errors, feedback, launching, ledger, replanning, scaling, store_edits
+from controlplane import (
+    deploying,
+    errors,
+    feedback,
+    launching,
+    ledger,
+    rebalancing,
+    replanning,
+    scaling,
+    store_edits,
+)
 from controlplane.commands import Change
 from controlplane.endings import End, persist, serving, starting, the_group
 from controlplane.engine_views import EngineView
@@ -22,7 +32,15 @@ from controlplane.records import Deployment, OperationKind, Phase
 from controlplane.settings import Settings
 from controlplane.state.typed import Put, Repository, State
 from controlplane.store_edits import Gone
-from controlplane.worker_groups import MeasuredRank, WorkerGroup, host_of
+from controlplane.worker_groups import (
+    MeasuredRank,
+    WorkerGroup,
+    group_id,
+    host_of,
+    is_spare,
+    number_of,
+)
+from placement.rebalancing import without
 from placement.types import Inventory, Placement
 from workers.messages import EngineConfig, VariantRef, WorkerReport
 
@@ -65,6 +83,7 @@ class Hooks:
     wanted: Callable[[Deployment], int]
 
 
+Unplace = Callable[[Deployment, State, WorkerGroup], WorkerGroup | None]
 Fail = Callable[[str, errors.OstinatoError], Awaitable[None]]
 
 
@@ -84,13 +103,16 @@ class GroupActions:
     async def _read(self) -> State:
         return await asyncio.to_thread(self._repository.read)
 
-    async def _unplace(self, name: str, change: Callable[[State, WorkerGroup], WorkerGroup | None]) -> None:
-        """Commit what becomes of a group that gives up its place; None: it is no more. Raises Gone."""
+    async def _unplace(self, name: str, change: Unplace) -> None:
+        """Commit what becomes of a group that gives up its place; None: it is no more. Raises Gone.
+
+        `change` gets its deployment, the state and the group.
+        """
 
         def once() -> None:
             state = self._repository.read()
             found, group = the_group(state, name)
-            left = change(state, group)
+            left = change(found.record, state, group)
             changed = (
                 replanning.without_group(found.record, group.number)
                 if left is None
@@ -124,12 +146,15 @@ class GroupActions:
         model, deployment = state.models[host].record, found.record
         variants = [m.record for m in state.models.values() if m.record.base == host]
         free = ledger.available(inventory_of(nodes), state.ledgers, settings.headroom, besides=name)
+        free = without(free, group.avoid)
         others = deploying.besides((d.record for d in state.deployments.values()), name)
+        if group.replaces is not None:
+            others = deploying.besides(others, group_id(host, group.replaces))
         placement = deploying.decide(model, deployment, free, settings, variants, state.profiles, others)
         limit = deployment.max_active_variants
         config = launching.engine_config(model, placement, settings, variants, limit, group=name)
         excess = feedback.applied(state.profiles, model, placement, free, settings)
-        begun = Put(starting(deployment, group, placement, excess), found.version)
+        begun = Put(starting(deployment, group, placement, excess, time.time()), found.version)
         reservations = ledger.reserve(state, name, deployment.uid, placement, time.time())
         self._repository.commit([begun, *reservations])
         return placement, config
@@ -142,7 +167,9 @@ class GroupActions:
             await self._fail(host_of(group), error)
             return
 
-        def change(state: State, unit: WorkerGroup) -> WorkerGroup:
+        def change(deployment: Deployment, state: State, unit: WorkerGroup) -> WorkerGroup | None:
+            if is_spare(unit, deployment.groups):
+                return None  # what it was to replace goes on where it is
             cluster = replanning.cluster_key(nodes, state.ledgers, besides=group)
             return replanning.refused(unit, error.message, cluster, time.time())
 
@@ -186,11 +213,13 @@ class GroupActions:
         """Give up the group's place, and stop what is left there; then it is launched elsewhere."""
         nodes, view = await self._runtime.nodes(wait=False), self._hooks.view(group)
 
-        def change(state: State, unit: WorkerGroup) -> WorkerGroup:
+        def change(deployment: Deployment, state: State, unit: WorkerGroup) -> WorkerGroup | None:
             reason = replanning.trouble(unit.placement, view, nodes)
             if not reason:
                 raise Gone(f"the trouble of {group}")
-            log.warning("%s is placed anew: %s", group, reason)
+            log.warning("%s gives up its place: %s", group, reason)
+            if is_spare(unit, deployment.groups):
+                return None
             return replanning.unplaced(unit, reason, time.time())
 
         await self._unplace(group, change)
@@ -208,6 +237,16 @@ class GroupActions:
 
         await asyncio.to_thread(store_edits.edit, self._repository, Deployment, host, change)
 
+    async def retire(self, group: str) -> None:
+        """The group serves: what it replaces is drained."""
+
+        def change(deployment: Deployment) -> Deployment:
+            if deployment.phase is Phase.DELETING:
+                raise Gone(group)
+            return rebalancing.retired(deployment, number_of(group))
+
+        await asyncio.to_thread(store_edits.edit, self._repository, Deployment, host_of(group), change)
+
     # --- going ---------------------------------------------------------------------------------
 
     async def stop(self, group: str) -> None:
@@ -217,7 +256,7 @@ class GroupActions:
         """Stop the engine when it had no request for a while, or when a request may last no longer."""
         await self._until_quiet(group)
         await self._runtime.stop(group)
-        await self._unplace(group, lambda state, unit: None)
+        await self._unplace(group, lambda deployment, state, unit: None)
 
     async def _until_quiet(self, group: str) -> None:
         began_s = asked_s = time.monotonic()

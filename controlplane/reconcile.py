@@ -14,7 +14,7 @@ from controlplane.engine_views import EngineStatus, EngineView
 from controlplane.inventory import NodeState
 from controlplane.records import Deployment, Model, Operation, OperationKind, Phase
 from controlplane.state.typed import State
-from controlplane.worker_groups import GroupPhase, WorkerGroup, group_id
+from controlplane.worker_groups import GroupPhase, WorkerGroup, group_id, is_spare
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,10 @@ class Replan(Action):
 
 class Scale(Action):
     """Give the deployment of a base as many groups as its load asks for."""
+
+
+class Retire(Action):
+    """A worker group serves that was to replace another: drain that one."""
 
 
 class Drain(Action):
@@ -228,6 +232,8 @@ def _group(deployment: Deployment, group: WorkerGroup, cluster: str, observed: O
         yield Replan(name)
     elif group.phase is GroupPhase.STARTING and engine.status is EngineStatus.RUNNING:
         yield ConfirmServing(name)
+    elif group.phase is GroupPhase.SERVING and is_spare(group, deployment.groups):
+        yield Retire(name)
 
 
 def _is_to_fail(deployment: Deployment, group: WorkerGroup, engine: EngineView, observed: Observed) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from controlplane import replanning
 from controlplane.records import Deployment, Scaling
-from controlplane.worker_groups import GroupPhase, WorkerGroup, next_number
+from controlplane.worker_groups import GroupPhase, WorkerGroup, is_spare, next_number
 
 UP_S = 5.0
 DOWN_S = 60.0
@@ -58,8 +58,12 @@ def _needed(in_flight: float, target: float) -> int:
 
 
 def active(deployment: Deployment) -> int:
-    """How many groups it has or is to have."""
-    return sum(group.phase is not GroupPhase.DRAINING for group in deployment.groups)
+    """How many groups it has or is to have; one that only replaces another does not count."""
+    return len(_counted(deployment.groups))
+
+
+def _counted(groups: tuple[WorkerGroup, ...]) -> list[WorkerGroup]:
+    return [g for g in groups if g.phase is not GroupPhase.DRAINING and not is_spare(g, groups)]
 
 
 def resized(deployment: Deployment, count: int) -> Deployment:
@@ -68,8 +72,9 @@ def resized(deployment: Deployment, count: int) -> Deployment:
     for _ in range(count - active(deployment)):
         groups = (*groups, WorkerGroup(next_number(groups)))
     excess = active(deployment) - count
-    going = sorted((g for g in groups if g.phase is not GroupPhase.DRAINING), key=_worth)[: max(0, excess)]
+    going = sorted(_counted(groups), key=_worth)[: max(0, excess)]
     leaving = {group.number for group in going}
+    leaving |= {group.number for group in groups if group.replaces in leaving}
     return replanning.standing(
         replace(
             deployment,

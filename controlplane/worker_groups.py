@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from placement.types import Placement
+from placement.types import DeviceKey, Placement
 
 # Not allowed in the names of models, so that no group is called like another model's.
 _SEPARATOR = "@"
@@ -34,7 +34,9 @@ class WorkerGroup:
     `measured` is what its ranks were found to take when it began to serve; their plan gave each
     `memory_excess` bytes beyond the estimate, from earlier experience. A pending group that `failures` times
     in a row did not last is placed anew at `retry_at_s`, one that was refused by the cluster of the key
-    `refused_on` as soon as that differs; `reason` says why. It serves since `since_s`.
+    `refused_on` as soon as that differs; `reason` says why. It starts, or serves, since `since_s`; to start
+    took `start_s`. One that `replaces` another, on none of the devices to `avoid`, has it drained once it
+    serves.
     """
 
     number: int
@@ -47,6 +49,9 @@ class WorkerGroup:
     retry_at_s: float = 0.0
     refused_on: str = ""
     since_s: float = 0.0
+    start_s: float = 0.0
+    replaces: int | None = None
+    avoid: tuple[DeviceKey, ...] = ()
 
 
 def group_id(host: str, number: int) -> str:
@@ -61,6 +66,13 @@ def host_of(group: str) -> str:
 
 def number_of(group: str) -> int:
     return int(group.partition(_SEPARATOR)[2] or 0)
+
+
+def is_spare(group: WorkerGroup, groups: tuple[WorkerGroup, ...]) -> bool:
+    """Whether it is there only to replace another one of these, which still is there."""
+    return group.phase is not GroupPhase.DRAINING and any(
+        one.number == group.replaces and one.phase is not GroupPhase.DRAINING for one in groups
+    )
 
 
 def next_number(groups: tuple[WorkerGroup, ...]) -> int:

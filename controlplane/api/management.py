@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 
 from controlplane import __version__, commands, errors, planning
-from controlplane.api import cluster, estimates, inference, operations, variants
+from controlplane.api import cluster, estimates, inference, operations, rebalancing, variants
 from controlplane.api.deploy_requests import DeployModelRequest
 from controlplane.api.inference import ClosingStream, Watch
 from controlplane.api.parameters import IdempotencyHeader, NamePath
@@ -45,6 +45,7 @@ def router(services: Services) -> APIRouter:
     routes.include_router(_deployments(services))
     routes.include_router(_operations(services))
     routes.include_router(cluster.router(services))
+    routes.include_router(rebalancing.router(services))
     return routes
 
 
