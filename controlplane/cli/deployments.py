@@ -57,10 +57,10 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
     layers: Annotated[str, typer.Option(help="Layers of each stage, as 10,20.")] = "",
     apart_from: Annotated[str, typer.Option(help="Group of deployments to keep apart from.")] = "",
     apart_by: Annotated[ScopeOption, typer.Option(help="What they may not share.")] = ScopeOption.NODE,
-    min_replicas: Annotated[int, typer.Option(min=0, help="Least engines; 0: none while idle.")] = 1,
+    min_replicas: Annotated[int | None, typer.Option(min=0, help="Least engines; 0: none if idle.")] = None,
     max_replicas: Annotated[int | None, typer.Option(min=1, help="Most engines (the least).")] = None,
     target: Annotated[float | None, typer.Option(help="Requests under way per engine to aim at.")] = None,
-    idle_s: Annotated[float, typer.Option(help="Without a request until the last engine stops.")] = 300.0,
+    idle_s: Annotated[float | None, typer.Option(help="Until the last engine stops if idle.")] = None,
     auto_relax: Annotated[bool, typer.Option(help="If nothing fits, take what comes nearest.")] = False,
     max_relax: Annotated[float | None, typer.Option(min=1, help="By no more than this factor.")] = None,
     dry_run: Annotated[bool, typer.Option(help="Say what would be done now; do nothing.")] = False,
@@ -80,13 +80,9 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
         "tensorParallel": tp or [],
         "pipelineParallel": pp or [],
         "layersPerStage": _split(layers),
-        "replicas": {
-            "min": min_replicas,
-            "max": max(1, min_replicas) if max_replicas is None else max_replicas,
-            "targetInFlight": target,
-            "idleS": idle_s,
-        },
     }
+    if replicas := _asked_replicas(min_replicas, max_replicas, target, idle_s):
+        asked["replicas"] = replicas
     if apart_from:
         asked["antiAffinity"] = {"group": apart_from, "scope": apart_by.value}
     if auto_relax or max_relax is not None:
@@ -108,6 +104,16 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
     if not cli.json:
         print_text(f"'{model}' is {operation.phase}; try `ostinato chat {model}`")
         print_facts([] if deployment is None else deployment_facts(deployment))
+
+
+def _asked_replicas(
+    least: int | None, most: int | None, target: float | None, idle_s: float | None
+) -> dict[str, float]:
+    """What was named; the most is no less than a least that was named alone."""
+    if least is not None and most is None:
+        most = max(1, least)
+    named = {"min": least, "max": most, "targetInFlight": target, "idleS": idle_s}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _split(layers: str) -> list[int]:
