@@ -25,6 +25,7 @@ from controlplane.api.services import RouteBook, Services
 from controlplane.controller import Controller
 from controlplane.engine_client import EngineClient
 from controlplane.engine_views import EngineView
+from controlplane.host_workers import Alive
 from controlplane.inventory import NodeState, inventory_of
 from controlplane.metrics import ControllerMetrics, Metrics
 from controlplane.ray_on_loopback import keep_replica_on_loopback
@@ -61,14 +62,15 @@ class ServeRuntime:
         self,
         settings: Settings,
         groups_of: Callable[[str], Sequence[str]] = lambda host: (host,),
+        alive: Alive = lambda group: True,
         starts_agents: bool = False,
     ) -> None:
-        """`groups_of` says which worker groups serve a base."""
+        """`groups_of` says which worker groups serve a base, `alive` in which requests may be under way."""
         self._settings = settings
         self._groups_of = groups_of
         self._agents = AgentBook(settings, starts_agents)
         self._ongoing: dict[str, int] | None = None
-        self._requests = EngineClient(self._find_workers, settings.max_queued_requests)
+        self._requests = EngineClient(self._find_workers, settings.max_queued_requests, alive)
 
     async def _find_workers(self, host: str) -> list[WorkerReport]:
         """Of the groups that can give a report now. Errors: what Serve raises, when none can."""
@@ -173,7 +175,8 @@ def _routes() -> RouteBook:
 
 @cache
 def _runtime() -> ServeRuntime:
-    return ServeRuntime(Settings(), lambda host: _routes().table.groups.get(host, ()))
+    table = lambda: _routes().table  # noqa: E731 - a new one after every change
+    return ServeRuntime(Settings(), lambda host: table().groups.get(host, ()), lambda g: g in table().alive)
 
 
 def make_services() -> Services:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from controlplane import errors
 from controlplane.records import Deployment, Model, Phase
 from controlplane.state.typed import State
+from controlplane.worker_groups import GroupPhase
 from workers.messages import VariantRef
 
 
@@ -30,7 +31,8 @@ class Route:
 class RouteTable:
     """Deployed models by every name they answer to, and the others' reasons.
 
-    `groups` are the worker groups that take new requests, by their base.
+    `groups` are the worker groups that take new requests, by their base; requests may be under way in those
+    that are `alive`.
     """
 
     revision: int
@@ -38,6 +40,7 @@ class RouteTable:
     waiting: Mapping[str, Deployment]
     registered: Mapping[str, Model]
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    alive: frozenset[str] = frozenset()
 
     def resolve(self, name: str) -> Route:
         """Errors: ModelNotFound, NotDeployed, Unavailable (being deployed: with a time to retry)."""
@@ -78,7 +81,19 @@ def build_table(state: State) -> RouteTable:
         if model.base is not None:
             routes[f"{model.base}:{name}"] = route
     groups = {name: found.record.serving_ids() for name, found in state.deployments.items()}
-    return RouteTable(state.revision, routes, waiting, models, {n: ids for n, ids in groups.items() if ids})
+    serving = {name: ids for name, ids in groups.items() if ids}
+    return RouteTable(state.revision, routes, waiting, models, serving, _alive(state))
+
+
+def _alive(state: State) -> frozenset[str]:
+    """The groups that serve or are drained; in others nobody answers any more, or yet."""
+    alive = (GroupPhase.SERVING, GroupPhase.DRAINING)
+    return frozenset(
+        name
+        for found in state.deployments.values()
+        for name, group in zip(found.record.group_ids(), found.record.groups, strict=True)
+        if group.phase in alive
+    )
 
 
 def _is_served(deployment: Deployment, state: State) -> bool:

@@ -143,6 +143,7 @@ class WorkerReport:
     max_ongoing_requests: int = 0
     ranks: tuple[RankReport, ...] = ()
     ongoing_requests: int = 0
+    group: str = ""
 
 
 class Tier(StrEnum):

@@ -160,6 +160,7 @@ class Worker:
             max_ongoing_requests=self._config.max_ongoing_requests,
             ranks=self.engine.ranks,
             ongoing_requests=self._door.running if self._door else 0,
+            group=self._config.group_name,
         )
 
     async def logs(self, lines: int, folder: str) -> str:
