@@ -175,8 +175,12 @@ def _routes() -> RouteBook:
 
 @cache
 def _runtime() -> ServeRuntime:
-    table = lambda: _routes().table  # noqa: E731 - a new one after every change
-    return ServeRuntime(Settings(), lambda host: table().groups.get(host, ()), lambda g: g in table().alive)
+    routes = _routes()  # its table is a new one after every change
+    return ServeRuntime(
+        Settings(),
+        groups_of=lambda host: routes.table.groups.get(host, ()),
+        alive=lambda group: group in routes.table.alive,
+    )
 
 
 def make_services() -> Services:
