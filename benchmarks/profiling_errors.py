@@ -2,17 +2,18 @@
 
     python -m benchmarks.profiling_errors --fingerprints F.jsonl --truth T.jsonl --out ERRORS.json
 
-Rows as `benchmarks.profiling` writes them. Errors are absolute and relative: medians and 90th percentiles
-of TTFT, TPOT and each rank's memory beside its KV cache, over all and by batch.
+Rows as `benchmarks.profiling` writes them; what they do not suffice to predict is listed. Errors are absolute
+and relative: medians and 90th percentiles of TTFT, TPOT and each rank's memory beside its KV cache, over all
+and by batch.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from benchmarks.profiling.shapes import spec
 from profiler.measurements import Footprint, Measurement, Timing
 from profiler.physical.calibrating import calibrate
 from profiler.physical.calibration import Calibration, Cut
-from profiler.physical.memory import rank_bytes
+from profiler.physical.memory import known_ranks, rank_bytes
 from profiler.physical.pipeline import latency
 from profiler.types import Plan, Workload
 
@@ -47,8 +48,40 @@ class Error:
         return abs(self.predicted / self.actual - 1)
 
 
-def errors(name: str, fingerprints: Iterable[Measurement], truth: Iterable[Measurement]) -> Iterator[Error]:
-    yield from errors_of(name, calibrate(spec(name), fingerprints), truth)
+@dataclass(frozen=True)
+class Gap:
+    """Measurements of plans that cannot be predicted: how their layers are cut and stored, and why."""
+
+    shape: str
+    cut: Cut
+    count: int
+    reason: str
+
+
+def errors(
+    name: str, fingerprints: Iterable[Measurement], truth: Iterable[Measurement]
+) -> tuple[list[Error], list[Gap]]:
+    """Of what can be predicted, and what cannot."""
+    try:
+        calibration = calibrate(spec(name), fingerprints)
+    except ValueError as e:
+        return [], _gaps(name, truth, str(e))
+    known, unknown = list[Measurement](), list[Measurement]()
+    for measured in truth:
+        (known if _is_predictable(calibration, measured) else unknown).append(measured)
+    return list(errors_of(name, calibration, known)), _gaps(name, unknown, "no fingerprint was cut so")
+
+
+def _is_predictable(calibration: Calibration, measured: Measurement) -> bool:
+    cut = Cut.of(measured.setting)
+    if isinstance(measured, Timing):
+        return cut in calibration.times
+    return known_ranks(calibration, cut).is_measured
+
+
+def _gaps(name: str, unknown: Iterable[Measurement], reason: str) -> list[Gap]:
+    counts = Counter(Cut.of(measured.setting) for measured in unknown)
+    return [Gap(name, cut, count, reason) for cut, count in sorted(counts.items())]
 
 
 def errors_of(name: str, calibration: Calibration, truth: Iterable[Measurement]) -> Iterator[Error]:
@@ -96,15 +129,26 @@ def summary(found: list[Error]) -> list[dict[str, Any]]:
 
 
 def write(
-    found: list[Error], command: str, out: Path, title: str, costs: dict[str, Any] | None = None
+    found: list[Error],
+    command: str,
+    out: Path,
+    title: str,
+    costs: dict[str, Any] | None = None,
+    gaps: Sequence[Gap] = (),
 ) -> None:
-    """The summary as JSON, printed too, with what measuring took by shape, and the plot beside it."""
+    """The summary as JSON, printed too, with what was not predicted and what measuring took by shape, and the
+    plot beside it."""
     rows = summary(found)
     for row in rows:
         print(" ".join(str(value) for value in row.values()))
+    for gap in gaps:
+        print(f"not predicted: {gap.count} measurements of {gap.shape}, {gap.cut}: {gap.reason}")
     record = {"command": command, "rows": rows, **({"costs": costs} if costs else {})}
+    if gaps:
+        record["not_predicted"] = [asdict(gap) for gap in gaps]
     out.write_text(json.dumps(record, indent=1) + "\n")
-    plot(found, out.with_suffix(".png"), title)
+    if found:
+        plot(found, out.with_suffix(".png"), title)
 
 
 def plot(found: list[Error], path: Path, title: str) -> None:
@@ -154,11 +198,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     fingerprints, truth = by_shape(given.fingerprints), by_shape(given.truth)
-    found = [e for name in truth for e in errors(name, fingerprints[name], truth[name])]
+    scored = [errors(name, fingerprints.get(name, []), truth[name]) for name in truth]
+    found = [error for errors_here, _ in scored for error in errors_here]
+    gaps = [gap for _, gaps_here in scored for gap in gaps_here]
     files = f"--fingerprints {given.fingerprints.name} --truth {given.truth.name}"
     command = f"python -m benchmarks.profiling_errors {files} --out {given.out.name}"
-    costs = {name: compared(fingerprints[name], truth[name]) for name in truth}
-    write(found, command, given.out, "Measured on H200s", costs)
+    costs = {name: costs_of(fingerprints.get(name, []), truth[name]) for name in truth}
+    write(found, command, given.out, "Measured on H200s", costs, gaps)
+
+
+def costs_of(fingerprints: list[Measurement], truth: list[Measurement]) -> dict[str, Any]:
+    try:
+        return compared(fingerprints, truth)
+    except ValueError as e:
+        return {"not_compared": str(e)}
 
 
 if __name__ == "__main__":

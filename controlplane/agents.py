@@ -197,7 +197,8 @@ class AgentBook:
         from workers.probe import probe
 
         strategy = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
-        task = ray.remote(probe).options(num_cpus=0, scheduling_strategy=strategy)
+        once = ray.remote(max_calls=1)(probe)  # else Ray keeps its process, which has a context on a GPU
+        task = once.options(num_cpus=0, scheduling_strategy=strategy)
         measured = task.remote(node.name, gpus_of(self._settings.gpus, node.name))
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):

@@ -92,8 +92,8 @@ class Controller:
         self._profiles = ProfileActions(settings, repository, runtime, self._note, self._conclude)
         self._demand = DemandBook(settings.concurrency)
         hooks = Hooks(self._note, self._conclude, self._view, self._demand.wanted)
-        self._deployments = DeployActions(repository, runtime, hooks)
-        self._groups = GroupActions(settings, repository, runtime, hooks, self._deployments.fail_all)
+        self._groups = GroupActions(settings, repository, runtime, hooks, self._fail_all)
+        self._deployments = DeployActions(repository, runtime, hooks, self._groups.stop)
         self._do: dict[type[Action], Callable[[str], Awaitable[None]]] = {
             Profile: self._profile,
             Admit: self._profiles.admit,
@@ -156,6 +156,9 @@ class Controller:
     async def settle(self) -> None:
         """Wait for all actions that run now."""
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _fail_all(self, host: str, error: errors.OstinatoError) -> None:
+        await self._deployments.fail_all(host, error)
 
     def _view(self, host: str) -> EngineView | None:
         return self._engines.get(host)

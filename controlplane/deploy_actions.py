@@ -6,12 +6,12 @@ Everything is in the records: killed at any point, its successor does the same a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from controlplane import errors, replanning
 from controlplane.commands import Change
-from controlplane.endings import End, deployed, dropped, end_open
+from controlplane.endings import End, away, deployed, dropped, end_open
 from controlplane.group_actions import Engines, Hooks
 from controlplane.records import Deployment, OperationKind, Phase
 from controlplane.routing import variant_ref
@@ -19,13 +19,17 @@ from controlplane.state.typed import Repository, State
 from controlplane.store_edits import Gone
 from workers.messages import VariantRef
 
+Stop = Callable[[str], Awaitable[None]]
+
 
 class DeployActions:
     """One method per action of `reconcile`, which is named for the base, or the variant, that it is about."""
 
-    def __init__(self, repository: Repository, engines: Engines, hooks: Hooks) -> None:
+    def __init__(self, repository: Repository, engines: Engines, hooks: Hooks, stop: Stop) -> None:
+        """`stop` ends the engine of a worker group."""
         self._repository = repository
         self._runtime = engines
+        self._stop = stop
         self._note, self._conclude, self._view = hooks.note, hooks.conclude, hooks.view
 
     async def _read(self) -> State:
@@ -46,7 +50,7 @@ class DeployActions:
 
     async def _stop_groups(self, deployment: Deployment) -> None:
         for group in deployment.group_ids():
-            await self._runtime.stop(group)
+            await self._stop(group)
 
     async def fail_all(self, host: str, error: errors.OstinatoError) -> None:
         """End the deployments of a base and of all its variants with the same error."""
@@ -56,12 +60,17 @@ class DeployActions:
             await self._fail_one(name, error)
 
     async def _fail_one(self, name: str, error: errors.OstinatoError) -> None:
-        """End a deployment, unless it has served by now or is being undeployed."""
+        """End a deployment, unless it has served by now (then a variant says why it is away) or is being
+        undeployed."""
 
         def change(state: State) -> Sequence[Change]:
             found = state.deployments.get(name)
-            if found is None or found.record.phase is Phase.DELETING or found.record.established:
+            if found is None or found.record.phase is Phase.DELETING:
                 raise Gone(name)
+            if found.record.established and found.record.host == name:
+                raise Gone(name)  # its groups say why
+            if found.record.established:
+                return away(found, error.message)
             return dropped(state, found)
 
         with suppress(Gone):

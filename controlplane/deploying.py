@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from controlplane import errors, feedback, refusals
-from controlplane.profiling import Profiles, calibration_on, engine_dtype, served_spec, spec_of
+from controlplane import feedback, refusals
+from controlplane.profiling import Profiles, engine_dtype, served_spec, spec_of
 from controlplane.records import Deployment, Model
 from controlplane.settings import Settings
 from controlplane.worker_groups import WorkerGroup
@@ -22,13 +22,14 @@ from placement.solver.decide import eased
 from placement.solver.explain import reason
 from placement.solver.from_inventory import clusters_of, type_name
 from placement.solver.from_spec import figures_of
+from placement.solver.layout import resident
 from placement.solver.outcome import NotPlaced, Outcome
 from placement.solver.plan import Estimator
 from placement.solver.policies.joint import Joint
 from placement.solver.profiled import Knowledge, Measured, Profiled
 from placement.solver.request import Request
 from placement.types import CPU, Constraint, Device, DeviceKey, Inventory, Placement, Plan, Relaxation
-from profiler.plans import UNCOMPRESSED, accuracy_of, allows_uncompressed, no_plan_reason
+from profiler.plans import UNCOMPRESSED, accuracy_of, allows_uncompressed
 from profiler.types import ModelSpec
 from profiler.variants.types import VariantKind
 
@@ -53,13 +54,14 @@ def decide(
     """The placement that best meets the deployment's intent, with room for the base's `variants`.
 
     GPUs come before CPU hosts, and of several types the one that serves the intent best. `others` are the
-    deployments that anti-affinity is about (`besides`). Estimates are calibrated where `profiles` has this
-    architecture on this kind of device, else scaled from another's or rough.
+    deployments that anti-affinity and the devices' expected load are about (`besides`). Estimates are
+    calibrated where `profiles` has this architecture on this kind of device, else scaled from another's or
+    rough.
     Errors: NoFeasiblePlan, saying which constraint binds and what would do; NotReady.
     """
     spec_of(model)
     if not allows_uncompressed(model.compression):
-        raise errors.NoFeasiblePlan(no_plan_reason(model.compression))
+        raise refusals.no_technique(model.compression)
     questions = [
         _question(model, deployment, cluster, inventory, settings, variants, profiles)
         for cluster in clusters_of(inventory, _residents(others))
@@ -76,7 +78,7 @@ def decide(
         found = _best([one for q, refusal in answers if (one := _eased(q, refusal, most)) is not None])
     if found is None:
         missed = [outcome for _, outcome in answers if isinstance(outcome, NotPlaced)]
-        raise refusals.refusal(_nearest(missed), deployment.relaxing)
+        raise refusals.refusal(_nearest(missed), deployment.relaxing, inventory.unusable)
     return dataclasses.replace(found, reason=reason(found, inventory))
 
 
@@ -195,14 +197,8 @@ def _measured(
     for device in sorted(inventory.devices, key=lambda d: -d.rates.memory_bytes_per_s):
         if (device.kind == CPU) == on_cpu:
             slowest[type_name(device)] = device
-    found = {name: calibration_on(model, device, settings, profiles) for name, device in slowest.items()}
-    return {
-        name: Measured(
-            known, slowest[name].rates, feedback.excesses(profiles, model, slowest[name], settings)
-        )
-        for name, known in found.items()
-        if known
-    }
+    found = {name: feedback.known_on(model, d, settings, profiles) for name, d in slowest.items()}
+    return {name: known for name, known in found.items() if known}
 
 
 def besides(deployments: Iterable[Deployment], group: str) -> list[Deployment]:
@@ -222,9 +218,11 @@ def _residents(others: Iterable[Deployment]) -> dict[DeviceKey, list[Resident]]:
     found: dict[DeviceKey, list[Resident]] = {}
     for other in others:
         for name, group in zip(other.group_ids(), other.groups, strict=True):
-            for rank in group.placement.ranks if group.placement else ():
+            if (placed := group.placement) is None:
+                continue
+            for rank in placed.ranks:
                 key = rank.node, rank.device_kind, rank.device_index
-                held = Resident(name, rank.layer_start, rank.layer_end, rank.memory_bytes, other.bounds.group)
+                held = resident(name, rank, placed, other.bounds.group, other.bounds.scope)
                 found.setdefault(key, []).append(held)
     return found
 

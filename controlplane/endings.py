@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -55,9 +56,9 @@ def same(records: Mapping[str, Versioned[RM]], name: str, uid: int) -> Versioned
 
 
 def starting(
-    deployment: Deployment, group: WorkerGroup, placement: Placement, memory_excess: int, now_s: float
+    deployment: Deployment, group: WorkerGroup, placement: Placement, memory_excess: int | None, now_s: float
 ) -> Deployment:
-    """`memory_excess` is what the plan gives each rank beyond its estimate."""
+    """`memory_excess` is what the plan gives each rank beyond its calibrated estimate."""
     if deployment.phase is Phase.DELETING:
         raise Gone(deployment.model)
     placed = replace(
@@ -109,6 +110,28 @@ def deployed(state: State, name: str, model_uid: int) -> Change:
     same(state.models, name, model_uid)
     served = replace(found.record, phase=Phase.DEPLOYED, reason="", established=True)
     return Put(served, found.version)
+
+
+def away(variant: Versioned[Deployment], reason: str) -> list[Change]:
+    """An established variant says why its base is away; nothing while the reason is the same."""
+    if _without_figures(variant.record.reason) == _without_figures(reason):
+        return []
+    return [Put(replace(variant.record, reason=reason), variant.version)]
+
+
+def _without_figures(text: str) -> str:
+    """Ages, and bytes that are free, are others each time."""
+    return re.sub(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)", "", text)
+
+
+def back(state: State, host: str) -> list[Change]:
+    """The variants of a base whose engine answers again no longer say why it was away."""
+    variants = [d for d in state.deployments.values() if d.record.host == host != d.record.model]
+    return [
+        Put(replace(d.record, reason=""), d.version)
+        for d in variants
+        if d.record.reason and d.record.phase is Phase.DEPLOYED
+    ]
 
 
 def dropped(state: State, deployment: Versioned[Deployment]) -> list[Change]:

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from controlplane.commands import Change
-from controlplane.profiling import Profiles, key_on
+from controlplane.profiling import Profiles, calibration_on, key_on
 from controlplane.records import Model, ModelProfile
 from controlplane.settings import Settings
 from controlplane.state.typed import Put, State
 from controlplane.worker_groups import MeasuredRank, WorkerGroup
-from placement.types import Device, Inventory, Placement, key_of
+from placement.solver.from_inventory import type_name
+from placement.solver.profiled import Measured
+from placement.types import CPU, Device, Inventory, Placement, key_of
 from workers.messages import RankReport
 
 GIB = 2**30
@@ -37,23 +39,30 @@ def told(ranks: Sequence[MeasuredRank]) -> str:
     return "; ".join(parts)
 
 
-def excesses(
-    profiles: Profiles, model: Model, device: Device, settings: Settings
-) -> dict[tuple[int, int], int]:
-    """Bytes that each rank is given beyond its estimate on devices like this one, by (TP, PP)."""
+def known_on(model: Model, device: Device, settings: Settings, profiles: Profiles) -> Measured | None:
+    """The calibration on devices like this one, and what each rank is given beyond its estimate by it.
+
+    None without a calibration: what is then estimated roughly is given no more, and teaches nothing.
+    """
     key = key_on(model, device, settings)
-    found = profiles.get(key.text) if key else None
-    kept = found.record.memory_excess if found else {}
-    return {(int(tp), int(pp)): n for shape, n in kept.items() for tp, pp in [shape.split("x")]}
+    calibration = calibration_on(model, device, settings, profiles)
+    if key is None or calibration is None:
+        return None
+    kept = profiles[key.text].record.memory_excess
+    excess = {(int(tp), int(pp)): n for shape, n in kept.items() for tp, pp in [shape.split("x")]}
+    return Measured(calibration, device.rates, excess)
 
 
 def applied(
     profiles: Profiles, model: Model, placement: Placement, inventory: Inventory, settings: Settings
-) -> int:
-    """What `excesses` gave each rank of a placement that was decided on this inventory."""
+) -> int | None:
+    """What `known_on` gave each rank of a placement decided on this inventory; None: not calibrated."""
     device = only_type(placement, inventory)
-    known = excesses(profiles, model, device, settings) if device else {}
-    return known.get((placement.plan.tensor_parallel, placement.plan.pipeline_parallel), 0)
+    if device and device.kind == CPU and len({type_name(d) for d in inventory.devices if d.kind == CPU}) > 1:
+        return None  # hosts are estimated together, by what is known of the quickest type
+    known = known_on(model, device, settings, profiles) if device else None
+    shape = placement.plan.tensor_parallel, placement.plan.pipeline_parallel
+    return known.excess.get(shape, 0) if known else None
 
 
 def lesson(
@@ -64,15 +73,17 @@ def lesson(
     device = only_type(group.placement, inventory) if group.placement else None
     key = key_on(model, device, settings) if device else None
     found = state.profiles.get(key.text) if key else None
-    if found is None or not group.measured:
+    calibrated = device is not None and known_on(model, device, settings, state.profiles) is not None
+    if found is None or not calibrated or group.memory_excess is None or not group.measured:
         return []
     wiser = learned(found.record, group)
     return [] if wiser == found.record else [Put(wiser, found.version)]
 
 
 def learned(profile: ModelProfile, group: WorkerGroup) -> ModelProfile:
-    """The profile once at least one rank of a placed group was measured."""
+    """The profile once at least one rank of a group was measured that was placed by its calibration."""
     assert group.placement is not None
+    assert group.memory_excess is not None
     plan = group.placement.plan
     beyond_plan = max(r.measured_bytes - r.planned_bytes for r in group.measured)
     excess = max(0, group.memory_excess + beyond_plan)

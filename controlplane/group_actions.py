@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from controlplane import (
@@ -24,10 +25,11 @@ from controlplane import (
     store_edits,
 )
 from controlplane.commands import Change
-from controlplane.endings import End, persist, serving, starting, the_group
+from controlplane.endings import End, back, persist, serving, starting, the_group
 from controlplane.engine_views import EngineView
 from controlplane.inventory import NodeState, inventory_of
 from controlplane.profile_actions import Conclude, Note
+from controlplane.reconcile import open_operation
 from controlplane.records import Deployment, OperationKind, Phase
 from controlplane.settings import Settings
 from controlplane.state.typed import Put, Repository, State
@@ -50,6 +52,9 @@ REPORT_S = 10.0
 # Gateways that look for workers every two seconds have all stopped asking one that left their tables.
 QUIET_S = 6.0
 LOOK_S = 0.5
+LOOK_AGAIN_S = 0.5
+SAMPLED_S = 2.5  # samples of devices that are asked for so long after a stop were taken after it
+LEAVING_S = 10.0  # as long is waited for engines that were stopped to give their memory back
 
 
 class Engines(Protocol):
@@ -99,6 +104,7 @@ class GroupActions:
         self._runtime = engines
         self._hooks = hooks
         self._fail = fail
+        self.stopped_s = float("-inf")  # when an engine was last stopped
 
     async def _read(self) -> State:
         return await asyncio.to_thread(self._repository.read)
@@ -125,16 +131,32 @@ class GroupActions:
     # --- placing -------------------------------------------------------------------------------
 
     async def launch(self, group: str) -> None:
-        nodes = await self._runtime.nodes()
         try:
-            placement, config = await asyncio.to_thread(persist, lambda: self._place(group, nodes))
+            placement, uid, config = await self._decide(group)
         except errors.NoFeasiblePlan as e:
-            await self._refused(group, e, nodes)
+            await self._refused(group, e)
             return
         await self._tell_waiting(host_of(group), f"{placement.reason}; starting the engine", 0.3)
+        if not _stands(await self._read(), group, uid, placement):
+            raise Gone(group)
         await self._runtime.launch(config)
 
-    def _place(self, name: str, nodes: Sequence[NodeState]) -> tuple[Placement, EngineConfig]:
+    async def _decide(self, group: str) -> tuple[Placement, int, EngineConfig]:
+        """Place it; if nothing fits, once more on newer samples while what was stopped may be in these."""
+        give_up_s = time.monotonic() + LEAVING_S
+        while True:
+            asked_s = time.monotonic()
+            inventory = await self._runtime.inventory()
+            try:
+                return await asyncio.to_thread(persist, partial(self._place, group, inventory))
+            except errors.NoFeasiblePlan:
+                ledgers = (await self._read()).ledgers
+                outdated = asked_s - self.stopped_s < SAMPLED_S or ledger.leaving(inventory, ledgers, group)
+                if not outdated or asked_s > give_up_s:
+                    raise
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    def _place(self, name: str, inventory: Inventory) -> tuple[Placement, int, EngineConfig]:
         """Decide on the newest state, and commit the placement together with its reservations. Blocking.
 
         Errors: NoFeasiblePlan; StaleWrite when something was placed or changed meanwhile: decide anew.
@@ -145,7 +167,7 @@ class GroupActions:
             raise Gone(host)
         model, deployment = state.models[host].record, found.record
         variants = [m.record for m in state.models.values() if m.record.base == host]
-        free = ledger.available(inventory_of(nodes), state.ledgers, settings.headroom, besides=name)
+        free = ledger.available(inventory, state.ledgers, settings.headroom, besides=name)
         free = without(free, group.avoid)
         others = deploying.besides((d.record for d in state.deployments.values()), name)
         if group.replaces is not None:
@@ -157,11 +179,11 @@ class GroupActions:
         begun = Put(starting(deployment, group, placement, excess, time.time()), found.version)
         reservations = ledger.reserve(state, name, deployment.uid, placement, time.time())
         self._repository.commit([begun, *reservations])
-        return placement, config
+        return placement, deployment.uid, config
 
-    async def _refused(self, group: str, error: errors.NoFeasiblePlan, nodes: Sequence[NodeState]) -> None:
+    async def _refused(self, group: str, error: errors.NoFeasiblePlan) -> None:
         """There is no room: the end of a deployment that never served; another one waits for room."""
-        state = await self._read()
+        state, nodes = await self._read(), await self._runtime.nodes(wait=False)
         found, _ = the_group(state, group)
         if not found.record.established:
             await self._fail(host_of(group), error)
@@ -175,7 +197,7 @@ class GroupActions:
 
         await self._unplace(group, change)
         log.warning("%s finds no place: %s", group, error.message)
-        if not found.record.serving_ids():
+        if not set(found.record.serving_ids()) - {group}:
             await self._fail(host_of(group), error)  # the variants that wait for it
 
     async def _tell_waiting(self, host: str, message: str, progress: float) -> None:
@@ -194,7 +216,11 @@ class GroupActions:
 
         def change(state: State) -> Sequence[Change]:
             served, unit = serving(state, group, ranks, time.time())
-            return [served, *feedback.lesson(state, host, unit, inventory, self._settings)]
+            return [
+                served,
+                *back(state, host),
+                *feedback.lesson(state, host, unit, inventory, self._settings),
+            ]
 
         told = "; ".join(filter(None, ("the engine answers", feedback.told(ranks))))
         await self._hooks.conclude(OperationKind.DEPLOY, host, End(Phase.DEPLOYED, told), change)
@@ -223,7 +249,7 @@ class GroupActions:
             return replanning.unplaced(unit, reason, time.time())
 
         await self._unplace(group, change)
-        await self._runtime.stop(group)
+        await self.stop(group)
 
     async def scale(self, host: str) -> None:
         """More groups, or fewer, as the load asks."""
@@ -250,12 +276,14 @@ class GroupActions:
     # --- going ---------------------------------------------------------------------------------
 
     async def stop(self, group: str) -> None:
+        """Stop an engine; what it held is not free at once."""
         await self._runtime.stop(group)
+        self.stopped_s = time.monotonic()
 
     async def drain(self, group: str) -> None:
         """Stop the engine when it had no request for a while, or when a request may last no longer."""
         await self._until_quiet(group)
-        await self._runtime.stop(group)
+        await self.stop(group)
         await self._unplace(group, lambda deployment, state, unit: None)
 
     async def _until_quiet(self, group: str) -> None:
@@ -277,3 +305,14 @@ class GroupActions:
             self._repository.commit(ledger.without_orphans(self._repository.read(), holder))
 
         await asyncio.to_thread(persist, once)
+
+
+def _stands(state: State, name: str, uid: int, placement: Placement) -> bool:
+    """Whether a launch that was begun is still wanted: neither cancelled nor undeployed, nor placed anew."""
+    try:
+        found, group = the_group(state, name)
+    except Gone:
+        return False
+    operation = open_operation(state, OperationKind.DEPLOY, found.record.model)
+    cancelled = operation is not None and operation.cancel_requested
+    return not cancelled and (found.record.uid, group.placement) == (uid, placement)

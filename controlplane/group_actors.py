@@ -20,6 +20,7 @@ from workers.group.follower import Order
 from workers.group.following import Following
 from workers.group.members import Member, Rendezvous, members_of
 from workers.messages import EngineConfig
+from workers.scheduling.bus import with_token
 
 STOP_S = 10.0
 
@@ -83,10 +84,10 @@ class OtherMembers:
 
 
 def rendezvous_at(host_ip: str) -> Rendezvous:
-    """Two ports that are free there now."""
+    """Two ports that are free there now, and a token without which the bus listens to nobody."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(2)]
         for each in sockets:
             each.bind((host_ip, 0))
         port, bus = (int(each.getsockname()[1]) for each in sockets)
-    return Rendezvous(host_ip, port, f"tcp://{host_ip}:{bus}")
+    return Rendezvous(host_ip, port, with_token(f"tcp://{host_ip}:{bus}"))

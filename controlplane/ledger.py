@@ -105,6 +105,17 @@ def promised(ledgers: Ledgers, besides: str = "") -> dict[DeviceKey, dict[str, i
     return found
 
 
+def leaving(inventory: Inventory, ledgers: Ledgers, besides: str = "") -> frozenset[str]:
+    """Holders seen on a device that they are promised nothing of: engines that were stopped, or are to be."""
+    promises = promised(ledgers, besides)
+    return frozenset(
+        use.holder
+        for d in inventory.devices
+        for use in d.uses
+        if use.holder and use.holder not in promises.get(key_of(d), {})
+    )
+
+
 def account(device: Device, promises: Mapping[str, int], headroom: float) -> Account:
     """Where the memory of one device is, given the bytes promised by holder.
 

@@ -219,7 +219,8 @@ def _group(deployment: Deployment, group: WorkerGroup, cluster: str, observed: O
     if group.phase is GroupPhase.DRAINING:
         yield Drain(name)
     elif engine is None:
-        if replanning.due(group, cluster, observed.now_s):
+        failing = FailDeployment(deployment.host).key in observed.busy  # which may have stopped it just now
+        if not failing and replanning.due(group, cluster, observed.now_s):
             yield Launch(name)
     elif engine.status is EngineStatus.DELETING:
         return

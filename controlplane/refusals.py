@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from controlplane import errors
 from controlplane.records import Relaxing
 from placement.solver.numbers import rounded
 from placement.solver.outcome import NotPlaced
-from placement.types import Constraint, Inventory, Relaxation
+from placement.types import Constraint, Inventory, Relaxation, Unusable
+from profiler.plans import no_plan_reason
 
 # What a constraint is called in a request, and how many of its units are one of the solver's.
 _SLOS = {
@@ -24,25 +26,46 @@ _NAMES = {
 }
 
 
-def refusal(outcome: NotPlaced, relaxing: Relaxing | None = None) -> errors.NoFeasiblePlan:
-    """`details` has the binding constraint, and the relaxations: any one suffices, or all `together`."""
+def refusal(
+    outcome: NotPlaced, relaxing: Relaxing | None = None, unusable: Sequence[Unusable] = ()
+) -> errors.NoFeasiblePlan:
+    """`details` has the binding constraint, and the relaxations: any one suffices, or all `together`.
+
+    Nodes that were left out are told, for there may be room on them.
+    """
     told = [as_data(one) for one in outcome.relaxations]
+    left_out = f"; not looked at: {_reasons(unusable)}" if unusable else ""
     return errors.NoFeasiblePlan(
-        f"{_sentence(outcome, told)}{_not_relaxed(outcome, relaxing)}",
-        details={
-            "binding": name_of(outcome.binding),
-            "relaxations": told,
-            "together": outcome.together,
-        },
+        f"{_sentence(outcome, told)}{_not_relaxed(outcome, relaxing)}{left_out}",
+        details=_details(name_of(outcome.binding), told, outcome.together, unusable),
     )
 
 
 def no_device(inventory: Inventory) -> errors.NoFeasiblePlan:
-    why = "; ".join(node.reason for node in inventory.unusable)
-    message = f"the cluster has no device to place on{f' ({why})' if why else ''}; add one"
+    why = f" ({_reasons(inventory.unusable)})" if inventory.unusable else ""
     return errors.NoFeasiblePlan(
-        message, details={"binding": str(Constraint.MEMORY), "relaxations": [], "together": False}
+        f"the cluster has no device to place on{why}; add one",
+        details=_details(str(Constraint.MEMORY), unusable=inventory.unusable),
     )
+
+
+def no_technique(compression: Mapping[str, float]) -> errors.NoFeasiblePlan:
+    """Of a model that is registered for compression techniques only that no engine serves."""
+    return errors.NoFeasiblePlan(no_plan_reason(compression), details=_details("compressionTechnique"))
+
+
+def _details(
+    binding: str,
+    relaxations: Sequence[Mapping[str, Any]] = (),
+    together: bool = False,
+    unusable: Sequence[Unusable] = (),
+) -> dict[str, Any]:
+    details = {"binding": binding, "relaxations": list(relaxations), "together": together}
+    return {**details, "unusable": [{"node": u.node, "reason": u.reason} for u in unusable]}
+
+
+def _reasons(unusable: Sequence[Unusable]) -> str:
+    return "; ".join(node.reason for node in unusable)
 
 
 def name_of(constraint: Constraint) -> str:

@@ -32,7 +32,8 @@ class WorkerGroup:
     """One engine of a deployment; `number` tells the groups of a deployment apart.
 
     `measured` is what its ranks were found to take when it began to serve; their plan gave each
-    `memory_excess` bytes beyond the estimate, from earlier experience. A pending group that `failures` times
+    `memory_excess` bytes beyond the estimate, from earlier experience; None if no calibration was there to
+    estimate by. A pending group that `failures` times
     in a row did not last is placed anew at `retry_at_s`, one that was refused by the cluster of the key
     `refused_on` as soon as that differs; `reason` says why. It starts, or serves, since `since_s`; to start
     took `start_s`. One that `replaces` another, on none of the devices to `avoid`, has it drained once it
@@ -43,7 +44,7 @@ class WorkerGroup:
     phase: GroupPhase = GroupPhase.PENDING
     placement: Placement | None = None
     measured: tuple[MeasuredRank, ...] = ()
-    memory_excess: int = 0
+    memory_excess: int | None = 0
     reason: str = ""
     failures: int = 0
     retry_at_s: float = 0.0

@@ -88,7 +88,8 @@ class Timing:
     `ttft_s` is the mean over the requests, `ttft_last_s` that of the last; `tpot_s` the time of a step
     while all of them decode (`together`: if they ever do), after `output_tokens` / 2 tokens in the mean;
     `latency_s` until the last request ends. `device_step_s` has, by rank, the time of such a step on the
-    device itself, and is empty where the device cannot tell.
+    device itself, and is empty where the device cannot tell. `taken_s` is what measuring took, with all
+    repeats and warming up; 0 where nobody looked.
     """
 
     setting: Setting
@@ -99,6 +100,7 @@ class Timing:
     tpot_s: float
     latency_s: float
     device_step_s: tuple[float, ...] = ()
+    taken_s: float = 0.0
 
     @property
     def together(self) -> bool:

@@ -2,11 +2,13 @@
 
     python -m benchmarks.profiling measure --out FOLDER [--budget-s 540] [--kinds truth,fingerprints,variants]
         [--tier 1] [--shapes llama-2-7b,...] [--quantizations none,fp8] [--known FOLDER ...] [--dry-run]
+        [--gpus 4] [--least-gpus 2] [--most-gpus 4]
     python -m benchmarks.profiling merge --into FOLDER FOLDER ...
 
 `truth` is the whole model (made-up weights) in many plans; `fingerprints` what a profile of it measures, with
 a few layers' weights (workers/measuring/repeating.py). Rows are written as they come; what FOLDER, or one
 that is `known`, holds is not measured again. What fails, and why, is in failures.jsonl; logs are in logs/.
+Engines on one GPU may be measured on another host, with `--gpus 1`, and left out here with `--least-gpus 2`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import sys
 import tempfile
 from pathlib import Path
@@ -32,8 +35,12 @@ from benchmarks.profiling.tasks import (
     on_cpu,
 )
 from profiler.measurements import read
+from workers.group.members import visible_gpus
 from workers.measuring.job import Job
 
+ENGINE = (sys.executable, "-X", "faulthandler", "-m", "workers.measuring")
+# Engines choose ports long before they use them: each from a range of its own, below the ephemeral ones.
+FIRST_PORT, PORTS = 12_000, 100
 LOG_TAIL = 3000
 
 
@@ -51,21 +58,23 @@ class Host:
         request.write_text(job.model_dump_json())
         assert job.gate is not None
         return Start(
-            (sys.executable, "-X", "faulthandler", "-m", "workers.measuring", str(request)),
+            (*ENGINE, str(request), "--end-with-stdin"),
             {
                 **os.environ,
-                "CUDA_VISIBLE_DEVICES": ",".join(map(str, slot.gpus)),
+                **visible_gpus(slot.gpus),
                 "VLLM_LOGGING_LEVEL": "INFO",
+                "VLLM_PORT": str(FIRST_PORT + PORTS * number),
             },
             self._out / results.LOGS / f"{task.label}.log",
             job.gate,
             lambda: job.out.exists() and results.is_complete(task, read(job.out)),
+            lambda: job.out.stat().st_size if job.out.exists() else 0,
         )
 
     def _job(self, task: Task, gate: Path) -> Job:
         on_gpu = self._device != "cpu"
         return Job(
-            folder=shapes.folder(task.shape, task.setting.layers, self._work / task.kind),
+            folder=shapes.folder(task.shape, task.setting.layers, self._work / task.label),
             out=results.part(task, self._out),
             setting=task.setting,
             points=task.points,
@@ -96,11 +105,14 @@ def tell(ending: Ending, out: Path) -> None:
 def measure(given: argparse.Namespace) -> None:
     kinds = [Kind(kind) for kind in given.kinds.split(",")]
     tasks = chosen(kinds, given.shapes.split(","), given.quantizations.split(","), given.gpus, given.tier)
+    most = given.gpus if given.most_gpus is None else given.most_gpus
+    tasks = [task for task in tasks if given.least_gpus <= task.gpus <= most]
     tasks = [on_cpu(task) for task in tasks] if given.device == "cpu" else tasks
     slots, left = pack(results.missing(tasks, (given.out, *given.known)), given.gpus, given.budget_s)
     print(describe(slots, left, given.gpus), flush=True)
     if given.dry_run:
         return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # an engine that hangs is aborted; its dump takes long
     with tempfile.TemporaryDirectory() as work:
         host = Host(given.out, Path(work), given.device, given.budget_s)
         carry_out(slots, host.start, given.budget_s, lambda ending: tell(ending, given.out))
@@ -126,6 +138,8 @@ def main() -> None:
     measuring.add_argument("--quantizations", default="none")
     measuring.add_argument("--tier", type=int, default=1)
     measuring.add_argument("--gpus", type=int, default=4)
+    measuring.add_argument("--least-gpus", type=int, default=1)
+    measuring.add_argument("--most-gpus", type=int)
     measuring.add_argument("--budget-s", type=float, default=540)
     measuring.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     measuring.add_argument("--dry-run", action="store_true")

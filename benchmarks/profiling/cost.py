@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.profiling.tasks import REPEATS
 from profiler.measurements import Footprint, Measurement, Setting, Timing
 
 
@@ -39,9 +38,7 @@ def cost(measured: Iterable[Measurement]) -> Cost:
 
 
 def _measuring_s(measured: Sequence[Measurement], setting: Setting) -> float:
-    """The repeated runs and one to warm up, which ends after the first tokens."""
-    mine = [m for m in measured if isinstance(m, Timing) and m.setting == setting]
-    return sum(REPEATS * m.latency_s + m.ttft_last_s for m in mine)
+    return sum(m.taken_s for m in measured if isinstance(m, Timing) and m.setting == setting)
 
 
 def _needed_bytes(start: Footprint, measured: Sequence[Measurement]) -> float:

@@ -9,18 +9,18 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-import psutil
-
 from benchmarks.profiling.schedule import Slot, before
 from benchmarks.profiling.tasks import Task
+from workers.group import processes
 from workers.measuring.campaigning import last_words
 
 POLL_S = 0.2
-GONE_S = 15.0  # for killed processes to give their GPUs back
+SLOWER, GRACE_S = 1.3, 45.0  # than expected, until the next measurement
+STACKS_S = 5.0  # for aborted processes to write where they were
 LEAVE_S = 3.0  # for an engine that has measured everything to end by itself
 
 
@@ -43,9 +43,11 @@ class Ending:
 
 @dataclass(frozen=True)
 class Start:
-    """How a slot's process is started: its command and environment, where it logs, and its gate.
+    """How a slot's process is started: its command and environment, where it logs, and its gate. It is to end
+    with its standard input: nobody may be left to end it.
 
-    `complete` says whether it has measured everything, so that nobody waits for it to clean up.
+    `complete` says whether it has measured everything, so that nobody waits for it to clean up; `progress` is
+    a number that changes with each measurement.
     """
 
     command: Sequence[str]
@@ -53,6 +55,7 @@ class Start:
     log: Path
     gate: Path
     complete: Callable[[], bool]
+    progress: Callable[[], int]
 
 
 @dataclass
@@ -62,12 +65,21 @@ class _Run:
     start: Start | None = None
     process: subprocess.Popen[bytes] | None = None
     since_s: float = 0.0
-    complete_s: float = field(default=0.0)
+    complete_s: float = 0.0
+    progress: int = 0
+    progress_s: float = 0.0
 
     @property
     def limit_s(self) -> float:
-        """Since its gate was opened."""
-        return 3 * self.slot.task.expected_s + 60
+        """Since its gate was opened or it measured something."""
+        return SLOWER * self.slot.task.longest_s + GRACE_S
+
+    def is_stuck(self, now: float) -> bool:
+        """Looks whether it has measured something meanwhile."""
+        assert self.start is not None
+        if (progress := self.start.progress()) != self.progress:
+            self.progress, self.progress_s = progress, now
+        return now - max(self.since_s, self.progress_s) > self.limit_s
 
 
 def carry_out(
@@ -119,6 +131,7 @@ class _Lanes:
             run.process = subprocess.Popen(
                 run.start.command,
                 env=run.start.environment,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -153,20 +166,17 @@ class _Lanes:
             run.complete_s = run.complete_s or now
             if now - run.complete_s > LEAVE_S:
                 self._end(run, "")
-        elif run.state is State.RUNNING and now - run.since_s > run.limit_s:
-            self._show_stacks(run.process)
-            self._end(run, f"took longer than {run.limit_s:.0f} s: {last_words(run.start.log)}")
-
-    @staticmethod
-    def _show_stacks(process: subprocess.Popen[bytes]) -> None:
-        """`python -X faulthandler` writes them to the log when it is aborted."""
-        process.send_signal(signal.SIGABRT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(5)
+        elif run.state is State.RUNNING and run.is_stuck(now):
+            said = last_words(run.start.log)
+            show_stacks(run.process.pid)
+            self._end(run, f"measured nothing for {run.limit_s:.0f} s: {said}")
 
     def _end(self, run: _Run, problem: str) -> None:
         if run.process is not None:
-            end_session(run.process)
+            processes.end_session(run.process.pid)
+            run.process.wait()
+            assert run.process.stdin is not None
+            run.process.stdin.close()
         seconds = time.monotonic() - run.since_s if run.state is State.RUNNING else 0.0
         log = run.start.log.read_text(errors="replace") if run.start and problem else ""
         run.state = State.ENDED
@@ -178,26 +188,12 @@ class _Lanes:
                 self._end(run, problem)
 
 
-def end_session(process: subprocess.Popen[bytes]) -> None:
-    """End a process that leads a session, and wait until none of that is left: its GPUs are free then.
-
-    Python's resource trackers end by themselves, after they have freed the shared memory of the others.
-    """
-    deadline = time.monotonic() + GONE_S
-    while (left := _session(process.pid)) and time.monotonic() < deadline:
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
-    process.wait()
-
-
-def _session(leader: int) -> list[int]:
-    found = []
-    for other in psutil.process_iter(["status", "cmdline"]):
-        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
-            tracker = any("resource_tracker" in part for part in other.info["cmdline"] or ())
-            alive = other.info["status"] != psutil.STATUS_ZOMBIE
-            if alive and not tracker and os.getsid(other.pid) == leader:
-                found.append(other.pid)
-    return found
+def show_stacks(leader: int) -> None:
+    """Have every process of a session write where it is, those started last first: they are the ranks, which
+    the others wait for. `python -X faulthandler` does when it is aborted."""
+    for pid in processes.in_session(leader):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGABRT)
+    deadline = time.monotonic() + STACKS_S
+    while processes.in_session(leader) and time.monotonic() < deadline:
+        time.sleep(POLL_S)

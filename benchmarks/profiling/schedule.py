@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.profiling.tasks import Task
+from benchmarks.profiling.tasks import Kind, Task
+from profiler.physical.calibration import Cut
 
-PREPARE_S = 30.0  # of importing; hidden behind whatever measures on the same GPUs before
+PREPARE_S = 20.0  # of importing; hidden behind whatever measures on the same GPUs before
 
 
 @dataclass(frozen=True)
@@ -21,26 +22,50 @@ class Slot:
 
 
 def pack(tasks: Iterable[Task], gpus: int, budget_s: float) -> tuple[list[Slot], list[Task]]:
-    """Slots in the order they begin, and the tasks that would not end within `budget_s`.
+    """Slots in the order they begin, and the tasks that would not end within `budget_s`, or that could not be
+    predicted without a fingerprint that would not.
 
-    Of a tier those on most GPUs first, of these the longest: list scheduling, so that short ones on few GPUs
-    fill what is left. GPUs of a slot are neighbours (0-1, 2-3), as pairs are wired alike. Raises ValueError
-    for a task that needs more GPUs than there are.
+    Tier by tier, in each shape by shape (in the order given), of a shape its fingerprints first. Of these
+    those on most GPUs first, then the longest: list scheduling, so that short ones on few GPUs fill what is
+    left. GPUs of a slot are neighbours (0-1, 2-3), as pairs are wired alike. Raises ValueError for a task
+    that needs more GPUs than there are.
     """
     free_s, slots, left = [PREPARE_S] * gpus, list[Slot](), list[Task]()
-    for task in sorted(tasks, key=lambda t: (t.tier, -t.gpus, -t.expected_s)):
+    for task in in_order(tasks):
         if task.gpus > gpus:
             raise ValueError(f"{task.label} needs {task.gpus} GPUs, the host has {gpus}")
         groups = [tuple(range(i, i + task.gpus)) for i in range(0, gpus - task.gpus + 1, task.gpus)]
         begin_s, group = min((max(free_s[gpu] for gpu in group), group) for group in groups)
         end_s = begin_s + task.expected_s
-        if end_s > budget_s:
+        if end_s > budget_s or any(lacks(task, other) for other in left):
             left.append(task)
             continue
         slots.append(Slot(task, group, begin_s, end_s))
         for gpu in group:
             free_s[gpu] = end_s
     return sorted(slots, key=lambda slot: (slot.begin_s, slot.gpus)), left
+
+
+def in_order(tasks: Iterable[Task]) -> list[Task]:
+    tasks, kinds = list(tasks), list(Kind)
+    groups = list(dict.fromkeys((task.shape, task.setting.quantization) for task in tasks))
+
+    def rank(task: Task) -> tuple[float, ...]:
+        group = groups.index((task.shape, task.setting.quantization))
+        return task.tier, group, kinds.index(task.kind), -task.gpus, -task.expected_s
+
+    return sorted(tasks, key=rank)
+
+
+def lacks(task: Task, left: Task) -> bool:
+    """Whether `left` is a fingerprint without which `task` cannot be predicted: layers cut and stored alike,
+    or any pipeline for a pipeline."""
+    if task.kind is Kind.FINGERPRINTS or left.kind is not Kind.FINGERPRINTS or task.shape != left.shape:
+        return False
+    stages = len(left.setting.layers_per_stage)
+    if stages > 1:
+        return len(task.setting.layers_per_stage) > 1
+    return Cut.of(task.setting) == Cut.of(left.setting)
 
 
 def before(slots: Sequence[Slot], number: int) -> set[int]:

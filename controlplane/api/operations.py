@@ -113,7 +113,8 @@ def failure_of(operation: Operation) -> errors.OstinatoError:
     """The error a failed operation holds, as the exception it was."""
     error = (operation.error or {}).get("error", {})
     cls = BY_CODE.get(str(error.get("code")), errors.OstinatoError)
-    return cls(str(error.get("message", operation.reason)), param=error.get("param"))
+    message = str(error.get("message", operation.reason))
+    return cls(message, param=error.get("param"), details=error.get("details"))
 
 
 BY_CODE = errors.error_classes()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
+from placement.types import Scope
 from profiler.types import DeviceRates
 
 BUSY_ABOVE = 0.01  # a sample with more utilisation than this counts as busy
@@ -45,7 +46,9 @@ class GpuType:
 class Resident:
     """One rank on a GPU: layers [layer_start, layer_end) of `deployment`, its bytes.
 
-    `group` is the anti-affinity group of its deployment; empty when it has none.
+    `group` is the anti-affinity group of its deployment, empty when it has none, and `scope` what it does not
+    share with others of that group. `utilisation` is the busy share of its stage under the expected rate;
+    the ranks of a stage that share a device have it together.
     """
 
     deployment: str
@@ -53,6 +56,8 @@ class Resident:
     layer_end: int
     memory_bytes: int
     group: str = ""
+    scope: Scope = Scope.NONE
+    utilisation: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,8 +79,11 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Node:
+    """`residents` are the ranks on devices of the node that the cluster does not have: of other types."""
+
     name: str
     gpus: tuple[Gpu, ...]
+    residents: tuple[Resident, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,6 +119,11 @@ def load_of(utilisation: Sequence[float], window: int = LOAD_WINDOW) -> float:
     """A GPU's load from one-second samples of its utilisation (0 to 1), oldest first (MaverIQ, section 6)."""
     recent = utilisation[-window:] if window > 0 else ()
     return sum(sample > BUSY_ABOVE for sample in recent) / len(recent) if recent else 0.0
+
+
+def utilisation_of(ranks: Iterable[Resident]) -> float:
+    """Of one device, by one deployment's ranks on it."""
+    return sum({one.layer_start: one.utilisation for one in ranks}.values())
 
 
 def with_gpus(cluster: Cluster, changed: dict[tuple[str, int], Gpu]) -> Cluster:

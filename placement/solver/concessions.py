@@ -81,10 +81,15 @@ def less_headroom(asked: float, offered: float) -> Relaxation:
 
 def scope(request: Request, find: Find) -> Relaxation | None:
     """No degree of it can be kept."""
-    if request.scope is Scope.NONE or find(replace(request, scope=Scope.NONE)) is None:
+    if not request.group or find(ungrouped(request)) is None:
         return None
-    text = f"let deployments of group {request.group} share a {request.scope}"
+    text = f"take it out of anti-affinity group {request.group}"
     return Relaxation(Constraint.ANTI_AFFINITY, 1.0, 0.0, 1.0, text)
+
+
+def ungrouped(request: Request) -> Request:
+    """Without its anti-affinity, and without that of those that are placed: they keep to their group."""
+    return replace(request, group="", scope=Scope.NONE)
 
 
 def memory(request: Request, find: Find) -> Relaxation | None:
@@ -114,9 +119,15 @@ def any_shape(request: Request, gpus: int) -> Request:
     )
 
 
+def names_shapes(request: Request) -> bool:
+    """Whether it has bounds of its own on the plan's parallelism, beside those that all requests have."""
+    fewer = request.max_tp < Request.max_tp or request.max_pp < Request.max_pp
+    return bool(fewer or request.only_tp or request.only_pp or request.layers)
+
+
 def parallelism(request: Request, find: Find, gpus: int) -> Relaxation | None:
     bounded = request.max_tp < gpus or request.max_pp < gpus
-    if not (bounded or request.only_tp or request.only_pp or request.layers):
+    if not (bounded or names_shapes(request)):
         return None
     found = find(any_shape(request, gpus))
     return None if found is None else wider(request, found)

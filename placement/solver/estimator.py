@@ -45,6 +45,8 @@ class StageEstimator(ABC):
         self._shared = any(kind.shared for kind in cluster.types)
         self._batches: dict[Shape, float] = {}
         self._rates: dict[tuple[Shape, str, Link], StepRates] = {}
+        self._hops: dict[tuple[Shape, Link], tuple[float, float]] = {}
+        self._prompts: dict[Shape, StageTime] = {}
         self._congestions: dict[Shape, Congestion] = {}
 
     @property
@@ -101,12 +103,15 @@ class StageEstimator(ABC):
         return self._rates[key]
 
     def hop_s(self, shape: Shape, link: Link) -> tuple[float, float]:
-        hidden, bandwidth = self.hidden_bytes, self._links[link]
-        sequences = self.batch(shape) / self.groups(shape)
-        return (
-            self.boundary_s + self._request.input_tokens * hidden / bandwidth,
-            self.boundary_s + sequences * hidden / bandwidth,
-        )
+        key = (shape, link)
+        if key not in self._hops:
+            hidden, bandwidth = self.hidden_bytes, self._links[link]
+            sequences = self.batch(shape) / self.groups(shape)
+            self._hops[key] = (
+                self.boundary_s + self._request.input_tokens * hidden / bandwidth,
+                self.boundary_s + sequences * hidden / bandwidth,
+            )
+        return self._hops[key]
 
     def groups(self, shape: Shape) -> float:
         """Stages on one host have nothing to gain from batches of their own."""
@@ -117,8 +122,11 @@ class StageEstimator(ABC):
         if shape not in self._batches:
             batch, request = 1.0, self._request
             for _ in range(PASSES):
+                before = batch
                 in_flight = request.rate_per_s * self._ideal_latency_s(shape, batch)
                 batch = min(float(request.concurrency), max(1.0, in_flight))
+                if batch == before:
+                    break
             self._batches[shape] = batch
         return self._batches[shape]
 
@@ -128,16 +136,21 @@ class StageEstimator(ABC):
 
     def _congestion(self, shape: Shape) -> Congestion:
         if shape not in self._congestions:
-            prompt = self.prompt_time(shape, self._fastest, Link.FAST)
+            prompt = self._prompt(shape)
             stages = 1 if self._shared else shape.pp
             stage_s = prompt.of(self._request.model.layers, is_last=True) / stages
             busy = min(MOST_PROMPTS, self._request.rate_per_s * stage_s)
             self._congestions[shape] = Congestion(1 + busy / (2 * (1 - busy)) / stages, 1 / (1 - busy))
         return self._congestions[shape]
 
+    def _prompt(self, shape: Shape) -> StageTime:
+        if shape not in self._prompts:
+            self._prompts[shape] = self.prompt_time(shape, self._fastest, Link.FAST)
+        return self._prompts[shape]
+
     def _ideal_latency_s(self, shape: Shape, batch: float) -> float:
         layers, slower = self._request.model.layers, self._congestion(shape)
-        prompt = self.prompt_time(shape, self._fastest, Link.FAST).of(layers, is_last=True)
+        prompt = self._prompt(shape).of(layers, is_last=True)
         token = self.token_time(shape, self._fastest, Link.FAST, batch).of(layers, is_last=True)
         hops_s = (shape.pp - 1) * self.boundary_s
         per_token = token * slower.token + hops_s

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 
-from placement.solver.cluster import Cluster, Gpu, GpuType, Node, Resident
+from placement.solver.cluster import Cluster, Gpu, GpuType, Node, Resident, utilisation_of
+from placement.solver.view import busier
 from placement.types import CPU, Device, DeviceKey, Inventory, key_of
 from profiler.estimate import LINK_TO_MEMORY
 
@@ -24,7 +26,8 @@ def clusters_of(
 ) -> tuple[Cluster, ...]:
     """One of each type of GPU, then one of all CPU hosts. The ranks of a deployment have devices of one type.
 
-    `residents` says whose ranks are on a device, for anti-affinity: `free_bytes` counts them already.
+    `residents` says whose ranks are on a device, for anti-affinity, and how busy they are expected to keep
+    it: `free_bytes` counts them already, a sampled `load` only what they were asked of late.
     """
     groups: dict[tuple[bool, str], list[Device]] = defaultdict(list)
     for device in inventory.devices:
@@ -43,7 +46,11 @@ def _cluster(devices: Sequence[Device], residents: Mapping[DeviceKey, Sequence[R
     fast = min(kind.memory_bytes_per_s for kind in types.values()) * LINK_TO_MEMORY
     node = min(fast, NODE_BYTES_PER_S)
     links = (fast, node, min(node, NETWORK_BYTES_PER_S))
-    made = tuple(Node(name, tuple(gpus)) for name, gpus in sorted(nodes.items()))
+    own = {key_of(device) for device in devices}
+    others: dict[str, list[Resident]] = defaultdict(list)
+    for key in sorted(residents.keys() - own):
+        others[key[0]] += residents[key]
+    made = tuple(Node(name, tuple(gpus), tuple(others[name])) for name, gpus in sorted(nodes.items()))
     return Cluster(made, tuple(types[name] for name in sorted(types)), links)
 
 
@@ -61,5 +68,13 @@ def _slower(known: GpuType | None, device: Device) -> GpuType:
 
 def _gpu(device: Device, kind: str, residents: tuple[Resident, ...]) -> Gpu:
     free = min(max(0, device.free_bytes), device.total_bytes)
-    load = min(max(0.0, device.load), 1.0)
+    load = min(max(0.0, device.load, expected_load(residents)), 1.0)
     return Gpu(device.index, kind, device.total_bytes, free, load, device.island, residents)
+
+
+def expected_load(residents: Iterable[Resident]) -> float:
+    """Of a device with these ranks, as after placing their deployments on it when it was idle."""
+    ranks: dict[str, list[Resident]] = defaultdict(list)
+    for one in residents:
+        ranks[one.deployment].append(one)
+    return reduce(busier, map(utilisation_of, ranks.values()), 0.0)

@@ -1,12 +1,16 @@
-"""Placing on CPU hosts: one carries all ranks, which share its cores and memory. All layouts are tried."""
+"""Placing on CPU hosts: one carries all ranks, which share its cores and memory.
+
+A model in several ranks takes as long there, and more memory: it is split no more than was asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from placement.solver.layout import Layout, Search, fits, placed, plan_of
 from placement.solver.objective import excesses, objective
-from placement.solver.plan import Estimator
+from placement.solver.plan import Estimator, Shape
 from placement.solver.request import Request
 from placement.solver.shapes import shapes
 from placement.solver.view import View
@@ -26,16 +30,23 @@ def find(request: Request, view: View, estimator: Estimator) -> Placement | None
     if not found:
         return None
     _, best = min(found, key=lambda one: one[0])
-    tried = len(shapes(request, most_ranks(request)))
+    tried = len(_shapes(request))
     return placed(request, view, best, estimator, Search(tried, len(found)))
 
 
 def layouts(request: Request, view: View) -> Iterator[Layout]:
     """Stages are even unless the request says otherwise: they share one memory."""
-    for shape in shapes(request, most_ranks(request)):
+    for shape in _shapes(request):
         split = request.layers or even_stages(request.model.layers, shape.pp)
         for host in range(len(view)):
             yield Layout(shape, ((host,) * shape.tp,) * shape.pp, split)
+
+
+def _shapes(request: Request) -> tuple[Shape, ...]:
+    fewest = replace(
+        request, only_tp=request.only_tp or (1,), only_pp=request.only_pp or (len(request.layers) or 1,)
+    )
+    return shapes(fewest, most_ranks(request))
 
 
 def most_ranks(request: Request) -> int:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 
-from placement.solver.cluster import Cluster, Gpu, Link, Resident, with_gpus
+from placement.solver.cluster import Cluster, Gpu, Link, Resident, utilisation_of, with_gpus
 from placement.solver.memory import stage_bytes
 from placement.solver.objective import objective, unit
 from placement.solver.plan import CandidatePlan, Estimator, Figures, Shape, Stage
 from placement.solver.request import Request
-from placement.solver.view import View, slowdown_of
-from placement.types import Choice, Placement, RankPlacement
+from placement.solver.view import View, busier
+from placement.types import Choice, Placement, RankPlacement, Scope
 from profiler.types import Estimate, Interval
-
-BUSIEST = 1.0
 
 
 @dataclass(frozen=True)
@@ -104,24 +102,29 @@ def _interval(value: float, share: tuple[float, float]) -> Interval:
 def after(cluster: Cluster, request: Request, outcome: Placement) -> Cluster:
     """The cluster once this is deployed: less free, and busier by the expected rate."""
     gpus = {(node.name, gpu.index): gpu for node in cluster.nodes for gpu in node.gpus}
-    changed: dict[tuple[str, int], Gpu] = {}
-    counted: set[tuple[str, int, int]] = set()
+    held: dict[tuple[str, int], list[Resident]] = {}
     for seat in outcome.ranks:
         at = seat.node, seat.device_index
-        before, gpu = gpus[at], changed.get(at, gpus[at])
-        held = Resident(request.name, seat.layer_start, seat.layer_end, seat.memory_bytes, request.group)
-        # The time that others leave is what this takes its share of: utilisation counts their slowdown.
-        busy = outcome.choice.utilisation[seat.stage] / slowdown_of(before.load)
-        if (*at, seat.stage) in counted:  # ranks of a stage that share a device share this time
-            busy = 0.0
-        counted.add((*at, seat.stage))
-        changed[at] = replace(
-            gpu,
-            free_bytes=gpu.free_bytes - seat.memory_bytes,
-            load=min(BUSIEST, gpu.load + busy),
-            residents=(*gpu.residents, held),
-        )
-    return with_gpus(cluster, changed)
+        held.setdefault(at, []).append(resident(request.name, seat, outcome, request.group, request.scope))
+    return with_gpus(cluster, {at: _with(gpus[at], ranks) for at, ranks in held.items()})
+
+
+def resident(deployment: str, rank: RankPlacement, placed: Placement, group: str, scope: Scope) -> Resident:
+    """A rank of a placement, for its device. Placements of old do not tell their utilisation: 0."""
+    busy = dict(enumerate(placed.choice.utilisation)).get(rank.stage, 0.0)
+    return Resident(
+        deployment, rank.layer_start, rank.layer_end, rank.memory_bytes, group, scope, utilisation=busy
+    )
+
+
+def _with(gpu: Gpu, ranks: list[Resident]) -> Gpu:
+    """The GPU with ranks of one more deployment."""
+    return replace(
+        gpu,
+        free_bytes=gpu.free_bytes - sum(one.memory_bytes for one in ranks),
+        load=busier(gpu.load, utilisation_of(ranks)),
+        residents=(*gpu.residents, *ranks),
+    )
 
 
 def _ranks(view: View, layout: Layout, figures: Figures) -> tuple[RankPlacement, ...]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 from placement.solver.memory import total_bytes
 from placement.solver.plan import Estimator, Figures, Shape
 from placement.solver.request import Request
 from placement.types import Constraint, CostMeasure, Intent
 
 GIB = 2**30
+ROUNDING = 1e-9  # relative; a bound is summed in another order than a layout's figures
 UNITS = {
     CostMeasure.MEMORY_LATENCY: "GiB s",
     CostMeasure.MEMORY: "GiB",
@@ -38,6 +42,22 @@ def least_objective(request: Request, shape: Shape, estimator: Estimator, latenc
     return _objective(request, shape, memory_bytes, latency_s)
 
 
+@dataclass(frozen=True)
+class Least:
+    """Seconds that no layout of a shape is below."""
+
+    ttft_s: float
+    tpot_s: float
+    latency_s: float
+
+
+def out_of_reach(request: Request, shape: Shape, estimator: Estimator, least: Least) -> bool:
+    """Whether every layout of this shape breaks a limit, by bounds alone: some that do are not found."""
+    memory_bytes = total_bytes(estimator, shape, request.model.layers)
+    spent = cost(request.cost, shape.ranks, memory_bytes, least.latency_s)
+    return any(value > bound * (1 + ROUNDING) for _, bound, value in _limits(request, least, spent))
+
+
 def _objective(request: Request, shape: Shape, memory_bytes: int, latency_s: float) -> float:
     if request.intent is Intent.MIN_LATENCY:
         return latency_s
@@ -54,15 +74,25 @@ def excesses(request: Request, shape: Shape, figures: Figures) -> dict[Constrain
     """The limits that are broken: what was asked, and what this candidate offers."""
     limits, memory_bytes = request.slos, shape.tp * sum(figures.memory_bytes)
     spent = cost(request.cost, shape.ranks, memory_bytes, figures.latency_s)
-    at_most = (
-        (Constraint.LATENCY, limits.latency_s, figures.latency_s),
-        (Constraint.TTFT, limits.ttft_s, figures.ttft_s),
-        (Constraint.TPOT, limits.tpot_s, figures.tpot_s),
-        (Constraint.COST, limits.cost, spent),
-    )
-    broken = {name: (bound, value) for name, bound, value in at_most if bound is not None and value > bound}
+    at_most = _limits(request, figures, spent)
+    broken = {name: (bound, value) for name, bound, value in at_most if value > bound}
     if limits.accuracy is not None and shape.compression.accuracy < limits.accuracy:
         broken[Constraint.ACCURACY] = (limits.accuracy, shape.compression.accuracy)
     if request.rate_per_s > figures.throughput_per_s:
         broken[Constraint.RATE] = (request.rate_per_s, figures.throughput_per_s)
     return broken
+
+
+def _limits(
+    request: Request, figures: Figures | Least, spent: float
+) -> Iterator[tuple[Constraint, float, float]]:
+    """What is limited, the limit, and these figures' value of it."""
+    limits = request.slos
+    for name, bound, value in (
+        (Constraint.LATENCY, limits.latency_s, figures.latency_s),
+        (Constraint.TTFT, limits.ttft_s, figures.ttft_s),
+        (Constraint.TPOT, limits.tpot_s, figures.tpot_s),
+        (Constraint.COST, limits.cost, spent),
+    ):
+        if bound is not None:
+            yield name, bound, value

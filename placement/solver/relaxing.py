@@ -1,11 +1,12 @@
 """Which constraints are in the way of a request, and by how much each would have to give. Pure.
 
 Each is lifted alone; what is found without it says how far the request is from being met. Where none alone
-is in the way all limits are lifted at once. The number of searches is bounded.
+is in the way all limits are lifted at once. Of both no more than `SEARCHES` searches are made.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,8 +16,9 @@ from placement.solver.concessions import SLACK, Find
 from placement.solver.numbers import rounded
 from placement.solver.objective import UNITS, cost
 from placement.solver.request import Request
-from placement.types import Constraint, Intent, Placement, Relaxation, Scope, Slos
+from placement.types import Constraint, Intent, Placement, Relaxation, Slos
 
+SEARCHES = 24
 _LIMITS = {Constraint.LATENCY, Constraint.TTFT, Constraint.TPOT, Constraint.COST, Constraint.ACCURACY}
 
 
@@ -25,11 +27,23 @@ def relaxations(request: Request, find: Find, gpus: int) -> tuple[Relaxation, ..
 
     Giving up an anti-affinity is no matter of degree, and comes last.
     """
-    found = [*_singles(request, find, gpus)]
+    find = _at_most(SEARCHES, find)
+    found = [*_singles(request, find)]
+    others = any(one.constraint is not Constraint.ANTI_AFFINITY for one in found)
+    if not others or concessions.names_shapes(request):  # wider than usual is the last resort
+        wider = concessions.parallelism(request, find, gpus)
+        found += [wider] if wider is not None else []
     return tuple(sorted(found, key=lambda r: (r.constraint is Constraint.ANTI_AFFINITY, r.factor)))
 
 
-def _singles(request: Request, find: Find, gpus: int) -> Iterator[Relaxation]:
+def _at_most(searches: int, find: Find) -> Find:
+    """The search, which finds nothing any more when it was made so often: what is offered then gives way by
+    more than it had to, and still suffices."""
+    numbers = itertools.count(1)
+    return lambda request: find(request) if next(numbers) <= searches else None
+
+
+def _singles(request: Request, find: Find) -> Iterator[Relaxation]:
     for lifted in _lifted(request):
         found = find(lifted.request)
         if found is not None:
@@ -44,21 +58,24 @@ def _singles(request: Request, find: Find, gpus: int) -> Iterator[Relaxation]:
         one = search(request, find)
         if one is not None:
             yield one
-    wider = concessions.parallelism(request, find, gpus)
-    if wider is not None:
-        yield wider
 
 
 def together(request: Request, find: Find, gpus: int) -> tuple[Relaxation, ...]:
     """Every limit lifted at once: by how much the fastest placement then breaks each. () if there is none.
 
-    An anti-affinity is kept if it can be, and of the rate as much as can.
+    An anti-affinity is kept if it can be, the allowed shapes too, and of the rate as much as can.
     """
-    free = concessions.any_shape(request, gpus)
-    free = replace(free, intent=Intent.MIN_LATENCY, slos=Slos(), headroom=0.0)
+    find = _at_most(SEARCHES, find)
+    wider = concessions.any_shape(request, gpus)
+    return _broken(request, request, find) or _broken(request, wider, find)
+
+
+def _broken(request: Request, shaped: Request, find: Find) -> tuple[Relaxation, ...]:
+    """What of the request the fastest placement in the shapes of `shaped` breaks."""
+    free = replace(shaped, intent=Intent.MIN_LATENCY, slos=Slos(), headroom=0.0)
     scope = _scope(free, find)
     if scope is not None:
-        free = replace(free, scope=Scope.NONE)
+        free = concessions.ungrouped(free)
     less = None if find(free) else concessions.rate(free, find)
     if less is not None:
         free = replace(free, rate_per_s=less.offered)
@@ -91,13 +108,14 @@ def relaxed(request: Request, relaxation: Relaxation, gpus: int) -> Request:
     constraint, offered = relaxation.constraint, relaxation.offered
     if constraint is Constraint.PARALLELISM:
         return concessions.any_shape(request, gpus)
+    if constraint is Constraint.ANTI_AFFINITY:
+        return concessions.ungrouped(request)
     if constraint in _LIMITS:
         limit = offered if constraint is Constraint.ACCURACY else rounded(offered * SLACK, up=True)
         return replace(request, slos=replace(request.slos, **{constraint.value: limit}))
     changes: dict[Constraint, dict[str, Any]] = {
         Constraint.RATE: {"rate_per_s": offered},
         Constraint.HEADROOM: {"headroom": offered},
-        Constraint.ANTI_AFFINITY: {"scope": Scope.NONE},
         Constraint.MEMORY: {"concurrency": int(offered)},
     }
     return replace(request, **changes[constraint])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.solver.cluster import Cluster, GpuType
+from placement.solver.cluster import Cluster, GpuType, Resident
 from placement.solver.request import Request
 from placement.types import Scope
 
@@ -51,17 +52,22 @@ def slowdown_of(load: float) -> float:
     return 1 / (1 - min(load, MOST_LOAD))
 
 
+def busier(load: float, utilisation: float) -> float:
+    """A device's load with work that keeps it busy for this share of time, the slowdown by `load` counted."""
+    return min(1.0, load + utilisation / slowdown_of(load))
+
+
 def view_of(cluster: Cluster, request: Request) -> View:
     """Without the GPUs or nodes that the request's anti-affinity forbids."""
     types = {kind.name: number for number, kind in enumerate(cluster.types)}
     islands: dict[tuple[int, int], int] = {}
     names, rows = [], []
     for number, node in enumerate(cluster.nodes):
-        shared = [any(r.group == request.group for r in gpu.residents) for gpu in node.gpus]
-        if request.scope is Scope.NODE and any(shared):
+        apart = [_scopes(request, gpu.residents) for gpu in node.gpus]
+        if any(Scope.NODE in scopes for scopes in (*apart, _scopes(request, node.residents))):
             continue
-        for gpu, is_shared in zip(node.gpus, shared, strict=True):
-            if request.scope is Scope.GPU and is_shared:
+        for gpu, scopes in zip(node.gpus, apart, strict=True):
+            if Scope.GPU in scopes:
                 continue
             island = islands.setdefault((number, gpu.island), len(islands))
             usable = gpu.free_bytes - int(request.headroom * gpu.total_bytes)
@@ -75,3 +81,9 @@ def view_of(cluster: Cluster, request: Request) -> View:
     return View(
         tuple(names), cluster.types, at_node, of_type, at_island, free, total, can_use, load, slowdown
     )
+
+
+def _scopes(request: Request, residents: Sequence[Resident]) -> set[Scope]:
+    """What the request and the residents of its group do not share: the strictest of them all holds."""
+    mates = [one for one in residents if request.group and one.group == request.group]
+    return {request.scope, *(one.scope for one in mates)} if mates else set()

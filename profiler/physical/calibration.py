@@ -24,6 +24,10 @@ class Cut:
     def of(cls, setting: Setting) -> Cut:
         return cls(setting.tensor_parallel, setting.quantization, setting.kv_dtype)
 
+    @property
+    def storage(self) -> tuple[str, str]:
+        return self.quantization, self.kv_dtype
+
 
 @dataclass(frozen=True)
 class CutTimes:

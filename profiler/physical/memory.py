@@ -106,11 +106,7 @@ def kv_tokens(ranks: Sequence[RankBytes], free_bytes: Sequence[int]) -> int:
 
 
 def _alike(footprints: Sequence[Footprint], cut: Cut) -> list[Footprint]:
-    stored = [
-        fp
-        for fp in footprints
-        if (fp.setting.quantization, fp.setting.kv_dtype) == (cut.quantization, cut.kv_dtype)
-    ]
+    stored = [fp for fp in footprints if Cut.of(fp.setting).storage == cut.storage]
     degrees = {fp.setting.tensor_parallel for fp in stored}
     nearest = min(degrees, key=lambda tp: (abs(math.log2(tp / cut.tensor_parallel)), tp), default=0)
     return [fp for fp in stored if fp.setting.tensor_parallel == nearest]

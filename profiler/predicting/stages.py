@@ -21,9 +21,14 @@ from profiler.types import Plan, Workload
 Line = tuple[int, int]  # bytes beside the layers of a stage, and of each layer
 
 
-def nearest(calibration: Calibration, tp: int) -> Cut:
-    """The measured cut whose TP is nearest, in doublings; of two the smaller."""
-    return min(calibration.times, key=lambda cut: (abs(math.log2(cut.tensor_parallel / tp)), cut))
+def nearest(calibration: Calibration, wanted: Cut) -> Cut:
+    """Of the measured cuts whose layers are stored as `wanted` (of all, where none are) the one whose TP is
+    nearest, in doublings; of two the smaller."""
+    stored = [cut for cut in calibration.times if cut.storage == wanted.storage]
+    return min(
+        stored or calibration.times,
+        key=lambda cut: (abs(math.log2(cut.tensor_parallel / wanted.tensor_parallel)), cut),
+    )
 
 
 def scale(ground: Ground, tp: int, cut: Cut, load: Pass) -> float:
@@ -72,7 +77,7 @@ def decode_time(ground: Ground, plan: Plan, sequences: float, context: float) ->
 def _measured(calibration: Calibration, ground: Ground, plan: Plan, load: Pass) -> tuple[CutTimes, float]:
     """Ranks that share one device take turns: together they take what one rank with all of it does."""
     tp = 1 if ground.shared > 1 else plan.tensor_parallel
-    cut = nearest(calibration, tp)
+    cut = nearest(calibration, Cut(tp))  # plans that can be served are not quantized (checks.py)
     return calibration.at(cut), scale(ground, tp, cut, load)
 
 

@@ -83,7 +83,7 @@ def _physical(
     tp, run = how.tensor_parallel, np.array(splits)
     if ground.shared > 1:  # ranks that share one device take turns: together what one with all of it takes
         tp, run = 1, np.full((len(splits), 1), layers)
-    cut = nearest(calibration, tp)
+    cut = nearest(calibration, Cut(tp))
     found = latencies(calibration, cut, run, workload)
     hops_s = calibration.hop_s * (how.stages - run.shape[1])
     slower = (scale(ground, tp, cut, prompt_pass(workload)), scale(ground, tp, cut, token_pass(workload)))

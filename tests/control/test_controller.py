@@ -20,7 +20,7 @@ from in_memory import CPU, InMemoryCluster, cancel, submit
 from prometheus_client import CollectorRegistry
 
 from controlplane import controller as module
-from controlplane import errors, fetching, replanning
+from controlplane import errors, fetching, group_actions, replanning
 from controlplane.api.deploy_requests import DeployModelRequest
 from controlplane.api.schemas import RegisterModelRequest
 from controlplane.commands import delete_model, deploy_model, register_model, undeploy_model
@@ -28,7 +28,7 @@ from controlplane.controller import Controller
 from controlplane.engine_views import EngineStatus, EngineView
 from controlplane.metrics import ControllerMetrics
 from controlplane.reconcile import Observed, reconcile
-from controlplane.records import Model, Operation, OperationKind, Phase
+from controlplane.records import Deployment, Model, Operation, OperationKind, Phase
 from controlplane.settings import Settings
 from controlplane.state import Entry, Snapshot, StateStore, Write, open_store
 from controlplane.state.typed import Repository, State
@@ -43,6 +43,8 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.01)
     monkeypatch.setattr(replanning, "FIRST_DELAY_S", 0.005)
     monkeypatch.setattr(replanning, "MOST_DELAY_S", 0.02)
+    monkeypatch.setattr(group_actions, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(group_actions, "SAMPLED_S", 0.02)
 
 
 NODES = Inventory((CPU, replace(CPU, node="other")))
@@ -311,6 +313,31 @@ async def test_a_cluster_that_comes_back_piece_by_piece_loses_no_deployment(worl
         world.cluster.broken.clear()
         await world.until(lambda: world.repository.read().deployments["base"].record.phase is Phase.DEPLOYED)
     assert set(world.repository.read().deployments) == {"base", "v1"}
+
+
+async def test_what_was_deployed_and_fits_nowhere_holds_nothing_and_says_why_once(world: World) -> None:
+    def base() -> Deployment:
+        return world.repository.read().deployments["base"].record
+
+    async with world.controlled():
+        await world.up("v1")
+        world.lose("node", "other")
+        await world.until(lambda: base().groups[0].refused_on)
+        await world.until(lambda: world.repository.read().deployments["v1"].record.reason)
+        assert (base().phase, base().placement, base().established) == (Phase.DEPLOYING, None, True)
+        assert "node node is gone" in base().reason
+        state = world.repository.read()
+        assert state.ledgers == {}
+        variant = state.deployments["v1"].record
+        assert variant.phase is Phase.DEPLOYED
+        assert "node node is gone" in variant.reason
+        await asyncio.sleep(0.2)
+        assert world.repository.revision() == state.revision
+        world.find()
+        await world.until(lambda: base().phase is Phase.DEPLOYED)
+    state = world.repository.read()
+    assert reserved(state) == placed(state) != set()
+    assert [d.record.reason for d in state.deployments.values()] == ["", ""]
 
 
 async def test_the_store_may_be_away_for_a_while(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,18 @@ import builders
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from measured_cluster import MeasuredCluster
+from in_memory import submit
+from measured_cluster import HOST, MeasuredCluster
 from test_controller import World, _hurry  # noqa: F401 - a fixture
 
 from controlplane import errors, feedback
 from controlplane.api.schemas import DeploymentView
+from controlplane.commands import profile_model
 from controlplane.records import Deployment, ModelProfile, Phase
 from controlplane.settings import Settings
 from controlplane.state.typed import Repository
 from controlplane.worker_groups import GroupPhase, MeasuredRank, WorkerGroup
+from placement.types import Inventory
 from workers.messages import RankReport, WorkerReport
 
 MIB = 1 << 20
@@ -126,3 +129,62 @@ async def test_an_engine_that_does_not_say_what_it_takes_is_deployed(
     async with world.controlled():
         await world.end(world.register("base"))
         assert (await deployed(world)).groups[0].measured == ()
+
+
+async def test_what_was_planned_without_a_calibration_teaches_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing would be given to the next plan, so each deployment would teach the same excess once more."""
+    cluster = world.cluster
+    assert isinstance(cluster, MeasuredCluster)
+    cluster.fails_after = 0
+    monkeypatch.setattr(cluster, "reports", taking(world, 300 * MIB))
+    async with world.controlled():
+        await world.end(world.register("base"))
+        plans = []
+        for _ in range(3):
+            made = await deployed(world)
+            assert made.placement is not None
+            plans.append([r.memory_bytes for r in made.placement.ranks])
+            (profile,) = world.repository.read().profiles.values()
+            assert (profile.record.phase, profile.record.memory_excess) == (Phase.FAILED, {})
+            await world.end(world.undeploy("base"))
+        assert plans[0] == plans[1] == plans[2]
+
+
+async def test_a_plan_made_before_the_calibration_teaches_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was estimated roughly: what its ranks took beyond that is not what the calibration lacks."""
+    cluster = world.cluster
+    assert isinstance(cluster, MeasuredCluster)
+    cluster.fails_after = 0
+    cluster.held.add("base")
+    monkeypatch.setattr(cluster, "reports", taking(world, 300 * MIB))
+    async with world.controlled():
+        await world.end(world.register("base"))
+        deploying = world.deploy("base")
+        await world.until(lambda: "base" in cluster.engines)
+        cluster.fails_after = None
+        measured = await world.end(submit(world.repository, profile_model, "base", True))
+        assert measured.phase is Phase.READY
+        cluster.held.clear()
+        assert (await world.end(deploying)).phase is Phase.DEPLOYED
+        (profile,) = world.repository.read().profiles.values()
+        assert profile.record.memory_excess == {}
+
+
+async def test_hosts_of_several_types_teach_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are estimated as the quickest, so what a slower one was given is not what its own profile says."""
+    monkeypatch.setattr(world.cluster, "reports", taking(world, 300 * MIB))
+    rates = replace(HOST.rates, memory_bytes_per_s=HOST.rates.memory_bytes_per_s * 2)
+    quicker = replace(HOST, node="other", model="a CPU x8", free_bytes=0, rates=rates)
+    async with world.controlled():
+        await world.end(world.register("base"))
+        world.cluster.devices = Inventory((HOST, quicker))
+        for _ in range(2):
+            made = await deployed(world)
+            assert made.placement is not None
+            assert made.placement.ranks[0].node == HOST.node
+            assert [p.record.memory_excess for p in world.repository.read().profiles.values()] == [{}]
+            await world.end(world.undeploy("base"))

@@ -113,6 +113,18 @@ def test_an_engine_without_a_promise_is_a_stranger() -> None:
     assert ledger.account(device, {}, 0.1).free == 60
 
 
+def test_who_leaves_has_memory_without_a_promise_of_that_device() -> None:
+    state = builders.state()
+    for holder, index in (("m", 0), ("new", 1)):
+        state = after(state, ledger.reserve(state, holder, 1, placement(("n", index, 9)), 0.0))
+    uses = (Use("m", 9), Use("old", 9), Use("", 9), Use(None, 9))
+    inventory = Inventory((gpu(0, 100, 36, *uses),))
+    assert ledger.leaving(inventory, state.ledgers) == {"old"}
+    assert ledger.leaving(inventory, state.ledgers, "m") == {"old", "m"}  # it is placed anew
+    elsewhere = Inventory((gpu(1, 100, 9, Use("m", 9)),))
+    assert ledger.leaving(elsewhere, state.ledgers) == {"m"}
+
+
 # --- reserving and releasing -----------------------------------------------------------------------
 
 SEATS = st.lists(

@@ -164,6 +164,13 @@ def test_a_stranger_is_not_stopped_while_its_launch_runs() -> None:
     assert reconcile(state(), observed) == ()
 
 
+def test_what_fails_is_not_launched_while_it_is_undone() -> None:
+    """Its engine is stopped before its record is gone."""
+    failing = state(deployment("b", Phase.DEPLOYING))
+    assert reconcile(failing, Observed({}, frozenset({"FailDeployment:b"}), 0.0)) == ()
+    assert reconcile(failing, Observed({}, frozenset(), 0.0)) == (Launch("b"),)
+
+
 def test_old_operations_and_expired_keys_are_forgotten() -> None:
     done = [
         replace(operation(DEPLOY, "b", phase=Phase.DEPLOYED), id=f"op-{n:05}", updated_at_s=float(n))

@@ -11,13 +11,13 @@ from in_memory import CPU, cancel
 from prometheus_client import CollectorRegistry
 from test_controller import World, _hurry, placed, reserved  # noqa: F401 - a fixture
 
-from controlplane import ledger
+from controlplane import group_actions, ledger
 from controlplane.controller import Controller
 from controlplane.metrics import ControllerMetrics
 from controlplane.records import NodeLedger, Phase, Reservation
 from controlplane.settings import Settings
 from controlplane.state.typed import Put, Repository, State
-from placement.types import Inventory, Unusable, Use
+from placement.types import Device, Inventory, Unusable, Use
 from workers.messages import EngineConfig
 
 
@@ -84,13 +84,8 @@ async def test_a_controller_killed_while_it_launches_leaves_the_reservation_to_t
 async def test_of_two_deployed_at_once_the_second_gets_what_the_first_left(world: World) -> None:
     """The device has room for one of them and a half."""
     async with world.controlled():
-        for name in ("one", "two"):
-            await world.end(world.register(name, folder="base"))
-        await world.end(world.deploy("one"))
-        (taken,) = {r[-1] for r in reserved(state_of(world))}
-        await world.end(world.undeploy("one"))
-        size = int(taken * 1.5 / (1 - world.settings.headroom))
-        world.cluster.devices = Inventory((replace(CPU, total_bytes=size, free_bytes=size),))
+        device, taken = await tight(world)
+        world.cluster.devices = Inventory((device,))
         ends = [await world.end(o) for o in [world.deploy(name) for name in ("one", "two")]]
         assert sorted(e.phase for e in ends) == [Phase.DEPLOYED, Phase.FAILED]
         (failed,) = (e for e in ends if e.phase is Phase.FAILED)
@@ -101,6 +96,49 @@ async def test_of_two_deployed_at_once_the_second_gets_what_the_first_left(world
         # Undeploying the first makes room for the second.
         await world.end(world.undeploy(held[0]))
         assert (await world.end(world.deploy(failed.target))).phase is Phase.DEPLOYED
+
+
+async def tight(world: World) -> tuple[Device, int]:
+    """A device with room for one base, "one", that was undeployed just now, and what it had taken."""
+    for name in ("one", "two"):
+        await world.end(world.register(name, folder="base"))
+    await world.end(world.deploy("one"))
+    (taken,) = {r[-1] for r in reserved(state_of(world))}
+    await world.end(world.undeploy("one"))
+    size = int(taken * 1.5 / (1 - world.settings.headroom))
+    return replace(CPU, total_bytes=size, free_bytes=size), taken
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+async def test_memory_that_a_stopped_engine_gives_back_is_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch, samples: int
+) -> None:
+    """The nodes' samples are older than the stop, and processes end a while after it."""
+    async with world.controlled():
+        device, taken = await tight(world)
+        full = replace(device, free_bytes=device.free_bytes - taken, uses=(Use("one", taken),))
+        seen = [Inventory((full,))] * samples + [Inventory((device,))]
+
+        async def inventory() -> Inventory:
+            return seen.pop(0) if len(seen) > 1 else seen[0]
+
+        monkeypatch.setattr(world.cluster, "inventory", inventory)
+        assert (await world.end(world.deploy("two"))).phase is Phase.DEPLOYED
+
+
+@pytest.mark.parametrize("holder", ["one", "", None])
+async def test_memory_that_is_not_given_back_is_not_placed_on(
+    world: World, monkeypatch: pytest.MonkeyPatch, holder: str | None
+) -> None:
+    monkeypatch.setattr(group_actions, "LEAVING_S", 0.05)
+    async with world.controlled():
+        device, taken = await tight(world)
+        full = replace(device, free_bytes=device.free_bytes - taken, uses=(Use(holder, taken),))
+        world.cluster.devices = Inventory((full,))
+        failed = await world.end(world.deploy("two"))
+        assert failed.error is not None
+        assert failed.error["error"]["code"] == "no_feasible_plan"
+        assert world.cluster.launches == ["one"]
 
 
 async def test_an_engine_that_takes_more_than_it_was_promised_leaves_less(world: World) -> None:

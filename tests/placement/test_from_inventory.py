@@ -66,3 +66,19 @@ def test_load_island_memory_and_residents_are_the_devices() -> None:
     first, second = cluster.nodes[0].gpus
     assert (first.load, first.island, first.free_bytes, first.residents) == (0.5, 3, 60 * GIB, (held,))
     assert (second.load, second.free_bytes, second.residents) == (1.0, 0, ())  # bad reports are bounded
+
+
+def test_a_device_is_as_busy_as_its_residents_are_expected_to_keep_it_or_as_it_was_seen() -> None:
+    """Each takes a share of the time that the others leave: 1 - (1 - 0.5) (1 - 0.8); stages of one add up."""
+    one, other = Resident("a", 0, 4, GIB, utilisation=0.5), Resident("b", 0, 4, GIB, utilisation=0.8)
+    shard, next_stage = Resident("a", 0, 4, GIB, utilisation=0.5), Resident("a", 4, 8, GIB, utilisation=0.2)
+    for held, sampled, expected in (
+        ([], 0.25, 0.25),
+        ([one], 0.25, 0.5),
+        ([one], 0.75, 0.75),
+        ([one, other], 0.0, 0.9),
+        ([one, shard], 0.0, 0.5),
+        ([one, shard, next_stage], 0.0, 0.7),
+    ):
+        (cluster,) = clusters_of(Inventory((device("a", 0, load=sampled),)), {("a", "b300", 0): held})
+        assert cluster.nodes[0].gpus[0].load == pytest.approx(expected)

@@ -10,9 +10,10 @@ from solver_instances import GIB, LINKS, TYPES, model, random_cluster, random_re
 
 from placement.solver.cluster import Cluster, Gpu, Node
 from placement.solver.decide import decide, eased
+from placement.solver.objective import cost
 from placement.solver.outcome import NotPlaced
 from placement.solver.policies.joint import Joint
-from placement.solver.relaxing import relaxed
+from placement.solver.relaxing import SEARCHES, relaxations, relaxed
 from placement.solver.request import Request
 from placement.types import Constraint, Placement, Slos
 
@@ -101,3 +102,47 @@ def test_a_relaxed_limit_is_met_when_it_is_set_to_what_was_offered(limit: str) -
     assert found is not None
     value = found.choice.latency_s if limit == "latency_s" else getattr(found.estimate, limit)
     assert value <= found.choice.relaxed[0].offered * 1.001
+
+
+def test_a_limit_that_is_just_met_is_not_out_of_reach() -> None:
+    """Shapes are left out by bounds; never one of which a layout is known that keeps the limit."""
+    placed = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        cluster, asked = random_cluster(rng, 4), replace(random_request(rng), slos=Slos())
+        found = Joint().find(cluster, asked)
+        if found is not None:
+            placed += 1
+            check_just_met(cluster, asked, found)
+    assert placed > 20
+
+
+def check_just_met(cluster: Cluster, asked: Request, found: Placement) -> None:
+    spent = cost(asked.cost, found.plan.world_size, sum(found.estimate.memory_bytes), found.choice.latency_s)
+    for limit in (
+        Slos(latency_s=found.choice.latency_s),
+        Slos(ttft_s=found.estimate.ttft_s),
+        Slos(tpot_s=found.estimate.tpot_s),
+        Slos(cost=spent),
+    ):
+        assert Joint().find(cluster, replace(asked, slos=limit)) is not None
+
+
+def test_searches_are_bounded_and_what_is_offered_still_suffices() -> None:
+    """A search that succeeds with any one of three constraints moved far enough: halving each takes 45."""
+    gpu = Cluster((Node("n", (Gpu(0, "big", 48 * GIB, 48 * GIB),)),), TYPES, LINKS)
+    asked = Request("m", model(), rate_per_s=1e9, headroom=0.9, concurrency=2**30)
+    some = Joint().find(gpu, Request("m", model()))
+    searches: list[Request] = []
+
+    def suffices(request: Request) -> bool:
+        return request.rate_per_s <= 3e8 or request.headroom <= 0.3 or request.concurrency <= 1000
+
+    def find(request: Request) -> Placement | None:
+        searches.append(request)
+        return some if suffices(request) else None
+
+    offered = relaxations(asked, find, 1)
+    assert {one.constraint for one in offered} == {Constraint.RATE, Constraint.HEADROOM, Constraint.MEMORY}
+    assert len(searches) == SEARCHES
+    assert all(suffices(relaxed(asked, one, 1)) for one in offered)

@@ -190,6 +190,29 @@ def test_headroom_and_anti_affinity_bind() -> None:
     assert [missed.binding for missed in found.not_placed] == [Constraint.ANTI_AFFINITY]
 
 
+@pytest.mark.parametrize("first", Scope)
+@pytest.mark.parametrize("second", Scope)
+def test_the_stricter_of_two_anti_affinities_holds_whoever_came_first(first: Scope, second: Scope) -> None:
+    """On one GPU, on two of a node and on two nodes: where both fit follows from the definition."""
+    copies = [
+        request(name="m-1", max_pp=1, group="m", scope=first),
+        request(name="m-2", max_pp=1, group="m", scope=second),
+    ]
+    for nodes, apart in ((((48,),), Scope.NONE), (((48, 48),), Scope.GPU), (((48,), (48,)), Scope.NODE)):
+        found = what_if(cluster(*nodes), copies, Joint())
+        order = (Scope.NONE, Scope.GPU, Scope.NODE)
+        fits = max(map(order.index, (first, second))) <= order.index(apart)
+        assert [len(found.placed), len(found.not_placed)] == ([2, 0] if fits else [1, 1])
+        for missed in found.not_placed:
+            assert missed.binding is Constraint.ANTI_AFFINITY
+
+
+def test_the_stricter_anti_affinity_is_none_of_other_groups() -> None:
+    first = request(name="a", max_pp=1, group="a", scope=Scope.NODE)
+    for second in (replace(first, name="b", group="b"), request(name="b", max_pp=1)):
+        assert len(what_if(cluster((48,)), [first, second], Joint()).placed) == 2
+
+
 def test_a_rate_beyond_one_copy_is_named() -> None:
     outcome = decide(cluster((48,)), request(rate_per_s=1e4), Joint())
     assert isinstance(outcome, NotPlaced)

@@ -5,23 +5,27 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.profiling import results
+from benchmarks.profiling import lanes, results
+from benchmarks.profiling.__main__ import Host
 from benchmarks.profiling.cost import compared, cost
 from benchmarks.profiling.lanes import Ending, Start, carry_out
 from benchmarks.profiling.schedule import Slot, before, describe, pack
 from benchmarks.profiling.shapes import GPU_SHAPES, SHAPES
 from benchmarks.profiling.tasks import POINTS, Kind, Task, chosen, truth, uneven
 from profiler.measurements import Footprint, Log, Measurement, Point, RankMemory, Setting, Timing
+from workers.measuring.job import Job
 
 TINY = tuple(
     Task(Kind.TRUTH, "tiny", Setting(split, tp), (Point(1, 8),)) for tp, split in ((1, (8,)), (1, (4, 4)))
@@ -71,6 +75,36 @@ def test_list_scheduling_is_less_than_twice_as_long_as_any_schedule(tasks: list[
 def test_a_task_for_more_gpus_than_there_are_is_refused() -> None:
     with pytest.raises(ValueError, match="needs 4 GPUs, the host has 2"):
         pack([task(4, 1, 1)], 2, 1000)
+
+
+BOTH = [Kind.TRUTH, Kind.FINGERPRINTS]
+TWO = ["llama-3.2-3b", "llama-2-7b"]
+
+
+@pytest.mark.parametrize("budget_s", range(100, 1500, 200))
+def test_what_is_begun_within_the_budget_can_be_predicted(budget_s: float) -> None:
+    """From all fingerprints of its TP, and for pipelines from that of a pipeline."""
+    tasks = chosen(BOTH, TWO, ["none"], 4, 1)
+    slots, _ = pack(tasks, 4, budget_s)
+    begun = {slot.task for slot in slots}
+    for one in begun:
+        tp, pipeline = one.setting.tensor_parallel, len(one.setting.layers_per_stage) > 1
+        needed = {
+            t
+            for t in tasks
+            if (t.kind, t.shape, t.setting.tensor_parallel) == (Kind.FINGERPRINTS, one.shape, tp)
+            and (pipeline or len(t.setting.layers_per_stage) == 1)
+        }
+        assert one.kind is Kind.FINGERPRINTS or needed <= begun
+    if budget_s >= 500:
+        assert any(one.kind is Kind.TRUTH for one in begun)
+        assert {slot.task.shape for slot in slots[:6]} == {"llama-3.2-3b"}
+
+
+def test_what_is_known_already_keeps_nothing_back() -> None:
+    only = [task for task in chosen(BOTH, TWO, ["none"], 4, 1) if task.gpus > 1]
+    _, left = pack(only, 4, 1e9)
+    assert not left
 
 
 @pytest.mark.parametrize("name", GPU_SHAPES)
@@ -126,12 +160,17 @@ class Processes:
         self.folder, self.seconds, self.programs = folder, seconds, programs or {}
         self.endings: list[Ending] = []
 
+    def progress(self) -> int:
+        return len(list(self.folder.glob("*.measured")))
+
     def start(self, slot: Slot, number: int) -> Start:
         gate = self.folder / f"{number}.gate"
         program = self.programs.get(number, WORK)
         arguments = (str(gate), str(self.folder / f"{number}.out"), str(self.seconds))
-        command = (sys.executable, "-S", "-c", program, *arguments)
-        return Start(command, dict(os.environ), self.folder / f"{number}.log", gate, lambda: False)
+        command = (sys.executable, "-S", "-X", "faulthandler", "-c", program, *arguments)
+        return Start(
+            command, dict(os.environ), self.folder / f"{number}.log", gate, lambda: False, self.progress
+        )
 
     def run(self, slots: Sequence[Slot], budget_s: float = 1000.0) -> None:
         carry_out(slots, self.start, budget_s, self.endings.append)
@@ -185,13 +224,92 @@ class _Quick(Task):
     def expected_s(self) -> float:
         return 0.5
 
+    @property
+    def longest_s(self) -> float:
+        return 0.0
+
+
+HANGS = """
+import os, pathlib, subprocess, sys, time
+folder = pathlib.Path(sys.argv[1]).parent
+def measures():
+    for number in range(4):
+        time.sleep(0.5)
+        (folder / f"{number}.measured").touch()
+rank = ("def waits_for_ever():", "    import time; time.sleep(60)", "waits_for_ever()")
+subprocess.Popen([sys.executable, "-S", "-X", "faulthandler", "-c", "\\n".join(rank)])
+measures()
+time.sleep(60)
+"""
+
+
+@pytest.mark.timeout(30)
+def test_an_engine_may_take_as_long_as_it_measures_and_one_that_hangs_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "GRACE_S", 1.0)
+    slots, _ = pack([_Quick(**vars(task(1, 1, 1)))], 1, 1e9)
+    running = Processes(tmp_path, 60.0, {0: HANGS})
+    running.run(slots)
+    (ending,) = running.endings
+    assert ending.problem.startswith("measured nothing for 1 s")
+    assert ending.seconds > 4 * 0.5 + 1.0
+    assert "in waits_for_ever" in ending.log
+
+
+KILLED = """
+import pathlib, sys, time
+from benchmarks.profiling.lanes import Start, carry_out
+from benchmarks.profiling.schedule import pack
+from benchmarks.profiling.tasks import POINTS, Kind, Task
+from profiler.measurements import Setting
+folder = pathlib.Path(sys.argv[1])
+engine = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
+slots, _ = pack([Task(Kind.TRUTH, "tiny", Setting((8,)), POINTS[:1])], 1, 1e9)
+def start(slot, number):
+    command = (sys.executable, "-S", "-c", engine)
+    return Start(command, {}, folder / "log", folder / "gate", lambda: False, lambda: 0)
+carry_out(slots, start, 1e9, print)
+"""
+
+
+@pytest.mark.timeout(60)
+def test_engines_end_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
+    benchmark = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)], env={**os.environ, "PYTHONPATH": "."}
+    )
+    log = tmp_path / "log"
+    while not (log.exists() and log.read_text().endswith("\n")):
+        time.sleep(0.05)
+    engine = psutil.Process(int(log.read_text()))
+    benchmark.kill()
+    benchmark.wait()
+    assert not psutil.wait_procs([engine], timeout=10)[1]
+
+
+def test_engines_share_neither_folders_nor_ports(tmp_path: Path) -> None:
+    """Those of one shape in two quantizations write their variants into their folders."""
+    tasks = chosen([Kind.VARIANTS, Kind.FINGERPRINTS], ["tiny"], ["none", "fp8"], 1, 1)
+    host = Host(tmp_path / "out", tmp_path, "cuda", 100.0)
+    starts = [host.start(Slot(one, (2,), 0.0, 1.0), number) for number, one in enumerate(tasks)]
+    jobs = [Job.model_validate_json(Path(start.command[-2]).read_text()) for start in starts]
+    assert len({job.folder for job in jobs}) == len(tasks) > 4
+    assert all((job.folder / "config.json").exists() for job in jobs)
+    ports = [int(start.environment["VLLM_PORT"]) for start in starts]
+    assert min(abs(one - other) for one, other in itertools.combinations(ports, 2)) >= 100
+    assert 1024 < min(ports) <= max(ports) < 32768 - 100
+    for start in starts:
+        assert start.command[-1] == "--end-with-stdin"
+        assert start.environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+        assert start.environment["CUDA_VISIBLE_DEVICES"] == "2"
+
 
 # --- files --------------------------------------------------------------------------------------------
 
 
 def measured(one: Task) -> list[Measurement]:
     memory = (RankMemory(1, 2, 3, 4, 5, 6),) * one.gpus
-    timings = [Timing(one.setting, point, 8, 0.1, 0.1, 0.01, 0.2) for point in one.points]
+    timings = [Timing(one.setting, point, 8, 0.1, 0.1, 0.01, 0.2, (), 0.7) for point in one.points]
     return [Footprint(one.setting, memory, 1.0), *timings]
 
 
@@ -232,7 +350,7 @@ def test_what_measuring_took() -> None:
     """By hand: an engine on one GPU and one on two, of which each starts in a second."""
     one, other = TINY
     found = cost([*measured(one), *measured(other)])
-    engine_s = 1.0 + 3 * 0.2 + 0.1
+    engine_s = 1.0 + 0.7
     assert (found.engines, found.gpu_s) == (2, pytest.approx(3 * engine_s))
     assert found.wall_s == pytest.approx(2 * engine_s)
     assert found.peak_bytes == pytest.approx(2 * (1 + 2 + 3 + 4 + 16 * 5 / 6))  # 1 x (8 + 8) tokens

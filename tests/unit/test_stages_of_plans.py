@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from test_predicting import CALIBRATION, MIB, OUT, RATES, ground, plan
 
 from profiler.estimate import HOP_S
 from profiler.estimating import predict
-from profiler.predicting.stages import decode_time, prompt_time, rank_lines
+from profiler.physical.calibration import Cut
+from profiler.predicting.stages import decode_time, nearest, prompt_time, rank_lines
 from profiler.types import DeviceRates, Interval, Workload
 
 
@@ -51,6 +54,35 @@ def test_a_device_that_was_not_measured_is_scaled_and_less_certain() -> None:
     assert other.ttft_s.value == pytest.approx(2 * one.ttft_s.value)
     assert _width(other.tpot_s) > _width(one.tpot_s)
     assert any("this kind of device was not measured" in note for note in other.notes)
+
+
+@given(
+    st.sets(st.builds(Cut, st.sampled_from([1, 2, 4, 8]), st.sampled_from(["none", "fp8"])), min_size=1),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from(["none", "fp8"]),
+)
+def test_layers_are_taken_for_those_stored_alike_then_for_those_of_the_nearest_tp(
+    cuts: set[Cut], tp: int, stored: str
+) -> None:
+    times = dict.fromkeys(cuts, CALIBRATION.times[Cut(1)])
+    found = nearest(replace(CALIBRATION, times=times), Cut(tp, stored))
+    assert found.quantization == stored or stored not in {cut.quantization for cut in cuts}
+    rivals = [cut.tensor_parallel for cut in cuts if cut.quantization == found.quantization]
+    assert max(found.tensor_parallel, tp) // min(found.tensor_parallel, tp) == min(
+        max(other, tp) // min(other, tp) for other in rivals
+    )
+
+
+def test_a_plan_is_not_predicted_from_layers_that_are_stored_otherwise() -> None:
+    """Those of its TP are, and they are not its own."""
+    times = {Cut(1): CALIBRATION.times[Cut(1)], Cut(2, "fp8"): CALIBRATION.times[Cut(2)]}
+    without = replace(CALIBRATION, times={Cut(1): times[Cut(1)]})
+    here = replace(ground(plan(2)), calibration=replace(CALIBRATION, times=times))
+    load = Workload(1, 128, OUT)
+    found = predict(here, plan(2), load)
+    assert found == predict(replace(here, calibration=without), plan(2), load)
+    assert any("TP=2 was not measured; scaled from TP=1" in note for note in found.notes)
+    assert decode_time(here, plan(2), 1, 128) != decode_time(ground(plan(2)), plan(2), 1, 128)
 
 
 def _width(interval: Interval) -> float:

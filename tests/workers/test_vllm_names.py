@@ -59,6 +59,10 @@ RELIED_ON = [
     ("v1/worker/worker_base.py", "WorkerBase", ("__init__", "rank", "cache_config")),
     ("v1/worker/gpu_model_runner.py", "GPUModelRunner", ("kv_caches", "model_memory_usage")),
     ("v1/worker/gpu/model_runner.py", "GPUModelRunner", ("kv_caches", "model_memory_usage")),
+    # workers.measuring.probe
+    ("v1/worker/gpu_worker.py", "Worker", ("init_snapshot", "peak_activation_memory")),
+    ("v1/worker/gpu_model_runner.py", "GPUModelRunner", ("capture_model",)),
+    ("v1/worker/gpu/model_runner.py", "GPUModelRunner", ("capture_model",)),
     ("config/cache.py", "CacheConfig", ("kv_cache_memory_bytes", "gpu_memory_utilization")),
     ("config/parallel.py", "ParallelConfig", ("nnodes", "node_rank", "master_addr", "master_port")),
     ("v1/executor/multiproc_executor.py", "MultiprocExecutor", ("__init__", "workers")),
@@ -189,6 +193,11 @@ def test_followers_are_started_as_vllm_starts_them() -> None:
     assert "MultiprocExecutor(vllm_config, monitor_workers=False)" in served
     members = {f.name: f for f in ast.walk(tree("engine/arg_utils.py")) if isinstance(f, ast.FunctionDef)}
     assert "headless" in [a.arg for a in members["create_engine_config"].args.args]
+
+
+def test_a_worker_captures_graphs_when_it_warms_up() -> None:
+    warmed = ast.unparse(function_in(tree("v1/worker/gpu_worker.py"), "compile_or_warm_up_model"))
+    assert "self.model_runner.capture_model()" in warmed
 
 
 def test_the_partition_of_layers_is_read_from_the_environment() -> None:

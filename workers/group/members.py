@@ -33,7 +33,7 @@ class Member:
 class Rendezvous:
     """Where the members of a group meet: the node of rank 0, which the others must be able to reach.
 
-    `bus` is where the scheduler listens to the ranks' loaders of variants.
+    `bus` is where the scheduler listens to the ranks' loaders of variants, with its token.
     """
 
     address: str
@@ -100,9 +100,10 @@ def network_arguments(
 
 def device_environment(member: Member) -> dict[str, str]:
     """Makes CUDA's device i the GPU of the member's i-th rank. Indices are the driver's (NVML's)."""
-    if not member.gpus:
-        return {}
-    return {
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, member.gpus)),
-    }
+    return visible_gpus(member.gpus) if member.gpus else {}
+
+
+def visible_gpus(gpus: Sequence[int]) -> dict[str, str]:
+    """Environment in which CUDA has these GPUs, in this order. CUDA would count them otherwise than the
+    driver, whose indices these are."""
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}

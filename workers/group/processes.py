@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -24,6 +25,8 @@ import psutil
 
 PR_SET_PDEATHSIG = 1
 END_WAIT_S = 10.0
+SESSION_WAIT_S = 15.0  # killed processes give their GPUs back first
+POLL_S = 0.05
 CPU_SEGMENT = "-cpushm_"
 
 
@@ -57,6 +60,45 @@ def end(processes: Iterable[psutil.Process]) -> None:
     psutil.wait_procs(found, timeout=END_WAIT_S)
 
 
+def end_session(leader: int) -> None:
+    """Kill the processes of a session (a leader's pid) but this one, and wait until none is left that lives,
+    at most SESSION_WAIT_S: what starts meanwhile ends too. Who started the leader has yet to wait for it.
+    """
+    deadline = time.monotonic() + SESSION_WAIT_S
+    while (left := in_session(leader)) and time.monotonic() < deadline:
+        for pid in left:
+            unlink_segments(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(POLL_S)
+
+
+def in_session(leader: int) -> list[int]:
+    """Pids of those that live, this process and resource trackers left out; those started last come first."""
+    found = []
+    for other in psutil.process_iter(["status", "create_time"]):
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
+            alive = other.info["status"] != psutil.STATUS_ZOMBIE and other.pid != os.getpid()
+            if alive and os.getsid(other.pid) == leader and not _is_tracker(other):
+                found.append((other.info["create_time"], other.pid))
+    return [pid for _, pid in sorted(found, reverse=True)]
+
+
+def end_with_stdin() -> None:
+    """Have this process and all it started end when its standard input does: whoever started it holds the
+    other end, and need not live to end it."""
+
+    def wait() -> None:
+        while os.read(0, 4096):  # sys.stdin would be locked when this process ends otherwise
+            pass
+        end(children())
+        if os.getsid(0) == os.getpid():  # else it is the session of whoever called this by hand
+            end_session(os.getpid())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def unlink_segments(pid: int | str = "self") -> None:
     """Unlink the segments of vLLM's CPU collectives that a process maps. Who maps one keeps it."""
     with contextlib.suppress(OSError):
@@ -75,7 +117,8 @@ def finish_tracker() -> None:
 
     Not while children live: it would take away what they use. It starts anew when it is needed.
     """
-    if multiprocessing.active_children():
+    # A child that psutil waited for is active for ever to multiprocessing.
+    if any(psutil.pid_exists(child.pid) for child in multiprocessing.active_children() if child.pid):
         return
     tracker: Any = resource_tracker._resource_tracker  # there is no other way
     ending = threading.Thread(target=tracker._stop, daemon=True)  # it waits for all who have its pipe

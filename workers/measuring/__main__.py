@@ -7,21 +7,18 @@ fails ends the process with an error after what was measured before it is safe o
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from profiler.measurements import Footprint, Log, MadeVariant, Measurement, Point, RankMemory, Timing, read
+from workers.group import processes
 from workers.measuring import engine, made_variants
 from workers.measuring.job import Job
-from workers.measuring.timing import run, timing
+from workers.measuring.timing import run, timing, warm_up_tokens
 
-WARM_UP_TOKENS = 8
 MIX_WARM_UP_TOKENS, MIX_TOKENS = 2, 7  # where there are variants: they may take many times longer
 
 
@@ -75,18 +72,19 @@ def measure_point(llm: Any, job: Job, point: Point, variants: Mapping[MadeVarian
     """
     began = time.monotonic()
     fills = job.setting.fills(point.batch, point.input_tokens)
-    warm_up, tokens, repeats = (
-        (MIX_WARM_UP_TOKENS, min(MIX_TOKENS, job.output_tokens), 1)
-        if point.mix
-        else (WARM_UP_TOKENS, job.output_tokens + fills - 1, job.repeats)
-    )
+    if point.mix:
+        warm_up, tokens, repeats = MIX_WARM_UP_TOKENS, min(MIX_TOKENS, job.output_tokens), 1
+    else:
+        tokens, repeats = job.output_tokens + fills - 1, job.repeats
+        warm_up = warm_up_tokens(fills, tokens)
     llm.collective_rpc("probe_begin")
     run(llm, point, warm_up, 0, variants)
     steps = llm.collective_rpc("probe_end")
     runs = [run(llm, point, tokens, 1, variants)]
     while len(runs) < repeats and time.monotonic() - began < job.point_seconds:
         runs.append(run(llm, point, tokens, len(runs) + 1, variants))
-    return timing(job.setting, point, tokens, runs, tuple(steps) if all(steps) else ())
+    on_device = tuple(steps) if all(steps) else ()
+    return timing(job.setting, point, tokens, runs, on_device, time.monotonic() - began)
 
 
 def describe(found: Timing) -> str:
@@ -98,20 +96,9 @@ def describe(found: Timing) -> str:
     )
 
 
-def end_with_stdin() -> None:
-    """Whoever started this process holds the other end, and need not live to end it."""
-
-    def wait() -> None:
-        while os.read(0, 4096):  # sys.stdin would be locked when this process ends otherwise
-            pass
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
 def main() -> None:
     if "--end-with-stdin" in sys.argv[2:]:
-        end_with_stdin()
+        processes.end_with_stdin()
     measure(Job.model_validate_json(Path(sys.argv[1]).read_text()))
 
 

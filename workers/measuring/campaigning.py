@@ -22,6 +22,8 @@ import psutil
 from profiler.campaign import Trial
 from profiler.fingerprints.folder import write_fingerprint
 from profiler.measurements import Timing, from_lines, read, to_line
+from workers.group import processes
+from workers.group.members import visible_gpus
 from workers.measuring.job import Job
 from workers.measuring.order import MeasureOrder
 
@@ -121,9 +123,7 @@ def _start(order: MeasureOrder, job: Job, log: Path) -> subprocess.Popen[bytes]:
     request.write_text(job.model_dump_json())
     environment = dict(os.environ)
     if order.device_kind != "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(
-            str(index) for index in order.devices[: job.setting.world_size]
-        )
+        environment |= visible_gpus(order.devices[: job.setting.world_size])
     with log.open("wb") as out:
         return subprocess.Popen(
             [sys.executable, "-m", "workers.measuring", str(request), "--end-with-stdin"],
@@ -158,8 +158,7 @@ def _resident_bytes(pid: int) -> int:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """It and all it started: they are a session of their own."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    processes.end_session(process.pid)
     process.wait()
     if process.stdin is not None:
         process.stdin.close()

@@ -14,10 +14,8 @@ VARIABLE = "OSTINATO_MEASURING_GATE"
 POLL_S = 0.05
 
 
-def wait() -> float:
-    """Until the file that VARIABLE names is there; at once without VARIABLE. Returns the seconds waited."""
-    began = time.monotonic()
+def wait() -> None:
+    """Until the file that VARIABLE names is there; not at all without VARIABLE."""
     if gate := os.environ.get(VARIABLE):
         while not Path(gate).exists():
             time.sleep(POLL_S)
-    return time.monotonic() - began

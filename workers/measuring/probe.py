@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,30 +12,46 @@ import psutil
 import torch
 
 from workers import plugin
-from workers.measuring import gate, repeating
+from workers.measuring import captured, gate, repeating
 from workers.measuring.job import VARIANTS_VARIABLE
+from workers.measuring.settling import Look, settled, taken
 
 # vLLM imports this module in each rank before that touches its device or builds its part of the model.
 repeating.install()
 if VARIANTS_VARIABLE in os.environ:
     plugin.register()
-WAITED_S = gate.wait()
+if torch.cuda.is_available():
+    captured.install()
 
 
-def _free_bytes() -> list[int]:
+def _free_bytes() -> tuple[int, ...]:
     """Of each visible GPU, without a context of our own on it; empty where there is none."""
     if not torch.cuda.is_available():
-        return []
+        return ()
     from vllm.platforms import current_platform
     from vllm.third_party import pynvml
 
     pynvml.nvmlInit()
     physical = map(current_platform.device_id_to_physical_device_id, range(torch.cuda.device_count()))
     handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in physical]
-    return [int(pynvml.nvmlDeviceGetMemoryInfo(handle).free) for handle in handles]
+
+    def processes(handle: Any) -> int:
+        try:
+            return len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        except pynvml.NVMLError:  # not told in every container
+            return 0
+
+    def look() -> Look:
+        free = tuple(int(pynvml.nvmlDeviceGetMemoryInfo(handle).free) for handle in handles)
+        return Look(free, sum(map(processes, handles)))
+
+    return settled(look)
 
 
+_BEGAN_S = time.monotonic()
+gate.wait()
 FREE_BYTES = _free_bytes()
+WAITED_S = time.monotonic() - _BEGAN_S
 
 
 class Probe:
@@ -47,9 +64,10 @@ class Probe:
     local_rank: int
     init_snapshot: Any
     non_torch_memory: int
+    total_consumed: int
 
     def probe_waited(self) -> float:
-        """Seconds for which this rank was held back (see workers.measuring.gate)."""
+        """Seconds for which this rank was held back (see workers.measuring.gate, and settling)."""
         return WAITED_S
 
     def probe_memory(self) -> dict[str, int]:
@@ -57,7 +75,8 @@ class Probe:
 
         On a CPU `runtime` is all else that the process has touched, weights that vLLM has packed among it;
         nothing of the KV cache is, before the first request. On a GPU vLLM counts only what came after the
-        context and the communication were there, so these are added.
+        context and the communication were there, so these are added. Raises RuntimeError where others
+        gave memory back meanwhile.
         """
         kv_cache = _stored_bytes(getattr(self.model_runner, "kv_caches", []))
         blocks, block = self.cache_config.num_gpu_blocks or 0, self.cache_config.block_size
@@ -65,12 +84,11 @@ class Probe:
         resident = psutil.Process().memory_info().rss
         runtime = max(0, resident - weights)
         if FREE_BYTES:
-            before = FREE_BYTES[self.local_rank] - self.init_snapshot.free_memory
-            runtime = max(0, before) + int(self.non_torch_memory)
+            runtime = self._taken_bytes(self.init_snapshot.free_memory) + self._came_bytes(weights)
         return {
             "weights": weights,
             "activations": int(getattr(self, "peak_activation_memory", 0)),
-            "graphs": int(getattr(self, "cudagraph_memory_estimate", 0)),
+            "graphs": captured.captured_bytes(self),
             "runtime": runtime,
             "kv_cache": kv_cache,
             "kv_tokens": blocks * block,
@@ -80,7 +98,16 @@ class Probe:
     def _held_bytes(self) -> int:
         """What this process has taken of its GPU, if no other took or gave any meanwhile."""
         free, _ = torch.cuda.mem_get_info()
-        return max(0, FREE_BYTES[self.local_rank] - int(free))
+        return self._taken_bytes(free)
+
+    def _came_bytes(self, weights: int) -> int:
+        """What a first pass left beside weights; vLLM 0.26 counts it alone, later ones with the weights."""
+        if hasattr(self, "non_torch_memory"):
+            return int(self.non_torch_memory)
+        return int(self.total_consumed) - weights
+
+    def _taken_bytes(self, free: int) -> int:
+        return taken(FREE_BYTES[self.local_rank], int(free), self.local_rank)
 
     def _parameter_bytes(self) -> int:
         """A tied head is the embedding's memory and counts once."""

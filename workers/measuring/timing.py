@@ -10,6 +10,7 @@ from typing import Any
 
 from profiler.measurements import MadeVariant, Point, Setting, Timing
 
+WARM_UP_STEPS = 8
 VOCABULARY = 1000  # prompts use ids 10 to this; every model has more
 
 
@@ -75,12 +76,24 @@ def run(
     return Arrivals(tuple(tuple(found) for found in times.values()))
 
 
+def warm_up_tokens(fills: int, tokens: int) -> int:
+    """Tokens of each request with which all of them decode together for some steps after the `fills` steps
+    that fill their prompts, so that the step seen most often is that of the whole batch; at most `tokens`.
+    """
+    return min(tokens, fills - 1 + WARM_UP_STEPS)
+
+
 def prompt_of(length: int, seed: int) -> list[int]:
     return [10 + (seed * 7919 + 104729 * i) % (VOCABULARY - 10) for i in range(length)]
 
 
 def timing(
-    setting: Setting, point: Point, tokens: int, runs: list[Arrivals], device_step_s: tuple[float, ...]
+    setting: Setting,
+    point: Point,
+    tokens: int,
+    runs: list[Arrivals],
+    device_step_s: tuple[float, ...],
+    taken_s: float = 0.0,
 ) -> Timing:
     def median(of: Callable[[Arrivals], float]) -> float:
         return statistics.median(of(run) for run in runs)
@@ -94,4 +107,5 @@ def timing(
         tpot_s=median(lambda run: run.step_s),
         latency_s=median(lambda run: run.end),
         device_step_s=device_step_s,
+        taken_s=taken_s,
     )

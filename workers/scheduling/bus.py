@@ -1,14 +1,17 @@
 """Messages between the scheduler and the loaders of all ranks, over ZeroMQ.
 
 The scheduler listens at one address, ranks connect to it; each side has one thread that owns its
-socket. A message is one JSON object.
+socket. A message is one JSON object. An address other hosts can reach carries a token (`with_token`), and the
+scheduler hears nobody who does not send it with each message; a socket file is its user's alone.
 """
 
 from __future__ import annotations
 
+import hmac
 import itertools
 import json
 import logging
+import secrets
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +23,21 @@ log = logging.getLogger(__name__)
 Message = dict[str, Any]
 POLL_MS = 1000
 _PIPES = itertools.count()
+TOKEN_BYTES = 16
 UNLIMITED = 0  # messages that wait for one end: a full queue would block a thread, or lose them
+
+
+def with_token(address: str) -> str:
+    """An address at which only those are heard that were told it whole."""
+    return f"{address}#{secrets.token_hex(TOKEN_BYTES)}"
+
+
+def _split(address: str) -> tuple[str, bytes]:
+    """Where it is, and its token: empty where it has none, as a socket file."""
+    if not address.startswith("tcp://"):
+        return address, b""
+    place, _, token = address.partition("#")
+    return place, token.encode()
 
 
 class Hub:
@@ -28,11 +45,12 @@ class Hub:
 
     def __init__(self, address: str, received: Callable[[bytes, Message], None]) -> None:
         self._received = received
+        place, self._token = _split(address)
         context: zmq.Context[Any] = zmq.Context.instance()
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.set_hwm(UNLIMITED)
-        self._socket.bind(address)
+        self._socket.bind(place)
         self._wake = _Pipe(context)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="variant-hub", daemon=True)
@@ -63,8 +81,11 @@ class Hub:
 
     def _handle(self, sender: bytes, *parts: bytes) -> None:
         try:
-            (body,) = parts
-            self._received(sender, json.loads(body))
+            token, body = parts
+            if hmac.compare_digest(token, self._token):
+                self._received(sender, json.loads(body))
+            else:
+                log.warning("a message of %r without this engine's token was dropped", sender)
         except Exception:  # one bad message must not end the thread that all variants depend on
             log.exception("a message of %r could not be handled", sender)
 
@@ -74,12 +95,13 @@ class Line:
 
     def __init__(self, address: str, name: str, received: Callable[[Message], None]) -> None:
         self._received = received
+        place, self._token = _split(address)
         context: zmq.Context[Any] = zmq.Context.instance()
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.set_hwm(UNLIMITED)
         self._socket.setsockopt(zmq.IDENTITY, name.encode())
-        self._socket.connect(address)
+        self._socket.connect(place)
         self._wake = _Pipe(context)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"variant-line-{name}", daemon=True)
@@ -102,7 +124,7 @@ class Line:
             if self._wake.out in ready:
                 (body,) = self._wake.out.recv_multipart()
                 if body:
-                    self._socket.send(body)
+                    self._socket.send_multipart([self._token, body])
             if self._socket in ready:
                 self._handle(*self._socket.recv_multipart())
         self._socket.close()

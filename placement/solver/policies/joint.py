@@ -23,7 +23,7 @@ from placement.solver.estimators import estimator_of
 from placement.solver.groups import Groups
 from placement.solver.layout import Layout, Search, needs, placed, plan_of
 from placement.solver.memory import stage_bytes
-from placement.solver.objective import excesses, least_objective, objective
+from placement.solver.objective import Least, excesses, least_objective, objective, out_of_reach
 from placement.solver.plan import Estimator, Shape
 from placement.solver.policies.base import EstimatorFor
 from placement.solver.request import Request
@@ -36,6 +36,8 @@ FEW_GROUPS = 80  # small clusters are searched group by group
 FEW_SETS = 4000  # and set by set
 MOST_SPLITS = 48  # sets of one shape that are split exactly
 MOST_KEPT = 12  # single groups of one shape that are looked at
+LONG = 8  # stages; of longer pipelines than this
+MOST_LONG = 8  # no more shapes are weighed once this many can be placed
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,16 @@ class _Search:
 
     def best(self) -> _Found | None:
         bounds = [(self._bound(shape), n, shape) for n, shape in enumerate(self._shapes())]
-        best = float("inf")
+        best, long = float("inf"), 0
         for bound, _, shape in sorted(bounds, key=lambda b: b[:2]):
-            if bound > best * (1 + self.tolerance):
+            if bound > best * (1 + self.tolerance) or bound == float("inf"):
                 break
+            if shape.pp > LONG and long == MOST_LONG:
+                continue
+            before = len(self.found)
             for layout in self._layouts(shape):
                 self._consider(layout)
+            long += shape.pp > LONG and len(self.found) > before
             best = min((f.objective for f in self.found), default=best)
         near = [f for f in self.found if f.objective <= best * (1 + self.tolerance)]
         return min(near, key=lambda f: f.key, default=None)
@@ -112,17 +118,22 @@ class _Search:
         return found
 
     def _bound(self, shape: Shape) -> float:
-        """No layout of this shape has a lower objective: all layers at the fastest rate, all fit."""
+        """No layout of this shape has a lower objective: all layers at the fastest rate. Infinite: none is
+        within the limits, or holds all layers."""
         groups = self._groups_of(shape.tp)
         if not len(groups):
             return float("inf")
         costs = costs_of(self.request, shape, self.view, groups, self.estimator)
         layers, tokens = self.request.model.layers, self.request.output_tokens - 1
+        if sum(int(costs.caps(stage, shape.pp).max()) for stage in range(shape.pp)) < layers:
+            return float("inf")
         hops = self.estimator.hop_s(shape, Link.FAST)
         prompt = layers * costs.prefill.min() + costs.prefill_rest.min() + (shape.pp - 1) * hops[0]
         token = layers * costs.decode.min() + costs.decode_rest.min() + (shape.pp - 1) * hops[1]
-        latency_s = float(prompt + tokens * token)
-        return least_objective(self.request, shape, self.estimator, latency_s)
+        least = Least(float(prompt), float(token), float(prompt + tokens * token))
+        if out_of_reach(self.request, shape, self.estimator, least):
+            return float("inf")
+        return least_objective(self.request, shape, self.estimator, least.latency_s)
 
     def _groups_of(self, tp: int) -> Groups:
         if tp not in self._single:
@@ -189,7 +200,7 @@ class _Search:
         order = np.argsort(bounds, kind="stable")[:MOST_SPLITS]
         best = float("inf")
         for row in order.tolist():
-            if bounds[row] > best * (1 + self.tolerance):
+            if bounds[row] > best * (1 + self.tolerance) or bounds[row] == np.inf:
                 return
             split = self._split(shape, groups, costs, sets[row].tolist())
             if split is not None:

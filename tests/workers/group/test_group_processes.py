@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -68,3 +70,31 @@ def test_all_descendants_are_ended_but_for_resource_trackers(
     assert not any("resource_tracker" in part for p in found for part in p.cmdline())
     processes.end(family)
     assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family)
+
+
+LEADER = """
+import subprocess, sys, time
+from multiprocessing.shared_memory import SharedMemory
+made = SharedMemory(create=True, size=4096)
+child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(120)"])
+print(made.name, child.pid, flush=True)
+time.sleep(120)
+"""
+
+
+def test_a_session_ends_with_what_its_processes_shared() -> None:
+    """Python's resource tracker, of the same session, takes the memory away once it is left alone."""
+    leader = subprocess.Popen(
+        [sys.executable, "-c", LEADER], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert leader.stdout is not None
+    name, child = leader.stdout.readline().split()
+    shared = Path("/dev/shm") / name
+    assert shared.exists()
+    assert {leader.pid, int(child)} == set(processes.in_session(leader.pid))
+    processes.end_session(leader.pid)
+    assert leader.wait(0) == -signal.SIGKILL
+    assert processes.in_session(leader.pid) == []
+    leader.stdout.read()  # until the tracker, which has the other end, has ended
+    assert not shared.exists()
+    leader.stdout.close()

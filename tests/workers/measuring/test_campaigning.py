@@ -109,7 +109,7 @@ def test_closing_ends_it(order: MeasureOrder, engine: Callable[[str], None], tmp
 def test_it_ends_with_whoever_started_it() -> None:
     """However that ended: the other end of its standard input closes."""
     script = (
-        "import time; from workers.measuring.__main__ import end_with_stdin; end_with_stdin();"
+        "import time; from workers.group.processes import end_with_stdin; end_with_stdin();"
         "print('on', flush=True); time.sleep(60)"
     )
     process = subprocess.Popen(

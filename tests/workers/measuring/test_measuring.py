@@ -74,7 +74,9 @@ def test_every_point_is_measured_once(tmp_path: Path, stages: tuple[int, ...]) -
     footprint, *timings = found
     assert isinstance(footprint, Footprint)
     assert [m.point for m in timings if isinstance(m, Timing)] == list(POINTS)
-    assert all(0 < m.ttft_s <= m.ttft_last_s < m.latency_s for m in timings if isinstance(m, Timing))
+    assert all(
+        0 < m.ttft_s <= m.ttft_last_s < m.latency_s < m.taken_s for m in timings if isinstance(m, Timing)
+    )
     assert len(footprint.ranks) == 1
     assert footprint.ranks[0].without_kv_cache > 10 << 20
     memory = footprint.ranks[0]

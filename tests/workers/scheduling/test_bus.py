@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import zmq
 
-from workers.scheduling.bus import Hub, Line, Message
+from workers.scheduling.bus import Hub, Line, Message, with_token
 from workers.scheduling.client import VariantClient, new_address
 
 WAIT_S = 20
@@ -101,9 +102,17 @@ def test_a_bad_message_or_handler_does_not_end_the_thread(address: str) -> None:
     hub = Hub(address, handle)
     stranger = zmq.Context.instance().socket(zmq.DEALER)
     stranger.connect(address)
-    for parts in ([b"not json"], [b"\xff\xfe"], [b"{}", b"{}"], [b""], [b"[]"], [b'{"number": 1}']):
+    for parts in (
+        [b"not json"],
+        [b"", b"not json"],
+        [b"", b"\xff\xfe"],
+        [b"{}", b"{}"],
+        [b""],
+        [b"[]"],
+        [b"", b'{"number": 1}'],
+    ):
         stranger.send_multipart(parts)
-    stranger.send(b'{"number": 2}')
+    stranger.send_multipart([b"", b'{"number": 2}'])
     ((sender, message),) = seen.take(1)
     assert message == {"number": 2}
     hub.send(b"nobody", {})  # of that name: lost, as for a rank that has gone
@@ -114,13 +123,45 @@ def test_a_bad_message_or_handler_does_not_end_the_thread(address: str) -> None:
     hub.close()
 
 
+def test_nobody_is_heard_without_the_token_of_the_address(inbox: Inbox) -> None:
+    address = with_token(f"tcp://127.0.0.1:{free_port()}")
+    place, _, token = address.partition("#")
+    hub = Hub(address, inbox.of_hub)
+    stranger = zmq.Context.instance().socket(zmq.DEALER)
+    stranger.connect(place)
+    known, body = token.encode(), b'{"did": "harm"}'
+    for parts in ([body], [known], [b"", body], [known[:-1], body], [b"0" * 32, body], [known, body, body]):
+        stranger.send_multipart(parts)
+    stranger.send_multipart([known, b'{"number": 1}'])  # the messages of a socket keep their order
+    ((_, message),) = inbox.take(1)
+    assert message == {"number": 1}
+    told = Line(address, "rank-0", print)
+    told.send({"did": "hello"})
+    assert inbox.take(1) == [(b"rank-0", {"did": "hello"})]
+    told.close()
+    hub.close()
+    stranger.close(linger=0)
+
+
+def test_tokens_are_of_their_address_alone() -> None:
+    one, other = with_token("tcp://10.0.0.1:4002"), with_token("tcp://10.0.0.1:4002")
+    assert one != other
+    assert len(one.partition("#")[2]) >= 32
+
+
+def free_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return int(held.getsockname()[1])
+
+
 def test_a_bad_message_does_not_end_a_lines_thread(address: str) -> None:
     router = zmq.Context.instance().socket(zmq.ROUTER)
     router.bind(address)
     seen = Inbox()
     line = Line(address, "rank-0", seen.of_line)
     line.send({})
-    sender, _ = router.recv_multipart()
+    sender, *_ = router.recv_multipart()
     for parts in ([b"not json"], [b"{}", b"{}"], [b'{"number": 2}']):
         router.send_multipart([sender, *parts])
     assert seen.take(1) == [{"number": 2}]

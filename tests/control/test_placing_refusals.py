@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import builders
 import pytest
 from builders import ready_base
 from in_memory import CPU, GIB
 
 from controlplane import errors
+from controlplane.api.operations import failure_of
 from controlplane.deploying import besides, decide
-from controlplane.records import Bounds, Deployment, ExpectedLoad, Model, Phase, Relaxing
+from controlplane.records import Bounds, Deployment, ExpectedLoad, Model, OperationKind, Phase, Relaxing
 from controlplane.settings import Settings
 from controlplane.worker_groups import WorkerGroup
 from placement.types import Constraint, CostMeasure, Device, Intent, Inventory, Scope, Slos, Unusable
@@ -113,6 +115,40 @@ def test_no_device_says_why_nodes_are_not_used(base: Model, settings: Settings) 
     error = refused(base, settings, Inventory((), (Unusable("n", "stale report: n is silent"),)))
     assert "stale report: n is silent" in error.message
     assert error.details["relaxations"] == []
+
+
+def test_nodes_that_were_left_out_are_told_where_there_is_another_device(
+    base: Model, settings: Settings
+) -> None:
+    """The one that is silent may be the one with room."""
+    silent = Unusable("n", "stale report: node n last reported 7.2 s ago")
+    tight = replace(HERE, devices=(replace(CPU, free_bytes=1000),), unusable=(silent,))
+    error = refused(base, settings, tight)
+    assert error.message.endswith(f"not looked at: {silent.reason}")
+    assert error.details["unusable"] == [{"node": "n", "reason": silent.reason}]
+    assert refused(base, settings, Inventory((), (silent,))).details["unusable"] == error.details["unusable"]
+    all_there = refused(base, settings, Inventory(tight.devices))
+    assert all_there.details["unusable"] == []
+    assert f"{all_there.message}; not looked at: {silent.reason}" == error.message
+
+
+def test_what_is_registered_for_techniques_that_are_not_served(base: Model, settings: Settings) -> None:
+    error = refused(replace(base, compression={"int4": 90.0}), settings)
+    assert error.details == {
+        "binding": "compressionTechnique",
+        "relaxations": [],
+        "together": False,
+        "unusable": [],
+    }
+
+
+def test_who_waits_for_an_operation_gets_the_details_too(base: Model, settings: Settings) -> None:
+    error = refused(base, settings, slos=Slos(tpot_s=1e-9))
+    ended = builders.operation(OperationKind.DEPLOY, "b", phase=Phase.FAILED, error=error.body())
+    raised = failure_of(ended)
+    assert type(raised) is errors.NoFeasiblePlan
+    assert raised.body() == error.body()
+    assert raised.details
 
 
 # --- devices --------------------------------------------------------------------------------------

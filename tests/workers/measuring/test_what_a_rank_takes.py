@@ -1,0 +1,79 @@
+"""What a rank's probe makes of its device: what was free before, graphs, and steps of the whole batch."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from engine_simulator import Request, land, schedule
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiler.measurements import Setting
+from workers.measuring import settling
+from workers.measuring.captured import captured_bytes, record
+from workers.measuring.settling import STILL_LOOKS, STILL_LOOKS_SHARED, Look, is_still, settled, taken
+from workers.measuring.timing import warm_up_tokens
+
+
+@given(st.lists(st.builds(Look, st.tuples(st.integers(0, 2)), st.integers(0, 1)), min_size=1, max_size=60))
+def test_memory_that_still_moves_is_not_taken_for_free(seen: list[Look]) -> None:
+    """By a count of how long ago the last change was."""
+    changed = next((i for i, one in enumerate(reversed(seen)) if one != seen[-1]), len(seen))
+    assert is_still(seen) == (changed >= (STILL_LOOKS_SHARED if seen[-1].processes else STILL_LOOKS))
+
+
+def test_what_the_last_engine_gives_back_late_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "POLL_S", 0.0)
+    looks: Iterator[Look] = iter([Look((1,), 1)] * 5 + [Look((1,), 0), Look((4,), 0)] + [Look((9,), 0)] * 9)
+    assert settled(lambda: next(looks)) == (9,)
+
+
+def test_memory_that_never_stands_still_is_waited_for_a_while() -> None:
+    assert settled(lambda: Look((1,), 3), most_s=0.0) == (1,)
+
+
+def test_memory_that_somebody_gave_back_is_no_measurement() -> None:
+    assert taken(9, 2, 0) == 7
+    with pytest.raises(RuntimeError, match="GPU 3 of this engine has 5 MiB more free"):
+        taken(1 << 20, 6 << 20, 3)
+
+
+class _Runner:
+    def capture_model(self) -> int:
+        return 123
+
+
+def test_graphs_are_what_capturing_them_returned() -> None:
+    class Worker:
+        def __init__(self) -> None:
+            self.model_runner: Any = _Runner()
+
+        def compile_or_warm_up_model(self) -> str:
+            return f"took {self.model_runner.capture_model()}"
+
+    record(Worker)
+    one, other = Worker(), Worker()
+    assert one.compile_or_warm_up_model() == "took 123"
+    assert (captured_bytes(one), captured_bytes(other)) == (123, 0)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8, 32, 128])
+@pytest.mark.parametrize("length", [128, 1024])
+def test_most_steps_that_replay_a_graph_are_of_the_whole_batch(batch: int, length: int) -> None:
+    """vLLM replays the graph of the next size that was captured where all of a step decode; up to 512."""
+    requests = [Request(number, length) for number in range(batch)]
+    tokens = warm_up_tokens(Setting((1,)).fills(batch, length), 1000)
+    seen: Counter[int] = Counter()
+    while step := schedule(requests, tokens, 2048):
+        if all(count == 1 for _, count in step.parts):
+            seen[_captured(len(step.parts))] += 1
+        land(step, 0.0)
+    assert seen.most_common(1)[0][0] == _captured(batch)
+
+
+def _captured(batch: int) -> int:
+    return batch if batch in (1, 2, 4) else 8 * math.ceil(batch / 8)

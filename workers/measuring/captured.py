@@ -1,0 +1,43 @@
+"""What captured graphs take of a rank's device: only the call that captures them says so.
+
+vLLM's estimate of before is always 0 on its V2 runner (0.26), which runs every dense model, and what it
+counts as the runtime's was read before they were captured.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+ATTRIBUTE = "captured_bytes"
+
+
+def install() -> None:
+    """In every rank on a GPU, before it makes its worker."""
+    from vllm.v1.worker.gpu_worker import Worker
+
+    record(Worker)
+
+
+def record(worker: Any) -> None:
+    """Have a class of vLLM's workers keep what `capture_model` of its runner returns, whichever that is."""
+    warm_up = worker.compile_or_warm_up_model
+
+    @wraps(warm_up)
+    def recorded(self: Any) -> Any:
+        capture = self.model_runner.capture_model
+
+        def captured() -> int:
+            found = int(capture())
+            setattr(self, ATTRIBUTE, found)
+            return found
+
+        self.model_runner.capture_model = captured
+        return warm_up(self)
+
+    worker.compile_or_warm_up_model = recorded
+
+
+def captured_bytes(worker: Any) -> int:
+    """0 where nothing was captured."""
+    return int(getattr(worker, ATTRIBUTE, 0))
