@@ -27,6 +27,7 @@ from controlplane.api.schemas import (
 )
 from controlplane.api.services import Services, fresh_context
 from controlplane.state.typed import State
+from controlplane.worker_groups import host_of
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     "default": {"model": ErrorBody, "description": "An error; docs/errors.md lists the codes."}
@@ -225,7 +226,7 @@ def _as_answer(model: str, body: bytes) -> InferenceModelResponse:
 async def installation_status(services: Services) -> dict[str, Any]:
     state = await services.read()
     engines, inventory = await asyncio.gather(services.engines.observe(), services.engines.inventory())
-    variants: dict[str, list[str]] = {host: [] for host in engines}
+    variants: dict[str, list[str]] = {}
     for found in state.deployments.values():
         d = found.record
         if d.model != d.host:
@@ -245,12 +246,13 @@ async def installation_status(services: Services) -> dict[str, Any]:
         ],
         "engines": [
             {
-                "host": host,
+                "host": host_of(group),
+                "group": group,
                 "status": view.status,
                 "message": view.message,
                 "replicas": view.replicas,
-                "variants": sorted(variants[host]),
+                "variants": sorted(variants.get(host_of(group), ())),
             }
-            for host, view in sorted(engines.items())
+            for group, view in sorted(engines.items())
         ],
     }

@@ -36,6 +36,8 @@ def test_two_groups_are_shown_and_answer(registered: Installation) -> None:
     assert [g["name"] for g in found["groups"]] == ["base", "base@1"]
     assert {r["node"] for g in found["groups"] for r in g["plan"]["ranks"]} == {"node", "other"}
     assert found["plan"] == found["groups"][0]["plan"]
+    engines = registered.http.get("/status").json()["engines"]
+    assert [(e["host"], e["group"]) for e in engines] == [("base", "base"), ("base", "base@1")]
     held = registered.http.get("/cluster").json()["nodes"]
     assert {r["deployment"] for n in held for d in n["devices"] for r in d["reservations"]} == {
         "base",

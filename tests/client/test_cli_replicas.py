@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from command_line import Cli
-from fake_api import FakeApi, answer, deployment, error
+from fake_api import STATUS, FakeApi, answer, deployment, error
 
 GIB = 1 << 30
 
@@ -47,6 +47,14 @@ def test_the_groups_of_a_deployment(cli: Cli, api: FakeApi) -> None:
     out = cli("status", "smol").out
     for words in ("1 of 2 serving, 2 to 4 by load", "Serving, n1 cpu:0", "Pending, node n2 is gone"):
         assert words in out
+
+
+def test_the_engines_of_a_base_are_counted_by_their_status(cli: Cli, api: FakeApi) -> None:
+    engine = {"host": "smol", "message": "", "replicas": 1, "variants": []}
+    engines = [engine | {"group": g, "status": s} for g, s in (("smol@1", "running"), ("smol@2", "running"))]
+    engines.append(engine | {"group": "smol@3", "status": "starting", "replicas": 0})
+    api.script("GET /status", answer(STATUS | {"engines": engines}))
+    assert "running x2, starting x0" in cli("status").out
 
 
 def test_a_proposal_and_its_cost(cli: Cli, api: FakeApi) -> None:

@@ -30,7 +30,7 @@ def groups(cluster: Cluster) -> dict[str, str]:
 
 def engines(cluster: Cluster) -> dict[str, str]:
     found: list[dict[str, Any]] = cluster.get("/status")["engines"]
-    return {e["host"]: e["status"] for e in found if e["host"].partition("@")[0] == NAME}
+    return {e["group"]: e["status"] for e in found if e["host"] == NAME}
 
 
 def deploy(cluster: Cluster, **replicas: Any) -> None:
