@@ -70,9 +70,9 @@ class ServeRuntime:
         self._groups_of = groups_of
         self._agents = AgentBook(settings, starts_agents)
         self._ongoing: dict[str, int] | None = None
-        self._requests = EngineClient(self._find_workers, settings.max_queued_requests, alive)
+        self._requests = EngineClient(self.find_workers, settings.max_queued_requests, alive)
 
-    async def _find_workers(self, host: str) -> list[WorkerReport]:
+    async def find_workers(self, host: str) -> list[WorkerReport]:
         """Of the groups that can give a report now. Errors: what Serve raises, when none can."""
         groups = self._groups_of(host)
         found = await asyncio.gather(*map(serve_runtime.find_workers, groups), return_exceptions=True)
