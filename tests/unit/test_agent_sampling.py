@@ -36,7 +36,6 @@ TABLE = {
     1: ProcessRow(0, "/sbin/init"),
     10: ProcessRow(1, "/ray/raylet --name=model-x"),
     20: ProcessRow(10, "ray::ServeReplica:model-chat.v2:Engine.report"),
-    25: ProcessRow(10, "ray::ServeReplica:model-chat.v2@12:Engine.report"),
     21: ProcessRow(20, "VLLM::EngineCore"),
     22: ProcessRow(21, ""),
     30: ProcessRow(10, "ray::ServeReplica:ostinato:Controller"),
@@ -51,12 +50,15 @@ TABLE = {
 
 @pytest.mark.parametrize(
     ("pid", "holder"),
-    [(pid, "chat.v2") for pid in (20, 21, 22, 24)]
-    + [(25, "chat.v2@12")]
-    + [(30, ""), (41, ""), (50, ""), (1, ""), (99, None)],
+    [(pid, "chat.v2") for pid in (20, 21, 22, 24)] + [(30, ""), (41, ""), (50, ""), (1, ""), (99, None)],
 )
 def test_a_process_belongs_to_the_replica_above_it(pid: int, holder: str | None) -> None:
     assert holder_of(pid, TABLE) == holder
+
+
+def test_further_replicas_are_told_apart() -> None:
+    table = TABLE | {25: ProcessRow(10, "ray::ServeReplica:model-chat.v2@12:Engine.report")}
+    assert holder_of(25, table) == "chat.v2@12"
 
 
 def test_gpus() -> None:
