@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -287,13 +288,12 @@ class GroupActions:
         await self._unplace(group, lambda deployment, state, unit: None)
 
     async def _until_quiet(self, group: str) -> None:
+        """An engine that does not answer for so long has no requests that could end."""
         began_s = asked_s = time.monotonic()
         while time.monotonic() - began_s < self._settings.request_timeout_s + QUIET_S:
-            try:
+            reports: list[WorkerReport] = []
+            with suppress(errors.OstinatoError):
                 reports = await self._runtime.reports(group)
-            except errors.OstinatoError as e:
-                log.info("%s is gone before it was stopped: %s", group, e)
-                return
             if any(report.ongoing_requests for report in reports):
                 asked_s = time.monotonic()
             elif time.monotonic() - asked_s >= QUIET_S:
