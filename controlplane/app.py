@@ -7,26 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
-from controlplane import serve_runtime
+from controlplane import errors, serve_runtime
 from controlplane.agents import AgentBook
 from controlplane.api.app import create_app
 from controlplane.api.services import RouteBook, Services
 from controlplane.controller import Controller
 from controlplane.engine_client import EngineClient
+from controlplane.engine_views import EngineView
+from controlplane.host_workers import Alive
 from controlplane.inventory import NodeState, inventory_of
 from controlplane.metrics import ControllerMetrics, Metrics
 from controlplane.ray_on_loopback import keep_replica_on_loopback
-from controlplane.reconcile import EngineView
 from controlplane.settings import Settings
 from controlplane.state import open_store
 from controlplane.state.typed import Repository
@@ -45,6 +47,10 @@ from workers.metrics_server import serve_metrics
 
 log = logging.getLogger(__name__)
 
+COUNT_EVERY_S = 1.0
+
+R = TypeVar("R")
+
 
 class ServeRuntime:
     """The cluster, as the controller and the gateway see it: `serve_runtime` with its settings.
@@ -52,29 +58,72 @@ class ServeRuntime:
     That of the controller starts the nodes' agents.
     """
 
-    def __init__(self, settings: Settings, starts_agents: bool = False) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        groups_of: Callable[[str], Sequence[str]] = lambda host: (host,),
+        alive: Alive = lambda group: True,
+        starts_agents: bool = False,
+    ) -> None:
+        """`groups_of` says which worker groups serve a base, `alive` in which requests may be under way."""
         self._settings = settings
+        self._groups_of = groups_of
         self._agents = AgentBook(settings, starts_agents)
-        self._requests = EngineClient(serve_runtime.find_workers, settings.max_queued_requests)
+        self._ongoing: dict[str, int] | None = None
+        self._requests = EngineClient(self.find_workers, settings.max_queued_requests, alive)
+
+    async def find_workers(self, host: str) -> list[WorkerReport]:
+        """Of the groups that can give a report now. Errors: what Serve raises, when none can."""
+        groups = self._groups_of(host)
+        found = await asyncio.gather(*map(serve_runtime.find_workers, groups), return_exceptions=True)
+        answers = [one for one in found if not isinstance(one, BaseException)]
+        if not answers and groups:
+            raise next(one for one in found if isinstance(one, BaseException))
+        return [report for answer in answers for report in answer]
+
+    async def _of_all(self, host: str, ask: Callable[..., Awaitable[R]], *args: Any) -> list[R]:
+        """What each group of a base says. Errors: those of `ask`; Unavailable when there is none."""
+        groups = self._groups_of(host)
+        if not groups:
+            raise errors.Unavailable(f"no engine of '{host}' is there; try again", retry_after_s=5)
+        return list(await asyncio.gather(*(ask(group, *args) for group in groups)))
 
     async def launch(self, config: EngineConfig) -> None:
         await serve_runtime.launch(config, self._settings)
 
-    async def stop(self, host: str) -> None:
-        await serve_runtime.stop(host)
-        serve_runtime.forget_handle(host)
+    async def stop(self, group: str) -> None:
+        await serve_runtime.stop(group)
+        serve_runtime.forget_handle(group)
 
     async def observe(self) -> dict[str, EngineView]:
         return dict(await serve_runtime.observe())
 
-    async def load_variant(self, host: str, variant: VariantRef) -> None:
-        await serve_runtime.load_variant(host, variant)
+    async def load_variant(self, group: str, variant: VariantRef) -> None:
+        await serve_runtime.load_variant(group, variant)
 
-    async def unload_variant(self, host: str, variant: VariantRef) -> None:
-        await serve_runtime.unload_variant(host, variant)
+    async def unload_variant(self, group: str, variant: VariantRef) -> None:
+        await serve_runtime.unload_variant(group, variant)
 
     async def keep_agents(self) -> None:
         await self._agents.keep()
+
+    async def keep_counting(self) -> None:
+        """Ask the gateways every second for the requests under way, until cancelled."""
+        while True:
+            try:
+                self._ongoing = await serve_runtime.ongoing()
+            except Exception as e:  # gateways come and go; nothing is decided until they answer
+                log.info("the gateways do not say what is under way: %r", e)
+                self._ongoing = None
+            await asyncio.sleep(COUNT_EVERY_S)
+
+    def ongoing(self) -> Mapping[str, int] | None:
+        """As all gateways last said; None when they did not."""
+        return self._ongoing
+
+    def own_ongoing(self) -> dict[str, int]:
+        """Of this gateway."""
+        return self._requests.ongoing()
 
     async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
         return await self._agents.nodes(wait)
@@ -94,30 +143,49 @@ class ServeRuntime:
     def stream(self, host: str, request: EngineCall) -> AsyncGenerator[EngineHead | bytes, None]:
         return self._requests.stream(host, request)
 
-    async def reports(self, host: str) -> list[WorkerReport]:
-        return await serve_runtime.reports(host)
+    async def reports(self, group: str) -> list[WorkerReport]:
+        return await serve_runtime.reports(group)
 
     async def residency(self, host: str) -> list[EngineResidency]:
-        return await serve_runtime.residency(host)
+        return [one for some in await self._of_all(host, serve_runtime.residency) for one in some]
 
     async def limit_variants(self, host: str, limit: int) -> None:
-        await serve_runtime.limit_variants(host, limit)
+        await self._of_all(host, serve_runtime.limit_variants, limit)
 
     async def prefetch(self, host: str, variant: VariantRef) -> None:
-        await serve_runtime.prefetch(host, variant)
+        await self._of_all(host, serve_runtime.prefetch, variant)
 
     async def logs(self, host: str, lines: int) -> str:
-        return await serve_runtime.logs(host, lines)
+        return "".join(await self._of_all(host, serve_runtime.logs, lines))
 
     async def metrics_targets(self) -> list[tuple[str, str]]:
         return await serve_runtime.metrics_targets()
 
 
+@cache
+def _repository() -> Repository:
+    """The gateway's, as all below: one in a process."""
+    return Repository(open_store(Settings().resolved_store_url))
+
+
+@cache
+def _routes() -> RouteBook:
+    return RouteBook(_repository())
+
+
+@cache
+def _runtime() -> ServeRuntime:
+    routes = _routes()  # its table is a new one after every change
+    return ServeRuntime(
+        Settings(),
+        groups_of=lambda host: routes.table.groups.get(host, ()),
+        alive=lambda group: group in routes.table.alive,
+    )
+
+
 def make_services() -> Services:
     """The gateway's services from the process's environment."""
-    settings = Settings()
-    repository = Repository(open_store(settings.resolved_store_url))
-    return Services(settings, repository, RouteBook(repository), ServeRuntime(settings), Metrics())
+    return Services(Settings(), _repository(), _routes(), _runtime(), Metrics())
 
 
 def make_app() -> FastAPI:
@@ -142,6 +210,10 @@ class Gateway:
     async def metrics_address(self) -> str:
         return self._metrics_address
 
+    async def ongoing(self) -> dict[str, int]:
+        """Requests under way by base, for the controller."""
+        return _runtime().own_ongoing()
+
 
 @serve.deployment(name="Controller", num_replicas=1, health_check_period_s=2)
 class ControllerReplica:
@@ -155,7 +227,8 @@ class ControllerReplica:
         runtime = ServeRuntime(settings, starts_agents=True)
         controller = Controller(settings, repository, runtime, ControllerMetrics())
         loop = asyncio.get_running_loop()
-        self._tasks = (loop.create_task(controller.run()), loop.create_task(runtime.keep_agents()))
+        loops = (controller.run(), runtime.keep_agents(), runtime.keep_counting())
+        self._tasks = tuple(loop.create_task(one) for one in loops)
 
     async def metrics_address(self) -> str:
         return self._metrics_address

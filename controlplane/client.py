@@ -41,6 +41,7 @@ from controlplane.api.estimate_views import (
     ProfileView,
 )
 from controlplane.api.placement_views import PreviewView
+from controlplane.api.rebalancing import RebalanceRequest, RebalanceView
 from controlplane.api.schemas import (
     DeploymentView,
     InferenceModelRequest,
@@ -135,6 +136,11 @@ class Client:
     def plan_deployment(self, request: DeployModelRequest) -> PreviewView:
         """What deploying would do as the cluster is now. Errors: also NoFeasiblePlan, as its end would be."""
         return parse(PreviewView, self._retry(lambda: self._http.post("/plan", json=body_of(request))))
+
+    def rebalance(self, request: RebalanceRequest) -> RebalanceView:
+        """Propose moves, and begin them unless it is a dry run. Errors: NotReady while others are under way,
+        so that sent twice it begins once."""
+        return parse(RebalanceView, self._retry(lambda: self._http.post("/rebalance", json=body_of(request))))
 
     def deployments(self) -> list[DeploymentView]:
         return parse(Deployments, self._get("/deployments")).deployments

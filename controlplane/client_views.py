@@ -16,7 +16,10 @@ class DeviceView(BaseModel):
 
 
 class EngineView(BaseModel):
+    """Of one worker group of `host`."""
+
     host: str
+    group: str = ""
     status: str
     message: str
     replicas: int

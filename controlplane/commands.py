@@ -23,6 +23,7 @@ from controlplane.records import (
     Phase,
 )
 from controlplane.state.typed import Delete, Put, State, Versioned
+from controlplane.worker_groups import WorkerGroup
 from profiler.shards import tp_fits, tp_problem
 
 Change = Put | Delete
@@ -120,6 +121,8 @@ def _host_changes(state: State, host: str, request: DeployModelRequest, ctx: Con
 
 
 def _deployment(name: str, host: str, request: DeployModelRequest, uid: int, now_s: float) -> Deployment:
+    scaling = request.to_scaling()
+    begun = max(1, scaling.least) if name == host else 0
     return Deployment(
         model=name,
         uid=uid,
@@ -132,6 +135,8 @@ def _deployment(name: str, host: str, request: DeployModelRequest, uid: int, now
         load=request.load.to_load(),
         bounds=request.to_bounds(),
         relaxing=request.to_relaxing(),
+        scaling=scaling,
+        groups=tuple(WorkerGroup(number) for number in range(begun)),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +17,11 @@ from typing import Protocol
 
 from controlplane import errors, fetching
 from controlplane.commands import Change, advance
-from controlplane.deploy_actions import DeployActions, Engines, Hooks
+from controlplane.demand import DemandBook
+from controlplane.deploy_actions import DeployActions
 from controlplane.endings import End, end_open, persist, same, undone
+from controlplane.engine_views import EngineStatus, EngineView
+from controlplane.group_actions import Engines, GroupActions, Hooks
 from controlplane.holdings import holdings
 from controlplane.inventory import NodeState
 from controlplane.metrics import ControllerMetrics, set_counts
@@ -28,10 +31,9 @@ from controlplane.reconcile import (
     Admit,
     BeginProfile,
     Cancel,
-    ConfirmDeployed,
+    ConfirmServing,
+    Drain,
     EndProfile,
-    EngineStatus,
-    EngineView,
     FailDeployment,
     Forget,
     Launch,
@@ -40,7 +42,11 @@ from controlplane.reconcile import (
     Observed,
     Profile,
     Release,
-    StopEngine,
+    Replan,
+    Retire,
+    Scale,
+    StopGroup,
+    Undeploy,
     UnloadVariant,
     open_operation,
     reconcile,
@@ -62,6 +68,10 @@ class Runtime(Measurer, Engines, Protocol):
 
     async def observe(self) -> dict[str, EngineView]: ...
 
+    def ongoing(self) -> Mapping[str, int] | None:
+        """Requests under way, waiting ones among them, by base; None: the gateways did not say lately."""
+        ...
+
     def convert_bundled(self, name: str) -> Path:
         """Blocking; called in a thread."""
         ...
@@ -80,21 +90,28 @@ class Controller:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._engines: dict[str, EngineView] = {}
         self._profiles = ProfileActions(settings, repository, runtime, self._note, self._conclude)
-        hooks = Hooks(self._note, self._conclude, self._view, lambda: asyncio.sleep(RETRY_S))
-        self._deployments = DeployActions(settings, repository, runtime, hooks)
+        self._demand = DemandBook(settings.concurrency)
+        hooks = Hooks(self._note, self._conclude, self._view, self._demand.wanted)
+        self._groups = GroupActions(settings, repository, runtime, hooks, self._fail_all)
+        self._deployments = DeployActions(repository, runtime, hooks, self._groups.stop)
         self._do: dict[type[Action], Callable[[str], Awaitable[None]]] = {
             Profile: self._profile,
             Admit: self._profiles.admit,
             Measure: self._profiles.measure,
             BeginProfile: self._profiles.begin,
             EndProfile: self._profiles.end,
-            Launch: self._deployments.launch,
-            ConfirmDeployed: self._deployments.confirm,
+            Launch: self._groups.launch,
+            ConfirmServing: self._groups.confirm,
+            Replan: self._groups.replan,
+            Retire: self._groups.retire,
+            Scale: self._groups.scale,
+            Drain: self._groups.drain,
+            StopGroup: self._groups.stop,
             FailDeployment: self._deployments.fail,
             LoadVariant: self._deployments.load_variant,
             UnloadVariant: self._deployments.unload_variant,
-            StopEngine: self._deployments.stop_engine,
-            Release: self._deployments.release,
+            Undeploy: self._deployments.undeploy,
+            Release: self._groups.release,
             Cancel: self._cancel,
             Forget: self._forget,
         }
@@ -130,13 +147,18 @@ class Controller:
         nodes = await self._runtime.nodes(wait=False)
         state = await asyncio.to_thread(self._repository.read)
         self._report(state, nodes)
-        observed = Observed(self._engines, busy, time.time())
+        deployments = (found.record for found in state.deployments.values())
+        wanted = self._demand.note(deployments, self._runtime.ongoing(), time.time())
+        observed = Observed(self._engines, busy, time.time(), tuple(nodes), wanted)
         for action in reconcile(state, observed):
             self._tasks[action.key] = asyncio.create_task(self._carry_out(action))
 
     async def settle(self) -> None:
         """Wait for all actions that run now."""
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _fail_all(self, host: str, error: errors.OstinatoError) -> None:
+        await self._deployments.fail_all(host, error)
 
     def _view(self, host: str) -> EngineView | None:
         return self._engines.get(host)

@@ -15,6 +15,7 @@ from controlplane import feedback, refusals
 from controlplane.profiling import Profiles, engine_dtype, served_spec, spec_of
 from controlplane.records import Deployment, Model
 from controlplane.settings import Settings
+from controlplane.worker_groups import WorkerGroup
 from placement.solver.cluster import Cluster, Resident
 from placement.solver.decide import decide as decide_on
 from placement.solver.decide import eased
@@ -53,8 +54,9 @@ def decide(
     """The placement that best meets the deployment's intent, with room for the base's `variants`.
 
     GPUs come before CPU hosts, and of several types the one that serves the intent best. `others` are the
-    deployments that anti-affinity and the devices' expected load are about. Estimates are calibrated where
-    `profiles` has this architecture on this kind of device, else scaled from another's or rough.
+    deployments that anti-affinity and the devices' expected load are about (`besides`). Estimates are
+    calibrated where `profiles` has this architecture on this kind of device, else scaled from another's or
+    rough.
     Errors: NoFeasiblePlan, saying which constraint binds and what would do; NotReady.
     """
     spec_of(model)
@@ -62,7 +64,7 @@ def decide(
         raise refusals.no_technique(model.compression)
     questions = [
         _question(model, deployment, cluster, inventory, settings, variants, profiles)
-        for cluster in clusters_of(inventory, _residents(others, besides=model.name))
+        for cluster in clusters_of(inventory, _residents(others))
     ]
     if not questions:
         raise refusals.no_device(inventory)
@@ -151,7 +153,7 @@ def _request(
         intent=deployment.intent,
         cost=settings.cost_measure,
         slos=deployment.slos,
-        rate_per_s=deployment.load.rate_per_s,
+        rate_per_s=deployment.load.rate_per_s / max(1, deployment.scaling.least),
         input_tokens=inputs,
         output_tokens=outputs,
         concurrency=settings.concurrency,
@@ -199,17 +201,29 @@ def _measured(
     return {name: known for name, known in found.items() if known}
 
 
-def _residents(others: Iterable[Deployment], besides: str) -> dict[DeviceKey, list[Resident]]:
-    """Ranks of placed deployments by device; what is to be placed anew, `besides`, is not in its own way."""
+def besides(deployments: Iterable[Deployment], group: str) -> list[Deployment]:
+    """The deployments, without the place of a group that is to be placed anew: it is not in its own way."""
+    return [dataclasses.replace(d, groups=_without(d, group)) for d in deployments]
+
+
+def _without(deployment: Deployment, group: str) -> tuple[WorkerGroup, ...]:
+    return tuple(
+        dataclasses.replace(one, placement=None) if name == group else one
+        for name, one in zip(deployment.group_ids(), deployment.groups, strict=True)
+    )
+
+
+def _residents(others: Iterable[Deployment]) -> dict[DeviceKey, list[Resident]]:
+    """Ranks of placed groups by device."""
     found: dict[DeviceKey, list[Resident]] = {}
     for other in others:
-        placed = other.placement if other.model == other.host != besides else None
-        if placed is None:
-            continue
-        for rank in placed.ranks:
-            key = rank.node, rank.device_kind, rank.device_index
-            held = resident(other.model, rank, placed, other.bounds.group, other.bounds.scope)
-            found.setdefault(key, []).append(held)
+        for name, group in zip(other.group_ids(), other.groups, strict=True):
+            if (placed := group.placement) is None:
+                continue
+            for rank in placed.ranks:
+                key = rank.node, rank.device_kind, rank.device_index
+                held = resident(name, rank, placed, other.bounds.group, other.bounds.scope)
+                found.setdefault(key, []).append(held)
     return found
 
 

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from controlplane import errors, ledger, store_edits
+from controlplane import errors, ledger, replanning, store_edits
 from controlplane.commands import Change, advance
-from controlplane.records import Deployment, MeasuredRank, Model, OperationKind, Phase
+from controlplane.records import Deployment, Model, OperationKind, Phase
 from controlplane.state.typed import Delete, Put, State, Versioned
 from controlplane.store_edits import Gone
+from controlplane.worker_groups import GroupPhase, MeasuredRank, WorkerGroup, host_of, number_of
 from placement.types import Placement
 
 RM = TypeVar("RM", Model, Deployment)
@@ -54,45 +55,68 @@ def same(records: Mapping[str, Versioned[RM]], name: str, uid: int) -> Versioned
     return found
 
 
-def starting(deployment: Deployment, placement: Placement, memory_excess: int | None = None) -> Deployment:
+def starting(
+    deployment: Deployment, group: WorkerGroup, placement: Placement, memory_excess: int | None, now_s: float
+) -> Deployment:
     """`memory_excess` is what the plan gives each rank beyond its calibrated estimate."""
     if deployment.phase is Phase.DELETING:
         raise Gone(deployment.model)
-    return replace(
-        deployment,
-        phase=Phase.DEPLOYING,
+    placed = replace(
+        group,
+        phase=GroupPhase.STARTING,
         placement=placement,
-        reason="engine starting",
         measured=(),
         memory_excess=memory_excess,
+        refused_on="",
+        since_s=now_s,
     )
+    return replanning.with_group(deployment, placed)
 
 
-def deployed(
-    state: State, name: str, model_uid: int | None = None, measured: tuple[MeasuredRank, ...] = ()
-) -> Change:
-    """The deployment, served from now on. Raises Gone when it, or the model it was begun for, is no more."""
+def serving(
+    state: State, name: str, measured: tuple[MeasuredRank, ...], now_s: float
+) -> tuple[Change, WorkerGroup]:
+    """The deployment of which the group `name` serves from now on, and that group. Raises Gone."""
+    found, group = the_group(state, name)
+    if group.phase is not GroupPhase.STARTING:
+        raise Gone(name)
+    serves = replace(
+        group,
+        phase=GroupPhase.SERVING,
+        reason="",
+        measured=measured,
+        since_s=now_s,
+        start_s=now_s - group.since_s,
+    )
+    established = replace(found.record, established=True)
+    return Put(replanning.with_group(established, serves), found.version), serves
+
+
+def the_group(state: State, name: str) -> tuple[Versioned[Deployment], WorkerGroup]:
+    """The deployment that the group `name` is of, unless that is being undeployed. Raises Gone."""
+    found = state.deployments.get(host_of(name))
+    group = found.record.group(number_of(name)) if found else None
+    if found is None or group is None or found.record.phase is Phase.DELETING:
+        raise Gone(name)
+    return found, group
+
+
+def deployed(state: State, name: str, model_uid: int) -> Change:
+    """The deployment of a variant, served from now on. Raises Gone when it, or the model it was begun for,
+    is no more."""
     found = state.deployments.get(name)
     if found is None or found.record.phase not in (Phase.PENDING, Phase.DEPLOYING):
         raise Gone(name)
-    if model_uid is not None:
-        same(state.models, name, model_uid)
-    served = replace(found.record, phase=Phase.DEPLOYED, reason="", established=True, measured=measured)
+    same(state.models, name, model_uid)
+    served = replace(found.record, phase=Phase.DEPLOYED, reason="", established=True)
     return Put(served, found.version)
 
 
-def away(state: State, deployment: Versioned[Deployment], reason: str, placed: bool) -> list[Change]:
-    """An established deployment says why its engine is away; nothing while the reason is the same.
-
-    A base for which no place was found (not `placed`) is being deployed again, and is promised nothing.
-    """
-    old = deployment.record
-    new = replace(old, reason=reason)
-    if not placed and old.host == old.model:
-        new = replace(new, phase=Phase.DEPLOYING, placement=None, measured=())
-    if new == replace(old, reason=reason) and _without_figures(old.reason) == _without_figures(reason):
+def away(variant: Versioned[Deployment], reason: str) -> list[Change]:
+    """An established variant says why its base is away; nothing while the reason is the same."""
+    if _without_figures(variant.record.reason) == _without_figures(reason):
         return []
-    return [Put(new, deployment.version), *([] if new.placement else ledger.release(state, old.model))]
+    return [Put(replace(variant.record, reason=reason), variant.version)]
 
 
 def _without_figures(text: str) -> str:
@@ -111,9 +135,9 @@ def back(state: State, host: str) -> list[Change]:
 
 
 def dropped(state: State, deployment: Versioned[Deployment]) -> list[Change]:
-    """A deployment is no more, and what it was promised of devices is free again."""
-    name = deployment.record.model
-    return [Delete(Deployment, name, deployment.version), *ledger.release(state, name)]
+    """A deployment is no more, and what its groups were promised of devices is free again."""
+    groups = deployment.record.group_ids()
+    return [Delete(Deployment, deployment.record.model, deployment.version), *ledger.release(state, *groups)]
 
 
 def undone(state: State, operation_id: str) -> Sequence[Change]:

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 from controlplane import errors
-from controlplane.host_workers import RESTART_HINT_S, WAIT_S, Find, HostWorkers, KnownWorker
+from controlplane.host_workers import RESTART_HINT_S, WAIT_S, Alive, Find, HostWorkers, KnownWorker
 from controlplane.http1 import BrokenOff, Connection, NotConnected
 from workers import wire
 from workers.messages import EngineCall, EngineHead, EngineReply
@@ -22,11 +22,13 @@ _REFUSED = wire.REFUSED.encode()
 
 
 class EngineClient:
-    """One per gateway process. `find` asks a host's workers for their reports."""
+    """One per gateway process. `find` asks a host's workers for their reports; requests in groups that are
+    not `alive` any more are cut off."""
 
-    def __init__(self, find: Find, max_queued: int) -> None:
+    def __init__(self, find: Find, max_queued: int, alive: Alive = lambda group: True) -> None:
         self._find = find
         self._max_queued = max_queued
+        self._alive = alive
         self._hosts: dict[str, HostWorkers] = {}
 
     async def call(self, host: str, request: EngineCall) -> EngineReply:
@@ -43,6 +45,10 @@ class EngineClient:
             yield EngineHead(answer.status, _content_type(answer))
             while (piece := await answer.piece()) is not None:
                 yield piece
+
+    def ongoing(self) -> dict[str, int]:
+        """Requests under way by host, those that wait for a worker among them."""
+        return {host: workers.in_flight for host, workers in self._hosts.items() if workers.in_flight}
 
     def close(self) -> None:
         for workers in self._hosts.values():
@@ -70,7 +76,7 @@ class EngineClient:
 
     def _workers(self, host: str) -> HostWorkers:
         if host not in self._hosts:
-            self._hosts[host] = HostWorkers(host, self._find, self._max_queued)
+            self._hosts[host] = HostWorkers(host, self._find, self._max_queued, self._alive)
         return self._hosts[host]
 
 

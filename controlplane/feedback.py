@@ -12,9 +12,10 @@ from dataclasses import replace
 
 from controlplane.commands import Change
 from controlplane.profiling import Profiles, calibration_on, key_on
-from controlplane.records import Deployment, MeasuredRank, Model, ModelProfile
+from controlplane.records import Model, ModelProfile
 from controlplane.settings import Settings
 from controlplane.state.typed import Put, State
+from controlplane.worker_groups import MeasuredRank, WorkerGroup
 from placement.solver.from_inventory import type_name
 from placement.solver.profiled import Measured
 from placement.types import CPU, Device, Inventory, Placement, key_of
@@ -65,27 +66,27 @@ def applied(
 
 
 def lesson(
-    state: State, host: str, ranks: Sequence[MeasuredRank], inventory: Inventory, settings: Settings
+    state: State, host: str, group: WorkerGroup, inventory: Inventory, settings: Settings
 ) -> list[Change]:
-    """What the profile of a deployed base learns from its ranks, if they are all on one type of device."""
-    deployment, model = state.deployments[host].record, state.models[host].record
-    device = only_type(deployment.placement, inventory) if deployment.placement else None
+    """What a base's profile learns from the ranks of a group, if they are all on one type of device."""
+    model = state.models[host].record
+    device = only_type(group.placement, inventory) if group.placement else None
     key = key_on(model, device, settings) if device else None
     found = state.profiles.get(key.text) if key else None
     calibrated = device is not None and known_on(model, device, settings, state.profiles) is not None
-    if found is None or not calibrated or deployment.memory_excess is None or not ranks:
+    if found is None or not calibrated or group.memory_excess is None or not group.measured:
         return []
-    wiser = learned(found.record, deployment, ranks)
+    wiser = learned(found.record, group)
     return [] if wiser == found.record else [Put(wiser, found.version)]
 
 
-def learned(profile: ModelProfile, deployment: Deployment, ranks: Sequence[MeasuredRank]) -> ModelProfile:
-    """The profile once at least one rank of a deployment was measured that was placed by its calibration."""
-    assert deployment.placement is not None
-    assert deployment.memory_excess is not None
-    plan = deployment.placement.plan
-    beyond_plan = max(r.measured_bytes - r.planned_bytes for r in ranks)
-    excess = max(0, deployment.memory_excess + beyond_plan)
+def learned(profile: ModelProfile, group: WorkerGroup) -> ModelProfile:
+    """The profile once at least one rank of a group was measured that was placed by its calibration."""
+    assert group.placement is not None
+    assert group.memory_excess is not None
+    plan = group.placement.plan
+    beyond_plan = max(r.measured_bytes - r.planned_bytes for r in group.measured)
+    excess = max(0, group.memory_excess + beyond_plan)
     shape = f"{plan.tensor_parallel}x{plan.pipeline_parallel}"
     return replace(profile, memory_excess={**profile.memory_excess, shape: excess})
 

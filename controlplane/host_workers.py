@@ -21,6 +21,7 @@ from workers.messages import WorkerReport
 log = logging.getLogger(__name__)
 
 Find = Callable[[str], Awaitable[list[WorkerReport]]]
+Alive = Callable[[str], bool]
 
 REFRESH_S = 2.0
 # A host that was not asked for so long is left alone until it is asked again.
@@ -39,10 +40,17 @@ class KnownWorker:
     address: str
     secret: str
     max_ongoing: int
+    group: str = ""
     outstanding: int = 0
 
     def __post_init__(self) -> None:
         self.pool = Pool(self.address)
+        self._used: set[Connection] = set()
+
+    def cut(self) -> None:
+        """End the requests that are there. They fail with BrokenOff."""
+        for connection in self._used:
+            connection.abort()
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
@@ -50,26 +58,36 @@ class KnownWorker:
         self.outstanding += 1
         try:
             connection = await self.pool.take()
+            self._used.add(connection)
             try:
                 yield connection
             finally:
+                self._used.discard(connection)
                 self.pool.give_back(connection)
         finally:
             self.outstanding -= 1
 
 
 class HostWorkers:
-    """The workers of one host. `find` asks them for their reports."""
+    """The workers of one host. `find` asks them for their reports; of groups that are not `alive` none comes
+    back: their node may be gone without a word."""
 
-    def __init__(self, host: str, find: Find, max_queued: int) -> None:
+    def __init__(self, host: str, find: Find, max_queued: int, alive: Alive) -> None:
         self._host = host
         self._find = find
         self._max_queued = max_queued
+        self._alive = alive
         self._known: list[KnownWorker] = []
+        self._left: list[KnownWorker] = []
         self._in_flight = 0
         self._used_s = 0.0
         self._refreshing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """Requests under way, those that wait for a worker among them."""
+        return self._in_flight
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -104,6 +122,7 @@ class HostWorkers:
         Pauses when it was the last: one that reports but cannot be reached must not be asked in a circle.
         """
         self._known = [w for w in self._known if w is not worker]
+        self._left.append(worker)
         worker.pool.close()
         if not self._known:
             await asyncio.sleep(RETRY_S)
@@ -115,6 +134,7 @@ class HostWorkers:
         await asyncio.shield(self._refreshing)
 
     async def _refresh(self) -> None:
+        self._cut_dead()
         try:
             reports = await self._find(self._host)
         except Exception as e:  # those known stay in force: a worker that is gone says so when it is asked
@@ -122,12 +142,22 @@ class HostWorkers:
             return
         old = {(w.address, w.secret): w for w in self._known}
         self._known = [
-            old.get((r.address, r.secret)) or KnownWorker(r.address, r.secret, r.max_ongoing_requests)
+            old.get((r.address, r.secret))
+            or KnownWorker(r.address, r.secret, r.max_ongoing_requests, r.group)
             for r in reports
             if r.address  # a worker that is stopping has none any more
         ]
         for gone in set(old.values()).difference(self._known):
             gone.pool.close()
+            self._left.append(gone)
+
+    def _cut_dead(self) -> None:
+        """End requests in groups that are given up. A group that is drained is not."""
+        self._left = [w for w in self._left if w.outstanding]
+        for worker in (*self._known, *self._left):
+            if worker.outstanding and not self._alive(worker.group):
+                log.warning("cutting off %d requests in %s, which is lost", worker.outstanding, worker.group)
+                worker.cut()
 
     def _keep_watching(self) -> None:
         self._used_s = asyncio.get_running_loop().time()

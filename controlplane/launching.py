@@ -20,8 +20,11 @@ def engine_config(
     settings: Settings,
     variants: Sequence[Model] = (),
     max_active_variants: int | None = None,
+    group: str = "",
 ) -> EngineConfig:
     """What the worker needs to start exactly this placement, for the base and its `variants`.
+
+    `group` is what the cluster calls the worker group; as its base, if left out.
 
     `max_active_variants` of them may run at once; None: as many as the plan has slots for.
     """
@@ -31,6 +34,7 @@ def engine_config(
     return EngineConfig(
         engine=settings.engine,
         name=model.name,
+        group=group or model.name,
         model_path=model.path or "",
         dtype=dtype,
         tensor_parallel=plan.tensor_parallel,

@@ -7,12 +7,13 @@ nodes as they were read: of two placements that were decided on the same sight o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from controlplane.commands import Change
 from controlplane.records import NodeLedger, Reservation
 from controlplane.state.typed import Delete, Put, State, Versioned
+from controlplane.worker_groups import host_of
 from placement.types import Device, DeviceKey, Inventory, Placement, key_of
 
 Ledgers = Mapping[str, Versioned[NodeLedger]]
@@ -23,7 +24,7 @@ class Account:
     """Where a device's memory is: the parts, and what is `free` for the next placement, sum to its total,
     unless more is taken than there is.
 
-    `ours` is, for each deployment with a reservation here, what it was promised, or what its engine has
+    `ours` is, for each worker group with a reservation here, what it was promised, or what its engine has
     taken if that is more; `others` is taken by anybody else; `headroom` is left free.
     """
 
@@ -43,36 +44,37 @@ def reserve(state: State, holder: str, uid: int, placement: Placement, now_s: fl
     return [
         change
         for node in sorted({*wanted, *_nodes_of(state.ledgers, holder)})
-        for change in _changed(state.ledgers, node, holder, wanted[node])
+        for change in _changed(state.ledgers, node, (holder,), wanted[node])
     ]
 
 
-def release(state: State, holder: str) -> list[Change]:
-    """Take back all that was promised to `holder`."""
-    return [
-        change
-        for node in _nodes_of(state.ledgers, holder)
-        for change in _changed(state.ledgers, node, holder, ())
-    ]
+def release(state: State, *holders: str) -> list[Change]:
+    """Take back all that was promised to these."""
+    nodes = sorted({node for holder in holders for node in _nodes_of(state.ledgers, holder)})
+    return [change for node in nodes for change in _changed(state.ledgers, node, holders, ())]
 
 
 def orphans(state: State) -> list[str]:
-    """Holders whose deployment is gone, or is another one of the same name."""
-    alive = {(name, found.record.uid) for name, found in state.deployments.items()}
+    """Holders whose group or deployment is gone, or is of another deployment of the same name."""
+    alive = {
+        (holder, found.record.uid)
+        for found in state.deployments.values()
+        for holder in found.record.group_ids()
+    }
     held = {(r.holder, r.uid) for found in state.ledgers.values() for r in found.record.reservations}
     return sorted({holder for holder, uid in held - alive})
 
 
 def without_orphans(state: State, holder: str) -> list[Change]:
-    """Take back what was promised to deployments of this name that are gone."""
-    found = state.deployments.get(holder)
-    uid = found.record.uid if found else None
+    """Take back what was promised to groups of this name that are gone."""
+    found = state.deployments.get(host_of(holder))
+    uid = found.record.uid if found and holder in found.record.group_ids() else None
     changes: list[Change] = []
     for node in _nodes_of(state.ledgers, holder):
         mine = [r for r in state.ledgers[node].record.reservations if r.holder == holder]
         kept = [r for r in mine if r.uid == uid]
         if kept != mine:
-            changes += _changed(state.ledgers, node, holder, kept)
+            changes += _changed(state.ledgers, node, (holder,), kept)
     return changes
 
 
@@ -137,10 +139,12 @@ def _nodes_of(ledgers: Ledgers, holder: str) -> list[str]:
     )
 
 
-def _changed(ledgers: Ledgers, node: str, holder: str, wanted: Iterable[Reservation]) -> list[Change]:
-    """The node's ledger with `wanted` in the place of what `holder` has in it."""
+def _changed(
+    ledgers: Ledgers, node: str, holders: Collection[str], wanted: Iterable[Reservation]
+) -> list[Change]:
+    """The node's ledger with `wanted` in the place of what `holders` have in it."""
     found = ledgers.get(node)
-    others = [r for r in found.record.reservations if r.holder != holder] if found else []
+    others = [r for r in found.record.reservations if r.holder not in holders] if found else []
     reservations = (*others, *wanted)
     version = found.version if found else 0
     if reservations:

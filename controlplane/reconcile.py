@@ -7,38 +7,26 @@ controller that was killed continues where the records stand.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field
 
-from controlplane import ledger
+from controlplane import ledger, replanning, scaling
+from controlplane.engine_views import EngineStatus, EngineView
+from controlplane.inventory import NodeState
 from controlplane.records import Deployment, Model, Operation, OperationKind, Phase
 from controlplane.state.typed import State
-
-
-class EngineStatus(StrEnum):
-    """What Ray Serve says of a base model's application."""
-
-    STARTING = "starting"
-    RUNNING = "running"
-    UNHEALTHY = "unhealthy"
-    FAILED = "failed"
-    DELETING = "deleting"
-
-
-@dataclass(frozen=True)
-class EngineView:
-    status: EngineStatus
-    message: str = ""
-    replicas: int = 0
+from controlplane.worker_groups import GroupPhase, WorkerGroup, group_id, is_spare
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Engines by host. `busy` holds the keys of actions that are still being carried out."""
+    """Engines by worker group. `busy` holds the keys of actions that are still being carried out, `wanted`
+    how many groups a base's deployment should have by its load, where that is known."""
 
     engines: Mapping[str, EngineView]
     busy: frozenset[str]
     now_s: float
+    nodes: tuple[NodeState, ...] = ()
+    wanted: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,11 +61,27 @@ class EndProfile(Action):
 
 
 class Launch(Action):
-    """Estimate, choose, place and start the engine of a base."""
+    """Estimate, choose, place and start the engine of a worker group."""
 
 
-class ConfirmDeployed(Action):
-    """The engine of a base runs: say so."""
+class ConfirmServing(Action):
+    """The engine of a worker group runs: say so."""
+
+
+class Replan(Action):
+    """A worker group cannot go on where it is: stop it, to have it placed anew."""
+
+
+class Scale(Action):
+    """Give the deployment of a base as many groups as its load asks for."""
+
+
+class Retire(Action):
+    """A worker group serves that was to replace another: drain that one."""
+
+
+class Drain(Action):
+    """A worker group is not wanted any more: let its requests end, then stop and forget it."""
 
 
 class FailDeployment(Action):
@@ -92,8 +96,12 @@ class UnloadVariant(Action):
     """Take a variant out of the engine of its base and forget its deployment."""
 
 
-class StopEngine(Action):
-    """Stop the engine of a base and forget its deployment."""
+class StopGroup(Action):
+    """Stop the engine of a worker group that no deployment has, or that was left by an earlier one."""
+
+
+class Undeploy(Action):
+    """Stop the engines of a base and forget its deployment."""
 
 
 class Release(Action):
@@ -123,7 +131,8 @@ def reconcile(state: State, observed: Observed) -> tuple[Action, ...]:
         *(Release(holder) for holder in ledger.orphans(state)),
         *_leftovers(state, observed.now_s),
     ]
-    return tuple(a for a in wanted if a.key not in observed.busy)
+    once = {action.key: action for action in wanted}
+    return tuple(action for key, action in once.items() if key not in observed.busy)
 
 
 def open_operation(state: State, kind: OperationKind, target: str) -> Operation | None:
@@ -184,37 +193,58 @@ def _cancelled(state: State, kind: OperationKind, target: str) -> bool:
 
 
 def _engines(state: State, observed: Observed) -> Iterator[Action]:
+    cluster = replanning.cluster_key(observed.nodes, state.ledgers)
     for name, found in state.deployments.items():
         deployment: Deployment = found.record
         if deployment.host != name:
             continue
         if deployment.phase is Phase.DELETING:
-            yield StopEngine(name)
+            yield Undeploy(name)
         elif not _cancelled(state, OperationKind.DEPLOY, name):
-            yield from _live_engine(deployment, observed.engines.get(name), observed)
+            if observed.wanted.get(name, scaling.active(deployment)) != scaling.active(deployment):
+                yield Scale(name)
+            for group in deployment.groups:
+                yield from _group(deployment, group, cluster, observed)
 
 
-def _live_engine(deployment: Deployment, engine: EngineView | None, observed: Observed) -> Iterator[Action]:
-    """A deployed engine that is gone (the cluster restarted) is launched again, without a word.
+def _group(deployment: Deployment, group: WorkerGroup, cluster: str, observed: Observed) -> Iterator[Action]:
+    """What is to be done about one of a deployment's groups.
 
     A placement is written down before its engine is launched: an engine without one is a stranger, left
-    by an earlier deployment of the same name.
+    by an earlier group of the same name. One that serves and is gone (the cluster restarted) is launched
+    again, without a word.
     """
-    name = deployment.model
-    if engine is None:
-        if FailDeployment(name).key not in observed.busy:  # which may have stopped it just now
+    name = group_id(deployment.host, group.number)
+    engine = observed.engines.get(name)
+    if group.phase is GroupPhase.DRAINING:
+        yield Drain(name)
+    elif engine is None:
+        failing = FailDeployment(deployment.host).key in observed.busy  # which may have stopped it just now
+        if not failing and replanning.due(group, cluster, observed.now_s):
             yield Launch(name)
     elif engine.status is EngineStatus.DELETING:
         return
-    elif deployment.placement is None:
+    elif group.placement is None:
         if Launch(name).key not in observed.busy:
-            yield StopEngine(name)
-    elif deployment.phase is Phase.DEPLOYED:
-        return
-    elif engine.status is EngineStatus.RUNNING:
-        yield ConfirmDeployed(name)
-    elif engine.status is EngineStatus.FAILED:
-        yield FailDeployment(name)
+            yield StopGroup(name)
+    elif _is_to_fail(deployment, group, engine, observed):
+        yield FailDeployment(deployment.host)
+    elif replanning.trouble(group.placement, engine, observed.nodes):
+        yield Replan(name)
+    elif group.phase is GroupPhase.STARTING and engine.status is EngineStatus.RUNNING:
+        yield ConfirmServing(name)
+    elif group.phase is GroupPhase.SERVING and is_spare(group, deployment.groups):
+        yield Retire(name)
+
+
+def _is_to_fail(deployment: Deployment, group: WorkerGroup, engine: EngineView, observed: Observed) -> bool:
+    """A deployment whose engine cannot start, where nothing is wrong with the devices, is its user's."""
+    failed = engine.status is EngineStatus.FAILED
+    return (
+        failed
+        and not deployment.established
+        and not replanning.trouble(group.placement, None, observed.nodes)
+    )
 
 
 def _variants(state: State, observed: Observed) -> Iterator[Action]:
@@ -237,16 +267,19 @@ def _may_load(state: State, variant: Deployment, host: Deployment, observed: Obs
 
 
 def _serves(host: Deployment, observed: Observed) -> bool:
-    engine = observed.engines.get(host.model)
-    running = engine is not None and engine.status is EngineStatus.RUNNING
-    return host.phase is Phase.DEPLOYED and running
+    """Whether one of its groups can be asked; a group that is not met now reads the variant when it is."""
+    return host.phase is Phase.DEPLOYED and any(
+        (engine := observed.engines.get(name)) is not None and engine.status is EngineStatus.RUNNING
+        for name in host.serving_ids()
+    )
 
 
 def _orphans(state: State, observed: Observed) -> Iterator[Action]:
-    for host, engine in observed.engines.items():
-        launching = Launch(host).key in observed.busy
-        if host not in state.deployments and engine.status is not EngineStatus.DELETING and not launching:
-            yield StopEngine(host)
+    known = {name for found in state.deployments.values() for name in found.record.group_ids()}
+    for name, engine in observed.engines.items():
+        launching = Launch(name).key in observed.busy
+        if name not in known and engine.status is not EngineStatus.DELETING and not launching:
+            yield StopGroup(name)
 
 
 def _leftovers(state: State, now_s: float) -> Iterator[Action]:

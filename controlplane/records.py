@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, TypeAdapter
+from pydantic import BeforeValidator, TypeAdapter, model_validator
 
+from controlplane.worker_groups import GroupPhase, WorkerGroup, group_id
 from placement.types import Intent, Placement, Scope, Slos
 from profiler.types import ModelSpec
 from profiler.variants.types import VariantSpec
@@ -101,22 +102,26 @@ class Relaxing:
 
 
 @dataclass(frozen=True)
-class MeasuredRank:
-    """What a rank was planned with, and what it takes of its device with its whole KV cache."""
+class Scaling:
+    """How many groups a base's deployment has: from `least` to `most`, as the load asks.
 
-    rank: int
-    planned_bytes: int
-    measured_bytes: int
+    One is added while more than `target_in_flight` requests are under way for each (None: as many as an
+    engine takes at once). With `least` 0 the last one goes after `idle_s` without a request.
+    """
+
+    least: int = 1
+    most: int = 1
+    target_in_flight: float | None = None
+    idle_s: float = 300.0
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A desired deployment and what became of it. `host` is the base whose engine serves it.
+    """A desired deployment and what became of it. `host` is the base whose engines serve it.
 
-    Once `established` (it was Deployed), only its user ends it: an engine that is lost is launched anew.
+    Those of a base are its `groups`; a variant has none of its own. Once `established` (it was Deployed),
+    only its user ends it: a group that is lost is placed anew.
     `max_active_variants` of a base is how many of its variants may run at once; None: as many as have slots.
-    `measured` is what its ranks were found to take when it was Deployed; their plan gave each `memory_excess`
-    bytes beyond the estimate, from earlier experience; None if no calibration was there to estimate by.
     """
 
     model: str
@@ -126,16 +131,54 @@ class Deployment:
     intent: Annotated[Intent, BeforeValidator(_known_intent)]
     max_output_tokens: int
     slos: Annotated[Slos, BeforeValidator(_renamed_cost)] = field(default_factory=Slos)
-    placement: Placement | None = None
     reason: str = ""
     created_at_s: float = 0.0
     established: bool = False
-    measured: tuple[MeasuredRank, ...] = ()
-    memory_excess: int | None = 0
     max_active_variants: int | None = None
     load: ExpectedLoad = field(default_factory=ExpectedLoad)
     bounds: Bounds = field(default_factory=Bounds)
     relaxing: Relaxing = field(default_factory=Relaxing)
+    scaling: Scaling = field(default_factory=Scaling)
+    groups: tuple[WorkerGroup, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_groups(cls, value: Any) -> Any:
+        """Older records have one placement, that of the one engine there was."""
+        return _with_one_group(value) if isinstance(value, dict) and "groups" not in value else value
+
+    @property
+    def leading(self) -> WorkerGroup | None:
+        """The group that stands for all where one is shown: the first that serves, or is placed."""
+        placed = [group for group in self.groups if group.placement is not None]
+        serving = [group for group in placed if group.phase is GroupPhase.SERVING]
+        return next(iter([*serving, *placed]), None)
+
+    @property
+    def placement(self) -> Placement | None:
+        return self.leading.placement if self.leading else None
+
+    def group(self, number: int) -> WorkerGroup | None:
+        return next((group for group in self.groups if group.number == number), None)
+
+    def group_ids(self) -> tuple[str, ...]:
+        return tuple(group_id(self.host, group.number) for group in self.groups)
+
+    def serving_ids(self) -> tuple[str, ...]:
+        serving = (group.number for group in self.groups if group.phase is GroupPhase.SERVING)
+        return tuple(group_id(self.host, number) for number in serving)
+
+
+def _with_one_group(old: dict[str, Any]) -> dict[str, Any]:
+    parts = ("placement", "measured", "memory_excess")
+    found = {name: old[name] for name in parts if name in old}
+    kept = {name: one for name, one in old.items() if name not in parts}
+    if old.get("host") != old.get("model"):
+        return kept
+    phase = GroupPhase.PENDING
+    if found.get("placement") is not None:
+        phase = GroupPhase.SERVING if old.get("phase") == Phase.DEPLOYED else GroupPhase.STARTING
+    return kept | {"groups": [found | {"number": 0, "phase": phase}]}
 
 
 @dataclass(frozen=True)
@@ -173,7 +216,7 @@ class ModelProfile:
 
 @dataclass(frozen=True)
 class Reservation:
-    """Bytes of a device for one rank of `holder`'s deployment, the one with this `uid`."""
+    """Bytes of a device for one rank of `holder`, a worker group of the deployment with this `uid`."""
 
     holder: str
     uid: int

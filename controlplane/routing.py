@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from controlplane import errors
 from controlplane.records import Deployment, Model, Phase
 from controlplane.state.typed import State
+from controlplane.worker_groups import GroupPhase
 from workers.messages import VariantRef
 
 
@@ -28,12 +29,18 @@ class Route:
 
 @dataclass(frozen=True)
 class RouteTable:
-    """Deployed models by every name they answer to, and the others' reasons."""
+    """Deployed models by every name they answer to, and the others' reasons.
+
+    `groups` are the worker groups that take new requests, by their base; requests may be under way in those
+    that are `alive`.
+    """
 
     revision: int
     routes: Mapping[str, Route]
     waiting: Mapping[str, Deployment]
     registered: Mapping[str, Model]
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    alive: frozenset[str] = frozenset()
 
     def resolve(self, name: str) -> Route:
         """Errors: ModelNotFound, NotDeployed, Unavailable (being deployed: with a time to retry)."""
@@ -73,7 +80,20 @@ def build_table(state: State) -> RouteTable:
         routes[name] = route
         if model.base is not None:
             routes[f"{model.base}:{name}"] = route
-    return RouteTable(state.revision, routes, waiting, models)
+    groups = {name: found.record.serving_ids() for name, found in state.deployments.items()}
+    serving = {name: ids for name, ids in groups.items() if ids}
+    return RouteTable(state.revision, routes, waiting, models, serving, _alive(state))
+
+
+def _alive(state: State) -> frozenset[str]:
+    """The groups that serve or are drained; in others nobody answers any more, or yet."""
+    alive = (GroupPhase.SERVING, GroupPhase.DRAINING)
+    return frozenset(
+        name
+        for found in state.deployments.values()
+        for name, group in zip(found.record.group_ids(), found.record.groups, strict=True)
+        if group.phase in alive
+    )
 
 
 def _is_served(deployment: Deployment, state: State) -> bool:

@@ -1,7 +1,7 @@
 """Every call the control plane makes to Ray and Ray Serve. Nothing else imports them, but for the
 application's own deployments (`app`) and the local cluster (`local`).
 
-One base model is one Serve application, `model-<name>`, with one deployment, `Engine`.
+One worker group is one Serve application, `model-<group>`, with one deployment, `Engine`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from controlplane import errors
 from controlplane.agents import node_name
 from controlplane.engine_app import ENGINE, engine_application
-from controlplane.reconcile import EngineStatus, EngineView
+from controlplane.engine_views import EngineStatus, EngineView
 from controlplane.settings import Settings
 from workers.measuring.order import MeasureOrder
 from workers.messages import EngineConfig, EngineResidency, VariantRef, WorkerReport
@@ -47,15 +47,15 @@ _STATUS = {
 }
 
 
-def app_name(host: str) -> str:
-    return f"{APP_PREFIX}{host}"
+def app_name(group: str) -> str:
+    return f"{APP_PREFIX}{group}"
 
 
 # --- the deployment's path ---------------------------------------------------------------------
 
 
 async def launch(config: EngineConfig, settings: Settings) -> None:
-    """Ask Serve for the engine of one base; returns before it runs (`observe` tells when it does).
+    """Ask Serve for the engine of one worker group; returns before it runs (`observe` tells when it does).
 
     Errors: Unavailable when a node of the plan is gone; then another plan is needed.
     """
@@ -64,7 +64,7 @@ async def launch(config: EngineConfig, settings: Settings) -> None:
     if gone := sorted(planned - node_ids.keys()):
         raise errors.Unavailable(f"the plan for '{config.name}' is for node {gone[0]}, which is gone")
     application = engine_application(config, settings, node_ids)
-    await asyncio.to_thread(_deploy, application, app_name(config.name))
+    await asyncio.to_thread(_deploy, application, app_name(config.group_name))
 
 
 def _deploy(application: serve.Application, name: str) -> None:
@@ -72,13 +72,13 @@ def _deploy(application: serve.Application, name: str) -> None:
     serve.api._run(application, name=name, route_prefix=None, _blocking=False)
 
 
-async def stop(host: str) -> None:
-    """Stop the engine of a base and wait until it is gone. Stopping what is gone does nothing."""
-    await asyncio.to_thread(serve.delete, app_name(host), True)
+async def stop(group: str) -> None:
+    """Stop the engine of a worker group and wait until it is gone. Stopping what is gone does nothing."""
+    await asyncio.to_thread(serve.delete, app_name(group), True)
 
 
 async def observe() -> Mapping[str, EngineView]:
-    """What Serve says of each base's engine."""
+    """What Serve says of each worker group's engine."""
     status = await asyncio.to_thread(serve.status)
     return {
         name.removeprefix(APP_PREFIX): _view(app)
@@ -94,45 +94,45 @@ def _view(app: Any) -> EngineView:
     return EngineView(_STATUS.get(app.status, EngineStatus.STARTING), message, replicas)
 
 
-async def load_variant(host: str, variant: VariantRef) -> None:
+async def load_variant(group: str, variant: VariantRef) -> None:
     """Bring a variant into every replica. Raises AdapterMismatch if the engine refuses it."""
-    await _broadcast(host, "load_variant", variant)
+    await _broadcast(group, "load_variant", variant)
 
 
-async def unload_variant(host: str, variant: VariantRef) -> None:
+async def unload_variant(group: str, variant: VariantRef) -> None:
     """Take a variant out of every replica; an engine that is gone holds none."""
     with suppress(errors.Unavailable):
-        await _broadcast(host, "unload_variant", variant)
+        await _broadcast(group, "unload_variant", variant)
 
 
-async def prefetch(host: str, variant: VariantRef) -> None:
-    """Have every replica hold a variant in host memory. Raises AdapterMismatch if the engine refuses it."""
-    await _broadcast(host, "prefetch", variant)
+async def prefetch(group: str, variant: VariantRef) -> None:
+    """Have every replica hold a variant in group memory. Raises AdapterMismatch if the engine refuses it."""
+    await _broadcast(group, "prefetch", variant)
 
 
-async def limit_variants(host: str, limit: int) -> None:
+async def limit_variants(group: str, limit: int) -> None:
     """Let every replica run at most `limit` variants at once, from now on."""
-    await _broadcast(host, "limit_variants", limit, timeout_s=ASK_TIMEOUT_S)
+    await _broadcast(group, "limit_variants", limit, timeout_s=ASK_TIMEOUT_S)
 
 
-async def residency(host: str) -> list[EngineResidency]:
+async def residency(group: str) -> list[EngineResidency]:
     """Where each replica has its variants."""
-    return await _broadcast(host, "residency", timeout_s=ASK_TIMEOUT_S)
+    return await _broadcast(group, "residency", timeout_s=ASK_TIMEOUT_S)
 
 
-async def reports(host: str) -> list[WorkerReport]:
-    return await _broadcast(host, "report")
+async def reports(group: str) -> list[WorkerReport]:
+    return await _broadcast(group, "report")
 
 
-async def find_workers(host: str) -> list[WorkerReport]:
+async def find_workers(group: str) -> list[WorkerReport]:
     """Reports of the workers that can give one now, for the request's path. Raises what Serve raises."""
-    response = engine_handle(host).broadcast("report")
+    response = engine_handle(group).broadcast("report")
     found = await response.results_async(timeout_s=FIND_TIMEOUT_S, return_exceptions=True)
     return [report for report in found if isinstance(report, WorkerReport)]
 
 
-async def logs(host: str, lines: int) -> str:
-    return "".join(await _broadcast(host, "logs", lines, log_folder()))
+async def logs(group: str, lines: int) -> str:
+    return "".join(await _broadcast(group, "logs", lines, log_folder()))
 
 
 def log_folder() -> str:
@@ -140,29 +140,29 @@ def log_folder() -> str:
     return str(ray._private.worker._global_node.get_logs_dir_path())
 
 
-async def _broadcast(host: str, method: str, *args: Any, timeout_s: float = LOAD_TIMEOUT_S) -> list[Any]:
+async def _broadcast(group: str, method: str, *args: Any, timeout_s: float = LOAD_TIMEOUT_S) -> list[Any]:
     try:
-        response = engine_handle(host).broadcast(method, *args)
+        response = engine_handle(group).broadcast(method, *args)
         return list(await response.results_async(timeout_s=timeout_s))
     except Exception as e:
-        raise _translated(e, host) from e
+        raise _translated(e, group) from e
 
 
 _handles: dict[str, DeploymentHandle] = {}
 
 
-def engine_handle(host: str) -> DeploymentHandle:
-    if host not in _handles:
-        _handles[host] = serve.get_deployment_handle(ENGINE, app_name(host))
-    return _handles[host]
+def engine_handle(group: str) -> DeploymentHandle:
+    if group not in _handles:
+        _handles[group] = serve.get_deployment_handle(ENGINE, app_name(group))
+    return _handles[group]
 
 
-def forget_handle(host: str) -> None:
-    """After a base was undeployed: a new application of the same name needs a new handle."""
-    _handles.pop(host, None)
+def forget_handle(group: str) -> None:
+    """After a group was stopped: a new application of the same name needs a new handle."""
+    _handles.pop(group, None)
 
 
-def _translated(e: Exception, host: str) -> errors.OstinatoError:
+def _translated(e: Exception, group: str) -> errors.OstinatoError:
     match e:
         case errors.OstinatoError():
             return e
@@ -170,17 +170,17 @@ def _translated(e: Exception, host: str) -> errors.OstinatoError:
             return errors.AdapterMismatch(str(e.cause))
         case RayActorError():
             return errors.EngineFailed(
-                f"the engine of '{host}' died during this call; it is being restarted, try again",
+                f"the engine of '{group}' died during this call; it is being restarted, try again",
                 retry_after_s=RESTART_HINT_S,
             )
         case DeploymentUnavailableError() | RayServeException():
             return errors.Unavailable(
-                f"the engine of '{host}' is not there (starting or stopping); try again",
+                f"the engine of '{group}' is not there (starting or stopping); try again",
                 retry_after_s=RESTART_HINT_S,
             )
         case _:
-            log.error("the engine of %s failed: %r", host, e)
-            return errors.EngineFailed(f"the engine of '{host}' failed: {_first_line(e)}")
+            log.error("the engine of %s failed: %r", group, e)
+            return errors.EngineFailed(f"the engine of '{group}' failed: {_first_line(e)}")
 
 
 def _first_line(e: Exception) -> str:
@@ -243,6 +243,16 @@ def convert_bundled(name: str, cache: Path) -> Path:
         ) from e
 
 
+async def ongoing() -> dict[str, int]:
+    """Requests under way by base, over all gateways. Raises what Serve raises."""
+    handle = serve.get_deployment_handle("Gateway", CONTROL_APP)
+    found: dict[str, int] = {}
+    for counts in await handle.broadcast("ongoing").results_async(timeout_s=FIND_TIMEOUT_S):
+        for host, count in counts.items():
+            found[host] = found.get(host, 0) + count
+    return found
+
+
 async def metrics_targets() -> list[tuple[str, str]]:
     """(address, component) of every process of ours that serves metrics."""
     found: list[tuple[str, str]] = []
@@ -250,7 +260,7 @@ async def metrics_targets() -> list[tuple[str, str]]:
         handle = serve.get_deployment_handle(component, CONTROL_APP)
         for address in await handle.broadcast("metrics_address").results_async(timeout_s=10):
             found.append((address, component.lower()))
-    for host, view in (await observe()).items():
+    for group, view in (await observe()).items():
         if view.status is EngineStatus.RUNNING:
-            found.extend((r.metrics_address, f"engine-{host}") for r in await reports(host))
+            found.extend((r.metrics_address, f"engine-{group}") for r in await reports(group))
     return found

@@ -12,10 +12,11 @@ from typing import Any
 
 from controlplane import commands, errors, store_edits
 from controlplane.api.services import fresh_context
+from controlplane.engine_views import EngineStatus, EngineView
 from controlplane.inventory import NodeState
-from controlplane.reconcile import EngineStatus, EngineView
 from controlplane.records import Operation
 from controlplane.state.typed import Repository
+from controlplane.worker_groups import host_of
 from placement.types import Device, Inventory
 from profiler.types import DeviceRates
 from workers.asgi import AsgiApp, Message
@@ -169,13 +170,17 @@ class InMemoryCluster:
         self.converting = asyncio.Event()
         self.bundled: Path | None = None
         self.launches: list[str] = []
+        self.requests: dict[str, int] | None = {}  # under way, as gateways would say
 
     async def launch(self, config: EngineConfig) -> None:
-        self.launches.append(config.name)
-        self.engines[config.name] = Engine(config, ScriptedWorker(config, "127.0.0.1"))
+        self.launches.append(config.group_name)
+        present = {d.node for d in self.devices.devices}
+        if gone := {r.node for r in config.ranks} - present:
+            raise errors.Unavailable(f"the plan is for node {min(gone)}, which is gone")
+        self.engines[config.group_name] = Engine(config, ScriptedWorker(config, "127.0.0.1"))
 
-    async def stop(self, host: str) -> None:
-        self.engines.pop(host, None)
+    async def stop(self, group: str) -> None:
+        self.engines.pop(group, None)
 
     async def observe(self) -> dict[str, EngineView]:
         for host, engine in list(self.engines.items()):
@@ -184,7 +189,7 @@ class InMemoryCluster:
         return {host: engine.view for host, engine in self.engines.items()}
 
     async def _start(self, host: str, engine: Engine) -> None:
-        if host in self.broken:
+        if host_of(host) in self.broken:
             trace = "Traceback:\n  ...\nRuntimeError: out of memory\n"
             engine.view = EngineView(EngineStatus.FAILED, trace)
             return
@@ -198,6 +203,10 @@ class InMemoryCluster:
         return found
 
     def _engine(self, host: str) -> Engine:
+        """Of a worker group by its name, or of any of a base's."""
+        ours = [name for name in sorted(self.engines) if host_of(name) == host]
+        if host not in self.engines and ours:
+            return self.engines[ours[0]]
         if host not in self.engines:
             raise errors.Unavailable(f"the engine of '{host}' is not there", retry_after_s=5)
         return self.engines[host]
@@ -225,6 +234,9 @@ class InMemoryCluster:
 
     async def inventory(self) -> Inventory:
         return self.devices
+
+    def ongoing(self) -> dict[str, int] | None:
+        return self.requests
 
     def convert_bundled(self, name: str) -> Path:
         if self.bundled is None:

@@ -52,6 +52,12 @@ class EngineConfig:
     max_batched_tokens: int = 2048
     load_format: str = "auto"
     log_requests: bool = False
+    group: str = ""
+
+    @property
+    def group_name(self) -> str:
+        """What the cluster calls the worker group; without a name of its own, as its base."""
+        return self.group or self.name
 
     @property
     def max_ongoing_requests(self) -> int:
@@ -138,6 +144,8 @@ class WorkerReport:
     secret: str = field(default="", repr=False)
     max_ongoing_requests: int = 0
     ranks: tuple[RankReport, ...] = ()
+    ongoing_requests: int = 0
+    group: str = ""
 
 
 class Tier(StrEnum):

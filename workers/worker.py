@@ -159,6 +159,8 @@ class Worker:
             secret=self._door.secret if self._door else "",
             max_ongoing_requests=self._config.max_ongoing_requests,
             ranks=self.engine.ranks,
+            ongoing_requests=self._door.running if self._door else 0,
+            group=self._config.group_name,
         )
 
     async def logs(self, lines: int, folder: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AliasChoices, Field, model_validator
 
 from controlplane.api.forms import Name, Strict
-from controlplane.records import Bounds, ExpectedLoad, Relaxing
+from controlplane.records import Bounds, ExpectedLoad, Relaxing, Scaling
 from placement.types import Intent, Scope, Slos
 
 IntentName = Literal["minCost", "minLat", "minMem", "minGpuHours", "latSLO", "costSLO", "accSLO"]
@@ -92,6 +92,34 @@ class AutoRelax(Strict):
         return cls(maxFactor=relaxing.most_factor) if relaxing.allowed else None
 
 
+class Replicas(Strict):
+    """How many engines a base has: from `min` to `max`, as the load asks.
+
+    One is added while more than `targetInFlight` requests are under way for each (as many as an engine takes
+    at once, if null). With `min` 0 the last one stops after `idleS` without a request; the next starts it.
+    """
+
+    min: int = Field(default=1, ge=0, le=64)
+    max: int = Field(default=1, ge=1, le=64)
+    targetInFlight: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
+    idleS: float = Field(default=300.0, ge=1, le=1e7, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Replicas:
+        if self.min > self.max:
+            raise ValueError(f"expected min <= max, got min {self.min} and max {self.max}; raise max")
+        return self
+
+    def to_scaling(self) -> Scaling:
+        return Scaling(self.min, self.max, self.targetInFlight, self.idleS)
+
+    @classmethod
+    def of(cls, scaling: Scaling) -> Replicas:
+        return cls(
+            min=scaling.least, max=scaling.most, targetInFlight=scaling.target_in_flight, idleS=scaling.idle_s
+        )
+
+
 _SLO_FIELDS: dict[str, tuple[str, ...]] = {
     "latSLO": ("e2e_ms", "ttft_ms", "tpot_ms"),
     "costSLO": ("cost",),
@@ -116,6 +144,7 @@ class DeployModelRequest(Strict):
     layersPerStage: list[Degree] = Field(default_factory=list, max_length=1000)
     antiAffinity: AntiAffinity | None = None
     autoRelax: AutoRelax | None = None
+    replicas: Replicas = Field(default_factory=Replicas)
 
     @model_validator(mode="after")
     def _slo_is_given(self) -> DeployModelRequest:
@@ -143,6 +172,9 @@ class DeployModelRequest(Strict):
             apart.group if apart else "",
             Scope(apart.scope) if apart else Scope.NONE,
         )
+
+    def to_scaling(self) -> Scaling:
+        return self.replicas.to_scaling()
 
     def to_relaxing(self) -> Relaxing:
         return Relaxing() if self.autoRelax is None else Relaxing(True, self.autoRelax.maxFactor)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 
 from controlplane import __version__, commands, errors, planning
-from controlplane.api import cluster, estimates, inference, operations, variants
+from controlplane.api import cluster, estimates, inference, operations, rebalancing, variants
 from controlplane.api.deploy_requests import DeployModelRequest
 from controlplane.api.inference import ClosingStream, Watch
 from controlplane.api.parameters import IdempotencyHeader, NamePath
@@ -27,6 +27,7 @@ from controlplane.api.schemas import (
 )
 from controlplane.api.services import Services, fresh_context
 from controlplane.state.typed import State
+from controlplane.worker_groups import host_of
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     "default": {"model": ErrorBody, "description": "An error; docs/errors.md lists the codes."}
@@ -45,6 +46,7 @@ def router(services: Services) -> APIRouter:
     routes.include_router(_deployments(services))
     routes.include_router(_operations(services))
     routes.include_router(cluster.router(services))
+    routes.include_router(rebalancing.router(services))
     return routes
 
 
@@ -224,7 +226,7 @@ def _as_answer(model: str, body: bytes) -> InferenceModelResponse:
 async def installation_status(services: Services) -> dict[str, Any]:
     state = await services.read()
     engines, inventory = await asyncio.gather(services.engines.observe(), services.engines.inventory())
-    variants: dict[str, list[str]] = {host: [] for host in engines}
+    variants: dict[str, list[str]] = {}
     for found in state.deployments.values():
         d = found.record
         if d.model != d.host:
@@ -244,12 +246,13 @@ async def installation_status(services: Services) -> dict[str, Any]:
         ],
         "engines": [
             {
-                "host": host,
+                "host": host_of(group),
+                "group": group,
                 "status": view.status,
                 "message": view.message,
                 "replicas": view.replicas,
-                "variants": sorted(variants[host]),
+                "variants": sorted(variants.get(host_of(group), ())),
             }
-            for host, view in sorted(engines.items())
+            for group, view in sorted(engines.items())
         ],
     }

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from controlplane import refusals
 from controlplane.api.forms import IntervalView
-from controlplane.records import MeasuredRank
+from controlplane.worker_groups import MeasuredRank, WorkerGroup, group_id
 from placement.types import Placement, RankPlacement, Relaxation
 from profiler.types import Interval
 
@@ -141,6 +141,30 @@ class PreviewView(BaseModel):
     host: str
     running: bool
     plan: PlanView | None
+
+
+class GroupView(BaseModel):
+    """One replica: a worker group with an engine. `name` is what the cluster and the ledgers call it; `phase`
+    is Pending (to be placed, at `retryAt` at the latest), Starting, Serving or Draining; `reason` says why it
+    does not serve."""
+
+    name: str
+    phase: str
+    reason: str
+    failures: int
+    retryAt: float | None
+    plan: PlanView | None
+
+    @classmethod
+    def of(cls, host: str, group: WorkerGroup) -> GroupView:
+        return cls(
+            name=group_id(host, group.number),
+            phase=group.phase,
+            reason=group.reason,
+            failures=group.failures,
+            retryAt=group.retry_at_s or None,
+            plan=None if group.placement is None else PlanView.of(group.placement, group.measured),
+        )
 
 
 def _ms(interval: Interval | None) -> IntervalView | None:

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
-from controlplane.api.deploy_requests import AntiAffinity, AutoRelax, LoadForm, SloLimits
+from controlplane.api.deploy_requests import AntiAffinity, AutoRelax, LoadForm, Replicas, SloLimits
 from controlplane.api.forms import Name, Strict
-from controlplane.api.placement_views import PlanView
+from controlplane.api.placement_views import GroupView, PlanView
 from controlplane.api.residency_views import EngineResidencyView
 from controlplane.records import Deployment, Model, Operation
 from profiler.variants.types import VariantSpec
@@ -194,7 +194,9 @@ class TuneRequest(Strict):
 
 
 class DeploymentView(BaseModel):
-    """`maxActiveVariants` is what a base was told; null: as many as have slots.
+    """`groups` are a base's engines, `plan` that of the first of them that serves.
+
+    `maxActiveVariants` is what a base was told; null: as many as have slots.
 
     `residency` says for each replica of the engine where variants are: all of a base's, or the one that is
     described. It is null in lists, and while the engine does not answer; `residencyReason` says why.
@@ -214,6 +216,8 @@ class DeploymentView(BaseModel):
     autoRelax: AutoRelax | None = None
     reason: str
     plan: PlanView | None
+    replicas: Replicas | None = None
+    groups: list[GroupView] = []
     createdAt: float
     maxActiveVariants: int | None = None
     residency: list[EngineResidencyView] | None = None
@@ -235,7 +239,9 @@ class DeploymentView(BaseModel):
             antiAffinity=AntiAffinity.of(d.bounds),
             autoRelax=AutoRelax.of(d.relaxing),
             reason=d.reason,
-            plan=None if d.placement is None else PlanView.of(d.placement, d.measured),
+            plan=GroupView.of(d.host, d.leading).plan if d.leading else None,
+            replicas=Replicas.of(d.scaling) if d.model == d.host else None,
+            groups=[GroupView.of(d.host, group) for group in d.groups],
             createdAt=d.created_at_s,
             maxActiveVariants=d.max_active_variants,
         )

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from controlplane import errors
 from controlplane.commands import Context
+from controlplane.engine_views import EngineView
 from controlplane.inventory import NodeState
 from controlplane.metrics import Metrics
-from controlplane.reconcile import EngineView
 from controlplane.routing import Route, RouteTable, build_table
 from controlplane.settings import Settings
 from controlplane.state.typed import Repository, State

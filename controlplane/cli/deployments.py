@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from controlplane.api.deploy_requests import DeployModelRequest
-from controlplane.api.placement_views import ChoiceView, PlanView, PreviewView, RankView
+from controlplane.api.placement_views import ChoiceView, GroupView, PlanView, PreviewView, RankView
 from controlplane.api.schemas import DeploymentView
 from controlplane.cli.failures import require_success
 from controlplane.cli.output import print_facts, print_json, print_text, size
@@ -57,6 +57,10 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
     layers: Annotated[str, typer.Option(help="Layers of each stage, as 10,20.")] = "",
     apart_from: Annotated[str, typer.Option(help="Group of deployments to keep apart from.")] = "",
     apart_by: Annotated[ScopeOption, typer.Option(help="What they may not share.")] = ScopeOption.NODE,
+    min_replicas: Annotated[int | None, typer.Option(min=0, help="Least engines; 0: none if idle.")] = None,
+    max_replicas: Annotated[int | None, typer.Option(min=1, help="Most engines (the least).")] = None,
+    target: Annotated[float | None, typer.Option(help="Requests under way per engine to aim at.")] = None,
+    idle_s: Annotated[float | None, typer.Option(help="Until the last engine stops if idle.")] = None,
     auto_relax: Annotated[bool, typer.Option(help="If nothing fits, take what comes nearest.")] = False,
     max_relax: Annotated[float | None, typer.Option(min=1, help="By no more than this factor.")] = None,
     dry_run: Annotated[bool, typer.Option(help="Say what would be done now; do nothing.")] = False,
@@ -77,6 +81,8 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
         "pipelineParallel": pp or [],
         "layersPerStage": _split(layers),
     }
+    if replicas := _asked_replicas(min_replicas, max_replicas, target, idle_s):
+        asked["replicas"] = replicas
     if apart_from:
         asked["antiAffinity"] = {"group": apart_from, "scope": apart_by.value}
     if auto_relax or max_relax is not None:
@@ -98,6 +104,16 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
     if not cli.json:
         print_text(f"'{model}' is {operation.phase}; try `ostinato chat {model}`")
         print_facts([] if deployment is None else deployment_facts(deployment))
+
+
+def _asked_replicas(
+    least: int | None, most: int | None, target: float | None, idle_s: float | None
+) -> dict[str, float]:
+    """What was named; the most is no less than a least that was named alone."""
+    if least is not None and most is None:
+        most = max(1, least)
+    named = {"min": least, "max": most, "targetInFlight": target, "idleS": idle_s}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _split(layers: str) -> list[int]:
@@ -163,9 +179,25 @@ def deployment_facts(d: DeploymentView) -> list[tuple[str, str]]:
         ("Served by", "" if d.host == d.model else f"the engine of '{d.host}'"),
         ("Intent", _intent(d)),
         *([] if plan is None else _plan_facts(plan)),
+        ("Replicas", _replicas(d)),
+        *[(group.name, _group(group)) for group in d.groups if len(d.groups) > 1 or group.reason],
         ("At once", f"{d.maxActiveVariants} variants, by `ostinato tune`" if d.maxActiveVariants else ""),
         ("State", d.reason),
     ]
+
+
+def _replicas(d: DeploymentView) -> str:
+    """Nothing for the one that most deployments have."""
+    asked = d.replicas
+    if asked is None or (asked.min, asked.max) == (1, 1):
+        return ""
+    serving = sum(group.phase == "Serving" for group in d.groups)
+    return f"{serving} of {len(d.groups)} serving, {asked.min} to {asked.max} by load"
+
+
+def _group(group: GroupView) -> str:
+    where = dict.fromkeys(f"{r.node} {r.device}" for r in (group.plan.ranks if group.plan else ()))
+    return ", ".join(filter(None, (group.phase, *where, group.reason)))
 
 
 def _intent(d: DeploymentView) -> str:

@@ -23,6 +23,7 @@ from controlplane.cli import (
     operations,
     overview,
     plan,
+    rebalance,
     variants,
 )
 from controlplane.cli.failures import ExitCode
@@ -40,7 +41,7 @@ for command in (
     *(models.register, models.models, models.describe, models.delete),
     *(estimates.profile, estimates.estimate),
     *(deployments.deploy, deployments.undeploy, deployments.logs),
-    *(variants.tune, variants.prefetch),
+    *(variants.tune, variants.prefetch, rebalance.rebalance),
     *(inference.infer, inference.chat),
     *(operations.operations, operations.watch, operations.cancel),
     *(checkpoints.compress, checkpoints.merge, estimators.evaluate_estimator, plan.plan),

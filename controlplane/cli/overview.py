@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -33,7 +35,9 @@ def status(
         print_json({"status": seen, "models": models, "deployments": deployments})
         return
     by_name = {d.model: d for d in deployments}
-    engines = {e.host: e for e in seen.engines}
+    engines: dict[str, list[EngineView]] = defaultdict(list)
+    for engine in seen.engines:
+        engines[engine.host].append(engine)
     rows = [_row(m, by_name.get(m.model), engines) for m in _bases_first(models)]
     print_table(COLUMNS, rows, empty="no models yet; `ostinato register MODEL SOURCE` adds one")
     print_text(f"\nOstinato {seen.version}, revision {seen.revision}; {_devices(seen)}")
@@ -59,21 +63,25 @@ def _bases_first(models: list[ModelView]) -> list[ModelView]:
     return sorted(models, key=lambda m: (m.base or m.model, m.base is not None, m.model))
 
 
-def _row(m: ModelView, d: DeploymentView | None, engines: dict[str, EngineView]) -> tuple[str, ...]:
+def _row(m: ModelView, d: DeploymentView | None, engines: Mapping[str, list[EngineView]]) -> tuple[str, ...]:
     name = f"  {m.model}" if m.base else m.model
     if d is None:
         return (name, m.phase, "-", "", "", "", m.reason)
-    engine = engines.get(d.host)
-    reason = d.reason or m.reason or (engine.message if engine else "")
-    return (name, m.phase, d.phase, _engine(m, engine), _plan(d), _devices_of(d), reason)
+    ours = engines.get(d.host, [])
+    reason = d.reason or m.reason or next((engine.message for engine in ours if engine.message), "")
+    return (name, m.phase, d.phase, _engine(m, ours), _plan(d), _devices_of(d), reason)
 
 
-def _engine(m: ModelView, engine: EngineView | None) -> str:
-    if engine is None:
+def _engine(m: ModelView, engines: list[EngineView]) -> str:
+    """A base's by their status."""
+    if not engines:
         return ""
     if m.base:
-        return f"in '{m.base}'" if m.model in engine.variants else f"not yet in '{m.base}'"
-    return f"{engine.status} x{engine.replicas}"
+        return f"in '{m.base}'" if m.model in engines[0].variants else f"not yet in '{m.base}'"
+    counts: Counter[str] = Counter()
+    for engine in engines:
+        counts[engine.status] += engine.replicas
+    return ", ".join(f"{status} x{count}" for status, count in counts.items())
 
 
 def _plan(d: DeploymentView) -> str:

@@ -150,6 +150,9 @@ class FakeApi:
             "POST /deploy_model": [answer(operation("Pending", 0.0), 202)],
             "DELETE /deployments/smol": [answer(operation("Pending", 0.0, kind="undeploy_model"), 202)],
             "DELETE /models/smol": [answer(operation("Deleted", kind="delete_model"))],
+            "POST /rebalance": [
+                answer({"goal": "free a device", "possible": False, "gain": "no moves do that", "moves": []})
+            ],
             "POST /inference_model": [
                 answer(
                     {

@@ -69,6 +69,7 @@ JSON_COMMANDS: dict[str, tuple[list[str], set[str]]] = {
     "cancel": (["cancel", "op-1"], {"operation"}),
     "undeploy": (["undeploy", "smol"], {"operation"}),
     "delete": (["delete", "smol"], {"operation"}),
+    "rebalance": (["rebalance", "--dry-run"], {"rebalance"}),
     "tune": (["tune", "smol", "--max-active-variants", "2"], {"deployment", "measurements"}),
     "prefetch": (["prefetch", "v1"], {"deployments"}),
     "logs": (["logs", "smol"], {"model", "lines"}),
@@ -153,7 +154,7 @@ def test_deploy_prints_the_plan_where_and_why(cli: Cli, api: FakeApi) -> None:
     body = api.calls("POST /deploy_model")[0][0]
     asked = {"model": "smol", "maxOutputLength": 64, "intent": "latSLO", "SLOs": {"ttft_ms": 50.0}}
     free = {"tensorParallel": [], "pipelineParallel": [], "layersPerStage": [], "load": {"ratePerS": 0.0}}
-    assert body == asked | free
+    assert body == asked | free | {"replicas": {"min": 1, "max": 1, "idleS": 300.0}}
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_every_option_reaches_the_api(cli: Cli, api: FakeApi) -> None:
     line = (
         "deploy smol --intent minLat --max-output 64 --e2e-ms 900 --cost 2.5 --accuracy 90 --rate 1.5 "
         "--input-tokens 300 --output-tokens 60 --tp 1 --tp 3 --pp 2 --layers 10,20 --apart-from chat "
-        "--apart-by gpu --max-relax 1.5"
+        "--apart-by gpu --max-relax 1.5 --min-replicas 2 --max-replicas 4 --target 8 --idle-s 60"
     )
     assert cli(*line.split()).code == 0
     assert api.calls("POST /deploy_model")[0][0] == {
@@ -54,7 +54,15 @@ def test_every_option_reaches_the_api(cli: Cli, api: FakeApi) -> None:
         "layersPerStage": [10, 20],
         "antiAffinity": {"group": "chat", "scope": "gpu"},
         "autoRelax": {"maxFactor": 1.5},
+        "replicas": {"min": 2, "max": 4, "targetInFlight": 8.0, "idleS": 60.0},
     }
+
+
+@pytest.mark.parametrize(("least", "most"), [("0", 1), ("3", 3)])
+def test_the_most_follows_the_least(cli: Cli, api: FakeApi, least: str, most: int) -> None:
+    assert cli("deploy", "smol", "--min-replicas", least).code == 0
+    asked = api.calls("POST /deploy_model")[0][0]["replicas"]
+    assert (asked["min"], asked["max"]) == (int(least), most)
 
 
 def test_a_dry_run_shows_the_plan_and_deploys_nothing(cli: Cli, api: FakeApi) -> None:
@@ -120,6 +128,8 @@ def test_what_would_do_is_listed(cli: Cli, api: FakeApi, together: bool, texts: 
         "deploy smol --rate -1",
         "deploy smol --max-relax 0.5",
         "deploy smol --apart-from x --apart-by rack",
+        "deploy smol --min-replicas -1",
+        "deploy smol --max-replicas 0",
     ],
 )
 def test_usage_errors(cli: Cli, api: FakeApi, line: str) -> None:

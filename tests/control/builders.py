@@ -19,6 +19,7 @@ from controlplane.records import (
     key_of,
 )
 from controlplane.state.typed import State, Versioned
+from controlplane.worker_groups import GroupPhase, WorkerGroup
 from placement.types import Intent, Placement, Plan
 from profiler.types import Estimate
 
@@ -32,7 +33,12 @@ def model(name: str, phase: Phase, base: str | None = None) -> Model:
 def deployment(
     name: str, phase: Phase, host: str | None = None, placed: Placement | None = PLACED
 ) -> Deployment:
-    return Deployment(name, 1, host or name, phase, Intent.MIN_COST, 16, placement=placed)
+    """A base's has one group, as far as the phase tells; a variant's has none."""
+    if host not in (None, name):
+        return Deployment(name, 1, host or name, phase, Intent.MIN_COST, 16)
+    group = GroupPhase.SERVING if phase is Phase.DEPLOYED else GroupPhase.STARTING
+    groups = (WorkerGroup(0, group if placed else GroupPhase.PENDING, placed),)
+    return Deployment(name, 1, name, phase, Intent.MIN_COST, 16, groups=groups)
 
 
 def operation(kind: OperationKind, target: str, **changes: Any) -> Operation:

@@ -19,6 +19,7 @@ from controlplane import errors
 from controlplane.deploying import decide
 from controlplane.records import Bounds, Deployment, ExpectedLoad, Model, Phase, Relaxing
 from controlplane.settings import Settings
+from controlplane.worker_groups import WorkerGroup
 from placement.types import CPU, Device, Intent, Inventory, Placement, RankPlacement, Scope, Slos
 from profiler.types import DeviceRates, ModelSpec
 
@@ -86,7 +87,14 @@ def neighbour(rng: random.Random, inventory: Inventory) -> Deployment:
     rank = RankPlacement(0, 0, 0, device.node, device.index, device.kind, 0, 1, MIB)
     ranks = replace(decide_alone(SPECS[0]), ranks=(rank,))
     return Deployment(
-        "other", 2, "other", Phase.DEPLOYED, Intent.MIN_COST, 16, placement=ranks, bounds=Bounds(group="g")
+        "other",
+        2,
+        "other",
+        Phase.DEPLOYED,
+        Intent.MIN_COST,
+        16,
+        bounds=Bounds(group="g"),
+        groups=(WorkerGroup(0, placement=ranks),),
     )
 
 

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -326,3 +327,42 @@ async def test_a_client_that_leaves_is_seen_by_the_worker(streams: bool) -> None
         app.may_answer.set()
         assert client._workers("b")._in_flight == 0
         assert (await client.call("b", ASK)).status == 200
+
+
+async def test_requests_for_a_sleeping_host_are_counted_and_wait_until_it_wakes(worker: Worker) -> None:
+    cluster = Cluster()
+    async with client_of(cluster, max_queued=2) as client:
+        asked = [asyncio.create_task(client.call("b", ASK)) for _ in range(2)]
+        await until(lambda: cluster.asked > 1)
+        assert client.ongoing() == {"b": 2}  # what wakes it
+        with pytest.raises(errors.Overloaded) as refusal:
+            await client.call("b", ASK)
+        assert refusal.value.retry_after_s
+        assert not any(task.done() for task in asked)
+        cluster.reports = [await worker.report()]
+        assert [(await task).status for task in asked] == [200, 200]
+        assert client.ongoing() == {}
+
+
+async def test_requests_in_a_group_that_is_given_up_end_and_others_go_on() -> None:
+    """Its node may be gone without a word: the connection stands, and nobody answers."""
+    lost, fine, alive = Held(), Held(streams=True), {"b", "b@1", "b@2"}
+    async with opened(lost) as gone, opened(fine) as there:
+        cluster = Cluster(replace(report(gone), group="b"))
+        client = EngineClient(cluster.find, 100, alive.__contains__)
+        first = asyncio.create_task(client.call("b", ASK))
+        await lost.arrived.wait()
+        cluster.reports = [replace(report(there), group="b@1")]  # "b" is drained, or lost
+        asked = cluster.asked
+        await until(lambda: cluster.asked > asked + 1)  # the client has seen it
+        second = asyncio.create_task(client.call("b", ASK))
+        await fine.arrived.wait()
+        assert not first.done()  # as long as it is alive it may answer
+        alive.remove("b")
+        with pytest.raises(errors.EngineFailed) as failure:
+            await first
+        assert failure.value.retry_after_s
+        assert not second.done()
+        fine.may_answer.set()
+        assert (await second).status == 200
+        client.close()

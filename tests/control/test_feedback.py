@@ -17,9 +17,10 @@ from test_controller import World, _hurry  # noqa: F401 - a fixture
 from controlplane import errors, feedback
 from controlplane.api.schemas import DeploymentView
 from controlplane.commands import profile_model
-from controlplane.records import Deployment, MeasuredRank, ModelProfile, Phase
+from controlplane.records import Deployment, ModelProfile, Phase
 from controlplane.settings import Settings
 from controlplane.state.typed import Repository
+from controlplane.worker_groups import GroupPhase, MeasuredRank, WorkerGroup
 from placement.types import Inventory
 from workers.messages import RankReport, WorkerReport
 
@@ -28,10 +29,10 @@ PROFILE = ModelProfile("k", "a", "bfloat16", "h200", "0.32.0", Phase.READY)
 SIZES = st.integers(0, 1000)
 
 
-def planned_on(profile: ModelProfile, estimate: int) -> tuple[int, Deployment]:
-    """What a rank with this estimate is planned with, and its deployment."""
+def planned_on(profile: ModelProfile, estimate: int) -> tuple[int, WorkerGroup]:
+    """What a rank with this estimate is planned with, and its group."""
     excess = profile.memory_excess.get("1x1", 0)
-    return estimate + excess, replace(builders.deployment("m", Phase.DEPLOYED), memory_excess=excess)
+    return estimate + excess, WorkerGroup(0, GroupPhase.SERVING, builders.PLACED, (), excess)
 
 
 @given(needs=st.lists(SIZES, min_size=1, max_size=5), estimate=SIZES)
@@ -40,25 +41,25 @@ def test_the_next_plan_has_what_the_last_one_took_and_never_less_than_estimated(
 ) -> None:
     profile = PROFILE
     for took in needs:
-        planned, deployment = planned_on(profile, estimate)
-        profile = feedback.learned(profile, deployment, [MeasuredRank(0, planned, took)])
+        planned, group = planned_on(profile, estimate)
+        profile = feedback.learned(profile, replace(group, measured=(MeasuredRank(0, planned, took),)))
         assert planned_on(profile, estimate)[0] == max(estimate, took)
 
 
 @given(needs=SIZES, estimate=SIZES)
 def test_two_deployments_planned_alike_do_not_teach_the_same_twice(needs: int, estimate: int) -> None:
-    planned, deployment = planned_on(PROFILE, estimate)
+    planned, group = planned_on(PROFILE, estimate)
     profile = PROFILE
     for _ in range(2):
-        profile = feedback.learned(profile, deployment, [MeasuredRank(0, planned, needs)])
+        profile = feedback.learned(profile, replace(group, measured=(MeasuredRank(0, planned, needs),)))
     assert planned_on(profile, estimate)[0] == max(estimate, needs)
 
 
 def test_the_rank_that_exceeds_its_plan_most_counts_and_shapes_are_apart() -> None:
-    ranks = [MeasuredRank(0, 100, 90), MeasuredRank(1, 100, 130), MeasuredRank(2, 200, 210)]
-    deployment = builders.deployment("m", Phase.DEPLOYED)
+    ranks = (MeasuredRank(0, 100, 90), MeasuredRank(1, 100, 130), MeasuredRank(2, 200, 210))
+    group = WorkerGroup(0, GroupPhase.SERVING, builders.PLACED, ranks)
     known = replace(PROFILE, memory_excess={"2x1": 5})
-    assert feedback.learned(known, deployment, ranks).memory_excess == {"2x1": 5, "1x1": 30}
+    assert feedback.learned(known, group).memory_excess == {"2x1": 5, "1x1": 30}
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ async def test_a_deployment_that_takes_more_than_planned_teaches_the_next(
         )
         assert first.placement is not None
         planned = [r.memory_bytes for r in first.placement.ranks]
-        assert [(r.planned_bytes, r.measured_bytes) for r in first.measured] == [
+        assert [(r.planned_bytes, r.measured_bytes) for r in first.groups[0].measured] == [
             (size, size + 7 * MIB) for size in planned
         ]
         assert operation.events[-1].message.startswith("the engine answers; rank 0: planned ")
@@ -127,7 +128,7 @@ async def test_an_engine_that_does_not_say_what_it_takes_is_deployed(
     monkeypatch.setattr(world.cluster, "reports", reports)
     async with world.controlled():
         await world.end(world.register("base"))
-        assert (await deployed(world)).measured == ()
+        assert (await deployed(world)).groups[0].measured == ()
 
 
 async def test_what_was_planned_without_a_calibration_teaches_nothing(

@@ -11,12 +11,14 @@ import pytest
 from in_memory import cancel
 from test_controller import World, _hurry  # noqa: F401 - a fixture
 
-from controlplane.deploy_actions import DeployActions, Hooks
 from controlplane.endings import undone
+from controlplane.group_actions import GroupActions, Hooks
 from controlplane.records import Deployment, Operation, Phase
+from controlplane.scaling import active
 from controlplane.settings import Settings
 from controlplane.state.typed import Put, Repository
 from controlplane.store_edits import Gone
+from controlplane.worker_groups import WorkerGroup
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def undeployed(world: World, deploying: Operation) -> None:
 
 
 def deployed_anew(world: World, deploying: Operation) -> None:
-    changed(world, uid=99, placement=None, phase=Phase.PENDING)
+    changed(world, uid=99, groups=(WorkerGroup(0),), phase=Phase.PENDING)
 
 
 def limited(world: World, deploying: Operation) -> None:
@@ -61,8 +63,8 @@ async def launched(world: World, meanwhile: Callable[[World, Operation], None]) 
 
     async def nothing(*_: Any) -> None: ...
 
-    hooks = Hooks(note, nothing, lambda host: None, nothing)
-    await DeployActions(world.settings, world.repository, world.cluster, hooks).launch("base")
+    hooks = Hooks(note, nothing, lambda host: None, active)
+    await GroupActions(world.settings, world.repository, world.cluster, hooks, nothing).launch("base")
 
 
 @pytest.mark.parametrize("meanwhile", [asked_to_cancel, cancelled, undeployed, deployed_anew])

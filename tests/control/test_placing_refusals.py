@@ -12,9 +12,10 @@ from in_memory import CPU, GIB
 
 from controlplane import errors
 from controlplane.api.operations import failure_of
-from controlplane.deploying import decide
+from controlplane.deploying import besides, decide
 from controlplane.records import Bounds, Deployment, ExpectedLoad, Model, OperationKind, Phase, Relaxing
 from controlplane.settings import Settings
+from controlplane.worker_groups import WorkerGroup
 from placement.types import Constraint, CostMeasure, Device, Intent, Inventory, Scope, Slos, Unusable
 from profiler.types import DeviceRates
 
@@ -195,9 +196,12 @@ def test_anti_affinity_keeps_apart_from_what_is_placed_and_not_from_itself(
     wanted = replace(WANTED, bounds=Bounds(group="g", scope=Scope.NODE))
     first = decide(base, wanted, two, settings)
     assert first.ranks[0].node == "node"
-    mine = replace(wanted, placement=first)
+    mine = replace(wanted, groups=(WorkerGroup(0, placement=first),))
     theirs = replace(mine, model="c", host="c")
-    assert decide(base, wanted, two, settings, others=[mine]).ranks[0].node == "node"
+    again = besides([mine, theirs], mine.host)
+    assert [one.placement for one in again] == [None, first]
+    assert decide(base, wanted, two, settings, others=again[:1]).ranks[0].node == "node"
+    assert decide(base, wanted, two, settings, others=[mine]).ranks[0].node == "other"  # another replica
     assert decide(base, wanted, two, settings, others=[theirs]).ranks[0].node == "other"
     with pytest.raises(errors.NoFeasiblePlan) as refusal:
         decide(base, replace(wanted, relaxing=Relaxing(True)), HERE, settings, others=[theirs])

@@ -10,13 +10,14 @@ from builders import PLACED, deployment, model, operation, state
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane.engine_views import EngineStatus, EngineView
+from controlplane.inventory import NodeState
 from controlplane.reconcile import (
     KEEP_KEYS_S,
     KEEP_OPERATIONS,
     Cancel,
-    ConfirmDeployed,
-    EngineStatus,
-    EngineView,
+    ConfirmServing,
+    Drain,
     FailDeployment,
     Forget,
     Launch,
@@ -24,19 +25,25 @@ from controlplane.reconcile import (
     Observed,
     Profile,
     Release,
-    StopEngine,
+    Replan,
+    StopGroup,
+    Undeploy,
     UnloadVariant,
     open_operation,
     reconcile,
 )
 from controlplane.records import IdempotencyKey, NodeLedger, OperationKind, Phase, Reservation
+from controlplane.worker_groups import GroupPhase, WorkerGroup
+from placement.types import RankPlacement
 
 RUNNING, STARTING = EngineView(EngineStatus.RUNNING), EngineView(EngineStatus.STARTING)
 FAILED, LEAVING = EngineView(EngineStatus.FAILED), EngineView(EngineStatus.DELETING)
 ILL = EngineView(EngineStatus.UNHEALTHY)
 
 
-BASE_UP = deployment("b", Phase.DEPLOYED)
+NODES = (NodeState("n", (), 0.5), NodeState("lost", (), 99.0, "node lost is gone", lost=True))
+ON_LOST = replace(PLACED, ranks=(RankPlacement(0, 0, 0, "lost", 0, "cpu", 0, 2, 1),))
+BASE_UP = replace(deployment("b", Phase.DEPLOYED), established=True)
 PROMISE = Reservation("b", BASE_UP.uid, 0, "cpu", 0, 1, 0.0)
 DEPLOY, REGISTER = OperationKind.DEPLOY, OperationKind.REGISTER
 
@@ -54,7 +61,7 @@ SITUATIONS: list[tuple[str, tuple[Any, ...], dict[str, EngineView], tuple[Any, .
     ("a new deployment", (deployment("b", Phase.PENDING, placed=None),), {}, (Launch("b"),)),
     ("killed before the launch", (deployment("b", Phase.DEPLOYING),), {}, (Launch("b"),)),
     ("an engine that starts", (deployment("b", Phase.DEPLOYING),), {"b": STARTING}, ()),
-    ("an engine that runs", (deployment("b", Phase.DEPLOYING),), {"b": RUNNING}, (ConfirmDeployed("b"),)),
+    ("an engine that runs", (deployment("b", Phase.DEPLOYING),), {"b": RUNNING}, (ConfirmServing("b"),)),
     ("an engine that failed", (deployment("b", Phase.DEPLOYING),), {"b": FAILED}, (FailDeployment("b"),)),
     ("all is well", (BASE_UP,), {"b": RUNNING}, ()),
     ("an ill engine is Serve's to restart", (BASE_UP,), {"b": ILL}, ()),
@@ -64,17 +71,17 @@ SITUATIONS: list[tuple[str, tuple[Any, ...], dict[str, EngineView], tuple[Any, .
         "an earlier deployment's engine",
         (deployment("b", Phase.PENDING, placed=None),),
         {"b": RUNNING},
-        (StopEngine("b"),),
+        (StopGroup("b"),),
     ),
-    ("an undeployment", (deployment("b", Phase.DELETING),), {"b": RUNNING}, (StopEngine("b"),)),
-    ("an undeployment half done", (deployment("b", Phase.DELETING),), {}, (StopEngine("b"),)),
+    ("an undeployment", (deployment("b", Phase.DELETING),), {"b": RUNNING}, (Undeploy("b"),)),
+    ("an undeployment half done", (deployment("b", Phase.DELETING),), {}, (Undeploy("b"),)),
     (
         "a cancelled deployment",
         (deployment("b", Phase.DEPLOYING), operation(DEPLOY, "b", cancel_requested=True)),
         {"b": RUNNING},
         (Cancel("op-1"),),
     ),
-    ("an engine nobody wants", (), {"b": RUNNING}, (StopEngine("b"),)),
+    ("an engine nobody wants", (), {"b": RUNNING}, (StopGroup("b"),)),
     ("an engine nobody wants, leaving", (), {"b": LEAVING}, ()),
     (
         "a variant whose base starts",
@@ -102,6 +109,44 @@ SITUATIONS: list[tuple[str, tuple[Any, ...], dict[str, EngineView], tuple[Any, .
         (Release("b"), Release("x")),
     ),
     ("memory promised", (BASE_UP, NodeLedger("n", (PROMISE,))), {"b": RUNNING}, ()),
+    (
+        "a node is lost",
+        (deployment("b", Phase.DEPLOYED, placed=ON_LOST),),
+        {"b": ILL},
+        (Replan("b"),),
+    ),
+    (
+        "a node is lost while its engine starts for the first time",
+        (deployment("b", Phase.DEPLOYING, placed=ON_LOST),),
+        {"b": FAILED},
+        (Replan("b"),),
+    ),
+    ("an established engine failed", (BASE_UP,), {"b": FAILED}, (Replan("b"),)),
+    (
+        "one of two groups is gone",
+        (replace(BASE_UP, groups=(*BASE_UP.groups, replace(BASE_UP.groups[0], number=1))),),
+        {"b": RUNNING},
+        (Launch("b@1"),),
+    ),
+    (
+        "one of two groups could not start",
+        (replace(BASE_UP, groups=(*BASE_UP.groups, WorkerGroup(1, GroupPhase.STARTING, PLACED))),),
+        {"b": RUNNING, "b@1": FAILED},
+        (Replan("b@1"),),
+    ),
+    (
+        "a group waits for its next attempt",
+        (replace(BASE_UP, groups=(*BASE_UP.groups, WorkerGroup(1, retry_at_s=5.0))),),
+        {"b": RUNNING},
+        (),
+    ),
+    (
+        "a group that leaves",
+        (replace(BASE_UP, groups=(*BASE_UP.groups, WorkerGroup(1, GroupPhase.DRAINING, PLACED))),),
+        {"b": RUNNING, "b@1": RUNNING},
+        (Drain("b@1"),),
+    ),
+    ("the engine of a group that is no more", (BASE_UP,), {"b": RUNNING, "b@7": ILL}, (StopGroup("b@7"),)),
     ("a variant without base", (deployment("v", Phase.PENDING, "b"),), {}, (FailDeployment("v"),)),
 ]
 
@@ -110,7 +155,7 @@ SITUATIONS: list[tuple[str, tuple[Any, ...], dict[str, EngineView], tuple[Any, .
     ("records", "engines", "actions"), [s[1:] for s in SITUATIONS], ids=[s[0] for s in SITUATIONS]
 )
 def test_situation(records: tuple[Any, ...], engines: dict[str, EngineView], actions: Any) -> None:
-    assert reconcile(state(*records), Observed(engines, frozenset(), 0.0)) == actions
+    assert reconcile(state(*records), Observed(engines, frozenset(), 0.0, NODES)) == actions
 
 
 def test_a_stranger_is_not_stopped_while_its_launch_runs() -> None:

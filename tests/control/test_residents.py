@@ -9,9 +9,10 @@ import pytest
 from test_estimate import LLAMA_7B
 
 from controlplane import errors
-from controlplane.deploying import decide
+from controlplane.deploying import besides, decide
 from controlplane.records import Bounds, Deployment, ExpectedLoad, Model, Phase
 from controlplane.settings import Settings
+from controlplane.worker_groups import WorkerGroup
 from placement.types import CPU, Device, Intent, Inventory, Placement, Scope
 from profiler.types import DeviceRates
 
@@ -46,7 +47,7 @@ def busy() -> Deployment:
     found = placed(asked, gpu(0))
     (share,) = found.choice.utilisation
     assert share == pytest.approx(0.8)
-    return replace(asked, placement=found, phase=Phase.DEPLOYED)
+    return replace(asked, groups=(WorkerGroup(0, placement=found),), phase=Phase.DEPLOYED)
 
 
 @pytest.mark.parametrize("intent", Intent)
@@ -65,17 +66,17 @@ def test_what_is_expected_slows_a_newcomer(busy: Deployment) -> None:
     assert beside.choice.latency_s == pytest.approx(5 * alone.choice.latency_s)
     assert busy.placement is not None
     silent = replace(busy.placement, choice=replace(busy.placement.choice, utilisation=()))
-    old = replace(busy, placement=silent)
+    old = replace(busy, groups=(WorkerGroup(0, placement=silent),))
     assert placed(wanted("b"), gpu(0, 100), others=(old,)).choice.latency_s == alone.choice.latency_s
 
 
 def test_its_own_work_is_not_in_its_way(busy: Deployment) -> None:
-    assert where(placed(busy, gpu(0), others=(busy,))) == [("n", 0)]
+    assert where(placed(busy, gpu(0), others=tuple(besides([busy], busy.host)))) == [("n", 0)]
 
 
 def test_the_first_ones_node_stays_its_own_when_the_second_only_asks_for_a_gpu() -> None:
     first = wanted("a", bounds=Bounds(group="g", scope=Scope.NODE))
-    first = replace(first, placement=placed(first, gpu(0)))
+    first = replace(first, groups=(WorkerGroup(0, placement=placed(first, gpu(0))),))
     second = wanted("b", bounds=Bounds(group="g", scope=Scope.GPU))
     crowded, other = (gpu(0, 100), gpu(1)), gpu(0, 140, "other")
     assert where(placed(second, *crowded, other, others=(first,))) == [("other", 0)]
@@ -88,7 +89,7 @@ def test_a_node_is_kept_for_its_deployment_on_devices_of_other_types_too() -> No
     """The first is on the node's GPU; the second would fit nowhere but on that node's or another's CPU."""
     apart = Bounds(group="g", scope=Scope.NODE)
     first = wanted("a", bounds=apart)
-    first = replace(first, placement=placed(first, gpu(0)))
+    first = replace(first, groups=(WorkerGroup(0, placement=placed(first, gpu(0))),))
     own, other = (
         Device(node, 0, CPU, size * GIB, size * GIB, DeviceRates(1e11, 1e12))
         for node, size in (("n", 400), ("other", 200))

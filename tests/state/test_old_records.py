@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from controlplane.records import Bounds, Deployment, ExpectedLoad, Phase, Relaxing, dump, load
+from controlplane.records import Bounds, Deployment, ExpectedLoad, Phase, Relaxing, Scaling, dump, load
+from controlplane.worker_groups import GroupPhase, WorkerGroup
 from placement.types import (
     Choice,
     Constraint,
@@ -83,7 +84,23 @@ def test_a_deployment_of_an_older_version() -> None:
         "it fits",
     )
     assert (found.load, found.bounds, found.relaxing) == (ExpectedLoad(), Bounds(), Relaxing())
+    assert [(g.number, g.phase, g.measured) for g in found.groups] == [(0, GroupPhase.SERVING, ())]
+    assert found.group_ids() == ("base",)  # as the cluster and the ledgers of that version call it
     assert load(Deployment, dump(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("changes", "groups"),
+    [
+        ({"phase": "Deploying"}, [(0, GroupPhase.STARTING)]),
+        ({"phase": "Pending", "placement": None}, [(0, GroupPhase.PENDING)]),
+        ({"model": "v", "placement": None}, []),
+    ],
+)
+def test_the_groups_of_an_older_version(changes: dict[str, Any], groups: list[Any]) -> None:
+    found = load(Deployment, json.dumps(OLD | {"measured": [], "memory_excess": 7} | changes))
+    assert [(g.number, g.phase) for g in found.groups] == groups
+    assert all(g.memory_excess == 7 for g in found.groups)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +120,11 @@ def test_what_is_new_is_read_back_as_it_was_written() -> None:
     new = replace(
         old,
         intent=Intent.MIN_GPU_HOURS,
-        placement=replace(old.placement, choice=choice),
+        groups=(
+            replace(old.groups[0], placement=replace(old.placement, choice=choice)),
+            WorkerGroup(3, reason="node n is gone", failures=2, retry_at_s=5.0, refused_on="k"),
+        ),
+        scaling=Scaling(0, 3, 2.5, 60.0),
         load=ExpectedLoad(1.5, 100, None),
         bounds=Bounds((1, 3), (2,), (10, 20), "g", Scope.NODE),
         relaxing=Relaxing(True, 1.5),

@@ -15,6 +15,7 @@ from controlplane.endings import persist
 from controlplane.records import Deployment, Phase
 from controlplane.state import StateStore, open_store
 from controlplane.state.typed import Put, Repository
+from controlplane.worker_groups import WorkerGroup
 from placement.solver.from_inventory import clusters_of
 from placement.solver.policies.joint import Joint
 from placement.solver.request import Compression, ModelFigures, Request
@@ -65,7 +66,9 @@ def launch(url: str, name: str, together: threading.Barrier) -> bool:
         fitted[0] = outcome is not None
         if outcome is None:
             return
-        deployment = Deployment(name, 1, name, Phase.DEPLOYING, Intent.MIN_COST, 16, placement=outcome)
+        deployment = Deployment(
+            name, 1, name, Phase.DEPLOYING, Intent.MIN_COST, 16, groups=(WorkerGroup(0, placement=outcome),)
+        )
         repository.commit([Put(deployment, 0), *ledger.reserve(state, name, 1, outcome, 0.0)])
 
     try:

@@ -56,6 +56,11 @@ def test_a_process_belongs_to_the_replica_above_it(pid: int, holder: str | None)
     assert holder_of(pid, TABLE) == holder
 
 
+def test_further_replicas_are_told_apart() -> None:
+    table = TABLE | {25: ProcessRow(10, "ray::ServeReplica:model-chat.v2@12:Engine.report")}
+    assert holder_of(25, table) == "chat.v2@12"
+
+
 def test_gpus() -> None:
     readings = [
         GpuReading(0, "NVIDIA H200", 140 * GIB, 30 * GIB, 50, ((22, 20 * GIB), (99, GIB), (40, None))),

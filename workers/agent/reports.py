@@ -11,7 +11,7 @@ from workers.messages import NodeReport
 class ProcessMemory:
     """Memory of a device that one process has taken.
 
-    `holder` is the base model whose engine the process belongs to; "" is no engine of ours; None: the process
+    `holder` is the worker group that the process belongs to; "" is no engine of ours; None: the process
     cannot be seen from here (NVML counts processes of other PID namespaces too).
     """
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from profiler.types import CPU
 from workers.agent.reports import DeviceSample, ProcessMemory
 
-# Ray Serve names the process of a replica after its application, which is named after the base (`app_name`);
+# Ray Serve names the process of a replica after its application, that after its worker group (`app_name`);
 # the ranks of a group on other nodes descend from a process of `workers.group.follower`.
 _REPLICA = re.compile(r"^ray::ServeReplica:model-([^:]+):|.* workers\.group\.follower (\S+)$")
 
@@ -46,7 +46,7 @@ class HostReading:
 
 
 def holder_of(pid: int, table: Mapping[int, ProcessRow]) -> str | None:
-    """The base whose replica the process is, or descends from; "" for none, None for an unknown process."""
+    """The worker group whose replica the process is, or descends from; "" for none, None for one unknown."""
     if pid not in table:
         return None
     seen: set[int] = set()

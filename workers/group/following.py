@@ -19,7 +19,7 @@ class Following:
     def __init__(self, order: Order) -> None:
         self._told, tell = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "workers.group.follower", order.config.name],
+            [sys.executable, "-m", "workers.group.follower", order.config.group_name],
             stdin=subprocess.PIPE,
             pass_fds=[tell],
         )

@@ -1,0 +1,58 @@
+"""rebalance."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from controlplane.api.deploy_requests import DeployModelRequest
+from controlplane.api.placement_views import RankView
+from controlplane.api.rebalancing import MoveView, RebalanceRequest
+from controlplane.cli.output import print_json, print_table, print_text, size
+from controlplane.cli.session import Json, session
+
+COLUMNS = ("GROUP", "FROM", "TO", "READS", "HELD TWICE", "LAST START")
+
+
+def rebalance(
+    ctx: typer.Context,
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="Make room for this model, not deployed yet.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option(help="Say what would be moved; do nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Move engines to make room for what waits, or else to free a device; no request is dropped."""
+    cli = session(ctx)
+    wanted = None if model is None else DeployModelRequest(model=model)
+    with cli.client() as client:
+        found = client.rebalance(RebalanceRequest(dryRun=dry_run, deploy=wanted))
+    if cli.json:
+        print_json({"rebalance": found})
+        return
+    print_text(f"To {found.goal}: {found.gain}")
+    if found.moves:
+        print_table(COLUMNS, [_row(move) for move in found.moves], empty="")
+        print_text(
+            f"{size(found.loadBytes)} to read, {size(found.doubledBytes)} of devices held twice meanwhile"
+        )
+        print_text(
+            "begun; `ostinato status MODEL` shows how far it is" if found.began else "nothing was done"
+        )
+
+
+def _row(move: MoveView) -> tuple[str, ...]:
+    start = "not known" if move.startS is None else f"{move.startS:.0f} s"
+    return (
+        move.group,
+        _where(move.ranks),
+        _where(move.to),
+        size(move.loadBytes),
+        size(move.doubledBytes),
+        start,
+    )
+
+
+def _where(ranks: list[RankView]) -> str:
+    return ", ".join(dict.fromkeys(f"{rank.node} {rank.device}" for rank in ranks))

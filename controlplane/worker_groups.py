@@ -1,0 +1,81 @@
+"""Worker groups: the replicas of a base's deployment, each with an engine, a placement and a phase. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from placement.types import DeviceKey, Placement
+
+# Not allowed in the names of models, so that no group is called like another model's.
+_SEPARATOR = "@"
+
+
+class GroupPhase(StrEnum):
+    PENDING = "Pending"  # to be placed, for the first time or anew
+    STARTING = "Starting"
+    SERVING = "Serving"
+    DRAINING = "Draining"  # gets no new requests; stopped when it has none left
+
+
+@dataclass(frozen=True)
+class MeasuredRank:
+    """What a rank was planned with, and what it takes of its device with its whole KV cache."""
+
+    rank: int
+    planned_bytes: int
+    measured_bytes: int
+
+
+@dataclass(frozen=True)
+class WorkerGroup:
+    """One engine of a deployment; `number` tells the groups of a deployment apart.
+
+    `measured` is what its ranks were found to take when it began to serve; their plan gave each
+    `memory_excess` bytes beyond the estimate, from earlier experience; None if no calibration was there to
+    estimate by. A pending group that `failures` times
+    in a row did not last is placed anew at `retry_at_s`, one that was refused by the cluster of the key
+    `refused_on` as soon as that differs; `reason` says why. It starts, or serves, since `since_s`; to start
+    took `start_s`. One that `replaces` another, on none of the devices to `avoid`, has it drained once it
+    serves.
+    """
+
+    number: int
+    phase: GroupPhase = GroupPhase.PENDING
+    placement: Placement | None = None
+    measured: tuple[MeasuredRank, ...] = ()
+    memory_excess: int | None = 0
+    reason: str = ""
+    failures: int = 0
+    retry_at_s: float = 0.0
+    refused_on: str = ""
+    since_s: float = 0.0
+    start_s: float = 0.0
+    replaces: int | None = None
+    avoid: tuple[DeviceKey, ...] = ()
+
+
+def group_id(host: str, number: int) -> str:
+    """What a group is called in the cluster and in the ledgers; the first one as its base."""
+    return f"{host}{_SEPARATOR}{number}" if number else host
+
+
+def host_of(group: str) -> str:
+    """The base that a group of this name serves."""
+    return group.partition(_SEPARATOR)[0]
+
+
+def number_of(group: str) -> int:
+    return int(group.partition(_SEPARATOR)[2] or 0)
+
+
+def is_spare(group: WorkerGroup, groups: tuple[WorkerGroup, ...]) -> bool:
+    """Whether it is there only to replace another one of these, which still is there."""
+    return group.phase is not GroupPhase.DRAINING and any(
+        one.number == group.replaces and one.phase is not GroupPhase.DRAINING for one in groups
+    )
+
+
+def next_number(groups: tuple[WorkerGroup, ...]) -> int:
+    """A number that no group of these has."""
+    return max((group.number for group in groups), default=-1) + 1

@@ -1,0 +1,176 @@
+"""Moves that free a whole device, or make room for a newcomer, and what they cost. Pure.
+
+A move starts a group's engine in its new place before the old one is drained, so both hold memory for a
+while: all moves of a proposal are possible at the same time, with nothing gone yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from placement.types import Device, DeviceKey, Inventory, Placement, key_of
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A worker group that serves: starting it anew reads `load_bytes`, and took `start_s` the last time."""
+
+    name: str
+    placement: Placement
+    load_bytes: int
+    start_s: float
+
+
+@dataclass(frozen=True)
+class Move:
+    """`tenant` to `placement`, which has none of the devices in `avoid`."""
+
+    tenant: Tenant
+    placement: Placement
+    avoid: tuple[DeviceKey, ...]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """`freed` is the device that nothing of ours is on afterwards, `newcomer` where who waited would be."""
+
+    moves: tuple[Move, ...]
+    freed: Device | None = None
+    newcomer: Placement | None = None
+
+    @property
+    def load_bytes(self) -> int:
+        return sum(move.tenant.load_bytes for move in self.moves)
+
+    @property
+    def doubled_bytes(self) -> int:
+        """What the moved groups hold twice until the old engines are stopped."""
+        return sum(rank.memory_bytes for move in self.moves for rank in move.tenant.placement.ranks)
+
+
+# A place for a name on devices with so much free, while the groups of these moves are in both their places
+# or, with True, only in their new ones; None: there is none.
+Decide = Callable[[str, Inventory, Sequence[Move], bool], Placement | None]
+
+
+def to_free_a_device(inventory: Inventory, tenants: Sequence[Tenant], decide: Decide) -> Proposal | None:
+    """The cheapest moves, in bytes to load, after which more devices have nothing of ours than before."""
+    empty = len(_empty(inventory, (t.placement for t in tenants)))
+    found: list[Proposal] = []
+    for device in inventory.devices:
+        moves = _moves(inventory, _on(tenants, key_of(device)), decide, device)
+        if moves and len(_empty(inventory, _after(tenants, moves))) > empty:
+            found.append(Proposal(moves, freed=device))
+    return min(found, key=_cost, default=None)
+
+
+def to_fit(inventory: Inventory, tenants: Sequence[Tenant], decide: Decide, newcomer: str) -> Proposal | None:
+    """The cheapest moves after which there is a place for `newcomer`: none, one, or all of a device."""
+    if (place := decide(newcomer, inventory, (), True)) is not None:
+        return Proposal((), newcomer=place)
+    return _best(inventory, decide, newcomer, _single(inventory, tenants, decide)) or _best(
+        inventory, decide, newcomer, _of_devices(inventory, tenants, decide)
+    )
+
+
+def _best(
+    inventory: Inventory, decide: Decide, newcomer: str, options: Iterable[tuple[Move, ...]]
+) -> Proposal | None:
+    for moves in sorted(options, key=lambda moves: _cost(Proposal(moves))):
+        place = decide(newcomer, after(inventory, moves), moves, True)
+        if place is not None:
+            return Proposal(moves, newcomer=place)
+    return None
+
+
+def _single(inventory: Inventory, tenants: Sequence[Tenant], decide: Decide) -> Iterator[tuple[Move, ...]]:
+    for tenant in tenants:
+        avoid = tuple(dict.fromkeys(_keys(tenant.placement)))
+        move = _move(inventory, tenant, decide, avoid, ())
+        if move is not None:
+            yield (move,)
+
+
+def _of_devices(
+    inventory: Inventory, tenants: Sequence[Tenant], decide: Decide
+) -> Iterator[tuple[Move, ...]]:
+    for device in inventory.devices:
+        if moves := _moves(inventory, _on(tenants, key_of(device)), decide, device):
+            yield moves
+
+
+def _moves(
+    inventory: Inventory, tenants: Sequence[Tenant], decide: Decide, device: Device
+) -> tuple[Move, ...]:
+    """All of these off the device, the largest first; empty when one of them finds no other place."""
+    moves: tuple[Move, ...] = ()
+    for tenant in sorted(tenants, key=lambda t: (-sum(r.memory_bytes for r in t.placement.ranks), t.name)):
+        move = _move(during(inventory, moves), tenant, decide, (key_of(device),), moves)
+        if move is None:
+            return ()
+        moves = (*moves, move)
+    return moves
+
+
+def _move(
+    inventory: Inventory,
+    tenant: Tenant,
+    decide: Decide,
+    avoid: tuple[DeviceKey, ...],
+    others: Sequence[Move],
+) -> Move | None:
+    place = decide(tenant.name, without(inventory, avoid), others, False)
+    return None if place is None else Move(tenant, place, avoid)
+
+
+def without(inventory: Inventory, avoid: Sequence[DeviceKey]) -> Inventory:
+    """The inventory without these devices."""
+    return replace(inventory, devices=tuple(d for d in inventory.devices if key_of(d) not in avoid))
+
+
+def during(inventory: Inventory, moves: Iterable[Move]) -> Inventory:
+    """What is free while the moved groups are in both places."""
+    return _less(inventory, _taken(move.placement for move in moves))
+
+
+def after(inventory: Inventory, moves: Sequence[Move]) -> Inventory:
+    """What is free once the moved groups are gone from their old places."""
+    gone = {key: -size for key, size in _taken(move.tenant.placement for move in moves).items()}
+    return _less(during(inventory, moves), gone)
+
+
+def _less(inventory: Inventory, taken: Mapping[DeviceKey, int]) -> Inventory:
+    def left(device: Device) -> int:
+        return min(device.total_bytes, max(0, device.free_bytes - taken.get(key_of(device), 0)))
+
+    return replace(inventory, devices=tuple(replace(d, free_bytes=left(d)) for d in inventory.devices))
+
+
+def _taken(placements: Iterable[Placement]) -> dict[DeviceKey, int]:
+    found: dict[DeviceKey, int] = {}
+    for placement in placements:
+        for key, rank in zip(_keys(placement), placement.ranks, strict=True):
+            found[key] = found.get(key, 0) + rank.memory_bytes
+    return found
+
+
+def _after(tenants: Sequence[Tenant], moves: Sequence[Move]) -> list[Placement]:
+    moved = {move.tenant.name: move.placement for move in moves}
+    return [moved.get(tenant.name, tenant.placement) for tenant in tenants]
+
+
+def _empty(inventory: Inventory, placements: Iterable[Placement]) -> set[DeviceKey]:
+    return {key_of(d) for d in inventory.devices} - {key for p in placements for key in _keys(p)}
+
+
+def _on(tenants: Sequence[Tenant], device: DeviceKey) -> list[Tenant]:
+    return [tenant for tenant in tenants if device in _keys(tenant.placement)]
+
+
+def _keys(placement: Placement) -> list[DeviceKey]:
+    return [(rank.node, rank.device_kind, rank.device_index) for rank in placement.ranks]
+
+
+def _cost(proposal: Proposal) -> tuple[int, int, list[str]]:
+    return proposal.load_bytes, len(proposal.moves), [move.tenant.name for move in proposal.moves]

@@ -1,0 +1,164 @@
+"""Rebalancing on a real store: what is proposed on the records, and how a move goes and may fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_memory import CPU
+from test_controller import NODES, World, _hurry, placed, reserved  # noqa: F401 - a fixture
+from test_worker_groups import base_of, nodes_of, quick  # noqa: F401 - a fixture
+
+from controlplane import errors, rebalancing
+from controlplane.api.deploy_requests import DeployModelRequest
+from controlplane.api.services import fresh_context
+from controlplane.commands import deploy_model
+from controlplane.records import Deployment, Phase
+from controlplane.routing import build_table
+from controlplane.settings import Settings
+from controlplane.state.typed import Put, Repository
+from controlplane.worker_groups import GroupPhase
+from placement.rebalancing import Proposal
+from placement.types import Inventory
+
+
+@pytest.fixture
+def world(settings: Settings, repository: Repository, files: Path) -> World:
+    return World(settings, repository, files)
+
+
+def fill(world: World, *free: int) -> None:
+    """The nodes with so many bytes free for newcomers."""
+    devices = tuple(replace(d, free_bytes=n) for d, n in zip(NODES.devices, free, strict=True))
+    world.cluster.devices = Inventory(devices)
+
+
+async def apart(world: World) -> None:
+    """A base on one node, another on the other, which had no room for both."""
+    await world.end(world.register("base"))
+    await world.end(world.register("second", folder="base"))
+    assert (await world.end(world.deploy("base"))).phase is Phase.DEPLOYED
+    world.cluster.devices = Inventory((replace(NODES.devices[0], free_bytes=0), NODES.devices[1]))
+    assert (await world.end(world.deploy("second"))).phase is Phase.DEPLOYED
+    world.cluster.devices = NODES
+
+
+def proposed(world: World) -> Proposal:
+    found = rebalancing.propose(world.repository.read(), world.cluster.devices, world.settings)
+    assert found.goal == "free a device"
+    assert found.proposal is not None
+    return found.proposal
+
+
+def begin(world: World, proposal: Proposal) -> None:
+    world.repository.commit(rebalancing.begun(world.repository.read(), proposal))
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_move_starts_the_new_group_before_the_old_one_goes(world: World) -> None:
+    async with world.controlled():
+        await apart(world)
+        where = {name: nodes_of(d.record) for name, d in world.repository.read().deployments.items()}
+        assert where == {"base": {"base": {"node"}}, "second": {"second": {"other"}}}
+        proposal = proposed(world)
+        (move,) = proposal.moves
+        host = move.tenant.name
+        assert proposal.freed is not None
+        assert proposal.freed.node == ("node" if host == "base" else "other")
+        assert move.tenant.load_bytes > 0
+        world.cluster.held.add(f"{host}@1")
+        begin(world, proposal)
+        await world.until(lambda: f"{host}@1" in world.cluster.engines)
+        with pytest.raises(errors.NotReady):
+            rebalancing.propose(world.repository.read(), world.cluster.devices, world.settings)
+        assert build_table(world.repository.read()).groups[host] == (host,)
+        assert {holder for holder, *_ in reserved(world.repository.read())} == {"base", "second", f"{host}@1"}
+        world.cluster.held.clear()
+        served: set[tuple[str, ...]] = set()
+
+        def moved() -> bool:
+            state = world.repository.read()
+            served.add(build_table(state).groups.get(host, ()))
+            return state.deployments[host].record.group_ids() == (f"{host}@1",)
+
+        await world.until(moved)
+        assert () not in served  # at every moment somebody answered
+        await world.until(lambda: set(world.cluster.engines) == {"base", "second", f"{host}@1"} - {host})
+        state = world.repository.read()
+        assert reserved(state) == placed(state)
+        assert {n for d in state.deployments.values() for ns in nodes_of(d.record).values() for n in ns} == {
+            move.placement.ranks[0].node
+        }
+        last = rebalancing.propose(state, world.cluster.devices, world.settings)
+        assert last.proposal is None  # one node carries both: nothing is left to gain
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("trouble", ["no room", "no start"])
+async def test_a_move_that_fails_leaves_the_group_where_it_is(world: World, trouble: str) -> None:
+    async with world.controlled():
+        await apart(world)
+        proposal = proposed(world)
+        host = proposal.moves[0].tenant.name
+        if trouble == "no room":
+            fill(world, 0, 0)
+        else:
+            world.cluster.broken.add(host)
+        begin(world, proposal)
+        await world.until(lambda: len(world.repository.read().deployments[host].record.groups) == 2)
+        await world.until(lambda: len(world.repository.read().deployments[host].record.groups) == 1)
+        await world.until(lambda: set(world.cluster.engines) == {"base", "second"})
+        found = world.repository.read().deployments[host].record
+        assert [(g.number, g.phase) for g in found.groups] == [(0, GroupPhase.SERVING)]
+        assert (found.phase, found.reason) == (Phase.DEPLOYED, "")
+
+
+def needs(world: World) -> int:
+    """Bytes that the base was promised."""
+    placement = base_of(world).placement
+    assert placement is not None
+    return sum(rank.memory_bytes for rank in placement.ranks)
+
+
+def wanted(world: World, name: str, options: dict[str, Any]) -> Deployment:
+    """The deployment that this would be."""
+    request = DeployModelRequest.model_validate({"model": name, **options})
+    changes = deploy_model(world.repository.read(), request, fresh_context()).changes
+    (found,) = (c.record for c in changes if isinstance(c, Put) and isinstance(c.record, Deployment))
+    return found
+
+
+@pytest.mark.usefixtures("quick")
+async def test_room_is_made_for_a_newcomer(world: World) -> None:
+    """It must not share the node of `second`, and the other one is full of `base`, which could go."""
+    options: dict[str, Any] = {"antiAffinity": {"group": "g", "scope": "node"}}
+    async with world.controlled():
+        for name in ("base", "second", "third"):
+            await world.end(world.register(name, folder="base"))
+        await world.end(world.deploy("base"))
+        size = needs(world)
+        shares = {"node": 1.6, "other": 2.7}
+        sizes = {name: int(share * size) for name, share in shares.items()}
+        world.cluster.devices = Inventory(
+            tuple(replace(CPU, node=n, total_bytes=size, free_bytes=size) for n, size in sizes.items())
+        )
+        assert (await world.end(world.deploy("second", **options))).phase is Phase.DEPLOYED
+        newcomer = wanted(world, "third", options)
+        refused = await world.end(world.deploy("third", **options))
+        assert refused.error is not None
+        assert refused.error["error"]["code"] == "no_feasible_plan"
+        found = rebalancing.propose(
+            world.repository.read(), world.cluster.devices, world.settings, newcomer
+        ).proposal
+        assert found is not None
+        assert [(m.tenant.name, m.placement.ranks[0].node) for m in found.moves] == [("base", "other")]
+        assert found.newcomer is not None
+        assert found.newcomer.ranks[0].node == "node"
+        begin(world, found)
+        await world.until(lambda: base_of(world).group_ids() == ("base@1",))
+        assert (await world.end(world.deploy("third", **options))).phase is Phase.DEPLOYED
+        state = world.repository.read()
+        assert reserved(state) == placed(state)
+        assert nodes_of(state.deployments["third"].record) == {"third": {"node"}}

@@ -1,0 +1,66 @@
+"""A base's groups as the gateway's runtime asks them: all that serve, whoever fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controlplane import errors, serve_runtime
+from controlplane.app import ServeRuntime
+from controlplane.settings import Settings
+from workers.messages import EngineResidency, VariantRef, WorkerReport
+
+GROUPS = {"b": ("b", "b@2"), "asleep": ()}
+SEEN = EngineResidency(4, 4, 0, 0, 0, ())
+
+
+@pytest.fixture
+def runtime(settings: Settings) -> ServeRuntime:
+    return ServeRuntime(settings, groups_of=lambda host: GROUPS[host])
+
+
+def report(group: str) -> WorkerReport:
+    return WorkerReport(1, "n", (), "test", group=group)
+
+
+async def test_workers_are_those_of_all_groups_that_answer(
+    runtime: ServeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken: set[str] = set()
+
+    async def find(group: str) -> list[WorkerReport]:
+        if group in broken:
+            raise errors.Unavailable(group)
+        return [report(group)]
+
+    monkeypatch.setattr(serve_runtime, "find_workers", find)
+    assert [r.group for r in await runtime.find_workers("b")] == ["b", "b@2"]
+    assert await runtime.find_workers("asleep") == []
+    broken.add("b")
+    assert [r.group for r in await runtime.find_workers("b")] == ["b@2"]
+    broken.add("b@2")
+    with pytest.raises(errors.Unavailable):
+        await runtime.find_workers("b")
+
+
+async def test_what_is_asked_of_a_base_is_asked_of_all_its_groups(
+    runtime: ServeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    async def note(*args: Any) -> list[EngineResidency]:
+        asked.append(args)
+        return [SEEN]
+
+    variant = VariantRef("v", 7, "/a")
+    for name in ("residency", "limit_variants", "prefetch"):
+        monkeypatch.setattr(serve_runtime, name, note)
+    assert await runtime.residency("b") == [SEEN, SEEN]
+    await runtime.limit_variants("b", 2)
+    await runtime.prefetch("b", variant)
+    each = [(), (2,), (variant,)]
+    assert asked == [(group, *args) for args in each for group in GROUPS["b"]]
+    with pytest.raises(errors.Unavailable) as refusal:
+        await runtime.residency("asleep")
+    assert refusal.value.retry_after_s
