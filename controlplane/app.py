@@ -69,7 +69,7 @@ class ServeRuntime:
         self._settings = settings
         self._groups_of = groups_of
         self._agents = AgentBook(settings, starts_agents)
-        self._ongoing: dict[str, int] | None = None
+        self._demand: dict[str, float] | None = None
         self._requests = EngineClient(self.find_workers, settings.max_queued_requests, alive)
 
     async def find_workers(self, host: str) -> list[WorkerReport]:
@@ -111,19 +111,19 @@ class ServeRuntime:
         """Ask the gateways every second for the requests under way, until cancelled."""
         while True:
             try:
-                self._ongoing = await serve_runtime.ongoing()
+                self._demand = await serve_runtime.demand()
             except Exception as e:  # gateways come and go; nothing is decided until they answer
                 log.info("the gateways do not say what is under way: %r", e)
-                self._ongoing = None
+                self._demand = None
             await asyncio.sleep(COUNT_EVERY_S)
 
-    def ongoing(self) -> Mapping[str, int] | None:
+    def demand(self) -> Mapping[str, float] | None:
         """As all gateways last said; None when they did not."""
-        return self._ongoing
+        return self._demand
 
-    def own_ongoing(self) -> dict[str, int]:
-        """Of this gateway."""
-        return self._requests.ongoing()
+    def own_demand(self) -> dict[str, float]:
+        """Of this gateway, since this was last asked."""
+        return self._requests.demand()
 
     async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
         return await self._agents.nodes(wait)
@@ -210,9 +210,9 @@ class Gateway:
     async def metrics_address(self) -> str:
         return self._metrics_address
 
-    async def ongoing(self) -> dict[str, int]:
-        """Requests under way by base, for the controller."""
-        return _runtime().own_ongoing()
+    async def demand(self) -> dict[str, float]:
+        """Requests under way by base, for the controller, which alone asks."""
+        return _runtime().own_demand()
 
 
 @serve.deployment(name="Controller", num_replicas=1, health_check_period_s=2)

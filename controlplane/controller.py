@@ -68,8 +68,9 @@ class Runtime(Measurer, Engines, Protocol):
 
     async def observe(self) -> dict[str, EngineView]: ...
 
-    def ongoing(self) -> Mapping[str, int] | None:
-        """Requests under way, waiting ones among them, by base; None: the gateways did not say lately."""
+    def demand(self) -> Mapping[str, float] | None:
+        """Requests under way, waiting ones among them, by base, as a mean over the last second; None: the
+        gateways did not say lately."""
         ...
 
     def convert_bundled(self, name: str) -> Path:
@@ -148,7 +149,7 @@ class Controller:
         state = await asyncio.to_thread(self._repository.read)
         self._report(state, nodes)
         deployments = (found.record for found in state.deployments.values())
-        wanted = self._demand.note(deployments, self._runtime.ongoing(), time.time())
+        wanted = self._demand.note(deployments, self._runtime.demand(), time.time())
         observed = Observed(self._engines, busy, time.time(), tuple(nodes), wanted)
         for action in reconcile(state, observed):
             self._tasks[action.key] = asyncio.create_task(self._carry_out(action))

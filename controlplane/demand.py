@@ -21,7 +21,7 @@ class DemandBook:
         self._now_s = 0.0
 
     def note(
-        self, deployments: Iterable[Deployment], counts: Mapping[str, int] | None, now_s: float
+        self, deployments: Iterable[Deployment], counts: Mapping[str, float] | None, now_s: float
     ) -> dict[str, int]:
         """What should be, by base. `counts` are requests under way by base; None: the gateways did not say,
         and nothing is to change."""

@@ -46,9 +46,11 @@ class EngineClient:
             while (piece := await answer.piece()) is not None:
                 yield piece
 
-    def ongoing(self) -> dict[str, int]:
-        """Requests under way by host, those that wait for a worker among them."""
-        return {host: workers.in_flight for host, workers in self._hosts.items() if workers.in_flight}
+    def demand(self) -> dict[str, float]:
+        """Requests under way by host, those that wait for a worker among them: the mean since this was last
+        asked, so that short ones count between two looks."""
+        means = {host: workers.demand() for host, workers in self._hosts.items()}
+        return {host: mean for host, mean in means.items() if mean > 0}
 
     def close(self) -> None:
         for workers in self._hosts.values():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from controlplane import errors
 from controlplane.balancing import has_room, least_outstanding
 from controlplane.http1 import Connection, Pool
+from controlplane.level import Level
 from workers.messages import WorkerReport
 
 log = logging.getLogger(__name__)
@@ -79,29 +81,28 @@ class HostWorkers:
         self._alive = alive
         self._known: list[KnownWorker] = []
         self._left: list[KnownWorker] = []
-        self._in_flight = 0
+        self._in_flight = Level(time.monotonic)
         self._used_s = 0.0
         self._refreshing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
 
-    @property
-    def in_flight(self) -> int:
-        """Requests under way, those that wait for a worker among them."""
-        return self._in_flight
+    def demand(self) -> float:
+        """Requests under way, those that wait for a worker among them: the mean since this was last asked."""
+        return self._in_flight.average()
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
         """The time of one request. Raises Overloaded when too many are under way."""
-        if not has_room(self._in_flight, [w.max_ongoing for w in self._known], self._max_queued):
+        if not has_room(self._in_flight.now, [w.max_ongoing for w in self._known], self._max_queued):
             raise errors.Overloaded(
                 f"too many requests wait for '{self._host}'; send fewer at once or try again", retry_after_s=1
             )
         self._keep_watching()
-        self._in_flight += 1
+        self._in_flight.add(1)
         try:
             yield
         finally:
-            self._in_flight -= 1
+            self._in_flight.add(-1)
 
     async def pick(self, deadline_s: float) -> KnownWorker:
         """The worker to ask, waiting for one until `deadline_s` (of the loop's clock). Raises Unavailable."""
@@ -165,7 +166,7 @@ class HostWorkers:
             self._watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
-        while self._in_flight or asyncio.get_running_loop().time() - self._used_s < IDLE_S:
+        while self._in_flight.now or asyncio.get_running_loop().time() - self._used_s < IDLE_S:
             await self.refresh()
             await asyncio.sleep(REFRESH_S)
 

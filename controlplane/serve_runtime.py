@@ -243,11 +243,12 @@ def convert_bundled(name: str, cache: Path) -> Path:
         ) from e
 
 
-async def ongoing() -> dict[str, int]:
-    """Requests under way by base, over all gateways. Raises what Serve raises."""
+async def demand() -> dict[str, float]:
+    """Requests under way by base, over all gateways: the mean since this was last asked. Raises what Serve
+    raises."""
     handle = serve.get_deployment_handle("Gateway", CONTROL_APP)
-    found: dict[str, int] = {}
-    for counts in await handle.broadcast("ongoing").results_async(timeout_s=FIND_TIMEOUT_S):
+    found: dict[str, float] = {}
+    for counts in await handle.broadcast("demand").results_async(timeout_s=FIND_TIMEOUT_S):
         for host, count in counts.items():
             found[host] = found.get(host, 0) + count
     return found

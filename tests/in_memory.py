@@ -235,7 +235,7 @@ class InMemoryCluster:
     async def inventory(self) -> Inventory:
         return self.devices
 
-    def ongoing(self) -> dict[str, int] | None:
+    def demand(self) -> dict[str, float] | None:
         return self.requests
 
     def convert_bundled(self, name: str) -> Path:

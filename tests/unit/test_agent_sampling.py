@@ -27,6 +27,7 @@ from workers.agent.sampling import (
     holder_of,
     host_sample,
     islands,
+    of_ray_node,
 )
 
 GIB = 1 << 30
@@ -59,6 +60,27 @@ def test_a_process_belongs_to_the_replica_above_it(pid: int, holder: str | None)
 def test_further_replicas_are_told_apart() -> None:
     table = TABLE | {25: ProcessRow(10, "ray::ServeReplica:model-chat.v2@12:Engine.report")}
     assert holder_of(25, table) == "chat.v2@12"
+
+
+def test_engines_of_another_cluster_on_this_host_are_not_ours() -> None:
+    theirs = {
+        60: ProcessRow(1, "/other/ray/raylet --name=y"),
+        61: ProcessRow(60, "ray::ServeReplica:model-chat.v2:Engine"),
+        62: ProcessRow(61, "VLLM::EngineCore"),
+    }
+    seen = of_ray_node(TABLE | theirs, 30)
+    assert seen.keys() == TABLE.keys() | theirs.keys()
+    assert [holder_of(pid, seen) for pid in (20, 22, 24, 61, 62, 40)] == ["chat.v2"] * 3 + [""] * 3
+    assert [holder_of(pid, of_ray_node(TABLE | theirs, 61)) for pid in (20, 61, 62)] == [
+        "",
+        "chat.v2",
+        "chat.v2",
+    ]
+
+
+@pytest.mark.parametrize("pid", [41, 50, 99])
+def test_outside_of_any_ray_node_all_engines_count(pid: int) -> None:
+    assert of_ray_node(TABLE, pid) == TABLE
 
 
 def test_gpus() -> None:

@@ -13,6 +13,7 @@ from workers.agent.sampling import (
     cgroup_cores,
     cgroup_limit,
     cgroup_paths,
+    of_ray_node,
     resident_bytes,
 )
 
@@ -25,11 +26,12 @@ _MEMORY = {
 
 
 def processes() -> dict[int, ProcessRow]:
-    """All that can be seen from here, by pid."""
-    return {
+    """All that can be seen from here, by pid. Only those of this process's Ray node have titles."""
+    seen = {
         p.pid: ProcessRow(p.info["ppid"] or 0, " ".join(p.info["cmdline"] or ()))
         for p in psutil.process_iter(["ppid", "cmdline"])
     }
+    return of_ray_node(seen, os.getpid())
 
 
 def memory_of(pid: int) -> int:

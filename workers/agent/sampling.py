@@ -13,6 +13,8 @@ from workers.agent.reports import DeviceSample, ProcessMemory
 # the ranks of a group on other nodes descend from a process of `workers.group.follower`.
 _REPLICA = re.compile(r"^ray::ServeReplica:model-([^:]+):|.* workers\.group\.follower (\S+)$")
 
+_RAYLET = re.compile(r"\S*/raylet( |$)")
+
 
 @dataclass(frozen=True)
 class ProcessRow:
@@ -56,6 +58,28 @@ def holder_of(pid: int, table: Mapping[int, ProcessRow]) -> str | None:
             return found[1] or found[2]
         pid = table[pid].parent
     return ""
+
+
+def of_ray_node(table: Mapping[int, ProcessRow], pid: int) -> dict[int, ProcessRow]:
+    """The processes, those outside of the Ray node that `pid` is in without a title: another cluster on this
+    host may serve a base of the same name. All with theirs when `pid` is in none."""
+    above: set[int] = set()
+    while pid in table and pid not in above:
+        above.add(pid)
+        if _RAYLET.match(table[pid].title):
+            return {
+                p: row if _is_below(p, pid, table) else ProcessRow(row.parent, "") for p, row in table.items()
+            }
+        pid = table[pid].parent
+    return dict(table)
+
+
+def _is_below(pid: int, ancestor: int, table: Mapping[int, ProcessRow]) -> bool:
+    seen: set[int] = set()
+    while pid != ancestor and pid in table and pid not in seen:
+        seen.add(pid)
+        pid = table[pid].parent
+    return pid == ancestor
 
 
 def gpu_samples(
