@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import threading
 import time
 import uuid
 from collections.abc import Coroutine, Iterator
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import loops
 import pytest
 import random_adapters
 import torch
@@ -107,22 +107,18 @@ def lab(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     references = {BASE: random_adapters.merged_model(base, None)} | {
         name: random_adapters.merged_model(base, Path(variant.path)) for name, variant in variants.items()
     }
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
     environment = dict(os.environ)
-    thread.start()
-    worker = Worker(_config(base), "127.0.0.1")
-    started = time.monotonic()
-    try:
-        asyncio.run_coroutine_threadsafe(worker.start(), loop).result(300)
-        print(f"\nengine start: {time.monotonic() - started:.1f} s")
-        yield Lab(worker, loop, variants, references)
-    finally:
-        asyncio.run_coroutine_threadsafe(worker.close(), loop).result(60)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
-        os.environ.clear()
-        os.environ.update(environment)
+    with loops.in_a_thread() as loop:
+        worker = Worker(_config(base), "127.0.0.1")
+        started = time.monotonic()
+        try:
+            asyncio.run_coroutine_threadsafe(worker.start(), loop).result(300)
+            print(f"\nengine start: {time.monotonic() - started:.1f} s")
+            yield Lab(worker, loop, variants, references)
+        finally:
+            asyncio.run_coroutine_threadsafe(worker.close(), loop).result(60)
+            os.environ.clear()
+            os.environ.update(environment)
 
 
 def _config(base: Path) -> EngineConfig:

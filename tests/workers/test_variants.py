@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import threading
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import loops
 import pytest
 import random_adapters
 import random_variants
@@ -116,21 +116,17 @@ class Lab:
 
 @pytest.fixture(scope="module", params=PLANS)
 def lab(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> Iterator[Lab]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
     environment = dict(os.environ)
-    thread.start()
     os.environ["OMP_NUM_THREADS"] = "1"  # each rank would take all cores, and wait for the others by spinning
-    worker = Worker(_config(checkpoints.base, *PLANS[request.param]), "127.0.0.1")
-    try:
-        asyncio.run_coroutine_threadsafe(worker.start(), loop).result(600)
-        yield Lab(worker, loop, checkpoints)
-    finally:
-        asyncio.run_coroutine_threadsafe(worker.close(), loop).result(60)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
-        os.environ.clear()
-        os.environ.update(environment)
+    with loops.in_a_thread() as loop:
+        worker = Worker(_config(checkpoints.base, *PLANS[request.param]), "127.0.0.1")
+        try:
+            asyncio.run_coroutine_threadsafe(worker.start(), loop).result(600)
+            yield Lab(worker, loop, checkpoints)
+        finally:
+            asyncio.run_coroutine_threadsafe(worker.close(), loop).result(60)
+            os.environ.clear()
+            os.environ.update(environment)
 
 
 def _config(base: Path, tensor_parallel: int, layers_per_stage: tuple[int, ...]) -> EngineConfig:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import loops
 import psutil
 import pytest
 import random_adapters
@@ -97,12 +98,8 @@ class Lab:
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
     """With an environment that a launch may change."""
     before = dict(os.environ)
-    made = asyncio.new_event_loop()
-    thread = threading.Thread(target=made.run_forever, daemon=True)
-    thread.start()
-    yield made
-    made.call_soon_threadsafe(made.stop)
-    thread.join(10)
+    with loops.in_a_thread() as made:
+        yield made
     os.environ.clear()
     os.environ.update(before)
 

@@ -1,0 +1,23 @@
+"""An event loop that runs in a thread, for engines in the process of the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def in_a_thread() -> Iterator[asyncio.AbstractEventLoop]:
+    """Closed afterwards: vLLM's client leaves its sockets to a loop that is not, and when that client is
+    collected its context waits for them for good."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
