@@ -30,9 +30,8 @@ class Cluster:
             http_port=local.free_port(),
             engine=engine,
             allowed_roots=allowed_roots,
-            store_url="",
             api_key="",
-            **settings,
+            **{"store_url": "", **settings},
         )
         self.local: LocalCluster
 
