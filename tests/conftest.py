@@ -36,6 +36,15 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("quick")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs side by side: the clusters, which mostly wait, and the files of all other tests."""
+    clusters = Path(__file__).parent / "cluster"
+    for item in items:
+        group = "clusters" if clusters in item.path.parents else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 def pytest_collection_finish() -> None:
     """What was imported stays: to look through all of it again and again takes a tenth of a run."""
     gc.collect()

@@ -21,15 +21,17 @@ LORAS = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Clusters live to the end of the session and take their share of the cores all the time: their tests
-    come last, those of the second cluster after those of the first. What kills processes comes last in each.
+    come last, or all of them first in a process of their own. Those of the second cluster come after those of
+    the first, and what kills processes last in each.
     """
+    side_by_side = hasattr(config, "workerinput")
 
     def order(item: pytest.Item) -> tuple[bool, bool, bool]:
         here = Path(__file__).parent in item.path.parents
         echo = "echo_cluster" in getattr(item, "fixturenames", ())
-        return here, here and echo, item.path.name == "test_chaos.py"
+        return here is not side_by_side, here and echo, item.path.name == "test_chaos.py"
 
     items.sort(key=order)
 
