@@ -98,7 +98,7 @@ def test_variants_of_each_kind_in_one_batch_of_a_model_whose_layers_repeat(tmp_p
         device_bytes=1 << 30,
         dtype="float32",
         output_tokens=6,
-        repeats=1,
+        repeats=5,
         distinct_layers=2,
         max_model_len=128,
         graphs=False,
@@ -112,4 +112,5 @@ def test_variants_of_each_kind_in_one_batch_of_a_model_whose_layers_repeat(tmp_p
     assert footprint.distinct_layers == 2
     alone, *mixed = (m for m in timings if isinstance(m, Timing))
     assert [m.point for m in mixed] == list(MIXED)
-    assert all(m.tpot_s > alone.tpot_s for m in mixed)
+    # Kernels for three kinds in every layer, in torch, take several times a step without: no noise hides that.
+    assert mixed[-1].tpot_s > 1.5 * alone.tpot_s
