@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -48,6 +49,7 @@ from workers.metrics_server import serve_metrics
 log = logging.getLogger(__name__)
 
 COUNT_EVERY_S = 1.0
+COUNT_FRESH_S = 3.0
 
 R = TypeVar("R")
 
@@ -70,6 +72,7 @@ class ServeRuntime:
         self._groups_of = groups_of
         self._agents = AgentBook(settings, starts_agents)
         self._demand: dict[str, float] | None = None
+        self._demand_at_s = 0.0
         self._requests = EngineClient(self.find_workers, settings.max_queued_requests, alive)
 
     async def find_workers(self, host: str) -> list[WorkerReport]:
@@ -111,15 +114,16 @@ class ServeRuntime:
         """Ask the gateways every second for the requests under way, until cancelled."""
         while True:
             try:
-                self._demand = await serve_runtime.demand()
+                self._demand, self._demand_at_s = await serve_runtime.demand(), time.monotonic()
             except Exception as e:  # gateways come and go; nothing is decided until they answer
                 log.info("the gateways do not say what is under way: %r", e)
                 self._demand = None
             await asyncio.sleep(COUNT_EVERY_S)
 
     def demand(self) -> Mapping[str, float] | None:
-        """As all gateways last said; None when they did not."""
-        return self._demand
+        """As all gateways last said; None when they did not, or too long ago."""
+        fresh = time.monotonic() - self._demand_at_s <= COUNT_FRESH_S
+        return self._demand if fresh else None
 
     def own_demand(self) -> dict[str, float]:
         """Of this gateway, since this was last asked."""

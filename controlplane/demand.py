@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from controlplane import scaling
 from controlplane.records import Deployment, Phase
+from controlplane.worker_groups import GroupPhase
 
 
 class DemandBook:
@@ -19,28 +20,46 @@ class DemandBook:
         self._target = target
         self._seen: dict[str, scaling.History] = {}
         self._now_s = 0.0
+        self._silent = True
 
     def note(
         self, deployments: Iterable[Deployment], counts: Mapping[str, float] | None, now_s: float
     ) -> dict[str, int]:
         """What should be, by base. `counts` are requests under way by base; None: the gateways did not say,
-        and nothing is to change."""
-        self._now_s = now_s
-        scaled = {d.model: d for d in deployments if d.model == d.host and _scales(d)}
-        if counts is None:
-            return {}
-        self._seen = {
-            name: scaling.noted(self._seen.get(name), counts.get(name, 0), now_s) for name in scaled
-        }
+        and only the bounds hold. A variant that waits to be served for the first time is one more."""
+        self._now_s, self._silent = now_s, counts is None
+        known = list(deployments)
+        scaled = {d.model: d for d in known if d.model == d.host and _scales(d)}
+        if counts is not None:
+            asked = {d.host for d in known if d.model != d.host and _waits(d)}
+            self._seen = {
+                name: self._noted(deployment, counts.get(name, 0) + (name in asked))
+                for name, deployment in scaled.items()
+            }
         return {name: self.wanted(deployment) for name, deployment in scaled.items()}
+
+    def _noted(self, deployment: Deployment, in_flight: float) -> scaling.History:
+        seen, groups = self._seen.get(deployment.model), scaling.active(deployment)
+        return scaling.noted(seen, in_flight, self._now_s, groups, _starts(deployment))
 
     def wanted(self, deployment: Deployment) -> int:
         """As of the last note."""
         current, history = scaling.active(deployment), self._seen.get(deployment.model)
-        if history is None or not _scales(deployment):
+        if not _scales(deployment):
             return current
+        if history is None or self._silent:
+            return scaling.bounded(deployment.scaling, current)
         target = deployment.scaling.target_in_flight or self._target
         return scaling.wanted(deployment.scaling, target, current, history, self._now_s)
+
+
+def _starts(deployment: Deployment) -> bool:
+    """Whether a group does for the first time; what fails again and again is no reason to wait."""
+    return any(g.phase is GroupPhase.STARTING and not g.failures for g in deployment.groups)
+
+
+def _waits(variant: Deployment) -> bool:
+    return not variant.established and variant.phase in (Phase.PENDING, Phase.DEPLOYING)
 
 
 def _scales(deployment: Deployment) -> bool:

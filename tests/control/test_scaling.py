@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import builders
 from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.records import Phase, Scaling
-from controlplane.scaling import BAND, DOWN_S, UP_S, History, active, noted, resized, wanted
+from controlplane.scaling import BAND, DOWN_S, UP_S, History, active, bounded, noted, resized, wanted
 from controlplane.worker_groups import GroupPhase, WorkerGroup
 
 TARGET = 4.0
@@ -22,7 +23,7 @@ def play(scaling: Scaling, loads: list[int], current: int) -> list[int]:
     """How many groups there are after each second, with so many requests under way in it."""
     history, counts = None, []
     for second, load in enumerate(loads):
-        history = noted(history, load, float(second))
+        history = noted(history, load, float(second), current)
         current = wanted(scaling, TARGET, current, history, float(second))
         counts.append(current)
     return counts
@@ -51,13 +52,14 @@ def test_bounds_are_kept_and_none_is_only_for_the_idle(
 def test_a_steady_load_gets_what_it_needs_and_nothing_changes_any_more(
     scaling: Scaling, load: int, start: int
 ) -> None:
-    counts = play(scaling, [load] * 300, start)
+    counts = play(scaling, [load] * 900, start)  # from ten to one takes ten times DOWN_S
     assert len(set(counts[-180:])) == 1
     final = counts[-1]
     if load == 0 and scaling.least == 0:
         assert final == 0
         return
     low, high = math.ceil(load / TARGET), max(1, math.ceil(load / (TARGET * BAND)))
+    assert all(a - b <= 1 for a, b in pairwise(counts[1:])), "more than one went at once"
     assert min(scaling.most, max(scaling.least, low)) <= final
     assert final <= max(scaling.least, min(scaling.most, high), 1)
 
@@ -90,6 +92,19 @@ def test_times() -> None:
 
 def test_without_a_sample_nothing_is_known() -> None:
     assert wanted(Scaling(1, 3), TARGET, 2, History(0.0, 0.0), 1.0) == 2
+
+
+@given(target=st.floats(allow_nan=False), load=st.floats(0, 1e9))
+def test_no_target_that_a_record_may_hold_raises(target: float, load: float) -> None:
+    history = noted(noted(None, load, 0.0, 1), load, UP_S, 1)
+    assert 1 <= wanted(Scaling(1, 3, target), target, 1, history, UP_S) <= 3
+
+
+@given(scaling=BOUNDS, count=st.integers(0, 10))
+def test_bounds(scaling: Scaling, count: int) -> None:
+    found = bounded(scaling, count)
+    assert scaling.least <= found <= scaling.most
+    assert found == count or not scaling.least <= count <= scaling.most
 
 
 @given(phases=st.lists(st.sampled_from(GroupPhase), max_size=6), count=st.integers(0, 8))

@@ -1,0 +1,40 @@
+"""Counts of requests under way that are too old to decide by."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane import app, serve_runtime
+from controlplane.app import ServeRuntime
+from controlplane.settings import Settings
+
+
+async def test_a_count_is_forgotten_when_the_next_one_does_not_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[Any] = [{"b": 3.0}]
+
+    async def demand() -> dict[str, float]:
+        if not answers:
+            await asyncio.Event().wait()  # a gateway that hangs
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return dict(answer)
+
+    monkeypatch.setattr(serve_runtime, "demand", demand)
+    monkeypatch.setattr(app, "COUNT_EVERY_S", 0.01)
+    monkeypatch.setattr(app, "COUNT_FRESH_S", 0.2)
+    runtime = ServeRuntime(Settings(home=tmp_path))
+    assert runtime.demand() is None
+    counting = asyncio.create_task(runtime.keep_counting())
+    try:
+        await asyncio.sleep(0.05)
+        assert runtime.demand() == {"b": 3.0}
+        await asyncio.sleep(0.3)
+        assert runtime.demand() is None
+    finally:
+        counting.cancel()
