@@ -31,7 +31,7 @@ from controlplane.answers import (
     validated,
 )
 from controlplane.api.cluster_views import ClusterView
-from controlplane.api.deploy_requests import DeployModelRequest
+from controlplane.api.deploy_requests import DeployModelRequest, ReplicasChange
 from controlplane.api.estimate_views import (
     EstimateRequest,
     EstimateView,
@@ -151,10 +151,12 @@ class Client:
     def undeploy(self, name: str) -> OperationView:
         return parse(OperationView, self._create("DELETE", f"/deployments/{path_part(name)}"))
 
-    def tune(self, name: str, max_active_variants: int) -> DeploymentView:
-        """Let at most this many variants of a base run at once."""
-        path, body = f"/deployments/{path_part(name)}", TuneRequest(maxActiveVariants=max_active_variants)
-        return parse(DeploymentView, self._create("PATCH", path, body))
+    def tune(
+        self, name: str, max_active_variants: int | None = None, replicas: ReplicasChange | None = None
+    ) -> DeploymentView:
+        """Let at most this many variants of a base run at once; change what is named of its replicas."""
+        body = TuneRequest(maxActiveVariants=max_active_variants, replicas=replicas)
+        return parse(DeploymentView, self._create("PATCH", f"/deployments/{path_part(name)}", body))
 
     def prefetch(self, name: str) -> DeploymentView:
         """Have a variant read into host memory; returns when it is there."""

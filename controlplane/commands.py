@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from controlplane import errors
-from controlplane.api.deploy_requests import DeployModelRequest
+from controlplane import errors, scaling
+from controlplane.api.deploy_requests import DeployModelRequest, ReplicasChange
 from controlplane.api.schemas import RegisterModelRequest
 from controlplane.records import (
     Deployment,
@@ -22,11 +22,9 @@ from controlplane.records import (
     OperationKind,
     Phase,
 )
-from controlplane.state.typed import Delete, Put, State, Versioned
+from controlplane.state.typed import Change, Delete, Put, State, Versioned
 from controlplane.worker_groups import WorkerGroup
 from profiler.shards import tp_fits, tp_problem
-
-Change = Put | Delete
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,8 @@ def _require_base(state: State, name: str) -> Put:
 def deploy_model(state: State, request: DeployModelRequest, ctx: Context) -> Outcome:
     """A variant is deployed with its base, if the base is not yet.
 
-    Errors: ModelNotFound, NotReady, AlreadyExists, InvalidRequest (bounds that its base cannot keep).
+    Errors: ModelNotFound, NotReady, AlreadyExists, InvalidRequest (bounds that its base cannot keep, replicas
+    that it does not have).
     """
     model = find_model(state, request.model)
     if model.phase is not Phase.READY:
@@ -117,12 +116,18 @@ def _host_changes(state: State, host: str, request: DeployModelRequest, ctx: Con
         raise errors.NotReady(
             f"its base '{host}' is being undeployed; try again when it is gone", param="model"
         )
+    if request.replicas is not None and request.to_scaling() != present.record.scaling:
+        raise errors.InvalidRequest(
+            f"the engines of '{host}' serve its variants, and it is deployed already; leave replicas out, or "
+            f"change them with `ostinato tune {host}`",
+            param="replicas",
+        )
     return [_unchanged(present)]
 
 
 def _deployment(name: str, host: str, request: DeployModelRequest, uid: int, now_s: float) -> Deployment:
-    scaling = request.to_scaling()
-    begun = max(1, scaling.least) if name == host else 0
+    asked = request.to_scaling()
+    begun = max(1, asked.least) if name == host else 0
     return Deployment(
         model=name,
         uid=uid,
@@ -135,7 +140,7 @@ def _deployment(name: str, host: str, request: DeployModelRequest, uid: int, now
         load=request.load.to_load(),
         bounds=request.to_bounds(),
         relaxing=request.to_relaxing(),
-        scaling=scaling,
+        scaling=asked,
         groups=tuple(WorkerGroup(number) for number in range(begun)),
     )
 
@@ -220,6 +225,10 @@ def limit_variants(deployment: Deployment, limit: int) -> Deployment:
             f"'{name}' is a variant; how many run at once is a matter of its base, '{host}'",
             param="maxActiveVariants",
         )
+    if deployment.phase is Phase.DEPLOYED and deployment.placement is None:
+        raise errors.NotReady(
+            f"the slots of '{name}' are known while it has an engine ({deployment.reason}); try again then"
+        )
     if deployment.phase is Phase.DELETING or deployment.placement is None:
         raise errors.NotReady(f"'{name}' is {deployment.phase}; wait until it is Deployed")
     slots = deployment.placement.plan.max_variants
@@ -235,6 +244,24 @@ def limit_variants(deployment: Deployment, limit: int) -> Deployment:
             param="maxActiveVariants",
         )
     return dataclasses.replace(deployment, max_active_variants=limit)
+
+
+def change_replicas(deployment: Deployment, change: ReplicasChange) -> Deployment:
+    """The deployment of a base, with other replicas. The bounds hold at once, if it was Deployed before.
+
+    Errors: InvalidRequest (a variant, or bounds that are not in order), NotReady (it is being undeployed).
+    """
+    name, host = deployment.model, deployment.host
+    if name != host:
+        raise errors.InvalidRequest(
+            f"'{name}' is a variant; replicas are a matter of its base, '{host}'", param="replicas"
+        )
+    if deployment.phase is Phase.DELETING:
+        raise errors.NotReady(f"'{name}' is being undeployed; deploy it again when it is gone")
+    changed = dataclasses.replace(deployment, scaling=change.apply_to(deployment.scaling))
+    if not deployment.established:
+        return changed
+    return scaling.resized(changed, scaling.bounded(changed.scaling, scaling.active(changed)))
 
 
 def delete_model(state: State, name: str, ctx: Context) -> Outcome:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from controlplane import errors, fetching
-from controlplane.commands import Change, advance
+from controlplane.commands import advance
 from controlplane.demand import DemandBook
 from controlplane.deploy_actions import DeployActions
 from controlplane.endings import End, end_open, persist, same, undone
@@ -53,7 +53,7 @@ from controlplane.reconcile import (
 )
 from controlplane.records import IdempotencyKey, Model, Operation, OperationKind, Phase
 from controlplane.settings import Settings
-from controlplane.state.typed import Delete, Repository, State
+from controlplane.state.typed import Change, Delete, Repository, State
 from controlplane.store_edits import Gone, edit
 
 log = logging.getLogger(__name__)

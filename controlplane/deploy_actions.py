@@ -10,12 +10,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from controlplane import errors, replanning
-from controlplane.commands import Change
 from controlplane.endings import End, away, deployed, dropped, end_open
 from controlplane.group_actions import Engines, Hooks
 from controlplane.records import Deployment, OperationKind, Phase
 from controlplane.routing import variant_ref
-from controlplane.state.typed import Repository, State
+from controlplane.state.typed import Change, Repository, State
 from controlplane.store_edits import Gone
 from workers.messages import VariantRef
 

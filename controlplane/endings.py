@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from controlplane import errors, ledger, replanning, store_edits
-from controlplane.commands import Change, advance
+from controlplane.commands import advance
 from controlplane.records import Deployment, Model, OperationKind, Phase
-from controlplane.state.typed import Delete, Put, State, Versioned
+from controlplane.state.typed import Change, Delete, Put, State, Versioned
 from controlplane.store_edits import Gone
 from controlplane.worker_groups import GroupPhase, MeasuredRank, WorkerGroup, host_of, number_of
 from placement.types import Placement

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from controlplane.commands import Change
 from controlplane.profiling import Profiles, calibration_on, key_on
 from controlplane.records import Model, ModelProfile
 from controlplane.settings import Settings
-from controlplane.state.typed import Put, State
+from controlplane.state.typed import Change, Put, State
 from controlplane.worker_groups import MeasuredRank, WorkerGroup
 from placement.solver.from_inventory import type_name
 from placement.solver.profiled import Measured

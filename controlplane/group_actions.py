@@ -25,7 +25,6 @@ from controlplane import (
     scaling,
     store_edits,
 )
-from controlplane.commands import Change
 from controlplane.endings import End, back, persist, serving, starting, the_group
 from controlplane.engine_views import EngineView
 from controlplane.inventory import NodeState, inventory_of
@@ -33,7 +32,7 @@ from controlplane.profile_actions import Conclude, Note
 from controlplane.reconcile import open_operation
 from controlplane.records import Deployment, OperationKind, Phase
 from controlplane.settings import Settings
-from controlplane.state.typed import Put, Repository, State
+from controlplane.state.typed import Change, Put, Repository, State
 from controlplane.store_edits import Gone
 from controlplane.worker_groups import (
     MeasuredRank,

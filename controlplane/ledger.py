@@ -10,9 +10,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from controlplane.commands import Change
 from controlplane.records import NodeLedger, Reservation
-from controlplane.state.typed import Delete, Put, State, Versioned
+from controlplane.state.typed import Change, Delete, Put, State, Versioned
 from controlplane.worker_groups import host_of
 from placement.types import Device, DeviceKey, Inventory, Placement, key_of
 

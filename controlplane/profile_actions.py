@@ -15,12 +15,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from controlplane import errors, ledger, profiling
-from controlplane.commands import Change
 from controlplane.endings import End, persist, same
 from controlplane.profiling import Mission
 from controlplane.records import Model, ModelProfile, OperationKind, Phase
 from controlplane.settings import Settings
-from controlplane.state.typed import Put, Repository, State
+from controlplane.state.typed import Change, Put, Repository, State
 from controlplane.store_edits import Gone, edit
 from placement.types import Inventory
 from workers.measuring.order import MeasureOrder

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from controlplane import deploying, errors, ledger, replanning
-from controlplane.commands import Change
 from controlplane.records import Deployment, Model
 from controlplane.settings import Settings
-from controlplane.state.typed import Put, State
+from controlplane.state.typed import Change, Put, State
 from controlplane.worker_groups import (
     GroupPhase,
     WorkerGroup,

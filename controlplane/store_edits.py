@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from controlplane import errors
-from controlplane.commands import Change, Outcome
+from controlplane.commands import Outcome
 from controlplane.records import R
-from controlplane.state.typed import Put, Repository, State, Versioned
+from controlplane.state.typed import Change, Put, Repository, State, Versioned
 
 ATTEMPTS = 32
 

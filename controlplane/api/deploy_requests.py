@@ -6,13 +6,20 @@ from typing import Annotated, Literal
 
 from pydantic import AliasChoices, Field, model_validator
 
+from controlplane import errors
 from controlplane.api.forms import Name, Strict
 from controlplane.records import Bounds, ExpectedLoad, Relaxing, Scaling
+from controlplane.scaling import LEAST_TARGET
 from placement.types import Intent, Scope, Slos
 
 IntentName = Literal["minCost", "minLat", "minMem", "minGpuHours", "latSLO", "costSLO", "accSLO"]
 Degree = Annotated[int, Field(ge=1, le=1024)]
 Tokens = Annotated[int, Field(ge=1, le=1_000_000)]
+MOST_TARGET = 1e6
+Least = Annotated[int, Field(ge=0, le=64)]
+Most = Annotated[int, Field(ge=1, le=64)]
+Target = Annotated[float, Field(ge=LEAST_TARGET, le=MOST_TARGET, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=1, le=1e7, allow_inf_nan=False)]
 
 
 class SloLimits(Strict):
@@ -99,10 +106,10 @@ class Replicas(Strict):
     at once, if null). With `min` 0 the last one stops after `idleS` without a request; the next starts it.
     """
 
-    min: int = Field(default=1, ge=0, le=64)
-    max: int = Field(default=1, ge=1, le=64)
-    targetInFlight: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
-    idleS: float = Field(default=300.0, ge=1, le=1e7, allow_inf_nan=False)
+    min: Least = 1
+    max: Most = 1
+    targetInFlight: Target | None = None
+    idleS: Seconds = 300.0
 
     @model_validator(mode="after")
     def _in_order(self) -> Replicas:
@@ -115,9 +122,33 @@ class Replicas(Strict):
 
     @classmethod
     def of(cls, scaling: Scaling) -> Replicas:
-        return cls(
-            min=scaling.least, max=scaling.most, targetInFlight=scaling.target_in_flight, idleS=scaling.idle_s
+        """A target that older versions took, and that is too small or large, is shown as what holds."""
+        target = scaling.target_in_flight
+        if target is not None:
+            target = min(max(target, LEAST_TARGET), MOST_TARGET)
+        return cls(min=scaling.least, max=scaling.most, targetInFlight=target, idleS=scaling.idle_s)
+
+
+class ReplicasChange(Strict):
+    """Of the replicas of a base that is deployed: what is named changes, the rest stays."""
+
+    min: Least | None = None
+    max: Most | None = None
+    targetInFlight: Target | None = Field(default=None, description="null: as many as an engine takes.")
+    idleS: Seconds | None = None
+
+    def apply_to(self, scaling: Scaling) -> Scaling:
+        """Errors: InvalidRequest when the bounds are not in order then."""
+        least = scaling.least if self.min is None else self.min
+        most = scaling.most if self.max is None else self.max
+        if least > most:
+            raise errors.InvalidRequest(
+                f"expected min <= max, got min {least} and max {most}; change both", param="replicas"
+            )
+        target = (
+            self.targetInFlight if "targetInFlight" in self.model_fields_set else scaling.target_in_flight
         )
+        return Scaling(least, most, target, scaling.idle_s if self.idleS is None else self.idleS)
 
 
 _SLO_FIELDS: dict[str, tuple[str, ...]] = {
@@ -144,7 +175,9 @@ class DeployModelRequest(Strict):
     layersPerStage: list[Degree] = Field(default_factory=list, max_length=1000)
     antiAffinity: AntiAffinity | None = None
     autoRelax: AutoRelax | None = None
-    replicas: Replicas = Field(default_factory=Replicas)
+    replicas: Replicas | None = Field(
+        default=None, description="One, if left out; a variant's are those of its base."
+    )
 
     @model_validator(mode="after")
     def _slo_is_given(self) -> DeployModelRequest:
@@ -174,7 +207,7 @@ class DeployModelRequest(Strict):
         )
 
     def to_scaling(self) -> Scaling:
-        return self.replicas.to_scaling()
+        return (self.replicas or Replicas()).to_scaling()
 
     def to_relaxing(self) -> Relaxing:
         return Relaxing() if self.autoRelax is None else Relaxing(True, self.autoRelax.maxFactor)

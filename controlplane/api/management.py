@@ -112,7 +112,7 @@ def _deployments(services: Services) -> APIRouter:
 
     @routes.patch("/{name}")
     async def tune_deployment(name: NamePath, body: TuneRequest) -> DeploymentView:
-        return await variants.tune(services, name, body.maxActiveVariants)
+        return await variants.tune(services, name, body)
 
     @routes.post("/{name}/prefetch")
     async def prefetch_variant(name: NamePath) -> DeploymentView:

@@ -6,7 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
-from controlplane.api.deploy_requests import AntiAffinity, AutoRelax, LoadForm, Replicas, SloLimits
+from controlplane.api.deploy_requests import (
+    AntiAffinity,
+    AutoRelax,
+    LoadForm,
+    Replicas,
+    ReplicasChange,
+    SloLimits,
+)
 from controlplane.api.forms import Name, Strict
 from controlplane.api.placement_views import GroupView, PlanView
 from controlplane.api.residency_views import EngineResidencyView
@@ -186,11 +193,21 @@ class ModelView(BaseModel):
 
 
 class TuneRequest(Strict):
-    """What can be changed of a deployment while it runs."""
+    """What can be changed of a base's deployment while it runs: one of these, or both."""
 
-    maxActiveVariants: int = Field(
-        ge=1, le=1_000_000, description="Variants of this base that may run at once, 1 to its slots."
+    maxActiveVariants: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="Variants of this base that may run at once, 1 to its slots.",
     )
+    replicas: ReplicasChange | None = None
+
+    @model_validator(mode="after")
+    def _something(self) -> TuneRequest:
+        if self.maxActiveVariants is None and (self.replicas is None or not self.replicas.model_fields_set):
+            raise ValueError("give maxActiveVariants, or something of replicas")
+        return self
 
 
 class DeploymentView(BaseModel):

@@ -7,7 +7,7 @@ import logging
 
 from controlplane import commands, errors, store_edits
 from controlplane.api.residency_views import EngineResidencyView
-from controlplane.api.schemas import DeploymentView
+from controlplane.api.schemas import DeploymentView, TuneRequest
 from controlplane.api.services import Services
 from controlplane.records import Deployment
 from controlplane.state.typed import State
@@ -56,25 +56,29 @@ def _variants(state: State, deployment: Deployment) -> dict[str, int]:
     }
 
 
-async def tune(services: Services, name: str, limit: int) -> DeploymentView:
-    """Let at most `limit` variants of a base run at once, now and after every restart.
+async def tune(services: Services, name: str, asked: TuneRequest) -> DeploymentView:
+    """Change how many variants of a base run at once, now and after every restart, or its replicas.
 
     An engine that cannot be told now learns it with the next request, which carries it.
     Errors: NotDeployed, InvalidRequest, NotReady.
     """
     find_deployment(await services.read(), name)
+    limit = asked.maxActiveVariants
 
     def change(deployment: Deployment) -> Deployment:
-        return commands.limit_variants(deployment, limit)
+        if asked.replicas is not None:
+            deployment = commands.change_replicas(deployment, asked.replicas)
+        return deployment if limit is None else commands.limit_variants(deployment, limit)
 
     try:
         await asyncio.to_thread(store_edits.edit, services.repository, Deployment, name, change)
     except store_edits.Gone as e:
         raise errors.NotDeployed(f"'{name}' was undeployed meanwhile") from e
-    try:
-        await services.engines.limit_variants(name, limit)
-    except errors.OstinatoError as e:
-        log.warning("the engine of '%s' was not told its limit of %d variants: %s", name, limit, e)
+    if limit is not None:
+        try:
+            await services.engines.limit_variants(name, limit)
+        except errors.OstinatoError as e:
+            log.warning("the engine of '%s' was not told its limit of %d variants: %s", name, limit, e)
     return await describe(services, name)
 
 

@@ -81,7 +81,9 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
         "pipelineParallel": pp or [],
         "layersPerStage": _split(layers),
     }
-    if replicas := _asked_replicas(min_replicas, max_replicas, target, idle_s):
+    if least := min_replicas:  # the most is no less than a least that was named alone
+        max_replicas = least if max_replicas is None else max_replicas
+    if replicas := asked_replicas(min_replicas, max_replicas, target, idle_s):
         asked["replicas"] = replicas
     if apart_from:
         asked["antiAffinity"] = {"group": apart_from, "scope": apart_by.value}
@@ -106,12 +108,10 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
         print_facts([] if deployment is None else deployment_facts(deployment))
 
 
-def _asked_replicas(
+def asked_replicas(
     least: int | None, most: int | None, target: float | None, idle_s: float | None
 ) -> dict[str, float]:
-    """What was named; the most is no less than a least that was named alone."""
-    if least is not None and most is None:
-        most = max(1, least)
+    """What was named."""
     named = {"min": least, "max": most, "targetInFlight": target, "idleS": idle_s}
     return {name: value for name, value in named.items() if value is not None}
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from controlplane import __version__
+from controlplane.api.placement_views import PlanView
 from controlplane.api.schemas import DeploymentView, ModelView
 from controlplane.cli.deployments import deployment_facts, plan_shape
 from controlplane.cli.output import print_facts, print_json, print_table, print_text, size
@@ -84,12 +85,18 @@ def _engine(m: ModelView, engines: list[EngineView]) -> str:
     return ", ".join(f"{status} x{count}" for status, count in counts.items())
 
 
+def _plans(d: DeploymentView) -> list[PlanView]:
+    """Of all its groups; servers that know of no groups give one."""
+    placed = [group.plan for group in d.groups] or [d.plan]
+    return [plan for plan in placed if plan is not None]
+
+
 def _plan(d: DeploymentView) -> str:
-    return plan_shape(d.plan) if d.plan else ""
+    return "; ".join(dict.fromkeys(plan_shape(plan) for plan in _plans(d)))
 
 
 def _devices_of(d: DeploymentView) -> str:
-    return ", ".join(f"{r.node} {r.device}" for r in d.plan.ranks) if d.plan else ""
+    return "; ".join(", ".join(f"{r.node} {r.device}" for r in plan.ranks) for plan in _plans(d))
 
 
 def _devices(seen: StatusView) -> str:

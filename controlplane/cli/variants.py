@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from controlplane import slot_profile
+from controlplane.api.deploy_requests import ReplicasChange
+from controlplane.cli.deployments import asked_replicas
 from controlplane.cli.output import print_json, print_table, print_text
 from controlplane.cli.residency import print_residency, where
 from controlplane.cli.session import Json, session
@@ -21,6 +23,10 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
     max_active_variants: Annotated[
         int | None, typer.Option(min=1, help="How many of its variants may run at once.")
     ] = None,
+    min_replicas: Annotated[int | None, typer.Option(min=0, help="Least engines; 0: none if idle.")] = None,
+    max_replicas: Annotated[int | None, typer.Option(min=1, help="Most engines.")] = None,
+    target: Annotated[float | None, typer.Option(help="Requests under way per engine to aim at.")] = None,
+    idle_s: Annotated[float | None, typer.Option(help="Until the last engine stops if idle.")] = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Measure with its deployed variants, and take the best.")
     ] = False,
@@ -35,14 +41,17 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
     ] = None,
     json: Json = False,
 ) -> None:
-    """Set how many variants of a base run at once, now and after restarts; or measure what is best."""
+    """Set how many variants of a base run at once, now and after restarts, or measure what is best; or change
+    how many engines it has."""
     cli = session(ctx)
-    if profile == (max_active_variants is not None):
-        raise typer.BadParameter("give either --max-active-variants N or --profile")
+    named = asked_replicas(min_replicas, max_replicas, target, idle_s)
+    if profile == (max_active_variants is not None or bool(named)):
+        raise typer.BadParameter("give either --max-active-variants N or --profile, or options of replicas")
     found: Profile | None = None
     with cli.client() as client:
-        if max_active_variants is not None:
-            deployment = client.tune(model, max_active_variants)
+        if not profile:
+            replicas = ReplicasChange.model_validate(named) if named else None
+            deployment = client.tune(model, max_active_variants, replicas)
         else:
             limit_s = None if ttft_ms is None else ttft_ms / 1000
             with live_line(quiet=cli.json) as show:
@@ -53,8 +62,11 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
         return
     if found is not None:
         _print_profile(found)
-    print_text(f"'{model}' runs up to {deployment.maxActiveVariants} variants at once")
-    print_residency(deployment)
+    if named and (now := deployment.replicas):
+        print_text(f"'{model}' has {now.min} to {now.max} engines by load")
+    if profile or max_active_variants is not None:
+        print_text(f"'{model}' runs up to {deployment.maxActiveVariants} variants at once")
+        print_residency(deployment)
 
 
 def _documents(found: Profile | None) -> list[dict[str, float]]:

@@ -76,6 +76,9 @@ class Delete:
     expected_version: int | None
 
 
+Change = Put | Delete
+
+
 class Repository:
     """Typed access to a `StateStore`, which stays its owner's to close. Safe between threads.
 
@@ -126,7 +129,7 @@ class Repository:
                 "wrote it, or delete it"
             ) from error
 
-    def commit(self, changes: Sequence[Put | Delete]) -> int:
+    def commit(self, changes: Sequence[Change]) -> int:
         """Apply all changes or none; returns the new revision.
 
         Errors: `StaleWrite` when an expected version does not hold.
@@ -154,7 +157,7 @@ def _decode(cls: type[R], snapshot: Snapshot, broken: dict[str, str]) -> dict[st
     return records
 
 
-def _write(change: Put | Delete) -> Write:
+def _write(change: Change) -> Write:
     if isinstance(change, Put):
         record = change.record
         return Write(KINDS[type(record)], key_of(record), dump(record), change.expected_version)

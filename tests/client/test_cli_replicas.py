@@ -57,6 +57,50 @@ def test_the_engines_of_a_base_are_counted_by_their_status(cli: Cli, api: FakeAp
     assert "running x2, starting x0" in cli("status").out
 
 
+def test_the_table_shows_the_devices_of_all_groups(cli: Cli, api: FakeApi) -> None:
+    plan = deployment()["plan"]
+    sharded = plan | {"tensorParallel": 2, "ranks": [rank("n2"), rank("n3")]}
+    groups = [
+        group("smol", "Serving", plan=plan),
+        group("smol@1", "Serving", plan=sharded),
+        group("smol@2", "Serving", plan=plan),
+        group("smol@3", "Pending"),
+    ]
+    api.script("GET /deployments", answer({"deployments": [deployment(groups=groups)]}))
+    out = cli("status").out
+    assert "n1 cpu:0; n2 h200:0, n3 h200:0; n1 cpu:0" in out
+    assert "tensor parallel 1, layers 30, quantization none; tensor parallel 2" in out
+
+
+def test_what_is_named_of_the_replicas_changes(cli: Cli, api: FakeApi) -> None:
+    replicas = {"min": 2, "max": 4, "targetInFlight": 3.5, "idleS": 60.0}
+    api.script("PATCH /deployments/smol", answer(deployment(replicas=replicas)))
+    ended = cli("tune", "smol", "--min-replicas", "2")
+    assert (ended.code, ended.out) == (0, "'smol' has 2 to 4 engines by load\n")
+    more = ("--max-replicas", "4", "--target", "3.5", "--idle-s", "60", "--max-active-variants", "1")
+    cli("tune", "smol", *more)
+    assert [body for body, _ in api.calls("PATCH /deployments/smol")] == [
+        {"replicas": {"min": 2}},
+        {"maxActiveVariants": 1, "replicas": {"max": 4, "targetInFlight": 3.5, "idleS": 60.0}},
+    ]
+
+
+def test_replicas_that_cannot_be_are_not_asked_for(cli: Cli, api: FakeApi) -> None:
+    for options in (["--target", "0"], ["--idle-s", "0"], ["--profile", "--min-replicas", "2"]):
+        assert cli("tune", "smol", *options).code == 2
+    assert not api.asked
+
+
+def test_a_least_number_alone_raises_the_most_when_deploying(cli: Cli, api: FakeApi) -> None:
+    for options, asked in (
+        (["--min-replicas", "3"], {"min": 3, "max": 3, "idleS": 300.0}),
+        (["--min-replicas", "0"], {"min": 0, "max": 1, "idleS": 300.0}),
+        ([], None),
+    ):
+        cli("deploy", "smol", "--no-wait", *options)
+        assert api.calls("POST /deploy_model")[-1][0].get("replicas") == asked
+
+
 def test_a_proposal_and_its_cost(cli: Cli, api: FakeApi) -> None:
     api.script("POST /rebalance", answer(FOUND))
     ended = cli("rebalance", "--dry-run")

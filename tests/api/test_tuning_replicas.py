@@ -1,0 +1,72 @@
+"""PATCH /deployments/{name} with replicas: what changes, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from installations import Installation, wait_for
+
+
+@pytest.fixture
+def served(fresh: Installation) -> Installation:
+    fresh.up("v1")
+    return fresh
+
+
+def patch(asked: Installation, name: str = "base", **body: Any) -> httpx.Response:
+    return asked.http.patch(f"/deployments/{name}", json=body)
+
+
+def phases(asked: Installation) -> list[str]:
+    return [g["phase"] for g in asked.http.get("/deployments/base").json()["groups"]]
+
+
+def test_more_and_fewer_engines(served: Installation) -> None:
+    served.cluster.requests = None  # bounds hold while the gateways are silent, too
+    reply = patch(served, replicas={"min": 2, "max": 2})
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["replicas"] == {"min": 2, "max": 2, "targetInFlight": None, "idleS": 300.0}
+    wait_for(lambda: phases(served) == ["Serving", "Serving"])
+    reply = patch(served, replicas={"targetInFlight": 5, "idleS": 7}, maxActiveVariants=1)
+    assert reply.json()["replicas"] == {"min": 2, "max": 2, "targetInFlight": 5.0, "idleS": 7.0}
+    assert reply.json()["maxActiveVariants"] == 1
+    reply = patch(served, replicas={"min": 1, "max": 1, "targetInFlight": None})
+    assert reply.json()["replicas"]["targetInFlight"] is None
+    assert sorted(phases(served)) == ["Draining", "Serving"]
+    assert served.chat("hello", "v1").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("base", {}),
+        ("base", {"replicas": {}}),
+        ("base", {"replicas": {"min": 2}}),
+        ("base", {"replicas": {"max": 65}}),
+        ("base", {"replicas": {"targetInFlight": 1e-308}}),
+        ("base", {"replicas": {"most": 2}}),
+        ("base", {"replicas": {"min": 2, "max": 2}, "maxActiveVariants": 1000}),
+        ("v1", {"replicas": {"max": 2}}),
+    ],
+)
+def test_replicas_that_cannot_be(served: Installation, name: str, body: dict[str, Any]) -> None:
+    before = served.records()
+    reply = patch(served, name, **body)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_request")
+    assert served.records() == before
+
+
+def test_replicas_of_nobody(served: Installation) -> None:
+    assert patch(served, "nobody", replicas={"max": 2}).json()["error"]["code"] == "not_deployed"
+
+
+def test_a_variant_of_a_deployed_base_brings_no_replicas(served: Installation) -> None:
+    assert served.register("v2", "base", folder="v1")["phase"] == "Ready"
+    before = served.records()
+    for path in ("/deploy_model", "/plan"):
+        reply = served.post(path, {"model": "v2", "replicas": {"min": 3, "max": 3}})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "replicas")
+    assert served.records() == before
+    assert served.deploy("v2")["phase"] == "Deployed"
