@@ -34,6 +34,7 @@ ASK_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 180.0
 FIRST_WORD_S = 20.0  # as long is waited for a new node, its agent to start and its devices to be measured
 KEEP_DEAD_S = 600.0
+MOST_DOUBLINGS = 4  # of the time after which a silent agent is replaced
 
 
 @dataclass
@@ -51,10 +52,12 @@ class _Node:
     problem: str = ""
     rates: NodeReport | None = None
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    replaced: int = 0  # how often its agent was, since it last answered
+    replaced_s: float = 0.0
 
     def heard(self, now_s: float) -> Heard:
         silent_s = now_s - (self.sampled_s if self.report else self.since_s)
-        return Heard(self.name, self.alive, max(0.0, silent_s), self.report, self.problem)
+        return Heard(self.name, self.alive, max(0.0, silent_s), self.report, self.problem, self.id)
 
     def is_new(self, now_s: float) -> bool:
         speaks = self.report is not None and self.report.rates is not None
@@ -140,7 +143,7 @@ class AgentBook:
                 report: AgentReport = await node.agent.report.remote()
         except TimeoutError:
             node.problem = f"its agent did not answer within {ASK_TIMEOUT_S:.0f} s" + _who_has_gpus(node)
-            self._replace_lost(node)
+            self._replace_silent(node)
         except ValueError:  # no actor of this name
             node.agent, node.problem = None, "it has no agent yet"
         except RayActorError as e:
@@ -154,17 +157,19 @@ class AgentBook:
                 node.agent.remember.remote(node.rates)
             node.report = replace(report, rates=node.rates)
             node.sampled_s, node.problem = time.monotonic() - report.age_s, ""
+            node.replaced = 0
 
-    def _replace_lost(self, node: _Node) -> None:
-        """An agent that is silent for as long as makes a node lost does not come back by itself."""
-        silent_s = time.monotonic() - max(node.sampled_s, node.since_s)
-        if (
-            self._starts
-            and node.agent is not None
-            and node.report is not None
-            and silent_s > self._settings.node_lost_s
-        ):
+    def _replace_silent(self, node: _Node) -> None:
+        """An agent that hangs does not come back by itself: another is to report before its node is lost.
+
+        Each gets twice the time of the one before: where an agent starts slowly, one has to have enough.
+        """
+        now_s = time.monotonic()
+        silent_s = now_s - max(node.sampled_s, node.since_s, node.replaced_s)
+        patience_s = self._settings.node_lost_s / 2 * 2.0 ** min(node.replaced, MOST_DOUBLINGS)
+        if self._starts and node.agent is not None and silent_s > patience_s:
             log.warning("the agent of %s has been silent for %.0f s: it is replaced", node.name, silent_s)
+            node.replaced, node.replaced_s = node.replaced + 1, now_s
             ray.kill(node.agent, no_restart=False)
 
     def _agent(self, node: _Node) -> Any:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from controlplane import errors, fetching
+from controlplane import errors, fetching, replanning
 from controlplane.commands import advance
 from controlplane.demand import DemandBook
 from controlplane.deploy_actions import DeployActions
@@ -144,13 +144,14 @@ class Controller:
     async def step(self) -> None:
         """Look once, and start what is to be done."""
         busy = frozenset(self._tasks)  # before looking: what ends meanwhile may not be seen yet
-        self._engines = dict(await self._runtime.observe())
+        engines = await self._runtime.observe()
         nodes = await self._runtime.nodes(wait=False)
         state = await asyncio.to_thread(self._repository.read)
+        now_s, deployments = time.time(), [found.record for found in state.deployments.values()]
+        self._engines = replanning.late(engines, deployments, now_s, self._settings.start_limit_s)
         self._report(state, nodes)
-        deployments = (found.record for found in state.deployments.values())
-        wanted = self._demand.note(deployments, self._runtime.demand(), time.time())
-        observed = Observed(self._engines, busy, time.time(), tuple(nodes), wanted)
+        wanted = self._demand.note(deployments, self._runtime.demand(), now_s)
+        observed = Observed(self._engines, busy, now_s, tuple(nodes), wanted)
         for action in reconcile(state, observed):
             self._tasks[action.key] = asyncio.create_task(self._carry_out(action))
 

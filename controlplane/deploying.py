@@ -28,7 +28,17 @@ from placement.solver.plan import Estimator
 from placement.solver.policies.joint import Joint
 from placement.solver.profiled import Knowledge, Measured, Profiled
 from placement.solver.request import Request
-from placement.types import CPU, Constraint, Device, DeviceKey, Inventory, Placement, Plan, Relaxation
+from placement.types import (
+    CPU,
+    Constraint,
+    Device,
+    DeviceKey,
+    Inventory,
+    Placement,
+    Plan,
+    Relaxation,
+    Unusable,
+)
 from profiler.plans import UNCOMPRESSED, accuracy_of, allows_uncompressed
 from profiler.types import ModelSpec
 from profiler.variants.types import VariantKind
@@ -199,6 +209,20 @@ def _measured(
             slowest[type_name(device)] = device
     found = {name: feedback.known_on(model, d, settings, profiles) for name, d in slowest.items()}
     return {name: known for name, known in found.items() if known}
+
+
+def suited(inventory: Inventory, kind: str) -> Inventory:
+    """What may serve what was on devices of this kind: a CPU host is no place for what was on a GPU, since it
+    would be as slow as no user chose. Empty: all."""
+    if kind in ("", CPU):
+        return inventory
+    hosts = [d for d in inventory.devices if d.kind == CPU]
+    left_out = (
+        Unusable(d.node, f"node {d.node} has no GPU, and this was on {kind} (undeploy to choose anew)")
+        for d in hosts
+    )
+    devices = tuple(d for d in inventory.devices if d.kind != CPU)
+    return dataclasses.replace(inventory, devices=devices, unusable=(*inventory.unusable, *left_out))
 
 
 def besides(deployments: Iterable[Deployment], group: str) -> list[Deployment]:

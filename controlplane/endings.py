@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from controlplane import errors, ledger, replanning, store_edits
@@ -13,7 +14,7 @@ from controlplane.commands import advance
 from controlplane.records import Deployment, Model, OperationKind, Phase
 from controlplane.state.typed import Change, Delete, Put, State, Versioned
 from controlplane.store_edits import Gone
-from controlplane.worker_groups import GroupPhase, MeasuredRank, WorkerGroup, host_of, number_of
+from controlplane.worker_groups import GroupPhase, MeasuredRank, WorkerGroup, host_of, kind_of, number_of
 from placement.types import Placement
 
 RM = TypeVar("RM", Model, Deployment)
@@ -56,9 +57,14 @@ def same(records: Mapping[str, Versioned[RM]], name: str, uid: int) -> Versioned
 
 
 def starting(
-    deployment: Deployment, group: WorkerGroup, placement: Placement, memory_excess: int | None, now_s: float
+    deployment: Deployment,
+    group: WorkerGroup,
+    placement: Placement,
+    memory_excess: int | None,
+    now_s: float,
+    node_ids: Mapping[str, str] = MappingProxyType({}),
 ) -> Deployment:
-    """`memory_excess` is what the plan gives each rank beyond its calibrated estimate."""
+    """`memory_excess` is what the plan gives each rank beyond its calibrated estimate, `node_ids` Ray's."""
     if deployment.phase is Phase.DELETING:
         raise Gone(deployment.model)
     placed = replace(
@@ -69,8 +75,11 @@ def starting(
         memory_excess=memory_excess,
         refused_on="",
         since_s=now_s,
+        kind=kind_of(placement),
+        node_ids={r.node: node_ids[r.node] for r in placement.ranks if r.node in node_ids},
     )
-    return replanning.with_group(deployment, placed)
+    begun = replace(deployment, kind=deployment.device_kind or placed.kind)
+    return replanning.with_group(begun, placed)
 
 
 def serving(

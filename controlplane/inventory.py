@@ -17,18 +17,20 @@ from workers.messages import DeviceReport, NodeReport
 @dataclass(frozen=True)
 class Heard:
     """What was last heard of a node. `silent_s` is the age of its devices' last sample, or, without a report,
-    how long it has been known. `problem` is why there is nothing newer, as far as that is known."""
+    how long it has been known. `problem` is why there is nothing newer, as far as that is known. `id` is
+    Ray's: a node that was restarted has another one."""
 
     node: str
     alive: bool
     silent_s: float
     report: AgentReport | None = None
     problem: str = ""
+    id: str = ""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """A node that was not heard of for `stale_s` gets nothing new; after `lost_s` what is on it is lost."""
+    """A node that was not heard of for `stale_s` gets nothing new; after `lost_s` it is lost."""
 
     stale_s: float
     lost_s: float
@@ -37,7 +39,8 @@ class Patience:
 @dataclass(frozen=True)
 class NodeState:
     """A node and its devices as last reported, `age_s` ago. `problem` is why nothing new may be placed on it;
-    empty when something may. What is on a `lost` one is lost."""
+    empty when something may. What is on one that is `gone` by Ray's word is lost; on one that is `lost`, not
+    having reported for long, engines may run all the same. `ids` are Ray's, of those that live."""
 
     name: str
     devices: tuple[Device, ...]
@@ -46,6 +49,8 @@ class NodeState:
     lost: bool = False
     cores: float = 0.0
     agent_pid: int = 0
+    gone: bool = False
+    ids: tuple[str, ...] = ()
 
 
 def node_states(heard: Iterable[Heard], patience: Patience) -> tuple[NodeState, ...]:
@@ -60,6 +65,11 @@ def inventory_of(nodes: Sequence[NodeState]) -> Inventory:
     """What may be placed on now, and why the rest may not."""
     usable = [device for node in nodes if not node.problem for device in node.devices]
     return Inventory(tuple(usable), tuple(Unusable(n.name, n.problem, n.lost) for n in nodes if n.problem))
+
+
+def ray_ids(nodes: Iterable[NodeState]) -> dict[str, str]:
+    """Ray's id of each living node, by name; of those that share a name none."""
+    return {node.name: node.ids[0] for node in nodes if len(node.ids) == 1}
 
 
 def _foremost(ones: Sequence[Heard]) -> Heard:
@@ -80,6 +90,8 @@ def _state(heard: Heard, patience: Patience, same_name: Sequence[Heard]) -> Node
         lost,
         max((d.cores for d in report.devices), default=0.0) if report else 0.0,
         report.pid if report else 0,
+        gone=not heard.alive,
+        ids=tuple(sorted(one.id for one in same_name if one.alive and one.id)),
     )
 
 

@@ -122,6 +122,7 @@ class Deployment:
     Those of a base are its `groups`; a variant has none of its own. Once `established` (it was Deployed),
     only its user ends it: a group that is lost is placed anew.
     `max_active_variants` of a base is how many of its variants may run at once; None: as many as have slots.
+    `kind` is that of the devices its first group was placed on, which those added later are for.
     """
 
     model: str
@@ -140,6 +141,7 @@ class Deployment:
     relaxing: Relaxing = field(default_factory=Relaxing)
     scaling: Scaling = field(default_factory=Scaling)
     groups: tuple[WorkerGroup, ...] = ()
+    kind: str = ""
 
     @model_validator(mode="before")
     @classmethod
@@ -157,6 +159,11 @@ class Deployment:
     @property
     def placement(self) -> Placement | None:
         return self.leading.placement if self.leading else None
+
+    @property
+    def device_kind(self) -> str:
+        """Empty when none of its groups was placed yet. Older records have it in their groups only."""
+        return self.kind or next((group.device_kind for group in self.groups if group.device_kind), "")
 
     def group(self, number: int) -> WorkerGroup | None:
         return next((group for group in self.groups if group.number == number), None)

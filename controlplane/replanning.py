@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from controlplane.engine_views import EngineStatus, EngineView
@@ -19,18 +19,41 @@ NO_ROOM_S = 30.0  # a cluster that had no room and looks the same is asked again
 STEADY_S = 600.0  # a group that served for so long did not fail in a row
 
 
-def trouble(placement: Placement | None, engine: EngineView | None, nodes: Sequence[NodeState]) -> str:
-    """Why a group with this placement has to be placed anew; empty when it has not."""
-    if placement is None:
+def trouble(group: WorkerGroup, engine: EngineView | None, nodes: Sequence[NodeState]) -> str:
+    """Why a group that has a placement has to be placed anew; empty when it has not."""
+    if group.placement is None:
         return ""
-    if broken := _broken(placement, nodes):
+    if broken := _broken(group, group.placement, engine, nodes):
         return broken
     if engine is not None and engine.status is EngineStatus.FAILED:
         return f"its engine failed: {readable(engine.message)}"
     return ""
 
 
-def _broken(placement: Placement, nodes: Sequence[NodeState]) -> str:
+def late(
+    engines: Mapping[str, EngineView], deployments: Iterable[Deployment], now_s: float, limit_s: float
+) -> dict[str, EngineView]:
+    """The engines, those that have not started within the limit as failed: Serve waits for them for ever."""
+    starting = {
+        group_id(d.host, group.number): group.since_s
+        for d in deployments
+        for group in d.groups
+        if group.phase is GroupPhase.STARTING and group.placement is not None
+    }
+    failed = EngineView(EngineStatus.FAILED, f"it did not start within {limit_s:g} s")
+    return {
+        name: failed if _starts(view) and now_s - starting.get(name, now_s) > limit_s else view
+        for name, view in engines.items()
+    }
+
+
+def _starts(view: EngineView) -> bool:
+    return view.status in (EngineStatus.STARTING, EngineStatus.UNHEALTHY)
+
+
+def _broken(
+    group: WorkerGroup, placement: Placement, engine: EngineView | None, nodes: Sequence[NodeState]
+) -> str:
     """What of the devices of a placement is gone. Without word of any node nothing is known to be."""
     known = {node.name: node for node in nodes}
     promised: dict[DeviceKey, int] = {}
@@ -38,13 +61,24 @@ def _broken(placement: Placement, nodes: Sequence[NodeState]) -> str:
         node = known.get(rank.node)
         if node is None:
             return f"node {rank.node} is not in the cluster"
-        if node.lost:
-            return node.problem or f"node {rank.node} is lost"
+        if problem := _away(node, group.node_ids.get(rank.node, ""), engine):
+            return problem
         key = rank.node, rank.device_kind, rank.device_index
         promised[key] = promised.get(key, 0) + rank.memory_bytes
     for key, wanted in promised.items():
         if problem := _shrunk(known[key[0]], key, wanted):
             return problem
+    return ""
+
+
+def _away(node: NodeState, known_id: str, engine: EngineView | None) -> str:
+    """Why nothing runs on a node any more. Its agent may hang while what Serve has there runs."""
+    if node.gone:
+        return node.problem or f"node {node.name} is gone"
+    if known_id and node.ids and known_id not in node.ids:
+        return f"node {node.name} was restarted"
+    if node.lost and (engine is None or engine.status in (EngineStatus.UNHEALTHY, EngineStatus.FAILED)):
+        return node.problem or f"node {node.name} is lost"
     return ""
 
 
@@ -72,7 +106,13 @@ def unplaced(group: WorkerGroup, reason: str, now_s: float) -> WorkerGroup:
     """The group, to be placed anew."""
     steady = group.phase is GroupPhase.SERVING and now_s - group.since_s >= STEADY_S
     failures = 1 if steady else group.failures + 1
-    return WorkerGroup(group.number, reason=reason, failures=failures, retry_at_s=now_s + delay_s(failures))
+    return WorkerGroup(
+        group.number,
+        reason=reason,
+        failures=failures,
+        retry_at_s=now_s + delay_s(failures),
+        kind=group.device_kind,
+    )
 
 
 def refused(group: WorkerGroup, reason: str, cluster: str, now_s: float) -> WorkerGroup:
@@ -83,6 +123,7 @@ def refused(group: WorkerGroup, reason: str, cluster: str, now_s: float) -> Work
         failures=group.failures,
         retry_at_s=now_s + NO_ROOM_S,
         refused_on=cluster,
+        kind=group.device_kind,
     )
 
 
@@ -113,7 +154,8 @@ def with_group(deployment: Deployment, group: WorkerGroup) -> Deployment:
 
 
 def without_group(deployment: Deployment, number: int) -> Deployment:
-    return standing(replace(deployment, groups=tuple(g for g in deployment.groups if g.number != number)))
+    left = tuple(group for group in deployment.groups if group.number != number)
+    return standing(replace(deployment, groups=left, kind=deployment.device_kind))
 
 
 def standing(deployment: Deployment) -> Deployment:

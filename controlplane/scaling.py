@@ -91,7 +91,7 @@ def resized(deployment: Deployment, count: int) -> Deployment:
     """With groups to be placed added, or drained: those first that are not there yet, then the newest."""
     groups = deployment.groups
     for _ in range(count - active(deployment)):
-        groups = (*groups, WorkerGroup(next_number(groups)))
+        groups = (*groups, WorkerGroup(next_number(groups), kind=deployment.device_kind))
     excess = active(deployment) - count
     going = sorted(_counted(groups), key=_worth)[: max(0, excess)]
     leaving = {group.number for group in going}

@@ -36,6 +36,8 @@ RESTART_HINT_S = 5.0
 FIND_TIMEOUT_S = 10.0
 ASK_TIMEOUT_S = 15.0  # a replica's scheduler has 10 s of it
 LOAD_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 60.0
+STOP_LOOK_S = 0.5
 
 _STATUS = {
     "NOT_STARTED": EngineStatus.STARTING,
@@ -73,8 +75,19 @@ def _deploy(application: serve.Application, name: str) -> None:
 
 
 async def stop(group: str) -> None:
-    """Stop the engine of a worker group and wait until it is gone. Stopping what is gone does nothing."""
-    await asyncio.to_thread(serve.delete, app_name(group), True)
+    """Stop the engine of a worker group and wait until it is gone. Stopping what is gone does nothing.
+
+    No thread waits: there are few, and whoever reads the records or looks at the engines needs one.
+    Errors: TimeoutError.
+    """
+    name = app_name(group)
+    await asyncio.to_thread(serve.delete, name, False)
+    async with asyncio.timeout(STOP_TIMEOUT_S):
+        while True:
+            status = await asyncio.to_thread(serve.status)
+            if name not in status.applications:
+                return
+            await asyncio.sleep(STOP_LOOK_S)
 
 
 async def observe() -> Mapping[str, EngineView]:
@@ -90,8 +103,19 @@ async def observe() -> Mapping[str, EngineView]:
 def _view(app: Any) -> EngineView:
     deployment = app.deployments.get(ENGINE)
     replicas = deployment.replica_states.get("RUNNING", 0) if deployment else 0
+    if deployment and not replicas and _gave_up(app, deployment):
+        return EngineView(EngineStatus.FAILED, deployment.message, replicas)
     message = app.message or (deployment.message if deployment else "")
     return EngineView(_STATUS.get(app.status, EngineStatus.STARTING), message, replicas)
+
+
+def _gave_up(app: Any, deployment: Any) -> bool:
+    """Whether an engine that ran once could not be started again.
+
+    Serve names this trigger after START_ATTEMPTS failures in a row, as of an engine that never ran; but this
+    one it tries again for ever.
+    """
+    return bool(app.status == "UNHEALTHY" and deployment.status_trigger == "REPLICA_STARTUP_FAILED")
 
 
 async def load_variant(group: str, variant: VariantRef) -> None:

@@ -92,6 +92,9 @@ class Settings(BaseSettings):
     )
     max_body_bytes: int = Field(default=4 << 20, ge=1024)
     engine_start_timeout_s: float = Field(default=900.0, gt=0)
+    start_limit_s: float = Field(
+        default=1800.0, gt=0, description="A group whose engine does not run after so long is placed anew."
+    )
     request_timeout_s: float = Field(default=600.0, gt=0, description="Longest a request may take in all.")
 
     @field_validator("home")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from placement.types import DeviceKey, Placement
@@ -37,7 +37,8 @@ class WorkerGroup:
     in a row did not last is placed anew at `retry_at_s`, one that was refused by the cluster of the key
     `refused_on` as soon as that differs; `reason` says why. It starts, or serves, since `since_s`; to start
     took `start_s`. One that `replaces` another, on none of the devices to `avoid`, has it drained once it
-    serves.
+    serves. `kind` is that of the devices it was placed on last, `node_ids` are Ray's ids of their nodes, by
+    name, at its launch.
     """
 
     number: int
@@ -53,6 +54,18 @@ class WorkerGroup:
     start_s: float = 0.0
     replaces: int | None = None
     avoid: tuple[DeviceKey, ...] = ()
+    kind: str = ""
+    node_ids: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def device_kind(self) -> str:
+        """Empty when it was on none yet. Older records have it in their placement only."""
+        return self.kind or (kind_of(self.placement) if self.placement else "")
+
+
+def kind_of(placement: Placement) -> str:
+    """The kind of device that its first rank is on."""
+    return next((rank.device_kind for rank in placement.ranks), "")
 
 
 def group_id(host: str, number: int) -> str:

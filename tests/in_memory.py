@@ -170,6 +170,7 @@ class InMemoryCluster:
         self.converting = asyncio.Event()
         self.bundled: Path | None = None
         self.launches: list[str] = []
+        self.node_ids: dict[str, str] = {}  # Ray's, of nodes that were restarted
         self.requests: dict[str, int] | None = {}  # under way, as gateways would say
 
     async def launch(self, config: EngineConfig) -> None:
@@ -227,7 +228,13 @@ class InMemoryCluster:
     async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
         names = sorted({d.node for d in self.devices.devices})
         usable = [
-            NodeState(name, tuple(d for d in self.devices.devices if d.node == name), 0.5) for name in names
+            NodeState(
+                name,
+                tuple(d for d in self.devices.devices if d.node == name),
+                0.5,
+                ids=(self.node_ids.get(name, "1"),),
+            )
+            for name in names
         ]
         unusable = [NodeState(u.node, (), 9.0, u.reason, u.lost) for u in self.devices.unusable]
         return (*usable, *unusable)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.gpu_choice import gpus_of
-from controlplane.inventory import Heard, Patience, inventory_of, node_states
+from controlplane.inventory import Heard, Patience, inventory_of, node_states, ray_ids
 from controlplane.settings import Settings
 from placement.types import Use
 from workers.agent.reports import AgentReport, DeviceSample, ProcessMemory
@@ -85,6 +85,30 @@ def test_a_node_that_came_back_is_not_the_one_that_died() -> None:
     dead = replace(HEARD, alive=False, silent_s=40.0)
     (node,) = node_states([dead, HEARD], PATIENCE)
     assert (node.problem, node.age_s) == ("", 0.4)
+
+
+def test_which_nodes_of_a_name_live_by_rays_word() -> None:
+    dead = replace(HEARD, alive=False, silent_s=40.0, id="old")
+    silent = replace(HEARD, silent_s=40.0, id="old")
+    again = replace(HEARD, id="new")
+    seen = {
+        name: (node.lost, node.gone, node.ids)
+        for name, heard in {
+            "dead": [dead],
+            "silent": [silent],
+            "back": [dead, again],
+            "both": [silent, again],
+        }.items()
+        for node in node_states(heard, PATIENCE)
+    }
+    assert seen == {
+        "dead": (True, True, ()),
+        "silent": (True, False, ("old",)),
+        "back": (False, False, ("new",)),
+        "both": (False, False, ("new", "old")),
+    }
+    assert ray_ids(node_states([dead, again], PATIENCE)) == {"a": "new"}
+    assert ray_ids(node_states([silent, again], PATIENCE)) == {}
 
 
 def test_two_living_nodes_of_one_name_are_told_how_to_differ() -> None:

@@ -121,6 +121,12 @@ SITUATIONS: list[tuple[str, tuple[Any, ...], dict[str, EngineView], tuple[Any, .
         {"b": FAILED},
         (Replan("b"),),
     ),
+    (
+        "the agent of a node where an engine runs is silent",
+        (replace(deployment("b", Phase.DEPLOYED, placed=ON_LOST), established=True),),
+        {"b": RUNNING},
+        (),
+    ),
     ("an established engine failed", (BASE_UP,), {"b": FAILED}, (Replan("b"),)),
     (
         "one of two groups is gone",
@@ -162,6 +168,12 @@ def test_a_stranger_is_not_stopped_while_its_launch_runs() -> None:
     observed = Observed({"b": RUNNING}, frozenset({"Launch:b"}), 0.0)
     assert reconcile(state(deployment("b", Phase.PENDING, placed=None)), observed) == ()
     assert reconcile(state(), observed) == ()
+
+
+def test_an_engine_that_is_stopped_to_be_placed_anew_is_not_stopped_twice() -> None:
+    moving = state(deployment("b", Phase.DEPLOYING, placed=None))
+    assert reconcile(moving, Observed({"b": ILL}, frozenset({"Replan:b"}), 0.0)) == ()
+    assert reconcile(moving, Observed({"b": ILL}, frozenset(), 0.0)) == (StopGroup("b"),)
 
 
 def test_what_fails_is_not_launched_while_it_is_undone() -> None:

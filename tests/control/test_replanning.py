@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane import replanning
+from controlplane import replanning, scaling
 from controlplane.engine_views import EngineStatus, EngineView
 from controlplane.inventory import NodeState
 from controlplane.records import NodeLedger, Phase, Reservation
@@ -21,7 +21,7 @@ from profiler.types import DeviceRates
 
 RATES = DeviceRates(1e12, 1e14)
 NAMES = st.sampled_from("abc")
-RUNNING = EngineView(EngineStatus.RUNNING)
+RUNNING, ILL = EngineView(EngineStatus.RUNNING), EngineView(EngineStatus.UNHEALTHY)
 
 Fault = tuple[str, str, int]  # what happened to device `index` of a node
 
@@ -39,9 +39,14 @@ def placement(*seats: tuple[str, int, int]) -> Placement:
     return replace(builders.PLACED, ranks=ranks)
 
 
+def on(*seats: tuple[str, int, int]) -> WorkerGroup:
+    """A group that serves on these, launched when every node had its first id."""
+    return WorkerGroup(0, GroupPhase.SERVING, placement(*seats), node_ids={n: f"{n}-1" for n in "abc"})
+
+
 def cluster(faults: list[Fault]) -> tuple[NodeState, ...]:
     """Nodes a to c with two GPUs of 100 bytes each, after these faults."""
-    nodes = {n: NodeState(n, (device(n, 0), device(n, 1)), 0.5) for n in "abc"}
+    nodes = {n: NodeState(n, (device(n, 0), device(n, 1)), 0.5, ids=(f"{n}-1",)) for n in "abc"}
     for what, name, index in faults:
         node = nodes.get(name)
         if node is None:
@@ -49,8 +54,15 @@ def cluster(faults: list[Fault]) -> tuple[NodeState, ...]:
         match what:
             case "leaves":
                 del nodes[name]
-            case "lost":
-                nodes[name] = replace(node, devices=(), problem=f"node {name} is gone", lost=True)
+            case "dies":
+                problem = f"node {name} is gone"
+                nodes[name] = replace(node, devices=(), problem=problem, lost=True, gone=True, ids=())
+            case "silent":
+                nodes[name] = replace(node, devices=(), problem=f"node {name} is lost", lost=True)
+            case "restarts":
+                nodes[name] = replace(node, ids=(f"{name}-2",))
+            case "comes back":  # while Ray still takes the old one to live
+                nodes[name] = replace(node, ids=(f"{name}-1", f"{name}-2"), problem="2 living nodes")
             case "late":
                 nodes[name] = replace(node, devices=(), problem="stale report")
             case "loses":
@@ -62,32 +74,41 @@ def cluster(faults: list[Fault]) -> tuple[NodeState, ...]:
 
 
 FAULTS = st.lists(
-    st.tuples(st.sampled_from(["leaves", "lost", "late", "loses", "shrinks"]), NAMES, st.integers(0, 1)),
+    st.tuples(
+        st.sampled_from(["leaves", "dies", "silent", "restarts", "comes back", "late", "loses", "shrinks"]),
+        NAMES,
+        st.integers(0, 1),
+    ),
     max_size=4,
 )
 SEATS = st.lists(st.tuples(NAMES, st.integers(0, 1), st.sampled_from([20, 40, 60])), min_size=1, max_size=4)
 
 
-@given(seats=SEATS, faults=FAULTS)
+ENGINES = st.sampled_from([RUNNING, ILL, EngineView(EngineStatus.STARTING), None])
+
+
+@given(seats=SEATS, faults=FAULTS, engine=ENGINES)
 def test_a_group_moves_exactly_if_something_it_needs_is_gone(
-    seats: list[tuple[str, int, int]], faults: list[Fault]
+    seats: list[tuple[str, int, int]], faults: list[Fault], engine: EngineView | None
 ) -> None:
     nodes = cluster(faults)
     if not nodes:  # nothing was heard: nothing is known
-        assert not replanning.trouble(placement(*seats), RUNNING, nodes)
+        assert not replanning.trouble(on(*seats), engine, nodes)
         return
     by_name = {node.name: node for node in nodes}
 
     def stands(node: str, index: int) -> bool:
         found = by_name.get(node)
-        if found is None or found.lost:
+        if found is None or found.gone or f"{node}-1" not in found.ids:
             return False
+        if found.lost:  # by its agent's silence alone
+            return engine not in (ILL, None)
         if found.problem:  # it may come back
             return True
         room = {d.index: d.total_bytes for d in found.devices}.get(index, 0)
         return room >= sum(size for n, i, size in seats if (n, i) == (node, index))
 
-    troubled = bool(replanning.trouble(placement(*seats), RUNNING, nodes))
+    troubled = bool(replanning.trouble(on(*seats), engine, nodes))
     assert troubled == (not all(stands(node, index) for node, index, _ in seats))
 
 
@@ -105,8 +126,48 @@ def test_a_group_moves_exactly_if_something_it_needs_is_gone(
     ],
 )
 def test_what_serve_says(view: EngineView | None, reason: str) -> None:
-    assert replanning.trouble(placement(("a", 0, 1)), view, cluster([])) == reason
-    assert replanning.trouble(None, view, cluster([])) == ""
+    assert replanning.trouble(on(("a", 0, 1)), view, cluster([])) == reason
+    assert replanning.trouble(WorkerGroup(0), view, cluster([])) == ""
+
+
+def test_silence_of_an_agent_alone_stops_no_engine_that_runs() -> None:
+    silent = cluster([("silent", "a", 0)])
+    assert replanning.trouble(on(("a", 0, 1)), RUNNING, silent) == ""
+    for view in (ILL, EngineView(EngineStatus.FAILED), None):
+        assert replanning.trouble(on(("a", 0, 1)), view, silent) == "node a is lost"
+    dead = cluster([("dies", "a", 0)])
+    assert replanning.trouble(on(("a", 0, 1)), RUNNING, dead) == "node a is gone"
+
+
+def test_a_node_that_was_restarted_under_its_name_has_nothing_of_what_ran_there() -> None:
+    """Serve's replica is pinned to Ray's old id, and waits for it for ever."""
+    again = cluster([("restarts", "a", 0)])
+    assert replanning.trouble(on(("a", 0, 1)), RUNNING, again) == "node a was restarted"
+    older = replace(on(("a", 0, 1)), node_ids={})  # a record from before ids were kept
+    assert replanning.trouble(older, RUNNING, again) == ""
+
+
+def test_an_engine_that_does_not_start_in_time_failed() -> None:
+    begun = replace(on(("a", 0, 1)), phase=GroupPhase.STARTING, since_s=100.0)
+    deployment = replace(builders.deployment("b", Phase.DEPLOYING), groups=(begun, replace(begun, number=1)))
+    starting = EngineView(EngineStatus.STARTING)
+    engines = {"b": starting, "b@1": RUNNING, "x": starting}
+    assert replanning.late(engines, [deployment], 160.0, 60.0) == engines
+    found = replanning.late(engines, [deployment], 160.1, 60.0)
+    assert found == engines | {"b": EngineView(EngineStatus.FAILED, "it did not start within 60 s")}
+    serving = replace(deployment, groups=(replace(begun, phase=GroupPhase.SERVING),))
+    assert replanning.late(engines, [serving], 1e6, 60.0) == engines
+
+
+def test_a_group_remembers_on_which_kind_of_device_it_was() -> None:
+    group = on(("a", 0, 1))
+    assert group.kind == ""  # as in an older record
+    waits = replanning.refused(replanning.unplaced(group, "its node died", 1.0), "memory", "k", 2.0)
+    assert (waits.placement, waits.kind) == (None, "h200")
+    asleep = replanning.without_group(replace(builders.deployment("b", Phase.DEPLOYED), groups=(group,)), 0)
+    assert (asleep.groups, asleep.device_kind) == ((), "h200")
+    (woken,) = scaling.resized(asleep, 1).groups
+    assert woken.device_kind == "h200"
 
 
 def test_delays_grow_and_are_bounded() -> None:
@@ -152,7 +213,7 @@ def test_what_makes_a_cluster_another() -> None:
     assert replanning.cluster_key(used[::-1], ledgers) == key
     assert replanning.cluster_key(nodes, {}) != key
     assert replanning.cluster_key(nodes, {}) == replanning.cluster_key(nodes, ledgers, besides="b@1")
-    for what in ("leaves", "lost", "late", "loses", "shrinks"):
+    for what in ("leaves", "dies", "silent", "late", "loses", "shrinks"):
         assert replanning.cluster_key(cluster([(what, "a", 0)]), ledgers) != key
 
 

@@ -16,7 +16,8 @@ T = TypeVar("T")
 class Nvml:
     """A session with the driver. Errors of every method: pynvml.NVMLError; then open a new one.
 
-    `only` some GPUs are read, None: all. Errors: ValueError for one that is not there.
+    `only` some GPUs are read, None: all. Errors: ValueError for one that is not there. One that is lost is
+    left out until it is back; when all are, that is an error.
     """
 
     def __init__(self, only: Iterable[int] | None = None) -> None:
@@ -25,17 +26,37 @@ class Nvml:
         ours = range(count) if only is None else sorted(set(only))
         if strange := [index for index in ours if index >= count]:
             raise ValueError(f"there is no GPU {strange[0]}, only {count}; correct the setting `gpus`")
-        self._handles = {index: pynvml.nvmlDeviceGetHandleByIndex(index) for index in ours}
-        self._names = {i: _text(pynvml.nvmlDeviceGetName(h)) for i, h in self._handles.items()}
-        self.linked = [pair for pair in combinations(self._handles, 2) if self._are_linked(*pair)]
+        self._ours = tuple(ours)
+        self._handles: dict[int, Any] = {}
+        self._names: dict[int, str] = {}
+        self.linked: list[tuple[int, int]] = []
 
     def read(self) -> list[GpuReading]:
-        return [self._read(index) for index in self._handles]
+        found: list[GpuReading] = []
+        lost: pynvml.NVMLError | None = None
+        for index in self._ours:
+            try:
+                found.append(self._read(index))
+            except pynvml.NVMLError_GpuIsLost as e:
+                self._handles.pop(index, None)  # opened anew once it is back
+                lost = e
+        if lost and not found:
+            raise lost
+        return found
 
     def close(self) -> None:
         pynvml.nvmlShutdown()
 
+    def _open(self, index: int) -> None:
+        """A GPU that is lost cannot be opened either; the others need not wait for it."""
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        self._names[index] = _text(pynvml.nvmlDeviceGetName(handle))
+        self._handles[index] = handle
+        self.linked = [pair for pair in combinations(sorted(self._handles), 2) if self._are_linked(*pair)]
+
     def _read(self, index: int) -> GpuReading:
+        if index not in self._handles:
+            self._open(index)
         handle = self._handles[index]
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         return GpuReading(
@@ -49,7 +70,10 @@ class Nvml:
 
     def _are_linked(self, a: int, b: int) -> bool:
         pair, what = (self._handles[a], self._handles[b]), pynvml.NVML_P2P_CAPS_INDEX_NVLINK
-        status = _told(lambda: pynvml.nvmlDeviceGetP2PStatus(*pair, what), None)
+        try:
+            status = _told(lambda: pynvml.nvmlDeviceGetP2PStatus(*pair, what), None)
+        except pynvml.NVMLError_GpuIsLost:  # either: the other one is none the worse
+            return False
         return bool(status == pynvml.NVML_P2P_STATUS_OK)
 
 

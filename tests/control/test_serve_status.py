@@ -1,0 +1,119 @@
+"""What Serve says of an engine, read; and an engine stopped without a thread that waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.serve.schema import (
+    ApplicationStatus,
+    ApplicationStatusOverview,
+    DeploymentStatus,
+    DeploymentStatusOverview,
+    ServeStatus,
+)
+
+from controlplane import serve_runtime
+from controlplane.engine_views import EngineStatus
+
+TRACE = "The deployment failed to start 2 times in a row. Error:\nTraceback\nRuntimeError: no memory"
+
+
+def app(status: str, trigger: str = "UNSPECIFIED", running: int = 0, message: str = "") -> Any:
+    deployment = DeploymentStatusOverview(
+        status=DeploymentStatus("UNHEALTHY"),
+        status_trigger=trigger,  # type: ignore[arg-type]
+        replica_states={"RUNNING": running} if running else {"STARTING": 1},  # type: ignore[dict-item]
+        message=message,
+    )
+    return ApplicationStatusOverview(
+        status=ApplicationStatus(status),
+        message="The deployments ['Engine'] are UNHEALTHY.",
+        last_deployed_time_s=0.0,
+        deployments={"Engine": deployment},
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "status"),
+    [
+        (app("UNHEALTHY", "HEALTH_CHECK_FAILED"), EngineStatus.UNHEALTHY),  # Serve is starting another
+        (app("UNHEALTHY", "REPLICA_STARTUP_FAILED"), EngineStatus.FAILED),  # it failed as often as it may
+        (app("UNHEALTHY", "REPLICA_STARTUP_FAILED", running=1), EngineStatus.UNHEALTHY),
+        (app("DEPLOYING", "CONFIG_UPDATE_STARTED"), EngineStatus.STARTING),
+        (app("DEPLOY_FAILED", "REPLICA_STARTUP_FAILED"), EngineStatus.FAILED),
+        (app("DELETING", "REPLICA_STARTUP_FAILED"), EngineStatus.DELETING),
+        (app("RUNNING", running=1), EngineStatus.RUNNING),
+    ],
+)
+def test_what_an_engine_is(seen: Any, status: EngineStatus) -> None:
+    assert serve_runtime._view(seen).status is status
+
+
+def test_why_an_engine_that_ran_does_not_start_again() -> None:
+    view = serve_runtime._view(app("UNHEALTHY", "REPLICA_STARTUP_FAILED", message=TRACE))
+    assert view.message == TRACE
+
+
+def test_serve_names_a_failed_start_only_when_it_failed_as_often_as_it_may() -> None:
+    """What `_gave_up` rests on, of Serve's own state machine: one failure leaves the trigger as it was."""
+    from ray.serve._private.common import (
+        DeploymentStatusInfo,
+        DeploymentStatusInternalTrigger,
+        DeploymentStatusTrigger,
+    )
+
+    ran = DeploymentStatusInfo("Engine", DeploymentStatus.HEALTHY, DeploymentStatusTrigger.UNSPECIFIED)
+    died = ran.handle_transition(DeploymentStatusInternalTrigger.HEALTH_CHECK_FAILED)
+    retried = died.update_message("A replica failed to start with exception. Retrying.")
+    assert retried.status_trigger == "HEALTH_CHECK_FAILED"
+    often = retried.handle_transition(DeploymentStatusInternalTrigger.REPLICA_STARTUP_FAILED)
+    assert (often.status, often.status_trigger) == ("UNHEALTHY", "REPLICA_STARTUP_FAILED")
+    runs = often.handle_transition(DeploymentStatusInternalTrigger.HEALTHY)
+    assert runs.status_trigger == "UNSPECIFIED"
+
+
+class FakeServe:
+    def __init__(self, *names: str) -> None:
+        self.names = set(names)
+        self.leaving: set[str] = set()
+
+    def delete(self, name: str, blocking: bool) -> None:
+        assert not blocking
+        self.leaving.add(name)
+
+    def status(self) -> Any:
+        return ServeStatus(applications={name: app("RUNNING", running=1) for name in self.names})
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> FakeServe:
+    fake = FakeServe(*(f"model-b@{n}" for n in range(1, 9)))
+    monkeypatch.setattr(serve_runtime, "serve", SimpleNamespace(delete=fake.delete, status=fake.status))
+    monkeypatch.setattr(serve_runtime, "STOP_LOOK_S", 0.01)
+    return fake
+
+
+async def test_many_stops_leave_threads_to_others(served: FakeServe) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+    stops = [asyncio.create_task(serve_runtime.stop(f"b@{n}")) for n in range(1, 9)]
+    async with asyncio.timeout(5):
+        while len(served.leaving) < 8:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert len(await serve_runtime.observe()) == 8
+    assert not any(stop.done() for stop in stops)
+    served.names.clear()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*stops)
+
+
+async def test_a_stop_that_does_not_end_is_an_error(
+    served: FakeServe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_runtime, "STOP_TIMEOUT_S", 0.05)
+    with pytest.raises(TimeoutError):
+        await serve_runtime.stop("b@1")
+    await serve_runtime.stop("gone")
