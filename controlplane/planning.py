@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from controlplane import deploying, ledger
+from controlplane import deploying, errors, ledger, replanning
 from controlplane.api.deploy_requests import DeployModelRequest
 from controlplane.commands import Context, deploy_model
-from controlplane.records import Deployment
+from controlplane.records import Deployment, Model
 from controlplane.settings import Settings
 from controlplane.state.typed import Put, State
+from controlplane.worker_groups import group_id
+from placement.rebalancing import less
 from placement.types import Inventory, Placement
 
 
 @dataclass(frozen=True)
 class Preview:
-    """`running`: `host` is deployed, or being so; its `placement` is None until that is decided."""
+    """`running`: `host` is deployed, or being so; its `placement` is None until that is decided. Of
+    several groups it is the first one's."""
 
     model: str
     host: str
@@ -33,8 +36,34 @@ def preview(
     if host in state.deployments:
         return Preview(request.model, host, True, state.deployments[host].record.placement)
     base = state.models[host].record
-    variants = state.variants_of(host)
-    others = [d.record for d in state.deployments.values()]
     free = ledger.available(inventory, state.ledgers, settings.headroom, besides=host)
-    placement = deploying.decide(base, wanted[host], free, settings, variants, state.profiles, others)
-    return Preview(request.model, host, False, placement)
+    return Preview(request.model, host, False, _first(state, base, wanted[host], free, settings))
+
+
+def _first(
+    state: State, base: Model, deployment: Deployment, free: Inventory, settings: Settings
+) -> Placement | None:
+    """Where the first of its groups would be, if there is room for all.
+
+    Errors: NoFeasiblePlan.
+    """
+    variants = state.variants_of(base.name)
+    present = [d.record for d in state.deployments.values()]
+    for number, group in enumerate(deployment.groups):
+        try:
+            placed = deploying.decide(
+                base, deployment, free, settings, variants, state.profiles, [*present, deployment]
+            )
+        except errors.NoFeasiblePlan as e:
+            raise _named(e, group_id(deployment.host, group.number), number) from e
+        free = less(free, [placed])
+        deployment = replanning.with_group(deployment, replace(group, placement=placed))
+    return deployment.placement
+
+
+def _named(error: errors.NoFeasiblePlan, group: str, placed: int) -> errors.NoFeasiblePlan:
+    """With the name of the group, if others found their places."""
+    if not placed:
+        return error
+    told = f"'{group}' finds no place beside the {placed} before it: {error.message}"
+    return errors.NoFeasiblePlan(told, details=error.details)

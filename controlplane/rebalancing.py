@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from controlplane import deploying, errors, ledger, replanning
-from controlplane.records import Deployment, Model
+from controlplane.records import Deployment, Model, Phase, Relaxing
 from controlplane.settings import Settings
 from controlplane.state.typed import Change, Put, State
 from controlplane.worker_groups import (
@@ -15,6 +15,7 @@ from controlplane.worker_groups import (
     group_id,
     host_of,
     is_spare,
+    kind_of,
     next_number,
     number_of,
 )
@@ -24,43 +25,98 @@ from placement.types import Inventory, Placement
 
 @dataclass(frozen=True)
 class Asked:
-    """A proposal, or none; `goal` says what was looked for, `newcomer` for whom."""
+    """A proposal, or none; `goal` says what was looked for, `newcomer` for whom, `refusal` why that finds no
+    place as things are."""
 
     goal: str
     proposal: Proposal | None
     newcomer: str = ""
+    refusal: str = ""
 
 
 def propose(
     state: State, inventory: Inventory, settings: Settings, newcomer: Deployment | None = None
 ) -> Asked:
     """Moves that make room for `newcomer`, a deployment that is not there yet; without one for a group that
-    found no place; where there is none, moves that free a device.
+    found no place, the first that moves help; where nothing waits, moves that free a device.
 
     Errors: NotReady while earlier moves are under way.
     """
-    deployments = [found.record for found in state.deployments.values()]
-    if busy := [name for d in deployments for name in _spares(d)]:
+    present = [found.record for found in state.deployments.values()]
+    lasting = [d for d in present if d.phase is not Phase.DELETING]
+    if busy := [name for d in lasting for name in _spares(d)]:
         raise errors.NotReady(f"{', '.join(busy)} is being moved to; rebalance when that is done")
     free = ledger.available(inventory, state.ledgers, settings.headroom)
-    waiting = None if newcomer else _waiting(deployments)
-    tenants = _tenants(state, deployments)
+    tenants = _tenants(state, lasting)
+    movable = frozenset(tenant.name for tenant in tenants)
+    places = _Places(state, settings, newcomer, movable)
+    names = [newcomer.model] if newcomer else _waiting(lasting)
+    for name in names:
+        if (found := to_fit(free, tenants, places.decide, name)) is not None:
+            return Asked(f"make room for {name}", found, name)
+    if names:
+        told = {name: places.refusal(name, free) for name in names}
+        return Asked(f"make room for {' or '.join(names)}", None, refusal=_in_one(told))
+    staying = _staying(present, movable)
+    return Asked("free a device", to_free_a_device(free, tenants, places.decide, staying))
 
-    def decide(name: str, left: Inventory, moves: Sequence[Move], settled: bool) -> Placement | None:
-        host = host_of(name)
-        deployment = newcomer if newcomer and host == newcomer.model else state.deployments[host].record
-        variants = state.variants_of(host)
-        others = deploying.besides(_moved(deployments, moves, settled), name)
-        model = state.models[host].record
+
+@dataclass(frozen=True)
+class _Places:
+    """Decides, on one state, places for `newcomer`, for groups that wait and for the `movable` ones."""
+
+    state: State
+    settings: Settings
+    newcomer: Deployment | None
+    movable: frozenset[str]
+
+    def decide(self, name: str, free: Inventory, moves: Sequence[Move], settled: bool) -> Placement | None:
         try:
-            return deploying.decide(model, deployment, left, settings, variants, state.profiles, others)
+            return self._place(name, free, moves, settled)
         except errors.NoFeasiblePlan:
             return None
 
-    name = newcomer.model if newcomer else waiting
-    if name:
-        return Asked(f"make room for {name}", to_fit(free, tenants, decide, name), name)
-    return Asked("free a device", to_free_a_device(free, tenants, decide))
+    def refusal(self, name: str, free: Inventory) -> str:
+        """Why there is no place without moves."""
+        try:
+            self._place(name, free, (), True)
+        except errors.NoFeasiblePlan as e:
+            return e.message
+        return ""
+
+    def _place(self, name: str, free: Inventory, moves: Sequence[Move], settled: bool) -> Placement:
+        """Errors: NoFeasiblePlan."""
+        state, host, asked = self.state, host_of(name), self._asked(name)
+        group = asked.group(number_of(name))
+        present = [found.record for found in state.deployments.values()]
+        others = deploying.besides(_moved(present, moves, settled), name)
+        return deploying.decide(
+            state.models[host].record,
+            asked,
+            deploying.suited(free, group.device_kind if group else ""),
+            self.settings,
+            state.variants_of(host),
+            state.profiles,
+            others,
+        )
+
+    def _asked(self, name: str) -> Deployment:
+        host = host_of(name)
+        if self.newcomer and host == self.newcomer.model:
+            return self.newcomer
+        deployment = self.state.deployments[host].record
+        return unrelaxed(deployment) if name in self.movable else deployment
+
+
+def _in_one(refusals: Mapping[str, str]) -> str:
+    if len(refusals) == 1:
+        return next(iter(refusals.values()))
+    return "; ".join(f"{name}: {why}" for name, why in refusals.items())
+
+
+def unrelaxed(deployment: Deployment) -> Deployment:
+    """What a group that is moved must meet: none of its limits gives way to a move."""
+    return replace(deployment, relaxing=Relaxing())
 
 
 def begun(state: State, proposal: Proposal) -> list[Change]:
@@ -74,6 +130,7 @@ def begun(state: State, proposal: Proposal) -> list[Change]:
             reason=f"takes the place of {move.tenant.name}",
             replaces=number_of(move.tenant.name),
             avoid=move.avoid,
+            kind=kind_of(move.placement),
         )
         changed[host] = replanning.standing(replace(deployment, groups=(*deployment.groups, spare)))
     return [Put(record, state.deployments[host].version) for host, record in changed.items()]
@@ -98,10 +155,24 @@ def _spares(deployment: Deployment) -> list[str]:
     return [group_id(deployment.host, g.number) for g in deployment.groups if is_spare(g, deployment.groups)]
 
 
-def _waiting(deployments: Iterable[Deployment]) -> str | None:
-    """A group that the cluster had no room for."""
-    names = sorted(group_id(d.host, g.number) for d in deployments for g in d.groups if g.refused_on)
-    return next(iter(names), None)
+def _waiting(deployments: Iterable[Deployment]) -> list[str]:
+    """Groups that the cluster had no room for, one of each deployment: its others ask for the same."""
+    found = {
+        d.host: [g.number for g in d.groups if g.refused_on and g.phase is not GroupPhase.DRAINING]
+        for d in deployments
+        if d.model == d.host
+    }
+    return sorted(group_id(host, min(numbers)) for host, numbers in found.items() if numbers)
+
+
+def _staying(deployments: Iterable[Deployment], movable: Container[str]) -> list[Placement]:
+    """Where the groups are that are not moved: they start, leave, or are being undeployed."""
+    return [
+        group.placement
+        for d in deployments
+        for name, group in zip(d.group_ids(), d.groups, strict=True)
+        if group.placement and name not in movable
+    ]
 
 
 def _tenants(state: State, deployments: Iterable[Deployment]) -> list[Tenant]:

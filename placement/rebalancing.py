@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from placement.types import Device, DeviceKey, Inventory, Placement, key_of
+from placement.types import CPU, Device, DeviceKey, Inventory, Placement, key_of
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Tenant:
 
 @dataclass(frozen=True)
 class Move:
-    """`tenant` to `placement`, which has none of the devices in `avoid`."""
+    """`tenant` to `placement`. `avoid` is every device of the inventory that is not in that: wherever else
+    it went, it might take the place of another move of the proposal."""
 
     tenant: Tenant
     placement: Placement
@@ -54,13 +55,21 @@ class Proposal:
 Decide = Callable[[str, Inventory, Sequence[Move], bool], Placement | None]
 
 
-def to_free_a_device(inventory: Inventory, tenants: Sequence[Tenant], decide: Decide) -> Proposal | None:
-    """The cheapest moves, in bytes to load, after which more devices have nothing of ours than before."""
-    empty = len(_empty(inventory, (t.placement for t in tenants)))
+def to_free_a_device(
+    inventory: Inventory, tenants: Sequence[Tenant], decide: Decide, staying: Sequence[Placement] = ()
+) -> Proposal | None:
+    """The cheapest moves, in bytes to load, after which more devices have nothing of ours than before.
+
+    `staying` are placements of groups that cannot be moved.
+    """
+    empty = len(_empty(inventory, (*(t.placement for t in tenants), *staying)))
+    stuck = {key for placement in staying for key in _keys(placement)}
     found: list[Proposal] = []
     for device in inventory.devices:
+        if key_of(device) in stuck:
+            continue
         moves = _moves(inventory, _on(tenants, key_of(device)), decide, device)
-        if moves and len(_empty(inventory, _after(tenants, moves))) > empty:
+        if moves and len(_empty(inventory, (*_after(tenants, moves), *staying))) > empty:
             found.append(Proposal(moves, freed=device))
     return min(found, key=_cost, default=None)
 
@@ -120,8 +129,17 @@ def _move(
     avoid: tuple[DeviceKey, ...],
     others: Sequence[Move],
 ) -> Move | None:
-    place = decide(tenant.name, without(inventory, avoid), others, False)
-    return None if place is None else Move(tenant, place, avoid)
+    place = decide(tenant.name, _alike(without(inventory, avoid), tenant), others, False)
+    if place is None:
+        return None
+    kept = set(_keys(place))
+    return Move(tenant, place, tuple(k for d in inventory.devices if (k := key_of(d)) not in kept))
+
+
+def _alike(inventory: Inventory, tenant: Tenant) -> Inventory:
+    """Only GPUs for a group that is on GPUs, and only CPU hosts for one on those."""
+    on_cpu = tenant.placement.ranks[0].device_kind == CPU
+    return replace(inventory, devices=tuple(d for d in inventory.devices if (d.kind == CPU) == on_cpu))
 
 
 def without(inventory: Inventory, avoid: Sequence[DeviceKey]) -> Inventory:
@@ -131,13 +149,18 @@ def without(inventory: Inventory, avoid: Sequence[DeviceKey]) -> Inventory:
 
 def during(inventory: Inventory, moves: Iterable[Move]) -> Inventory:
     """What is free while the moved groups are in both places."""
-    return _less(inventory, _taken(move.placement for move in moves))
+    return less(inventory, (move.placement for move in moves))
 
 
 def after(inventory: Inventory, moves: Sequence[Move]) -> Inventory:
     """What is free once the moved groups are gone from their old places."""
     gone = {key: -size for key, size in _taken(move.tenant.placement for move in moves).items()}
     return _less(during(inventory, moves), gone)
+
+
+def less(inventory: Inventory, placements: Iterable[Placement]) -> Inventory:
+    """What is free beside these placements too."""
+    return _less(inventory, _taken(placements))
 
 
 def _less(inventory: Inventory, taken: Mapping[DeviceKey, int]) -> Inventory:

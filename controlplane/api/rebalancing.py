@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from controlplane import rebalancing
 from controlplane.api.deploy_requests import DeployModelRequest
 from controlplane.api.forms import Strict
-from controlplane.api.placement_views import RankView
+from controlplane.api.placement_views import MS, RankView
 from controlplane.api.services import Services, fresh_context
 from controlplane.commands import deploy_model
 from controlplane.endings import persist
@@ -33,7 +33,7 @@ class RebalanceRequest(Strict):
 class MoveView(BaseModel):
     """One group's move. `loadBytes` are read again; `doubledBytes` of devices are held twice until the old
     engine is stopped, `startS` seconds if it starts as it did the last time (null: not known), and until the
-    requests that the old one has are answered."""
+    requests that the old one has are answered. A token is estimated to take `tpotMs` now, then `toTpotMs`."""
 
     group: str
     ranks: list[RankView]
@@ -41,6 +41,8 @@ class MoveView(BaseModel):
     loadBytes: int
     doubledBytes: int
     startS: float | None
+    tpotMs: float
+    toTpotMs: float
 
     @classmethod
     def of(cls, move: Move) -> MoveView:
@@ -52,6 +54,8 @@ class MoveView(BaseModel):
             loadBytes=move.tenant.load_bytes,
             doubledBytes=sum(rank.memory_bytes for rank in old.ranks),
             startS=move.tenant.start_s or None,
+            tpotMs=old.estimate.tpot_s * MS,
+            toTpotMs=move.placement.estimate.tpot_s * MS,
         )
 
 
@@ -72,7 +76,8 @@ class RebalanceView(BaseModel):
     def of(cls, asked: Asked, began: bool) -> RebalanceView:
         found = asked.proposal
         if found is None:
-            return cls(goal=asked.goal, possible=False, gain="no moves do that")
+            why = f": {asked.refusal}" if asked.refusal else ""
+            return cls(goal=asked.goal, possible=False, gain=f"no moves do that{why}")
         return cls(
             goal=asked.goal,
             possible=True,
@@ -100,6 +105,9 @@ def _once(services: Services, inventory: Inventory, body: RebalanceRequest) -> R
     """Errors: NotReady, those of deploying; StaleWrite when the records changed meanwhile."""
     state = services.repository.read()
     newcomer = None if body.deploy is None else _wanted(state, body.deploy)
+    if body.deploy and newcomer and newcomer.model in state.deployments:
+        gain = f"the engine of '{newcomer.model}' serves it already"
+        return RebalanceView(goal=f"make room for {body.deploy.model}", possible=True, gain=gain)
     asked = rebalancing.propose(state, inventory, services.settings, newcomer)
     began = not body.dryRun and asked.proposal is not None and bool(asked.proposal.moves)
     if began and asked.proposal is not None:
@@ -107,14 +115,13 @@ def _once(services: Services, inventory: Inventory, body: RebalanceRequest) -> R
     return RebalanceView.of(asked, began)
 
 
-def _wanted(state: State, request: DeployModelRequest) -> Deployment | None:
-    """The deployment of a base that this would make; None when it is there already."""
+def _wanted(state: State, request: DeployModelRequest) -> Deployment:
+    """The deployment of the base that would serve this: the one to be made, or the one that is there."""
     changes: list[Any] = [
         c.record for c in deploy_model(state, request, fresh_context()).changes if isinstance(c, Put)
     ]
     made = {one.model: one for one in changes if isinstance(one, Deployment)}
-    host = made[request.model].host
-    return None if host in state.deployments else made[host]
+    return made[made[request.model].host]
 
 
 def _gain(asked: Asked) -> str:

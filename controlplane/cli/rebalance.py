@@ -12,7 +12,7 @@ from controlplane.api.rebalancing import MoveView, RebalanceRequest
 from controlplane.cli.output import print_json, print_table, print_text, size
 from controlplane.cli.session import Json, session
 
-COLUMNS = ("GROUP", "FROM", "TO", "READS", "HELD TWICE", "LAST START")
+COLUMNS = ("GROUP", "FROM", "TO", "READS", "HELD TWICE", "LAST START", "TOKEN")
 
 
 def rebalance(
@@ -51,6 +51,7 @@ def _row(move: MoveView) -> tuple[str, ...]:
         size(move.loadBytes),
         size(move.doubledBytes),
         start,
+        f"{move.tpotMs:.3g} -> {move.toTpotMs:.3g} ms",
     )
 
 

@@ -29,7 +29,7 @@ def rank(node: str) -> dict[str, Any]:
 
 MOVE = {
     **{"group": "smol", "ranks": [rank("n1")], "to": [rank("n2")]},
-    **{"loadBytes": 2 * GIB, "doubledBytes": 3 * GIB, "startS": 12.0},
+    **{"loadBytes": 2 * GIB, "doubledBytes": 3 * GIB, "startS": 12.0, "tpotMs": 4.0, "toTpotMs": 5.5},
 }
 FOUND = {
     **{"goal": "free a device", "possible": True, "gain": "h200:0 of node n1 has nothing of ours"},
@@ -112,6 +112,7 @@ def test_a_proposal_and_its_cost(cli: Cli, api: FakeApi) -> None:
         "2.0 GiB",
         "3.0 GiB",
         "12 s",
+        "4 -> 5.5 ms",
         "nothing was done",
     ):
         assert words in ended.out

@@ -11,8 +11,8 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.rebalancing import Move, Proposal, Tenant, to_fit, to_free_a_device
-from placement.types import Device, Inventory, Placement, RankPlacement
+from placement.rebalancing import Move, Proposal, Tenant, less, to_fit, to_free_a_device, without
+from placement.types import CPU, Device, Inventory, Placement, RankPlacement
 from profiler.types import DeviceRates, Estimate, Plan
 
 RATES = DeviceRates(1e12, 1e14)
@@ -101,7 +101,8 @@ def check_moves(world: World, proposal: Proposal) -> Counter[int]:
         old = [(r.device_index, r.memory_bytes) for r in move.tenant.placement.ranks]
         new = [(r.device_index, r.memory_bytes) for r in move.placement.ranks]
         assert sorted(size for _, size in old) == sorted(size for _, size in new)
-        assert not {("n", "h200", gpu) for gpu, _ in new} & set(move.avoid)
+        everywhere = {("n", "h200", gpu) for gpu in range(len(world.others))}
+        assert set(move.avoid) == everywhere - {("n", "h200", gpu) for gpu, _ in new}
         for gpu, size in new:
             used[gpu] += size
     assert all(used[n] <= TOTAL for n in range(len(world.others)))
@@ -190,3 +191,69 @@ def test_nothing_to_move() -> None:
     assert to_free_a_device(empty.inventory, (), empty.decide) is None
     alone = World((((0, 5),),), (0, 0), 3)
     assert to_free_a_device(alone.inventory, alone.tenants, alone.decide) is None  # it would take the other
+
+
+@dataclass(frozen=True)
+class FirstFit(World):
+    """Takes the first GPU that has room, were it the only one for somebody larger."""
+
+    def decide(
+        self, name: str, inventory: Inventory, moves: Sequence[Move], settled: bool
+    ) -> Placement | None:
+        ((_, size),) = self.groups[int(name[1:])]
+        free = (d.index for d in inventory.devices if d.free_bytes >= size)
+        return next((placed((index, size)) for index in free), None)
+
+
+def test_moves_go_where_they_were_proposed_in_whatever_order_they_are_made() -> None:
+    """The small one, launched first, would take the only place of the large one."""
+    world = FirstFit((((0, 2),), ((0, 4),), ((1, 6),), ((2, 7),)), (0, 0, 0), 1)
+    found = to_free_a_device(world.inventory, world.tenants, world.decide)
+    assert found is not None
+    assert {m.tenant.name: m.placement.ranks[0].device_index for m in found.moves} == {"g1": 1, "g0": 2}
+    for order in permutations(found.moves):
+        left = world.inventory
+        for move in order:
+            place = world.decide(move.tenant.name, without(left, move.avoid), (), False)
+            assert place == move.placement
+            left = less(left, [move.placement])
+
+
+def test_a_device_with_a_group_that_stays_is_not_freed() -> None:
+    world = World((((0, 2),), ((1, 5),)), (4, 0), 1)
+    staying = (placed((0, 4)),)
+    assert to_free_a_device(world.inventory, world.tenants, world.decide, staying) is None
+    roomy = World((((0, 2),), ((1, 3),)), (4, 0), 1)
+    found = to_free_a_device(roomy.inventory, roomy.tenants, roomy.decide, staying)
+    assert found is not None
+    assert found.freed is not None
+    assert found.freed.index == 1
+
+
+def test_to_share_a_device_with_a_group_that_stays_is_a_gain() -> None:
+    world = World((((0, 2),),), (0, 4), 1)
+    assert to_free_a_device(world.inventory, world.tenants, world.decide) is None
+    found = to_free_a_device(world.inventory, world.tenants, world.decide, (placed((1, 4)),))
+    assert found is not None
+    assert [m.placement.ranks[0].device_index for m in found.moves] == [1]
+
+
+def test_nothing_moves_between_gpus_and_cpu_hosts() -> None:
+    world = World((((0, 2),), ((1, 9),)), (0, 0), 1)
+    host = Device("n", 0, CPU, TOTAL, TOTAL, RATES)
+    inventory = replace(world.inventory, devices=(*world.inventory.devices, host))
+    seen: set[str] = set()
+
+    def decide(name: str, left: Inventory, moves: Sequence[Move], settled: bool) -> Placement | None:
+        seen.update(d.kind for d in left.devices)
+        return None
+
+    assert to_free_a_device(inventory, world.tenants, decide) is None
+    assert seen == {"h200"}
+    on_host = replace(placed((0, 2)), ranks=(replace(placed((0, 2)).ranks[0], device_kind=CPU),))
+    seen.clear()
+    other = replace(host, node="m")
+    to_free_a_device(
+        replace(inventory, devices=(*inventory.devices, other)), (Tenant("c", on_host, 1, 1.0),), decide
+    )
+    assert seen == {CPU}

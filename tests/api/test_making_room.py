@@ -1,0 +1,83 @@
+"""Making room over HTTP: what is served already, what cannot fit, and previews of several engines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from in_memory import CPU
+from installations import Installation
+
+from placement.types import Inventory
+
+TWO_NODES = Inventory((CPU, replace(CPU, node="other")))
+APART: dict[str, Any] = {"antiAffinity": {"group": "g", "scope": "node"}}
+
+
+@pytest.fixture
+def registered(fresh: Installation) -> Installation:
+    fresh.cluster.devices = TWO_NODES
+    for name in ("base", "second"):
+        assert fresh.register(name, folder="base")["phase"] == "Ready"
+    return fresh
+
+
+def deploy_apart(asked: Installation) -> None:
+    """Two bases on two nodes, either of which has room for both."""
+    assert asked.deploy("base")["phase"] == "Deployed"
+    asked.cluster.devices = Inventory((replace(CPU, free_bytes=0), TWO_NODES.devices[1]))
+    assert asked.deploy("second")["phase"] == "Deployed"
+    asked.cluster.devices = TWO_NODES
+
+
+def test_for_a_variant_of_what_is_deployed_nothing_is_moved(registered: Installation) -> None:
+    deploy_apart(registered)
+    assert registered.register("v1", "base")["phase"] == "Ready"
+    before = registered.records()
+    found = registered.post("/rebalance", {"dryRun": False, "deploy": {"model": "v1"}}).json()
+    assert (found["goal"], found["possible"]) == ("make room for v1", True)
+    assert found["gain"] == "the engine of 'base' serves it already"
+    assert (found["moves"], found["began"]) == ([], False)
+    assert registered.records() == before
+
+
+def test_a_move_tells_what_a_token_takes_before_and_after(registered: Installation) -> None:
+    deploy_apart(registered)
+    (move,) = registered.post("/rebalance", {}).json()["moves"]
+    plan = registered.http.get(f"/deployments/{move['group']}").json()["plan"]
+    assert move["tpotMs"] == plan["estimatedTpotMs"] > 0
+    assert move["toTpotMs"] == pytest.approx(move["tpotMs"])
+
+
+def test_what_cannot_fit_is_told_why(registered: Installation) -> None:
+    impossible = {"model": "base", "intent": "latSLO", "SLOs": {"tpot_ms": 1e-9}}
+    found = registered.post("/rebalance", {"deploy": impossible}).json()
+    refused = registered.post("/plan", impossible).json()["error"]["message"]
+    assert (found["possible"], found["moves"], found["began"]) == (False, [], False)
+    assert found["gain"] == f"no moves do that: {refused}"
+
+
+def test_a_preview_is_of_all_groups_that_a_deployment_begins_with(registered: Installation) -> None:
+    for name, counts in (("base", {"min": 2, "max": 2}), ("second", {"min": 0, "max": 5})):
+        reply = registered.post("/plan", {"model": name, "replicas": counts, **APART})
+        assert reply.status_code == 200, reply.text
+    before = registered.records()
+    many: dict[str, Any] = {"model": "base", "replicas": {"min": 5, "max": 5}}
+    refused = registered.post("/plan", many | APART)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (422, "no_feasible_plan")
+    assert error["message"].startswith("'base@2' finds no place beside the 2 before it: ")
+    assert error["details"]["binding"] == "antiAffinity"
+    assert registered.records() == before
+
+
+def test_the_groups_of_a_preview_take_each_others_memory(registered: Installation) -> None:
+    (rank,) = registered.post("/plan", {"model": "base"}).json()["plan"]["ranks"]
+    size = int(2.5 * rank["memoryBytes"])
+    registered.cluster.devices = Inventory((replace(CPU, total_bytes=size, free_bytes=size),))
+    two, three = ({"model": "base", "replicas": {"min": n, "max": n}} for n in (2, 3))
+    assert registered.post("/plan", two).status_code == 200
+    error = registered.post("/plan", three).json()["error"]
+    assert error["message"].startswith("'base@2' finds no place")
+    assert error["details"]["binding"] == "memory"
