@@ -44,6 +44,8 @@ class DeployActions:
             return
         failed = [view for g in deployment.group_ids() if (view := self._view(g)) and view.status == "failed"]
         detail = replanning.readable(failed[0].message) if failed else "no reason given"
+        if deployment.established:
+            raise Gone(name)  # its groups say why
         await self._stop_groups(deployment)
         await self.fail_all(name, errors.EngineFailed(f"the engine of '{name}' could not start: {detail}"))
 
@@ -52,15 +54,19 @@ class DeployActions:
             await self._stop(group)
 
     async def fail_all(self, host: str, error: errors.OstinatoError) -> None:
-        """End the deployments of a base and of all its variants with the same error."""
+        """End the deployments of a base and of all its variants with the same error; nothing if it serves."""
+        ended = await self._fail_one(host, error)
         state = await self._read()
-        group = [d.record.model for d in state.deployments.values() if d.record.host == host]
-        for name in sorted(group, key=lambda n: n == host):
-            await self._fail_one(name, error)
+        base = state.deployments.get(host)
+        if not ended and base is not None and base.record.serving_ids():
+            return
+        for found in state.deployments.values():
+            if found.record.host == host != found.record.model:
+                await self._fail_one(found.record.model, error)
 
-    async def _fail_one(self, name: str, error: errors.OstinatoError) -> None:
+    async def _fail_one(self, name: str, error: errors.OstinatoError) -> bool:
         """End a deployment, unless it has served by now (then a variant says why it is away) or is being
-        undeployed."""
+        undeployed. Whether that was done."""
 
         def change(state: State) -> Sequence[Change]:
             found = state.deployments.get(name)
@@ -74,6 +80,8 @@ class DeployActions:
 
         with suppress(Gone):
             await self._conclude(OperationKind.DEPLOY, name, End.failed(error), change)
+            return True
+        return False
 
     async def undeploy(self, host: str) -> None:
         await self._note(OperationKind.UNDEPLOY, host, Phase.DELETING, "stopping the engine", 0.3)
@@ -111,12 +119,15 @@ class DeployActions:
         await self._note(
             OperationKind.DEPLOY, name, Phase.DEPLOYING, f"loading it into the engine of '{host}'", 0.7
         )
-        try:
-            for group in base.serving_ids() if base else ():
-                await self._runtime.load_variant(group, variant)
-        except errors.AdapterMismatch as e:
-            await self._fail_one(name, e)
-            return
+        asked = (self._runtime.load_variant(group, variant) for group in (base.serving_ids() if base else ()))
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        failures = [one for one in answers if isinstance(one, BaseException)]
+        for failure in failures:
+            if isinstance(failure, errors.AdapterMismatch):
+                await self._fail_one(name, failure)
+                return
+        if len(failures) == len(answers):  # one that cannot be met now reads it with the next request
+            raise failures[0] if failures else errors.Unavailable(f"no engine of '{host}' serves now")
         message = f"served by the engine of '{host}', in one batch with it"
         await self._conclude(
             OperationKind.DEPLOY,

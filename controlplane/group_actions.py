@@ -27,7 +27,7 @@ from controlplane import (
 )
 from controlplane.endings import End, back, persist, serving, starting, the_group
 from controlplane.engine_views import EngineView
-from controlplane.inventory import NodeState, inventory_of
+from controlplane.inventory import NodeState, inventory_of, ray_ids
 from controlplane.profile_actions import Conclude, Note
 from controlplane.reconcile import open_operation
 from controlplane.records import Deployment, OperationKind, Phase
@@ -35,6 +35,7 @@ from controlplane.settings import Settings
 from controlplane.state.typed import Change, Put, Repository, State
 from controlplane.store_edits import Gone
 from controlplane.worker_groups import (
+    GroupPhase,
     MeasuredRank,
     WorkerGroup,
     group_id,
@@ -54,6 +55,7 @@ QUIET_S = 6.0
 LOOK_S = 0.5
 LOOK_AGAIN_S = 0.5
 SAMPLED_S = 2.5  # samples of devices that are asked for so long after a stop were taken after it
+MOST_LAUNCHES = 5  # in a row that the cluster refuses
 LEAVING_S = 10.0  # as long is waited for engines that were stopped to give their memory back
 
 
@@ -137,9 +139,28 @@ class GroupActions:
             await self._refused(group, e)
             return
         await self._tell_waiting(host_of(group), f"{placement.reason}; starting the engine", 0.3)
-        if not _stands(await self._read(), group, uid, placement):
+        state = await self._read()
+        if not is_still(state, group, uid, placement) or _is_cancelled(state, group):
             raise Gone(group)
-        await self._runtime.launch(config)
+        try:
+            await self._runtime.launch(config)
+        except Exception as e:
+            log.warning("%s could not be launched: %r", group, e)
+            await self._not_launched(group, f"it could not be launched: {e}")
+
+    async def _not_launched(self, group: str, reason: str) -> None:
+        """It gives up its place, to be placed anew; a few times, if it never served."""
+        found, unit = the_group(await self._read(), group)
+        if not found.record.established and unit.failures + 1 >= MOST_LAUNCHES:
+            await self._fail(host_of(group), errors.EngineFailed(f"the engine of '{group}': {reason}"))
+            return
+
+        def change(deployment: Deployment, state: State, unit: WorkerGroup) -> WorkerGroup | None:
+            if is_spare(unit, deployment.groups):
+                return None
+            return replanning.unplaced(unit, reason, time.time())
+
+        await self._unplace(group, change)
 
     async def _decide(self, group: str) -> tuple[Placement, int, EngineConfig]:
         """Place it; if nothing fits, once more on newer samples while what was stopped may be in these."""
@@ -147,8 +168,9 @@ class GroupActions:
         while True:
             asked_s = time.monotonic()
             inventory = await self._runtime.inventory()
+            nodes = await self._runtime.nodes(wait=False)
             try:
-                return await asyncio.to_thread(persist, partial(self._place, group, inventory))
+                return await asyncio.to_thread(persist, partial(self._place, group, inventory, nodes))
             except errors.NoFeasiblePlan:
                 ledgers = (await self._read()).ledgers
                 outdated = asked_s - self.stopped_s < SAMPLED_S or ledger.leaving(inventory, ledgers, group)
@@ -156,7 +178,9 @@ class GroupActions:
                     raise
             await asyncio.sleep(LOOK_AGAIN_S)
 
-    def _place(self, name: str, inventory: Inventory) -> tuple[Placement, int, EngineConfig]:
+    def _place(
+        self, name: str, inventory: Inventory, nodes: Sequence[NodeState]
+    ) -> tuple[Placement, int, EngineConfig]:
         """Decide on the newest state, and commit the placement together with its reservations. Blocking.
 
         Errors: NoFeasiblePlan; StaleWrite when something was placed or changed meanwhile: decide anew.
@@ -168,16 +192,18 @@ class GroupActions:
         model, deployment = state.models[host].record, found.record
         variants = state.variants_of(host)
         free = ledger.available(inventory, state.ledgers, settings.headroom, besides=name)
-        free = without(free, group.avoid)
+        free = deploying.suited(without(free, group.avoid), group.device_kind)
         others = deploying.besides((d.record for d in state.deployments.values()), name)
         if group.replaces is not None:
             others = deploying.besides(others, group_id(host, group.replaces))
-        placement = deploying.decide(model, deployment, free, settings, variants, state.profiles, others)
+        asked = deployment if group.replaces is None else rebalancing.unrelaxed(deployment)
+        placement = deploying.decide(model, asked, free, settings, variants, state.profiles, others)
         limit = deployment.max_active_variants
         config = launching.engine_config(model, placement, settings, variants, limit, group=name)
         excess = feedback.applied(state.profiles, model, placement, free, settings)
-        begun = Put(starting(deployment, group, placement, excess, time.time()), found.version)
-        reservations = ledger.reserve(state, name, deployment.uid, placement, time.time())
+        now_s, ids = time.time(), ray_ids(nodes)
+        begun = Put(starting(deployment, group, placement, excess, now_s, ids), found.version)
+        reservations = ledger.reserve(state, name, deployment.uid, placement, now_s)
         self._repository.commit([begun, *reservations])
         return placement, deployment.uid, config
 
@@ -211,10 +237,13 @@ class GroupActions:
 
     async def confirm(self, group: str) -> None:
         """The engine answers. What its ranks take is kept, and its profile learns from it."""
+        begun, before = the_group(await self._read(), group)
         ranks, host = await self._ranks(group), host_of(group)
         inventory = inventory_of(await self._runtime.nodes(wait=False))
 
         def change(state: State) -> Sequence[Change]:
+            if not is_still(state, group, begun.record.uid, before.placement):
+                raise Gone(group)  # placed anew while its ranks were asked
             served, unit = serving(state, group, ranks, time.time())
             return [
                 served,
@@ -240,7 +269,7 @@ class GroupActions:
         nodes, view = await self._runtime.nodes(wait=False), self._hooks.view(group)
 
         def change(deployment: Deployment, state: State, unit: WorkerGroup) -> WorkerGroup | None:
-            reason = replanning.trouble(unit.placement, view, nodes)
+            reason = replanning.trouble(unit, view, nodes)
             if not reason:
                 raise Gone(f"the trouble of {group}")
             log.warning("%s gives up its place: %s", group, reason)
@@ -281,15 +310,26 @@ class GroupActions:
         self.stopped_s = time.monotonic()
 
     async def drain(self, group: str) -> None:
-        """Stop the engine when it had no request for a while, or when a request may last no longer."""
-        await self._until_quiet(group)
-        await self.stop(group)
-        await self._unplace(group, lambda deployment, state, unit: None)
+        """Stop the engine when it had no request for a while, or when a request may last no longer.
 
-    async def _until_quiet(self, group: str) -> None:
+        Raises Gone when its deployment is undeployed meanwhile: another one's engine may have its name.
+        """
+        uid = the_group(await self._read(), group)[0].record.uid
+        await self._until_quiet(group, uid)
+        _require_draining(await self._read(), group, uid)
+        await self.stop(group)
+
+        def change(deployment: Deployment, state: State, unit: WorkerGroup) -> WorkerGroup | None:
+            _require_draining(state, group, uid)
+            return None
+
+        await self._unplace(group, change)
+
+    async def _until_quiet(self, group: str, uid: int) -> None:
         """An engine that does not answer for so long has no requests that could end."""
         began_s = asked_s = time.monotonic()
         while time.monotonic() - began_s < self._settings.request_timeout_s + QUIET_S:
+            _require_draining(await self._read(), group, uid)
             reports: list[WorkerReport] = []
             with suppress(errors.OstinatoError):
                 reports = await self._runtime.reports(group)
@@ -306,12 +346,21 @@ class GroupActions:
         await asyncio.to_thread(persist, once)
 
 
-def _stands(state: State, name: str, uid: int, placement: Placement) -> bool:
-    """Whether a launch that was begun is still wanted: neither cancelled nor undeployed, nor placed anew."""
+def is_still(state: State, name: str, uid: int, placement: Placement | None) -> bool:
+    """Whether a group is the one that was meant: of the same deployment, and not placed anew meanwhile."""
     try:
         found, group = the_group(state, name)
     except Gone:
         return False
-    operation = open_operation(state, OperationKind.DEPLOY, found.record.model)
-    cancelled = operation is not None and operation.cancel_requested
-    return not cancelled and (found.record.uid, group.placement) == (uid, placement)
+    return (found.record.uid, group.placement) == (uid, placement)
+
+
+def _is_cancelled(state: State, name: str) -> bool:
+    operation = open_operation(state, OperationKind.DEPLOY, host_of(name))
+    return operation is not None and operation.cancel_requested
+
+
+def _require_draining(state: State, name: str, uid: int) -> None:
+    found, group = the_group(state, name)
+    if found.record.uid != uid or group.phase is not GroupPhase.DRAINING:
+        raise Gone(name)

@@ -225,25 +225,36 @@ def _group(deployment: Deployment, group: WorkerGroup, cluster: str, observed: O
     elif engine.status is EngineStatus.DELETING:
         return
     elif group.placement is None:
-        if Launch(name).key not in observed.busy:
+        if not {Launch(name).key, Replan(name).key} & observed.busy:
             yield StopGroup(name)
     elif _is_to_fail(deployment, group, engine, observed):
         yield FailDeployment(deployment.host)
-    elif replanning.trouble(group.placement, engine, observed.nodes):
+    elif replanning.trouble(group, engine, observed.nodes):
         yield Replan(name)
-    elif group.phase is GroupPhase.STARTING and engine.status is EngineStatus.RUNNING:
-        yield ConfirmServing(name)
+    elif _has_started(group, engine):
+        if FailDeployment(deployment.host).key not in observed.busy:
+            yield ConfirmServing(name)
     elif group.phase is GroupPhase.SERVING and is_spare(group, deployment.groups):
         yield Retire(name)
 
 
+def _has_started(group: WorkerGroup, engine: EngineView | None) -> bool:
+    running = engine is not None and engine.status is EngineStatus.RUNNING
+    return group.phase is GroupPhase.STARTING and running
+
+
 def _is_to_fail(deployment: Deployment, group: WorkerGroup, engine: EngineView, observed: Observed) -> bool:
-    """A deployment whose engine cannot start, where nothing is wrong with the devices, is its user's."""
+    """A deployment no engine of which starts, where nothing is wrong with the devices, is its user's."""
     failed = engine.status is EngineStatus.FAILED
+
+    def has_started(one: WorkerGroup) -> bool:
+        return _has_started(one, observed.engines.get(group_id(deployment.host, one.number)))
+
     return (
         failed
         and not deployment.established
-        and not replanning.trouble(group.placement, None, observed.nodes)
+        and not any(map(has_started, deployment.groups))
+        and not replanning.trouble(group, None, observed.nodes)
     )
 
 
