@@ -1,0 +1,146 @@
+"""Actions on groups that overtake each other: what was decided for one is never done to another."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_controller import World, reserved
+from test_worker_groups import base_of, quick, two_groups
+
+from controlplane import errors
+from controlplane.engine_views import EngineStatus, EngineView
+from controlplane.group_actions import GroupActions
+from controlplane.records import Phase
+from controlplane.replanning import with_group
+from controlplane.settings import Settings
+from controlplane.state.typed import Put, Repository
+from controlplane.worker_groups import GroupPhase
+from workers.messages import EngineConfig, VariantRef, WorkerReport
+
+__all__ = ["quick"]
+
+
+@pytest.fixture
+def world(settings: Settings, repository: Repository, files: Path) -> World:
+    return World(settings, repository, files)
+
+
+def begin_to_drain(world: World) -> None:
+    found = world.repository.read().deployments["base"]
+    leaving = replace(found.record.groups[0], phase=GroupPhase.DRAINING)
+    world.repository.commit([Put(with_group(found.record, leaving), found.version)])
+
+
+async def test_a_group_that_drained_is_not_the_next_one_of_its_name(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Undeployed while it drains, and deployed again: the drain ends, the new engine stays."""
+    asked = 0
+    answer = world.cluster.reports
+
+    ended = asyncio.Event()
+    drain = GroupActions.drain
+
+    async def drained(self: GroupActions, group: str) -> None:
+        try:
+            await drain(self, group)
+        finally:
+            ended.set()
+
+    async def reports(name: str) -> list[WorkerReport]:
+        nonlocal asked
+        asked += 1
+        return [replace(one, ongoing_requests=1) for one in await answer(name)]
+
+    monkeypatch.setattr(GroupActions, "drain", drained)
+    monkeypatch.setattr(world.cluster, "reports", reports)
+    monkeypatch.setattr("controlplane.group_actions.LOOK_S", 0.01)
+    monkeypatch.setattr("controlplane.group_actions.QUIET_S", 0.0)
+    async with world.controlled():
+        await world.up()
+        begin_to_drain(world)
+        await world.until(lambda: asked > 2)
+        assert (await world.end(world.undeploy("base"))).phase is Phase.DELETED
+        assert (await world.end(world.deploy("base"))).phase is Phase.DEPLOYED
+        await asyncio.wait_for(ended.wait(), 30)
+        assert [group.phase for group in base_of(world).groups] == [GroupPhase.SERVING]
+        assert list(world.cluster.engines) == ["base"]
+
+
+async def test_a_group_that_serves_is_not_stopped_for_one_that_cannot_start(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two groups of a new deployment, one of which fails in the same look in which the other runs."""
+    begin, end = world.cluster._start, world.cluster.stop
+    stopped: list[str] = []
+
+    async def start(host: str, engine: Any) -> None:
+        if len(world.cluster.launches) > 2:
+            await begin(host, engine)
+        elif len(world.cluster.engines) == 2:
+            await begin(host, engine)  # with its end this one runs; at once the other has failed
+            world.cluster.engines["base"].view = EngineView(EngineStatus.FAILED, "RuntimeError: no memory")
+
+    async def stop(group: str) -> None:
+        stopped.append(group)
+        await end(group)
+
+    monkeypatch.setattr(world.cluster, "_start", start)
+    monkeypatch.setattr(world.cluster, "stop", stop)
+    async with world.controlled():
+        await world.end(world.register("base"))
+        done = await world.end(world.deploy("base", replicas={"min": 2, "max": 2}))
+        assert done.phase is Phase.DEPLOYED
+        await world.until(lambda: len(base_of(world).serving_ids()) == 2)
+        assert stopped == ["base"]
+
+
+async def test_a_cluster_that_refuses_every_launch_ends_the_deployment(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[str] = []
+
+    async def launch(config: EngineConfig) -> None:
+        launched.append(config.group_name)
+        raise RuntimeError("Serve says no")
+
+    monkeypatch.setattr(world.cluster, "launch", launch)
+    monkeypatch.setattr("controlplane.replanning.FIRST_DELAY_S", 0.01)
+    async with world.controlled():
+        await world.end(world.register("base"))
+        done = await world.end(world.deploy("base"))
+        assert done.phase is Phase.FAILED
+        assert "Serve says no" in done.reason
+        assert launched == ["base"] * 5
+        assert reserved(world.repository.read()) == set()
+
+
+async def test_a_group_that_cannot_be_asked_does_not_hold_a_variant_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = world.cluster.load_variant
+
+    async def load_variant(group: str, variant: VariantRef) -> None:
+        if group == "base@1":
+            raise errors.EngineFailed("it is being restarted")
+        await load(group, variant)
+
+    async with world.controlled():
+        await two_groups(world)
+        world.cluster.engines["base@1"].view = EngineView(EngineStatus.UNHEALTHY, "no answer")
+        monkeypatch.setattr(world.cluster, "load_variant", load_variant)
+        assert (await world.end(world.deploy("v1"))).phase is Phase.DEPLOYED
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_variant_wakes_the_base_that_it_is_deployed_on(world: World) -> None:
+    async with world.controlled():
+        await world.end(world.register("base"))
+        await world.end(world.register("v1", "base"))
+        await world.end(world.deploy("base", replicas={"min": 0, "max": 1, "idleS": 1}))
+        await world.until(lambda: not world.cluster.engines and not base_of(world).groups)
+        assert (await world.end(world.deploy("v1"))).phase is Phase.DEPLOYED
