@@ -21,7 +21,8 @@ from controlplane.demand import DemandBook
 from controlplane.deploy_actions import DeployActions
 from controlplane.endings import End, end_open, persist, same, undone
 from controlplane.engine_views import EngineStatus, EngineView
-from controlplane.group_actions import Engines, GroupActions, Hooks
+from controlplane.engines import Engines, Hooks
+from controlplane.group_actions import GroupActions
 from controlplane.holdings import holdings
 from controlplane.inventory import NodeState
 from controlplane.metrics import ControllerMetrics, set_counts

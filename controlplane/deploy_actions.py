@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from controlplane import errors, replanning
 from controlplane.endings import End, away, deployed, dropped, end_open
-from controlplane.group_actions import Engines, Hooks
+from controlplane.engines import Engines, Hooks
 from controlplane.records import Deployment, OperationKind, Phase
 from controlplane.routing import variant_ref
 from controlplane.state.typed import Change, Repository, State

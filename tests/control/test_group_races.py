@@ -14,11 +14,14 @@ from test_worker_groups import base_of, quick, two_groups
 from controlplane import errors
 from controlplane.engine_views import EngineStatus, EngineView
 from controlplane.group_actions import GroupActions
+from controlplane.group_placing import GroupPlacing
 from controlplane.records import Phase
 from controlplane.replanning import with_group
+from controlplane.scaling import resized
 from controlplane.settings import Settings
 from controlplane.state.typed import Put, Repository
 from controlplane.worker_groups import GroupPhase
+from placement.types import Inventory
 from workers.messages import EngineConfig, VariantRef, WorkerReport
 
 __all__ = ["quick"]
@@ -144,3 +147,40 @@ async def test_a_variant_wakes_the_base_that_it_is_deployed_on(world: World) -> 
         await world.end(world.deploy("base", replicas={"min": 0, "max": 1, "idleS": 1}))
         await world.until(lambda: not world.cluster.engines and not base_of(world).groups)
         assert (await world.end(world.deploy("v1"))).phase is Phase.DEPLOYED
+
+
+async def test_a_group_that_is_to_go_by_now_gets_no_place(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is to drain while its place is sought."""
+    look, place = world.cluster.inventory, GroupPlacing._decide
+    sought, go_on, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def inventory() -> Inventory:
+        sought.set()
+        await go_on.wait()
+        return await look()
+
+    async def decide(self: GroupPlacing, group: str) -> Any:
+        try:
+            return await place(self, group)
+        finally:
+            ended.set()
+
+    def resize(count: int) -> None:
+        found = world.repository.read().deployments["base"]
+        world.repository.commit([Put(resized(found.record, count), found.version)])
+
+    async with world.controlled():
+        await world.end(world.register("base"))
+        await world.end(world.deploy("base", replicas={"min": 1, "max": 2}))
+        monkeypatch.setattr(world.cluster, "inventory", inventory)
+        monkeypatch.setattr(GroupPlacing, "_decide", decide)
+        monkeypatch.setattr("controlplane.group_actions.QUIET_S", 30.0)  # so that it is there to the end
+        resize(2)
+        await sought.wait()
+        resize(1)
+        go_on.set()
+        await ended.wait()
+        assert [group.phase for group in base_of(world).groups] == [GroupPhase.SERVING, GroupPhase.DRAINING]
+        assert {holder for holder, *_ in reserved(world.repository.read())} == {"base"}

@@ -12,7 +12,8 @@ from in_memory import cancel
 from test_controller import World, _hurry  # noqa: F401 - a fixture
 
 from controlplane.endings import undone
-from controlplane.group_actions import GroupActions, Hooks
+from controlplane.engines import Hooks
+from controlplane.group_actions import GroupActions
 from controlplane.records import Deployment, Operation, Phase
 from controlplane.scaling import active
 from controlplane.settings import Settings

@@ -11,7 +11,7 @@ from in_memory import CPU, cancel
 from prometheus_client import CollectorRegistry
 from test_controller import World, _hurry, placed, reserved  # noqa: F401 - a fixture
 
-from controlplane import group_actions, ledger
+from controlplane import group_placing, ledger
 from controlplane.controller import Controller
 from controlplane.metrics import ControllerMetrics
 from controlplane.records import NodeLedger, Phase, Reservation
@@ -130,7 +130,7 @@ async def test_memory_that_a_stopped_engine_gives_back_is_waited_for(
 async def test_memory_that_is_not_given_back_is_not_placed_on(
     world: World, monkeypatch: pytest.MonkeyPatch, holder: str | None
 ) -> None:
-    monkeypatch.setattr(group_actions, "LEAVING_S", 0.05)
+    monkeypatch.setattr(group_placing, "LEAVING_S", 0.05)
     async with world.controlled():
         device, taken = await tight(world)
         full = replace(device, free_bytes=device.free_bytes - taken, uses=(Use(holder, taken),))

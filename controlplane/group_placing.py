@@ -1,0 +1,171 @@
+"""How a worker group gets a place and is launched there, or waits for one.
+
+The placement is in the records before its engine is launched: killed in between, the controller's successor
+launches the same, or decides anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from controlplane import deploying, errors, feedback, launching, ledger, rebalancing, replanning
+from controlplane.endings import persist, starting, the_group
+from controlplane.engines import Engines
+from controlplane.group_edits import is_still, unplace
+from controlplane.inventory import NodeState, ray_ids
+from controlplane.profile_actions import Note
+from controlplane.reconcile import open_operation
+from controlplane.records import Deployment, OperationKind, Phase
+from controlplane.settings import Settings
+from controlplane.state.typed import Put, Repository, State
+from controlplane.store_edits import Gone
+from controlplane.worker_groups import GroupPhase, WorkerGroup, group_id, host_of, is_spare
+from placement.rebalancing import without
+from placement.types import Inventory, Placement
+from workers.messages import EngineConfig
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 0.5
+SAMPLED_S = 2.5  # samples of devices that are asked for so long after a stop were taken after it
+MOST_LAUNCHES = 5  # in a row that the cluster refuses
+LEAVING_S = 10.0  # as long is waited for engines that were stopped to give their memory back
+
+Fail = Callable[[str, errors.OstinatoError], Awaitable[None]]
+
+
+class GroupPlacing:
+    """The action Launch. `stopped_s` is when an engine was last stopped (of `time.monotonic`)."""
+
+    def __init__(
+        self, settings: Settings, repository: Repository, engines: Engines, note: Note, fail: Fail
+    ) -> None:
+        """`fail` ends a deployment that never served, and all that waits for it, with an error."""
+        self._settings = settings
+        self._repository = repository
+        self._runtime = engines
+        self._note = note
+        self._fail = fail
+        self.stopped_s = float("-inf")
+
+    async def _read(self) -> State:
+        return await asyncio.to_thread(self._repository.read)
+
+    async def launch(self, group: str) -> None:
+        try:
+            placement, uid, config = await self._decide(group)
+        except errors.NoFeasiblePlan as e:
+            await self._refused(group, e)
+            return
+        await self._tell_waiting(host_of(group), f"{placement.reason}; starting the engine", 0.3)
+        state = await self._read()
+        if not is_still(state, group, uid, placement) or _is_cancelled(state, group):
+            raise Gone(group)
+        try:
+            await self._runtime.launch(config)
+        except Exception as e:
+            log.warning("%s could not be launched: %r", group, e)
+            await self._not_launched(group, f"it could not be launched: {e}")
+
+    async def _not_launched(self, group: str, reason: str) -> None:
+        """It gives up its place, to be placed anew; a few times, if it never served."""
+        found, unit = the_group(await self._read(), group)
+        if not found.record.established and unit.failures + 1 >= MOST_LAUNCHES:
+            await self._fail(host_of(group), errors.EngineFailed(f"the engine of '{group}': {reason}"))
+            return
+
+        def change(deployment: Deployment, state: State, unit: WorkerGroup) -> WorkerGroup | None:
+            _require_wanted(group, unit)
+            if is_spare(unit, deployment.groups):
+                return None
+            return replanning.unplaced(unit, reason, time.time())
+
+        await unplace(self._repository, group, change)
+
+    async def _decide(self, group: str) -> tuple[Placement, int, EngineConfig]:
+        """Place it; if nothing fits, once more on newer samples while what was stopped may be in these."""
+        give_up_s = time.monotonic() + LEAVING_S
+        while True:
+            asked_s = time.monotonic()
+            inventory = await self._runtime.inventory()
+            nodes = await self._runtime.nodes(wait=False)
+            try:
+                return await asyncio.to_thread(persist, partial(self._place, group, inventory, nodes))
+            except errors.NoFeasiblePlan:
+                ledgers = (await self._read()).ledgers
+                outdated = asked_s - self.stopped_s < SAMPLED_S or ledger.leaving(inventory, ledgers, group)
+                if not outdated or asked_s > give_up_s:
+                    raise
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    def _place(
+        self, name: str, inventory: Inventory, nodes: Sequence[NodeState]
+    ) -> tuple[Placement, int, EngineConfig]:
+        """Decide on the newest state, and commit the placement together with its reservations. Blocking.
+
+        Errors: NoFeasiblePlan; StaleWrite when something was placed or changed meanwhile: decide anew.
+        """
+        state, settings, host = self._repository.read(), self._settings, host_of(name)
+        found, group = the_group(state, name)
+        _require_wanted(name, group)
+        if host not in state.models:
+            raise Gone(host)
+        model, deployment = state.models[host].record, found.record
+        variants = state.variants_of(host)
+        free = ledger.available(inventory, state.ledgers, settings.headroom, besides=name)
+        free = deploying.suited(without(free, group.avoid), group.device_kind)
+        others = deploying.besides((d.record for d in state.deployments.values()), name)
+        if group.replaces is not None:
+            others = deploying.besides(others, group_id(host, group.replaces))
+        asked = deployment if group.replaces is None else rebalancing.unrelaxed(deployment)
+        placement = deploying.decide(model, asked, free, settings, variants, state.profiles, others)
+        limit = deployment.max_active_variants
+        config = launching.engine_config(model, placement, settings, variants, limit, group=name)
+        excess = feedback.applied(state.profiles, model, placement, free, settings)
+        now_s, ids = time.time(), ray_ids(nodes)
+        begun = Put(starting(deployment, group, placement, excess, now_s, ids), found.version)
+        reservations = ledger.reserve(state, name, deployment.uid, placement, now_s)
+        self._repository.commit([begun, *reservations])
+        return placement, deployment.uid, config
+
+    async def _refused(self, group: str, error: errors.NoFeasiblePlan) -> None:
+        """There is no room: the end of a deployment that never served; another one waits for room."""
+        state, nodes = await self._read(), await self._runtime.nodes(wait=False)
+        found, _ = the_group(state, group)
+        if not found.record.established:
+            await self._fail(host_of(group), error)
+            return
+
+        def change(deployment: Deployment, state: State, unit: WorkerGroup) -> WorkerGroup | None:
+            _require_wanted(group, unit)
+            if is_spare(unit, deployment.groups):
+                return None  # what it was to replace goes on where it is
+            cluster = replanning.cluster_key(nodes, state.ledgers, besides=group)
+            return replanning.refused(unit, error.message, cluster, time.time())
+
+        await unplace(self._repository, group, change)
+        log.warning("%s finds no place: %s", group, error.message)
+        if not set(found.record.serving_ids()) - {group}:
+            await self._fail(host_of(group), error)  # the variants that wait for it
+
+    async def _tell_waiting(self, host: str, message: str, progress: float) -> None:
+        """Tell the operations of a base and of the variants that wait for it."""
+        for found in (await self._read()).deployments.values():
+            d = found.record
+            if d.host == host and d.phase in (Phase.PENDING, Phase.DEPLOYING):
+                await self._note(OperationKind.DEPLOY, d.model, Phase.DEPLOYING, message, progress)
+
+
+def _is_cancelled(state: State, name: str) -> bool:
+    operation = open_operation(state, OperationKind.DEPLOY, host_of(name))
+    return operation is not None and operation.cancel_requested
+
+
+def _require_wanted(name: str, group: WorkerGroup) -> None:
+    """Raises Gone when it is to go by now."""
+    if group.phase is GroupPhase.DRAINING:
+        raise Gone(name)
