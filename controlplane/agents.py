@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 NAMESPACE = "ostinato"
 LOOK_EVERY_S = 1.0
 PROMPT_S = 0.5  # answers that take longer are not waited for
+IDLE_S = 5.0  # after as long without a look, what was heard last says nothing of who answers now
 ASK_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 180.0
 FIRST_WORD_S = 20.0  # as long is waited for a new node, its agent to start and its devices to be measured
@@ -73,6 +75,7 @@ class AgentBook:
         self._nodes: dict[str, _Node] = {}
         self._looking: asyncio.Task[None] | None = None
         self._looked_s = float("-inf")
+        self._prompt_s = PROMPT_S
 
     async def keep(self) -> None:
         """Ask every second, until cancelled."""
@@ -98,13 +101,15 @@ class AgentBook:
     async def _look_again(self) -> None:
         """Look unless somebody just did. Waits a moment at most, whatever hangs."""
         if self._looking is None or self._looking.done():
-            if time.monotonic() - self._looked_s < LOOK_EVERY_S * 0.9:
+            since_s = time.monotonic() - self._looked_s
+            if since_s < LOOK_EVERY_S * 0.9:
                 return
+            self._prompt_s = ASK_TIMEOUT_S if IDLE_S < since_s < math.inf else PROMPT_S
             self._looked_s = time.monotonic()
-            self._looking = asyncio.create_task(self._look())
-        await asyncio.wait({self._looking}, timeout=2 * PROMPT_S)
+            self._looking = asyncio.create_task(self._look(self._prompt_s))
+        await asyncio.wait({self._looking}, timeout=2 * self._prompt_s)
 
-    async def _look(self) -> None:
+    async def _look(self, prompt_s: float) -> None:
         try:
             self._note_nodes(await asyncio.to_thread(ray.nodes))
         except Exception as e:  # not only RayError: of a lost connection Ray raises what comes
@@ -115,7 +120,7 @@ class AgentBook:
             if self._starts and node.report and node.rates is None:
                 self._begin(node, "probe", self._probe)
         if asked := [node.tasks["ask"] for node in living if "ask" in node.tasks]:
-            await asyncio.wait(asked, timeout=PROMPT_S)
+            await asyncio.wait(asked, timeout=prompt_s)
 
     def _note_nodes(self, found: list[dict[str, Any]]) -> None:
         now_s = time.monotonic()

@@ -117,10 +117,18 @@ class Mission:
 
 
 def mission(profile: ModelProfile, model: Model, inventory: Inventory, settings: Settings) -> Mission:
-    """What is to be measured, where, within which bounds. Errors: ProfilingFailed, saying what is lacking."""
-    device = profiled_device(inventory)
-    if device is None or model.spec is None or model.path is None:
+    """What is to be measured, where, within which bounds. Errors: ProfilingFailed, saying what is lacking.
+
+    Only a device of the profile's own kind will do: since it was asked for, others may be the commonest.
+    """
+    if not inventory.devices or model.spec is None or model.path is None:
         raise errors.ProfilingFailed("there is no device to measure on; add one and profile again")
+    device = profiled_device(_of_kind(profile, model, inventory, settings))
+    if device is None:
+        engine = f" with vLLM {profile.engine_version}" if profile.engine_version else ""
+        raise errors.ProfilingFailed(
+            f"this profile is of {profile.device}{engine}, and there is none now; add one and profile again"
+        )
     if settings.engine != "vllm":
         raise errors.ProfilingFailed(f"the engine '{settings.engine}' is not measured; only vllm is")
     if not device.engine:
@@ -158,6 +166,14 @@ def mission(profile: ModelProfile, model: Model, inventory: Inventory, settings:
             seconds=settings.profile_seconds,
         ),
     )
+
+
+def _of_kind(profile: ModelProfile, model: Model, inventory: Inventory, settings: Settings) -> Inventory:
+    def fits(device: Device) -> bool:
+        key = key_on(model, device, settings)
+        return key is not None and key.text == profile.key
+
+    return dataclasses.replace(inventory, devices=tuple(filter(fits, inventory.devices)))
 
 
 def _trials(spec: ModelSpec, reach: Reach) -> tuple[Trial, ...]:

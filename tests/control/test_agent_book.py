@@ -27,13 +27,14 @@ class Actor:
 
     def __init__(self, report: AgentReport = REPORT) -> None:
         self.answer, self.hung = report, False
+        self.answered = asyncio.Event()  # ends the wait of those that asked while it hung
         self.told: list[NodeReport] = []
         self.report = SimpleNamespace(remote=self._report)
         self.remember = SimpleNamespace(remote=self.told.append)
 
     async def _report(self) -> AgentReport:
         if self.hung:
-            await asyncio.Event().wait()
+            await self.answered.wait()
         return self.answer
 
 
@@ -137,3 +138,22 @@ async def test_a_node_that_died_is_gone(ray: FakeRay, book: AgentBook) -> None:
 def test_nodes_are_called_as_they_were_started() -> None:
     assert agents.node_name(node("host")) == "host"
     assert agents.node_name({**node("host"), "NodeName": "rack-1"}) == "rack-1"
+
+
+async def test_a_book_that_was_not_asked_for_long_waits_for_slow_answers(
+    ray: FakeRay, book: AgentBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway's: what it heard last is old because it did not ask."""
+    monkeypatch.setattr(agents, "ASK_TIMEOUT_S", 5.0)
+    ray.found, ray.actors = [node("a")], {"agent-id-a": (actor := Actor())}
+    (found,) = await book.nodes()
+    assert not found.problem
+    book._looked_s -= 60.0
+    book._nodes["id-a"].sampled_s -= 60.0
+    actor.hung = True
+    asked = asyncio.create_task(book.nodes(wait=False))
+    await asyncio.sleep(4 * agents.PROMPT_S)
+    assert not asked.done()
+    actor.answered.set()
+    (found,) = await asked
+    assert (found.problem, found.lost) == ("", False)

@@ -245,6 +245,20 @@ def test_the_commonest_gpu_stands_for_all() -> None:
     assert (found.model, found.index) == ("H200", 1)
 
 
+def test_a_profile_is_measured_on_its_own_kind_of_device(files: Path, settings: Settings) -> None:
+    """Since it was asked for, another model has become the commonest."""
+    settings = settings.model_copy(update={"engine": "vllm"})
+    model = replace(ready_base(files), path=str(files))
+    ours = replace(HOST, model="a CPU x4", free_bytes=8 * GIB)
+    others = tuple(replace(HOST, node=f"new-{n}", model="a CPU x8", free_bytes=16 * GIB) for n in range(2))
+    key = profiling.key_on(model, ours, settings)
+    assert key is not None
+    profile = profiling.fresh_profile(key, 1.0)
+    assert profiling.mission(profile, model, Inventory((*others, ours)), settings).node == ours.node
+    with pytest.raises(errors.ProfilingFailed, match=r"this profile is of a CPU x4 .*and there is none now"):
+        profiling.mission(profile, model, Inventory(others), settings)
+
+
 def test_profiles_are_of_one_shape_device_dtype_and_engine(files: Path, settings: Settings) -> None:
     model = ready_base(files)
 
