@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 PACKAGES := controlplane workers placement profiler
 CODE := $(PACKAGES) tests benchmarks scripts
 # The clusters' tests, which mostly wait, beside all others.
-SIDE_BY_SIDE := -n 2 --dist loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE := -n 2 --dist loadscope --no-loadscope-reorder
 
 .PHONY: demo test unit check format bench up down install install-dev system tools clean help
 

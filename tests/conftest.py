@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import redis
@@ -36,13 +36,17 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("quick")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What runs side by side: the clusters, which mostly wait, and the files of all other tests."""
-    clusters = Path(__file__).parent / "cluster"
-    for item in items:
-        group = "clusters" if clusters in item.path.parents else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What runs side by side: all of the clusters' tests, which mostly wait, and the files of the others."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ClustersAndFiles(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "clusters" if file.startswith("tests/cluster/") else file
+
+    return ClustersAndFiles(config, log)
 
 
 def pytest_collection_finish() -> None:
