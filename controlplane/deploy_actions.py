@@ -14,7 +14,7 @@ from controlplane.endings import End, away, deployed, dropped, end_open
 from controlplane.engines import Engines, Hooks
 from controlplane.records import Deployment, OperationKind, Phase
 from controlplane.routing import variant_ref
-from controlplane.state.typed import Change, Repository, State
+from controlplane.state.typed import Change, Repository, State, Versioned
 from controlplane.store_edits import Gone
 from workers.messages import VariantRef
 
@@ -54,34 +54,31 @@ class DeployActions:
             await self._stop(group)
 
     async def fail_all(self, host: str, error: errors.OstinatoError) -> None:
-        """End the deployments of a base and of all its variants with the same error; nothing if it serves."""
-        ended = await self._fail_one(host, error)
-        state = await self._read()
-        base = state.deployments.get(host)
-        if not ended and base is not None and base.record.serving_ids():
-            return
-        for found in state.deployments.values():
-            if found.record.host == host != found.record.model:
-                await self._fail_one(found.record.model, error)
+        """End the deployments of a base and of all its variants with the same error, at once; nothing if it
+        serves. One that has served by now stays, and its variants say why they are away."""
 
-    async def _fail_one(self, name: str, error: errors.OstinatoError) -> bool:
-        """End a deployment, unless it has served by now (then a variant says why it is away) or is being
-        undeployed. Whether that was done."""
+        def change(state: State) -> Sequence[Change]:
+            base = state.deployments.get(host)
+            if base is not None and (base.record.serving_ids() or base.record.phase is Phase.DELETING):
+                raise Gone(host)
+            changes = _failed(state, base, error) if base else []
+            return [*changes, *_failed_variants(state, host, error)]
+
+        with suppress(Gone):
+            await self._conclude(OperationKind.DEPLOY, host, End.failed(error), change)
+
+    async def _fail_one(self, name: str, error: errors.OstinatoError) -> None:
+        """End a variant's deployment, unless it has served by now (then it says why it is away) or is being
+        undeployed."""
 
         def change(state: State) -> Sequence[Change]:
             found = state.deployments.get(name)
             if found is None or found.record.phase is Phase.DELETING:
                 raise Gone(name)
-            if found.record.established and found.record.host == name:
-                raise Gone(name)  # its groups say why
-            if found.record.established:
-                return away(found, error.message)
-            return dropped(state, found)
+            return _failed(state, found, error)
 
         with suppress(Gone):
             await self._conclude(OperationKind.DEPLOY, name, End.failed(error), change)
-            return True
-        return False
 
     async def undeploy(self, host: str) -> None:
         await self._note(OperationKind.UNDEPLOY, host, Phase.DELETING, "stopping the engine", 0.3)
@@ -153,3 +150,21 @@ class DeployActions:
         for found in state.deployments.values():
             if found.record.host == name != found.record.model:
                 await self._fail_one(found.record.model, error)
+
+
+def _failed(state: State, found: Versioned[Deployment], error: errors.OstinatoError) -> list[Change]:
+    """What becomes of a deployment that cannot go on; nothing while it is being undeployed."""
+    record = found.record
+    if record.phase is Phase.DELETING or (record.established and record.host == record.model):
+        return []
+    return away(found, error.message) if record.established else dropped(state, found)
+
+
+def _failed_variants(state: State, host: str, error: errors.OstinatoError) -> list[Change]:
+    """The same of a base's variants, with the ends of their operations."""
+    changes: list[Change] = []
+    for found in state.deployments.values():
+        if found.record.host == host != found.record.model and found.record.phase is not Phase.DELETING:
+            changes += _failed(state, found, error)
+            changes += end_open(state, OperationKind.DEPLOY, found.record.model, End.failed(error))
+    return changes
