@@ -234,7 +234,7 @@ import os, pathlib, subprocess, sys, time
 folder = pathlib.Path(sys.argv[1]).parent
 def measures():
     for number in range(4):
-        time.sleep(1.0)
+        time.sleep(2.5)
         (folder / f"{number}.measured").touch()
 rank = ("def waits_for_ever():", "    import time; time.sleep(60)", "waits_for_ever()")
 subprocess.Popen([sys.executable, "-S", "-X", "faulthandler", "-c", "\\n".join(rank)])
@@ -243,17 +243,18 @@ time.sleep(60)
 """
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_an_engine_may_take_as_long_as_it_measures_and_one_that_hangs_says_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "GRACE_S", 3.0)
+    monkeypatch.setattr(lanes, "GRACE_S", 8.0)  # on a busy machine an interpreter takes seconds to start
     slots, _ = pack([_Quick(**vars(task(1, 1, 1)))], 1, 1e9)
     running = Processes(tmp_path, 60.0, {0: HANGS})
     running.run(slots)
     (ending,) = running.endings
-    assert ending.problem.startswith("measured nothing for 3 s")
-    assert ending.seconds > 4 * 1.0 + 3.0
+    assert ending.problem.startswith("measured nothing for 8 s")
+    assert ending.seconds > 4 * 2.5 + 8.0
     assert "in waits_for_ever" in ending.log
 
 
