@@ -103,7 +103,7 @@ class RedisServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
         )
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not self._is_up():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
@@ -120,14 +120,14 @@ class RedisServer:
     def stop(self) -> None:
         self.process.terminate()
         try:
-            self.process.wait(10)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.kill()
 
     def kill(self) -> None:
         """SIGKILL: what was not on disk or in the kernel is gone."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 def redis_binary() -> str:

@@ -50,7 +50,7 @@ class Installation:
         key = self.settings.api_key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         # To read the certificates of all authorities takes as long as most tests.
-        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=30, verify=False)
+        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=90, verify=False)
 
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -73,7 +73,7 @@ class Installation:
         finally:
             self.http.close()  # first: a server that stops waits for open connections
             self.server.should_exit = True
-            thread.join(10)
+            thread.join(60)
             self.store.close()
         assert not thread.is_alive()
 
@@ -108,7 +108,7 @@ class Installation:
 
     def openai(self) -> openai.OpenAI:
         key = self.settings.api_key or "none"
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=90)
 
     def records(self) -> tuple[Any, ...]:
         """What is registered, deployed and being done."""
@@ -129,7 +129,7 @@ class Installation:
         return sum(found)
 
 
-def wait_for(holds: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+def wait_for(holds: Callable[[], Any], timeout_s: float = 90.0) -> Any:
     deadline = time.monotonic() + timeout_s
     while not (result := holds()):
         assert time.monotonic() < deadline, "it did not come about"

@@ -32,7 +32,7 @@ def served_all(start: Start) -> Iterator[Installation]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(480)
 def test_made_up_requests(served_all: Installation) -> None:
     """No answer is a server error, and each is one that the schema describes."""
     import schemathesis  # this takes as long as many tests
@@ -62,7 +62,7 @@ def _try(operation: Any, mode: Any) -> None:
     @settings(max_examples=10, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(case=cases)
     def holds(case: Any) -> None:
-        response = case.call(timeout=20)
+        response = case.call(timeout=60)
         case.validate_response(response, checks=wanted)
 
     try:

@@ -200,7 +200,7 @@ def serve(api: FakeApi) -> Iterator[FakeApi]:
     server = _Server(uvicorn.Config(app, log_config=None, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
-    assert server.ready.wait(10)
+    assert server.ready.wait(60)
     yield api
     server.should_exit = True
-    thread.join(10)
+    thread.join(60)

@@ -386,7 +386,7 @@ def test_the_installed_command_meets_a_real_sigint(api: FakeApi) -> None:
         try:
             assert "Deploying 50%" in process.stderr.readline()
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=10)
+            out, err = process.communicate(timeout=60)
         finally:
             hold.set()
             process.kill()

@@ -41,7 +41,7 @@ class Cluster:
         """Start it. Returns the seconds that took."""
         started = time.monotonic()
         self.local = local.up(self.settings, lambda message: None)
-        self.http = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
         return time.monotonic() - started
 
     def down(self) -> float:
@@ -197,7 +197,7 @@ def until(check: Callable[[], Any], timeout_s: float, what: str, every_s: float 
 
 def scrape(address: str, name: str) -> float:
     """The sum of a metric's samples in an exposition. Raises AssertionError when it has none."""
-    text = httpx.get(f"http://{address}/metrics", timeout=10, trust_env=False).text
+    text = httpx.get(f"http://{address}/metrics", timeout=30, trust_env=False).text
     values = [
         float(line.rpartition(" ")[2])
         for line in text.splitlines()

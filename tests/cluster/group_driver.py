@@ -27,7 +27,7 @@ APP = "model-base"
 MIB = 2**20
 PROMPT = "Once upon a time, in a village by the sea, there lived"
 KV_TOKENS = 4096
-BOUND_S = 300.0
+BOUND_S = 700.0
 
 
 def config_of(folder: str) -> EngineConfig:
@@ -128,7 +128,7 @@ def main() -> None:
     facts["replica"], report = strike(handle, "replica")
     members = family(report)
     serve.delete(APP)
-    alive = psutil.wait_procs(members.values(), timeout=30)[1]
+    alive = psutil.wait_procs(members.values(), timeout=60)[1]
     facts["left"] = [name for name, process in members.items() if process in alive]
     print(json.dumps(facts))
 

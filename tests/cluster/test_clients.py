@@ -12,7 +12,7 @@ import pytest
 from clusters import Cluster, until
 from openai.types.chat import ChatCompletionMessageParam
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 BASE = "smol"
 CHAT: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]

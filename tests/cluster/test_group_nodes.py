@@ -19,11 +19,11 @@ import torch
 from controlplane import local, ray_on_loopback
 from controlplane.settings import Settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 DRIVER = Path(__file__).with_name("group_driver.py")
 RAY = Path(sys.executable).parent / "ray"
-BOUND_S = 240.0  # from a death to the next answer
+BOUND_S = 700.0  # from a death to the next answer
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_a_group_on_two_nodes_lives_and_dies_together(
         },
         capture_output=True,
         check=False,
-        timeout=1400,
+        timeout=2300,
     )
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     facts = json.loads(done.stdout.decode().splitlines()[-1])

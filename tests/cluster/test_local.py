@@ -11,7 +11,7 @@ from clusters import Cluster
 from controlplane import errors, local
 from controlplane.settings import Settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def _listening(process: psutil.Process) -> set[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from clusters import Cluster, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 NAME = "strict"
 IMPOSSIBLE = {"model": NAME, "maxOutputLength": 32, "SLOs": {"tpot_ms": 1e-6, "accuracy": 90}}

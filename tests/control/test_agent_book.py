@@ -82,7 +82,7 @@ def book() -> AgentBook:
 
 async def until(book: AgentBook, holds: Callable[[NodeState], bool]) -> tuple[NodeState, ...]:
     """All nodes, once it holds of each."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not all(map(holds, found := await book.nodes(wait=False))):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return found
@@ -93,7 +93,7 @@ async def test_a_cluster_that_does_not_answer_holds_nobody_up(ray: FakeRay, book
     started = time.monotonic()
     assert await book.nodes(wait=False) == ()
     assert await book.nodes() == ()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 async def test_a_node_that_hangs_holds_no_other_up(ray: FakeRay, book: AgentBook) -> None:

@@ -102,7 +102,7 @@ class World:
         return self.repository.read().operations[operation.id].record.phase
 
     async def until(self, holds: Callable[[], Any]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             while not holds():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 

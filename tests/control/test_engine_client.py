@@ -45,7 +45,7 @@ class Cluster:
 async def _quick(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     monkeypatch.setattr(host_workers, "RETRY_S", 0.01)
     monkeypatch.setattr(host_workers, "REFRESH_S", 0.02)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         yield
 
 

@@ -20,7 +20,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @pytest.fixture(autouse=True)
 async def _soon() -> AsyncIterator[None]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         yield
 
 

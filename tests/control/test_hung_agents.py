@@ -64,7 +64,7 @@ async def test_one_that_hangs_is_replaced_before_its_node_is_lost(
     await book.nodes(wait=False)
     actor.hung = True
     seen_lost = False
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not ray.kills or (await book.nodes(wait=False))[0].problem:
             seen_lost |= (await book.nodes(wait=False))[0].lost
             await asyncio.sleep(0.01)
@@ -75,7 +75,7 @@ async def test_one_that_hangs_is_replaced_before_its_node_is_lost(
 
 async def test_one_that_starts_slowly_is_given_ever_more_time(ray: StartingRay, book: AgentBook) -> None:
     ray.broken = ray.actors["agent-id-a"].hung = True
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(ray.kills) < 3:
             await book.nodes(wait=False)
             await asyncio.sleep(0.01)

@@ -561,7 +561,7 @@ def test_redis_starts_with_the_charts_command(chart: Chart, tmp_path: Path) -> N
     server = subprocess.Popen([*container["command"][:2], script], env=variables, stdout=subprocess.DEVNULL)
     try:
         probe = container["readinessProbe"]["exec"]["command"][2].replace("redis-cli", f"redis-cli -p {port}")
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while subprocess.run(["sh", "-c", probe], env=variables, capture_output=True, check=False).returncode:
             assert time.monotonic() < until, "redis did not answer"
             time.sleep(0.05)
@@ -571,4 +571,4 @@ def test_redis_starts_with_the_charts_command(chart: Chart, tmp_path: Path) -> N
         assert (tmp_path / "appendonlydir").is_dir()
     finally:
         server.terminate()
-        server.wait(10)
+        server.wait(60)

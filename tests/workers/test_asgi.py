@@ -93,7 +93,7 @@ async def test_closing_ends_the_application(chunks: int) -> None:
     items = asgi.stream(app, ROOT)
     await anext(items)
     await asyncio.sleep(0)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await items.aclose()
         await ended.wait()
 
@@ -106,7 +106,7 @@ async def test_an_application_that_never_stops_sending_is_ended() -> None:
 
     items = asgi.stream(app, ROOT)
     await anext(items)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await items.aclose()
 
 
@@ -146,7 +146,7 @@ async def test_cancelling_the_consumer_ends_the_application(over_and_over: bool)
         await asyncio.sleep(0)
     with pytest.raises(asyncio.CancelledError):
         await call
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await ended.wait()
 
 
@@ -163,6 +163,6 @@ async def test_an_application_that_ends_on_disconnect_is_told() -> None:
 
     items = asgi.stream(app, ROOT)
     await anext(items)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await items.aclose()
         await told.wait()

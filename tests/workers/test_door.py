@@ -89,7 +89,7 @@ async def test_where_it_says_it_is() -> None:
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
 async def test_a_client_that_leaves_is_a_disconnect(streams: bool) -> None:
     app = Held(streams)
-    async with opened(app) as door, asyncio.timeout(30):
+    async with opened(app) as door, asyncio.timeout(90):
         host, port = door.address.split(":")
         _, writer = await asyncio.open_connection(host, int(port))
         head = f"POST / HTTP/1.1\r\nhost: x\r\n{wire.SECRET}: {door.secret}\r\ncontent-length: 0\r\n\r\n"
@@ -102,7 +102,7 @@ async def test_a_client_that_leaves_is_a_disconnect(streams: bool) -> None:
 
 async def test_one_that_closes_ends_what_runs_and_takes_no_more() -> None:
     app = Held()
-    async with opened(app) as door, asyncio.timeout(30):
+    async with opened(app) as door, asyncio.timeout(90):
         url, headers = f"http://{door.address}/", wire.request_headers(door.secret, None)
         async with httpx.AsyncClient(trust_env=False) as http:
             await http.post(url, headers={})  # a connection that is kept
@@ -125,7 +125,7 @@ async def test_one_that_closes_ends_what_runs_and_takes_no_more() -> None:
 async def test_one_that_closes_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door_module, "DRAIN_S", 0.05)
     app = Held()
-    async with opened(app) as door, asyncio.timeout(30), httpx.AsyncClient(trust_env=False) as http:
+    async with opened(app) as door, asyncio.timeout(90), httpx.AsyncClient(trust_env=False) as http:
         headers = wire.request_headers(door.secret, None)
         running = asyncio.create_task(http.post(f"http://{door.address}/", headers=headers))
         await app.arrived.wait()

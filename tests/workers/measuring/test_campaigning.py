@@ -93,7 +93,7 @@ def test_too_long_or_too_much_ends_it(
     began = time.monotonic()
     with pytest.raises(MeasuringError, match=said):
         tuple(carry_out(replace(order, **changes)))  # type: ignore[arg-type]
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     pid = tmp_path / "pid"
     assert not pid.exists() or not pid.read_text() or not psutil.pid_exists(int(pid.read_text()))
 
@@ -123,5 +123,5 @@ def test_it_ends_with_whoever_started_it() -> None:
     assert process.stdin is not None
     assert process.stdout.readline() == b"on\n"
     process.stdin.close()
-    assert process.wait(10) == -9
+    assert process.wait(60) == -9
     process.stdout.close()

@@ -13,7 +13,7 @@ import random_variants
 from profiler.measurements import Footprint, MadeVariant, Point, Setting, Timing, read
 from workers.measuring.job import Job
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SHAPE = {
     "hidden_size": 128,
@@ -36,7 +36,7 @@ def measured(job: Job, tmp_path: Path) -> str:
         [sys.executable, "-m", "workers.measuring", str(request)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=540,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )

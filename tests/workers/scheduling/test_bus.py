@@ -15,7 +15,7 @@ import zmq
 from workers.scheduling.bus import Hub, Line, Message, with_token
 from workers.scheduling.client import VariantClient, new_address
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from workers.variants.pieces import Piece
 from workers.variants.residents import Residents
 from workers.variants.shapes import LayerShape, NormShape
 
-WAIT_S = 20
+WAIT_S = 60
 CPU = torch.device("cpu")
 
 

@@ -188,7 +188,7 @@ class Library:
 
     def __call__(self, path: Path) -> Pieces:
         self.opened.append(path.name)
-        assert self.gate.wait(20)
+        assert self.gate.wait(60)
         value, units = path.name.split(":")
         if value == "bad":
             raise ValueError("not sound")

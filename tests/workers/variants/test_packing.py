@@ -28,7 +28,7 @@ from workers.variants.pieces import Piece
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice
 from workers.variants.tensors import Buffers
 
-WAIT_S = 20
+WAIT_S = 60
 HIDDEN, INNER, LAYERS = 64, 128, 2
 CONFIG = VariantConfig(1, 1 << 30, 1 << 30, 16)
 
