@@ -29,7 +29,9 @@ def test_logits_equal_transformers_reading_the_gguf(tmp_path: Path) -> None:
     gguf = tmp_path / "whole.gguf"
     gemma3.assemble(gemma3.parts(), gguf)
     ours = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=gguf.name, dtype=torch.float32)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path, config=ours.config, gguf_file=gguf.name, dtype=torch.float32
+    )
     with torch.inference_mode():
         mine, reference = ours(ids).logits, theirs(ids).logits
     # ours was rounded to bfloat16 once (relative 2^-9); the reference keeps the GGUF's own values
