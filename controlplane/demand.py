@@ -5,7 +5,7 @@ It is in no record: a controller that was restarted looks for a while before it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from controlplane import scaling
 from controlplane.records import Deployment, Phase
@@ -23,15 +23,14 @@ class DemandBook:
         self._silent = True
 
     def note(
-        self, deployments: Iterable[Deployment], counts: Mapping[str, float] | None, now_s: float
+        self, deployments: Sequence[Deployment], counts: Mapping[str, float] | None, now_s: float
     ) -> dict[str, int]:
         """What should be, by base. `counts` are requests under way by base; None: the gateways did not say,
         and only the bounds hold. A variant that waits to be served for the first time is one more."""
         self._now_s, self._silent = now_s, counts is None
-        known = list(deployments)
-        scaled = {d.model: d for d in known if d.model == d.host and _scales(d)}
+        scaled = {d.model: d for d in deployments if d.model == d.host and _scales(d)}
         if counts is not None:
-            asked = {d.host for d in known if d.model != d.host and _waits(d)}
+            asked = {d.host for d in deployments if d.model != d.host and _waits(d)}
             self._seen = {
                 name: self._noted(deployment, counts.get(name, 0) + (name in asked))
                 for name, deployment in scaled.items()

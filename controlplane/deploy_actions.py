@@ -42,10 +42,10 @@ class DeployActions:
         if deployment.host != name:
             await self._fail_one(name, errors.EngineFailed(f"the base of '{name}' could not be deployed"))
             return
-        failed = [view for g in deployment.group_ids() if (view := self._view(g)) and view.status == "failed"]
-        detail = replanning.readable(failed[0].message) if failed else "no reason given"
         if deployment.established:
             raise Gone(name)  # its groups say why
+        failed = [view for g in deployment.group_ids() if (view := self._view(g)) and view.status == "failed"]
+        detail = replanning.readable(failed[0].message) if failed else "no reason given"
         await self._stop_groups(deployment)
         await self.fail_all(name, errors.EngineFailed(f"the engine of '{name}' could not start: {detail}"))
 
@@ -147,9 +147,8 @@ class DeployActions:
             return
         await self._stop_groups(state.deployments[name].record)
         error = errors.EngineFailed(f"the deployment of its base '{name}' was cancelled")
-        for found in state.deployments.values():
-            if found.record.host == name != found.record.model:
-                await self._fail_one(found.record.model, error)
+        for found in _variants(state, name):
+            await self._fail_one(found.record.model, error)
 
 
 def _failed(state: State, found: Versioned[Deployment], error: errors.OstinatoError) -> list[Change]:
@@ -163,8 +162,16 @@ def _failed(state: State, found: Versioned[Deployment], error: errors.OstinatoEr
 def _failed_variants(state: State, host: str, error: errors.OstinatoError) -> list[Change]:
     """The same of a base's variants, with the ends of their operations."""
     changes: list[Change] = []
-    for found in state.deployments.values():
-        if found.record.host == host != found.record.model and found.record.phase is not Phase.DELETING:
-            changes += _failed(state, found, error)
-            changes += end_open(state, OperationKind.DEPLOY, found.record.model, End.failed(error))
+    for found in _variants(state, host):
+        changes += _failed(state, found, error)
+        changes += end_open(state, OperationKind.DEPLOY, found.record.model, End.failed(error))
     return changes
+
+
+def _variants(state: State, host: str) -> list[Versioned[Deployment]]:
+    """The deployments of a base's variants, but for those that are being undeployed."""
+    return [
+        found
+        for found in state.deployments.values()
+        if found.record.host == host != found.record.model and found.record.phase is not Phase.DELETING
+    ]

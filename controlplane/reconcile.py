@@ -238,22 +238,17 @@ def _group(deployment: Deployment, group: WorkerGroup, cluster: str, observed: O
         yield Retire(name)
 
 
-def _has_started(group: WorkerGroup, engine: EngineView | None) -> bool:
-    running = engine is not None and engine.status is EngineStatus.RUNNING
-    return group.phase is GroupPhase.STARTING and running
+def _has_started(group: WorkerGroup, engine: EngineView) -> bool:
+    return group.phase is GroupPhase.STARTING and engine.status is EngineStatus.RUNNING
 
 
 def _is_to_fail(deployment: Deployment, group: WorkerGroup, engine: EngineView, observed: Observed) -> bool:
     """A deployment no engine of which starts, where nothing is wrong with the devices, is its user's."""
-    failed = engine.status is EngineStatus.FAILED
-
-    def has_started(one: WorkerGroup) -> bool:
-        return _has_started(one, observed.engines.get(group_id(deployment.host, one.number)))
-
+    views = ((one, observed.engines.get(group_id(deployment.host, one.number))) for one in deployment.groups)
     return (
-        failed
+        engine.status is EngineStatus.FAILED
         and not deployment.established
-        and not any(map(has_started, deployment.groups))
+        and not any(view and _has_started(one, view) for one, view in views)
         and not replanning.trouble(group, None, observed.nodes)
     )
 

@@ -34,6 +34,7 @@ from workers.worker import Worker
 
 GIB = 1 << 30
 CPU = Device("node", 0, "cpu", 8 * GIB, 8 * GIB, DeviceRates(1e10, 1e11))
+TWO_NODES = Inventory((CPU, replace(CPU, node="other")))
 TOO_LONG = "This model's maximum context length is 64 tokens. However, you requested 99 tokens."
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import checkpoints
 import pytest
+from in_memory import TWO_NODES
 from installations import Installation, Start
 
 from controlplane import controller as controller_module
@@ -70,6 +71,15 @@ def start_shared(tmp_path_factory: pytest.TempPathFactory, files: Path) -> Itera
 def fresh(start: Start) -> Installation:
     """Nothing is registered."""
     return start(max_body_bytes=20_000)
+
+
+@pytest.fixture
+def two_bases(fresh: Installation) -> Installation:
+    """Registered on two nodes, either of which has room for both."""
+    fresh.cluster.devices = TWO_NODES
+    for name in ("base", "second"):
+        assert fresh.register(name, folder="base")["phase"] == "Ready"
+    return fresh
 
 
 @pytest.fixture

@@ -6,21 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from in_memory import CPU
+from in_memory import CPU, TWO_NODES
 from installations import Installation
 
 from placement.types import Inventory
 
-TWO_NODES = Inventory((CPU, replace(CPU, node="other")))
 APART: dict[str, Any] = {"antiAffinity": {"group": "g", "scope": "node"}}
-
-
-@pytest.fixture
-def registered(fresh: Installation) -> Installation:
-    fresh.cluster.devices = TWO_NODES
-    for name in ("base", "second"):
-        assert fresh.register(name, folder="base")["phase"] == "Ready"
-    return fresh
 
 
 def deploy_apart(asked: Installation) -> None:
@@ -31,53 +22,53 @@ def deploy_apart(asked: Installation) -> None:
     asked.cluster.devices = TWO_NODES
 
 
-def test_for_a_variant_of_what_is_deployed_nothing_is_moved(registered: Installation) -> None:
-    deploy_apart(registered)
-    assert registered.register("v1", "base")["phase"] == "Ready"
-    before = registered.records()
-    found = registered.post("/rebalance", {"dryRun": False, "deploy": {"model": "v1"}}).json()
+def test_for_a_variant_of_what_is_deployed_nothing_is_moved(two_bases: Installation) -> None:
+    deploy_apart(two_bases)
+    assert two_bases.register("v1", "base")["phase"] == "Ready"
+    before = two_bases.records()
+    found = two_bases.post("/rebalance", {"dryRun": False, "deploy": {"model": "v1"}}).json()
     assert (found["goal"], found["possible"]) == ("make room for v1", True)
     assert found["gain"] == "the engine of 'base' serves it already"
     assert (found["moves"], found["began"]) == ([], False)
-    assert registered.records() == before
+    assert two_bases.records() == before
 
 
-def test_a_move_tells_what_a_token_takes_before_and_after(registered: Installation) -> None:
-    deploy_apart(registered)
-    (move,) = registered.post("/rebalance", {}).json()["moves"]
-    plan = registered.http.get(f"/deployments/{move['group']}").json()["plan"]
+def test_a_move_tells_what_a_token_takes_before_and_after(two_bases: Installation) -> None:
+    deploy_apart(two_bases)
+    (move,) = two_bases.post("/rebalance", {}).json()["moves"]
+    plan = two_bases.http.get(f"/deployments/{move['group']}").json()["plan"]
     assert move["tpotMs"] == plan["estimatedTpotMs"] > 0
     assert move["toTpotMs"] == pytest.approx(move["tpotMs"])
 
 
-def test_what_cannot_fit_is_told_why(registered: Installation) -> None:
+def test_what_cannot_fit_is_told_why(two_bases: Installation) -> None:
     impossible = {"model": "base", "intent": "latSLO", "SLOs": {"tpot_ms": 1e-9}}
-    found = registered.post("/rebalance", {"deploy": impossible}).json()
-    refused = registered.post("/plan", impossible).json()["error"]["message"]
+    found = two_bases.post("/rebalance", {"deploy": impossible}).json()
+    refused = two_bases.post("/plan", impossible).json()["error"]["message"]
     assert (found["possible"], found["moves"], found["began"]) == (False, [], False)
     assert found["gain"] == f"no moves do that: {refused}"
 
 
-def test_a_preview_is_of_all_groups_that_a_deployment_begins_with(registered: Installation) -> None:
+def test_a_preview_is_of_all_groups_that_a_deployment_begins_with(two_bases: Installation) -> None:
     for name, counts in (("base", {"min": 2, "max": 2}), ("second", {"min": 0, "max": 5})):
-        reply = registered.post("/plan", {"model": name, "replicas": counts, **APART})
+        reply = two_bases.post("/plan", {"model": name, "replicas": counts, **APART})
         assert reply.status_code == 200, reply.text
-    before = registered.records()
+    before = two_bases.records()
     many: dict[str, Any] = {"model": "base", "replicas": {"min": 5, "max": 5}}
-    refused = registered.post("/plan", many | APART)
+    refused = two_bases.post("/plan", many | APART)
     error = refused.json()["error"]
     assert (refused.status_code, error["code"]) == (422, "no_feasible_plan")
     assert error["message"].startswith("'base@2' finds no place beside the 2 before it: ")
     assert error["details"]["binding"] == "antiAffinity"
-    assert registered.records() == before
+    assert two_bases.records() == before
 
 
-def test_the_groups_of_a_preview_take_each_others_memory(registered: Installation) -> None:
-    (rank,) = registered.post("/plan", {"model": "base"}).json()["plan"]["ranks"]
+def test_the_groups_of_a_preview_take_each_others_memory(two_bases: Installation) -> None:
+    (rank,) = two_bases.post("/plan", {"model": "base"}).json()["plan"]["ranks"]
     size = int(2.5 * rank["memoryBytes"])
-    registered.cluster.devices = Inventory((replace(CPU, total_bytes=size, free_bytes=size),))
+    two_bases.cluster.devices = Inventory((replace(CPU, total_bytes=size, free_bytes=size),))
     two, three = ({"model": "base", "replicas": {"min": n, "max": n}} for n in (2, 3))
-    assert registered.post("/plan", two).status_code == 200
-    error = registered.post("/plan", three).json()["error"]
+    assert two_bases.post("/plan", two).status_code == 200
+    error = two_bases.post("/plan", three).json()["error"]
     assert error["message"].startswith("'base@2' finds no place")
     assert error["details"]["binding"] == "memory"

@@ -6,20 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from in_memory import CPU
+from in_memory import CPU, TWO_NODES
 from installations import Installation, wait_for
 
 from placement.types import Inventory
-
-TWO_NODES = Inventory((CPU, replace(CPU, node="other")))
-
-
-@pytest.fixture
-def registered(fresh: Installation) -> Installation:
-    fresh.cluster.devices = TWO_NODES
-    for name in ("base", "second"):
-        assert fresh.register(name, folder="base")["phase"] == "Ready"
-    return fresh
 
 
 def described(asked: Installation, name: str = "base") -> dict[str, Any]:
@@ -27,23 +17,23 @@ def described(asked: Installation, name: str = "base") -> dict[str, Any]:
     return found
 
 
-def test_two_groups_are_shown_and_answer(registered: Installation) -> None:
+def test_two_groups_are_shown_and_answer(two_bases: Installation) -> None:
     options = {"replicas": {"min": 2, "max": 2}, "antiAffinity": {"group": "g"}}
-    assert registered.deploy("base", **options)["phase"] == "Deployed"
-    wait_for(lambda: [g["phase"] for g in described(registered)["groups"]] == ["Serving", "Serving"])
-    found = described(registered)
+    assert two_bases.deploy("base", **options)["phase"] == "Deployed"
+    wait_for(lambda: [g["phase"] for g in described(two_bases)["groups"]] == ["Serving", "Serving"])
+    found = described(two_bases)
     assert found["replicas"] == {"min": 2, "max": 2, "targetInFlight": None, "idleS": 300.0}
     assert [g["name"] for g in found["groups"]] == ["base", "base@1"]
     assert {r["node"] for g in found["groups"] for r in g["plan"]["ranks"]} == {"node", "other"}
     assert found["plan"] == found["groups"][0]["plan"]
-    engines = registered.http.get("/status").json()["engines"]
+    engines = two_bases.http.get("/status").json()["engines"]
     assert [(e["host"], e["group"]) for e in engines] == [("base", "base"), ("base", "base@1")]
-    held = registered.http.get("/cluster").json()["nodes"]
+    held = two_bases.http.get("/cluster").json()["nodes"]
     assert {r["deployment"] for n in held for d in n["devices"] for r in d["reservations"]} == {
         "base",
         "base@1",
     }
-    assert registered.chat("hello").status_code == 200
+    assert two_bases.chat("hello").status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -60,38 +50,38 @@ def test_two_groups_are_shown_and_answer(registered: Installation) -> None:
         3,
     ],
 )
-def test_replicas_that_cannot_be(registered: Installation, replicas: Any) -> None:
-    before = registered.records()
-    reply = registered.post("/deploy_model", {"model": "base", "replicas": replicas})
+def test_replicas_that_cannot_be(two_bases: Installation, replicas: Any) -> None:
+    before = two_bases.records()
+    reply = two_bases.post("/deploy_model", {"model": "base", "replicas": replicas})
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_request")
-    assert registered.records() == before
+    assert two_bases.records() == before
 
 
-def test_a_dry_run_changes_nothing_and_a_move_frees_a_node(registered: Installation) -> None:
-    assert registered.deploy("base")["phase"] == "Deployed"
-    registered.cluster.devices = Inventory((replace(CPU, free_bytes=0), TWO_NODES.devices[1]))
-    assert registered.deploy("second")["phase"] == "Deployed"
-    registered.cluster.devices = TWO_NODES
-    before = registered.records()
-    found = registered.post("/rebalance", {}).json()
-    assert registered.records() == before
+def test_a_dry_run_changes_nothing_and_a_move_frees_a_node(two_bases: Installation) -> None:
+    assert two_bases.deploy("base")["phase"] == "Deployed"
+    two_bases.cluster.devices = Inventory((replace(CPU, free_bytes=0), TWO_NODES.devices[1]))
+    assert two_bases.deploy("second")["phase"] == "Deployed"
+    two_bases.cluster.devices = TWO_NODES
+    before = two_bases.records()
+    found = two_bases.post("/rebalance", {}).json()
+    assert two_bases.records() == before
     assert (found["goal"], found["possible"], found["began"]) == ("free a device", True, False)
     (move,) = found["moves"]
     assert {move["ranks"][0]["node"], move["to"][0]["node"]} == {"node", "other"}
     assert move["doubledBytes"] == move["ranks"][0]["memoryBytes"]
     assert found["loadBytes"] == move["loadBytes"] > 0
-    assert registered.post("/rebalance", {"dryRun": False}).json()["began"] is True
+    assert two_bases.post("/rebalance", {"dryRun": False}).json()["began"] is True
     name = move["group"]
-    wait_for(lambda: f"{name}@1" in [g["name"] for g in described(registered, name)["groups"]])
-    wait_for(lambda: {g["phase"] for g in described(registered, name)["groups"]} <= {"Serving", "Draining"})
-    assert registered.chat("hello", name).status_code == 200
+    wait_for(lambda: f"{name}@1" in [g["name"] for g in described(two_bases, name)["groups"]])
+    wait_for(lambda: {g["phase"] for g in described(two_bases, name)["groups"]} <= {"Serving", "Draining"})
+    assert two_bases.chat("hello", name).status_code == 200
 
 
-def test_a_model_that_fits_needs_no_moves(registered: Installation) -> None:
-    reply = registered.post("/rebalance", {"deploy": {"model": "base"}}).json()
+def test_a_model_that_fits_needs_no_moves(two_bases: Installation) -> None:
+    reply = two_bases.post("/rebalance", {"deploy": {"model": "base"}}).json()
     assert (reply["possible"], reply["moves"]) == (True, [])
     assert "without any move" in reply["gain"]
-    unknown = registered.post("/rebalance", {"deploy": {"model": "nobody"}})
+    unknown = two_bases.post("/rebalance", {"deploy": {"model": "nobody"}})
     assert unknown.json()["error"]["code"] == "model_not_found"
-    refused = registered.post("/rebalance", {"dry": True})
+    refused = two_bases.post("/rebalance", {"dry": True})
     assert refused.json()["error"]["code"] == "invalid_request"

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_agent_book import Actor, FakeRay, node, until
+from test_agent_book import Actor, FakeRay, in_its_place, node, until
 
 from controlplane import agents
 from controlplane.agents import AgentBook
 from controlplane.settings import Settings
 
-LOST_S = 2.0
+LOST_S = 3.0
 
 
 class StartingRay(FakeRay):
@@ -39,12 +39,8 @@ class StartingRay(FakeRay):
 def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[StartingRay]:
     fake = StartingRay()
     fake.found, fake.actors = [node("a")], {"agent-id-a": Actor()}
-    monkeypatch.setattr(agents, "ray", fake)
+    in_its_place(fake, monkeypatch)
     monkeypatch.setattr(agents, "NodeAffinitySchedulingStrategy", SimpleNamespace)
-    monkeypatch.setattr(agents, "LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(agents, "PROMPT_S", 0.02)
-    monkeypatch.setattr(agents, "ASK_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(agents, "FIRST_WORD_S", 0.1)
     yield fake
     fake.released.set()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from profiler.types import CPU
@@ -51,35 +51,31 @@ def holder_of(pid: int, table: Mapping[int, ProcessRow]) -> str | None:
     """The worker group whose replica the process is, or descends from; "" for none, None for one unknown."""
     if pid not in table:
         return None
-    seen: set[int] = set()
-    while pid in table and pid not in seen:
-        seen.add(pid)
-        if found := _REPLICA.match(table[pid].title):
+    for one in _upwards(pid, table):
+        if found := _REPLICA.match(table[one].title):
             return found[1] or found[2]
-        pid = table[pid].parent
     return ""
 
 
 def of_ray_node(table: Mapping[int, ProcessRow], pid: int) -> dict[int, ProcessRow]:
     """The processes, those outside of the Ray node that `pid` is in without a title: another cluster on this
     host may serve a base of the same name. All with theirs when `pid` is in none."""
-    above: set[int] = set()
-    while pid in table and pid not in above:
-        above.add(pid)
-        if _RAYLET.match(table[pid].title):
+    for one in _upwards(pid, table):
+        if _RAYLET.match(table[one].title):
             return {
-                p: row if _is_below(p, pid, table) else ProcessRow(row.parent, "") for p, row in table.items()
+                p: row if one in _upwards(p, table) else ProcessRow(row.parent, "")
+                for p, row in table.items()
             }
-        pid = table[pid].parent
     return dict(table)
 
 
-def _is_below(pid: int, ancestor: int, table: Mapping[int, ProcessRow]) -> bool:
+def _upwards(pid: int, table: Mapping[int, ProcessRow]) -> Iterator[int]:
+    """The process, its parent, and so on, each once: a table read while processes end may hold a circle."""
     seen: set[int] = set()
-    while pid != ancestor and pid in table and pid not in seen:
+    while pid in table and pid not in seen:
+        yield pid
         seen.add(pid)
         pid = table[pid].parent
-    return pid == ancestor
 
 
 def gpu_samples(
