@@ -1,7 +1,7 @@
 """Refuses a broken torch family with a clear message, before vLLM fails with an obscure one.
 
-The registry's torchvision and torchaudio are CUDA builds; beside a CPU torch they do not import, and
-`transformers` imports them when they are installed.
+The registry's torch, torchvision and torchaudio are CUDA builds. Without CUDA's libraries that torch does not
+import; beside a CPU torch its companions do not, and `transformers` imports them when they are installed.
 """
 
 from __future__ import annotations
@@ -9,15 +9,22 @@ from __future__ import annotations
 import importlib
 import importlib.util
 
+TORCH = "torch"
 COMPANIONS = ("torchvision", "torchaudio")
 
 
 class BrokenTorchStack(RuntimeError):
-    """A companion of torch is installed but cannot be imported."""
+    """torch, or a companion of it that is installed, cannot be imported."""
 
 
 def check() -> None:
-    """Raises BrokenTorchStack naming each companion that is installed but broken, and the remedy."""
+    """Raises BrokenTorchStack naming torch, or each companion that is there but broken, and the remedy."""
+    if (reason := _failure(TORCH)) is not None:
+        raise BrokenTorchStack(
+            f"the installed torch cannot be imported ({reason}). On a CPU machine it must be a CPU build: "
+            "point pip at an index with CPU builds of torch (torch's installation page names one), delete "
+            ".venv and install again, perhaps with TORCH=torch==2.13.0+cpu (requirements/README.md)."
+        )
     broken = {name: reason for name in COMPANIONS if (reason := _failure(name)) is not None}
     if broken:
         names = " ".join(broken)

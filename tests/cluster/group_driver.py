@@ -56,7 +56,7 @@ def ask(report: WorkerReport) -> list[list[int]]:
         f"http://{report.address}/v1/completions",
         json={**body, "return_token_ids": True},
         headers={"ostinato-secret": report.secret},
-        timeout=60,
+        timeout=600,
         trust_env=False,
     )
     choice = reply.raise_for_status().json()["choices"][0]

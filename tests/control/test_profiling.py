@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +30,10 @@ def measured(settings: Settings, repository: Repository, files: Path) -> World:
 def cluster(world: World) -> MeasuredCluster:
     assert isinstance(world.cluster, MeasuredCluster)
     return world.cluster
+
+
+def known(world: World) -> int:
+    return sum(len(profile.measurements) for profile in profiles(world))
 
 
 def profiles(world: World) -> list[ModelProfile]:
@@ -141,11 +144,13 @@ async def test_it_can_be_measured_afresh(measured: World) -> None:
 async def test_a_controller_that_is_killed_leaves_off_where_its_successor_begins(measured: World) -> None:
     cluster(measured).slow = True
     operation = measured.register("base")
-    lives = 0
+    lives = kept = 0
     while measured.phase(operation) is not Phase.READY:
         async with measured.controlled():
-            await asyncio.sleep(0.12)
-        lives += 1
+            await measured.until(
+                lambda kept=kept: known(measured) > kept or measured.phase(operation) is Phase.READY
+            )
+        lives, kept = lives + 1, known(measured)
     assert lives > 1
     profile = profiles(measured)[0]
     assert profiling.is_whole(profile)

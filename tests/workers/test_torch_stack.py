@@ -1,4 +1,4 @@
-"""A broken torchvision is named before it breaks something else."""
+"""A broken torch or torchvision is named before it breaks something else."""
 
 from __future__ import annotations
 
@@ -25,6 +25,19 @@ def test_absent_companions_are_fine() -> None:
 def test_companions_that_import_are_fine(tmp_path: Path) -> None:
     (tmp_path / "ostinato_vision.py").write_text("")
     torch_stack.check()
+
+
+def test_a_torch_without_its_libraries_is_named_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CUDA build, where CUDA is not installed."""
+    monkeypatch.setattr(torch_stack, "TORCH", "ostinato_torch")
+    said = "libcudnn.so.9: cannot open shared object file: No such file or directory"
+    (tmp_path / "ostinato_torch.py").write_text(f"raise ImportError({said!r})")
+    with pytest.raises(torch_stack.BrokenTorchStack) as broken:
+        torch_stack.check()
+    assert said in str(broken.value)
+    assert "index with CPU builds" in str(broken.value)
 
 
 def test_a_broken_companion_is_named_with_its_remedy(tmp_path: Path) -> None:
