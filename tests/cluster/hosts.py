@@ -18,7 +18,7 @@ from controlplane.local import LocalCluster
 from tests.conftest import RedisServer
 
 HEAD, OTHER = "one", "two"
-START_S = 300.0
+START_S = 180.0
 
 
 class HostPair(Cluster):

@@ -17,7 +17,7 @@ from clusters import Cluster, scrape, until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 BASE = "smol"
-BOUND_S = 180.0
+BOUND_S = 60.0
 NOWHERE = "203.0.113.1"  # an address of documentation's: no engine can listen there
 
 
@@ -54,7 +54,7 @@ def test_the_cluster_says_who_holds_what(echo_cluster: Cluster) -> None:
     assert 0 < device["usedBytes"] < device["totalBytes"]
     assert 0 <= device["load"] <= 1
     assert node["cores"] <= (os.cpu_count() or 1)
-    assert node["reportAgeS"] < 15
+    assert node["reportAgeS"] < 5
     plan = echo_cluster.get(f"/deployments/{BASE}")["plan"]
     promised = [(r["rank"], r["memoryBytes"]) for r in plan["ranks"]]
     assert [(r["rank"], r["bytes"]) for r in device["reservations"]] == promised
@@ -94,7 +94,7 @@ def test_an_agent_that_is_killed_is_replaced(echo_cluster: Cluster) -> None:
         node = until(usable(echo_cluster, other_than=pid), BOUND_S, "another agent")
         print(f"\nagent killed: another reports {time.monotonic() - killed:.1f} s later")
         assert node["devices"][0]["totalBytes"] > 0
-        assert node["reportAgeS"] < 15
+        assert node["reportAgeS"] < 5
     assert reservations(echo_cluster) == before
 
 

@@ -17,11 +17,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 BASE = "smol"
 MODELS = (BASE, "forte", "smol:piano")
 # Seconds within which new requests must succeed after a death.
-ECHO_BOUND_S = 90.0
-VLLM_BOUND_S = 400.0
-CONTROLLER_BOUND_S = 90.0
-GATEWAY_BOUND_S = 90.0
-RESTART_BOUND_S = 180.0
+ECHO_BOUND_S = 30.0
+VLLM_BOUND_S = 180.0
+CONTROLLER_BOUND_S = 30.0
+GATEWAY_BOUND_S = 30.0
+RESTART_BOUND_S = 90.0
 ENGINE_ERRORS = {"502 engine_failed", "503 unavailable", "event engine_failed", "event unavailable"}
 
 
@@ -32,7 +32,7 @@ def _strike(load: Load, victim: Callable[[], psutil.Process], bound_s: float) ->
     dying = victim()
     dying.kill()
     killed = time.monotonic()
-    dying.wait(60)
+    dying.wait(10)
 
     def steady() -> bool:
         return load.successes_since(max(killed, load.last_failure())) >= 24
@@ -59,7 +59,7 @@ def _assert_kept(cluster: Cluster, before: dict[str, set[str]]) -> None:
         assert after["operations"] >= before["operations"]
         return True
 
-    until(same, 90, "the records from before")
+    until(same, 30, "the records from before")
 
 
 def test_echo_engine_killed(echo_cluster: Cluster) -> None:
@@ -159,7 +159,7 @@ def test_vllm_engine_killed(cluster: Cluster) -> None:
     _report("vLLM engine", load, times)
     assert set(load.errors()) <= ENGINE_ERRORS
     assert max(times) < VLLM_BOUND_S
-    orphans = psutil.wait_procs(children, timeout=60)[1]
+    orphans = psutil.wait_procs(children, timeout=10)[1]
     assert not orphans, f"the dead engine's children live on: {[(p.pid, title(p)) for p in orphans]}"
     _assert_kept(cluster, before)
     (residency,) = cluster.get(f"/deployments/{BASE}")["residency"]
@@ -181,7 +181,7 @@ def test_vllm_engine_core_killed_while_streaming(cluster: Cluster) -> None:
     events: list[str] = []
     killed = 0.0
     with httpx.stream(
-        "POST", f"{cluster.url}/v1/completions", json=body, timeout=60, trust_env=False
+        "POST", f"{cluster.url}/v1/completions", json=body, timeout=30, trust_env=False
     ) as reply:
         assert reply.status_code == 200
         for line in reply.iter_lines():
@@ -195,7 +195,7 @@ def test_vllm_engine_core_killed_while_streaming(cluster: Cluster) -> None:
     print(f"\nengine core killed: the stream ended {ended_s:.2f} s later with {events[-2:]}")
     assert failed, "the stream ended as if it were whole"
     assert error_code(failed[0]) == "engine_failed"
-    assert ended_s < 45
+    assert ended_s < 15
     until(lambda: all(_answers(cluster, m) for m in MODELS), VLLM_BOUND_S, "answers", every_s=0.5)
     print(f"all models answer {time.monotonic() - killed:.1f} s after the engine core's death")
     until(lambda: _engine_core(cluster).pid != old.pid, VLLM_BOUND_S, "a new engine core")

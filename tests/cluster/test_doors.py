@@ -27,7 +27,7 @@ def test_workers_answer_nobody_but_their_gateway(echo_cluster: Cluster) -> None:
     for port in _ports(echo_cluster):
         try:
             url = f"http://127.0.0.1:{port}/v1/completions"
-            answers.append(httpx.post(url, json=body, timeout=10, trust_env=False))
+            answers.append(httpx.post(url, json=body, timeout=5, trust_env=False))
         except httpx.HTTPError:
             continue  # gRPC, or Ray's own
     assert [r.status_code for r in answers if "let me in" in r.text] == []

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 DRIVER = Path(__file__).with_name("group_driver.py")
 RAY = Path(sys.executable).parent / "ray"
-BOUND_S = 700.0  # from a death to the next answer
+BOUND_S = 600.0  # from a death to the next answer
 
 
 @pytest.fixture

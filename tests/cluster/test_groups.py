@@ -46,4 +46,4 @@ def test_a_split_model_answers_like_the_whole(
     finally:
         cluster.perform("DELETE", f"/deployments/{SPLIT}")
         cluster.http.delete(f"/models/{SPLIT}").raise_for_status()
-    until(lambda: not any(p.is_running() for p in ranks), 150, "the ranks to be gone")
+    until(lambda: not any(p.is_running() for p in ranks), 60, "the ranks to be gone")

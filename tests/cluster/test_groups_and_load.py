@@ -13,7 +13,7 @@ from load import Load
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 NAME = "many"
-BOUND_S = 240.0
+BOUND_S = 90.0
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_load_brings_a_second_group_and_takes_it_back(many: Cluster) -> None:
             assert {NAME, f"{NAME}@1"} <= set(held)
         assert [o.error for o in load.outcomes if o.error] == []
         # A minute later one is enough.
-        until(lambda: list(groups(many).values()) == ["Serving"], 300, "one group again")
+        until(lambda: list(groups(many).values()) == ["Serving"], 180, "one group again")
         until(lambda: list(engines(many).values()) == ["running"], BOUND_S, "one engine again")
         assert ask(many) == "still here"
     finally:

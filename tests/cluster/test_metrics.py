@@ -52,7 +52,7 @@ class Prometheus:
     def query(self, expression: str) -> list[dict[str, Any]]:
         """An instant query's series; an empty answer fails, saying which targets could not be scraped."""
         reply = httpx.get(
-            f"{self.url}/api/v1/query", params={"query": expression}, timeout=20, trust_env=False
+            f"{self.url}/api/v1/query", params={"query": expression}, timeout=5, trust_env=False
         )
         assert reply.status_code == 200, reply.text
         found: list[dict[str, Any]] = reply.json()["data"]["result"]
@@ -61,12 +61,12 @@ class Prometheus:
 
     def problems(self) -> list[tuple[str, str]]:
         """Targets it could not scrape, and why."""
-        targets = httpx.get(f"{self.url}/api/v1/targets", timeout=20, trust_env=False).json()["data"]
+        targets = httpx.get(f"{self.url}/api/v1/targets", timeout=5, trust_env=False).json()["data"]
         return [(t["scrapeUrl"], t["lastError"]) for t in targets["activeTargets"] if t["lastError"]]
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(60)
+        self.process.wait(15)
 
 
 def _binary() -> str:
@@ -97,7 +97,7 @@ def test_prometheus_sees_requests_and_the_engine(
         every_s=0.5,
     )
     engine = until(
-        lambda: prometheus.query("vllm:num_requests_running"), 150, "vllm:num_requests_running", every_s=0.5
+        lambda: prometheus.query("vllm:num_requests_running"), 60, "vllm:num_requests_running", every_s=0.5
     )
     print(f"\nboth series in Prometheus {time.monotonic() - started:.1f} s after it was started")
     assert float(requests[0]["value"][1]) >= 1
@@ -114,7 +114,7 @@ def test_every_process_is_scraped(prometheus: Prometheus) -> None:
         assert up == {"gateway": "1", "controller": "1", f"engine-{BASE}": "1"}
         return True
 
-    until(all_up, 150, "every process scraped", every_s=0.5)
+    until(all_up, 60, "every process scraped", every_s=0.5)
 
 
 def test_the_controller_counts_its_records(prometheus: Prometheus) -> None:
@@ -122,7 +122,7 @@ def test_the_controller_counts_its_records(prometheus: Prometheus) -> None:
         found = prometheus.query('ostinato_deployments{phase="Deployed"}')
         return float(found[0]["value"][1]) == 3
 
-    until(counted, 150, "three deployments", every_s=0.5)
+    until(counted, 60, "three deployments", every_s=0.5)
 
 
 def test_the_dashboard_lists_the_applications(cluster: Cluster) -> None:

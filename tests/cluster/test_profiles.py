@@ -53,7 +53,7 @@ def test_registering_measured_the_architecture(cluster: Cluster) -> None:
 def test_another_model_of_the_shape_needs_no_measuring(cluster: Cluster, base_folder: Path) -> None:
     began = time.monotonic()
     cluster.perform("POST", "/register_model", {"model": "again", "source": str(base_folder)})
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 30
     key = profile(cluster)["key"]
     assert cluster.get("/models/again/profile")["key"] == key
     cluster.perform("DELETE", "/models/again")
@@ -94,8 +94,8 @@ def test_a_controller_that_is_killed_leaves_a_profile_that_goes_on(cluster: Clus
     first = profile(cluster)["loads"][0]
     (old,) = measuring(cluster)
     cluster.replica("ostinato", "Controller").kill()
-    until(lambda: not old.is_running(), 120, "the end of the measuring engine")
-    ended = cluster.finish(operation, 900)
+    until(lambda: not old.is_running(), 30, "the end of the measuring engine")
+    ended = cluster.finish(operation, 480)
     assert ended["phase"] == "Ready"
     found = profile(cluster)
     assert found["loads"][0] == first

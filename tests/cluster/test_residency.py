@@ -72,7 +72,7 @@ def ask(cluster: Cluster, model: str, max_tokens: int = 2) -> None:
 def test_the_slot_goes_to_the_variant_that_is_asked(narrow: Cluster) -> None:
     for name, other in (VARIANTS, VARIANTS[::-1], VARIANTS):
         ask(narrow, name)
-        until(lambda name=name: tiers(narrow)[name] == "device", 60, f"{name} on the device")
+        until(lambda name=name: tiers(narrow)[name] == "device", 20, f"{name} on the device")
         assert tiers(narrow)[other] in ("host", "disk")
         assert reason(narrow, name) == ""
         assert "not in a slot" in reason(narrow, other)
@@ -84,7 +84,7 @@ def test_the_slot_goes_to_the_variant_that_is_asked(narrow: Cluster) -> None:
 def test_prefetching_brings_a_variant_from_disk_to_host_memory(narrow: Cluster) -> None:
     first, second = VARIANTS
     ask(narrow, second)  # reading it drove the other out of host memory
-    until(lambda: tiers(narrow) == {first: "disk", second: "device"}, 60, "the first on disk only")
+    until(lambda: tiers(narrow) == {first: "disk", second: "device"}, 20, "the first on disk only")
     for _ in range(2):
         reply = narrow.http.post(f"/deployments/{first}/prefetch")
         assert reply.status_code == 200, reply.text
@@ -103,13 +103,13 @@ def test_a_request_that_waits_for_the_slot_is_counted_and_explained(narrow: Clus
         next(lines)
         waiting = threading.Thread(target=ask, args=(narrow, first))
         waiting.start()
-        until(lambda: residency(narrow)["blockedRequests"] == 1, 60, "a blocked request")
+        until(lambda: residency(narrow)["blockedRequests"] == 1, 20, "a blocked request")
         assert "not in a slot" in reason(narrow, first)
         assert narrow.engine_metric("ostinato_variant_blocked_requests", BASE) == 1
-    waiting.join(180)
+    waiting.join(60)
     assert not waiting.is_alive()
     until(
-        lambda: tiers(narrow)[first] == "device" and not residency(narrow)["blockedRequests"], 60, "its turn"
+        lambda: tiers(narrow)[first] == "device" and not residency(narrow)["blockedRequests"], 20, "its turn"
     )
 
 
@@ -141,12 +141,12 @@ def test_n_changes_while_requests_run(wide: Client, cluster: Cluster) -> None:
         next(running)
         waiting = threading.Thread(target=second)
         waiting.start()
-        until(lambda: residency(cluster)["blockedRequests"] == 1, 60, "a blocked request")
+        until(lambda: residency(cluster)["blockedRequests"] == 1, 20, "a blocked request")
         assert not first_token.is_set()
         wide.tune(BASE, 2)
-        assert first_token.wait(90), "with room for two the second runs beside the first"
+        assert first_token.wait(20), "with room for two the second runs beside the first"
         next(running)
-    waiting.join(180)
+    waiting.join(60)
 
 
 def test_a_profile_measures_and_applies(wide: Client) -> None:

@@ -23,7 +23,7 @@ pytestmark = [
 
 LEFT, RIGHT, TWINS = "left", "right", "twins"
 APART = {"group": "apart"}
-BOUND_S = 240.0  # from a node's death to steady answers
+BOUND_S = 90.0  # from a node's death to steady answers
 # A gateway's connections to a host that is gone break off, or are cut.
 ERRORS = ("502 engine_failed", "503 unavailable", "event engine_failed", "event unavailable")
 # The gateway itself may have been there: Serve's proxy ends what it was answering.

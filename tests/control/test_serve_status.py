@@ -100,13 +100,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> FakeServe:
 async def test_many_stops_leave_threads_to_others(served: FakeServe) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
     stops = [asyncio.create_task(serve_runtime.stop(f"b@{n}")) for n in range(1, 9)]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(30):
         while len(served.leaving) < 8:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert len(await serve_runtime.observe()) == 8
     assert not any(stop.done() for stop in stops)
     served.names.clear()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(30):
         await asyncio.gather(*stops)
 
 
