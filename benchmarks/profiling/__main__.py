@@ -2,7 +2,7 @@
 
     python -m benchmarks.profiling measure --out FOLDER [--budget-s 540] [--kinds truth,fingerprints,variants]
         [--tier 1] [--shapes llama-2-7b,...] [--quantizations none,fp8] [--known FOLDER ...] [--dry-run]
-        [--gpus 4] [--least-gpus 2] [--most-gpus 4]
+        [--gpus 4] [--first-gpu 0] [--least-gpus 2] [--most-gpus 4]
     python -m benchmarks.profiling merge --into FOLDER FOLDER ...
 
 `truth` is the whole model (made-up weights) in many plans; `fingerprints` what a profile of it measures, with
@@ -40,15 +40,17 @@ from workers.measuring.job import Job
 
 ENGINE = (sys.executable, "-X", "faulthandler", "-m", "workers.measuring")
 # Engines choose ports long before they use them: each from a range of its own, below the ephemeral ones.
-FIRST_PORT, PORTS = 12_000, 100
+# Benchmarks that share a host, each from another first GPU, do not share ports either.
+FIRST_PORT, PORTS, PORTS_PER_GPU = 12_000, 100, 5_000
 LOG_TAIL = 3000
 
 
 class Host:
     """Starts a task's engine on GPUs of this host, or on its CPU to rehearse."""
 
-    def __init__(self, out: Path, work: Path, device: str, budget_s: float) -> None:
+    def __init__(self, out: Path, work: Path, device: str, budget_s: float, first_gpu: int = 0) -> None:
         self._out, self._work, self._device, self._budget_s = out, work, device, budget_s
+        self._first_gpu = first_gpu
         for folder in (results.PARTS, results.LOGS):
             (out / folder).mkdir(parents=True, exist_ok=True)
 
@@ -61,9 +63,9 @@ class Host:
             (*ENGINE, str(request), "--end-with-stdin"),
             {
                 **os.environ,
-                **visible_gpus(slot.gpus),
+                **visible_gpus(tuple(self._first_gpu + gpu for gpu in slot.gpus)),
                 "VLLM_LOGGING_LEVEL": "INFO",
-                "VLLM_PORT": str(FIRST_PORT + PORTS * number),
+                "VLLM_PORT": str(FIRST_PORT + PORTS * number + PORTS_PER_GPU * self._first_gpu),
             },
             self._out / results.LOGS / f"{task.label}.log",
             job.gate,
@@ -114,7 +116,7 @@ def measure(given: argparse.Namespace) -> None:
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # an engine that hangs is aborted; its dump takes long
     with tempfile.TemporaryDirectory() as work:
-        host = Host(given.out, Path(work), given.device, given.budget_s)
+        host = Host(given.out, Path(work), given.device, given.budget_s, given.first_gpu)
         carry_out(slots, host.start, given.budget_s, lambda ending: tell(ending, given.out))
     merge(given.out, [given.out])
 
@@ -138,6 +140,7 @@ def main() -> None:
     measuring.add_argument("--quantizations", default="none")
     measuring.add_argument("--tier", type=int, default=1)
     measuring.add_argument("--gpus", type=int, default=4)
+    measuring.add_argument("--first-gpu", type=int, default=0, help="those before it are left to others")
     measuring.add_argument("--least-gpus", type=int, default=1)
     measuring.add_argument("--most-gpus", type=int)
     measuring.add_argument("--budget-s", type=float, default=540)
