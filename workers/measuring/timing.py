@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +46,7 @@ class Arrivals:
 def run(
     llm: Any, point: Point, tokens: int, seed: int, variants: Mapping[MadeVariant, Any] | None = None
 ) -> Arrivals:
-    """Send `point.batch` requests at once and wait for `tokens` tokens of each (at least 2).
+    """Have `point.batch` requests begin at once and wait for `tokens` tokens of each (at least 2).
 
     `variants` are vLLM's requests for the members of the point's mix.
     """
@@ -61,19 +62,36 @@ def run(
         output_kind=RequestOutputKind.DELTA,
     )
     times: dict[str, list[float]] = {}
-    start = time.perf_counter()
-    for number in range(point.batch):
-        name = f"{seed}-{number}"
-        times[name] = []
-        prompt = {"prompt_token_ids": prompt_of(point.input_tokens, seed * 1009 + number)}
-        one = variants[point.mix[number % len(point.mix)]] if variants and point.mix else None
-        engine.add_request(name, prompt, sampling, lora_request=one)
+    with _held(engine.engine_core):
+        for number in range(point.batch):
+            name = f"{seed}-{number}"
+            times[name] = []
+            prompt = {"prompt_token_ids": prompt_of(point.input_tokens, seed * 1009 + number)}
+            one = variants[point.mix[number % len(point.mix)]] if variants and point.mix else None
+            engine.add_request(name, prompt, sampling, lora_request=one)
+        start = time.perf_counter()
     while engine.has_unfinished_requests():
         outputs = engine.step()
         now = time.perf_counter() - start
         for output in outputs:
             times[output.request_id] += [now] * len(output.outputs[0].token_ids)
     return Arrivals(tuple(tuple(found) for found in times.values()))
+
+
+@contextmanager
+def _held(core: Any) -> Iterator[None]:
+    """Nothing that is added meanwhile begins before the end.
+
+    An engine in another process would fill the first prompts while the others are still on their way, now
+    one and now three of them. One in this process runs only when it is told to.
+    """
+    call = getattr(core, "call_utility", None)
+    if call is None:
+        yield
+        return
+    call("pause_scheduler", "keep", False)
+    yield
+    call("resume_scheduler")
 
 
 def warm_up_tokens(fills: int, tokens: int) -> int:

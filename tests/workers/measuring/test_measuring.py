@@ -84,6 +84,27 @@ def test_every_point_is_measured_once(tmp_path: Path, stages: tuple[int, ...]) -
     assert memory.kv_cache == memory.kv_tokens * 2 * (2 * 1 * 64 * 4)  # layers, keys and values in float32
 
 
+def test_a_burst_begins_at_once_in_an_engine_of_another_process(tmp_path: Path) -> None:
+    """Its prompts fit one step, so all first tokens come together, however long it takes to send them."""
+    job = Job(
+        folder=random_variants.write_tiny_base(tmp_path / "model", **SHAPE),
+        out=tmp_path / "found.jsonl",
+        setting=Setting((2,)),
+        points=(Point(64, 8),),
+        device_kind="cpu",
+        device_bytes=1 << 30,
+        dtype="float32",
+        output_tokens=4,
+        repeats=1,
+        max_model_len=128,
+        graphs=False,
+        own_process=True,
+    )
+    measured(job, tmp_path)
+    (timing,) = (m for m in read(job.out) if isinstance(m, Timing))
+    assert timing.ttft_s == pytest.approx(timing.ttft_last_s, rel=1e-6)
+
+
 def test_variants_of_each_kind_in_one_batch_of_a_model_whose_layers_repeat(tmp_path: Path) -> None:
     folder = random_variants.write_tiny_base(tmp_path / "model", **SHAPE, num_hidden_layers=4)
     (folder / "model.safetensors").unlink()

@@ -30,6 +30,7 @@ ALIGNED_GROUPS = ALIGNED_COLUMNS // GROUP
 ENOUGH_PROGRAMS = 128
 KEPT_COUNTERS = 1 << 16
 MOST_ROWS_OF_EXCESS = 16
+MOST_DECODED_TWICE = 32  # rows of a batch
 
 
 @triton.constexpr_function
@@ -409,7 +410,7 @@ class Config:
     registers: int | None = None  # at most, of a thread
 
 
-def config_for(num_groups: int, slices: Sequence[int], block: int) -> Config:
+def config_for(num_rows: int, num_groups: int, slices: Sequence[int], block: int) -> Config:
     """By sweeps on an H200. Decoding sums in one order whatever the batch's size, so that a row's result
     does not depend on who else is in the batch: groups and splits follow from the layer alone."""
     if block == LARGE_BLOCK:
@@ -418,6 +419,8 @@ def config_for(num_groups: int, slices: Sequence[int], block: int) -> Config:
     splits = 1
     while splits < 8 and _parts(slices, 64) * splits < ENOUGH_PROGRAMS and blocks >= 8 * splits:
         splits *= 2
+    if num_rows > MOST_DECODED_TWICE and splits == 1:  # wide enough for larger tiles of rows to pay
+        return Config(pairs=32, groups=64, rows=16, splits=1, warps=2, stages=2)
     return Config(pairs=64, groups=64, rows=8, splits=splits, warps=4, stages=3, registers=128)
 
 
@@ -434,7 +437,7 @@ def apply(
         return
     tiles = rows.tiles(len(x))
     num_groups = x.shape[1] // GROUP
-    config = config or config_for(num_groups, slices, tiles.block)
+    config = config or config_for(len(x), num_groups, slices, tiles.block)
     cuts = triton.cdiv(tiles.block, config.rows)
     jobs = tiles.max_tiles * cuts * _parts(slices, config.pairs)
     sums = jobs * config.splits * 2 * config.rows * config.pairs if config.splits > 1 else 0
