@@ -32,6 +32,7 @@ from benchmarks.placement_gpu.experiment import Experiment
 from benchmarks.placement_gpu.host import BALLAST_S, Children, Host, rates_of
 from benchmarks.placement_gpu.serve import GIB
 from benchmarks.placement_gpu.telling import BEGAN_S, table, tell
+from controlplane import errors
 from controlplane.settings import Settings
 from controlplane.state import open_store
 from controlplane.state.typed import Repository
@@ -63,9 +64,14 @@ async def _carry_out(given: argparse.Namespace, children: Children, result: dict
     models: dict[str, dict[str, Any]] = result.setdefault("models", {})
     try:
         for number, (name, shape) in enumerate(named(given.models).items(), 1):
-            await experiment.deploy(name, shape, number, models.setdefault(name, {"shape": shape}))
-        for name, shape in named(given.models).items():
-            await experiment.measure(name, shape, models[name])
+            models[name] = {"shape": shape}
+            try:
+                await experiment.deploy(name, shape, number, models[name])
+            except errors.NoFeasiblePlan as e:
+                models[name]["refused"] = e.message
+                tell(f"{name}: {e.message}")
+        for name in (name for name in models if "refused" not in models[name]):
+            await experiment.measure(name, models[name]["shape"], models[name])
         result["after"] = await experiment.devices()
     finally:
         store.close()

@@ -76,6 +76,9 @@ def ms(seconds: float) -> str:
 def table(models: dict[str, dict[str, Any]]) -> str:
     lines = []
     for name, one in models.items():
+        if "refused" in one:
+            lines.append(f"{name}: {one['refused']}")
+            continue
         split = "+".join(map(str, one["plan"]["layers_per_stage"]))
         even = [split["fits"] for split in one["even_splits"]]
         tp, start_s = one["plan"]["tensor_parallel"], one["start_s"]

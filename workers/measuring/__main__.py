@@ -19,6 +19,7 @@ from workers.measuring import engine, made_variants
 from workers.measuring.job import Job
 from workers.measuring.timing import run, timing, warm_up_tokens
 
+QUICK_S, QUICK_REPEATS = 1.5, 9  # a load that is over so soon is noisy, and cheap to repeat
 MIX_WARM_UP_TOKENS, MIX_TOKENS = 2, 7  # where there are variants: they may take many times longer
 
 
@@ -81,10 +82,17 @@ def measure_point(llm: Any, job: Job, point: Point, variants: Mapping[MadeVarian
     run(llm, point, warm_up, 0, variants)
     steps = llm.collective_rpc("probe_end")
     runs = [run(llm, point, tokens, 1, variants)]
-    while len(runs) < repeats and time.monotonic() - began < job.point_seconds:
+    while is_repeated(len(runs), repeats, time.monotonic() - began, job.point_seconds):
         runs.append(run(llm, point, tokens, len(runs) + 1, variants))
     on_device = tuple(steps) if all(steps) else ()
     return timing(job.setting, point, tokens, runs, on_device, time.monotonic() - began)
+
+
+def is_repeated(done: int, repeats: int, taken_s: float, limit_s: float) -> bool:
+    """Whether a load that was run `done` times is run once more."""
+    if done < repeats:
+        return taken_s < limit_s
+    return repeats > 1 and done < QUICK_REPEATS and taken_s < min(QUICK_S, limit_s)
 
 
 def describe(found: Timing) -> str:
