@@ -24,12 +24,11 @@ OUTPUT_TOKENS = 48
 MAX_MODEL_LEN = 1024 + OUTPUT_TOKENS + 72  # while the last of 128 prompts are filled, the first decode
 DEVICE_BYTES = 120 << 30
 REPEATS = 3
-POINT_SECONDS = 12.0
+POINT_SECONDS = 8.0
 
 H200 = DeviceRates(3.6e12, 5e14)  # about what is reached; only to plan with
-# From the gate to the first point; more where there are several ranks. On a host of four H200s that started
-# four engines at once, 7B shapes took 50 to 67 s with their imports (PREPARE_S in schedule.py), one GPU each.
-START_S, START_MORE_S = 47.0, 15.0
+# From the gate to the first point: seen on H200s, with torch.compile 10 to 16 s of it and warming up as much.
+START_S, START_MORE_S = 40.0, 3.0  # more where there are several ranks
 SLACK_S = 5.0  # until devices are free again
 
 
