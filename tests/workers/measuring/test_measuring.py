@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import random_variants
@@ -29,6 +30,26 @@ MIX = (MadeVariant("lora", rank=4), MadeVariant("sparse_delta", bits=4), MadeVar
 MIXED = tuple(Point(3, 16, mix) for mix in (MIX[:1], MIX))
 
 
+def a_job(tmp_path: Path, setting: Setting, points: tuple[Point, ...], **more: Any) -> Job:
+    """Of a model in `tmp_path` whose weights are not there: none is read."""
+    folder = random_variants.write_tiny_base(
+        tmp_path / "model", **SHAPE, num_hidden_layers=max(2, setting.layers)
+    )
+    (folder / "model.safetensors").unlink()
+    return Job(
+        folder=folder,
+        out=tmp_path / "found.jsonl",
+        setting=setting,
+        points=points,
+        device_kind="cpu",
+        device_bytes=1 << 30,
+        dtype="float32",
+        max_model_len=128,
+        graphs=False,
+        **{"output_tokens": 6, "repeats": 1, "own_process": False, **more},
+    )
+
+
 def measured(job: Job, tmp_path: Path) -> str:
     request = tmp_path / "job.json"
     request.write_text(job.model_dump_json())
@@ -46,22 +67,7 @@ def measured(job: Job, tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("stages", [(2,), (1, 1)])
 def test_every_point_is_measured_once(tmp_path: Path, stages: tuple[int, ...]) -> None:
-    folder = random_variants.write_tiny_base(tmp_path / "model", **SHAPE)
-    (folder / "model.safetensors").unlink()  # no weight is read
-    job = Job(
-        folder=folder,
-        out=tmp_path / "found.jsonl",
-        setting=Setting(stages),
-        points=POINTS[:1],
-        device_kind="cpu",
-        device_bytes=1 << 30,
-        dtype="float32",
-        output_tokens=6,
-        repeats=1,
-        max_model_len=128,
-        graphs=False,
-        own_process=False,
-    )
+    job = a_job(tmp_path, Setting(stages), POINTS[:1])
     measured(job, tmp_path)
     before = read(job.out)
     assert [type(m) for m in before] == [Footprint, Timing]
@@ -86,46 +92,16 @@ def test_every_point_is_measured_once(tmp_path: Path, stages: tuple[int, ...]) -
 
 def test_a_burst_begins_at_once_in_an_engine_of_another_process(tmp_path: Path) -> None:
     """Its prompts fit one step, so all first tokens come together, however long it takes to send them."""
-    job = Job(
-        folder=random_variants.write_tiny_base(tmp_path / "model", **SHAPE),
-        out=tmp_path / "found.jsonl",
-        setting=Setting((2,)),
-        points=(Point(64, 8),),
-        device_kind="cpu",
-        device_bytes=1 << 30,
-        dtype="float32",
-        output_tokens=4,
-        repeats=1,
-        max_model_len=128,
-        graphs=False,
-        own_process=True,
-    )
+    job = a_job(tmp_path, Setting((2,)), (Point(64, 8),), own_process=True)
     measured(job, tmp_path)
     (timing,) = (m for m in read(job.out) if isinstance(m, Timing))
     assert timing.ttft_s == pytest.approx(timing.ttft_last_s, rel=1e-6)
 
 
 def test_variants_of_each_kind_in_one_batch_of_a_model_whose_layers_repeat(tmp_path: Path) -> None:
-    folder = random_variants.write_tiny_base(tmp_path / "model", **SHAPE, num_hidden_layers=4)
-    (folder / "model.safetensors").unlink()
     gate = tmp_path / "gate"
     gate.touch()
-    job = Job(
-        folder=folder,
-        out=tmp_path / "found.jsonl",
-        setting=Setting((4,)),
-        points=(POINTS[0], *MIXED),
-        device_kind="cpu",
-        device_bytes=1 << 30,
-        dtype="float32",
-        output_tokens=6,
-        repeats=5,
-        distinct_layers=2,
-        max_model_len=128,
-        graphs=False,
-        own_process=False,
-        gate=gate,
-    )
+    job = a_job(tmp_path, Setting((4,)), (POINTS[0], *MIXED), repeats=5, distinct_layers=2, gate=gate)
     printed = measured(job, tmp_path)
     assert "batch 3, 16 tokens in of lora, sparse_delta, boft: TTFT" in printed
     footprint, *timings = read(job.out)
