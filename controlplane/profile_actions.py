@@ -8,25 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
-from controlplane import errors, ledger, profiling
+from controlplane import errors, ledger, measuring_turns, profiling
 from controlplane.endings import End, persist, same
+from controlplane.measuring_turns import Waits
 from controlplane.profiling import Mission
 from controlplane.records import Model, ModelProfile, OperationKind, Phase
 from controlplane.settings import Settings
 from controlplane.state.typed import Change, Put, Repository, State
 from controlplane.store_edits import Gone, edit
+from controlplane.watching import watched
 from placement.types import Inventory
 from workers.measuring.order import MeasureOrder
 
 log = logging.getLogger(__name__)
 
 READ_SHARE = 0.3  # of a registration's progress is done when its files are read
+LOOK_S = 1.0  # between looks whether it is a profile's turn, and whether its measuring is to go on
+LEAVING_S = 10.0  # as long is waited for engines that were stopped to give their memory back
+OVERTIME_S = 90.0  # beyond its limit a measuring may take to begin and end, before it is taken to hang
 
 
 class Measurer(Protocol):
@@ -166,50 +173,92 @@ class ProfileActions:
     # --- measuring -----------------------------------------------------------------------------
 
     async def measure(self, key: str) -> None:
-        """Measure what a profile lacks, and settle it whatever happens."""
-        state = await self._read()
-        found = state.profiles.get(key)
-        if found is None or found.record.settled:
-            raise Gone(key)
-        model = profiling.subject(state, key)
-        if model is None or not any(profiling.waiting(state, key)):
-            await self._settle_abandoned(key)
-            return
-        if found.record.attempts >= profiling.MOST_ATTEMPTS:
-            tries = f"{found.record.attempts} attempts brought nothing"
-            await self._settle(key, f"{tries}; {found.record.reason}")
-            return
-        profile = await self._edit(key, lambda p: profiling.attempted(p, time.time()))
+        """Measure what a profile lacks when it is its turn, and settle it whatever happens."""
         try:
-            inventory = await self._cluster.inventory()
-            free = ledger.available(inventory, (await self._read()).ledgers, self._settings.headroom)
-            task = profiling.mission(profile, model, free, self._settings)
-            abandoned = await self._follow(key, task, profile.points)
+            await self._follow(key, await self._turn(key))
         except (errors.Unavailable, errors.StaleWrite, Gone):
             raise  # the state store's matter: tried again
+        except _Abandoned:
+            await self._settle_abandoned(key)
+        except _GaveWay:
+            log.info("measuring %s gave way, and goes on later", key)
         except errors.OstinatoError as e:
             await self._settle(key, e.message)
         except Exception as e:
             log.exception("measuring %s failed", key)
             await self._settle(key, f"an unexpected error: {e!r}")
         else:
-            await (self._settle_abandoned(key) if abandoned else self._settle(key, ""))
+            await self._settle(key, "")
 
-    async def _follow(self, key: str, task: Mission, done: int) -> bool:
-        """Keep each measurement as it comes. Returns True, and stops, once nobody waits any more."""
-        kind = task.order.device_kind
+    async def _turn(self, key: str) -> Mission:
+        """Wait until nothing is measured where this is to be. What lacks memory is refused on samples that
+        nothing is seen on any more which has ended. Errors: ProfilingFailed."""
+        give_up_s = math.inf
+        while True:
+            inventory = await self._cluster.inventory()
+            try:
+                found = await asyncio.to_thread(persist, partial(self._begin, key, inventory))
+            except errors.ProfilingFailed:
+                give_up_s = min(give_up_s, time.monotonic() + LEAVING_S)
+                leaving = ledger.leaving(inventory, (await self._read()).ledgers, ledger.measuring(key))
+                if time.monotonic() > give_up_s or not leaving:
+                    raise
+            else:
+                if isinstance(found, Mission):
+                    return found
+                give_up_s = math.inf
+                await self._tell(key, found.reason)
+            await asyncio.sleep(LOOK_S)
+
+    def _begin(self, key: str, inventory: Inventory) -> Mission | Waits:
+        """Decide on the newest state, and commit that it is begun, with what is reserved for it, or that it
+        waits, with nothing. Blocking. Errors: StaleWrite when something was placed or changed meanwhile."""
+        state, now_s = self._repository.read(), time.time()
+        profile = _wanted(state, key)
+        if profile.attempts >= profiling.MOST_ATTEMPTS:
+            tries = f"{profile.attempts} attempts brought nothing"
+            raise errors.ProfilingFailed(f"{tries}; {profile.reason}")
+        found, version = (
+            measuring_turns.turn(state, key, inventory, self._settings),
+            state.profiles[key].version,
+        )
+        if isinstance(found, Mission):
+            begun = Put(profiling.attempted(profile, now_s), version)
+            reserved = ledger.reserve_to_measure(
+                state, key, profile.rounds, found.held, found.held_bytes, now_s
+            )
+            self._repository.commit([begun, *reserved])
+        elif (waits := profiling.waits(profile, found.reason, now_s)) != profile:
+            self._repository.commit([Put(waits, version), *ledger.release(state, ledger.measuring(key))])
+        return found
+
+    async def _follow(self, key: str, task: Mission) -> None:
+        """Keep each measurement as it comes. Stops when it is not to go on: _Abandoned or _GaveWay is raised.
+
+        Errors: ProfilingFailed.
+        """
+        kind, limit_s = task.order.device_kind, task.order.seconds + OVERTIME_S
         told = f"measuring its architecture on {kind} of {task.node}: an engine with made-up weights starts"
-        await self._tell(key, told, done / max(1, task.points))
-        last_s = time.monotonic()
-        async with aclosing(self._cluster.measure(task.order, task.node)) as lines:
-            async for line in lines:
-                now_s = time.monotonic()
-                took_s, last_s = now_s - last_s, now_s
-                profile = await self._add(key, line, task.points, took_s)
-                await self._tell(key, profile.reason, profile.points / max(1, task.points))
-                if not any(profiling.waiting(await self._read(), key)):
-                    return True
-        return False
+        await self._tell(key, told)
+        began_s = last_s = time.monotonic()
+
+        async def look() -> None:
+            _require_measured(await self._read(), key)
+            if time.monotonic() - began_s > limit_s:
+                raise errors.ProfilingFailed(
+                    f"it had not ended {limit_s:.0f} s after it began, and was stopped"
+                )
+
+        try:
+            async with aclosing(self._cluster.measure(task.order, task.node)) as lines:
+                async for line in watched(lines, look, LOOK_S):
+                    now_s = time.monotonic()
+                    took_s, last_s = now_s - last_s, now_s
+                    profile = await self._add(key, line, task.points, took_s)
+                    await self._tell(key, profile.reason)
+        except Exception:
+            _require_measured(await self._read(), key)  # who took its memory may have made it fail
+            raise
 
     async def _add(self, key: str, line: str, points: int, took_s: float) -> ModelProfile:
         return await self._edit(key, lambda p: profiling.with_line(p, line, points, took_s, time.time()))
@@ -217,18 +266,59 @@ class ProfileActions:
     async def _settle(self, key: str, problem: str) -> None:
         if problem:
             log.warning("the profile %s: %s", key, problem)
-        await self._edit(key, lambda p: profiling.ended(p, problem, time.time()))
+        await self._end(key, lambda p: profiling.ended(p, problem, time.time()))
 
     async def _settle_abandoned(self, key: str) -> None:
         reason = "nobody waits for it any more; what was measured is kept"
-        await self._edit(
+        await self._end(
             key, lambda p: replace(p, phase=Phase.CANCELLED, reason=reason, updated_at_s=time.time())
         )
 
-    async def _tell(self, key: str, message: str, share: float) -> None:
-        for op in profiling.waiting(await self._read(), key):
-            progress = READ_SHARE + (1 - READ_SHARE) * 0.95 * min(1.0, share)
-            await self._note(op.kind, op.target, Phase.PROFILING, message, progress)
+    async def _end(self, key: str, change: Callable[[ModelProfile], ModelProfile]) -> None:
+        """Commit the profile's end together with that of what is reserved for it."""
+
+        def once() -> None:
+            state = self._repository.read()
+            found = state.profiles.get(key)
+            if found is None:
+                raise Gone(key)
+            released = ledger.release(state, ledger.measuring(key))
+            self._repository.commit([Put(change(found.record), found.version), *released])
+
+        await asyncio.to_thread(persist, once)
+
+    async def _tell(self, key: str, message: str) -> None:
+        state = await self._read()
+        profile = state.profiles[key].record
+        share = min(1.0, profile.points / max(1, profile.all_points))
+        for op in profiling.waiting(state, key):
+            if op.reason != message:
+                progress = READ_SHARE + (1 - READ_SHARE) * 0.95 * share
+                await self._note(op.kind, op.target, Phase.PROFILING, message, progress)
+
+
+class _Abandoned(Exception):
+    """Nobody waits for the profile any more."""
+
+
+class _GaveWay(Exception):
+    """The profile's memory went to an engine."""
+
+
+def _wanted(state: State, key: str) -> ModelProfile:
+    """Raises Gone when it is settled, _Abandoned."""
+    found = state.profiles.get(key)
+    if found is None or found.record.settled:
+        raise Gone(key)
+    if profiling.subject(state, key) is None or not any(profiling.waiting(state, key)):
+        raise _Abandoned
+    return found.record
+
+
+def _require_measured(state: State, key: str) -> None:
+    """Raises Gone, _Abandoned, or _GaveWay when another took the memory that was reserved for it."""
+    if _wanted(state, key).phase is not Phase.PROFILING:
+        raise _GaveWay
 
 
 def _begun(state: State, fresh: ModelProfile, resume: Sequence[Phase]) -> list[Change]:
