@@ -107,11 +107,11 @@ class GroupPlacing:
             await self._not_launched(group, f"it could not be launched: {e}")
 
     async def _until_gone(self, holders: Collection[str]) -> None:
-        """Wait, not for ever, until no device is seen with memory of these."""
+        """Wait, not for ever, until no device is seen with memory that these have no more."""
         give_up_s = time.monotonic() + LEAVING_S
         while holders and time.monotonic() < give_up_s:
             inventory = await self._runtime.inventory()
-            if not any(use.holder in holders for device in inventory.devices for use in device.uses):
+            if not ledger.leaving(inventory, (await self._read()).ledgers) & set(holders):
                 return
             await asyncio.sleep(LOOK_AGAIN_S)
 

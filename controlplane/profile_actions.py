@@ -180,8 +180,8 @@ class ProfileActions:
             raise  # the state store's matter: tried again
         except _Abandoned:
             await self._settle_abandoned(key)
-        except _GaveWay:
-            log.info("measuring %s gave way, and goes on later", key)
+        except _GaveWay as e:
+            await self._tell(key, str(e))
         except errors.OstinatoError as e:
             await self._settle(key, e.message)
         except Exception as e:
@@ -302,7 +302,7 @@ class _Abandoned(Exception):
 
 
 class _GaveWay(Exception):
-    """The profile's memory went to an engine."""
+    """The profile's memory went to an engine; the message says to which."""
 
 
 def _wanted(state: State, key: str) -> ModelProfile:
@@ -317,8 +317,9 @@ def _wanted(state: State, key: str) -> ModelProfile:
 
 def _require_measured(state: State, key: str) -> None:
     """Raises Gone, _Abandoned, or _GaveWay when another took the memory that was reserved for it."""
-    if _wanted(state, key).phase is not Phase.PROFILING:
-        raise _GaveWay
+    found = _wanted(state, key)
+    if found.phase is not Phase.PROFILING:
+        raise _GaveWay(found.reason)
 
 
 def _begun(state: State, fresh: ModelProfile, resume: Sequence[Phase]) -> list[Change]:
