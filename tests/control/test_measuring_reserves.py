@@ -13,7 +13,7 @@ from builders import PLACED, operation, ready_base, state
 from hypothesis import given
 from hypothesis import strategies as st
 from in_memory import GIB, cancel
-from measured_cluster import HOST, MeasuredCluster
+from measured_cluster import HOST, MeasuredCluster, lines_of
 from prometheus_client import CollectorRegistry
 from test_controller import World, _hurry  # noqa: F401 - a fixture
 from test_ledger import after
@@ -141,6 +141,27 @@ async def test_what_a_measuring_takes_is_shown_as_its_own(world: World) -> None:
         await Controller(world.settings, world.repository, world.cluster, ControllerMetrics(registry)).step()
     labels = {"node": HOST.node, "device": "cpu:0", "state": "reserved"}
     assert registry.get_sample_value("ostinato_device_memory_bytes", labels) == held.memory_bytes
+
+
+def test_on_gpus_all_that_vllm_fills_is_held_of_each_that_is_still_used(
+    files: Path, settings: Settings
+) -> None:
+    model = ready_base(files)
+    gpus = Inventory(tuple(replace(HOST, kind="h200", model="h200", index=n) for n in range(4)))
+    settings = settings.model_copy(update={"engine": "vllm"})
+    key = profiling.key_of_model(model, gpus, settings)
+    assert key is not None
+    profile = profiling.fresh_profile(key, 0.0)
+    whole = profiling.mission(profile, model, gpus, settings)
+    worlds = [trial.setting.world_size for trial in whole.order.trials]
+    assert 1 < max(worlds) == len(whole.held)
+    assert {at[2] for at in whole.held} == set(whole.order.devices[: max(worlds)])
+    assert whole.held_bytes == whole.order.device_bytes
+    alone = replace(whole.order, trials=tuple(t for t in whole.order.trials if t.setting.world_size > 1))
+    rest = profiling.mission(replace(profile, measurements=tuple(lines_of(alone))), model, gpus, settings)
+    assert len(rest.held) == 1
+    known = tuple(lines_of(whole.order))
+    assert profiling.mission(replace(profile, measurements=known), model, gpus, settings).held == ()
 
 
 PROFILE = ModelProfile("k", "a", "float32", "a CPU", "0.32.0", Phase.PROFILING, rounds=2)
