@@ -191,8 +191,10 @@ class ProfileActions:
             await self._settle(key, "")
 
     async def _turn(self, key: str) -> Mission:
-        """Wait until nothing is measured where this is to be. What lacks memory is refused on samples that
-        nothing is seen on any more which has ended. Errors: ProfilingFailed."""
+        """Wait until nothing else is measured where this is to be.
+
+        Errors: ProfilingFailed, but not while devices are seen with memory of what was stopped.
+        """
         give_up_s = math.inf
         while True:
             inventory = await self._cluster.inventory()
@@ -218,10 +220,8 @@ class ProfileActions:
         if profile.attempts >= profiling.MOST_ATTEMPTS:
             tries = f"{profile.attempts} attempts brought nothing"
             raise errors.ProfilingFailed(f"{tries}; {profile.reason}")
-        found, version = (
-            measuring_turns.turn(state, key, inventory, self._settings),
-            state.profiles[key].version,
-        )
+        version = state.profiles[key].version
+        found = measuring_turns.turn(state, key, inventory, self._settings)
         if isinstance(found, Mission):
             begun = Put(profiling.attempted(profile, now_s), version)
             reserved = ledger.reserve_to_measure(

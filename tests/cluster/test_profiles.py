@@ -128,6 +128,17 @@ def test_two_architectures_are_measured_one_after_the_other(
         cluster.perform("DELETE", f"/models/{name}")
 
 
+def test_a_profile_that_is_cancelled_ends_its_engine_while_that_starts(cluster: Cluster) -> None:
+    operation = cluster.submit("POST", f"/models/{BASE}/profile", {"again": True})
+    until(lambda: measuring(cluster), 60, "the measuring engine")
+    cluster.submit("POST", f"/operations/{operation}/cancel")
+    until(lambda: not measuring(cluster), 60, "its end")
+    until(lambda: profile(cluster)["phase"] == "Cancelled", 30, "the profile's end")
+    assert profile(cluster)["loads"] == []
+    (device,) = cluster.get("/cluster")["nodes"][0]["devices"]
+    assert not any("measuring:" in r["deployment"] for r in device["reservations"])
+
+
 def measured_tpot_ms(cluster: Cluster) -> float:
     """Of one request, from its stream."""
     body = {"model": BASE, "prompt": "word " * 32, "max_tokens": 32, "ignore_eos": True, "temperature": 0}

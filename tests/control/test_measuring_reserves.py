@@ -80,6 +80,27 @@ async def test_it_is_held_while_it_is_measured(world: World) -> None:
         assert reservations(world) == []
 
 
+@pytest.mark.parametrize("first", ["place", "measure"])
+@pytest.mark.parametrize("known", [False, True])
+def test_of_a_placement_and_a_measuring_on_one_sight_one_is_stale(
+    repository: Repository, first: str, known: bool
+) -> None:
+    """Whether there was anything on the node before or not."""
+    rank = RankPlacement(0, 0, 0, "n", 0, "cpu", 0, 1, 1)
+    if known:
+        there = replace(PLACED, ranks=(replace(rank, device_index=1),))
+        repository.commit(ledger.reserve(repository.read(), "there", 1, there, 0.0))
+    seen = repository.read()
+    asked = {
+        "place": ledger.reserve(seen, "m", 1, replace(PLACED, ranks=(rank,)), 0.0),
+        "measure": ledger.reserve_to_measure(seen, "k", 0, [("n", "cpu", 0)], 1, 0.0),
+    }
+    repository.commit(asked.pop(first))
+    (second,) = asked.values()
+    with pytest.raises(errors.StaleWrite):
+        repository.commit(second)
+
+
 @pytest.mark.parametrize("failure", [errors.ProfilingFailed("it ended with SIGKILL"), OSError("disk full")])
 async def test_it_is_released_when_it_fails(world: World, failure: Exception) -> None:
     cluster(world).fails_after, cluster(world).failure = 1, failure

@@ -8,15 +8,25 @@ from pathlib import Path
 
 import checkpoints
 import pytest
+from builders import deployment, ready_base, state
 from in_memory import GIB, cancel
 from measured_cluster import HOST, MeasuredCluster
 from test_controller import World, _hurry  # noqa: F401 - a fixture
 from test_measuring_reserves import Checked, cluster, reservations
 
-from controlplane import errors, ledger, planning, profile_actions, profiling, rebalancing
+from controlplane import (
+    beside_measuring,
+    deploying,
+    errors,
+    ledger,
+    planning,
+    profile_actions,
+    profiling,
+    rebalancing,
+)
 from controlplane.api.deploy_requests import DeployModelRequest
 from controlplane.api.services import fresh_context
-from controlplane.records import ModelProfile, Operation, Phase
+from controlplane.records import ModelProfile, NodeLedger, Operation, Phase, Reservation
 from controlplane.settings import Settings
 from controlplane.state import StateStore
 from controlplane.worker_groups import GroupPhase
@@ -47,8 +57,8 @@ def on(world: World, *devices: object) -> None:
 
 
 def profile(world: World, name: str) -> ModelProfile | None:
-    state = world.repository.read()
-    found = state.profiles.get(state.models[name].record.profile or "") if name in state.models else None
+    now = world.repository.read()
+    found = now.profiles.get(now.models[name].record.profile or "") if name in now.models else None
     return found.record if found else None
 
 
@@ -269,9 +279,9 @@ async def test_plans_and_moves_say_what_they_would_wait_for(world: World) -> Non
         await known(world, "one")
         on(world, TIGHT)
         await measuring(world, "two")
-        state, inventory = world.repository.read(), await cluster(world).inventory()
+        now, inventory = world.repository.read(), await cluster(world).inventory()
         request = DeployModelRequest.model_validate({"model": "one"})
-        found = planning.preview(state, inventory, world.settings, request, fresh_context())
+        found = planning.preview(now, inventory, world.settings, request, fresh_context())
         assert found.placement is not None
         assert "waits until the architecture of 'two'" in found.waits
         deploying = world.deploy("one")
@@ -279,6 +289,22 @@ async def test_plans_and_moves_say_what_they_would_wait_for(world: World) -> Non
         told = rebalancing.propose(world.repository.read(), inventory, world.settings)
         assert told.proposal is None
         assert "it fits, and waits until the architecture of 'two'" in told.refusal
+
+
+@pytest.mark.parametrize(
+    ("holder", "kind", "in_the_way"), [("measuring:k", "h200", ("k",)), ("m", "cpu", ())]
+)
+def test_a_host_is_no_place_for_what_a_gpu_is_measured_on_for_now(
+    files: Path, settings: Settings, holder: str, kind: str, in_the_way: tuple[str, ...]
+) -> None:
+    """A deployment keeps to the kind of device that its first engine is on."""
+    gpu = replace(HOST, node="gpu", kind="h200", model="h200")
+    held = NodeLedger("gpu", (Reservation(holder, 1, 0, "h200", 0, gpu.total_bytes, 0.0),))
+    now, base = state(held), ready_base(files)
+    seen = beside_measuring.sight(Inventory((gpu, HOST)), now.ledgers, 0.0)
+    asked_for = deployment("b", Phase.PENDING, placed=None)
+    found = beside_measuring.find(lambda free: deploying.decide(base, asked_for, free, settings), seen)
+    assert (found.placement.ranks[0].device_kind, found.in_the_way) == (kind, in_the_way)
 
 
 # --- engines that do not ----------------------------------------------------------------------------
