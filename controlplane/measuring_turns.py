@@ -7,18 +7,17 @@ engines that wait for measurings themselves.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from controlplane import errors, ledger, profiling
 from controlplane.profiling import Mission
-from controlplane.records import Phase
+from controlplane.records import Model, Phase
 from controlplane.settings import Settings
 from controlplane.state.typed import State
 from controlplane.worker_groups import GroupPhase
-from placement.rebalancing import without
-from placement.types import DeviceKey, Inventory
+from placement.types import DeviceKey, Inventory, key_of
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,14 @@ class Waits:
     reason: str
 
 
+@dataclass(frozen=True)
+class _Sight:
+    """What is free `now`, and `later`, when nothing is measured any more."""
+
+    now: Inventory
+    later: Inventory
+
+
 def turn(state: State, key: str, inventory: Inventory, settings: Settings) -> Mission | Waits:
     """What is to be measured now for a profile that somebody waits for, or why it waits.
 
@@ -35,54 +42,88 @@ def turn(state: State, key: str, inventory: Inventory, settings: Settings) -> Mi
     """
     if engine := _waiting_engine(state):
         return Waits(f"waits until the engine of '{engine}' has its place")
+    seen = _sight(state, key, inventory, settings)
     taken = {at: one for at, one in ledger.being_measured(state.ledgers).items() if one != key}
+    devices = _candidates(state, key, inventory, settings)
     for older in _before(state, key):
+        if devices <= taken.keys():
+            break  # of these, whoever is older can take no more
         with suppress(errors.ProfilingFailed):  # with that it ends
-            wanted, _ = _wanted(state, older, inventory, settings, taken)
+            wanted, _ = _choice(state, older, seen, settings, taken)
             taken = dict.fromkeys(wanted.held, older) | taken
-    found, others = _wanted(state, key, inventory, settings, taken)
+    found, others = _choice(state, key, seen, settings, taken)
     return Waits(until(state, others)) if others else found
 
 
-def _wanted(
-    state: State, key: str, inventory: Inventory, settings: Settings, taken: Mapping[DeviceKey, str]
+def _sight(state: State, key: str, inventory: Inventory, settings: Settings) -> _Sight:
+    """As if nothing were reserved for `key`. Others that wait have nothing, so it is theirs too."""
+    now, later = (
+        ledger.available(
+            inventory, state.ledgers, settings.headroom, besides=ledger.measuring(key), measured=measured
+        )
+        for measured in (True, False)
+    )
+    return _Sight(now, later)
+
+
+def _choice(
+    state: State, key: str, seen: _Sight, settings: Settings, taken: Mapping[DeviceKey, str]
 ) -> tuple[Mission, list[str]]:
-    """What is to be measured, and the profiles that have to be measured on its devices before it.
+    """What is best to be measured, and the profiles that have to be measured on its devices before it.
 
     It goes elsewhere only where just as much can be measured.
     """
-    profile, model = state.profiles[key].record, profiling.subject(state, key)
-    if model is None:
-        raise errors.ProfilingFailed(f"no model has the architecture of {key} any more")
-
-    def mission(measured: bool, avoid: Collection[DeviceKey]) -> Mission:
-        free = ledger.available(
-            inventory, state.ledgers, settings.headroom, besides=ledger.measuring(key), measured=measured
-        )
-        return profiling.mission(profile, model, without(free, tuple(avoid)), settings)
-
-    best = mission(False, ())
+    profile, model = state.profiles[key].record, _subject(state, key)
+    best = profiling.mission(profile, model, seen.later, settings)
     others = sorted({taken[at] for at in best.held if at in taken})
     if not others:
         return best, []
-    try:
-        elsewhere = mission(True, taken)
-    except errors.ProfilingFailed:
-        return best, others
-    return (elsewhere, []) if elsewhere.order.trials == best.order.trials else (best, others)
+    for free in _elsewhere(seen.now, taken):
+        with suppress(errors.ProfilingFailed):
+            found = profiling.mission(profile, model, free, settings)
+            if found.order.trials == best.order.trials:
+                return found, []
+    return best, others
+
+
+def _subject(state: State, key: str) -> Model:
+    model = profiling.subject(state, key)
+    if model is None:
+        raise errors.ProfilingFailed(f"no model has the architecture of {key} any more")
+    return model
+
+
+def _candidates(state: State, key: str, inventory: Inventory, settings: Settings) -> frozenset[DeviceKey]:
+    alike = profiling.of_kind(state.profiles[key].record, _subject(state, key), inventory, settings)
+    return frozenset(map(key_of, alike.devices))
+
+
+def _elsewhere(inventory: Inventory, taken: Collection[DeviceKey]) -> Iterator[Inventory]:
+    """The devices that are not taken: those of nodes that nobody has begun on first, for a mission is of one
+    node and may need all of its devices."""
+    begun_on = {node for node, _, _ in taken}
+    yield replace(inventory, devices=tuple(d for d in inventory.devices if d.node not in begun_on))
+    yield replace(inventory, devices=tuple(d for d in inventory.devices if key_of(d) not in taken))
 
 
 def _before(state: State, key: str) -> list[str]:
     """Profiles that wait as well, and that somebody has waited for longer; the oldest first."""
-    asked = {one: _asked(state, one) for one in state.profiles}
-    waiting = [one for one in asked if state.profiles[one].record.phase is Phase.PENDING]
-    return sorted((one for one in waiting if asked[one] < asked[key]), key=asked.__getitem__)
+    asked = _asked(state)
+    mine = asked.get(key, math.inf), key
+    waiting = (
+        (since_s, one)
+        for one, since_s in asked.items()
+        if (found := state.profiles.get(one)) and found.record.phase is Phase.PENDING
+    )
+    return [one for since_s, one in sorted(waiting) if (since_s, one) < mine]
 
 
-def _asked(state: State, key: str) -> tuple[float, str]:
-    """Since when a profile is asked for; one that is not, last of all."""
-    since = [op.created_at_s for op in profiling.waiting(state, key)]
-    return (min(since) if since and profiling.subject(state, key) else math.inf), key
+def _asked(state: State) -> dict[str, float]:
+    """Since when somebody waits for a profile."""
+    found: dict[str, float] = {}
+    for key, op in profiling.awaited(state):
+        found[key] = min(op.created_at_s, found.get(key, math.inf))
+    return found
 
 
 def _waiting_engine(state: State) -> str:

@@ -126,7 +126,7 @@ def mission(profile: ModelProfile, model: Model, inventory: Inventory, settings:
     """
     if not inventory.devices or model.spec is None or model.path is None:
         raise errors.ProfilingFailed("there is no device to measure on; add one and profile again")
-    device = profiled_device(_of_kind(profile, model, inventory, settings))
+    device = profiled_device(of_kind(profile, model, inventory, settings))
     if device is None:
         engine = f" with vLLM {profile.engine_version}" if profile.engine_version else ""
         raise errors.ProfilingFailed(
@@ -191,10 +191,16 @@ def _held_bytes(spec: ModelSpec, trials: Sequence[Trial], reach: Reach) -> int:
     return min(reach.device_bytes, int(HELD_FACTOR * needed))
 
 
-def _of_kind(profile: ModelProfile, model: Model, inventory: Inventory, settings: Settings) -> Inventory:
+def of_kind(profile: ModelProfile, model: Model, inventory: Inventory, settings: Settings) -> Inventory:
+    """The devices that the profile may be measured on."""
+    known: dict[tuple[str, str, str], bool] = {}  # a key is a digest, and thousands of devices are alike
+
     def fits(device: Device) -> bool:
-        key = key_on(model, device, settings)
-        return key is not None and key.text == profile.key
+        alike = device.kind, device.model, device.engine
+        if alike not in known:
+            key = key_on(model, device, settings)
+            known[alike] = key is not None and key.text == profile.key
+        return known[alike]
 
     return dataclasses.replace(inventory, devices=tuple(filter(fits, inventory.devices)))
 
@@ -292,17 +298,24 @@ def is_whole(profile: ModelProfile) -> bool:
 # --- who waits ----------------------------------------------------------------------------------------
 
 
-def waiting(state: State, key: str) -> Iterator[Operation]:
-    """Open operations that a profile's end will end: registrations, and profiles asked for."""
+def awaited(state: State) -> Iterator[tuple[str, Operation]]:
+    """Open operations that a profile's end will end, registrations and profiles asked for, with its key."""
     for found in state.operations.values():
         op = found.record
+        if op.done or op.cancel_requested:
+            continue
         model = state.models.get(op.target)
-        if op.done or op.cancel_requested or model is None or model.record.profile != key:
+        if model is None or not model.record.profile:
             continue
         if op.kind is OperationKind.PROFILE or (
             op.kind is OperationKind.REGISTER and model.record.phase is Phase.PROFILING
         ):
-            yield op
+            yield model.record.profile, op
+
+
+def waiting(state: State, key: str) -> Iterator[Operation]:
+    """Those that wait for this one."""
+    return (op for awaits, op in awaited(state) if awaits == key)
 
 
 def subject(state: State, key: str) -> Model | None:
