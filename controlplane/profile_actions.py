@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -243,15 +243,17 @@ class ProfileActions:
         began_s = last_s = time.monotonic()
 
         async def look() -> None:
-            _require_measured(await self._read(), key)
+            with suppress(errors.Unavailable):  # for a moment, perhaps: no reason to lose an engine
+                _require_measured(await self._read(), key)
             if time.monotonic() - began_s > limit_s:
                 raise errors.ProfilingFailed(
                     f"it had not ended {limit_s:.0f} s after it began, and was stopped"
                 )
 
         try:
-            async with aclosing(self._cluster.measure(task.order, task.node)) as lines:
-                async for line in watched(lines, look, LOOK_S):
+            told_lines = self._cluster.measure(task.order, task.node)
+            async with aclosing(watched(told_lines, look, LOOK_S)) as lines:
+                async for line in lines:
                     now_s = time.monotonic()
                     took_s, last_s = now_s - last_s, now_s
                     profile = await self._add(key, line, task.points, took_s)

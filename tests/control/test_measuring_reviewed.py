@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,18 +13,34 @@ import checkpoints
 import pytest
 from builders import operation, ready_base, state
 from in_memory import GIB
-from measured_cluster import HOST
+from measured_cluster import HOST, MeasuredCluster
+from test_controller import World, _hurry  # noqa: F401 - a fixture
+from test_measuring_reserves import Checked, cluster
+from test_measuring_waits import measuring
 
-from controlplane import measuring_turns, profiling
+from controlplane import errors, measuring_turns, profile_actions, profiling, watching
 from controlplane.measuring_turns import Waits
 from controlplane.profiling import Mission
 from controlplane.records import Model, ModelProfile, NodeLedger, OperationKind, Phase, Reservation
 from controlplane.settings import Settings
+from controlplane.state import StateStore
 from controlplane.state.typed import State
 from placement.types import Device, Inventory
+from workers.measuring.order import MeasureOrder
 
 GPU = replace(HOST, kind="h200", model="h200")
 OTHER = ModelProfile("k", "a", "bfloat16", "h200", "0.32.0", Phase.PROFILING)
+
+
+@pytest.fixture
+def world(settings: Settings, store: StateStore, tmp_path: Path) -> World:
+    folder = tmp_path / "files"
+    for layers, name in enumerate(("one", "two"), 2):
+        checkpoints.write_model(folder / name, checkpoints.config(num_hidden_layers=layers))
+    changes = {"engine": "vllm", "allowed_roots": str(folder)}
+    made = World(settings.model_copy(update=changes), Checked(store), folder)
+    made.cluster = MeasuredCluster()
+    return made
 
 
 def gpus(**nodes: int) -> tuple[Device, ...]:
@@ -138,3 +156,63 @@ def test_a_node_that_is_idle_is_preferred_to_what_is_left_of_one(
     assert isinstance(found, Mission)
     assert found.node != alone.node
     assert found.order.trials == alone.order.trials
+
+
+# --- what interrupts a measuring --------------------------------------------------------------------
+
+
+async def test_a_store_that_is_away_for_a_moment_interrupts_no_measuring(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.controlled():
+        registering = await measuring(world, "one")
+        looks = [0]
+
+        def away() -> State:
+            looks[0] += 1
+            raise errors.Unavailable("the store is away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(world.repository, "read", away)
+            patch.setattr(world.repository, "revision", lambda: -1)  # the controller has nothing to do
+            await world.until(lambda: looks[0] >= 5)
+        cluster(world).go.set()
+        assert "loads measured in" in (await world.end(registering)).reason
+    assert (len(cluster(world).orders), cluster(world).ended) == (1, 1)
+
+
+async def test_one_that_takes_too_long_is_stopped_though_the_store_is_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile_actions, "OVERTIME_S", 0.3)
+    world.settings = world.settings.model_copy(update={"profile_seconds": 0.1})
+
+    def away() -> State:
+        raise errors.Unavailable("the store is away")
+
+    async with world.controlled():
+        await measuring(world, "one")
+        with monkeypatch.context() as patch:
+            patch.setattr(world.repository, "read", away)
+            await world.until(lambda: cluster(world).ended)
+
+
+async def test_one_that_does_not_stop_is_said_to_have_taken_too_long(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile_actions, "OVERTIME_S", 0.1)
+    monkeypatch.setattr(watching, "ENDS_S", 0.05)
+    world.settings = world.settings.model_copy(update={"profile_seconds": 0.1})
+    go = asyncio.Event()
+
+    async def deaf(order: MeasureOrder, node: str) -> AsyncGenerator[str, None]:
+        while not go.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await go.wait()
+        yield ""
+
+    monkeypatch.setattr(cluster(world), "measure", deaf)
+    async with world.controlled():
+        ended = await world.end(world.register("one"))
+        go.set()
+    assert "had not ended" in ended.reason

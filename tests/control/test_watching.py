@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
 
+from controlplane import watching
 from controlplane.watching import watched
 
 Look = Callable[[], Awaitable[None]]
@@ -30,7 +32,7 @@ class Stream:
             self.closed = True
 
 
-async def follow(items: AsyncIterator[str], look: Look, every_s: float, found: list[str]) -> None:
+async def follow(items: AsyncGenerator[str, None], look: Look, every_s: float, found: list[str]) -> None:
     async for item in watched(items, look, every_s):
         found.append(item)
 
@@ -78,3 +80,51 @@ async def test_it_is_looked_after_each_item() -> None:
     with pytest.raises(TimeoutError):
         await follow(Stream("a", "b").tell(), look, 60.0, found)
     assert found == ["a"]
+
+
+async def deaf(go: asyncio.Event) -> AsyncGenerator[str, None]:
+    while not go.is_set():
+        with contextlib.suppress(asyncio.CancelledError):
+            await go.wait()
+    yield "too late"
+
+
+async def failing_at_its_end() -> AsyncGenerator[str, None]:
+    try:
+        await asyncio.Event().wait()
+        yield ""
+    finally:
+        raise OSError("its folder is not empty")
+
+
+async def stubborn() -> AsyncGenerator[str, None]:
+    try:
+        yield "a"
+    finally:
+        yield "b"
+
+
+@pytest.mark.parametrize("kind", ["deaf", "failing", "stubborn"])
+async def test_one_that_does_not_stop_does_not_hide_why_it_was_cut_off(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watching, "ENDS_S", 0.01)
+    go = asyncio.Event()
+    made = {"deaf": deaf(go), "failing": failing_at_its_end(), "stubborn": stubborn()}
+
+    async def look() -> None:
+        raise TimeoutError("it took too long")
+
+    with pytest.raises(TimeoutError, match="it took too long"):
+        await follow(made[kind], look, 0.001, [])
+    assert ("does not stop" in caplog.text) == (kind != "failing")  # that one has stopped
+    go.set()
+
+
+async def test_who_stops_following_closes_it() -> None:
+    stream = Stream("a", "b")
+    async with contextlib.aclosing(watched(stream.tell(), nothing, 60.0)) as items:
+        async for _ in items:
+            break
+        assert not stream.closed
+    assert stream.closed
