@@ -197,7 +197,7 @@ class ProfileActions:
         """
         give_up_s = math.inf
         while True:
-            inventory = await self._cluster.inventory()
+            inventory = await self._look_at_devices()
             try:
                 found = await asyncio.to_thread(persist, partial(self._begin, key, inventory))
             except errors.ProfilingFailed:
@@ -212,18 +212,26 @@ class ProfileActions:
                 await self._tell(key, found.reason)
             await asyncio.sleep(LOOK_S)
 
+    async def _look_at_devices(self) -> Inventory:
+        """Errors: Unavailable, which is tried again, whatever is wrong: the profile is not to blame."""
+        try:
+            return await self._cluster.inventory()
+        except Exception as e:
+            log.exception("the devices cannot be looked at")
+            raise errors.Unavailable(f"the devices cannot be looked at: {e!r}") from e
+
     def _begin(self, key: str, inventory: Inventory) -> Mission | Waits:
         """Decide on the newest state, and commit that it is begun, with what is reserved for it, or that it
         waits, with nothing. Blocking. Errors: StaleWrite when something was placed or changed meanwhile."""
         state, now_s = self._repository.read(), time.time()
         profile = _wanted(state, key)
         if profile.attempts >= profiling.MOST_ATTEMPTS:
-            tries = f"{profile.attempts} attempts brought nothing"
+            tries = f"{profile.attempts} attempts were cut off before anything was measured"
             raise errors.ProfilingFailed(f"{tries}; {profile.reason}")
         version = state.profiles[key].version
         found = measuring_turns.turn(state, key, inventory, self._settings)
         if isinstance(found, Mission):
-            begun = Put(profiling.attempted(profile, now_s), version)
+            begun = Put(profiling.attempted(profile, found, now_s), version)
             reserved = ledger.reserve_to_measure(
                 state, key, profile.rounds, found.held, found.held_bytes, now_s
             )
@@ -237,9 +245,8 @@ class ProfileActions:
 
         Errors: ProfilingFailed.
         """
-        kind, limit_s = task.order.device_kind, task.order.seconds + OVERTIME_S
-        told = f"measuring its architecture on {kind} of {task.node}: an engine with made-up weights starts"
-        await self._tell(key, told)
+        limit_s = task.order.seconds + OVERTIME_S
+        await self._tell(key, task.beginning)
         began_s = last_s = time.monotonic()
 
         async def look() -> None:
@@ -268,15 +275,18 @@ class ProfileActions:
     async def _settle(self, key: str, problem: str) -> None:
         if problem:
             log.warning("the profile %s: %s", key, problem)
-        await self._end(key, lambda p: profiling.ended(p, problem, time.time()))
+        await self._end(key, lambda _, p: profiling.ended(p, problem, time.time()))
 
     async def _settle_abandoned(self, key: str) -> None:
-        reason = "nobody waits for it any more; what was measured is kept"
-        await self._end(
-            key, lambda p: replace(p, phase=Phase.CANCELLED, reason=reason, updated_at_s=time.time())
-        )
+        def change(state: State, profile: ModelProfile) -> ModelProfile:
+            if _is_awaited(state, key):  # again, since its measuring was stopped
+                return profiling.resumed(profile, time.time())
+            reason = "nobody waits for it any more; what was measured is kept"
+            return replace(profile, phase=Phase.CANCELLED, reason=reason, updated_at_s=time.time())
 
-    async def _end(self, key: str, change: Callable[[ModelProfile], ModelProfile]) -> None:
+        await self._end(key, change)
+
+    async def _end(self, key: str, change: Callable[[State, ModelProfile], ModelProfile]) -> None:
         """Commit the profile's end together with that of what is reserved for it."""
 
         def once() -> None:
@@ -285,12 +295,14 @@ class ProfileActions:
             if found is None:
                 raise Gone(key)
             released = ledger.release(state, ledger.measuring(key))
-            self._repository.commit([Put(change(found.record), found.version), *released])
+            self._repository.commit([Put(change(state, found.record), found.version), *released])
 
         await asyncio.to_thread(persist, once)
 
     async def _tell(self, key: str, message: str) -> None:
         state = await self._read()
+        if key not in state.profiles:
+            raise Gone(key)
         profile = state.profiles[key].record
         share = min(1.0, profile.points / max(1, profile.all_points))
         for op in profiling.waiting(state, key):
@@ -312,9 +324,13 @@ def _wanted(state: State, key: str) -> ModelProfile:
     found = state.profiles.get(key)
     if found is None or found.record.settled:
         raise Gone(key)
-    if profiling.subject(state, key) is None or not any(profiling.waiting(state, key)):
+    if not _is_awaited(state, key):
         raise _Abandoned
     return found.record
+
+
+def _is_awaited(state: State, key: str) -> bool:
+    return profiling.subject(state, key) is not None and any(profiling.waiting(state, key))
 
 
 def _require_measured(state: State, key: str) -> None:
@@ -329,6 +345,8 @@ def _begun(state: State, fresh: ModelProfile, resume: Sequence[Phase]) -> list[C
     present = state.profiles.get(fresh.key)
     if present is None:
         return [Put(fresh, 0)]
+    if not present.record.settled:  # who settles it on an older sight has to look again
+        return [Put(present.record, present.version)]
     if present.record.phase in resume and not profiling.is_whole(present.record):
         return [Put(profiling.resumed(present.record, time.time()), present.version)]
     return []

@@ -118,6 +118,12 @@ class Mission:
     def points(self) -> int:
         return count_points(self.order.trials)
 
+    @property
+    def beginning(self) -> str:
+        """For people who wait."""
+        where = f"{self.order.device_kind} of {self.node}"
+        return f"measuring its architecture on {where}: an engine with made-up weights starts"
+
 
 def mission(profile: ModelProfile, model: Model, inventory: Inventory, settings: Settings) -> Mission:
     """What is to be measured, where, within which bounds. Errors: ProfilingFailed, saying what is lacking.
@@ -215,9 +221,13 @@ def _trials(spec: ModelSpec, reach: Reach) -> tuple[Trial, ...]:
 # --- progress -----------------------------------------------------------------------------------------
 
 
-def attempted(profile: ModelProfile, now_s: float) -> ModelProfile:
+def attempted(profile: ModelProfile, task: Mission, now_s: float) -> ModelProfile:
     return dataclasses.replace(
-        profile, phase=Phase.PROFILING, attempts=profile.attempts + 1, updated_at_s=now_s
+        profile,
+        phase=Phase.PROFILING,
+        attempts=profile.attempts + 1,
+        reason=task.beginning,
+        updated_at_s=now_s,
     )
 
 

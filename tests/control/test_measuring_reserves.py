@@ -290,7 +290,7 @@ class Simulated:
             self.begin(profile, found)
 
     def begin(self, profile: ModelProfile, found: Mission) -> None:
-        begun = Put(profiling.attempted(profile, 0.0), 1)
+        begun = Put(profiling.attempted(profile, found, 0.0), 1)
         held = ledger.reserve_to_measure(self.state, profile.key, 0, found.held, found.held_bytes, 0.0)
         self.commit([begun, *held])
 

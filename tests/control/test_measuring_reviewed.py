@@ -12,11 +12,11 @@ from pathlib import Path
 import checkpoints
 import pytest
 from builders import operation, ready_base, state
-from in_memory import GIB
+from in_memory import GIB, cancel
 from measured_cluster import HOST, MeasuredCluster
 from test_controller import World, _hurry  # noqa: F401 - a fixture
 from test_measuring_reserves import Checked, cluster
-from test_measuring_waits import measuring
+from test_measuring_waits import measuring, profile, waiting
 
 from controlplane import errors, measuring_turns, profile_actions, profiling, watching
 from controlplane.measuring_turns import Waits
@@ -216,3 +216,66 @@ async def test_one_that_does_not_stop_is_said_to_have_taken_too_long(
         ended = await world.end(world.register("one"))
         go.set()
     assert "had not ended" in ended.reason
+
+
+async def test_while_it_is_measured_its_reason_says_so(world: World) -> None:
+    """And not what it had waited for."""
+    async with world.controlled():
+        first = await measuring(world, "one")
+        await waiting(world, "two", "of 'one'")
+        cluster(world).slow = True
+        cluster(world).go.set()
+        await world.end(first)
+        cluster(world).go.clear()
+        await world.until(lambda: (found := profile(world, "two")) and found.phase is Phase.PROFILING)
+        begun = profile(world, "two")
+    assert begun is not None
+    assert "waits until" not in begun.reason
+
+
+async def test_devices_that_cannot_be_looked_at_once_end_no_waiting(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.controlled():
+        await measuring(world, "one")
+        second = await waiting(world, "two", "of 'one'")
+        real, looks = cluster(world).inventory, [0]
+
+        async def failing_once() -> Inventory:
+            looks[0] += 1
+            if looks[0] == 1:
+                raise TimeoutError("GCS")
+            return await real()
+
+        monkeypatch.setattr(cluster(world), "inventory", failing_once)
+        await world.until(lambda: looks[0] > 1)
+        cluster(world).go.set()
+        assert "loads measured in" in (await world.end(second)).reason
+
+
+async def test_who_registers_a_shape_while_its_measuring_stops_is_served(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first was cancelled, and its engine takes a moment to stop."""
+    real, stopping, stopped = cluster(world).measure, asyncio.Event(), asyncio.Event()
+
+    async def slow(order: MeasureOrder, node: str) -> AsyncGenerator[str, None]:
+        try:
+            async for line in real(order, node):
+                yield line
+        except asyncio.CancelledError:
+            stopping.set()
+            await stopped.wait()
+            raise
+
+    monkeypatch.setattr(cluster(world), "measure", slow)
+    async with world.controlled():
+        first = await measuring(world, "one")
+        cancel(world.repository, first.id)
+        await world.until(stopping.is_set)
+        await world.end(first)
+        again = world.register("one")
+        await world.until(lambda: profile(world, "one"))
+        cluster(world).go.set()
+        stopped.set()
+        assert "loads measured in" in (await world.end(again)).reason
