@@ -55,6 +55,15 @@ def turn(state: State, key: str, inventory: Inventory, settings: Settings) -> Mi
     return Waits(until(state, others)) if others else found
 
 
+def is_leaving(state: State, key: str, inventory: Inventory, settings: Settings) -> bool:
+    """Whether what was stopped is still seen with memory of a device that the profile may be measured on."""
+    model = profiling.subject(state, key)
+    if model is None:
+        return False
+    alike = profiling.of_kind(state.profiles[key].record, model, inventory, settings)
+    return bool(ledger.leaving(alike, state.ledgers, ledger.measuring(key)))
+
+
 def _sight(state: State, key: str, inventory: Inventory, settings: Settings) -> _Sight:
     """As if nothing were reserved for `key`. Others that wait have nothing, so it is theirs too."""
     now, later = (

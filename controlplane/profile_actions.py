@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 READ_SHARE = 0.3  # of a registration's progress is done when its files are read
 LOOK_S = 1.0  # between looks whether it is a profile's turn, and whether its measuring is to go on
 LEAVING_S = 10.0  # as long is waited for engines that were stopped to give their memory back
+LEAVING = "waits until devices are seen without memory of what was stopped"
 OVERTIME_S = 90.0  # beyond its limit a measuring may take to begin and end, before it is taken to hang
 
 
@@ -191,25 +192,18 @@ class ProfileActions:
             await self._settle(key, "")
 
     async def _turn(self, key: str) -> Mission:
-        """Wait until nothing else is measured where this is to be.
-
-        Errors: ProfilingFailed, but not while devices are seen with memory of what was stopped.
-        """
+        """Wait until nothing else is measured where this is to be, and, not for ever, until devices are seen
+        without memory of what was stopped. Errors: ProfilingFailed."""
         give_up_s = math.inf
         while True:
             inventory = await self._look_at_devices()
-            try:
-                found = await asyncio.to_thread(persist, partial(self._begin, key, inventory))
-            except errors.ProfilingFailed:
-                give_up_s = min(give_up_s, time.monotonic() + LEAVING_S)
-                leaving = ledger.leaving(inventory, (await self._read()).ledgers, ledger.measuring(key))
-                if time.monotonic() > give_up_s or not leaving:
-                    raise
-            else:
-                if isinstance(found, Mission):
-                    return found
-                give_up_s = math.inf
-                await self._tell(key, found.reason)
+            patient = time.monotonic() < give_up_s
+            found = await asyncio.to_thread(persist, partial(self._begin, key, inventory, patient))
+            if isinstance(found, Mission):
+                return found
+            leaves = found.reason == LEAVING
+            give_up_s = min(give_up_s, time.monotonic() + LEAVING_S) if leaves else math.inf
+            await self._tell(key, found.reason)
             await asyncio.sleep(LOOK_S)
 
     async def _look_at_devices(self) -> Inventory:
@@ -220,7 +214,7 @@ class ProfileActions:
             log.exception("the devices cannot be looked at")
             raise errors.Unavailable(f"the devices cannot be looked at: {e!r}") from e
 
-    def _begin(self, key: str, inventory: Inventory) -> Mission | Waits:
+    def _begin(self, key: str, inventory: Inventory, patient: bool) -> Mission | Waits:
         """Decide on the newest state, and commit that it is begun, with what is reserved for it, or that it
         waits, with nothing. Blocking. Errors: StaleWrite when something was placed or changed meanwhile."""
         state, now_s = self._repository.read(), time.time()
@@ -229,7 +223,7 @@ class ProfileActions:
             tries = f"{profile.attempts} attempts were cut off before anything was measured"
             raise errors.ProfilingFailed(f"{tries}; {profile.reason}")
         version = state.profiles[key].version
-        found = measuring_turns.turn(state, key, inventory, self._settings)
+        found = self._decide(state, key, inventory, patient)
         if isinstance(found, Mission):
             begun = Put(profiling.attempted(profile, found, now_s), version)
             reserved = ledger.reserve_to_measure(
@@ -239,6 +233,17 @@ class ProfileActions:
         elif (waits := profiling.waits(profile, found.reason, now_s)) != profile:
             self._repository.commit([Put(waits, version), *ledger.release(state, ledger.measuring(key))])
         return found
+
+    def _decide(self, state: State, key: str, inventory: Inventory, patient: bool) -> Mission | Waits:
+        """Who is `patient` does not begin with less, or fail, for memory that is about to be free."""
+        leaves = patient and measuring_turns.is_leaving(state, key, inventory, self._settings)
+        try:
+            found = measuring_turns.turn(state, key, inventory, self._settings)
+        except errors.ProfilingFailed:
+            if not leaves:
+                raise
+            return Waits(LEAVING)
+        return Waits(LEAVING) if leaves and isinstance(found, Mission) else found
 
     async def _follow(self, key: str, task: Mission) -> None:
         """Keep each measurement as it comes. Stops when it is not to go on: _Abandoned or _GaveWay is raised.

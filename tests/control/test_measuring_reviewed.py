@@ -15,7 +15,7 @@ from builders import operation, ready_base, state
 from in_memory import GIB, cancel
 from measured_cluster import HOST, MeasuredCluster
 from test_controller import World, _hurry  # noqa: F401 - a fixture
-from test_measuring_reserves import Checked, cluster
+from test_measuring_reserves import Checked, cluster, reservations
 from test_measuring_waits import measuring, profile, waiting
 
 from controlplane import errors, measuring_turns, profile_actions, profiling, watching
@@ -25,7 +25,7 @@ from controlplane.records import Model, ModelProfile, NodeLedger, OperationKind,
 from controlplane.settings import Settings
 from controlplane.state import StateStore
 from controlplane.state.typed import State
-from placement.types import Device, Inventory
+from placement.types import Device, Inventory, Use
 from workers.measuring.order import MeasureOrder
 
 GPU = replace(HOST, kind="h200", model="h200")
@@ -279,3 +279,32 @@ async def test_who_registers_a_shape_while_its_measuring_stops_is_served(
         cluster(world).go.set()
         stopped.set()
         assert "loads measured in" in (await world.end(again)).reason
+
+
+@pytest.mark.parametrize("for_ever", [False, True])
+async def test_the_second_is_not_measured_with_less_for_memory_of_the_first(
+    world: World, monkeypatch: pytest.MonkeyPatch, for_ever: bool
+) -> None:
+    """It is seen for a few samples after the end; if it stays, the second has to do with less."""
+    monkeypatch.setattr(profile_actions, "LEAVING_S", 0.1 if for_ever else 60.0)
+    big, samples = replace(GPU, total_bytes=8 * GIB, free_bytes=8 * GIB), [3]
+    cluster(world).devices = Inventory((big,))
+    async with world.controlled():
+        first = await measuring(world, "one")
+        second = await waiting(world, "two", "of 'one'")
+        (holder,) = {one.holder for one in reservations(world)}
+
+        async def late() -> Inventory:
+            running = any(who == holder for _, who in cluster(world).running)
+            if not running and not for_ever:
+                samples[0] -= 1
+            if samples[0] < 0 or len(cluster(world).orders) > 1:
+                return Inventory((big,))
+            return Inventory((replace(big, free_bytes=3 * GIB, uses=(Use(holder, 5 * GIB),)),))
+
+        monkeypatch.setattr(cluster(world), "inventory", late)
+        cluster(world).go.set()
+        for one in (first, second):
+            assert (await world.end(one)).phase is Phase.READY
+    a, b = cluster(world).orders
+    assert (b.device_bytes < a.device_bytes) == for_ever
