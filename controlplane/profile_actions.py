@@ -195,8 +195,13 @@ class ProfileActions:
         """Wait until nothing else is measured where this is to be, and, not for ever, until devices are seen
         without memory of what was stopped. Errors: ProfilingFailed."""
         give_up_s = math.inf
+        seen: tuple[int, Inventory] | None = None
         while True:
             inventory = await self._look_at_devices()
+            last, seen = seen, (await asyncio.to_thread(self._repository.revision), inventory)
+            if seen == last and give_up_s == math.inf:  # nothing is decided by time alone
+                await asyncio.sleep(LOOK_S)
+                continue
             patient = time.monotonic() < give_up_s
             found = await asyncio.to_thread(persist, partial(self._begin, key, inventory, patient))
             if isinstance(found, Mission):

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import checkpoints
 import pytest
@@ -308,3 +309,29 @@ async def test_the_second_is_not_measured_with_less_for_memory_of_the_first(
             assert (await world.end(one)).phase is Phase.READY
     a, b = cluster(world).orders
     assert (b.device_bytes < a.device_bytes) == for_ever
+
+
+async def test_who_waits_decides_anew_only_when_something_changed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.controlled():
+        first = await measuring(world, "one")
+        second = await waiting(world, "two", "of 'one'")
+        real, turns, looks = measuring_turns.turn, [0], [0]
+        sample = cluster(world).inventory
+
+        def counted(*args: Any) -> Mission | Waits:
+            turns[0] += 1
+            return real(*args)
+
+        async def looked() -> Inventory:
+            looks[0] += 1
+            return await sample()
+
+        monkeypatch.setattr(measuring_turns, "turn", counted)
+        monkeypatch.setattr(cluster(world), "inventory", looked)
+        await world.until(lambda: looks[0] >= 20)
+        assert turns[0] <= 3  # what it told was a change
+        cluster(world).go.set()
+        for one in (first, second):
+            assert "loads measured in" in (await world.end(one)).reason
