@@ -9,10 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from controlplane import deploying, errors, feedback, launching, ledger, rebalancing, replanning
+from controlplane import (
+    beside_measuring,
+    deploying,
+    errors,
+    feedback,
+    launching,
+    ledger,
+    measuring_turns,
+    profiling,
+    rebalancing,
+    replanning,
+)
+from controlplane.beside_measuring import Found
 from controlplane.endings import persist, starting, the_group
 from controlplane.engines import Engines
 from controlplane.group_edits import is_still, unplace
@@ -21,7 +34,7 @@ from controlplane.profile_actions import Note
 from controlplane.reconcile import open_operation
 from controlplane.records import Deployment, OperationKind, Phase
 from controlplane.settings import Settings
-from controlplane.state.typed import Put, Repository, State
+from controlplane.state.typed import Change, Put, Repository, State
 from controlplane.store_edits import Gone
 from controlplane.worker_groups import GroupPhase, WorkerGroup, group_id, host_of, is_spare
 from placement.rebalancing import without
@@ -36,6 +49,23 @@ MOST_LAUNCHES = 5  # in a row that the cluster refuses
 LEAVING_S = 10.0  # as long is waited for engines that were stopped to give their memory back
 
 Fail = Callable[[str, errors.OstinatoError], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """What was committed; the holders that it was placed `instead_of` were told to stop."""
+
+    placement: Placement
+    uid: int
+    config: EngineConfig
+    instead_of: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """There is room once what is measured has ended."""
+
+    reason: str
 
 
 class GroupPlacing:
@@ -57,19 +87,33 @@ class GroupPlacing:
 
     async def launch(self, group: str) -> None:
         try:
-            placement, uid, config = await self._decide(group)
+            found = await self._decide(group)
         except errors.NoFeasiblePlan as e:
             await self._refused(group, e)
             return
+        if isinstance(found, _Wait):
+            await self._tell_waiting(host_of(group), found.reason, 0.1)
+            return
+        placement, uid = found.placement, found.uid
         await self._tell_waiting(host_of(group), f"{placement.reason}; starting the engine", 0.3)
+        await self._until_gone(found.instead_of)
         state = await self._read()
         if not is_still(state, group, uid, placement) or _is_cancelled(state, group):
             raise Gone(group)
         try:
-            await self._runtime.launch(config)
+            await self._runtime.launch(found.config)
         except Exception as e:
             log.warning("%s could not be launched: %r", group, e)
             await self._not_launched(group, f"it could not be launched: {e}")
+
+    async def _until_gone(self, holders: Collection[str]) -> None:
+        """Wait, not for ever, until no device is seen with memory that these have no more."""
+        give_up_s = time.monotonic() + LEAVING_S
+        while holders and time.monotonic() < give_up_s:
+            inventory = await self._runtime.inventory()
+            if not ledger.leaving(inventory, (await self._read()).ledgers) & set(holders):
+                return
+            await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _not_launched(self, group: str, reason: str) -> None:
         """It gives up its place, to be placed anew; a few times, if it never served."""
@@ -86,51 +130,77 @@ class GroupPlacing:
 
         await unplace(self._repository, group, change)
 
-    async def _decide(self, group: str) -> tuple[Placement, int, EngineConfig]:
+    async def _decide(self, group: str) -> _Placed | _Wait:
         """Place it; if nothing fits, once more on newer samples while what was stopped may be in these."""
         give_up_s = time.monotonic() + LEAVING_S
         while True:
-            asked_s = time.monotonic()
+            asked_s, asked_at_s = time.monotonic(), time.time()
             inventory = await self._runtime.inventory()
             nodes = await self._runtime.nodes(wait=False)
             try:
                 return await asyncio.to_thread(persist, partial(self._place, group, inventory, nodes))
             except errors.NoFeasiblePlan:
-                ledgers = (await self._read()).ledgers
-                outdated = asked_s - self.stopped_s < SAMPLED_S or ledger.leaving(inventory, ledgers, group)
+                state = await self._read()
+                outdated = (
+                    asked_s - self.stopped_s < SAMPLED_S
+                    or profiling.ended_lately(state, asked_at_s, SAMPLED_S)
+                    or ledger.leaving(inventory, state.ledgers, group)
+                )
                 if not outdated or asked_s > give_up_s:
                     raise
             await asyncio.sleep(LOOK_AGAIN_S)
 
-    def _place(
-        self, name: str, inventory: Inventory, nodes: Sequence[NodeState]
-    ) -> tuple[Placement, int, EngineConfig]:
-        """Decide on the newest state, and commit the placement together with its reservations. Blocking.
+    def _place(self, name: str, inventory: Inventory, nodes: Sequence[NodeState]) -> _Placed | _Wait:
+        """Decide on the newest state, and commit the placement together with its reservations, or that the
+        first engine of a deployment waits for what is being measured. Blocking.
 
         Errors: NoFeasiblePlan; StaleWrite when something was placed or changed meanwhile: decide anew.
         """
-        state, settings, host = self._repository.read(), self._settings, host_of(name)
+        state, host = self._repository.read(), host_of(name)
         found, group = the_group(state, name)
         _require_wanted(name, group)
         if host not in state.models:
             raise Gone(host)
-        model, deployment = state.models[host].record, found.record
-        variants = state.variants_of(host)
-        free = ledger.available(inventory, state.ledgers, settings.headroom, besides=name)
-        free = deploying.suited(without(free, group.avoid), group.device_kind)
+        usable = deploying.suited(without(inventory, group.avoid), group.device_kind)
+        place = self._find(state, name, usable)
+        if place.in_the_way and not found.record.established:
+            return self._wait(name, state, nodes, place.in_the_way)
+        model, deployment, placement = state.models[host].record, found.record, place.placement
+        variants, limit = state.variants_of(host), deployment.max_active_variants
+        config = launching.engine_config(model, placement, self._settings, variants, limit, group=name)
+        excess = feedback.applied(state.profiles, model, placement, usable, self._settings)
+        now_s, ids = time.time(), ray_ids(nodes)
+        begun = Put(starting(deployment, group, placement, excess, now_s, ids), found.version)
+        instead_of = tuple(map(ledger.measuring, place.in_the_way))
+        reservations = ledger.reserve(state, name, deployment.uid, placement, now_s, instead_of)
+        self._repository.commit([begun, *_giving_way(state, place.in_the_way, name, now_s), *reservations])
+        return _Placed(placement, deployment.uid, config, instead_of)
+
+    def _find(self, state: State, name: str, usable: Inventory) -> Found:
+        """Errors: NoFeasiblePlan."""
+        settings, host, (found, group) = self._settings, host_of(name), the_group(state, name)
         others = deploying.besides((d.record for d in state.deployments.values()), name)
         if group.replaces is not None:
             others = deploying.besides(others, group_id(host, group.replaces))
-        asked = deployment if group.replaces is None else rebalancing.unrelaxed(deployment)
-        placement = deploying.decide(model, asked, free, settings, variants, state.profiles, others)
-        limit = deployment.max_active_variants
-        config = launching.engine_config(model, placement, settings, variants, limit, group=name)
-        excess = feedback.applied(state.profiles, model, placement, free, settings)
-        now_s, ids = time.time(), ray_ids(nodes)
-        begun = Put(starting(deployment, group, placement, excess, now_s, ids), found.version)
-        reservations = ledger.reserve(state, name, deployment.uid, placement, now_s)
-        self._repository.commit([begun, *reservations])
-        return placement, deployment.uid, config
+        asked = found.record if group.replaces is None else rebalancing.unrelaxed(found.record)
+        model, variants = state.models[host].record, state.variants_of(host)
+
+        def decide(free: Inventory) -> Placement:
+            return deploying.decide(model, asked, free, settings, variants, state.profiles, others)
+
+        seen = beside_measuring.sight(usable, state.ledgers, settings.headroom, besides=name)
+        if is_spare(group, found.record.groups):  # no move is so urgent that it ends or awaits a measuring
+            return Found(decide(seen.now))
+        return beside_measuring.find(decide, seen)
+
+    def _wait(self, name: str, state: State, nodes: Sequence[NodeState], keys: Sequence[str]) -> _Wait:
+        """Commit that a group waits until these profiles were measured: it is due when promises change."""
+        found, group = the_group(state, name)
+        reason = measuring_turns.until(state, keys)
+        cluster = replanning.cluster_key(nodes, state.ledgers, besides=name)
+        waits = replanning.with_group(found.record, replanning.refused(group, reason, cluster, time.time()))
+        self._repository.commit([Put(waits, found.version), *ledger.release(state, name)])
+        return _Wait(reason)
 
     async def _refused(self, group: str, error: errors.NoFeasiblePlan) -> None:
         """There is no room: the end of a deployment that never served; another one waits for room."""
@@ -158,6 +228,16 @@ class GroupPlacing:
             d = found.record
             if d.host == host and d.phase in (Phase.PENDING, Phase.DEPLOYING):
                 await self._note(OperationKind.DEPLOY, d.model, Phase.DEPLOYING, message, progress)
+
+
+def _giving_way(state: State, keys: Sequence[str], group: str, now_s: float) -> list[Change]:
+    """The profiles of these keys that are measured, stopped for a group."""
+    found = [state.profiles[key] for key in keys if key in state.profiles]
+    return [
+        Put(profiling.gives_way(one.record, group, now_s), one.version)
+        for one in found
+        if one.record.phase is Phase.PROFILING
+    ]
 
 
 def _is_cancelled(state: State, name: str) -> bool:

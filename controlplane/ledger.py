@@ -1,21 +1,24 @@
 """Who was promised which memory of which device, and what is left for the next: pure functions.
 
-A reservation is committed together with the placement it is for, with the versions of the ledgers of its
-nodes as they were read: of two placements that were decided on the same sight of a node one is stale.
+A reservation is committed together with what it is for, a placement or a measuring that begins, with the
+versions of the ledgers of its nodes as they were read: of two that were decided on the same sight of a node
+one is stale. Its holder is a worker group, or `measuring:KEY` for the profile of that key.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from controlplane.records import NodeLedger, Reservation
+from controlplane.records import NodeLedger, Phase, Reservation
 from controlplane.state.typed import Change, Delete, Put, State, Versioned
 from controlplane.worker_groups import host_of
 from placement.types import Device, DeviceKey, Inventory, Placement, key_of
 
 Ledgers = Mapping[str, Versioned[NodeLedger]]
+
+MEASURING = "measuring:"  # no group is called so: models' names have no colon
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,8 @@ class Account:
     """Where a device's memory is: the parts, and what is `free` for the next placement, sum to its total,
     unless more is taken than there is.
 
-    `ours` is, for each worker group with a reservation here, what it was promised, or what its engine has
-    taken if that is more; `others` is taken by anybody else; `headroom` is left free.
+    `ours` is, for each holder of a reservation here, what it was promised, or what its processes have taken
+    if that is more; `others` is taken by anybody else; `headroom` is left free.
     """
 
     ours: Mapping[str, int]
@@ -33,43 +36,74 @@ class Account:
     free: int
 
 
-def reserve(state: State, holder: str, uid: int, placement: Placement, now_s: float) -> list[Change]:
-    """Promise each rank of a placement its memory, in the place of all that `holder` had before."""
+def measuring(key: str) -> str:
+    """The holder of what is reserved to measure the profile of this key."""
+    return MEASURING + key
+
+
+def is_measuring(holder: str) -> bool:
+    return holder.startswith(MEASURING)
+
+
+def reserve(
+    state: State,
+    holder: str,
+    uid: int,
+    placement: Placement,
+    now_s: float,
+    instead_of: Collection[str] = (),
+) -> list[Change]:
+    """Promise each rank of a placement its memory, in the place of all that `holder` and those that it is
+    placed `instead_of` had before."""
     wanted: dict[str, list[Reservation]] = defaultdict(list)
     for r in placement.ranks:
         wanted[r.node].append(
             Reservation(holder, uid, r.rank, r.device_kind, r.device_index, r.memory_bytes, now_s)
         )
-    return [
-        change
-        for node in sorted({*wanted, *_nodes_of(state.ledgers, holder)})
-        for change in _changed(state.ledgers, node, (holder,), wanted[node])
-    ]
+    return _replaced(state.ledgers, (holder, *instead_of), wanted)
+
+
+def reserve_to_measure(
+    state: State, key: str, uid: int, devices: Sequence[DeviceKey], memory_bytes: int, now_s: float
+) -> list[Change]:
+    """Promise so many bytes of each device to the measuring of a profile, in the place of what it had."""
+    wanted: dict[str, list[Reservation]] = defaultdict(list)
+    for rank, (node, kind, index) in enumerate(devices):
+        wanted[node].append(Reservation(measuring(key), uid, rank, kind, index, memory_bytes, now_s))
+    return _replaced(state.ledgers, (measuring(key),), wanted)
 
 
 def release(state: State, *holders: str) -> list[Change]:
     """Take back all that was promised to these."""
-    nodes = sorted({node for holder in holders for node in _nodes_of(state.ledgers, holder)})
-    return [change for node in nodes for change in _changed(state.ledgers, node, holders, ())]
+    return _replaced(state.ledgers, holders, {})
+
+
+def being_measured(ledgers: Ledgers) -> dict[DeviceKey, str]:
+    """The key of the profile that is measured on each device."""
+    return {
+        (found.record.node, r.kind, r.index): r.holder.removeprefix(MEASURING)
+        for found in ledgers.values()
+        for r in found.record.reservations
+        if is_measuring(r.holder)
+    }
+
+
+def holders(ledgers: Ledgers) -> frozenset[str]:
+    """Who is promised anything."""
+    return frozenset(r.holder for found in ledgers.values() for r in found.record.reservations)
 
 
 def orphans(state: State) -> list[str]:
-    """Holders whose group or deployment is gone, or is of another deployment of the same name."""
-    alive = {
-        (holder, found.record.uid)
-        for found in state.deployments.values()
-        for holder in found.record.group_ids()
-    }
+    """Holders whose group, deployment or measuring is gone, or is of an earlier one of the same name."""
     held = {(r.holder, r.uid) for found in state.ledgers.values() for r in found.record.reservations}
-    return sorted({holder for holder, uid in held - alive})
+    return sorted({holder for holder, uid in held if uid != _uid_of(state, holder)})
 
 
 def without_orphans(state: State, holder: str) -> list[Change]:
-    """Take back what was promised to groups of this name that are gone."""
-    found = state.deployments.get(host_of(holder))
-    uid = found.record.uid if found and holder in found.record.group_ids() else None
+    """Take back what was promised to groups or measurings of this name that are gone."""
+    uid = _uid_of(state, holder)
     changes: list[Change] = []
-    for node in _nodes_of(state.ledgers, holder):
+    for node in _nodes_of(state.ledgers, (holder,)):
         mine = [r for r in state.ledgers[node].record.reservations if r.holder == holder]
         kept = [r for r in mine if r.uid == uid]
         if kept != mine:
@@ -77,20 +111,33 @@ def without_orphans(state: State, holder: str) -> list[Change]:
     return changes
 
 
-def available(inventory: Inventory, ledgers: Ledgers, headroom: float, besides: str = "") -> Inventory:
+def _uid_of(state: State, holder: str) -> int | None:
+    """What tells the holder that there is now from earlier ones of its name; None when there is none."""
+    if is_measuring(holder):
+        profile = state.profiles.get(holder.removeprefix(MEASURING))
+        return profile.record.rounds if profile and profile.record.phase is Phase.PROFILING else None
+    found = state.deployments.get(host_of(holder))
+    return found.record.uid if found and holder in found.record.group_ids() else None
+
+
+def available(
+    inventory: Inventory, ledgers: Ledgers, headroom: float, besides: str = "", measured: bool = True
+) -> Inventory:
     """The inventory with what is free for the next placement.
 
     `headroom` is the share of each device to leave free. What `besides` was promised does not count: it is
-    to be placed anew.
+    to be placed anew. Without `measured` it is what will be free once nothing is measured any more.
     """
     promises = promised(ledgers, besides)
-    return replace(
-        inventory,
-        devices=tuple(
-            replace(d, free_bytes=account(d, promises.get(key_of(d), {}), headroom).free)
-            for d in inventory.devices
-        ),
-    )
+
+    def free_bytes(device: Device) -> int:
+        found = account(device, promises.get(key_of(device), {}), headroom)
+        if measured:
+            return found.free
+        kept = sum(count for holder, count in found.ours.items() if not is_measuring(holder))
+        return max(0, device.total_bytes - found.headroom - kept - found.others)
+
+    return replace(inventory, devices=tuple(replace(d, free_bytes=free_bytes(d)) for d in inventory.devices))
 
 
 def promised(ledgers: Ledgers, besides: str = "") -> dict[DeviceKey, dict[str, int]]:
@@ -132,9 +179,20 @@ def account(device: Device, promises: Mapping[str, int], headroom: float) -> Acc
     return Account(ours, others, kept, max(0, device.total_bytes - kept - sum(ours.values()) - others))
 
 
-def _nodes_of(ledgers: Ledgers, holder: str) -> list[str]:
+def _replaced(
+    ledgers: Ledgers, holders: Collection[str], wanted: Mapping[str, Iterable[Reservation]]
+) -> list[Change]:
+    """`wanted`, by node, in the place of all that `holders` have."""
+    return [
+        change
+        for node in sorted({*wanted, *_nodes_of(ledgers, holders)})
+        for change in _changed(ledgers, node, holders, wanted.get(node, ()))
+    ]
+
+
+def _nodes_of(ledgers: Ledgers, holders: Collection[str]) -> list[str]:
     return sorted(
-        node for node, found in ledgers.items() if any(r.holder == holder for r in found.record.reservations)
+        node for node, found in ledgers.items() if any(r.holder in holders for r in found.record.reservations)
     )
 
 

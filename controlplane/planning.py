@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from controlplane import deploying, errors, ledger, replanning
+from controlplane import beside_measuring, deploying, errors, measuring_turns, replanning
 from controlplane.api.deploy_requests import DeployModelRequest
 from controlplane.commands import Context, deploy_model
 from controlplane.records import Deployment, Model
@@ -18,12 +18,13 @@ from placement.types import Inventory, Placement
 @dataclass(frozen=True)
 class Preview:
     """`running`: `host` is deployed, or being so; its `placement` is None until that is decided. Of
-    several groups it is the first one's."""
+    several groups it is the first one's. `waits` says for which measuring deploying would wait."""
 
     model: str
     host: str
     running: bool
     placement: Placement | None
+    waits: str = ""
 
 
 def preview(
@@ -35,20 +36,23 @@ def preview(
     host = wanted[request.model].host
     if host in state.deployments:
         return Preview(request.model, host, True, state.deployments[host].record.placement)
-    base = state.models[host].record
-    free = ledger.available(inventory, state.ledgers, settings.headroom, besides=host)
-    return Preview(request.model, host, False, _first(state, base, wanted[host], free, settings))
+    base, deployment = state.models[host].record, wanted[host]
+    seen = beside_measuring.sight(inventory, state.ledgers, settings.headroom, besides=host)
+    found = beside_measuring.find(lambda free: _first(state, base, deployment, free, settings), seen)
+    waits = measuring_turns.until(state, found.in_the_way) if found.in_the_way else ""
+    return Preview(request.model, host, False, found.placement, waits)
 
 
 def _first(
     state: State, base: Model, deployment: Deployment, free: Inventory, settings: Settings
-) -> Placement | None:
+) -> Placement:
     """Where the first of its groups would be, if there is room for all.
 
     Errors: NoFeasiblePlan.
     """
     variants = state.variants_of(base.name)
     present = [d.record for d in state.deployments.values()]
+    places: list[Placement] = []
     for number, group in enumerate(deployment.groups):
         try:
             placed = deploying.decide(
@@ -57,8 +61,9 @@ def _first(
         except errors.NoFeasiblePlan as e:
             raise _named(e, group_id(deployment.host, group.number), number) from e
         free = less(free, [placed])
+        places.append(placed)
         deployment = replanning.with_group(deployment, replace(group, placement=placed))
-    return deployment.placement
+    return places[0]
 
 
 def _named(error: errors.NoFeasiblePlan, group: str, placed: int) -> errors.NoFeasiblePlan:

@@ -8,25 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
-from controlplane import errors, ledger, profiling
+from controlplane import errors, ledger, measuring_turns, profiling
 from controlplane.endings import End, persist, same
+from controlplane.measuring_turns import Waits
 from controlplane.profiling import Mission
 from controlplane.records import Model, ModelProfile, OperationKind, Phase
 from controlplane.settings import Settings
 from controlplane.state.typed import Change, Put, Repository, State
 from controlplane.store_edits import Gone, edit
+from controlplane.watching import watched
 from placement.types import Inventory
 from workers.measuring.order import MeasureOrder
 
 log = logging.getLogger(__name__)
 
 READ_SHARE = 0.3  # of a registration's progress is done when its files are read
+LOOK_S = 1.0  # between looks whether it is a profile's turn, and whether its measuring is to go on
+LEAVING_S = 10.0  # as long is waited for engines that were stopped to give their memory back
+LEAVING = "waits until devices are seen without memory of what was stopped"
+OVERTIME_S = 90.0  # beyond its limit a measuring may take to begin and end, before it is taken to hang
 
 
 class Measurer(Protocol):
@@ -166,50 +174,110 @@ class ProfileActions:
     # --- measuring -----------------------------------------------------------------------------
 
     async def measure(self, key: str) -> None:
-        """Measure what a profile lacks, and settle it whatever happens."""
-        state = await self._read()
-        found = state.profiles.get(key)
-        if found is None or found.record.settled:
-            raise Gone(key)
-        model = profiling.subject(state, key)
-        if model is None or not any(profiling.waiting(state, key)):
-            await self._settle_abandoned(key)
-            return
-        if found.record.attempts >= profiling.MOST_ATTEMPTS:
-            tries = f"{found.record.attempts} attempts brought nothing"
-            await self._settle(key, f"{tries}; {found.record.reason}")
-            return
-        profile = await self._edit(key, lambda p: profiling.attempted(p, time.time()))
+        """Measure what a profile lacks when it is its turn, and settle it whatever happens."""
         try:
-            inventory = await self._cluster.inventory()
-            free = ledger.available(inventory, (await self._read()).ledgers, self._settings.headroom)
-            task = profiling.mission(profile, model, free, self._settings)
-            abandoned = await self._follow(key, task, profile.points)
+            await self._follow(key, await self._turn(key))
         except (errors.Unavailable, errors.StaleWrite, Gone):
             raise  # the state store's matter: tried again
+        except _Abandoned:
+            await self._settle_abandoned(key)
+        except _GaveWay as e:
+            await self._tell(key, str(e))
         except errors.OstinatoError as e:
             await self._settle(key, e.message)
         except Exception as e:
             log.exception("measuring %s failed", key)
             await self._settle(key, f"an unexpected error: {e!r}")
         else:
-            await (self._settle_abandoned(key) if abandoned else self._settle(key, ""))
+            await self._settle(key, "")
 
-    async def _follow(self, key: str, task: Mission, done: int) -> bool:
-        """Keep each measurement as it comes. Returns True, and stops, once nobody waits any more."""
-        kind = task.order.device_kind
-        told = f"measuring its architecture on {kind} of {task.node}: an engine with made-up weights starts"
-        await self._tell(key, told, done / max(1, task.points))
-        last_s = time.monotonic()
-        async with aclosing(self._cluster.measure(task.order, task.node)) as lines:
-            async for line in lines:
-                now_s = time.monotonic()
-                took_s, last_s = now_s - last_s, now_s
-                profile = await self._add(key, line, task.points, took_s)
-                await self._tell(key, profile.reason, profile.points / max(1, task.points))
-                if not any(profiling.waiting(await self._read(), key)):
-                    return True
-        return False
+    async def _turn(self, key: str) -> Mission:
+        """Wait until nothing else is measured where this is to be, and, not for ever, until devices are seen
+        without memory of what was stopped. Errors: ProfilingFailed."""
+        give_up_s = math.inf
+        seen: tuple[int, Inventory] | None = None
+        while True:
+            inventory = await self._look_at_devices()
+            last, seen = seen, (await asyncio.to_thread(self._repository.revision), inventory)
+            if seen == last and give_up_s == math.inf:  # nothing is decided by time alone
+                await asyncio.sleep(LOOK_S)
+                continue
+            patient = time.monotonic() < give_up_s
+            found = await asyncio.to_thread(persist, partial(self._begin, key, inventory, patient))
+            if isinstance(found, Mission):
+                return found
+            leaves = found.reason == LEAVING
+            give_up_s = min(give_up_s, time.monotonic() + LEAVING_S) if leaves else math.inf
+            await self._tell(key, found.reason)
+            await asyncio.sleep(LOOK_S)
+
+    async def _look_at_devices(self) -> Inventory:
+        """Errors: Unavailable, which is tried again, whatever is wrong: the profile is not to blame."""
+        try:
+            return await self._cluster.inventory()
+        except Exception as e:
+            log.exception("the devices cannot be looked at")
+            raise errors.Unavailable(f"the devices cannot be looked at: {e!r}") from e
+
+    def _begin(self, key: str, inventory: Inventory, patient: bool) -> Mission | Waits:
+        """Decide on the newest state, and commit that it is begun, with what is reserved for it, or that it
+        waits, with nothing. Blocking. Errors: StaleWrite when something was placed or changed meanwhile."""
+        state, now_s = self._repository.read(), time.time()
+        profile = _wanted(state, key)
+        if profile.attempts >= profiling.MOST_ATTEMPTS:
+            tries = f"{profile.attempts} attempts were cut off before anything was measured"
+            raise errors.ProfilingFailed(f"{tries}; {profile.reason}")
+        version = state.profiles[key].version
+        found = self._decide(state, key, inventory, patient)
+        if isinstance(found, Mission):
+            begun = Put(profiling.attempted(profile, found, now_s), version)
+            reserved = ledger.reserve_to_measure(
+                state, key, profile.rounds, found.held, found.held_bytes, now_s
+            )
+            self._repository.commit([begun, *reserved])
+        elif (waits := profiling.waits(profile, found.reason, now_s)) != profile:
+            self._repository.commit([Put(waits, version), *ledger.release(state, ledger.measuring(key))])
+        return found
+
+    def _decide(self, state: State, key: str, inventory: Inventory, patient: bool) -> Mission | Waits:
+        """Who is `patient` does not begin with less, or fail, for memory that is about to be free."""
+        leaves = patient and measuring_turns.is_leaving(state, key, inventory, self._settings)
+        try:
+            found = measuring_turns.turn(state, key, inventory, self._settings)
+        except errors.ProfilingFailed:
+            if not leaves:
+                raise
+            return Waits(LEAVING)
+        return Waits(LEAVING) if leaves and isinstance(found, Mission) else found
+
+    async def _follow(self, key: str, task: Mission) -> None:
+        """Keep each measurement as it comes. Stops when it is not to go on: _Abandoned or _GaveWay is raised.
+
+        Errors: ProfilingFailed.
+        """
+        limit_s = task.order.seconds + OVERTIME_S
+        await self._tell(key, task.beginning)
+        began_s = last_s = time.monotonic()
+
+        async def look() -> None:
+            with suppress(errors.Unavailable):  # for a moment, perhaps: no reason to lose an engine
+                _require_measured(await self._read(), key)
+            if time.monotonic() - began_s > limit_s:
+                raise errors.ProfilingFailed(
+                    f"it had not ended {limit_s:.0f} s after it began, and was stopped"
+                )
+
+        try:
+            told_lines = self._cluster.measure(task.order, task.node)
+            async with aclosing(watched(told_lines, look, LOOK_S)) as lines:
+                async for line in lines:
+                    now_s = time.monotonic()
+                    took_s, last_s = now_s - last_s, now_s
+                    profile = await self._add(key, line, task.points, took_s)
+                    await self._tell(key, profile.reason)
+        except Exception:
+            _require_measured(await self._read(), key)  # who took its memory may have made it fail
+            raise
 
     async def _add(self, key: str, line: str, points: int, took_s: float) -> ModelProfile:
         return await self._edit(key, lambda p: profiling.with_line(p, line, points, took_s, time.time()))
@@ -217,18 +285,69 @@ class ProfileActions:
     async def _settle(self, key: str, problem: str) -> None:
         if problem:
             log.warning("the profile %s: %s", key, problem)
-        await self._edit(key, lambda p: profiling.ended(p, problem, time.time()))
+        await self._end(key, lambda _, p: profiling.ended(p, problem, time.time()))
 
     async def _settle_abandoned(self, key: str) -> None:
-        reason = "nobody waits for it any more; what was measured is kept"
-        await self._edit(
-            key, lambda p: replace(p, phase=Phase.CANCELLED, reason=reason, updated_at_s=time.time())
-        )
+        def change(state: State, profile: ModelProfile) -> ModelProfile:
+            if _is_awaited(state, key):  # again, since its measuring was stopped
+                return profiling.resumed(profile, time.time())
+            reason = "nobody waits for it any more; what was measured is kept"
+            return replace(profile, phase=Phase.CANCELLED, reason=reason, updated_at_s=time.time())
 
-    async def _tell(self, key: str, message: str, share: float) -> None:
-        for op in profiling.waiting(await self._read(), key):
-            progress = READ_SHARE + (1 - READ_SHARE) * 0.95 * min(1.0, share)
-            await self._note(op.kind, op.target, Phase.PROFILING, message, progress)
+        await self._end(key, change)
+
+    async def _end(self, key: str, change: Callable[[State, ModelProfile], ModelProfile]) -> None:
+        """Commit the profile's end together with that of what is reserved for it."""
+
+        def once() -> None:
+            state = self._repository.read()
+            found = state.profiles.get(key)
+            if found is None:
+                raise Gone(key)
+            released = ledger.release(state, ledger.measuring(key))
+            self._repository.commit([Put(change(state, found.record), found.version), *released])
+
+        await asyncio.to_thread(persist, once)
+
+    async def _tell(self, key: str, message: str) -> None:
+        state = await self._read()
+        if key not in state.profiles:
+            raise Gone(key)
+        profile = state.profiles[key].record
+        share = min(1.0, profile.points / max(1, profile.all_points))
+        for op in profiling.waiting(state, key):
+            if op.reason != message:
+                progress = READ_SHARE + (1 - READ_SHARE) * 0.95 * share
+                await self._note(op.kind, op.target, Phase.PROFILING, message, progress)
+
+
+class _Abandoned(Exception):
+    """Nobody waits for the profile any more."""
+
+
+class _GaveWay(Exception):
+    """The profile's memory went to an engine; the message says to which."""
+
+
+def _wanted(state: State, key: str) -> ModelProfile:
+    """Raises Gone when it is settled, _Abandoned."""
+    found = state.profiles.get(key)
+    if found is None or found.record.settled:
+        raise Gone(key)
+    if not _is_awaited(state, key):
+        raise _Abandoned
+    return found.record
+
+
+def _is_awaited(state: State, key: str) -> bool:
+    return profiling.subject(state, key) is not None and any(profiling.waiting(state, key))
+
+
+def _require_measured(state: State, key: str) -> None:
+    """Raises Gone, _Abandoned, or _GaveWay when another took the memory that was reserved for it."""
+    found = _wanted(state, key)
+    if found.phase is not Phase.PROFILING:
+        raise _GaveWay(found.reason)
 
 
 def _begun(state: State, fresh: ModelProfile, resume: Sequence[Phase]) -> list[Change]:
@@ -236,6 +355,8 @@ def _begun(state: State, fresh: ModelProfile, resume: Sequence[Phase]) -> list[C
     present = state.profiles.get(fresh.key)
     if present is None:
         return [Put(fresh, 0)]
+    if not present.record.settled:  # who settles it on an older sight has to look again
+        return [Put(present.record, present.version)]
     if present.record.phase in resume and not profiling.is_whole(present.record):
         return [Put(profiling.resumed(present.record, time.time()), present.version)]
     return []

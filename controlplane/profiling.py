@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from controlplane import errors
+from controlplane import errors, ledger
 from controlplane.records import Model, ModelProfile, Operation, OperationKind, Phase
 from controlplane.settings import Settings
 from controlplane.state.typed import State, Versioned
-from placement.types import CPU, Device, Inventory
-from profiler.campaign import Reach, Trial, campaign, count_points
+from placement.types import CPU, Device, DeviceKey, Inventory
+from profiler.campaign import Reach, Trial, campaign, count_points, needed_bytes
 from profiler.errors import MeasurementError
 from profiler.measurements import Footprint, Timing, from_lines
 from profiler.physical.calibrating import calibrate
@@ -25,6 +25,7 @@ from workers.measuring.order import MeasureOrder
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FREE_SHARE = 0.9  # of what is free now: others may need a little meanwhile
+HELD_FACTOR = 1.25  # an engine on a CPU takes more than arithmetic says; nobody else is to lack that
 MOST_ATTEMPTS = 3  # in a row that bring nothing new
 
 
@@ -106,14 +107,22 @@ def fresh_profile(key: ProfileKey, now_s: float) -> ModelProfile:
 
 @dataclass(frozen=True)
 class Mission:
-    """An order, and the node that is to carry it out."""
+    """An order, and the node that is to carry it out; of the devices `held` it takes `held_bytes` each."""
 
     node: str
     order: MeasureOrder
+    held: tuple[DeviceKey, ...]
+    held_bytes: int
 
     @property
     def points(self) -> int:
         return count_points(self.order.trials)
+
+    @property
+    def beginning(self) -> str:
+        """For people who wait."""
+        where = f"{self.order.device_kind} of {self.node}"
+        return f"measuring its architecture on {where}: an engine with made-up weights starts"
 
 
 def mission(profile: ModelProfile, model: Model, inventory: Inventory, settings: Settings) -> Mission:
@@ -123,7 +132,7 @@ def mission(profile: ModelProfile, model: Model, inventory: Inventory, settings:
     """
     if not inventory.devices or model.spec is None or model.path is None:
         raise errors.ProfilingFailed("there is no device to measure on; add one and profile again")
-    device = profiled_device(_of_kind(profile, model, inventory, settings))
+    device = profiled_device(of_kind(profile, model, inventory, settings))
     if device is None:
         engine = f" with vLLM {profile.engine_version}" if profile.engine_version else ""
         raise errors.ProfilingFailed(
@@ -151,12 +160,17 @@ def mission(profile: ModelProfile, model: Model, inventory: Inventory, settings:
         settings.batched_tokens,
         settings.max_lora_rank,
     )
+    trials = _trials(spec, reach)
+    lacking = _lacking(trials, profile.measurements)
+    used = max((trial.setting.world_size for trial in lacking), default=0)
     return Mission(
         device.node,
-        MeasureOrder(
+        held=tuple((d.node, d.kind, d.index) for d in enough[:used]),
+        held_bytes=_held_bytes(spec, lacking, reach),
+        order=MeasureOrder(
             folder=Path(model.path),
             scratch=settings.home / "profiles" / profile.key / str(profile.rounds),
-            trials=_trials(spec, reach),
+            trials=trials,
             known=profile.measurements,
             device_kind=device.kind,
             devices=tuple(d.index for d in enough),
@@ -164,14 +178,35 @@ def mission(profile: ModelProfile, model: Model, inventory: Inventory, settings:
             dtype=profile.dtype,
             max_model_len=max_model_len,
             seconds=settings.profile_seconds,
+            holder=ledger.measuring(profile.key),
         ),
     )
 
 
-def _of_kind(profile: ModelProfile, model: Model, inventory: Inventory, settings: Settings) -> Inventory:
+def _lacking(trials: tuple[Trial, ...], measurements: tuple[str, ...]) -> list[Trial]:
+    """Those that not all loads are known of."""
+    known = {(m.setting, m.point) for m in from_lines(measurements, "a profile") if isinstance(m, Timing)}
+    return [t for t in trials if any((t.setting, point) not in known for point in t.points)]
+
+
+def _held_bytes(spec: ModelSpec, trials: Sequence[Trial], reach: Reach) -> int:
+    """Of each device, what to keep from others. On a GPU vLLM fills all it may use with its KV cache."""
+    if not reach.on_cpu:
+        return reach.device_bytes
+    needed = max((needed_bytes(spec, trial, reach) for trial in trials), default=0)
+    return min(reach.device_bytes, int(HELD_FACTOR * needed))
+
+
+def of_kind(profile: ModelProfile, model: Model, inventory: Inventory, settings: Settings) -> Inventory:
+    """The devices that the profile may be measured on."""
+    known: dict[tuple[str, str, str], bool] = {}  # a key is a digest, and thousands of devices are alike
+
     def fits(device: Device) -> bool:
-        key = key_on(model, device, settings)
-        return key is not None and key.text == profile.key
+        alike = device.kind, device.model, device.engine
+        if alike not in known:
+            key = key_on(model, device, settings)
+            known[alike] = key is not None and key.text == profile.key
+        return known[alike]
 
     return dataclasses.replace(inventory, devices=tuple(filter(fits, inventory.devices)))
 
@@ -186,9 +221,13 @@ def _trials(spec: ModelSpec, reach: Reach) -> tuple[Trial, ...]:
 # --- progress -----------------------------------------------------------------------------------------
 
 
-def attempted(profile: ModelProfile, now_s: float) -> ModelProfile:
+def attempted(profile: ModelProfile, task: Mission, now_s: float) -> ModelProfile:
     return dataclasses.replace(
-        profile, phase=Phase.PROFILING, attempts=profile.attempts + 1, updated_at_s=now_s
+        profile,
+        phase=Phase.PROFILING,
+        attempts=profile.attempts + 1,
+        reason=task.beginning,
+        updated_at_s=now_s,
     )
 
 
@@ -242,6 +281,25 @@ def resumed(profile: ModelProfile, now_s: float) -> ModelProfile:
     )
 
 
+def waits(profile: ModelProfile, reason: str, now_s: float) -> ModelProfile:
+    """Not its turn. That is no attempt, and changes nothing while the reason is the same."""
+    if (profile.phase, profile.reason) == (Phase.PENDING, reason):
+        return profile
+    return dataclasses.replace(profile, phase=Phase.PENDING, reason=reason, updated_at_s=now_s)
+
+
+def gives_way(profile: ModelProfile, group: str, now_s: float) -> ModelProfile:
+    """Its memory goes to a worker group that had to be placed anew. What was measured is kept, and that it
+    was begun is no attempt."""
+    return dataclasses.replace(
+        profile,
+        phase=Phase.PENDING,
+        attempts=max(0, profile.attempts - 1),
+        reason=f"gave its memory to the engine of '{group}', which had to be placed anew; goes on later",
+        updated_at_s=now_s,
+    )
+
+
 def is_whole(profile: ModelProfile) -> bool:
     """Whether everything that was planned has been measured."""
     return profile.phase is Phase.READY and 0 < profile.all_points <= profile.points
@@ -250,23 +308,38 @@ def is_whole(profile: ModelProfile) -> bool:
 # --- who waits ----------------------------------------------------------------------------------------
 
 
-def waiting(state: State, key: str) -> Iterator[Operation]:
-    """Open operations that a profile's end will end: registrations, and profiles asked for."""
+def awaited(state: State) -> Iterator[tuple[str, Operation]]:
+    """Open operations that a profile's end will end, registrations and profiles asked for, with its key."""
     for found in state.operations.values():
         op = found.record
+        if op.done or op.cancel_requested:
+            continue
         model = state.models.get(op.target)
-        if op.done or op.cancel_requested or model is None or model.record.profile != key:
+        if model is None or not model.record.profile:
             continue
         if op.kind is OperationKind.PROFILE or (
             op.kind is OperationKind.REGISTER and model.record.phase is Phase.PROFILING
         ):
-            yield op
+            yield model.record.profile, op
+
+
+def waiting(state: State, key: str) -> Iterator[Operation]:
+    """Those that wait for this one."""
+    return (op for awaits, op in awaited(state) if awaits == key)
 
 
 def subject(state: State, key: str) -> Model | None:
     """A model of the profile's shape, whose config is to be measured; the oldest."""
     having = [m.record for m in state.models.values() if m.record.profile == key and m.record.path]
     return min(having, key=lambda m: (m.created_at_s, m.name), default=None)
+
+
+def ended_lately(state: State, now_s: float, within_s: float) -> bool:
+    """Whether a measuring may have ended so lately that devices are still seen with its memory taken."""
+    return any(
+        found.record.phase is not Phase.PROFILING and now_s - found.record.updated_at_s < within_s
+        for found in state.profiles.values()
+    )
 
 
 def settled_profile(state: State, model: Model) -> ModelProfile | None:

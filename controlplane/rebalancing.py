@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from controlplane import deploying, errors, ledger, replanning
+from controlplane import beside_measuring, deploying, errors, measuring_turns, replanning
+from controlplane.beside_measuring import Sight
 from controlplane.records import Deployment, Model, Phase, Relaxing
 from controlplane.settings import Settings
 from controlplane.state.typed import Change, Put, State
@@ -46,12 +47,15 @@ def propose(
     lasting = [d for d in present if d.phase is not Phase.DELETING]
     if busy := [name for d in lasting for name in _spares(d)]:
         raise errors.NotReady(f"{', '.join(busy)} is being moved to; rebalance when that is done")
-    free = ledger.available(inventory, state.ledgers, settings.headroom)
+    seen = beside_measuring.sight(inventory, state.ledgers, settings.headroom)
+    free = seen.now
     tenants = _tenants(state, lasting)
     movable = frozenset(tenant.name for tenant in tenants)
     places = _Places(state, settings, newcomer, movable)
     names = [newcomer.model] if newcomer else _waiting(lasting)
     for name in names:
+        if waits := places.waits(name, seen):
+            return Asked(f"make room for {name}", None, name, refusal=f"it fits, and {waits}")
         if (found := to_fit(free, tenants, places.decide, name)) is not None:
             return Asked(f"make room for {name}", found, name)
     if names:
@@ -75,6 +79,16 @@ class _Places:
             return self._place(name, free, moves, settled)
         except errors.NoFeasiblePlan:
             return None
+
+    def waits(self, name: str, seen: Sight) -> str:
+        """What is measured now where there would be a place: that ends without moves."""
+        if not seen.measured:
+            return ""
+        try:
+            found = beside_measuring.find(lambda free: self._place(name, free, (), True), seen)
+        except errors.NoFeasiblePlan:
+            return ""
+        return measuring_turns.until(self.state, found.in_the_way) if found.in_the_way else ""
 
     def refusal(self, name: str, free: Inventory) -> str:
         """Why there is no place without moves."""

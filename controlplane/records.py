@@ -223,7 +223,8 @@ class ModelProfile:
 
 @dataclass(frozen=True)
 class Reservation:
-    """Bytes of a device for one rank of `holder`, a worker group of the deployment with this `uid`."""
+    """Bytes of a device for one rank of `holder`: a worker group of the deployment with this `uid`, or, as
+    `measuring:KEY`, what is measured for the profile of this key in the round `uid`."""
 
     holder: str
     uid: int

@@ -154,13 +154,13 @@ def during(inventory: Inventory, moves: Iterable[Move]) -> Inventory:
 
 def after(inventory: Inventory, moves: Sequence[Move]) -> Inventory:
     """What is free once the moved groups are gone from their old places."""
-    gone = {key: -size for key, size in _taken(move.tenant.placement for move in moves).items()}
+    gone = {key: -size for key, size in taken_by(move.tenant.placement for move in moves).items()}
     return _less(during(inventory, moves), gone)
 
 
 def less(inventory: Inventory, placements: Iterable[Placement]) -> Inventory:
     """What is free beside these placements too."""
-    return _less(inventory, _taken(placements))
+    return _less(inventory, taken_by(placements))
 
 
 def _less(inventory: Inventory, taken: Mapping[DeviceKey, int]) -> Inventory:
@@ -170,7 +170,8 @@ def _less(inventory: Inventory, taken: Mapping[DeviceKey, int]) -> Inventory:
     return replace(inventory, devices=tuple(replace(d, free_bytes=left(d)) for d in inventory.devices))
 
 
-def _taken(placements: Iterable[Placement]) -> dict[DeviceKey, int]:
+def taken_by(placements: Iterable[Placement]) -> dict[DeviceKey, int]:
+    """Bytes that these placements take of each device."""
     found: dict[DeviceKey, int] = {}
     for placement in placements:
         for key, rank in zip(_keys(placement), placement.ranks, strict=True):

@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Use:
-    """Memory of a device that processes of `holder`, a worker group of ours, have taken.
+    """Memory of a device that processes of `holder`, a worker group or a measuring of ours, have taken.
 
     "" is somebody else; None: the node cannot tell whose it is.
     """

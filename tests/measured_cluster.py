@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from in_memory import CPU, InMemoryCluster
 
 from controlplane import errors
-from placement.types import Inventory
+from placement.types import DeviceKey, Inventory, Use, key_of
 from profiler.measurements import Footprint, RankMemory, Timing, to_line
 from workers.measuring.order import MeasureOrder
 
@@ -20,7 +21,8 @@ TPOT_S = 0.025
 class MeasuredCluster(InMemoryCluster):
     """Tells measurements made by a formula, as a node would: what is known is not told again.
 
-    Fails after `fails_after` lines, with `failure`; waits before each line while it is `slow`.
+    Fails after `fails_after` lines, with `failure`; waits before each line while it is `slow`, or until it
+    may `go`. What runs takes `takes_bytes` of its device, and is seen there. `most` ran at once on one.
     """
 
     def __init__(self) -> None:
@@ -31,19 +33,39 @@ class MeasuredCluster(InMemoryCluster):
         self.failure: Exception = errors.ProfilingFailed("the engine ended with signal SIGKILL")
         self.slow = False
         self.ended = 0
+        self.go = asyncio.Event()
+        self.go.set()
+        self.running: list[tuple[DeviceKey, str]] = []
+        self.most = 0
+        self.takes_bytes = 0
+
+    async def inventory(self) -> Inventory:
+        found = []
+        for d in self.devices.devices:
+            holders = [holder for at, holder in self.running if at == key_of(d)]
+            taken = self.takes_bytes * len(holders)
+            uses = tuple(Use(holder, self.takes_bytes) for holder in holders if taken)
+            found.append(replace(d, free_bytes=d.free_bytes - taken, uses=(*d.uses, *uses)))
+        return replace(self.devices, devices=tuple(found))
 
     async def measure(self, order: MeasureOrder, node: str) -> AsyncGenerator[str, None]:
-        assert node == HOST.node
+        assert node in {d.node for d in self.devices.devices}
         self.orders.append(order)
+        mine = [((node, order.device_kind, index), order.holder) for index in order.devices]
+        self.running += mine
+        self.most = max([self.most, *Counter(at for at, _ in self.running).values()])
         try:
             for number, line in enumerate(line for line in lines_of(order) if line not in order.known):
                 if self.fails_after is not None and number >= self.fails_after:
                     raise self.failure
                 await asyncio.sleep(0.05 if self.slow else 0)
+                await self.go.wait()
                 self.told += 1
                 yield line
         finally:
             self.ended += 1
+            for one in mine:
+                self.running.remove(one)
 
 
 def lines_of(order: MeasureOrder) -> list[str]:

@@ -9,7 +9,8 @@ from controlplane.records import Reservation
 
 
 class ReservationView(BaseModel):
-    """Memory that one rank of a deployment was promised."""
+    """Memory that one rank of a deployment was promised; `deployment` is `measuring:KEY` for the engine that
+    the profile of this key is measured with."""
 
     deployment: str
     rank: int
@@ -29,8 +30,8 @@ class ReservationView(BaseModel):
 
 
 class UseView(BaseModel):
-    """Memory that processes have now. `deployment` is the base whose engine they are; "" is no engine of this
-    installation, null are processes that the node cannot name."""
+    """Memory that processes have now. `deployment` is the base whose engine they are, or `measuring:KEY`; ""
+    is no engine of this installation, null are processes that the node cannot name."""
 
     deployment: str | None
     bytes: int
@@ -38,9 +39,9 @@ class UseView(BaseModel):
 
 class ClusterDeviceView(BaseModel):
     """A GPU, or a CPU host. Of `totalBytes`, `usedBytes` are in use by anybody, `reservedBytes` promised to
-    deployments, `headroomBytes` never given; `freeBytes` are for the next placement: what is neither
-    promised, nor used beyond promises, nor headroom. `load` is 0 to 1. Fast links join the GPUs of an
-    `island`."""
+    deployments and measurings, `headroomBytes` never given; `freeBytes` are for the next placement: what is
+    neither promised, nor used beyond promises, nor headroom. `load` is 0 to 1. Fast links join the GPUs of
+    an `island`."""
 
     index: int
     kind: str

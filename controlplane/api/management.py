@@ -69,7 +69,9 @@ def _main_job(services: Services) -> APIRouter:
             planning.preview, state, inventory, services.settings, body, fresh_context()
         )
         plan = None if found.placement is None else PlanView.of(found.placement)
-        return PreviewView(model=found.model, host=found.host, running=found.running, plan=plan)
+        return PreviewView(
+            model=found.model, host=found.host, running=found.running, plan=plan, waits=found.waits
+        )
 
     @routes.post("/inference_model")
     async def inference_model(body: InferenceModelRequest) -> InferenceModelResponse:

@@ -135,12 +135,14 @@ class PreviewView(BaseModel):
     """What a deployment would be as the cluster is now; nothing was done.
 
     `host` is the base whose engine would serve it; `running` if that is there already, with this plan.
+    `waits` is empty, or says what is being measured where it would be, and is waited for.
     """
 
     model: str
     host: str
     running: bool
     plan: PlanView | None
+    waits: str = ""
 
 
 class GroupView(BaseModel):

@@ -133,6 +133,8 @@ def _show_preview(preview: PreviewView, as_json: bool) -> None:
         print_text(f"the engine of '{preview.host}' would serve it, where it runs now; nothing was done")
     else:
         print_text(f"'{preview.host}' would be deployed so; nothing was done")
+    if preview.waits:
+        print_text(f"first, it {preview.waits}")
     print_facts([] if preview.plan is None else _plan_facts(preview.plan))
 
 

@@ -82,6 +82,13 @@ def test_a_dry_run_shows_the_plan_and_deploys_nothing(cli: Cli, api: FakeApi) ->
     assert not api.calls("POST /deploy_model")
 
 
+def test_a_dry_run_says_what_is_waited_for(cli: Cli, api: FakeApi) -> None:
+    waits = "waits until the architecture of 'big' (k) has been measured"
+    found = {"model": "smol", "host": "smol", "running": False, "plan": plan(), "waits": waits}
+    api.script("POST /plan", answer(found))
+    assert f"first, it {waits}" in " ".join(cli("deploy", "smol", "--dry-run").out.split())
+
+
 def test_the_status_of_a_deployment_says_why_and_what_gave_way(cli: Cli, api: FakeApi) -> None:
     view = deployment(plan=plan(), load={"ratePerS": 2.0}, antiAffinity={"group": "chat", "scope": "node"})
     api.script("GET /deployments/smol", answer(view))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ import httpx
 import psutil
 import pytest
 from clusters import Cluster, until
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2000)]
 
@@ -72,6 +76,67 @@ def test_an_estimate_is_near_what_a_request_takes(cluster: Cluster) -> None:
     assert found["concurrency"] > 0
     wrong = cluster.http.post(f"/models/{BASE}/estimate", json={**LOAD, "tensorParallel": 2})
     assert "9 heads cannot be split 2 ways" in wrong.json()["error"]["message"]
+
+
+@pytest.fixture
+def shallow(base_folder: Path, adapters: dict[str, Path]) -> dict[str, Path]:
+    """Models of two more architectures, with fewer layers than the base."""
+    found = {}
+    for layers in (3, 4):
+        folder = adapters["spare"].parent / f"shallow-{layers}"
+        shutil.copytree(base_folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+        config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": layers}
+        (folder / "config.json").write_text(json.dumps(config))
+        with safe_open(base_folder / "model.safetensors", "pt") as weights:
+            kept = {n: weights.get_tensor(n) for n in weights.keys() if is_within(n, layers)}  # noqa: SIM118
+        save_file(kept, folder / "model.safetensors", {"format": "pt"})
+        found[f"shallow-{layers}"] = folder
+    return found
+
+
+def is_within(tensor: str, layers: int) -> bool:
+    number = re.search(r"\.layers\.(\d+)\.", tensor)
+    return number is None or int(number[1]) < layers
+
+
+def test_two_architectures_are_measured_one_after_the_other(
+    cluster: Cluster, shallow: dict[str, Path]
+) -> None:
+    """Registered at once. Each holds its memory while its engine runs, which the node knows for its own."""
+    bodies = [{"model": name, "source": str(folder)} for name, folder in shallow.items()]
+    operations = [cluster.submit("POST", "/register_model", body) for body in bodies]
+    held: dict[str, int] = {}
+    taken: dict[str, int] = {}
+    while not all(cluster.get(f"/operations/{one}")["done"] for one in operations):
+        assert len(measuring(cluster)) <= 1
+        (device,) = cluster.get("/cluster")["nodes"][0]["devices"]
+        now = {r["deployment"]: r["bytes"] for r in device["reservations"] if "measuring:" in r["deployment"]}
+        assert len(now) <= 1
+        held |= now
+        for use in device["uses"]:
+            if "measuring:" in (use["deployment"] or ""):
+                taken[use["deployment"]] = max(use["bytes"], taken.get(use["deployment"], 0))
+        time.sleep(0.2)
+    ended = [cluster.finish(one) for one in operations]
+    found = [cluster.get(f"/models/{name}/profile") for name in shallow]
+    print(f"\nheld {held}, taken at most {taken}: {[one['reason'] for one in found]}")
+    assert set(held) == {f"measuring:{one['key']}" for one in found} == set(taken)
+    assert all(len(one["loads"]) == one["plannedLoads"] for one in found)
+    waited = [any("waits until the architecture of" in e["message"] for e in one["events"]) for one in ended]
+    assert sorted(waited) == [False, True]
+    for name in shallow:
+        cluster.perform("DELETE", f"/models/{name}")
+
+
+def test_a_profile_that_is_cancelled_ends_its_engine_while_that_starts(cluster: Cluster) -> None:
+    operation = cluster.submit("POST", f"/models/{BASE}/profile", {"again": True})
+    until(lambda: measuring(cluster), 60, "the measuring engine")
+    cluster.submit("POST", f"/operations/{operation}/cancel")
+    until(lambda: not measuring(cluster), 60, "its end")
+    until(lambda: profile(cluster)["phase"] == "Cancelled", 30, "the profile's end")
+    assert profile(cluster)["loads"] == []
+    (device,) = cluster.get("/cluster")["nodes"][0]["devices"]
+    assert not any("measuring:" in r["deployment"] for r in device["reservations"])
 
 
 def measured_tpot_ms(cluster: Cluster) -> float:

@@ -12,6 +12,7 @@ from controlplane.records import (
     Deployment,
     IdempotencyKey,
     Model,
+    ModelProfile,
     NodeLedger,
     Operation,
     OperationKind,
@@ -50,7 +51,7 @@ def state(*records: Any) -> State:
         return {key_of(r): Versioned(r, 1) for r in records if isinstance(r, cls)}
 
     main = of(Model), of(Deployment), of(Operation), of(IdempotencyKey)
-    return State(1, *main, ledgers=of(NodeLedger))
+    return State(1, *main, profiles=of(ModelProfile), ledgers=of(NodeLedger))
 
 
 def no_bundles(name: str) -> Path:
@@ -65,5 +66,5 @@ def variant(files: Path, folder: str) -> Model:
     return Model("v", 2, Phase.PROFILING, base="b", adapter=f"file://{files / folder}")
 
 
-def ready_base(files: Path) -> Model:
-    return profile(base(files), None, Limits((files,), 16), no_bundles)
+def ready_base(files: Path, folder: str = "base") -> Model:
+    return profile(base(files, folder), None, Limits((files,), 16), no_bundles)

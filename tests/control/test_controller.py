@@ -20,7 +20,7 @@ from in_memory import CPU, InMemoryCluster, cancel, submit
 from prometheus_client import CollectorRegistry
 
 from controlplane import controller as module
-from controlplane import errors, fetching, group_placing, replanning
+from controlplane import errors, fetching, group_placing, profile_actions, replanning
 from controlplane.api.deploy_requests import DeployModelRequest
 from controlplane.api.schemas import RegisterModelRequest
 from controlplane.commands import delete_model, deploy_model, register_model, undeploy_model
@@ -45,6 +45,7 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replanning, "MOST_DELAY_S", 0.02)
     monkeypatch.setattr(group_placing, "LOOK_AGAIN_S", 0.01)
     monkeypatch.setattr(group_placing, "SAMPLED_S", 0.02)
+    monkeypatch.setattr(profile_actions, "LOOK_S", 0.01)
 
 
 NODES = Inventory((CPU, replace(CPU, node="other")))

@@ -172,6 +172,55 @@ def test_what_is_placed_anew_does_not_stand_in_its_own_way() -> None:
     assert free("m") == [80, 90]
 
 
+@given(
+    tenants=TENANTS,
+    strangers=st.integers(0, 40),
+    spare=st.integers(0, 200),
+    share=st.floats(0, 0.5),
+    own=st.builds(Tenant, st.integers(1, 40), st.integers(0, 40), st.just(True)),
+)
+def test_what_is_measured_counts_until_it_ends(
+    tenants: list[Tenant], strangers: int, spare: int, share: float, own: Tenant
+) -> None:
+    """Then the device is as if it had never been there."""
+    tenants = [replace(t, seen=True) for t in tenants]
+    total = sum(t.taken for t in (*tenants, own)) + strangers + spare + 1
+    before, promises = tenancy(tenants, strangers, total)
+    state = builders.state()
+    for holder, size in promises.items():
+        state = after(state, ledger.reserve(state, holder, 1, placement(("n", 0, size)), 0.0))
+
+    def free(device: Device, measured: bool) -> int:
+        found = ledger.available(Inventory((device,)), state.ledgers, share, measured=measured)
+        return found.devices[0].free_bytes
+
+    without = free(before, True)
+    assert free(before, False) == without
+    state = after(state, ledger.reserve_to_measure(state, "k", 1, [("n", "h200", 0)], own.promised, 0.0))
+    assert ledger.being_measured(state.ledgers) == {("n", "h200", 0): "k"}
+    assert ledger.holders(state.ledgers) == {*promises, "measuring:k"}
+    uses = (*before.uses, Use("measuring:k", own.taken)) if own.taken else before.uses
+    now = replace(before, free_bytes=before.free_bytes - own.taken, uses=uses)
+    assert free(now, False) == without
+    left = total - strangers - sum(max(t.promised, t.taken) for t in (*tenants, own))
+    assert free(now, True) == max(0, left - int(total * share))
+    assert after(state, ledger.release(state, "measuring:k")).ledgers.keys() == ({"n"} if promises else set())
+
+
+def test_what_is_measured_holds_each_of_its_devices() -> None:
+    state = builders.state()
+    devices = [("a", "h200", 1), ("a", "h200", 0)]
+    state = after(state, ledger.reserve_to_measure(state, "k", 3, devices, 9, 5.0))
+    held = tuple(Reservation("measuring:k", 3, rank, "h200", 1 - rank, 9, 5.0) for rank in range(2))
+    assert state.ledgers["a"].record == NodeLedger("a", held)
+    state = after(state, ledger.reserve_to_measure(state, "k", 3, [("b", "h200", 0)], 7, 6.0))
+    assert set(state.ledgers) == {"b"}  # in the place of what it had
+    taken = ledger.reserve(state, "m", 1, placement(("a", 0, 2), ("b", 0, 3)), 7.0, ("measuring:k",))
+    state = after(state, taken)
+    assert ledger.holders(state.ledgers) == {"m"}
+    assert ledger.being_measured(state.ledgers) == {}
+
+
 @pytest.mark.parametrize("uid", [1, 2])
 def test_orphans_are_those_of_a_deployment_that_is_no_more(uid: int) -> None:
     """A deployment of the same name and another uid is another one."""

@@ -57,6 +57,22 @@ def test_a_process_belongs_to_the_replica_above_it(pid: int, holder: str | None)
     assert holder_of(pid, TABLE) == holder
 
 
+def test_an_engine_that_is_measured_belongs_to_its_profile() -> None:
+    """As `campaigning` starts it, with what descends from it; not who is only told of it."""
+    line = (
+        "/venv/bin/python -m workers.measuring /h/job.json --end-with-stdin --holder=measuring:Llama-2x8_f.1"
+    )
+    table = TABLE | {
+        70: ProcessRow(10, "ray::carry_out"),
+        71: ProcessRow(70, line),
+        72: ProcessRow(71, "VLLM::EngineCore"),
+        73: ProcessRow(10, "/venv/bin/python -m workers.measuring /h/job.json --end-with-stdin"),
+        74: ProcessRow(10, "grep --holder=measuring:Llama-2x8_f.1"),
+    }
+    holders = [holder_of(pid, table) for pid in (70, 71, 72, 73, 74)]
+    assert holders == ["", "measuring:Llama-2x8_f.1", "measuring:Llama-2x8_f.1", "", ""]
+
+
 def test_further_replicas_are_told_apart() -> None:
     table = TABLE | {25: ProcessRow(10, "ray::ServeReplica:model-chat.v2@12:Engine.report")}
     assert holder_of(25, table) == "chat.v2@12"

@@ -11,8 +11,9 @@ from workers.messages import NodeReport
 class ProcessMemory:
     """Memory of a device that one process has taken.
 
-    `holder` is the worker group that the process belongs to; "" is no engine of ours; None: the process
-    cannot be seen from here (NVML counts processes of other PID namespaces too).
+    `holder` is the worker group that the process belongs to, or `measuring:KEY` for an engine that the
+    profile of this key is measured with; "" is no engine of ours; None: the process cannot be seen from here
+    (NVML counts processes of other PID namespaces too).
     """
 
     pid: int

@@ -10,8 +10,12 @@ from profiler.types import CPU
 from workers.agent.reports import DeviceSample, ProcessMemory
 
 # Ray Serve names the process of a replica after its application, that after its worker group (`app_name`);
-# the ranks of a group on other nodes descend from a process of `workers.group.follower`.
-_REPLICA = re.compile(r"^ray::ServeReplica:model-([^:]+):|.* workers\.group\.follower (\S+)$")
+# the ranks of a group on other nodes descend from a process of `workers.group.follower`, an engine that is
+# measured from one of `workers.measuring` that is told its holder.
+_REPLICA = re.compile(
+    r"^ray::ServeReplica:model-([^:]+):|.* workers\.group\.follower (\S+)$"
+    r"|.* workers\.measuring .* --holder=(measuring:\S+)$"
+)
 
 _RAYLET = re.compile(r"\S*/raylet( |$)")
 
@@ -48,12 +52,13 @@ class HostReading:
 
 
 def holder_of(pid: int, table: Mapping[int, ProcessRow]) -> str | None:
-    """The worker group whose replica the process is, or descends from; "" for none, None for one unknown."""
+    """Whose the process is by itself or one above it: the worker group's, or the measured profile's, as
+    `measuring:KEY`. "" is nobody of ours, None one unknown."""
     if pid not in table:
         return None
     for one in _upwards(pid, table):
         if found := _REPLICA.match(table[one].title):
-            return found[1] or found[2]
+            return found[1] or found[2] or found[3]
     return ""
 
 

@@ -2,7 +2,8 @@
 
 Prints a line per point; measurements go to the job's `out`. A setting that does not fit or a point that
 fails ends the process with an error after what was measured before it is safe on disk. With
-`--end-with-stdin` this process and all of its session end when its standard input does.
+`--end-with-stdin` this process and all of its session end when its standard input does. `--holder=NAME`, the
+last, is for those who look at processes.
 """
 
 from __future__ import annotations

@@ -125,9 +125,10 @@ def _start(order: MeasureOrder, job: Job, log: Path) -> subprocess.Popen[bytes]:
     environment = dict(os.environ)
     if order.device_kind != CPU:
         environment |= visible_gpus(order.devices[: job.setting.world_size])
+    named = [f"--holder={order.holder}"] if order.holder else []  # the node's agent reads it
     with log.open("wb") as out:
         return subprocess.Popen(
-            [sys.executable, "-m", "workers.measuring", str(request), "--end-with-stdin"],
+            [sys.executable, "-m", "workers.measuring", str(request), "--end-with-stdin", *named],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=out,

@@ -14,7 +14,8 @@ class MeasureOrder:
 
     `known` are lines (profiler.measurements) that need not be measured again. Each of the node's `devices`
     (indices; the CPU is 0) may be filled with `device_bytes`, and everything ends after `seconds`. What is
-    measured is also kept in `scratch`, on the node, where a repetition finds it.
+    measured is also kept in `scratch`, on the node, where a repetition finds it. `holder` is on the command
+    line of its processes: their memory is that holder's.
     """
 
     folder: Path
@@ -27,3 +28,4 @@ class MeasureOrder:
     dtype: str
     max_model_len: int
     seconds: float
+    holder: str = ""

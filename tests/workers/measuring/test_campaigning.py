@@ -16,6 +16,8 @@ import pytest
 
 from profiler.campaign import Trial
 from profiler.measurements import Point, Setting, Timing, to_line
+from workers.agent import host
+from workers.agent.sampling import holder_of
 from workers.measuring import campaigning
 from workers.measuring.campaigning import MeasuringError, carry_out
 from workers.measuring.job import Job
@@ -104,6 +106,17 @@ def test_closing_ends_it(order: MeasureOrder, engine: Callable[[str], None], tmp
     next(lines)
     lines.close()  # type: ignore[attr-defined]
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+def test_the_node_knows_whose_its_process_is(order: MeasureOrder) -> None:
+    order.scratch.mkdir()
+    named = replace(order, holder="measuring:Llama-2x8_float32.1")
+    job = campaigning._job(named, named.trials[0], order.scratch / "out", 20.0)
+    process = campaigning._start(named, job, order.scratch / "log")
+    try:
+        assert holder_of(process.pid, host.processes()) == named.holder
+    finally:
+        campaigning._end(process)
 
 
 def test_it_ends_with_whoever_started_it() -> None:
