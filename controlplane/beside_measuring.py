@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from controlplane import errors, ledger
 from controlplane.ledger import Ledgers
-from placement.rebalancing import taken_by
+from placement.rebalancing import less, taken_by
 from placement.types import CPU, DeviceKey, Inventory, Placement, key_of
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What is free `now`, and `later`, when nothing is measured any more; the profile that is `measured` on a
-    device."""
+    """The devices with what is free `now`, and `once_measured`, when no measuring has a promise any more; the
+    profile that is `measured` on a device."""
 
     now: Inventory
-    later: Inventory
+    once_measured: Inventory
     measured: Mapping[DeviceKey, str]
+
+    def less(self, placed: Placement) -> Sight:
+        """What is free beside this placement too."""
+        now, once_measured = (less(free, [placed]) for free in (self.now, self.once_measured))
+        return replace(self, now=now, once_measured=once_measured)
 
 
 @dataclass(frozen=True)
@@ -30,12 +36,9 @@ class Found:
 
 
 def sight(inventory: Inventory, ledgers: Ledgers, headroom: float, besides: str = "") -> Sight:
-    """As `ledger.available` has it."""
-    now, later = (
-        ledger.available(inventory, ledgers, headroom, besides, measured=measured)
-        for measured in (True, False)
-    )
-    return Sight(now, later, ledger.being_measured(ledgers))
+    """What `besides` was promised does not count: it is to be placed anew."""
+    free = partial(ledger.available, inventory, ledgers, headroom, besides)
+    return Sight(free(measured=True), free(measured=False), ledger.being_measured(ledgers))
 
 
 def find(decide: Callable[[Inventory], Placement], seen: Sight) -> Found:
@@ -47,7 +50,7 @@ def find(decide: Callable[[Inventory], Placement], seen: Sight) -> Found:
     if not seen.measured:
         return Found(decide(seen.now))
     now = _tried(decide, seen.now)
-    later = decide(seen.later) if now is None else _tried(decide, seen.later) or now
+    later = decide(seen.once_measured) if now is None else _tried(decide, seen.once_measured) or now
     if now is not None and _rank(now) <= _rank(later):
         return Found(now)
     return Found(later, _in_the_way(later, seen))
