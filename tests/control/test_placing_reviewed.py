@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 import checkpoints
 import pytest
+from builders import state
+from in_memory import GIB
 from measured_cluster import HOST, MeasuredCluster
 from test_controller import World, _hurry  # noqa: F401 - a fixture
-from test_measuring_reserves import Checked, cluster
+from test_measuring_reserves import Checked, cluster, reservations
 from test_measuring_waits import MIB, TIGHT, asked, known, measuring, on
 
-from controlplane import planning
+from controlplane import beside_measuring, group_placing, planning
 from controlplane.api.deploy_requests import DeployModelRequest
 from controlplane.api.services import fresh_context
+from controlplane.records import ModelProfile, NodeLedger, Phase, Reservation
 from controlplane.settings import Settings
 from controlplane.state import StateStore
+from placement.types import Inventory, Use
 
 # Room for one engine beside which nothing else has any.
 SMALL = replace(HOST, node="small", total_bytes=400 * MIB, free_bytes=400 * MIB)
@@ -61,3 +68,118 @@ async def test_a_plan_of_several_groups_tells_what_the_last_would_wait_for(
         if waits:
             await world.until(lambda: found.waits in [e.message for e in asked(world, deploying).events])
         assert len(cluster(world).launches) == 1
+
+
+# --- memory that is given back ----------------------------------------------------------------------
+
+GPU = replace(TIGHT, node="gpu", kind="h200", model="h200")
+
+
+class Late:
+    """Shows what a measuring had taken of GPUs for some more samples once it has ended; `named` or not."""
+
+    def __init__(self, world: World, samples: float, named: bool = True) -> None:
+        (reservation,) = reservations(world)
+        self.cluster, self.samples, self.named = cluster(world), samples, named
+        self.real, self.holder = cluster(world).inventory, reservation.holder
+
+    async def inventory(self) -> Inventory:
+        found = await self.real()
+        if any(holder == self.holder for _, holder in self.cluster.running) or not self.samples:
+            return found
+        self.samples -= 1
+        use = Use(self.holder if self.named else None, 2 * GIB)
+        devices = [
+            replace(d, free_bytes=d.free_bytes - 2 * GIB, uses=(use,)) if d.kind == "h200" else d
+            for d in found.devices
+        ]
+        return replace(found, devices=tuple(devices))
+
+
+async def placed_after_waiting(world: World, monkeypatch: pytest.MonkeyPatch, late: Late) -> str:
+    """The kind of device that an engine gets that waited for what is measured."""
+    monkeypatch.setattr(cluster(world), "inventory", late.inventory)
+    deploying = world.deploy("one")
+    await world.until(lambda: "waits until" in asked(world, deploying).reason)
+    cluster(world).go.set()
+    assert (await world.end(deploying)).phase is Phase.DEPLOYED
+    (group,) = world.repository.read().deployments["one"].record.groups
+    assert group.placement is not None
+    return group.placement.ranks[0].device_kind
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_an_engine_that_waited_for_a_gpu_gets_it_though_its_memory_is_seen_taken(
+    world: World, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    monkeypatch.setattr(group_placing, "SAMPLED_S", 5.0)  # processes without a name are awaited no longer
+    cluster(world).takes_bytes = 2 * GIB
+    on(world, GPU, replace(HOST, node="cpu"))
+    async with world.controlled():
+        await known(world, "one")
+        await measuring(world, "two")
+        late = Late(world, 3, named)
+        assert await placed_after_waiting(world, monkeypatch, late) == "h200"
+    assert late.samples == 0
+
+
+async def test_one_that_never_gives_its_memory_back_is_not_waited_for_for_ever(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_placing, "LEAVING_S", 0.1)
+    cluster(world).takes_bytes = 2 * GIB
+    on(world, GPU, replace(HOST, node="cpu"))
+    async with world.controlled():
+        await known(world, "one")
+        await measuring(world, "two")
+        assert await placed_after_waiting(world, monkeypatch, Late(world, math.inf)) == "cpu"
+
+
+async def test_what_does_not_fit_is_refused_at_once_though_other_models_became_ready(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing on the devices tells that memory is given back; measurings end and change their reasons."""
+    monkeypatch.setattr(group_placing, "SAMPLED_S", math.inf)
+    async with world.controlled():
+        await known(world, "one")
+        second = world.register("two")
+        assert (await world.end(second)).phase is Phase.READY
+        monkeypatch.setattr(group_placing, "LOOK_AGAIN_S", 1e6)
+        async with asyncio.timeout(20):
+            refused = await world.end(world.deploy("one", intent="latSLO", SLOs={"tpot_ms": 1e-9}))
+        assert refused.error is not None
+        assert refused.error["error"]["code"] == "no_feasible_plan"
+
+
+def test_what_is_given_back_is_what_is_promised_to_nobody() -> None:
+    """A host whose GPU has an engine: that takes of the host too, and stays."""
+    gpu = replace(GPU, uses=(Use("stays", 5), Use("measuring:k", 7), Use("", 11), Use(None, 13)))
+    host = replace(HOST, node="gpu", uses=(Use("stays", 5), Use("went", 7), Use("", 11), Use(None, 13)))
+    seen = [replace(d, free_bytes=d.total_bytes - 36) for d in (gpu, host)]
+    ledgers = state(NodeLedger("gpu", (Reservation("stays", 1, 0, "h200", 0, 5, 0.0),))).ledgers
+
+    def free(besides: str = "", unnamed_on: Collection[str] = ()) -> list[int]:
+        found = beside_measuring.given_back(Inventory(tuple(seen)), ledgers, besides, unnamed_on)
+        return [d.free_bytes - d.total_bytes for d in found.devices]
+
+    assert free() == [-29, -29]
+    assert free(unnamed_on=["h200"]) == [-16, -29]
+    assert free("stays") == [-24, -24]
+
+
+@pytest.mark.parametrize(
+    ("phase", "at_s", "found"),
+    [
+        (Phase.READY, 98.0, {"h200"}),
+        (Phase.FAILED, 98.0, {"h200"}),
+        (Phase.CANCELLED, 98.0, {"h200"}),
+        (Phase.READY, 96.0, set()),
+        (Phase.PENDING, 98.0, set()),
+        (Phase.PROFILING, 98.0, set()),
+    ],
+)
+def test_a_profile_that_waits_or_ended_long_ago_gives_nothing_back(
+    phase: Phase, at_s: float, found: set[str]
+) -> None:
+    profile = ModelProfile("k", "a", "bfloat16", "h200", "0.32.0", phase, updated_at_s=at_s)
+    assert beside_measuring.measured_lately(state(profile), 100.0, 2.5) == found
