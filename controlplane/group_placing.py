@@ -119,15 +119,14 @@ class GroupPlacing:
             log.warning("%s could not be launched: %r", group, e)
             await self._not_launched(group, f"it could not be launched: {e}")
 
-    async def _look(self, decide: Callable[[_Sample], Awaitable[T | None]]) -> T | None:
-        """What is decided on the devices, as often as that is None on newer samples of them: it may be that
-        these show memory of what was stopped. It ends with the last one."""
+    async def _look(self, decide: Callable[[_Sample], Awaitable[T | None]]) -> T:
+        """What is decided on the devices; on newer samples of them while that is None, since they may show
+        memory of what was stopped. On the last one something has to be decided."""
         give_up_s = time.monotonic() + LEAVING_S
         while True:
             asked_s, asked_at_s = time.monotonic(), time.time()
-            last = asked_s > give_up_s
-            sample = _Sample(await self._runtime.inventory(), asked_s, asked_at_s, last)
-            if (found := await decide(sample)) is not None or last:
+            sample = _Sample(await self._runtime.inventory(), asked_s, asked_at_s, asked_s > give_up_s)
+            if (found := await decide(sample)) is not None:
                 return found
             await asyncio.sleep(LOOK_AGAIN_S)
 
@@ -135,8 +134,8 @@ class GroupPlacing:
         """Wait, not for ever, until no device is seen with memory that these have no more."""
 
         async def gone(sample: _Sample) -> bool | None:
-            ledgers = (await self._read()).ledgers
-            return None if ledger.leaving(sample.inventory, ledgers) & set(holders) else True
+            leaving = ledger.leaving(sample.inventory, (await self._read()).ledgers)
+            return sample.last or not leaving & set(holders) or None
 
         if holders:
             await self._look(gone)
@@ -164,9 +163,7 @@ class GroupPlacing:
             nodes = await self._runtime.nodes(wait=False)
             return await asyncio.to_thread(persist, partial(self._place, group, sample, nodes))
 
-        found: _Placed | _Wait | None = await self._look(decide)
-        if found is None:
-            raise AssertionError(f"{group} was not decided on the last sample")
+        found: _Placed | _Wait = await self._look(decide)
         return found
 
     def _place(self, name: str, sample: _Sample, nodes: Sequence[NodeState]) -> _Placed | _Wait | None:
@@ -190,18 +187,18 @@ class GroupPlacing:
 
     def _find(self, state: State, name: str, sample: _Sample) -> Found | None:
         """None when newer samples are to be awaited. Errors: NoFeasiblePlan."""
-        _, group = the_group(state, name)
-        deployment = state.deployments[host_of(name)].record
+        found, group = the_group(state, name)
 
         def sight(inventory: Inventory) -> Sight:
             seen = beside_measuring.sight(inventory, state.ledgers, self._settings.headroom, besides=name)
             # No move is so urgent that it ends or awaits a measuring.
-            return seen.beside() if is_spare(group, deployment.groups) else seen
+            return seen.beside() if is_spare(group, found.record.groups) else seen
 
         decide, seen = partial(self._decided, state, name), sight(sample.inventory)
         stopped_lately = sample.asked_s - self.stopped_s < SAMPLED_S
         after = _given_back(state, name, sample, stopped_lately)
-        if sample.last or not (stopped_lately or after != sample.inventory):
+        may_change = stopped_lately or after != sample.inventory
+        if sample.last or not may_change:
             return beside_measuring.find(decide, seen)
         return beside_measuring.find_patiently(decide, seen, sight(after))
 

@@ -10,20 +10,31 @@ from pathlib import Path
 
 import checkpoints
 import pytest
-from builders import state
+from builders import PLACED, state
 from in_memory import GIB
 from measured_cluster import HOST, MeasuredCluster
 from test_controller import World, _hurry  # noqa: F401 - a fixture
 from test_measuring_reserves import Checked, cluster, reservations
 from test_measuring_waits import MIB, TIGHT, asked, known, measuring, on
 
-from controlplane import beside_measuring, group_placing, planning
+from controlplane import beside_measuring, errors, group_placing, planning
 from controlplane.api.deploy_requests import DeployModelRequest
 from controlplane.api.services import fresh_context
+from controlplane.beside_measuring import Sight
 from controlplane.records import ModelProfile, NodeLedger, Phase, Reservation
 from controlplane.settings import Settings
 from controlplane.state import StateStore
-from placement.types import Inventory, Use
+from placement.types import (
+    Choice,
+    Constraint,
+    Device,
+    Inventory,
+    Placement,
+    RankPlacement,
+    Relaxation,
+    Use,
+    key_of,
+)
 
 # Room for one engine beside which nothing else has any.
 SMALL = replace(HOST, node="small", total_bytes=400 * MIB, free_bytes=400 * MIB)
@@ -183,3 +194,54 @@ def test_a_profile_that_waits_or_ended_long_ago_gives_nothing_back(
 ) -> None:
     profile = ModelProfile("k", "a", "bfloat16", "h200", "0.32.0", phase, updated_at_s=at_s)
     assert beside_measuring.measured_lately(state(profile), 100.0, 2.5) == found
+
+
+def freest(free: Inventory) -> Placement:
+    best = max(free.devices, key=lambda d: d.free_bytes)
+    if not best.free_bytes:
+        raise errors.NoFeasiblePlan("full")
+    rank = RankPlacement(0, 0, 0, best.node, best.index, best.kind, 0, 1, 1)
+    return replace(PLACED, ranks=(rank,))
+
+
+def relaxing(free: Inventory) -> Placement:
+    """The more devices have room, the less is relaxed."""
+    usable = sum(d.free_bytes > 0 for d in free.devices)
+    relaxed = Relaxation(Constraint.LATENCY, 1.0, 2.0, 3.0 - usable, "")
+    return replace(freest(free), choice=Choice(relaxed=(relaxed,)))
+
+
+FULL, IDLE = replace(GPU, node="a", free_bytes=0), replace(GPU, node="a", free_bytes=5)
+OTHER, TAKEN = replace(GPU, node="b", free_bytes=9), replace(GPU, node="b", free_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("now", "given_back", "awaited"),
+    [
+        ((FULL, OTHER), (IDLE, OTHER), True),  # less would be relaxed
+        ((FULL, OTHER), (FULL, OTHER), False),
+        ((IDLE, TAKEN), (replace(IDLE, free_bytes=7), TAKEN), False),  # as good as it will be
+        ((FULL, TAKEN), (FULL, TAKEN), True),  # a refusal may be for what was stopped just now
+        ((FULL, OTHER), (FULL, TAKEN), False),
+    ],
+)
+def test_newer_samples_are_awaited_for_a_better_place(
+    now: tuple[Device, ...], given_back: tuple[Device, ...], awaited: bool
+) -> None:
+    seen, after = (Sight(Inventory(one), Inventory(one), {}) for one in (now, given_back))
+    found = beside_measuring.find_patiently(relaxing, seen, after)
+    assert (found is None) is awaited
+    assert found is None or found.placement == relaxing(Inventory(now))
+
+
+@pytest.mark.parametrize(("back", "awaited"), [(IDLE, True), (FULL, False)])
+def test_no_measuring_is_in_the_way_of_what_finds_its_place_a_moment_later(
+    back: Device, awaited: bool
+) -> None:
+    """One is measured on `b`; of `a` memory is given back."""
+    measured = {key_of(OTHER): "k"}
+    seen = Sight(Inventory((FULL, TAKEN)), Inventory((FULL, OTHER)), measured)
+    after = Sight(Inventory((back, TAKEN)), Inventory((back, OTHER)), measured)
+    found = beside_measuring.find_patiently(freest, seen, after)
+    assert (found is None) is awaited
+    assert found is None or found.in_the_way == ("k",)
