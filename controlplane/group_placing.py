@@ -10,8 +10,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from controlplane import (
     beside_measuring,
@@ -25,7 +26,7 @@ from controlplane import (
     rebalancing,
     replanning,
 )
-from controlplane.beside_measuring import Found
+from controlplane.beside_measuring import Found, Sight
 from controlplane.endings import persist, starting, the_group
 from controlplane.engines import Engines
 from controlplane.group_edits import is_still, unplace
@@ -40,6 +41,8 @@ from controlplane.worker_groups import GroupPhase, WorkerGroup, group_id, host_o
 from placement.rebalancing import without
 from placement.types import Inventory, Placement
 from workers.messages import EngineConfig
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +62,16 @@ class _Placed:
     uid: int
     config: EngineConfig
     instead_of: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """The devices, asked for at these times (of `time.monotonic` and of day). The `last` has to do."""
+
+    inventory: Inventory
+    asked_s: float
+    asked_at_s: float
+    last: bool
 
 
 @dataclass(frozen=True)
@@ -106,14 +119,26 @@ class GroupPlacing:
             log.warning("%s could not be launched: %r", group, e)
             await self._not_launched(group, f"it could not be launched: {e}")
 
+    async def _look(self, decide: Callable[[_Sample], Awaitable[T | None]]) -> T:
+        """What is decided on the devices; on newer samples of them while that is None, since they may show
+        memory of what was stopped. On the last one something has to be decided."""
+        give_up_s = time.monotonic() + LEAVING_S
+        while True:
+            asked_s, asked_at_s = time.monotonic(), time.time()
+            sample = _Sample(await self._runtime.inventory(), asked_s, asked_at_s, asked_s > give_up_s)
+            if (found := await decide(sample)) is not None:
+                return found
+            await asyncio.sleep(LOOK_AGAIN_S)
+
     async def _until_gone(self, holders: Collection[str]) -> None:
         """Wait, not for ever, until no device is seen with memory that these have no more."""
-        give_up_s = time.monotonic() + LEAVING_S
-        while holders and time.monotonic() < give_up_s:
-            inventory = await self._runtime.inventory()
-            if not ledger.leaving(inventory, (await self._read()).ledgers) & set(holders):
-                return
-            await asyncio.sleep(LOOK_AGAIN_S)
+
+        async def gone(sample: _Sample) -> bool | None:
+            leaving = ledger.leaving(sample.inventory, (await self._read()).ledgers)
+            return sample.last or not leaving & set(holders) or None
+
+        if holders:
+            await self._look(gone)
 
     async def _not_launched(self, group: str, reason: str) -> None:
         """It gives up its place, to be placed anew; a few times, if it never served."""
@@ -131,28 +156,19 @@ class GroupPlacing:
         await unplace(self._repository, group, change)
 
     async def _decide(self, group: str) -> _Placed | _Wait:
-        """Place it; if nothing fits, once more on newer samples while what was stopped may be in these."""
-        give_up_s = time.monotonic() + LEAVING_S
-        while True:
-            asked_s, asked_at_s = time.monotonic(), time.time()
-            inventory = await self._runtime.inventory()
-            nodes = await self._runtime.nodes(wait=False)
-            try:
-                return await asyncio.to_thread(persist, partial(self._place, group, inventory, nodes))
-            except errors.NoFeasiblePlan:
-                state = await self._read()
-                outdated = (
-                    asked_s - self.stopped_s < SAMPLED_S
-                    or profiling.ended_lately(state, asked_at_s, SAMPLED_S)
-                    or ledger.leaving(inventory, state.ledgers, group)
-                )
-                if not outdated or asked_s > give_up_s:
-                    raise
-            await asyncio.sleep(LOOK_AGAIN_S)
+        """Place it, on newer samples while those may show memory of what was stopped without which it would
+        be placed better, or at all. Errors: NoFeasiblePlan."""
 
-    def _place(self, name: str, inventory: Inventory, nodes: Sequence[NodeState]) -> _Placed | _Wait:
-        """Decide on the newest state, and commit the placement together with its reservations, or that the
-        first engine of a deployment waits for what is being measured. Blocking.
+        async def decide(sample: _Sample) -> _Placed | _Wait | None:
+            nodes = await self._runtime.nodes(wait=False)
+            return await asyncio.to_thread(persist, partial(self._place, group, sample, nodes))
+
+        found: _Placed | _Wait = await self._look(decide)
+        return found
+
+    def _place(self, name: str, sample: _Sample, nodes: Sequence[NodeState]) -> _Placed | _Wait | None:
+        """Decide on the newest state and commit that; nothing, and None, when newer samples are to be
+        awaited. Blocking.
 
         Errors: NoFeasiblePlan; StaleWrite when something was placed or changed meanwhile: decide anew.
         """
@@ -161,12 +177,48 @@ class GroupPlacing:
         _require_wanted(name, group)
         if host not in state.models:
             raise Gone(host)
-        usable = deploying.suited(without(inventory, group.avoid), group.device_kind)
-        place = self._find(state, name, usable)
+        usable = deploying.suited(without(sample.inventory, group.avoid), group.device_kind)
+        place = self._find(state, name, replace(sample, inventory=usable))
+        if place is None:
+            return None
         if place.in_the_way and not found.record.established:
             return self._wait(name, state, nodes, place.in_the_way)
-        model, deployment, placement = state.models[host].record, found.record, place.placement
-        variants, limit = state.variants_of(host), deployment.max_active_variants
+        return self._commit(name, state, usable, nodes, place)
+
+    def _find(self, state: State, name: str, sample: _Sample) -> Found | None:
+        """None when newer samples are to be awaited. Errors: NoFeasiblePlan."""
+        found, group = the_group(state, name)
+
+        def sight(inventory: Inventory) -> Sight:
+            seen = beside_measuring.sight(inventory, state.ledgers, self._settings.headroom, besides=name)
+            # No move is so urgent that it ends or awaits a measuring.
+            return seen.beside() if is_spare(group, found.record.groups) else seen
+
+        decide, seen = partial(self._decided, state, name), sight(sample.inventory)
+        stopped_lately = sample.asked_s - self.stopped_s < SAMPLED_S
+        after = _given_back(state, name, sample, stopped_lately)
+        may_change = stopped_lately or after != sample.inventory
+        if sample.last or not may_change:
+            return beside_measuring.find(decide, seen)
+        return beside_measuring.find_patiently(decide, seen, sight(after))
+
+    def _decided(self, state: State, name: str, free: Inventory) -> Placement:
+        """Errors: NoFeasiblePlan."""
+        host, (found, group) = host_of(name), the_group(state, name)
+        others = deploying.besides((d.record for d in state.deployments.values()), name)
+        if group.replaces is not None:
+            others = deploying.besides(others, group_id(host, group.replaces))
+        asked = found.record if group.replaces is None else rebalancing.unrelaxed(found.record)
+        model, variants = state.models[host].record, state.variants_of(host)
+        return deploying.decide(model, asked, free, self._settings, variants, state.profiles, others)
+
+    def _commit(
+        self, name: str, state: State, usable: Inventory, nodes: Sequence[NodeState], place: Found
+    ) -> _Placed:
+        """The placement together with its reservations, in the place of what is in its way."""
+        host, placement, (found, group) = host_of(name), place.placement, the_group(state, name)
+        model, deployment, variants = state.models[host].record, found.record, state.variants_of(host)
+        limit = deployment.max_active_variants
         config = launching.engine_config(model, placement, self._settings, variants, limit, group=name)
         excess = feedback.applied(state.profiles, model, placement, usable, self._settings)
         now_s, ids = time.time(), ray_ids(nodes)
@@ -175,23 +227,6 @@ class GroupPlacing:
         reservations = ledger.reserve(state, name, deployment.uid, placement, now_s, instead_of)
         self._repository.commit([begun, *_giving_way(state, place.in_the_way, name, now_s), *reservations])
         return _Placed(placement, deployment.uid, config, instead_of)
-
-    def _find(self, state: State, name: str, usable: Inventory) -> Found:
-        """Errors: NoFeasiblePlan."""
-        settings, host, (found, group) = self._settings, host_of(name), the_group(state, name)
-        others = deploying.besides((d.record for d in state.deployments.values()), name)
-        if group.replaces is not None:
-            others = deploying.besides(others, group_id(host, group.replaces))
-        asked = found.record if group.replaces is None else rebalancing.unrelaxed(found.record)
-        model, variants = state.models[host].record, state.variants_of(host)
-
-        def decide(free: Inventory) -> Placement:
-            return deploying.decide(model, asked, free, settings, variants, state.profiles, others)
-
-        seen = beside_measuring.sight(usable, state.ledgers, settings.headroom, besides=name)
-        if is_spare(group, found.record.groups):  # no move is so urgent that it ends or awaits a measuring
-            return Found(decide(seen.now))
-        return beside_measuring.find(decide, seen)
 
     def _wait(self, name: str, state: State, nodes: Sequence[NodeState], keys: Sequence[str]) -> _Wait:
         """Commit that a group waits until these profiles were measured: it is due when promises change."""
@@ -228,6 +263,14 @@ class GroupPlacing:
             d = found.record
             if d.host == host and d.phase in (Phase.PENDING, Phase.DEPLOYING):
                 await self._note(OperationKind.DEPLOY, d.model, Phase.DEPLOYING, message, progress)
+
+
+def _given_back(state: State, name: str, sample: _Sample, stopped_lately: bool) -> Inventory:
+    """The devices of a sample once what was stopped is gone, be it that its processes cannot be named."""
+    unnamed_on = beside_measuring.measured_lately(state, sample.asked_at_s, SAMPLED_S)
+    if stopped_lately:
+        unnamed_on = beside_measuring.models(sample.inventory)
+    return beside_measuring.given_back(sample.inventory, state.ledgers, name, unnamed_on)
 
 
 def _giving_way(state: State, keys: Sequence[str], group: str, now_s: float) -> list[Change]:

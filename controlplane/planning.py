@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from controlplane import beside_measuring, deploying, errors, measuring_turns, replanning
 from controlplane.api.deploy_requests import DeployModelRequest
+from controlplane.beside_measuring import Found, Sight
 from controlplane.commands import Context, deploy_model
 from controlplane.records import Deployment, Model
 from controlplane.settings import Settings
 from controlplane.state.typed import Put, State
 from controlplane.worker_groups import group_id
-from placement.rebalancing import less
 from placement.types import Inventory, Placement
 
 
@@ -36,34 +37,41 @@ def preview(
     host = wanted[request.model].host
     if host in state.deployments:
         return Preview(request.model, host, True, state.deployments[host].record.placement)
-    base, deployment = state.models[host].record, wanted[host]
     seen = beside_measuring.sight(inventory, state.ledgers, settings.headroom, besides=host)
-    found = beside_measuring.find(lambda free: _first(state, base, deployment, free, settings), seen)
-    waits = measuring_turns.until(state, found.in_the_way) if found.in_the_way else ""
-    return Preview(request.model, host, False, found.placement, waits)
+    found = _places(state, state.models[host].record, wanted[host], seen, settings)
+    in_the_way = sorted({key for place in found for key in place.in_the_way})
+    waits = measuring_turns.until(state, in_the_way) if in_the_way else ""
+    return Preview(request.model, host, False, found[0].placement, waits)
 
 
-def _first(
-    state: State, base: Model, deployment: Deployment, free: Inventory, settings: Settings
-) -> Placement:
-    """Where the first of its groups would be, if there is room for all.
+def _places(
+    state: State, base: Model, deployment: Deployment, seen: Sight, settings: Settings
+) -> list[Found]:
+    """Where its groups would be, one after the other, as they are placed (`group_placing`).
 
-    Errors: NoFeasiblePlan.
+    Errors: NoFeasiblePlan when there is not room for all.
     """
-    variants = state.variants_of(base.name)
-    present = [d.record for d in state.deployments.values()]
-    places: list[Placement] = []
-    for number, group in enumerate(deployment.groups):
+    places: list[Found] = []
+    for group in deployment.groups:
+        decide = partial(_decide, state, base, deployment, settings)
         try:
-            placed = deploying.decide(
-                base, deployment, free, settings, variants, state.profiles, [*present, deployment]
-            )
+            found = beside_measuring.find(decide, seen)
         except errors.NoFeasiblePlan as e:
-            raise _named(e, group_id(deployment.host, group.number), number) from e
-        free = less(free, [placed])
-        places.append(placed)
-        deployment = replanning.with_group(deployment, replace(group, placement=placed))
-    return places[0]
+            raise _named(e, group_id(deployment.host, group.number), len(places)) from e
+        seen = seen.less(found.placement)
+        places.append(found)
+        deployment = replanning.with_group(deployment, replace(group, placement=found.placement))
+    return places
+
+
+def _decide(
+    state: State, base: Model, deployment: Deployment, settings: Settings, free: Inventory
+) -> Placement:
+    """Errors: NoFeasiblePlan."""
+    variants, present = state.variants_of(base.name), [d.record for d in state.deployments.values()]
+    return deploying.decide(
+        base, deployment, free, settings, variants, state.profiles, [*present, deployment]
+    )
 
 
 def _named(error: errors.NoFeasiblePlan, group: str, placed: int) -> errors.NoFeasiblePlan:
