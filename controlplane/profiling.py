@@ -334,14 +334,6 @@ def subject(state: State, key: str) -> Model | None:
     return min(having, key=lambda m: (m.created_at_s, m.name), default=None)
 
 
-def ended_lately(state: State, now_s: float, within_s: float) -> bool:
-    """Whether a measuring may have ended so lately that devices are still seen with its memory taken."""
-    return any(
-        found.record.phase is not Phase.PROFILING and now_s - found.record.updated_at_s < within_s
-        for found in state.profiles.values()
-    )
-
-
 def settled_profile(state: State, model: Model) -> ModelProfile | None:
     """The profile that a model waits for, if there is nothing more to wait for."""
     found = state.profiles.get(model.profile or "")
