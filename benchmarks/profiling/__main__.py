@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.profiling import results, shapes
 from benchmarks.profiling.lanes import Ending, Start, carry_out
-from benchmarks.profiling.schedule import Slot, describe, pack
+from benchmarks.profiling.schedule import Slot, cores_of, describe, pack
 from benchmarks.profiling.tasks import (
     DEVICE_BYTES,
     MAX_MODEL_LEN,
@@ -48,9 +48,12 @@ LOG_TAIL = 3000
 class Host:
     """Starts a task's engine on GPUs of this host, or on its CPU to rehearse."""
 
-    def __init__(self, out: Path, work: Path, device: str, budget_s: float, first_gpu: int = 0) -> None:
+    def __init__(
+        self, out: Path, work: Path, device: str, budget_s: float, gpus: int = 1, first_gpu: int = 0
+    ) -> None:
+        """There are `gpus` from `first_gpu` on."""
         self._out, self._work, self._device, self._budget_s = out, work, device, budget_s
-        self._first_gpu = first_gpu
+        self._first_gpu, self._host_gpus = first_gpu, first_gpu + gpus
         for folder in (results.PARTS, results.LOGS):
             (out / folder).mkdir(parents=True, exist_ok=True)
 
@@ -59,11 +62,12 @@ class Host:
         job = self._job(task, self._work / f"{number}.gate")
         request.write_text(job.model_dump_json())
         assert job.gate is not None
+        gpus = tuple(self._first_gpu + gpu for gpu in slot.gpus)
         return Start(
             (*ENGINE, str(request), "--end-with-stdin"),
             {
                 **os.environ,
-                **visible_gpus(tuple(self._first_gpu + gpu for gpu in slot.gpus)),
+                **visible_gpus(gpus),
                 "VLLM_LOGGING_LEVEL": "INFO",
                 "VLLM_PORT": str(FIRST_PORT + PORTS * number + PORTS_PER_GPU * self._first_gpu),
             },
@@ -71,6 +75,7 @@ class Host:
             job.gate,
             lambda: job.out.exists() and results.is_complete(task, read(job.out)),
             lambda: job.out.stat().st_size if job.out.exists() else 0,
+            cores_of(gpus, self._host_gpus, os.sched_getaffinity(0)),
         )
 
     def _job(self, task: Task, gate: Path) -> Job:
@@ -116,7 +121,7 @@ def measure(given: argparse.Namespace) -> None:
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # an engine that hangs is aborted; its dump takes long
     with tempfile.TemporaryDirectory() as work:
-        host = Host(given.out, Path(work), given.device, given.budget_s, given.first_gpu)
+        host = Host(given.out, Path(work), given.device, given.budget_s, given.gpus, given.first_gpu)
         carry_out(slots, host.start, given.budget_s, lambda ending: tell(ending, given.out))
     merge(given.out, [given.out])
 

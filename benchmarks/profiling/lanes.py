@@ -47,7 +47,7 @@ class Start:
     with its standard input: nobody may be left to end it.
 
     `complete` says whether it has measured everything, so that nobody waits for it to clean up; `progress` is
-    a number that changes with each measurement.
+    a number that changes with each measurement. It runs on `cores`; on all if there are none.
     """
 
     command: Sequence[str]
@@ -56,6 +56,7 @@ class Start:
     gate: Path
     complete: Callable[[], bool]
     progress: Callable[[], int]
+    cores: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -136,6 +137,8 @@ class _Lanes:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        if run.start.cores:
+            os.sched_setaffinity(run.process.pid, run.start.cores)
         run.state = State.PREPARING
 
     def _open(self, run: _Run) -> None:

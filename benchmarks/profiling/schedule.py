@@ -68,6 +68,16 @@ def lacks(task: Task, left: Task) -> bool:
     return Cut.of(task.setting) == Cut.of(left.setting)
 
 
+def cores_of(gpus: Iterable[int], host_gpus: int, cores: Iterable[int]) -> frozenset[int]:
+    """The cores for an engine on these GPUs: each GPU of the host has its share, so that engines that start
+    do not slow down those that are measured. All of them where there are fewer than GPUs."""
+    ordered = sorted(cores)
+    share = len(ordered) // host_gpus
+    return frozenset(core for gpu in gpus for core in ordered[gpu * share : (gpu + 1) * share]) or frozenset(
+        ordered
+    )
+
+
 def before(slots: Sequence[Slot], number: int) -> set[int]:
     """The slots that must have ended before this one may touch its GPUs: on each the last one."""
     found = set()

@@ -21,7 +21,7 @@ from benchmarks.profiling import lanes, results
 from benchmarks.profiling.__main__ import Host
 from benchmarks.profiling.cost import compared, cost
 from benchmarks.profiling.lanes import Ending, Start, carry_out
-from benchmarks.profiling.schedule import Slot, before, describe, pack
+from benchmarks.profiling.schedule import Slot, before, cores_of, describe, pack
 from benchmarks.profiling.shapes import GPU_SHAPES, SHAPES
 from benchmarks.profiling.tasks import POINTS, Kind, Task, chosen, truth, uneven
 from profiler.measurements import Footprint, Log, Measurement, Point, RankMemory, Setting, Timing
@@ -75,6 +75,30 @@ def test_list_scheduling_is_less_than_twice_as_long_as_any_schedule(tasks: list[
 def test_a_task_for_more_gpus_than_there_are_is_refused() -> None:
     with pytest.raises(ValueError, match="needs 4 GPUs, the host has 2"):
         pack([task(4, 1, 1)], 2, 1000)
+
+
+@given(st.integers(1, 8), st.sets(st.integers(0, 200), min_size=1))
+def test_gpus_share_no_core_where_there_are_enough(gpus: int, cores: set[int]) -> None:
+    shares = [cores_of([gpu], gpus, cores) for gpu in range(gpus)]
+    assert all(share and share <= cores for share in shares)
+    if len(cores) >= gpus:
+        assert len({len(share) for share in shares}) == 1
+        assert sum(map(len, shares)) == len(frozenset().union(*shares)) > len(cores) - gpus
+        assert cores_of(range(gpus), gpus, cores) == frozenset().union(*shares)
+
+
+def test_an_engine_runs_on_its_cores(tmp_path: Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    slots, _ = pack([task(1, 1, 1)], 1, 1e9)
+    program = "import os; print(sorted(os.sched_getaffinity(0)))"
+
+    def start(slot: Slot, number: int) -> Start:
+        command = (sys.executable, "-S", "-c", program)
+        log, gate = tmp_path / "log", tmp_path / "gate"
+        return Start(command, dict(os.environ), log, gate, lambda: False, lambda: 0, frozenset({core}))
+
+    carry_out(slots, start, 1e9, lambda ending: None)
+    assert (tmp_path / "log").read_text() == f"[{core}]\n"
 
 
 BOTH = [Kind.TRUTH, Kind.FINGERPRINTS]
@@ -231,8 +255,11 @@ class _Quick(Task):
 
 HANGS = """
 import os, pathlib, subprocess, sys, time
-folder = pathlib.Path(sys.argv[1]).parent
+gate = pathlib.Path(sys.argv[1])
+folder = gate.parent
 def measures():
+    while not gate.exists():
+        time.sleep(0.005)
     for number in range(4):
         time.sleep(2.5)
         (folder / f"{number}.measured").touch()
