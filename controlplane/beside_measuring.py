@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from controlplane import errors, ledger
+from controlplane.deploying import preference
 from controlplane.ledger import Ledgers
 from controlplane.state.typed import State
 from placement.rebalancing import less, taken_by
@@ -47,8 +48,12 @@ class Found:
 
 def sight(inventory: Inventory, ledgers: Ledgers, headroom: float, besides: str = "") -> Sight:
     """What `besides` was promised does not count: it is to be placed anew."""
-    free = partial(ledger.available, inventory, ledgers, headroom, besides)
-    return Sight(free(measured=True), free(measured=False), ledger.being_measured(ledgers))
+    free, measured = (
+        partial(ledger.available, inventory, ledgers, headroom, besides),
+        ledger.being_measured(ledgers),
+    )
+    now = free()
+    return Sight(now, free(measured=False) if measured else now, measured)
 
 
 def find(decide: Decide, seen: Sight) -> Found:
@@ -61,7 +66,7 @@ def find(decide: Decide, seen: Sight) -> Found:
         return Found(decide(seen.now))
     now = _tried(lambda: decide(seen.now))
     later = decide(seen.once_measured) if now is None else _tried(lambda: decide(seen.once_measured)) or now
-    if now is not None and _rank(now) <= _rank(later):
+    if now is not None and preference(now) <= preference(later):
         return Found(now)
     return Found(later, _in_the_way(later, seen))
 
@@ -133,13 +138,7 @@ def _tried(found: Callable[[], T]) -> T | None:
 
 def _worth(found: Found) -> tuple[bool, float, int]:
     """Least is best."""
-    return *_rank(found.placement), len(found.in_the_way)
-
-
-def _rank(placed: Placement) -> tuple[bool, float]:
-    """Least is best, as `deploying` chooses."""
-    factor = max((one.factor for one in placed.choice.relaxed), default=1.0)
-    return placed.ranks[0].device_kind == CPU, factor
+    return *preference(found.placement), len(found.in_the_way)
 
 
 def _in_the_way(placed: Placement, seen: Sight) -> tuple[str, ...]:

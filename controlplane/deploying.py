@@ -99,13 +99,14 @@ def _eased(question: Question, outcome: Outcome, most: float | None) -> Placemen
 
 
 def _best(placements: Sequence[Placement]) -> Placement | None:
-    """On GPUs if there are some; then what gave way least, then the objective."""
+    """The most preferred; of such the one of the best objective."""
+    return min(placements, key=lambda one: (*preference(one), one.choice.objective), default=None)
 
-    def rank(placed: Placement) -> tuple[bool, float, float]:
-        factor = max((one.factor for one in placed.choice.relaxed), default=1.0)
-        return placed.ranks[0].device_kind == CPU, factor, placed.choice.objective
 
-    return min(placements, key=rank, default=None)
+def preference(placed: Placement) -> tuple[bool, float]:
+    """Least is best: on GPUs if there are some, then what gave way least."""
+    factor = max((one.factor for one in placed.choice.relaxed), default=1.0)
+    return placed.ranks[0].device_kind == CPU, factor
 
 
 def _nearest(missed: Sequence[NotPlaced]) -> NotPlaced:

@@ -31,7 +31,7 @@ from controlplane.endings import persist, starting, the_group
 from controlplane.engines import Engines
 from controlplane.group_edits import is_still, unplace
 from controlplane.inventory import NodeState, ray_ids
-from controlplane.profile_actions import Note
+from controlplane.profile_actions import LEAVING_S, Note
 from controlplane.reconcile import open_operation
 from controlplane.records import Deployment, OperationKind, Phase
 from controlplane.settings import Settings
@@ -49,7 +49,6 @@ log = logging.getLogger(__name__)
 LOOK_AGAIN_S = 0.5
 SAMPLED_S = 2.5  # samples of devices that are asked for so long after a stop were taken after it
 MOST_LAUNCHES = 5  # in a row that the cluster refuses
-LEAVING_S = 10.0  # as long is waited for engines that were stopped to give their memory back
 
 Fail = Callable[[str, errors.OstinatoError], Awaitable[None]]
 

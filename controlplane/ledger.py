@@ -88,11 +88,6 @@ def being_measured(ledgers: Ledgers) -> dict[DeviceKey, str]:
     }
 
 
-def holders(ledgers: Ledgers) -> frozenset[str]:
-    """Who is promised anything."""
-    return frozenset(r.holder for found in ledgers.values() for r in found.record.reservations)
-
-
 def orphans(state: State) -> list[str]:
     """Holders whose group, deployment or measuring is gone, or is of an earlier one of the same name."""
     held = {(r.holder, r.uid) for found in state.ledgers.values() for r in found.record.reservations}

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 READ_SHARE = 0.3  # of a registration's progress is done when its files are read
 LOOK_S = 1.0  # between looks whether it is a profile's turn, and whether its measuring is to go on
-LEAVING_S = 10.0  # as long is waited for engines that were stopped to give their memory back
+LEAVING_S = 10.0  # as long is waited for what was stopped to give its memory back
 LEAVING = "waits until devices are seen without memory of what was stopped"
 OVERTIME_S = 90.0  # beyond its limit a measuring may take to begin and end, before it is taken to hang
 

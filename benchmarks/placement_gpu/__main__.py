@@ -70,8 +70,9 @@ async def _carry_out(given: argparse.Namespace, children: Children, result: dict
             except errors.NoFeasiblePlan as e:
                 models[name]["refused"] = e.message
                 tell(f"{name}: {e.message}")
-        for name in (name for name in models if "refused" not in models[name]):
-            await experiment.measure(name, models[name]["shape"], models[name])
+        for name, one in models.items():
+            if "refused" not in one:
+                await experiment.measure(name, one["shape"], one)
         result["after"] = await experiment.devices()
     finally:
         store.close()

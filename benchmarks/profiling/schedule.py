@@ -73,9 +73,9 @@ def cores_of(gpus: Iterable[int], host_gpus: int, cores: Iterable[int]) -> froze
     do not slow down those that are measured. All of them where there are fewer than GPUs."""
     ordered = sorted(cores)
     share = len(ordered) // host_gpus
-    return frozenset(core for gpu in gpus for core in ordered[gpu * share : (gpu + 1) * share]) or frozenset(
-        ordered
-    )
+    if not share:
+        return frozenset(ordered)
+    return frozenset(core for gpu in gpus for core in ordered[gpu * share : (gpu + 1) * share])
 
 
 def before(slots: Sequence[Slot], number: int) -> set[int]:

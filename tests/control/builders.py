@@ -54,6 +54,11 @@ def state(*records: Any) -> State:
     return State(1, *main, profiles=of(ModelProfile), ledgers=of(NodeLedger))
 
 
+def holders(now: State) -> set[str]:
+    """Who is promised memory."""
+    return {r.holder for found in now.ledgers.values() for r in found.record.reservations}
+
+
 def no_bundles(name: str) -> Path:
     raise errors.SourceUnreadable(f"no {name}")
 

@@ -198,7 +198,7 @@ def test_what_is_measured_counts_until_it_ends(
     assert free(before, False) == without
     state = after(state, ledger.reserve_to_measure(state, "k", 1, [("n", "h200", 0)], own.promised, 0.0))
     assert ledger.being_measured(state.ledgers) == {("n", "h200", 0): "k"}
-    assert ledger.holders(state.ledgers) == {*promises, "measuring:k"}
+    assert builders.holders(state) == {*promises, "measuring:k"}
     uses = (*before.uses, Use("measuring:k", own.taken)) if own.taken else before.uses
     now = replace(before, free_bytes=before.free_bytes - own.taken, uses=uses)
     assert free(now, False) == without
@@ -217,7 +217,7 @@ def test_what_is_measured_holds_each_of_its_devices() -> None:
     assert set(state.ledgers) == {"b"}  # in the place of what it had
     taken = ledger.reserve(state, "m", 1, placement(("a", 0, 2), ("b", 0, 3)), 7.0, ("measuring:k",))
     state = after(state, taken)
-    assert ledger.holders(state.ledgers) == {"m"}
+    assert builders.holders(state) == {"m"}
     assert ledger.being_measured(state.ledgers) == {}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import checkpoints
 import pytest
-from builders import PLACED, operation, ready_base, state
+from builders import PLACED, holders, operation, ready_base, state
 from hypothesis import given
 from hypothesis import strategies as st
 from in_memory import GIB, cancel
@@ -46,7 +46,7 @@ class Checked(Repository):
         revision = super().commit(changes)
         now = self.read()
         begun = {key for key, found in now.profiles.items() if found.record.phase is Phase.PROFILING}
-        assert {f"measuring:{key}" for key in begun} == {h for h in ledger.holders(now.ledgers) if ":" in h}
+        assert {f"measuring:{key}" for key in begun} == {h for h in holders(now) if ":" in h}
         return revision
 
 

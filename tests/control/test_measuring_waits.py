@@ -41,15 +41,19 @@ TIGHT = replace(HOST, total_bytes=2350 * MIB, free_bytes=2350 * MIB)
 ROOMIER = replace(HOST, total_bytes=2420 * MIB, free_bytes=2420 * MIB)
 
 
-@pytest.fixture
-def world(settings: Settings, store: StateStore, tmp_path: Path) -> World:
-    folder = tmp_path / "files"
-    for layers, name in enumerate(("one", "two", "three"), 2):
+def measured_world(settings: Settings, store: StateStore, folder: Path, *names: str) -> World:
+    """Measurements are told by a formula; models of these names in `folder`, no two of an architecture."""
+    for layers, name in enumerate(names, 2):
         checkpoints.write_model(folder / name, checkpoints.config(num_hidden_layers=layers))
     changes = {"engine": "vllm", "allowed_roots": str(folder)}
     made = World(settings.model_copy(update=changes), Checked(store), folder)
     made.cluster = MeasuredCluster()
     return made
+
+
+@pytest.fixture
+def world(settings: Settings, store: StateStore, tmp_path: Path) -> World:
+    return measured_world(settings, store, tmp_path / "files", "one", "two", "three")
 
 
 def on(world: World, *devices: object) -> None:
@@ -88,6 +92,16 @@ async def known(world: World, *names: str) -> None:
     for name in names:
         assert (await world.end(world.register(name))).phase is Phase.READY
     cluster(world).orders.clear()
+
+
+async def engine_waits(world: World) -> tuple[Operation, Operation]:
+    """The registration of "two", which is measured, and the deployment of "one", which waits for that."""
+    await known(world, "one")
+    on(world, TIGHT)
+    second = await measuring(world, "two")
+    deploying = world.deploy("one")
+    await world.until(lambda: "waits until" in asked(world, deploying).reason)
+    return second, deploying
 
 
 # --- profiles that wait for each other --------------------------------------------------------------
@@ -234,11 +248,7 @@ async def test_one_that_does_not_fit_in_any_case_is_refused_at_once(world: World
 async def test_the_next_measuring_waits_for_an_engine_that_waits(world: World) -> None:
     """Else a row of registrations would keep it out for ever."""
     async with world.controlled():
-        await known(world, "one")
-        on(world, TIGHT)
-        second = await measuring(world, "two")
-        deploying = world.deploy("one")
-        await world.until(lambda: "waits until" in asked(world, deploying).reason)
+        second, deploying = await engine_waits(world)
         third = await waiting(world, "three", "until the engine of 'one' has its place")
         cluster(world).go.set()
         assert (await world.end(deploying)).phase is Phase.DEPLOYED
@@ -250,11 +260,7 @@ async def test_the_next_measuring_waits_for_an_engine_that_waits(world: World) -
 
 async def test_a_controller_killed_while_both_wait_leaves_no_deadlock(world: World) -> None:
     async with world.controlled():
-        await known(world, "one")
-        on(world, TIGHT)
-        second = await measuring(world, "two")
-        deploying = world.deploy("one")
-        await world.until(lambda: "waits until" in asked(world, deploying).reason)
+        second, deploying = await engine_waits(world)
     async with world.controlled():  # the measuring that died does not begin again before the engine
         assert (await world.end(deploying)).phase is Phase.DEPLOYED
         assert (await world.end(second)).phase is Phase.READY
@@ -262,11 +268,7 @@ async def test_a_controller_killed_while_both_wait_leaves_no_deadlock(world: Wor
 
 async def test_a_deployment_that_waits_can_be_cancelled(world: World) -> None:
     async with world.controlled():
-        await known(world, "one")
-        on(world, TIGHT)
-        second = await measuring(world, "two")
-        deploying = world.deploy("one")
-        await world.until(lambda: "waits until" in asked(world, deploying).reason)
+        second, deploying = await engine_waits(world)
         cancel(world.repository, deploying.id)
         assert (await world.end(deploying)).phase is Phase.CANCELLED
         assert "one" not in world.repository.read().deployments

@@ -1,4 +1,4 @@
-"""What a review of placements beside measurings found, so that it stays found."""
+"""Where an engine is placed beside measurings, and while the memory of what was stopped is still seen."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-import checkpoints
 import pytest
 from builders import PLACED, state
 from in_memory import GIB
-from measured_cluster import HOST, MeasuredCluster
+from measured_cluster import HOST
 from test_controller import World, _hurry  # noqa: F401 - a fixture
-from test_measuring_reserves import Checked, cluster, reservations
-from test_measuring_waits import MIB, TIGHT, asked, known, measuring, on
+from test_measuring_reserves import cluster, reservations
+from test_measuring_waits import MIB, TIGHT, asked, known, measured_world, measuring, on
 
 from controlplane import beside_measuring, errors, group_placing, planning
 from controlplane.api.deploy_requests import DeployModelRequest
@@ -42,13 +41,7 @@ SMALL = replace(HOST, node="small", total_bytes=400 * MIB, free_bytes=400 * MIB)
 
 @pytest.fixture
 def world(settings: Settings, store: StateStore, tmp_path: Path) -> World:
-    folder = tmp_path / "files"
-    for layers, name in enumerate(("one", "two"), 2):
-        checkpoints.write_model(folder / name, checkpoints.config(num_hidden_layers=layers))
-    changes = {"engine": "vllm", "allowed_roots": str(folder)}
-    made = World(settings.model_copy(update=changes), Checked(store), folder)
-    made.cluster = MeasuredCluster()
-    return made
+    return measured_world(settings, store, tmp_path / "files", "one", "two")
 
 
 def preview(world: World, replicas: int) -> planning.Preview:

@@ -1,4 +1,4 @@
-"""What a review of measurings found: how long a turn takes, where it goes, what interrupts one."""
+"""How long a turn to be measured takes, where it goes, what interrupts a measuring and what must not."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import checkpoints
 import pytest
 from builders import operation, ready_base, state
 from in_memory import GIB, cancel
-from measured_cluster import HOST, MeasuredCluster
+from measured_cluster import HOST
 from test_controller import World, _hurry  # noqa: F401 - a fixture
-from test_measuring_reserves import Checked, cluster, reservations
-from test_measuring_waits import measuring, profile, waiting
+from test_measuring_reserves import cluster, reservations
+from test_measuring_waits import measured_world, measuring, profile, waiting
 
 from controlplane import errors, measuring_turns, profile_actions, profiling, watching
 from controlplane.measuring_turns import Waits
@@ -35,13 +35,7 @@ OTHER = ModelProfile("k", "a", "bfloat16", "h200", "0.32.0", Phase.PROFILING)
 
 @pytest.fixture
 def world(settings: Settings, store: StateStore, tmp_path: Path) -> World:
-    folder = tmp_path / "files"
-    for layers, name in enumerate(("one", "two"), 2):
-        checkpoints.write_model(folder / name, checkpoints.config(num_hidden_layers=layers))
-    changes = {"engine": "vllm", "allowed_roots": str(folder)}
-    made = World(settings.model_copy(update=changes), Checked(store), folder)
-    made.cluster = MeasuredCluster()
-    return made
+    return measured_world(settings, store, tmp_path / "files", "one", "two")
 
 
 def gpus(**nodes: int) -> tuple[Device, ...]:
