@@ -174,6 +174,14 @@ def title(process: psutil.Process) -> str:
         return ""
 
 
+def name(process: psutil.Process) -> str:
+    """What the kernel calls it, at most 15 characters: is set even where a title has no room."""
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""
+
+
 def _runs(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
