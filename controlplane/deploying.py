@@ -21,7 +21,7 @@ from placement.solver.decide import decide as decide_on
 from placement.solver.decide import eased
 from placement.solver.explain import reason
 from placement.solver.from_inventory import clusters_of, type_name
-from placement.solver.from_spec import figures_of
+from placement.solver.from_spec import figures_in_forms
 from placement.solver.layout import resident
 from placement.solver.outcome import NotPlaced, Outcome
 from placement.solver.plan import Estimator
@@ -39,7 +39,7 @@ from placement.types import (
     Relaxation,
     Unusable,
 )
-from profiler.plans import UNCOMPRESSED, accuracy_of, allows_uncompressed
+from profiler.forms import UNCOMPRESSED, accuracy_of, form_names
 from profiler.types import ModelSpec
 from profiler.variants.types import VariantKind
 
@@ -70,14 +70,16 @@ def decide(
     Errors: NoFeasiblePlan, saying which constraint binds and what would do; NotReady.
     """
     spec_of(model)
-    if not allows_uncompressed(model.compression):
-        raise refusals.no_technique(model.compression)
+    clusters = clusters_of(inventory, _residents(others))
+    if not clusters:
+        raise refusals.no_device(inventory)
     questions = [
         _question(model, deployment, cluster, inventory, settings, variants, profiles)
-        for cluster in clusters_of(inventory, _residents(others))
+        for cluster in clusters
+        if _forms(model, cluster, settings)
     ]
     if not questions:
-        raise refusals.no_device(inventory)
+        raise refusals.no_technique(model.compression)
     answers = [
         (question, decide_on(question.cluster, question.request, POLICY, question.estimator))
         for question in questions
@@ -143,7 +145,7 @@ def _question(
     profiles: Profiles,
 ) -> Question:
     """Errors: NoFeasiblePlan when the expected lengths exceed what the engine takes."""
-    spec = served_spec(spec_of(model), engine_dtype(settings, cluster.types[0].kind))
+    spec = served_spec(spec_of(model), _dtype(cluster, settings))
     context = min(settings.max_model_len, spec.max_position)
     request = _request(model, deployment, spec, context, settings)
     plan = Plan(1, (spec.num_layers,), UNCOMPRESSED, context, request.kv_tokens, 0, 0)
@@ -152,15 +154,25 @@ def _question(
     return Question(cluster, request, known)
 
 
+def _forms(model: Model, cluster: Cluster, settings: Settings) -> tuple[str, ...]:
+    """In which the engines of such devices can hold the model."""
+    return form_names(model.compression, served_spec(spec_of(model), _dtype(cluster, settings)))
+
+
+def _dtype(cluster: Cluster, settings: Settings) -> str:
+    return engine_dtype(settings, cluster.types[0].kind)
+
+
 def _request(
     model: Model, deployment: Deployment, spec: ModelSpec, context: int, settings: Settings
 ) -> Request:
-    accuracy = accuracy_of(model.compression)
+    forms = form_names(model.compression, spec)
+    accuracies = {form: accuracy_of(model.compression, form) for form in forms}
     bounds = deployment.bounds
     inputs, outputs = _lengths(deployment, context)
     return Request(
         name=model.name,
-        model=figures_of(model.name, spec, {UNCOMPRESSED: (accuracy, 1.0)}),
+        model=figures_in_forms(model.name, spec, accuracies),
         intent=deployment.intent,
         cost=settings.cost_measure,
         slos=deployment.slos,

@@ -17,7 +17,8 @@ from controlplane.state.typed import Change, Put, State
 from controlplane.worker_groups import MeasuredRank, WorkerGroup
 from placement.solver.from_inventory import type_name
 from placement.solver.profiled import Measured
-from placement.types import CPU, Device, Inventory, Placement, key_of
+from placement.types import CPU, Device, Inventory, Placement, Plan, key_of
+from profiler.forms import UNCOMPRESSED
 from workers.messages import RankReport
 
 GIB = 2**30
@@ -48,8 +49,7 @@ def known_on(model: Model, device: Device, settings: Settings, profiles: Profile
     if key is None or calibration is None:
         return None
     kept = profiles[key.text].record.memory_excess
-    excess = {(int(tp), int(pp)): n for shape, n in kept.items() for tp, pp in [shape.split("x")]}
-    return Measured(calibration, device.rates, excess)
+    return Measured(calibration, device.rates, {_shape(text): n for text, n in kept.items()})
 
 
 def applied(
@@ -60,7 +60,7 @@ def applied(
     if device and device.kind == CPU and len({type_name(d) for d in inventory.devices if d.kind == CPU}) > 1:
         return None  # hosts are estimated together, by what is known of the quickest type
     known = known_on(model, device, settings, profiles) if device else None
-    shape = placement.plan.tensor_parallel, placement.plan.pipeline_parallel
+    shape = _shape(_text(placement.plan))
     return known.excess.get(shape, 0) if known else None
 
 
@@ -83,11 +83,22 @@ def learned(profile: ModelProfile, group: WorkerGroup) -> ModelProfile:
     """The profile once at least one rank of a group was measured that was placed by its calibration."""
     assert group.placement is not None
     assert group.memory_excess is not None
-    plan = group.placement.plan
     beyond_plan = max(r.measured_bytes - r.planned_bytes for r in group.measured)
     excess = max(0, group.memory_excess + beyond_plan)
-    shape = f"{plan.tensor_parallel}x{plan.pipeline_parallel}"
-    return replace(profile, memory_excess={**profile.memory_excess, shape: excess})
+    return replace(profile, memory_excess={**profile.memory_excess, _text(group.placement.plan): excess})
+
+
+def _text(plan: Plan) -> str:
+    """Of a plan's shape, as a profile keeps it: "2x1" is TP x PP, and "2x1 fp8" that in another form."""
+    degrees = f"{plan.tensor_parallel}x{plan.pipeline_parallel}"
+    return degrees if plan.quantization == UNCOMPRESSED else f"{degrees} {plan.quantization}"
+
+
+def _shape(text: str) -> tuple[str, int, int]:
+    """(form, TP, PP)."""
+    degrees, _, form = text.partition(" ")
+    tp, pp = degrees.split("x")
+    return form or UNCOMPRESSED, int(tp), int(pp)
 
 
 def only_type(placement: Placement, inventory: Inventory) -> Device | None:

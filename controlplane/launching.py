@@ -37,6 +37,7 @@ def engine_config(
         group=group or model.name,
         model_path=model.path or "",
         dtype=dtype,
+        quantization=plan.quantization,
         tensor_parallel=plan.tensor_parallel,
         ranks=tuple(_rank(spec, plan, rank) for rank in placement.ranks),
         max_model_len=plan.max_model_len,

@@ -101,7 +101,7 @@ class ProfileActions:
         await self._note(
             OperationKind.REGISTER, ready.name, Phase.PROFILING, f"{ready.reason}; read", READ_SHARE
         )
-        fresh = profiling.fresh_profile(key, time.time())
+        fresh = profiling.fresh_profile(key, time.time(), profiling.forms_to_measure(ready, key.dtype))
 
         def commit() -> None:
             state = self._repository.read()
@@ -141,7 +141,7 @@ class ProfileActions:
             lacking = errors.ProfilingFailed("there is no device to measure on; add one and profile again")
             await self._answer(name, End.failed(lacking))
             return
-        fresh = profiling.fresh_profile(key, time.time())
+        fresh = profiling.fresh_profile(key, time.time(), profiling.forms_to_measure(model, key.dtype))
 
         def commit() -> None:
             state = self._repository.read()
@@ -351,14 +351,16 @@ def _require_measured(state: State, key: str) -> None:
 
 
 def _begun(state: State, fresh: ModelProfile, resume: Sequence[Phase]) -> list[Change]:
-    """The profile, new if there is none; one that is not whole goes on from the phases `resume`."""
+    """The profile, new if there is none. One that is not whole goes on from the phases `resume`, and from all
+    for forms that nobody asked for before."""
     present = state.profiles.get(fresh.key)
     if present is None:
         return [Put(fresh, 0)]
-    if not present.record.settled:  # who settles it on an older sight has to look again
-        return [Put(present.record, present.version)]
-    if present.record.phase in resume and not profiling.is_whole(present.record):
-        return [Put(profiling.resumed(present.record, time.time()), present.version)]
+    wanted = profiling.with_forms(present.record, fresh.forms)
+    if not wanted.settled:  # who settles it on an older sight has to look again
+        return [Put(wanted, present.version)]
+    if wanted != present.record or (wanted.phase in resume and not profiling.is_whole(wanted)):
+        return [Put(profiling.resumed(wanted, time.time()), present.version)]
     return []
 
 

@@ -16,6 +16,7 @@ from controlplane.state.typed import State, Versioned
 from placement.types import CPU, Device, DeviceKey, Inventory
 from profiler.campaign import Reach, Trial, campaign, count_points, needed_bytes
 from profiler.errors import MeasurementError
+from profiler.forms import UNCOMPRESSED, form_names
 from profiler.measurements import Footprint, Timing, from_lines
 from profiler.physical.calibrating import calibrate
 from profiler.physical.calibration import Calibration
@@ -91,7 +92,19 @@ def key_on(model: Model, device: Device, settings: Settings) -> ProfileKey | Non
     return profile_key(served_spec(model.spec, dtype), dtype, device.model or device.kind, device.engine)
 
 
-def fresh_profile(key: ProfileKey, now_s: float) -> ModelProfile:
+def forms_to_measure(model: Model, dtype: str) -> tuple[str, ...]:
+    """What a model is registered for beside its uncompressed form, of what engines of this dtype have."""
+    names = form_names(model.compression, served_spec(spec_of(model), dtype))
+    return tuple(name for name in names if name != UNCOMPRESSED)
+
+
+def with_forms(profile: ModelProfile, forms: Sequence[str]) -> ModelProfile:
+    """To be measured in these as well, from the next time it is begun."""
+    every = tuple(sorted({*profile.forms, *forms}))
+    return profile if every == profile.forms else dataclasses.replace(profile, forms=every)
+
+
+def fresh_profile(key: ProfileKey, now_s: float, forms: tuple[str, ...] = ()) -> ModelProfile:
     return ModelProfile(
         key.text,
         key.architecture,
@@ -102,6 +115,7 @@ def fresh_profile(key: ProfileKey, now_s: float) -> ModelProfile:
         reason="waits to be measured",
         created_at_s=now_s,
         updated_at_s=now_s,
+        forms=forms,
     )
 
 
@@ -159,6 +173,7 @@ def mission(profile: ModelProfile, model: Model, inventory: Inventory, settings:
         settings.concurrency,
         settings.batched_tokens,
         settings.max_lora_rank,
+        profile.forms,
     )
     trials = _trials(spec, reach)
     lacking = _lacking(trials, profile.measurements)
@@ -301,8 +316,16 @@ def gives_way(profile: ModelProfile, group: str, now_s: float) -> ModelProfile:
 
 
 def is_whole(profile: ModelProfile) -> bool:
-    """Whether everything that was planned has been measured."""
-    return profile.phase is Phase.READY and 0 < profile.all_points <= profile.points
+    """Whether everything that was planned has been measured, in every form that was asked for."""
+    counted = profile.phase is Phase.READY and 0 < profile.all_points <= profile.points
+    return counted and set(profile.forms) <= {UNCOMPRESSED, *_measured_forms(profile)}
+
+
+def _measured_forms(profile: ModelProfile) -> set[str]:
+    try:
+        return {one.setting.quantization for one in from_lines(profile.measurements, profile.key)}
+    except MeasurementError:  # written by another version
+        return set()
 
 
 # --- who waits ----------------------------------------------------------------------------------------

@@ -196,7 +196,7 @@ class ModelProfile:
     the campaign's `all_points` loads are among them. `phase` is Pending, Profiling, or final: Ready (perhaps
     with less than was planned, which `reason` says), Failed, Cancelled. `attempts` that brought nothing new;
     `rounds`: how often it was begun afresh. `memory_excess` is what ranks of a shape ("2x1": TP x PP) were
-    found to take beyond their estimate.
+    found to take beyond their estimate. `forms` are those to be measured beside the uncompressed one.
     """
 
     key: str
@@ -215,6 +215,7 @@ class ModelProfile:
     created_at_s: float = 0.0
     updated_at_s: float = 0.0
     memory_excess: dict[str, int] = field(default_factory=dict)
+    forms: tuple[str, ...] = ()
 
     @property
     def settled(self) -> bool:

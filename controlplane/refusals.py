@@ -10,7 +10,7 @@ from controlplane.records import Relaxing
 from placement.solver.numbers import rounded
 from placement.solver.outcome import NotPlaced
 from placement.types import Constraint, Inventory, Relaxation, Unusable
-from profiler.plans import no_plan_reason
+from profiler.forms import no_form_reason
 
 # What a constraint is called in a request, and how many of its units are one of the solver's.
 _SLOS = {
@@ -51,7 +51,7 @@ def no_device(inventory: Inventory) -> errors.NoFeasiblePlan:
 
 def no_technique(compression: Mapping[str, float]) -> errors.NoFeasiblePlan:
     """Of a model that is registered for compression techniques only that no engine serves."""
-    return errors.NoFeasiblePlan(no_plan_reason(compression), details=_details("compressionTechnique"))
+    return errors.NoFeasiblePlan(no_form_reason(compression), details=_details("compressionTechnique"))
 
 
 def _details(

@@ -2,7 +2,8 @@
 
 A fingerprint is as deep as the model but holds only as many different layers as do not fit the device's
 caches (docs/profiler.md); on GPUs a second, shallower one tells apart what depends on depth, each TP that
-fits is measured, one pipeline, and one engine that is asked for made-up variants of each kind. A CPU is one
+fits is measured, one pipeline, and one engine that is asked for made-up variants of each kind, and
+each TP in every other form the model is registered for. A CPU is one
 device, on which a model is not split, and starting an engine is most of the cost: one fingerprint, whose head
 and layers are told apart by their bytes.
 """
@@ -16,7 +17,14 @@ from dataclasses import dataclass
 from profiler.estimate import allowance_bytes
 from profiler.measurements import MadeVariant, Point, Setting
 from profiler.plans import even_stages
-from profiler.shards import kv_bytes_per_token, layer_shard_bytes, outer_bytes, tp_fits, vocab_table_bytes
+from profiler.shards import (
+    cut_problem,
+    kv_bytes_per_token,
+    layer_shard_bytes,
+    outer_bytes,
+    tp_fits,
+    vocab_table_bytes,
+)
 from profiler.types import ModelSpec, Plan, adaptable_linears
 from profiler.variants.made import stored_bytes
 from profiler.variants.types import VariantKind
@@ -34,7 +42,8 @@ MOST_TP = 8
 class Reach:
     """What may be used, and how the engines that will be deployed are set up.
 
-    `devices` of one node, each with `device_bytes` free for this.
+    `devices` of one node, each with `device_bytes` free for this. `forms` are those to be measured beside the
+    uncompressed one.
     """
 
     on_cpu: bool
@@ -44,6 +53,7 @@ class Reach:
     max_sequences: int
     batched_tokens: int
     max_lora_rank: int = 16
+    forms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,7 @@ def _trials(spec: ModelSpec, reach: Reach) -> Iterator[Trial]:
     points, mixed = _points(reach), _mixed_points(spec, reach)
     if reach.on_cpu:
         yield _trial(spec, reach, Setting((layers,), batched_tokens=reach.batched_tokens), points + mixed)
+        yield from _in_forms(spec, reach, 1, points)
         return
     for tp in _degrees(spec, reach):
         yield _trial(spec, reach, Setting((layers,), tp, batched_tokens=reach.batched_tokens), points)
@@ -117,6 +128,15 @@ def _trials(spec: ModelSpec, reach: Reach) -> Iterator[Trial]:
         yield _trial(spec, reach, pipeline, points)
     if mixed:
         yield _trial(spec, reach, Setting((layers,), batched_tokens=reach.batched_tokens), mixed)
+    for tp in _degrees(spec, reach):
+        yield from _in_forms(spec, reach, tp, points)
+
+
+def _in_forms(spec: ModelSpec, reach: Reach, tp: int, points: tuple[Point, ...]) -> Iterator[Trial]:
+    for form in reach.forms:
+        if cut_problem(spec, tp, form) is None:
+            setting = Setting((spec.num_layers,), tp, form, batched_tokens=reach.batched_tokens)
+            yield _trial(spec, reach, setting, points)
 
 
 def _degrees(spec: ModelSpec, reach: Reach) -> list[int]:
@@ -125,7 +145,8 @@ def _degrees(spec: ModelSpec, reach: Reach) -> list[int]:
 
 def _trial(spec: ModelSpec, reach: Reach, setting: Setting, points: tuple[Point, ...]) -> Trial:
     cache = CPU_CACHE_BYTES if reach.on_cpu else GPU_CACHE_BYTES
-    distinct = max(2, math.ceil(cache / layer_shard_bytes(spec, setting.tensor_parallel)))
+    layer = layer_shard_bytes(spec, setting.tensor_parallel, setting.quantization)
+    distinct = max(2, math.ceil(cache / layer))
     return Trial(setting, points, min(distinct, spec.num_layers), _output_tokens(reach))
 
 

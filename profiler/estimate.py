@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from profiler.forms import FORMS, UNCOMPRESSED, canonical
 from profiler.shards import (
     active_shard_elements,
     head_is_embedding,
@@ -85,8 +86,10 @@ def _check(spec: ModelSpec, plan: Plan, rates: Sequence[DeviceRates], workload: 
     problem = tp_problem(spec, plan.tensor_parallel)
     if problem:
         raise ValueError(problem)
-    if plan.quantization != "none":
-        raise ValueError(f"no estimate for quantization {plan.quantization!r} yet; only for 'none'")
+    if canonical(plan.quantization) not in (UNCOMPRESSED, *FORMS):
+        raise ValueError(
+            f"no estimate for quantization {plan.quantization!r}; only for 'none' and {[*FORMS]}"
+        )
     if not all(0 < r < math.inf for rate in rates for r in (rate.memory_bytes_per_s, rate.flops_per_s)):
         raise ValueError("expected every device rate to be positive and finite")
     if min(workload.batch, workload.input_tokens, workload.output_tokens) < 1:
@@ -126,7 +129,8 @@ def stage_weight_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
     shared = first and last and head_is_embedding(spec)
     tables = 1 if shared else int(first) + int(last)
     outer = outer_bytes(spec) if last else 0
-    return plan.layers_per_stage[stage] * layer_shard_bytes(spec, tp) + tables * table + outer
+    layer = layer_shard_bytes(spec, tp, plan.quantization)
+    return plan.layers_per_stage[stage] * layer + tables * table + outer
 
 
 def allowance_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
@@ -204,7 +208,7 @@ def _layer_moved_bytes(spec: ModelSpec, plan: Plan, load: Pass) -> float:
     """Per rank: every weight once (of experts those that a token hits), the cached KV of each sequence, and
     the adapters of as many variants as the batch can hold."""
     tp = plan.tensor_parallel
-    weights = layer_moved_bytes(spec, tp, load.batch * load.new_tokens)
+    weights = layer_moved_bytes(spec, tp, load.batch * load.new_tokens, plan.quantization)
     kv = load.batch * _seen(spec, load.past_tokens) * kv_bytes_per_token(spec, tp)
     return weights + kv + min(load.batch, plan.max_variants) * lora_slot_bytes(spec, plan)
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from profiler.forms import canonical
 from profiler.physical.variants import VariantLoad, variant_load
-from profiler.plans import UNCOMPRESSED
-from profiler.predicting.checks import check_degree, check_load, check_plan, check_split
+from profiler.predicting.checks import check_degree, check_form, check_load, check_plan, check_split
 from profiler.predicting.intervals import inverse
 from profiler.predicting.memory import Memory, kv_capacity
 from profiler.predicting.times import Times, times_of
@@ -40,7 +40,8 @@ def predict(ground: Ground, plan: Plan, workload: Workload, mix: Mix = ()) -> Pr
     """
     check(ground.spec, plan, workload)
     load = variant_load(ground.spec, mix, workload.batch)
-    (times,) = times_of(ground, [_uncompressed(plan)], workload, load)
+    plan = _canonical(plan)
+    (times,) = times_of(ground, [plan], workload, load)
     return _prediction(plan, workload, load, times, Memory(ground, _tokens(workload)), ground.free_bytes)
 
 
@@ -52,6 +53,7 @@ def predict_all(ground: Ground, plans: Sequence[Plan], workload: Workload, mix: 
     """
     check_load(ground.spec, workload)
     _check_all(ground.spec, plans)
+    plans = list(map(_canonical, plans))
     load = variant_load(ground.spec, mix, workload.batch)
     memory, free = Memory(ground, _tokens(workload)), ground.free_bytes[:1]
     found = _times_of_all(ground, plans, workload, load)
@@ -68,8 +70,9 @@ def check(spec: ModelSpec, plan: Plan, workload: Workload) -> None:
 
 
 def _check_all(spec: ModelSpec, plans: Sequence[Plan]) -> None:
-    for degree in dict.fromkeys(plan.tensor_parallel for plan in plans):
-        check_degree(spec, degree)
+    for degree, quantization in dict.fromkeys((plan.tensor_parallel, plan.quantization) for plan in plans):
+        check_form(spec, quantization)
+        check_degree(spec, degree, quantization)
     for plan in plans:
         check_split(spec, plan)
 
@@ -80,14 +83,15 @@ def _times_of_all(
     if ground.calibration is not None:
         return times_of(ground, plans, workload, load)
     found = []
-    for plan in map(_uncompressed, plans):
+    for plan in plans:
         alike = dataclasses.replace(ground, rates=ground.rates[:1] * plan.world_size)
         found += times_of(alike, [plan], workload, load)
     return found
 
 
-def _uncompressed(plan: Plan) -> Plan:
-    return dataclasses.replace(plan, quantization=UNCOMPRESSED)
+def _canonical(plan: Plan) -> Plan:
+    named = canonical(plan.quantization)
+    return plan if named == plan.quantization else dataclasses.replace(plan, quantization=named)
 
 
 def _tokens(workload: Workload) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from profiler.linears import Sharding, distinct_experts
+from profiler.forms import FORMS, UNCOMPRESSED
+from profiler.linears import Linear, Sharding, distinct_experts
 from profiler.types import ModelSpec, Plan, adaptable_linears, linears_of
 
 VOCAB_PADDING = 64  # vLLM pads the vocabulary to this multiple before it shards it
@@ -28,21 +29,49 @@ def tp_problem(spec: ModelSpec, tensor_parallel: int) -> str | None:
     return next((problem for problem in problems if problem), None)
 
 
-def layer_shard_bytes(spec: ModelSpec, tp: int) -> int:
-    """A rank's part of a hidden layer: linear layers are sharded, norms (and biases of old records) whole."""
+def cut_problem(spec: ModelSpec, tensor_parallel: int, quantization: str) -> str | None:
+    """Why vLLM cannot shard this model so in this form; None if it can."""
+    if problem := tp_problem(spec, tensor_parallel):
+        return problem
+    form = FORMS.get(quantization)
+    for name, linear in linears_of(spec).items() if form else ():
+        out, into = linear.shard(tensor_parallel, spec.heads)
+        if form and (out % form.multiple or into % form.multiple):
+            return (
+                f"{quantization} takes multiples of {form.multiple}, and {name} is {out} x {into} on each of "
+                f"{tensor_parallel} ranks"
+            )
+    return None
+
+
+def layer_shard_bytes(spec: ModelSpec, tp: int, quantization: str = UNCOMPRESSED) -> int:
+    """A rank's part of a hidden layer: linear layers are sharded, norms (and biases of old records) whole.
+
+    What is stored in a form that is not known here counts as it is unquantized.
+    """
     linears = linears_of(spec).values()
     whole = spec.layer_weight_bytes - sum(linear.elements for linear in linears) * spec.dtype_bytes
-    return whole + sum(linear.shard_elements(tp, spec.heads) for linear in linears) * spec.dtype_bytes
+    return whole + sum(_linear_bytes(spec, linear, tp, quantization) for linear in linears)
 
 
-def layer_moved_bytes(spec: ModelSpec, tp: int, tokens: float) -> float:
+def layer_moved_bytes(spec: ModelSpec, tp: int, tokens: float, quantization: str = UNCOMPRESSED) -> float:
     """What a rank reads of a layer's weights in a pass of `tokens`: all but the experts that none hits."""
     idle = sum(
         (1 - distinct_experts(linear.experts, linear.active, tokens) / linear.experts)
-        * linear.shard_elements(tp, spec.heads)
+        * _linear_bytes(spec, linear, tp, quantization)
         for linear in linears_of(spec).values()
     )
-    return layer_shard_bytes(spec, tp) - idle * spec.dtype_bytes
+    return layer_shard_bytes(spec, tp, quantization) - idle
+
+
+def _linear_bytes(spec: ModelSpec, linear: Linear, tp: int, quantization: str) -> int:
+    """One rank's part of a linear layer, with all its experts."""
+    elements, form = linear.shard_elements(tp, spec.heads), FORMS.get(quantization)
+    if form is None:
+        return elements * spec.dtype_bytes
+    outs = linear.experts * linear.shard(tp, spec.heads)[0]
+    biases = outs * linear.bias
+    return (elements - biases) * form.weight_bytes + outs * form.output_bytes + biases * spec.dtype_bytes
 
 
 def active_shard_elements(spec: ModelSpec, tp: int) -> int:

@@ -181,6 +181,7 @@ class MeasuredView(BaseModel):
 
     tensorParallel: int
     layersPerStage: list[int]
+    quantization: str = "none"
     batch: int
     inputTokens: int
     outputTokens: int
@@ -236,6 +237,7 @@ def _measured(profile: ModelProfile) -> list[MeasuredView]:
         MeasuredView(
             tensorParallel=t.setting.tensor_parallel,
             layersPerStage=list(t.setting.layers_per_stage),
+            quantization=t.setting.quantization,
             batch=t.point.batch,
             inputTokens=t.point.input_tokens,
             outputTokens=t.output_tokens,

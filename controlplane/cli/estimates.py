@@ -20,6 +20,7 @@ from controlplane.cli.failures import require_success
 from controlplane.cli.output import print_facts, print_json, print_table, print_text, size
 from controlplane.cli.session import Json, NoWait, session
 from controlplane.cli.waiting import follow
+from profiler.forms import UNCOMPRESSED
 
 Name = Annotated[str, typer.Argument(help="A registered model.")]
 
@@ -67,7 +68,7 @@ def _print_profile(found: ProfileView) -> None:
     )
     rows = [
         (
-            f"{load.tensorParallel} x {'+'.join(map(str, load.layersPerStage))}",
+            f"{load.tensorParallel} x {'+'.join(map(str, load.layersPerStage))}{_form(load.quantization)}",
             str(load.batch),
             str(load.inputTokens),
             str(load.outputTokens),
@@ -162,7 +163,7 @@ def _print_estimate(e: EstimateView) -> None:
 def _facts(e: EstimateView) -> Iterator[tuple[str, str]]:
     asked = f", asking {', '.join(e.variants)} in turn" if e.variants else ""
     yield "Model", e.model
-    yield "Plan", plan_text(e) + f", quantization {e.quantization}"
+    yield "Plan", f"{_split(e)}, quantization {e.quantization}"
     yield "Load", f"{e.batch} at once, {e.inputTokens} tokens in, {e.outputTokens} out{asked}"
     yield "Basis", {"profile": "measured on this kind of device", "rough": "rough: not measured"}[e.basis]
     yield "TTFT", _milliseconds(e.ttftMs)
@@ -180,8 +181,12 @@ def _facts(e: EstimateView) -> Iterator[tuple[str, str]]:
         yield "Note", note
 
 
-def plan_text(e: EstimateView) -> str:
+def _split(e: EstimateView) -> str:
     return f"tensor parallel {e.tensorParallel}, layers {'+'.join(map(str, e.layersPerStage))}"
+
+
+def _form(quantization: str) -> str:
+    return "" if quantization == UNCOMPRESSED else f" {quantization}"
 
 
 def _milliseconds(interval: IntervalView) -> str:
@@ -207,7 +212,7 @@ def _rank_row(r: RankCostView) -> tuple[str, ...]:
 def _print_plans(plans: list[EstimateView]) -> None:
     rows = [
         (
-            plan_text(p),
+            _split(p) + _form(p.quantization),
             f"{_number(p.latencyMs.value)} ms",
             _number(p.costGibS),
             size(round(p.memoryBytes)),

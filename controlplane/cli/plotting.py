@@ -8,6 +8,7 @@ from typing import Any
 
 from controlplane.api.estimate_views import EstimateView
 from controlplane.cli.picture import drawing
+from profiler.forms import UNCOMPRESSED
 
 GIB = 2**30
 
@@ -47,5 +48,6 @@ def _draw(figure: Any, axes: Any, plans: Sequence[EstimateView], chosen: Estimat
 
 
 def label(e: EstimateView) -> str:
-    """TP x the layers of its stages."""
-    return f"{e.tensorParallel}x({'+'.join(map(str, e.layersPerStage))})"
+    """TP x the layers of its stages, and their form."""
+    form = "" if e.quantization == UNCOMPRESSED else f" {e.quantization}"
+    return f"{e.tensorParallel}x({'+'.join(map(str, e.layersPerStage))}){form}"

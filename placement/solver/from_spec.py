@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from placement.solver.request import Compression, ModelFigures
 from profiler.estimate import allowance_bytes, vocab_table_bytes
-from profiler.plans import UNCOMPRESSED, even_stages
-from profiler.shards import active_shard_elements, head_is_embedding, outer_bytes, tp_fits
+from profiler.forms import UNCOMPRESSED
+from profiler.plans import even_stages
+from profiler.shards import (
+    active_shard_elements,
+    cut_problem,
+    head_is_embedding,
+    layer_shard_bytes,
+    outer_bytes,
+    tp_fits,
+)
 from profiler.types import ModelSpec, Plan
 
 MOST_TP = 64
+
+
+def figures_in_forms(name: str, spec: ModelSpec, accuracies: Mapping[str, float]) -> ModelFigures:
+    """A model in forms that engines have (`profiler.forms`), with the accuracy of each; `spec` is as they
+    hold it unquantized. Estimates are made from the spec and the form's name, not from these figures."""
+    whole = layer_shard_bytes(spec, 1)
+    shares = {
+        form: (accuracy, layer_shard_bytes(spec, 1, form) / whole) for form, accuracy in accuracies.items()
+    }
+    found = figures_of(name, spec, shares)
+    forms = tuple(replace(one, degrees=_degrees(spec, found.degrees, one.name)) for one in found.compressions)
+    return replace(found, compressions=forms, spec=spec)
+
+
+def _degrees(spec: ModelSpec, degrees: Sequence[int], form: str) -> tuple[int, ...]:
+    """Never empty, which would be any: a form that cannot be cut at all has the impossible degree 0."""
+    return tuple(tp for tp in degrees if cut_problem(spec, tp, form) is None) or (0,)
 
 
 def figures_of(

@@ -24,12 +24,12 @@ from profiler.types import DeviceRates, Interval, ModelSpec, Plan, Workload
 class Measured:
     """A calibration of a model on one kind of device, and that device's rates.
 
-    `excess` is how many bytes more than estimated each rank took, by TP and PP, when such a plan ran.
+    `excess` is how many bytes more than estimated each rank took, by form, TP and PP, when such a plan ran.
     """
 
     calibration: Calibration
     rates: DeviceRates
-    excess: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    excess: Mapping[tuple[str, int, int], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Knowledge:
             measured=known.rates if known and own is None else None,
         )
 
-    def excess(self, kind: GpuType, shape: tuple[int, int]) -> int:
-        """Bytes of each rank beyond its estimate, (TP, PP) being `shape`; from other types if need be."""
+    def excess(self, kind: GpuType, shape: tuple[str, int, int]) -> int:
+        """Bytes of each rank beyond its estimate, `shape` being (form, TP, PP); from others if need be."""
         own = self.profiles.get(kind.name)
         known = (own,) if own else tuple(self.profiles.values())
         return max((one.excess.get(shape, 0) for one in known), default=0)
@@ -66,7 +66,7 @@ class Profiled(StageEstimator):
     def __init__(self, cluster: Cluster, request: Request, known: Knowledge | None = None) -> None:
         super().__init__(cluster, request)
         self._known = known or _unmeasured(request)
-        self._lines: dict[tuple[int, int], tuple[Lines, ...]] = {}
+        self._lines: dict[tuple[str, int, int], tuple[Lines, ...]] = {}
 
     @property
     def hidden_bytes(self) -> int:
@@ -88,7 +88,7 @@ class Profiled(StageEstimator):
         return self._linked(alone, shape, kind, link, sequences)
 
     def lines(self, shape: Shape, stage: int) -> Lines:
-        key = (shape.tp, shape.pp)
+        key = (shape.compression.name, shape.tp, shape.pp)
         if key not in self._lines:
             more = self._known.excess(self._fastest, key)
             stages = rank_lines(self._ground(shape, self._fastest), self._plan(shape))
@@ -113,6 +113,7 @@ class Profiled(StageEstimator):
             self._known.plan,
             tensor_parallel=shape.tp,
             layers_per_stage=(1,) * shape.pp,
+            quantization=shape.compression.name,
             kv_cache_tokens=self._request.kv_tokens,
         )
 

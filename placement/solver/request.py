@@ -12,6 +12,7 @@ from profiler.types import ModelSpec
 class Compression:
     """One registered form of a model: unsharded bytes of a layer and a cached token, its accuracy.
 
+    TP must be one of `degrees`, if there are any, as well as one of the model's.
     Accuracies of a model and of what is asked of it have one unit: shares in what-if files, else percent.
     """
 
@@ -19,6 +20,7 @@ class Compression:
     accuracy: float
     layer_bytes: int
     kv_bytes_per_token: int
+    degrees: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

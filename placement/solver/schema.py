@@ -9,13 +9,14 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from placement.solver.cluster import Cluster, Gpu, GpuType, Node
-from placement.solver.from_spec import figures_of
+from placement.solver.from_spec import figures_in_forms, figures_of
 from placement.solver.gpu_types import KNOWN
 from placement.solver.request import Compression, ModelFigures, Request
 from placement.types import CostMeasure, Intent, Scope, Slos
 from profiler.architectures.registry import describe
 from profiler.checkpoint import declared_dtype_bytes, spec_of
 from profiler.errors import CheckpointError
+from profiler.forms import form_names
 
 GIB, MIB = 2**30, 2**20
 BF16_BYTES = 2
@@ -242,10 +243,13 @@ def _from_config(form: DeploymentForm, folder: Path) -> ModelFigures:
     except (OSError, ValueError) as error:
         raise ScenarioError(f"{form.name}: expected a config.json at {path}: {error}") from error
     spec = spec_of(describe(raw, path), declared_dtype_bytes(raw, path) or BF16_BYTES)
-    layer = spec.layer_weight_bytes
+    layer, given = spec.layer_weight_bytes, form.model.compressions
+    sized = any(one.layer_mib or one.share for one in given.values())
+    if not sized and given.keys() == set(form_names(dict.fromkeys(given, 0.0), spec)):
+        return figures_in_forms(form.name, spec, {name: one.accuracy for name, one in given.items()})
     shares = {
         name: (one.accuracy, one.layer_mib * MIB / layer if one.layer_mib else one.share or 1.0)
-        for name, one in form.model.compressions.items()
+        for name, one in given.items()
     }
     return figures_of(form.name, spec, shares)
 

@@ -40,11 +40,12 @@ def calibrate(spec: ModelSpec, measured: Iterable[Measurement]) -> Calibration:
 
 
 def _times(spec: ModelSpec, cut: Cut, timings: Sequence[Timing], batched_tokens: int) -> CutTimes:
-    layer_bytes = layer_shard_bytes(spec, cut.tensor_parallel)
+    layer_bytes = layer_shard_bytes(spec, cut.tensor_parallel, cut.quantization)
     head_to_layer = vocab_table_bytes(spec, cut.tensor_parallel) / layer_bytes
     decoding = [decode_step(timing) for timing in _together(timings)]
     cached = kv_bytes_per_token(spec, cut.tensor_parallel)
-    read = layer_moved_bytes(spec, cut.tensor_parallel, min(step.work for step in decoding))
+    least = min(step.work for step in decoding)
+    read = layer_moved_bytes(spec, cut.tensor_parallel, least, cut.quantization)
     fills = [step for timing in timings if (step := prefill_step(timing, batched_tokens))]
     return CutTimes(
         decode=fit(decoding, head_to_layer, cached / read),

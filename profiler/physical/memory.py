@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import nnls
 
 from profiler.estimate import RUNTIME_BYTES, allowance_bytes, stage_weight_bytes
+from profiler.forms import UNCOMPRESSED
 from profiler.measurements import Footprint, RankMemory
 from profiler.physical.calibration import Calibration, Cut
 from profiler.shards import kv_bytes_per_token, layer_shard_bytes
@@ -75,9 +76,10 @@ class Ranks:
         alike = [one for one in self.seen if one.is_last == is_last] or self.seen
         allowed = allowance_bytes(spec, plan, stage) - RUNTIME_BYTES
         once, each = self.graphs
+        as_it_is = replace(plan, quantization=UNCOMPRESSED)
         saved = (1 - self.layer_share) * layers * layer_shard_bytes(spec, plan.tensor_parallel)
         return RankBytes(
-            weights=stage_weight_bytes(spec, plan, stage) - round(saved),
+            weights=stage_weight_bytes(spec, as_it_is, stage) - round(saved),
             activations=max((one.memory.activations for one in alike), default=allowed),
             graphs=round(once + each * layers),
             runtime=max((one.runtime for one in self.seen), default=RUNTIME_BYTES),
@@ -89,8 +91,7 @@ def known_ranks(calibration: Calibration, cut: Cut) -> Ranks:
     alike = _alike(calibration.footprints, cut)
     seen = tuple(rank for footprint in alike for rank in _ranks(calibration, footprint))
     is_measured = any(Cut.of(footprint.setting) == cut for footprint in alike)
-    share = 1.0 if cut.quantization == "none" else _layer_share(calibration, alike)
-    return Ranks(calibration.spec, seen, _graphs(seen), is_measured, share)
+    return Ranks(calibration.spec, seen, _graphs(seen), is_measured, _layer_share(calibration, cut))
 
 
 def rank_bytes(calibration: Calibration, cut: Cut, plan: Plan) -> tuple[RankBytes, ...]:
@@ -106,10 +107,15 @@ def kv_tokens(ranks: Sequence[RankBytes], free_bytes: Sequence[int]) -> int:
 
 
 def _alike(footprints: Sequence[Footprint], cut: Cut) -> list[Footprint]:
-    stored = [fp for fp in footprints if Cut.of(fp.setting).storage == cut.storage]
+    """Of the form asked about; of all, where it was not measured: what is not weights differs little."""
+    stored = _stored(footprints, cut) or [fp for fp in footprints if fp.setting.kv_dtype == cut.kv_dtype]
     degrees = {fp.setting.tensor_parallel for fp in stored}
     nearest = min(degrees, key=lambda tp: (abs(math.log2(tp / cut.tensor_parallel)), tp), default=0)
     return [fp for fp in stored if fp.setting.tensor_parallel == nearest]
+
+
+def _stored(footprints: Sequence[Footprint], cut: Cut) -> list[Footprint]:
+    return [fp for fp in footprints if Cut.of(fp.setting).storage == cut.storage]
 
 
 def _ranks(calibration: Calibration, footprint: Footprint) -> Iterator[_Seen]:
@@ -130,18 +136,23 @@ def _held(calibration: Calibration, footprint: Footprint, stage: int) -> int:
     return stage_weight_bytes(spec, plan, stage)
 
 
-def _layer_share(calibration: Calibration, footprints: Sequence[Footprint]) -> float:
-    """Median over ranks; embedding and head stay as they are. 1 where nothing was measured."""
+def _layer_share(calibration: Calibration, cut: Cut) -> float:
+    """Median over ranks; embedding and head stay as they are. By arithmetic where nothing was measured."""
+    spec, tp = calibration.spec, cut.tensor_parallel
+    if cut.quantization == UNCOMPRESSED:
+        return 1.0
     shares = []
-    for footprint in footprints:
+    for footprint in _alike(_stored(calibration.footprints, cut), cut):
         setting = footprint.setting
-        layer = layer_shard_bytes(calibration.spec, setting.tensor_parallel)
+        layer = layer_shard_bytes(spec, setting.tensor_parallel)
+        stored = layer_shard_bytes(spec, setting.tensor_parallel, setting.quantization)
         for number, memory in enumerate(footprint.ranks):
             stage = number // setting.tensor_parallel
             layers = min(setting.layers_per_stage[stage], footprint.distinct_layers or math.inf)
-            outside = _held(calibration, footprint, stage) - layers * layer
+            outside = _held(calibration, footprint, stage) - layers * stored
             shares.append((memory.weights - outside) / (layers * layer))
-    return float(np.median(shares)) if shares else 1.0
+    by_arithmetic = layer_shard_bytes(spec, tp, cut.quantization) / layer_shard_bytes(spec, tp)
+    return float(np.median(shares)) if shares else by_arithmetic
 
 
 def _graphs(seen: Sequence[_Seen]) -> tuple[float, float]:

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 from profiler.errors import PlanError
-from profiler.plans import ALIASES
-from profiler.shards import tp_problem
+from profiler.forms import ALIASES, FORMS, is_held
+from profiler.shards import cut_problem
 from profiler.types import ModelSpec, Plan, Workload
 
 MAX_COUNT = 1_000_000  # of a batch, and of its tokens
 
 
 def check_plan(spec: ModelSpec, plan: Plan) -> None:
-    check_degree(spec, plan.tensor_parallel)
+    check_form(spec, plan.quantization)
+    check_degree(spec, plan.tensor_parallel, plan.quantization)
     check_split(spec, plan)
 
 
-def check_degree(spec: ModelSpec, tensor_parallel: int) -> None:
-    if problem := tp_problem(spec, tensor_parallel):
+def check_form(spec: ModelSpec, quantization: str) -> None:
+    if quantization not in ALIASES and quantization not in FORMS:
+        raise PlanError(
+            "quantization",
+            f"expected one of {', '.join(sorted({*ALIASES, *FORMS}))}, got {quantization!r}; other formats "
+            "cannot be served",
+        )
+    if quantization in FORMS and not is_held(quantization, spec):
+        raise PlanError(
+            "quantization",
+            f"engines have {quantization} for bfloat16 and float16, and here they are of another dtype; set "
+            "OSTINATO_ENGINE_DTYPE, or ask about another format",
+        )
+
+
+def check_degree(spec: ModelSpec, tensor_parallel: int, quantization: str) -> None:
+    if problem := cut_problem(spec, tensor_parallel, quantization):
         raise PlanError("tensorParallel", f"{problem}; choose another degree of tensor parallelism")
 
 
@@ -27,12 +43,6 @@ def check_split(spec: ModelSpec, plan: Plan) -> None:
             "layersPerStage",
             f"expected stages of at least one layer that sum to {spec.num_layers}, "
             f"got {','.join(map(str, layers)) or 'none'} (sum {sum(layers)}); change the split",
-        )
-    if plan.quantization not in ALIASES:
-        raise PlanError(
-            "quantization",
-            f"expected one of {', '.join(sorted(ALIASES))}, got {plan.quantization!r}; other formats "
-            "cannot be served yet",
         )
 
 

@@ -24,6 +24,7 @@ NOISE = 0.03  # of repeated runs
 PER_DOUBLING = 0.10  # of the work beyond the largest measured, or of TP away from the nearest measured
 PER_STAGE = 0.03  # of a pipeline
 ELSEWHERE = 0.30  # scaled from another kind of device than the one that was measured
+OTHER_FORM = 0.30  # scaled from another form of the layers than the one that was measured
 ROUGH_FACTOR = 3.0  # a roofline knows no launches and no caches
 VARIANTS = 0.4  # of what variants add, where they were measured; assumed, for they are in a few loads only
 MEASURED_MEMORY, ALLOWED_MEMORY = 0.10, 0.60  # of what is not weights or KV cache

@@ -29,6 +29,7 @@ class Memory:
         tp, last = plan.tensor_parallel, plan.pipeline_parallel - 1
         common = (
             tp,
+            plan.quantization,
             plan.batched_tokens,
             plan.max_variants,
             plan.max_lora_rank,
@@ -58,13 +59,13 @@ class Memory:
         )
 
     def _known(self, plan: Plan) -> Ranks | None:
-        key = (plan.tensor_parallel, plan.batched_tokens)
+        key = (plan.tensor_parallel, plan.quantization, plan.batched_tokens)
         if key not in self._ranks:
             calibration = self._ground.calibration
             if calibration is not None:
                 alike = (f for f in calibration.footprints if f.setting.batched_tokens == plan.batched_tokens)
                 calibration = dataclasses.replace(calibration, footprints=tuple(alike))
-            cut = Cut(plan.tensor_parallel)
+            cut = Cut(plan.tensor_parallel, plan.quantization)
             self._ranks[key] = known_ranks(calibration, cut) if calibration else None
         return self._ranks[key]
 

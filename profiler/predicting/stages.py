@@ -1,8 +1,8 @@
 """What one stage of a plan takes and holds, linear in its layers: what the placement's solver needs. Pure.
 
-Where this architecture was measured its steps take what was measured; a TP, or a device, that was not is the
-nearest that was, times the ratio that the roofline of `profiler.estimate` sees between the two. Elsewhere the
-roofline answers alone.
+Where this architecture was measured its steps take what was measured; a TP, a form, or a device, that was not
+is the nearest that was, times the ratio that the roofline of `profiler.estimate` sees between the two.
+Elsewhere the roofline answers alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import math
 from profiler.estimate import Pass, StageTime, stage_time, variant_lines
 from profiler.physical.calibration import Calibration, Cut, CutTimes
 from profiler.physical.curves import StepTime
-from profiler.plans import UNCOMPRESSED
 from profiler.predicting.memory import Memory
 from profiler.predicting.types import Ground
 from profiler.types import Plan, Workload
@@ -31,16 +30,18 @@ def nearest(calibration: Calibration, wanted: Cut) -> Cut:
     )
 
 
-def scale(ground: Ground, tp: int, cut: Cut, load: Pass) -> float:
+def scale(ground: Ground, wanted: Cut, cut: Cut, load: Pass) -> float:
     """How a pass through a whole model differs from what was measured, by the roofline; 1: not at all."""
     rates = ground.rates[0]
     measured = ground.measured or rates
-    if cut.tensor_parallel == tp and measured == rates:
+    if cut == wanted and measured == rates:
         return 1.0
     spec = ground.spec
     here, there = (
-        stage_time(spec, Plan(degree, (spec.num_layers,), UNCOMPRESSED, 1, 0, 0, 0), device, load)
-        for degree, device in ((tp, rates), (cut.tensor_parallel, measured))
+        stage_time(
+            spec, Plan(one.tensor_parallel, (spec.num_layers,), one.quantization, 1, 0, 0, 0), device, load
+        )
+        for one, device in ((wanted, rates), (cut, measured))
     )
     return here.of(spec.num_layers, is_last=True) / there.of(spec.num_layers, is_last=True)
 
@@ -76,9 +77,9 @@ def decode_time(ground: Ground, plan: Plan, sequences: float, context: float) ->
 
 def _measured(calibration: Calibration, ground: Ground, plan: Plan, load: Pass) -> tuple[CutTimes, float]:
     """Ranks that share one device take turns: together they take what one rank with all of it does."""
-    tp = 1 if ground.shared > 1 else plan.tensor_parallel
-    cut = nearest(calibration, Cut(tp))  # plans that can be served are not quantized (checks.py)
-    return calibration.at(cut), scale(ground, tp, cut, load)
+    wanted = Cut(1 if ground.shared > 1 else plan.tensor_parallel, plan.quantization)
+    cut = nearest(calibration, wanted)
+    return calibration.at(cut), scale(ground, wanted, cut, load)
 
 
 def _linear(step: StepTime, work: float, pairs: float) -> StageTime:

@@ -18,6 +18,7 @@ from profiler.physical.variants import VariantLoad, decode_time, prefill_time
 from profiler.predicting.intervals import (
     ELSEWHERE,
     NOISE,
+    OTHER_FORM,
     PER_DOUBLING,
     PER_STAGE,
     Ranges,
@@ -45,7 +46,7 @@ def times_of(ground: Ground, plans: Sequence[Plan], workload: Workload, load: Va
         return [_rough(ground, plan, workload) for plan in plans]
     alike: defaultdict[_Alike, list[int]] = defaultdict(list)
     for number, plan in enumerate(plans):
-        alike[_Alike(plan.tensor_parallel, plan.pipeline_parallel, plan.batched_tokens)].append(number)
+        alike[_alike(plan)].append(number)
     found: dict[int, Times] = {}
     for how, numbers in alike.items():
         splits = [plans[number].layers_per_stage for number in numbers]
@@ -60,6 +61,11 @@ class _Alike:
     tensor_parallel: int
     stages: int
     batched_tokens: int
+    quantization: str
+
+
+def _alike(plan: Plan) -> _Alike:
+    return _Alike(plan.tensor_parallel, plan.pipeline_parallel, plan.batched_tokens, plan.quantization)
 
 
 def _rough(ground: Ground, plan: Plan, workload: Workload) -> Times:
@@ -83,13 +89,15 @@ def _physical(
     tp, run = how.tensor_parallel, np.array(splits)
     if ground.shared > 1:  # ranks that share one device take turns: together what one with all of it takes
         tp, run = 1, np.full((len(splits), 1), layers)
-    cut = nearest(calibration, Cut(tp))
+    wanted = Cut(tp, how.quantization)
+    cut = nearest(calibration, wanted)
     found = latencies(calibration, cut, run, workload)
     hops_s = calibration.hop_s * (how.stages - run.shape[1])
-    slower = (scale(ground, tp, cut, prompt_pass(workload)), scale(ground, tp, cut, token_pass(workload)))
+    slower = tuple(scale(ground, wanted, cut, one) for one in (prompt_pass(workload), token_pass(workload)))
     times = calibration.at(cut)
     elsewhere = PER_DOUBLING * (abs(math.log2(tp / cut.tensor_parallel)) + math.log2(ground.shared))
     elsewhere += PER_STAGE * (run.shape[1] - 1) + (0.0 if ground.measured is None else ELSEWHERE)
+    elsewhere += 0.0 if cut.quantization == how.quantization else OTHER_FORM
     wider = stretch(times.decode.widest, workload.batch)
     step = decode_time(calibration, cut, load)
     tpot = widened(
@@ -119,6 +127,8 @@ def _notes(
         )
     elif cut.tensor_parallel != how.tensor_parallel:
         notes.append(f"TP={how.tensor_parallel} was not measured; scaled from TP={cut.tensor_parallel}")
+    if cut.quantization != how.quantization:
+        notes.append(f"{how.quantization} was not measured; scaled from {cut.quantization} by their bytes")
     if ground.measured is not None:
         notes.append("this kind of device was not measured; scaled from one that was, by their rates")
     if how.stages > 1 and not _has_pipeline(ground.calibration):

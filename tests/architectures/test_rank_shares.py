@@ -192,7 +192,7 @@ def test_kv_heads_are_copied_when_there_are_fewer_than_ranks() -> None:
 @EVERY
 def test_every_family_gets_plans_and_slots_only_where_variants_can_be(tiny: Tiny) -> None:
     spec = spec_from(tiny)
-    plans = candidate_plans(spec, {}, 4, 64, 2, 4, 16)
+    plans = candidate_plans(spec, ("none",), 4, 64, 2, 4, 16)
     assert plans
     llama_like = tiny.family in ("Llama", "Mistral", "Qwen2", "Qwen3")
     assert {(p.max_variants, p.max_lora_rank) for p in plans} == {(4, 16) if llama_like else (0, 0)}

@@ -89,7 +89,8 @@ def test_a_slower_link_makes_all_reduces_slower() -> None:
     assert node - fast == pytest.approx(2 * sent * (10 / FAST - 1 / FAST))
 
 
-def test_what_if_with_a_config_is_estimated_as_a_deployment(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["none", "fp8"])
+def test_what_if_with_a_config_is_estimated_as_a_deployment(tmp_path: Path, form: str) -> None:
     config = {
         **{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 11008},
         **{"num_attention_heads": 32, "num_key_value_heads": 32, "num_hidden_layers": 32},
@@ -104,7 +105,7 @@ def test_what_if_with_a_config_is_estimated_as_a_deployment(tmp_path: Path) -> N
         "deployments": [
             {
                 "name": "m",
-                "model": {"config": "."},
+                "model": {"config": ".", "compressions": {form: {"accuracy": 0.99}}},
                 "input_tokens": IN,
                 "output_tokens": OUT,
                 "concurrency": 1,
@@ -113,6 +114,7 @@ def test_what_if_with_a_config_is_estimated_as_a_deployment(tmp_path: Path) -> N
     }
     cluster, requests = read_scenario(document, tmp_path)
     ((_, placed),) = what_if(cluster, requests, Joint()).placed
+    assert (placed.plan.quantization, placed.estimate.accuracy) == (form, 0.99)
     rates = DeviceRates(3500e9, 600e12)
     found = predict(Ground(LLAMA_7B, (rates,)), placed.plan, Workload(1, IN, OUT))
     assert placed.estimate.tpot_s == pytest.approx(found.tpot_s.value)

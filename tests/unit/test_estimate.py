@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.estimate import allowance_bytes, estimate, tp_fits
-from profiler.plans import accuracy_of, candidate_plans, even_stages, no_plan_reason
+from profiler.forms import accuracy_of, form_names, no_form_reason
+from profiler.plans import candidate_plans, even_stages
 from profiler.types import DeviceRates, Estimate, ModelSpec, Plan, Workload
 
 
@@ -192,7 +193,7 @@ def test_what_does_not_belong_together_is_refused(p: Plan, ranks: int, words: st
 def test_candidate_plans_are_those_the_engine_can_launch() -> None:
     splits = {
         (p.tensor_parallel, p.layers_per_stage)
-        for p in candidate_plans(SMOLLM2, {"bf16": 40.0}, 4, 2048, 8, 4, 16)
+        for p in candidate_plans(SMOLLM2, ("none",), 4, 2048, 8, 4, 16)
     }
     assert splits == {(1, (30,)), (1, (15, 15)), (1, (10, 10, 10)), (1, (7, 8, 8, 7)), (3, (30,))}
     assert {tp for tp in range(1, 33) if tp_fits(LLAMA_7B, tp)} == {1, 2, 4, 8, 16, 32}
@@ -200,18 +201,18 @@ def test_candidate_plans_are_those_the_engine_can_launch() -> None:
         LLAMA_7B, num_kv_heads=8, linear_shapes={**LLAMA_7B.linear_shapes, "gate_proj": (14336, 4096)}
     )
     assert {tp for tp in range(1, 33) if tp_fits(grouped, tp)} == {1, 2, 4, 8, 16, 32}
-    every = candidate_plans(LLAMA_7B, {}, 8, 1024, 3, 0, 0)
+    every = candidate_plans(LLAMA_7B, ("none",), 8, 1024, 3, 0, 0)
     assert all(p.kv_cache_tokens == 3072 and sum(p.layers_per_stage) == 32 for p in every)
     assert every == tuple(sorted(every, key=lambda p: (p.world_size, p.tensor_parallel)))
 
 
 def test_compression_that_cannot_be_served_yields_no_plan_and_a_reason() -> None:
-    assert candidate_plans(SMOLLM2, {"int8": 0.9}, 4, 128, 1, 0, 0) == ()
-    assert "int8" in no_plan_reason({"int8": 0.9})
+    assert form_names({"int8": 0.9}, SMOLLM2) == ()
+    assert "int8" in no_form_reason({"int8": 0.9})
     assert accuracy_of({"fp16": 45.3, "int8": 44.0}) == 45.3
     assert accuracy_of({}) == 1.0
     with pytest.raises(ValueError, match="positions"):
-        candidate_plans(SMOLLM2, {}, 1, 4097, 1, 0, 0)
+        candidate_plans(SMOLLM2, ("none",), 1, 4097, 1, 0, 0)
 
 
 @given(layers=st.integers(1, 100), stages=st.integers(1, 100))

@@ -71,7 +71,7 @@ def write(tiny: Tiny, folder: Path) -> Path:
 
 def config_of(folder: Path) -> EngineConfig:
     """The engine of the first plan: slots for variants were asked for, the plan has none."""
-    (plan,) = candidate_plans(read_model(folder), {}, 1, 128, 2, max_variants=4, max_lora_rank=16)
+    (plan,) = candidate_plans(read_model(folder), ("none",), 1, 128, 2, max_variants=4, max_lora_rank=16)
     return EngineConfig(
         engine="vllm",
         name="base",

@@ -9,6 +9,7 @@ from typing import Any
 from profiler.architectures.registry import describe
 from profiler.checkpoint import CONFIG_DTYPES, spec_of
 from profiler.files import read_json
+from profiler.forms import UNCOMPRESSED, engine_name
 from profiler.variants.made import stored_bytes
 from workers.measuring import gate, repeating
 from workers.measuring.job import VARIANTS_VARIABLE, Job
@@ -49,8 +50,8 @@ def options(job: Job) -> dict[str, Any]:
         "disable_log_stats": True,
         "enforce_eager": not job.graphs,
     }
-    if setting.quantization != "none":
-        chosen["quantization"] = setting.quantization
+    if setting.quantization != UNCOMPRESSED:
+        chosen["quantization"] = engine_name(setting.quantization)
     if setting.world_size > 1:
         chosen["distributed_executor_backend"] = "mp"
     if job.device_kind == "cpu":

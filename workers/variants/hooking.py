@@ -95,6 +95,7 @@ def hook(module: Any, shape: LayerShape, site: Site, register: Callable[[str, An
     match shape:
         case LinearShape():
             module.quant_method = VariantLinear(module.quant_method, module, shape, site)
+            module.requires_unquantized_input = True  # vLLM would fuse its activation with quantizing
             register(shape.name, module.quant_method)
         case VocabularyShape(is_head=True):
             module.quant_method = VariantHead(module.quant_method, site)

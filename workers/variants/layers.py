@@ -82,7 +82,8 @@ class VariantLinear:
             return self._base(rotated[0], bias)
         weight = getattr(self._layer, "weight", None)
         whole = (self._shape.out_size, rotated.shape[-1])
-        if rotated.device.type == "cuda" and weight is not None and weight.shape == whole:
+        plain = weight is not None and weight.shape == whole and weight.dtype == rotated.dtype
+        if weight is not None and plain and rotated.device.type == "cuda":
             return self._by_slices(rotated, weight, bias)
         # A packed or quantised weight cannot be cut: the whole product for each slice's input.
         products = [self._base(part, bias) for part in rotated]

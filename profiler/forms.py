@@ -1,0 +1,87 @@
+"""The forms in which an engine can hold a model's hidden layers: as they are, or quantized as it reads them.
+
+A model is registered with the accuracy of each technique (MaverIQ, Table 1). Those that are a form here can
+be launched; others are kept with the model, and never chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from profiler.types import ModelSpec
+
+UNCOMPRESSED = "none"
+ALIASES = frozenset({"none", "bf16", "fp16", "float32"})
+
+
+@dataclass(frozen=True)
+class Form:
+    """`engine` is vLLM's name of it (`--quantization`). Each weight of a linear layer takes `weight_bytes`,
+    each of its outputs `output_bytes` for a scale, and rows and columns must be multiples of `multiple`;
+    biases, norms, embedding and head stay as they are. Engines have it for numbers of `dtype_bytes` only."""
+
+    engine: str
+    weight_bytes: int
+    output_bytes: int
+    multiple: int
+    dtype_bytes: int
+
+
+FORMS: Mapping[str, Form] = {
+    # e4m3, a scale for each output; activations are quantized token by token as they come.
+    "fp8": Form("fp8_per_channel", weight_bytes=1, output_bytes=4, multiple=16, dtype_bytes=2),
+}
+
+
+def canonical(quantization: str) -> str:
+    """One name for all that mean the model as it is."""
+    return UNCOMPRESSED if quantization in ALIASES else quantization
+
+
+def engine_name(quantization: str) -> str:
+    """What vLLM calls a form; a name that is not one of ours is taken for the engine's own."""
+    form = FORMS.get(quantization)
+    return form.engine if form else quantization
+
+
+def form_names(compression: Mapping[str, float], served: ModelSpec) -> tuple[str, ...]:
+    """The forms that a model registered with these techniques can have in an engine that holds it as `served`
+    says, uncompressed first. Empty when there are none: `no_form_reason` says why."""
+    quantized = [name for name in sorted(FORMS) if name in compression and is_held(name, served)]
+    return ((UNCOMPRESSED,) if allows_uncompressed(compression) else ()) + tuple(quantized)
+
+
+def is_held(form: str, served: ModelSpec) -> bool:
+    """Whether an engine has this form for numbers of this size."""
+    return FORMS[form].dtype_bytes == served.dtype_bytes
+
+
+def allows_uncompressed(compression: Mapping[str, float]) -> bool:
+    """Nothing registered means the model as it is."""
+    return not compression or bool(ALIASES & set(compression))
+
+
+def accuracy_of(compression: Mapping[str, float], quantization: str = UNCOMPRESSED) -> float:
+    """The registered accuracy (MaverIQ, Table 1); 1.0 for an uncompressed model without one.
+
+    With several aliases of "none", the least of them. Raises KeyError for an unregistered technique.
+    """
+    if quantization not in ALIASES:
+        return compression[quantization]
+    return min((compression[name] for name in ALIASES & set(compression)), default=1.0)
+
+
+def no_form_reason(compression: Mapping[str, float]) -> str:
+    """Why `form_names` found none, in words for the user."""
+    names = ", ".join(sorted(compression))
+    if FORMS.keys() & compression.keys():
+        return (
+            f"the model is registered for {names} only, which engines have for bfloat16 and float16, and "
+            "here they are of another dtype; set OSTINATO_ENGINE_DTYPE, or register the model with 'none' "
+            "as well"
+        )
+    return (
+        f"the model is registered for {names} only, which cannot be served; register it with one of "
+        f"{', '.join(sorted({*ALIASES, *FORMS}))} as well"
+    )
