@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from controlplane import feedback, refusals
-from controlplane.profiling import Profiles, engine_dtype, served_spec, spec_of
+from controlplane.profiling import Profiles, engine_dtype, runtime_bytes, served_spec, spec_of
 from controlplane.records import Deployment, Model
 from controlplane.settings import Settings
 from controlplane.worker_groups import WorkerGroup
@@ -150,7 +150,8 @@ def _question(
     request = _request(model, deployment, spec, context, settings)
     plan = Plan(1, (spec.num_layers,), UNCOMPRESSED, context, request.kv_tokens, 0, 0)
     measured = _measured(model, cluster, inventory, settings, profiles)
-    known = Knowledge(spec, with_room_for_variants(plan, spec, settings, variants), measured)
+    room = with_room_for_variants(plan, spec, settings, variants)
+    known = Knowledge(spec, room, measured, runtime_bytes(settings, cluster.types[0].kind))
     return Question(cluster, request, known)
 
 

@@ -15,6 +15,7 @@ from controlplane.profiling import (
     carriers,
     engine_dtype,
     profiled_device,
+    runtime_bytes,
     served_spec,
 )
 from controlplane.records import Model
@@ -127,7 +128,7 @@ class _Asked:
         try:
             check_plan(self.spec, plan)
             _check_devices(plan, self.load.devices)
-            here = _ground(self.spec, plan, self.inventory, self.known)
+            here = _ground(self.spec, plan, self.inventory, self.known, self.settings)
             if self.load.devices is not None:
                 here = _apart(here, plan, self.inventory)
             return Answer(self.base.name, plan, self.load, predict(here, plan, work, self.mix))
@@ -164,14 +165,17 @@ def _check_devices(plan: Plan, devices: int | None) -> None:
         )
 
 
-def _ground(spec: ModelSpec, plan: Plan, inventory: Inventory, known: Calibration | None) -> Ground:
+def _ground(
+    spec: ModelSpec, plan: Plan, inventory: Inventory, known: Calibration | None, settings: Settings
+) -> Ground:
     """What is known when `plan` is estimated, before anything is placed.
 
     Each rank has the memory that is free on a device now, the freest first.
     """
-    rates = _rates(plan, inventory)
-    shared = plan.world_size if carrier_kind(inventory) == CPU else 1
-    return Ground(spec, tuple(rates), known, _free_bytes(plan, inventory), shared)
+    rates, kind = _rates(plan, inventory), carrier_kind(inventory)
+    shared = plan.world_size if kind == CPU else 1
+    runtime = runtime_bytes(settings, kind)
+    return Ground(spec, tuple(rates), known, _free_bytes(plan, inventory), shared, runtime_bytes=runtime)
 
 
 def _free_bytes(plan: Plan, inventory: Inventory) -> tuple[int, ...]:

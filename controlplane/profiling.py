@@ -16,6 +16,7 @@ from controlplane.state.typed import State, Versioned
 from placement.types import CPU, Device, DeviceKey, Inventory
 from profiler.campaign import Reach, Trial, campaign, count_points, needed_bytes
 from profiler.errors import MeasurementError
+from profiler.estimate import CPU_RUNTIME_BYTES, RUNTIME_BYTES
 from profiler.forms import UNCOMPRESSED, form_names
 from profiler.measurements import Footprint, Timing, from_lines
 from profiler.physical.calibrating import calibrate
@@ -45,6 +46,11 @@ def engine_dtype(settings: Settings, kind: str) -> str:
     if settings.engine_dtype != "auto":
         return settings.engine_dtype
     return "float32" if kind == CPU else "bfloat16"
+
+
+def runtime_bytes(settings: Settings, kind: str) -> int:
+    """What a rank's process is taken to need beside the model, where no profile tells."""
+    return CPU_RUNTIME_BYTES if kind == CPU and settings.engine == "vllm" else RUNTIME_BYTES
 
 
 def spec_of(model: Model) -> ModelSpec:

@@ -51,7 +51,8 @@ ALLREDUCE_S = 14.5e-6  # one all-reduce of a few KiB; (3.23 - 4.61 / 2) ms over 
 HOP_S = 0.11e-3  # handing a batch to the next stage; 4.72 - 4.61 ms
 LINK_TO_MEMORY = 1 / 40  # all-reduce bandwidth over memory bandwidth; from the rows for batches 32 and 128
 
-RUNTIME_BYTES = 256 * MIB  # CUDA context or the process's own heap
+RUNTIME_BYTES = 256 * MIB  # CUDA context
+CPU_RUNTIME_BYTES = 2048 * MIB  # a process with torch and vLLM on a CPU; SmolLM2-135M: 1.9 to 2.2 GB
 LOGITS_ROWS = 256  # sequences whose logits are held at once, in float32
 
 

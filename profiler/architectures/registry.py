@@ -68,5 +68,5 @@ def _refuse_quantized(reader: ConfigReader) -> None:
     method = found.get("quant_method") if isinstance(found, dict) else found
     reader.refuse(
         f"describes a checkpoint quantized by {shown(method) if method else 'an unnamed method'} "
-        "(quantization_config); no quantized checkpoints are served yet, register the unquantized one"
+        "(quantization_config); no quantized checkpoints are served, register the unquantized one"
     )

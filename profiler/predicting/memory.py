@@ -5,7 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from profiler.estimate import RUNTIME_BYTES, allowance_bytes, stage_weight_bytes, variant_bytes
+from profiler.estimate import (
+    RUNTIME_BYTES,
+    allowance_bytes,
+    stage_weight_bytes,
+    variant_bytes,
+)
 from profiler.physical.calibration import Cut
 from profiler.physical.memory import RankBytes, Ranks, known_ranks
 from profiler.predicting.intervals import ALLOWED_MEMORY, MEASURED_MEMORY
@@ -54,7 +59,7 @@ class Memory:
             weights=stage_weight_bytes(spec, plan, stage),
             activations=allowance_bytes(spec, plan, stage) - RUNTIME_BYTES,
             graphs=0,
-            runtime=RUNTIME_BYTES,
+            runtime=self._ground.runtime_bytes,
             kv_per_token=plan.layers_per_stage[stage] * kv_bytes_per_token(spec, plan.tensor_parallel),
         )
 
