@@ -7,7 +7,7 @@ what is known of the model, and what its answer means.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -39,7 +39,8 @@ from placement.types import (
     Relaxation,
     Unusable,
 )
-from profiler.forms import UNCOMPRESSED, accuracy_of, form_names
+from profiler.forms import UNCOMPRESSED, accuracy_of
+from profiler.plans import form_names
 from profiler.types import ModelSpec
 from profiler.variants.types import VariantKind
 
@@ -76,14 +77,11 @@ def decide(
     questions = [
         _question(model, deployment, cluster, inventory, settings, variants, profiles)
         for cluster in clusters
-        if _forms(model, cluster, settings)
+        if form_names(model.compression, _served(model, cluster, settings))
     ]
     if not questions:
-        raise refusals.no_technique(model.compression)
-    answers = [
-        (question, decide_on(question.cluster, question.request, POLICY, question.estimator))
-        for question in questions
-    ]
+        raise refusals.no_technique(model.compression, _served(model, clusters[0], settings))
+    answers = [(question, question.answer()) for question in questions]
     found = _best([outcome for _, outcome in answers if isinstance(outcome, Placement)])
     if found is None and deployment.relaxing.allowed:
         most = deployment.relaxing.most_factor
@@ -97,7 +95,8 @@ def decide(
 def _eased(question: Question, outcome: Outcome, most: float | None) -> Placement | None:
     if isinstance(outcome, Placement):
         return None
-    return eased(question.cluster, question.request, outcome, POLICY, question.estimator, most)
+    found = eased(question.cluster, question.request, outcome, POLICY, question.estimator, most)
+    return found and question.noted(found)
 
 
 def _best(placements: Sequence[Placement]) -> Placement | None:
@@ -125,11 +124,23 @@ def _nearest(missed: Sequence[NotPlaced]) -> NotPlaced:
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be placed on which devices, and what is known of the model there."""
+    """What is to be placed on which devices, and what is known of the model there. `left_out` are forms of it
+    that are not looked at."""
 
     cluster: Cluster
     request: Request
     known: Knowledge
+    left_out: tuple[str, ...] = ()
+
+    def answer(self) -> Outcome:
+        found = decide_on(self.cluster, self.request, POLICY, self.estimator)
+        return self.noted(found) if isinstance(found, Placement) else found
+
+    def noted(self, found: Placement) -> Placement:
+        notes = (f"{form} was left out: it could not be measured on such a device" for form in self.left_out)
+        return dataclasses.replace(
+            found, choice=dataclasses.replace(found.choice, notes=(*found.choice.notes, *notes))
+        )
 
     def estimator(self, cluster: Cluster, request: Request) -> Estimator:
         return Profiled(cluster, request, self.known)
@@ -145,29 +156,39 @@ def _question(
     profiles: Profiles,
 ) -> Question:
     """Errors: NoFeasiblePlan when the expected lengths exceed what the engine takes."""
-    spec = served_spec(spec_of(model), _dtype(cluster, settings))
+    spec = _served(model, cluster, settings)
     context = min(settings.max_model_len, spec.max_position)
-    request = _request(model, deployment, spec, context, settings)
-    plan = Plan(1, (spec.num_layers,), UNCOMPRESSED, context, request.kv_tokens, 0, 0)
     measured = _measured(model, cluster, inventory, settings, profiles)
+    every = form_names(model.compression, spec)
+    forms = _tried(every, cluster, measured)
+    request = _request(model, deployment, spec, forms, context, settings)
+    plan = Plan(1, (spec.num_layers,), UNCOMPRESSED, context, request.kv_tokens, 0, 0)
     room = with_room_for_variants(plan, spec, settings, variants)
     known = Knowledge(spec, room, measured, runtime_bytes(settings, cluster.types[0].kind))
-    return Question(cluster, request, known)
+    return Question(cluster, request, known, tuple(form for form in every if form not in forms))
 
 
-def _forms(model: Model, cluster: Cluster, settings: Settings) -> tuple[str, ...]:
-    """In which the engines of such devices can hold the model."""
-    return form_names(model.compression, served_spec(spec_of(model), _dtype(cluster, settings)))
+def _served(model: Model, cluster: Cluster, settings: Settings) -> ModelSpec:
+    """As engines on such devices hold it."""
+    return served_spec(spec_of(model), engine_dtype(settings, cluster.types[0].kind))
 
 
-def _dtype(cluster: Cluster, settings: Settings) -> str:
-    return engine_dtype(settings, cluster.types[0].kind)
+def _tried(forms: tuple[str, ...], cluster: Cluster, measured: Mapping[str, Measured]) -> tuple[str, ...]:
+    """Where the model was measured on such a device, the forms it was measured in: an engine that failed then
+    would fail again. All of them, if it was in none."""
+    known = [measured[kind.name].calibration for kind in cluster.types if kind.name in measured]
+    tried = {cut.quantization for one in known for cut in one.times}
+    return tuple(form for form in forms if form in tried) or forms
 
 
 def _request(
-    model: Model, deployment: Deployment, spec: ModelSpec, context: int, settings: Settings
+    model: Model,
+    deployment: Deployment,
+    spec: ModelSpec,
+    forms: Sequence[str],
+    context: int,
+    settings: Settings,
 ) -> Request:
-    forms = form_names(model.compression, spec)
     accuracies = {form: accuracy_of(model.compression, form) for form in forms}
     bounds = deployment.bounds
     inputs, outputs = _lengths(deployment, context)

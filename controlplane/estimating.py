@@ -25,9 +25,9 @@ from placement.pareto import pareto
 from placement.types import CPU, Inventory
 from profiler.errors import PlanError
 from profiler.estimating import Ground, Prediction, check_plan, predict
-from profiler.forms import UNCOMPRESSED, form_names
+from profiler.forms import UNCOMPRESSED
 from profiler.physical.calibration import Calibration
-from profiler.plans import candidate_plans, even_stages
+from profiler.plans import candidate_plans, even_stages, form_names
 from profiler.types import DeviceRates, ModelSpec, Plan, Workload
 from profiler.variants.types import VariantSpec
 
@@ -104,7 +104,7 @@ def answer_all(
         raise errors.InvalidRequest(
             f"expected 1 to {MOST_DEVICES} devices, got {count}; correct it", param="devices"
         )
-    forms = form_names(asked.base.compression, asked.spec) or (UNCOMPRESSED,)
+    forms = form_names(asked.base.compression, asked.spec)
     plans = candidate_plans(asked.spec, forms, count, asked.spec.max_position, 1, 0, 0)
     found = [asked.about(plan) for plan in plans]
     best = pareto([(a.prediction.latency_s.value, a.cost_gib_s, a.memory_bytes) for a in found])

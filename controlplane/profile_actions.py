@@ -176,7 +176,8 @@ class ProfileActions:
     async def measure(self, key: str) -> None:
         """Measure what a profile lacks when it is its turn, and settle it whatever happens."""
         try:
-            await self._follow(key, await self._turn(key))
+            task = await self._turn(key)
+            await self._follow(key, task)
         except (errors.Unavailable, errors.StaleWrite, Gone):
             raise  # the state store's matter: tried again
         except _Abandoned:
@@ -189,7 +190,7 @@ class ProfileActions:
             log.exception("measuring %s failed", key)
             await self._settle(key, f"an unexpected error: {e!r}")
         else:
-            await self._settle(key, "")
+            await self._end(key, lambda _, p: profiling.done(p, task, time.time()))
 
     async def _turn(self, key: str) -> Mission:
         """Wait until nothing else is measured where this is to be, and, not for ever, until devices are seen
@@ -283,8 +284,7 @@ class ProfileActions:
         return await self._edit(key, lambda p: profiling.with_line(p, line, points, took_s, time.time()))
 
     async def _settle(self, key: str, problem: str) -> None:
-        if problem:
-            log.warning("the profile %s: %s", key, problem)
+        log.warning("the profile %s: %s", key, problem)
         await self._end(key, lambda _, p: profiling.ended(p, problem, time.time()))
 
     async def _settle_abandoned(self, key: str) -> None:

@@ -17,10 +17,11 @@ from placement.types import CPU, Device, DeviceKey, Inventory
 from profiler.campaign import Reach, Trial, campaign, count_points, needed_bytes
 from profiler.errors import MeasurementError
 from profiler.estimate import CPU_RUNTIME_BYTES, RUNTIME_BYTES
-from profiler.forms import UNCOMPRESSED, form_names
+from profiler.forms import UNCOMPRESSED
 from profiler.measurements import Footprint, Timing, from_lines
 from profiler.physical.calibrating import calibrate
 from profiler.physical.calibration import Calibration
+from profiler.plans import form_names
 from profiler.profile_key import ProfileKey, profile_key
 from profiler.types import ModelSpec
 from workers.measuring.order import MeasureOrder
@@ -127,12 +128,16 @@ def fresh_profile(key: ProfileKey, now_s: float, forms: tuple[str, ...] = ()) ->
 
 @dataclass(frozen=True)
 class Mission:
-    """An order, and the node that is to carry it out; of the devices `held` it takes `held_bytes` each."""
+    """An order, and the node that is to carry it out; of the devices `held` it takes `held_bytes` each.
+
+    `forms` are those that the profile was to be measured in when it was made.
+    """
 
     node: str
     order: MeasureOrder
     held: tuple[DeviceKey, ...]
     held_bytes: int
+    forms: tuple[str, ...] = ()
 
     @property
     def points(self) -> int:
@@ -188,6 +193,7 @@ def mission(profile: ModelProfile, model: Model, inventory: Inventory, settings:
         device.node,
         held=tuple((d.node, d.kind, d.index) for d in enough[:used]),
         held_bytes=_held_bytes(spec, lacking, reach),
+        forms=profile.forms,
         order=MeasureOrder(
             folder=Path(model.path),
             scratch=settings.home / "profiles" / profile.key / str(profile.rounds),
@@ -247,6 +253,7 @@ def attempted(profile: ModelProfile, task: Mission, now_s: float) -> ModelProfil
         profile,
         phase=Phase.PROFILING,
         attempts=profile.attempts + 1,
+        all_points=task.points,
         reason=task.beginning,
         updated_at_s=now_s,
     )
@@ -282,6 +289,12 @@ def described(line: str, points: int, all_points: int) -> str:
     if found.point.mix:
         load += f" of {', '.join(one.label for one in found.point.mix)}"
     return f"{count}; {load}: TTFT {found.ttft_s * 1e3:.0f} ms, TPOT {found.tpot_s * 1e3:.1f} ms"
+
+
+def done(profile: ModelProfile, task: Mission, now_s: float) -> ModelProfile:
+    """What is left by a measuring that had no problem: it goes on if more forms were asked for meanwhile."""
+    grown = not set(profile.forms) <= set(task.forms)
+    return resumed(profile, now_s) if grown else ended(profile, "", now_s)
 
 
 def ended(profile: ModelProfile, problem: str, now_s: float) -> ModelProfile:

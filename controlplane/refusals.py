@@ -10,7 +10,8 @@ from controlplane.records import Relaxing
 from placement.solver.numbers import rounded
 from placement.solver.outcome import NotPlaced
 from placement.types import Constraint, Inventory, Relaxation, Unusable
-from profiler.forms import no_form_reason
+from profiler.plans import no_form_reason
+from profiler.types import ModelSpec
 
 # What a constraint is called in a request, and how many of its units are one of the solver's.
 _SLOS = {
@@ -49,9 +50,11 @@ def no_device(inventory: Inventory) -> errors.NoFeasiblePlan:
     )
 
 
-def no_technique(compression: Mapping[str, float]) -> errors.NoFeasiblePlan:
+def no_technique(compression: Mapping[str, float], served: ModelSpec) -> errors.NoFeasiblePlan:
     """Of a model that is registered for compression techniques only that no engine serves."""
-    return errors.NoFeasiblePlan(no_form_reason(compression), details=_details("compressionTechnique"))
+    return errors.NoFeasiblePlan(
+        no_form_reason(compression, served), details=_details("compressionTechnique")
+    )
 
 
 def _details(

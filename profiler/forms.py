@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from profiler.types import ModelSpec
-
 UNCOMPRESSED = "none"
 ALIASES = frozenset({"none", "bf16", "fp16", "float32"})
 
@@ -19,7 +17,8 @@ ALIASES = frozenset({"none", "bf16", "fp16", "float32"})
 class Form:
     """`engine` is vLLM's name of it (`--quantization`). Each weight of a linear layer takes `weight_bytes`,
     each of its outputs `output_bytes` for a scale, and rows and columns must be multiples of `multiple`;
-    biases, norms, embedding and head stay as they are. Engines have it for numbers of `dtype_bytes` only."""
+    biases, routers, norms, embedding and head stay as they are. Engines have it for numbers of `dtype_bytes`
+    only."""
 
     engine: str
     weight_bytes: int
@@ -45,18 +44,6 @@ def engine_name(quantization: str) -> str:
     return form.engine if form else quantization
 
 
-def form_names(compression: Mapping[str, float], served: ModelSpec) -> tuple[str, ...]:
-    """The forms that a model registered with these techniques can have in an engine that holds it as `served`
-    says, uncompressed first. Empty when there are none: `no_form_reason` says why."""
-    quantized = [name for name in sorted(FORMS) if name in compression and is_held(name, served)]
-    return ((UNCOMPRESSED,) if allows_uncompressed(compression) else ()) + tuple(quantized)
-
-
-def is_held(form: str, served: ModelSpec) -> bool:
-    """Whether an engine has this form for numbers of this size."""
-    return FORMS[form].dtype_bytes == served.dtype_bytes
-
-
 def allows_uncompressed(compression: Mapping[str, float]) -> bool:
     """Nothing registered means the model as it is."""
     return not compression or bool(ALIASES & set(compression))
@@ -70,18 +57,3 @@ def accuracy_of(compression: Mapping[str, float], quantization: str = UNCOMPRESS
     if quantization not in ALIASES:
         return compression[quantization]
     return min((compression[name] for name in ALIASES & set(compression)), default=1.0)
-
-
-def no_form_reason(compression: Mapping[str, float]) -> str:
-    """Why `form_names` found none, in words for the user."""
-    names = ", ".join(sorted(compression))
-    if FORMS.keys() & compression.keys():
-        return (
-            f"the model is registered for {names} only, which engines have for bfloat16 and float16, and "
-            "here they are of another dtype; set OSTINATO_ENGINE_DTYPE, or register the model with 'none' "
-            "as well"
-        )
-    return (
-        f"the model is registered for {names} only, which cannot be served; register it with one of "
-        f"{', '.join(sorted({*ALIASES, *FORMS}))} as well"
-    )

@@ -64,6 +64,11 @@ class Linear:
         """Numbers stored in a layer, all experts and biases included."""
         return self.experts * (self.out * self.into + self.out * self.bias)
 
+    @property
+    def quantizable(self) -> bool:
+        """vLLM leaves routers as they are, which are what every rank has all of."""
+        return self.sharding is not Sharding.REPLICATED
+
     def shard(self, tp: int, heads: Heads) -> tuple[int, int]:
         """(out, in) of one rank's part, of one expert."""
         match self.sharding:

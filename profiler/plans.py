@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from profiler.forms import ALIASES, FORMS, UNCOMPRESSED, allows_uncompressed
 from profiler.shards import cut_problem
 from profiler.types import ModelSpec, Plan
 
@@ -41,6 +42,36 @@ def candidate_plans(
             max_lora_rank=max_lora_rank if spec.adaptable else 0,
         )
         for tp, pp, form in sorted(splits, key=lambda split: (split[0] * split[1], split))
+    )
+
+
+def form_names(compression: Mapping[str, float], served: ModelSpec) -> tuple[str, ...]:
+    """The forms that a model registered with these techniques can have in an engine that holds it as `served`
+    says, uncompressed first. Empty when there are none: `no_form_reason` says why."""
+    known = sorted(FORMS.keys() & compression.keys())
+    quantized = [form for form in known if form_problem(served, form) is None]
+    return ((UNCOMPRESSED,) if allows_uncompressed(compression) else ()) + tuple(quantized)
+
+
+def form_problem(served: ModelSpec, form: str) -> str | None:
+    """Why no engine can hold a model in this form; None if it can, on one rank at least."""
+    if FORMS[form].dtype_bytes != served.dtype_bytes:
+        return (
+            f"engines have {form} for bfloat16 and float16, and here they are of another dtype "
+            "(OSTINATO_ENGINE_DTYPE)"
+        )
+    return cut_problem(served, 1, form)
+
+
+def no_form_reason(compression: Mapping[str, float], served: ModelSpec) -> str:
+    """Why `form_names` found none, in words for the user."""
+    known = sorted(FORMS.keys() & compression.keys())
+    why = "; ".join(problem for form in known if (problem := form_problem(served, form)))
+    servable = ", ".join(sorted({*ALIASES, *FORMS}))
+    return (
+        f"the model is registered for {', '.join(sorted(compression))} only, which cannot be served"
+        + (f" ({why})" if why else "")
+        + f"; register it with one of {servable} that can as well"
     )
 
 

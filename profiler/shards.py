@@ -36,7 +36,7 @@ def cut_problem(spec: ModelSpec, tensor_parallel: int, quantization: str) -> str
     form = FORMS.get(quantization)
     for name, linear in linears_of(spec).items() if form else ():
         out, into = linear.shard(tensor_parallel, spec.heads)
-        if form and (out % form.multiple or into % form.multiple):
+        if form and linear.quantizable and (out % form.multiple or into % form.multiple):
             return (
                 f"{quantization} takes multiples of {form.multiple}, and {name} is {out} x {into} on each of "
                 f"{tensor_parallel} ranks"
@@ -67,7 +67,7 @@ def layer_moved_bytes(spec: ModelSpec, tp: int, tokens: float, quantization: str
 def _linear_bytes(spec: ModelSpec, linear: Linear, tp: int, quantization: str) -> int:
     """One rank's part of a linear layer, with all its experts."""
     elements, form = linear.shard_elements(tp, spec.heads), FORMS.get(quantization)
-    if form is None:
+    if form is None or not linear.quantizable:
         return elements * spec.dtype_bytes
     outs = linear.experts * linear.shard(tp, spec.heads)[0]
     biases = outs * linear.bias

@@ -16,7 +16,10 @@ from placement.types import CostMeasure, Intent, Scope, Slos
 from profiler.architectures.registry import describe
 from profiler.checkpoint import declared_dtype_bytes, spec_of
 from profiler.errors import CheckpointError
-from profiler.forms import form_names
+from profiler.forms import canonical
+from profiler.plans import form_names
+from profiler.shards import layer_shard_bytes
+from profiler.types import ModelSpec
 
 GIB, MIB = 2**30, 2**20
 BF16_BYTES = 2
@@ -243,15 +246,19 @@ def _from_config(form: DeploymentForm, folder: Path) -> ModelFigures:
     except (OSError, ValueError) as error:
         raise ScenarioError(f"{form.name}: expected a config.json at {path}: {error}") from error
     spec = spec_of(describe(raw, path), declared_dtype_bytes(raw, path) or BF16_BYTES)
-    layer, given = spec.layer_weight_bytes, form.model.compressions
+    given = {canonical(name): one for name, one in form.model.compressions.items()}
     sized = any(one.layer_mib or one.share for one in given.values())
     if not sized and given.keys() == set(form_names(dict.fromkeys(given, 0.0), spec)):
         return figures_in_forms(form.name, spec, {name: one.accuracy for name, one in given.items()})
-    shares = {
-        name: (one.accuracy, one.layer_mib * MIB / layer if one.layer_mib else one.share or 1.0)
-        for name, one in given.items()
-    }
+    shares = {name: (one.accuracy, _share(name, one, spec)) for name, one in given.items()}
     return figures_of(form.name, spec, shares)
+
+
+def _share(name: str, form: CompressionForm, spec: ModelSpec) -> float:
+    """Of a layer's uncompressed bytes; what is not told is known of the forms that engines have."""
+    if form.layer_mib:
+        return form.layer_mib * MIB / spec.layer_weight_bytes
+    return form.share or layer_shard_bytes(spec, 1, name) / layer_shard_bytes(spec, 1)
 
 
 def _from_figures(name: str, form: ModelForm) -> ModelFigures:

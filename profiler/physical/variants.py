@@ -146,7 +146,7 @@ def _bytes_per_s(calibration: Calibration, cut: Cut) -> float:
     """At the smallest batch a layer takes as long as reading it does."""
     decode = calibration.at(cut).decode
     layer_s = decode.layers_s(1, decode.layer.xs[0], 0.0)
-    return layer_shard_bytes(calibration.spec, cut.tensor_parallel) / max(layer_s, 1e-9)
+    return layer_shard_bytes(calibration.spec, cut.tensor_parallel, cut.quantization) / max(layer_s, 1e-9)
 
 
 def _flops_per_s(calibration: Calibration, cut: Cut) -> float:

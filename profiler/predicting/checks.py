@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from profiler.errors import PlanError
-from profiler.forms import ALIASES, FORMS, is_held
+from profiler.forms import ALIASES, FORMS
+from profiler.plans import form_problem
 from profiler.shards import cut_problem
 from profiler.types import ModelSpec, Plan, Workload
 
@@ -23,12 +24,8 @@ def check_form(spec: ModelSpec, quantization: str) -> None:
             f"expected one of {', '.join(sorted({*ALIASES, *FORMS}))}, got {quantization!r}; other formats "
             "cannot be served",
         )
-    if quantization in FORMS and not is_held(quantization, spec):
-        raise PlanError(
-            "quantization",
-            f"engines have {quantization} for bfloat16 and float16, and here they are of another dtype; set "
-            "OSTINATO_ENGINE_DTYPE, or ask about another format",
-        )
+    if quantization in FORMS and (problem := form_problem(spec, quantization)):
+        raise PlanError("quantization", f"{problem}; ask about another format")
 
 
 def check_degree(spec: ModelSpec, tensor_parallel: int, quantization: str) -> None:

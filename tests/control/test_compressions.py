@@ -21,7 +21,7 @@ from controlplane.launching import engine_config
 from controlplane.records import Deployment, Model, ModelProfile, Phase, Relaxing
 from controlplane.settings import Settings
 from controlplane.state.typed import Repository
-from placement.types import Intent, Inventory, Slos
+from placement.types import Intent, Inventory, Placement, Slos
 from profiler.measurements import Timing, from_lines
 from workers.vllm_engine import engine_arguments
 
@@ -94,8 +94,9 @@ def test_a_model_too_narrow_for_a_form_is_served_without_it(files: Path, setting
     """Its 12 features are no multiple of 16."""
     narrow = replace(ready_base(files), compression=BOTH)
     assert decide(narrow, DEPLOYMENT, ROOM, settings).plan.quantization == "none"
-    with pytest.raises(errors.NoFeasiblePlan):
+    with pytest.raises(errors.NoFeasiblePlan, match="fp8 takes multiples of 16") as caught:
         decide(replace(narrow, compression={"fp8": 97.0}), DEPLOYMENT, ROOM, settings)
+    assert (caught.value.details or {})["binding"] == "compressionTechnique"
 
 
 # --- its profile ----------------------------------------------------------------------------------------
@@ -120,6 +121,13 @@ async def registered(world: World, name: str, compression: dict[str, float]) -> 
     return found.record
 
 
+async def deployed(world: World, name: str) -> Placement:
+    assert (await world.end(world.deploy(name, intent="minMem"))).phase is Phase.DEPLOYED
+    found = world.repository.read().deployments[name].record.placement
+    assert found is not None
+    return found
+
+
 def forms(profile: ModelProfile) -> dict[str, int]:
     """How many loads were measured in each."""
     timings = [m for m in from_lines(profile.measurements, "") if isinstance(m, Timing)]
@@ -140,6 +148,27 @@ async def test_a_form_is_measured_when_the_first_model_is_registered_for_it(worl
         assert told == world.cluster.told == len(second.measurements)  # type: ignore[attr-defined]
 
 
+async def test_a_form_that_is_asked_for_while_others_are_measured_is_measured_after_them(
+    world: World,
+) -> None:
+    assert isinstance(world.cluster, MeasuredCluster)
+    async with world.controlled():
+        world.cluster.go.clear()
+        body = {"source": str(world.files / "base")}
+        plain = RegisterModelRequest.model_validate({"model": "plain", **body})
+        both = RegisterModelRequest.model_validate({"model": "both", **body, "compressionTechnique": BOTH})
+        operations = [submit(world.repository, register_model, plain)]
+        await world.until(lambda: world.cluster.orders)  # type: ignore[attr-defined]
+        operations.append(submit(world.repository, register_model, both))
+        await world.until(lambda: [p for p in world.repository.read().profiles.values() if p.record.forms])
+        world.cluster.go.set()
+        assert [(await world.end(one)).phase for one in operations] == [Phase.READY, Phase.READY]
+    (found,) = world.repository.read().profiles.values()
+    assert forms(found.record)["fp8"] > 0
+    assert profiling.is_whole(found.record)
+    assert len(world.cluster.orders) == 2
+
+
 async def test_a_form_whose_engine_fails_leaves_the_rest_and_can_be_measured_later(world: World) -> None:
     assert isinstance(world.cluster, MeasuredCluster)
     async with world.controlled():
@@ -149,6 +178,10 @@ async def test_a_form_whose_engine_fails_leaves_the_rest_and_can_be_measured_lat
         assert (failed.phase, forms(failed)) == (Phase.READY, forms(first))
         assert "then: the engine ended" in failed.reason
         assert not profiling.is_whole(failed)
+        assert f"{len(first.measurements) - 1} of {failed.all_points} loads" in failed.reason
+        placed = await deployed(world, "both")
+        assert placed.plan.quantization == "none"
+        assert "fp8 was left out: it could not be measured on such a device" in placed.choice.notes
         world.cluster.fails_after = None
         await world.end(submit(world.repository, profile_model, "both", False))
     (found,) = world.repository.read().profiles.values()

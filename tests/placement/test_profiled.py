@@ -35,6 +35,13 @@ REQUEST = Request(
 )
 
 
+LLAMA_CONFIG = {
+    **{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 11008},
+    **{"num_attention_heads": 32, "num_key_value_heads": 32, "num_hidden_layers": 32},
+    **{"vocab_size": 32000, "max_position_embeddings": 4096, "torch_dtype": "bfloat16"},
+}
+
+
 def estimator(*measured: str) -> Profiled:
     profiles = {name: Measured(CALIBRATION, GPU.rates(1)) for name in measured}
     return Profiled(CLUSTER, REQUEST, Knowledge(LLAMA_7B, TEMPLATE, profiles))
@@ -91,12 +98,7 @@ def test_a_slower_link_makes_all_reduces_slower() -> None:
 
 @pytest.mark.parametrize("form", ["none", "fp8"])
 def test_what_if_with_a_config_is_estimated_as_a_deployment(tmp_path: Path, form: str) -> None:
-    config = {
-        **{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 11008},
-        **{"num_attention_heads": 32, "num_key_value_heads": 32, "num_hidden_layers": 32},
-        **{"vocab_size": 32000, "max_position_embeddings": 4096, "torch_dtype": "bfloat16"},
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     document = {
         "cluster": {
             "types": {"x": {"memory_gb_per_s": 3500, "tflops": 600}},
@@ -120,3 +122,17 @@ def test_what_if_with_a_config_is_estimated_as_a_deployment(tmp_path: Path, form
     assert placed.estimate.tpot_s == pytest.approx(found.tpot_s.value)
     assert placed.estimate.ttft_s == pytest.approx(found.ttft_s.value)
     assert placed.estimate.memory_bytes[0] == pytest.approx(found.ranks[0].total.value, rel=1e-6)
+
+
+def test_in_what_if_forms_that_engines_have_need_no_sizes_beside_those_that_do(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    given = {"bf16": {"accuracy": 1.0}, "fp8": {"accuracy": 0.9}, "int4": {"accuracy": 0.8, "share": 0.25}}
+    nodes = [{"name": "a", "gpus": [{"type": "H200", "total_gib": 140}]}]
+    for compressions in (given, {name: given[name] for name in ("bf16", "fp8")}):
+        model = {"config": ".", "compressions": compressions}
+        document = {"cluster": {"nodes": nodes}, "deployments": [{"name": "m", "model": model}]}
+        _, (request,) = read_scenario(document, tmp_path)
+        sizes = {one.name: one.layer_bytes for one in request.model.compressions}
+        assert sizes["none"] == 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
+        assert 0.5 < sizes["fp8"] / sizes["none"] < 0.501
+        assert (request.model.spec is None) == ("int4" in compressions)

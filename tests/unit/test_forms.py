@@ -14,13 +14,14 @@ from profiler.campaign import Reach, campaign
 from profiler.errors import PlanError
 from profiler.estimate import estimate, stage_weight_bytes
 from profiler.estimating import predict, predict_all
-from profiler.forms import form_names, no_form_reason
 from profiler.linears import Linear, Sharding
-from profiler.measurements import Footprint, RankMemory, Setting
-from profiler.physical.calibration import Cut
-from profiler.plans import candidate_plans
+from profiler.measurements import Footprint, MadeVariant, RankMemory, Setting
+from profiler.physical.calibration import Cut, CutTimes
+from profiler.physical.variants import variant_load, work_s
+from profiler.plans import candidate_plans, form_names, no_form_reason
 from profiler.shards import cut_problem, layer_moved_bytes, layer_shard_bytes
 from profiler.types import Plan, Workload
+from profiler.variants.made import made_spec
 
 ATTENTION, MLP = 4096 * 4096, 4096 * 11008  # of Llama-2-7B, in bfloat16
 WHOLE = (4 * ATTENTION + 3 * MLP) * 2 + 2 * 4096 * 2
@@ -42,6 +43,29 @@ def test_biases_stay_as_they_are_and_only_experts_that_are_hit_are_read() -> Non
     assert layer_moved_bytes(spec, 1, 1, "fp8") == pytest.approx(2 * each)
 
 
+def test_routers_are_not_quantized() -> None:
+    """Of a Mixtral: 8 experts, whose router's 8 outputs are no multiple of 16."""
+    router = Linear(8, 4096, Sharding.REPLICATED)
+    spec = replace(LLAMA_7B, linears={"gate": router}, layer_weight_bytes=8 * 4096 * 2)
+    assert layer_shard_bytes(spec, 2, "fp8") == layer_shard_bytes(spec, 2)
+    assert cut_problem(spec, 2, "fp8") is None
+
+
+def test_variants_are_read_at_the_pace_of_the_base_whatever_its_form() -> None:
+    """A layer in fp8 that takes its share of the bytes' time is read just as fast."""
+    share = layer_shard_bytes(LLAMA_7B, 1, "fp8") / WHOLE
+    plain = CALIBRATION.times[Cut(1)]
+    known = replace(CALIBRATION, times={**CALIBRATION.times, Cut(1, "fp8"): scaled(plain, share)})
+    lora = made_spec(LLAMA_7B, MadeVariant("lora", rank=16))
+    (load,) = variant_load(LLAMA_7B, [lora], 1).kinds
+    reads = [work_s(known, cut, load, 1)[0] for cut in (Cut(1), Cut(1, "fp8"))]
+    assert reads[0] == pytest.approx(reads[1])
+
+
+def scaled(times: CutTimes, factor: float) -> CutTimes:
+    return replace(times, decode=times.decode.scaled(factor))
+
+
 def test_embedding_and_head_are_not_quantized() -> None:
     quantized, whole = (stage_weight_bytes(LLAMA_7B, plan(quantization=q), 0) for q in ("fp8", "none"))
     assert whole - quantized == 32 * (WHOLE - layer_shard_bytes(LLAMA_7B, 1, "fp8"))
@@ -53,8 +77,9 @@ def test_a_model_has_the_forms_it_is_registered_for_in_engines_of_two_bytes() ->
     assert form_names({"fp8": 98.0}, LLAMA_7B) == ("fp8",)
     assert form_names({}, LLAMA_7B) == form_names({"fp8": 98.0, "none": 99.0}, in_float32) == ("none",)
     assert form_names({"fp8": 98.0}, in_float32) == ()
-    assert "OSTINATO_ENGINE_DTYPE" in no_form_reason({"fp8": 98.0})
-    assert "register it with one of" in no_form_reason({"int4": 90.0})
+    assert "(OSTINATO_ENGINE_DTYPE)" in no_form_reason({"fp8": 98.0, "int4": 90.0}, in_float32)
+    assert "engines have" not in no_form_reason({"int4": 90.0}, in_float32)
+    assert "register it with one of" in no_form_reason({"int4": 90.0}, in_float32)
 
 
 def test_rows_and_columns_of_a_rank_are_multiples_of_16() -> None:
@@ -94,7 +119,7 @@ def test_a_form_that_was_not_measured_is_scaled_less_certain_and_says_so() -> No
 def test_a_form_that_was_measured_takes_and_holds_what_was_measured() -> None:
     """Twice as long for each layer, and two thirds of its bytes."""
     slow = CALIBRATION.times[Cut(1)]
-    times = {**CALIBRATION.times, Cut(1, "fp8"): replace(slow, decode=slow.decode.scaled(2.0))}
+    times = {**CALIBRATION.times, Cut(1, "fp8"): scaled(slow, 2.0)}
     held = 32 * WHOLE * 2 // 3 + 2 * 32000 * 4096 * 2 + 4096 * 2
     memory = RankMemory(held, 0, 0, 500 << 20, 0, 0)
     footprint = Footprint(Setting((32,), quantization="fp8", batched_tokens=8192), (memory,), 1.0)
