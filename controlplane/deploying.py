@@ -137,7 +137,7 @@ class Question:
         return self.noted(found) if isinstance(found, Placement) else found
 
     def noted(self, found: Placement) -> Placement:
-        notes = (f"{form} was left out: it could not be measured on such a device" for form in self.left_out)
+        notes = (f"{form} was left out: it has not been measured on such a device" for form in self.left_out)
         return dataclasses.replace(
             found, choice=dataclasses.replace(found.choice, notes=(*found.choice.notes, *notes))
         )

@@ -23,8 +23,8 @@ MOST_TP = 64
 
 
 def figures_in_forms(name: str, spec: ModelSpec, accuracies: Mapping[str, float]) -> ModelFigures:
-    """A model in forms that engines have (`profiler.forms`), with the accuracy of each; `spec` is as they
-    hold it unquantized. Estimates are made from the spec and the form's name, not from these figures."""
+    """A model in forms that engines have (`profiler.plans.form_names`), with the accuracy of each; `spec` is
+    as they hold it unquantized. Estimates are made from the spec and the form's name, not these figures."""
     whole = layer_shard_bytes(spec, 1)
     shares = {
         form: (accuracy, layer_shard_bytes(spec, 1, form) / whole) for form, accuracy in accuracies.items()
@@ -35,8 +35,7 @@ def figures_in_forms(name: str, spec: ModelSpec, accuracies: Mapping[str, float]
 
 
 def _degrees(spec: ModelSpec, degrees: Sequence[int], form: str) -> tuple[int, ...]:
-    """Never empty, which would be any: a form that cannot be cut at all has the impossible degree 0."""
-    return tuple(tp for tp in degrees if cut_problem(spec, tp, form) is None) or (0,)
+    return tuple(tp for tp in degrees if cut_problem(spec, tp, form) is None)
 
 
 def figures_of(

@@ -3,13 +3,10 @@ linear layers are quantized by hand, with what the variant changes added unquant
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import os
 from collections.abc import Iterator
 from typing import Any
 
-import loops
 import pytest
 import random_adapters
 import test_variants
@@ -17,8 +14,6 @@ import torch
 from test_variants import BASE, KINDS, LAYERS, MODELS, PROMPTS, Answer, Checkpoints, Lab
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
-
-from workers.worker import Worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -62,18 +57,10 @@ def reference(checkpoints: Checkpoints, model: str) -> Any:
 
 @pytest.fixture(scope="module")
 def lab(checkpoints: Checkpoints) -> Iterator[Lab]:
-    environment = dict(os.environ)
-    with loops.in_a_thread() as loop:
-        plain = test_variants._config(checkpoints.base, 1, (LAYERS,))
-        config = dataclasses.replace(plain, dtype="float16", quantization="fp8")
-        worker = Worker(config, "127.0.0.1")
-        try:
-            asyncio.run_coroutine_threadsafe(worker.start(), loop).result(600)
-            yield Lab(worker, loop, checkpoints)
-        finally:
-            asyncio.run_coroutine_threadsafe(worker.close(), loop).result(60)
-            os.environ.clear()
-            os.environ.update(environment)
+    plain = test_variants.engine_config(checkpoints.base, 1, (LAYERS,))
+    config = dataclasses.replace(plain, dtype="float16", quantization="fp8")
+    with test_variants.running(checkpoints, config) as lab:
+        yield lab
 
 
 def errors(model: Any, answers: list[Answer]) -> torch.Tensor:

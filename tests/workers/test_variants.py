@@ -4,6 +4,7 @@ equals what transformers answers with its merged (dequantised) weights."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import Coroutine, Iterator
@@ -114,12 +115,12 @@ class Lab:
         return list(await asyncio.gather(*asked))
 
 
-@pytest.fixture(scope="module", params=PLANS)
-def lab(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> Iterator[Lab]:
+@contextlib.contextmanager
+def running(checkpoints: Checkpoints, config: EngineConfig) -> Iterator[Lab]:
     environment = dict(os.environ)
     os.environ["OMP_NUM_THREADS"] = "1"  # each rank would take all cores, and wait for the others by spinning
     with loops.in_a_thread() as loop:
-        worker = Worker(_config(checkpoints.base, *PLANS[request.param]), "127.0.0.1")
+        worker = Worker(config, "127.0.0.1")
         try:
             asyncio.run_coroutine_threadsafe(worker.start(), loop).result(600)
             yield Lab(worker, loop, checkpoints)
@@ -129,7 +130,13 @@ def lab(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> Iterator[La
             os.environ.update(environment)
 
 
-def _config(base: Path, tensor_parallel: int, layers_per_stage: tuple[int, ...]) -> EngineConfig:
+@pytest.fixture(scope="module", params=PLANS)
+def lab(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> Iterator[Lab]:
+    with running(checkpoints, engine_config(checkpoints.base, *PLANS[request.param])) as lab:
+        yield lab
+
+
+def engine_config(base: Path, tensor_parallel: int, layers_per_stage: tuple[int, ...]) -> EngineConfig:
     return EngineConfig(
         engine="vllm",
         name=BASE,
