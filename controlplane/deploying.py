@@ -74,11 +74,8 @@ def decide(
     clusters = clusters_of(inventory, _residents(others))
     if not clusters:
         raise refusals.no_device(inventory)
-    questions = [
-        _question(model, deployment, cluster, inventory, settings, variants, profiles)
-        for cluster in clusters
-        if form_names(model.compression, _served(model, cluster, settings))
-    ]
+    asked = (_question(model, deployment, one, inventory, settings, variants, profiles) for one in clusters)
+    questions = [question for question in asked if question is not None]
     if not questions:
         raise refusals.no_technique(model.compression, _served(model, clusters[0], settings))
     answers = [(question, question.answer()) for question in questions]
@@ -154,12 +151,17 @@ def _question(
     settings: Settings,
     variants: Sequence[Model],
     profiles: Profiles,
-) -> Question:
-    """Errors: NoFeasiblePlan when the expected lengths exceed what the engine takes."""
+) -> Question | None:
+    """None where engines have the model in no form that it is registered for.
+
+    Errors: NoFeasiblePlan when the expected lengths exceed what the engine takes.
+    """
     spec = _served(model, cluster, settings)
+    every = form_names(model.compression, spec)
+    if not every:
+        return None
     context = min(settings.max_model_len, spec.max_position)
     measured = _measured(model, cluster, inventory, settings, profiles)
-    every = form_names(model.compression, spec)
     forms = _tried(every, cluster, measured)
     request = _request(model, deployment, spec, forms, context, settings)
     plan = Plan(1, (spec.num_layers,), UNCOMPRESSED, context, request.kv_tokens, 0, 0)

@@ -2,10 +2,9 @@
 
 A fingerprint is as deep as the model but holds only as many different layers as do not fit the device's
 caches (docs/profiler.md); on GPUs a second, shallower one tells apart what depends on depth, each TP that
-fits is measured, one pipeline, and one engine that is asked for made-up variants of each kind, and
-each TP in every other form the model is registered for. A CPU is one
-device, on which a model is not split, and starting an engine is most of the cost: one fingerprint, whose head
-and layers are told apart by their bytes.
+fits is measured, one pipeline, one engine that is asked for made-up variants of each kind, and each TP in
+every other form that is asked for. A CPU is one device, on which a model is not split, and starting an engine
+is most of the cost: one fingerprint for each form, whose head and layers are told apart by their bytes.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from profiler.forms import FORMS, UNCOMPRESSED, canonical
+from profiler.forms import SERVABLE
 from profiler.shards import (
     active_shard_elements,
     head_is_embedding,
@@ -87,10 +87,8 @@ def _check(spec: ModelSpec, plan: Plan, rates: Sequence[DeviceRates], workload: 
     problem = tp_problem(spec, plan.tensor_parallel)
     if problem:
         raise ValueError(problem)
-    if canonical(plan.quantization) not in (UNCOMPRESSED, *FORMS):
-        raise ValueError(
-            f"no estimate for quantization {plan.quantization!r}; only for 'none' and {[*FORMS]}"
-        )
+    if plan.quantization not in SERVABLE:
+        raise ValueError(f"no estimate for quantization {plan.quantization!r}; only for {sorted(SERVABLE)}")
     if not all(0 < r < math.inf for rate in rates for r in (rate.memory_bytes_per_s, rate.flops_per_s)):
         raise ValueError("expected every device rate to be positive and finite")
     if min(workload.batch, workload.input_tokens, workload.output_tokens) < 1:

@@ -33,6 +33,9 @@ FORMS: Mapping[str, Form] = {
 }
 
 
+SERVABLE = ALIASES | FORMS.keys()  # what a technique may be called that can be launched
+
+
 def canonical(quantization: str) -> str:
     """One name for all that mean the model as it is."""
     return UNCOMPRESSED if quantization in ALIASES else quantization

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from profiler.forms import ALIASES, FORMS, UNCOMPRESSED, allows_uncompressed
+from profiler.forms import FORMS, SERVABLE, UNCOMPRESSED, allows_uncompressed
 from profiler.shards import cut_problem
 from profiler.types import ModelSpec, Plan
 
@@ -67,7 +67,7 @@ def no_form_reason(compression: Mapping[str, float], served: ModelSpec) -> str:
     """Why `form_names` found none, in words for the user."""
     known = sorted(FORMS.keys() & compression.keys())
     why = "; ".join(problem for form in known if (problem := form_problem(served, form)))
-    servable = ", ".join(sorted({*ALIASES, *FORMS}))
+    servable = ", ".join(sorted(SERVABLE))
     return (
         f"the model is registered for {', '.join(sorted(compression))} only, which cannot be served"
         + (f" ({why})" if why else "")

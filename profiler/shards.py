@@ -54,6 +54,11 @@ def layer_shard_bytes(spec: ModelSpec, tp: int, quantization: str = UNCOMPRESSED
     return whole + sum(_linear_bytes(spec, linear, tp, quantization) for linear in linears)
 
 
+def layer_share(spec: ModelSpec, tp: int, quantization: str) -> float:
+    """A rank's part of a hidden layer in this form, over that of the uncompressed one."""
+    return layer_shard_bytes(spec, tp, quantization) / layer_shard_bytes(spec, tp)
+
+
 def layer_moved_bytes(spec: ModelSpec, tp: int, tokens: float, quantization: str = UNCOMPRESSED) -> float:
     """What a rank reads of a layer's weights in a pass of `tokens`: all but the experts that none hits."""
     idle = sum(

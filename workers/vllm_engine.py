@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
-from profiler.forms import FORMS, engine_name
+from profiler.forms import UNCOMPRESSED, engine_name
 from workers import torch_stack
 from workers.asgi import AsgiApp
 from workers.group.launch import Launch, LaunchError, reports_of
@@ -175,7 +175,11 @@ def engine_arguments(config: EngineConfig, network: Mapping[str, str | int] | No
         "--pipeline-parallel-size": len(config.layers_per_stage),
         "--kv-cache-memory-bytes": config.ranks[0].kv_cache_bytes,
         "--worker-cls": GPU_RANK if config.on_gpu else CPU_RANK,
-        **({"--quantization": engine_name(config.quantization)} if config.quantization in FORMS else {}),
+        **(
+            {"--quantization": engine_name(config.quantization)}
+            if config.quantization != UNCOMPRESSED
+            else {}
+        ),
         **({"--distributed-executor-backend": "mp"} if len(config.ranks) > 1 else {}),
         **(network or {}),
     }

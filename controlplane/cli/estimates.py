@@ -17,10 +17,9 @@ from controlplane.api.estimate_views import (
 )
 from controlplane.api.forms import IntervalView
 from controlplane.cli.failures import require_success
-from controlplane.cli.output import print_facts, print_json, print_table, print_text, size
+from controlplane.cli.output import form_suffix, print_facts, print_json, print_table, print_text, size
 from controlplane.cli.session import Json, NoWait, session
 from controlplane.cli.waiting import follow
-from profiler.forms import UNCOMPRESSED
 
 Name = Annotated[str, typer.Argument(help="A registered model.")]
 
@@ -68,7 +67,8 @@ def _print_profile(found: ProfileView) -> None:
     )
     rows = [
         (
-            f"{load.tensorParallel} x {'+'.join(map(str, load.layersPerStage))}{_form(load.quantization)}",
+            f"{load.tensorParallel} x {'+'.join(map(str, load.layersPerStage))}"
+            + form_suffix(load.quantization),
             str(load.batch),
             str(load.inputTokens),
             str(load.outputTokens),
@@ -185,10 +185,6 @@ def _split(e: EstimateView) -> str:
     return f"tensor parallel {e.tensorParallel}, layers {'+'.join(map(str, e.layersPerStage))}"
 
 
-def _form(quantization: str) -> str:
-    return "" if quantization == UNCOMPRESSED else f" {quantization}"
-
-
 def _milliseconds(interval: IntervalView) -> str:
     return f"{_span(interval)} ms"
 
@@ -212,7 +208,7 @@ def _rank_row(r: RankCostView) -> tuple[str, ...]:
 def _print_plans(plans: list[EstimateView]) -> None:
     rows = [
         (
-            _split(p) + _form(p.quantization),
+            _split(p) + form_suffix(p.quantization),
             f"{_number(p.latencyMs.value)} ms",
             _number(p.costGibS),
             size(round(p.memoryBytes)),

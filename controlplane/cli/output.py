@@ -12,6 +12,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from profiler.forms import UNCOMPRESSED
+
 _PIPED_WIDTH = 240  # a table cut at 80 columns would lose what grep looks for
 
 
@@ -69,3 +71,8 @@ def size(number_bytes: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def form_suffix(quantization: str) -> str:
+    """For after a plan: nothing where layers are as they are."""
+    return "" if quantization == UNCOMPRESSED else f" {quantization}"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from controlplane.api.estimate_views import EstimateView
+from controlplane.cli.output import form_suffix
 from controlplane.cli.picture import drawing
-from profiler.forms import UNCOMPRESSED
 
 GIB = 2**30
 
@@ -49,5 +49,4 @@ def _draw(figure: Any, axes: Any, plans: Sequence[EstimateView], chosen: Estimat
 
 def label(e: EstimateView) -> str:
     """TP x the layers of its stages, and their form."""
-    form = "" if e.quantization == UNCOMPRESSED else f" {e.quantization}"
-    return f"{e.tensorParallel}x({'+'.join(map(str, e.layersPerStage))}){form}"
+    return f"{e.tensorParallel}x({'+'.join(map(str, e.layersPerStage))}){form_suffix(e.quantization)}"

@@ -13,7 +13,7 @@ from profiler.shards import (
     active_shard_elements,
     cut_problem,
     head_is_embedding,
-    layer_shard_bytes,
+    layer_share,
     outer_bytes,
     tp_fits,
 )
@@ -25,10 +25,7 @@ MOST_TP = 64
 def figures_in_forms(name: str, spec: ModelSpec, accuracies: Mapping[str, float]) -> ModelFigures:
     """A model in forms that engines have (`profiler.plans.form_names`), with the accuracy of each; `spec` is
     as they hold it unquantized. Estimates are made from the spec and the form's name, not these figures."""
-    whole = layer_shard_bytes(spec, 1)
-    shares = {
-        form: (accuracy, layer_shard_bytes(spec, 1, form) / whole) for form, accuracy in accuracies.items()
-    }
+    shares = {form: (accuracy, layer_share(spec, 1, form)) for form, accuracy in accuracies.items()}
     found = figures_of(name, spec, shares)
     forms = tuple(replace(one, degrees=_degrees(spec, found.degrees, one.name)) for one in found.compressions)
     return replace(found, compressions=forms, spec=spec)

@@ -18,7 +18,7 @@ from profiler.checkpoint import declared_dtype_bytes, spec_of
 from profiler.errors import CheckpointError
 from profiler.forms import canonical
 from profiler.plans import form_names
-from profiler.shards import layer_shard_bytes
+from profiler.shards import layer_share
 from profiler.types import ModelSpec
 
 GIB, MIB = 2**30, 2**20
@@ -258,7 +258,7 @@ def _share(name: str, form: CompressionForm, spec: ModelSpec) -> float:
     """Of a layer's uncompressed bytes; what is not told is known of the forms that engines have."""
     if form.layer_mib:
         return form.layer_mib * MIB / spec.layer_weight_bytes
-    return form.share or layer_shard_bytes(spec, 1, name) / layer_shard_bytes(spec, 1)
+    return form.share or layer_share(spec, 1, name)
 
 
 def _from_figures(name: str, form: ModelForm) -> ModelFigures:

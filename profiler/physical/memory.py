@@ -17,7 +17,7 @@ from profiler.estimate import RUNTIME_BYTES, allowance_bytes, stage_weight_bytes
 from profiler.forms import UNCOMPRESSED
 from profiler.measurements import Footprint, RankMemory
 from profiler.physical.calibration import Calibration, Cut
-from profiler.shards import kv_bytes_per_token, layer_shard_bytes
+from profiler.shards import kv_bytes_per_token, layer_shard_bytes, layer_share
 from profiler.types import ModelSpec, Plan
 
 
@@ -57,10 +57,10 @@ class _Seen:
 
 @dataclass(frozen=True)
 class Ranks:
-    """What is known of ranks of one cut. Where no fingerprint was cut so, those of the nearest TP count, and
-    where none was stored so, allowances. `graphs`: bytes of captured graphs, and of each layer in them.
-    `is_measured`: fingerprints of this very cut are known. `layer_share`: bytes of a layer as it is stored,
-    over those it has unquantized.
+    """What is known of ranks of one cut. Where no fingerprint was cut so, those of the nearest TP; where
+    none was stored so, those of other forms, for all but weights; where there are none, allowances. `graphs`:
+    bytes of captured graphs, and of each layer in them. `is_measured`: fingerprints of this very cut are
+    known. `layer_share`: bytes of a layer as it is stored, over those it has unquantized.
     """
 
     spec: ModelSpec
@@ -88,10 +88,11 @@ class Ranks:
 
 
 def known_ranks(calibration: Calibration, cut: Cut) -> Ranks:
-    alike = _alike(calibration.footprints, cut)
+    stored = _stored(calibration.footprints, cut)
+    alike = _nearest(stored or _cached(calibration.footprints, cut), cut)
     seen = tuple(rank for footprint in alike for rank in _ranks(calibration, footprint))
     is_measured = any(Cut.of(footprint.setting) == cut for footprint in alike)
-    return Ranks(calibration.spec, seen, _graphs(seen), is_measured, _layer_share(calibration, cut))
+    return Ranks(calibration.spec, seen, _graphs(seen), is_measured, _layer_share(calibration, cut, stored))
 
 
 def rank_bytes(calibration: Calibration, cut: Cut, plan: Plan) -> tuple[RankBytes, ...]:
@@ -106,16 +107,19 @@ def kv_tokens(ranks: Sequence[RankBytes], free_bytes: Sequence[int]) -> int:
     return min(rank.kv_tokens(free) for rank, free in zip(ranks, free_bytes, strict=True))
 
 
-def _alike(footprints: Sequence[Footprint], cut: Cut) -> list[Footprint]:
-    """Of the form asked about; of all, where it was not measured: what is not weights differs little."""
-    stored = _stored(footprints, cut) or [fp for fp in footprints if fp.setting.kv_dtype == cut.kv_dtype]
-    degrees = {fp.setting.tensor_parallel for fp in stored}
+def _nearest(footprints: Sequence[Footprint], cut: Cut) -> list[Footprint]:
+    degrees = {fp.setting.tensor_parallel for fp in footprints}
     nearest = min(degrees, key=lambda tp: (abs(math.log2(tp / cut.tensor_parallel)), tp), default=0)
-    return [fp for fp in stored if fp.setting.tensor_parallel == nearest]
+    return [fp for fp in footprints if fp.setting.tensor_parallel == nearest]
 
 
 def _stored(footprints: Sequence[Footprint], cut: Cut) -> list[Footprint]:
     return [fp for fp in footprints if Cut.of(fp.setting).storage == cut.storage]
+
+
+def _cached(footprints: Sequence[Footprint], cut: Cut) -> list[Footprint]:
+    """In whatever form: what is not weights differs little."""
+    return [fp for fp in footprints if fp.setting.kv_dtype == cut.kv_dtype]
 
 
 def _ranks(calibration: Calibration, footprint: Footprint) -> Iterator[_Seen]:
@@ -136,13 +140,14 @@ def _held(calibration: Calibration, footprint: Footprint, stage: int) -> int:
     return stage_weight_bytes(spec, plan, stage)
 
 
-def _layer_share(calibration: Calibration, cut: Cut) -> float:
-    """Median over ranks; embedding and head stay as they are. By arithmetic where nothing was measured."""
-    spec, tp = calibration.spec, cut.tensor_parallel
+def _layer_share(calibration: Calibration, cut: Cut, footprints: Sequence[Footprint]) -> float:
+    """Median over ranks of the footprints in this form; embedding and head stay as they are. By arithmetic
+    where there are none."""
+    spec = calibration.spec
     if cut.quantization == UNCOMPRESSED:
         return 1.0
     shares = []
-    for footprint in _alike(_stored(calibration.footprints, cut), cut):
+    for footprint in _nearest(footprints, cut):
         setting = footprint.setting
         layer = layer_shard_bytes(spec, setting.tensor_parallel)
         stored = layer_shard_bytes(spec, setting.tensor_parallel, setting.quantization)
@@ -151,8 +156,7 @@ def _layer_share(calibration: Calibration, cut: Cut) -> float:
             layers = min(setting.layers_per_stage[stage], footprint.distinct_layers or math.inf)
             outside = _held(calibration, footprint, stage) - layers * stored
             shares.append((memory.weights - outside) / (layers * layer))
-    by_arithmetic = layer_shard_bytes(spec, tp, cut.quantization) / layer_shard_bytes(spec, tp)
-    return float(np.median(shares)) if shares else by_arithmetic
+    return float(np.median(shares)) if shares else layer_share(spec, cut.tensor_parallel, cut.quantization)
 
 
 def _graphs(seen: Sequence[_Seen]) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from profiler.errors import PlanError
-from profiler.forms import ALIASES, FORMS
+from profiler.forms import FORMS, SERVABLE
 from profiler.plans import form_problem
 from profiler.shards import cut_problem
 from profiler.types import ModelSpec, Plan, Workload
@@ -18,10 +18,10 @@ def check_plan(spec: ModelSpec, plan: Plan) -> None:
 
 
 def check_form(spec: ModelSpec, quantization: str) -> None:
-    if quantization not in ALIASES and quantization not in FORMS:
+    if quantization not in SERVABLE:
         raise PlanError(
             "quantization",
-            f"expected one of {', '.join(sorted({*ALIASES, *FORMS}))}, got {quantization!r}; other formats "
+            f"expected one of {', '.join(sorted(SERVABLE))}, got {quantization!r}; other formats "
             "cannot be served",
         )
     if quantization in FORMS and (problem := form_problem(spec, quantization)):

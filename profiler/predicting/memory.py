@@ -5,12 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from profiler.estimate import (
-    RUNTIME_BYTES,
-    allowance_bytes,
-    stage_weight_bytes,
-    variant_bytes,
-)
+from profiler.estimate import RUNTIME_BYTES, allowance_bytes, stage_weight_bytes, variant_bytes
 from profiler.physical.calibration import Cut
 from profiler.physical.memory import RankBytes, Ranks, known_ranks
 from profiler.predicting.intervals import ALLOWED_MEMORY, MEASURED_MEMORY

@@ -20,7 +20,7 @@ from profiler.physical.calibration import Cut, CutTimes
 from profiler.physical.variants import variant_load, work_s
 from profiler.plans import candidate_plans, form_names, no_form_reason
 from profiler.shards import cut_problem, layer_moved_bytes, layer_shard_bytes
-from profiler.types import Plan, Workload
+from profiler.types import Interval, ModelSpec, Plan, Workload
 from profiler.variants.made import made_spec
 
 ATTENTION, MLP = 4096 * 4096, 4096 * 11008  # of Llama-2-7B, in bfloat16
@@ -60,6 +60,10 @@ def test_variants_are_read_at_the_pace_of_the_base_whatever_its_form() -> None:
     (load,) = variant_load(LLAMA_7B, [lora], 1).kinds
     reads = [work_s(known, cut, load, 1)[0] for cut in (Cut(1), Cut(1, "fp8"))]
     assert reads[0] == pytest.approx(reads[1])
+
+
+def _width(interval: Interval) -> float:
+    return interval.high / interval.low - 1
 
 
 def scaled(times: CutTimes, factor: float) -> CutTimes:
@@ -148,8 +152,8 @@ def test_plans_together_are_predicted_as_each_alone(form: str, tp: int, first: i
         ({"quantization": "fp8"}, replace(LLAMA_7B, dtype_bytes=4), "OSTINATO_ENGINE_DTYPE"),
     ],
 )
-def test_forms_that_cannot_be_are_refused(changes: dict[str, str], spec: object, said: str) -> None:
-    here = replace(ground(plan()), spec=spec, calibration=None)  # type: ignore[arg-type]
+def test_forms_that_cannot_be_are_refused(changes: dict[str, str], spec: ModelSpec, said: str) -> None:
+    here = replace(ground(plan()), spec=spec, calibration=None)
     for ask in (predict, lambda here, p, load: predict_all(here, [p], load)):
         with pytest.raises(PlanError, match=said) as caught:
             ask(here, plan(**changes), Workload(1, 1, 1))
@@ -167,10 +171,6 @@ def test_a_profile_measures_the_forms_that_are_asked_for_after_everything_else()
         assert all(t.points == plain[0].points or reach.on_cpu for t in more[len(plain) :])
     narrow = replace(SMOLLM2, linear_shapes={**SMOLLM2.linear_shapes, "gate_proj": (1000, 576)})
     assert len(campaign(narrow, replace(cpu, forms=("fp8",)))) == 1
-
-
-def _width(interval: object) -> float:
-    return float(interval.high / interval.low - 1)  # type: ignore[attr-defined]
 
 
 def test_the_plan_of_an_alias_is_the_uncompressed_one() -> None:
