@@ -15,6 +15,7 @@ from typing import Any, cast
 from profiler.forms import UNCOMPRESSED, engine_name
 from workers import torch_stack
 from workers.asgi import AsgiApp
+from workers.cuda_graphs import compilation
 from workers.group.launch import Launch, LaunchError, reports_of
 from workers.messages import EngineConfig, EngineResidency, RankReport, VariantRef
 from workers.no_variants import NoVariants
@@ -22,7 +23,6 @@ from workers.residency import residency_of
 from workers.scheduling.client import VariantClient
 from workers.variant_metrics import READ_SECONDS
 from workers.variants.config import VariantConfig
-from workers.vllm_environment import TP_PASSES
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +163,7 @@ def engine_arguments(config: EngineConfig, network: Mapping[str, str | int] | No
     `network` are the arguments that tell one member of a group on several nodes from the others. Every rank
     replaces its share of memory by its own, see `workers.group.rank`.
     """
+    batched_tokens = max(config.max_batched_tokens, config.max_num_seqs)
     arguments = {
         "--model": config.model_path,
         "--served-model-name": config.name,
@@ -170,7 +171,7 @@ def engine_arguments(config: EngineConfig, network: Mapping[str, str | int] | No
         "--load-format": config.load_format,
         "--max-model-len": config.max_model_len,
         "--max-num-seqs": config.max_num_seqs,
-        "--max-num-batched-tokens": max(config.max_batched_tokens, config.max_num_seqs),
+        "--max-num-batched-tokens": batched_tokens,
         "--tensor-parallel-size": config.tensor_parallel,
         "--pipeline-parallel-size": len(config.layers_per_stage),
         "--kv-cache-memory-bytes": config.ranks[0].kv_cache_bytes,
@@ -190,8 +191,9 @@ def engine_arguments(config: EngineConfig, network: Mapping[str, str | int] | No
             "--scheduler-cls": SCHEDULER,
             "--additional-config": json.dumps(variant_config(config).as_json()),
         }
-    if config.on_gpu and config.tensor_parallel > 1:
-        arguments["--compilation-config"] = json.dumps(TP_PASSES)
+    if config.on_gpu:
+        chosen = compilation(config.tensor_parallel, config.max_num_seqs, batched_tokens)
+        arguments["--compilation-config"] = json.dumps(chosen)
     flat = [str(part) for pair in arguments.items() for part in pair]
     logging_flag = "--enable-log-requests" if config.log_requests else "--no-enable-log-requests"
     # vLLM refuses to start with adapters on an architecture that it has none for.

@@ -27,6 +27,7 @@ import numpy as np
 import psutil
 from pydantic import TypeAdapter
 
+from controlplane.gpu_choice import gpus_of
 from workers.group import processes
 from workers.messages import EngineCall, EngineConfig, EngineHead
 
@@ -192,11 +193,12 @@ def hold(index: int, gib: float, say: Say) -> None:
 
 
 def measure_devices(node: str, say: Say) -> None:
-    """Also finds out at once whether engines can have their titles."""
+    """Those that are ours. Also finds out at once whether engines can have their titles."""
+    from controlplane.settings import Settings
     from workers.probe import probe
 
     entitle("probe")
-    say(asdict(probe(node)))
+    say(asdict(probe(node, gpus_of(Settings().gpus, node))))
 
 
 def _serve(path: Path, say: Say) -> None:

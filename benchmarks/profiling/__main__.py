@@ -2,7 +2,7 @@
 
     python -m benchmarks.profiling measure --out FOLDER [--budget-s 540] [--kinds truth,fingerprints,variants]
         [--tier 1] [--shapes llama-2-7b,...] [--quantizations none,fp8] [--known FOLDER ...] [--dry-run]
-        [--gpus 4] [--first-gpu 0] [--least-gpus 2] [--most-gpus 4]
+        [--gpus 4] [--first-gpu 0] [--least-gpus 2] [--most-gpus 4] [--kinds-first]
     python -m benchmarks.profiling merge --into FOLDER FOLDER ...
 
 `truth` is the whole model (made-up weights) in many plans; `fingerprints` what a profile of it measures, with
@@ -115,7 +115,9 @@ def measure(given: argparse.Namespace) -> None:
     most = given.gpus if given.most_gpus is None else given.most_gpus
     tasks = [task for task in tasks if given.least_gpus <= task.gpus <= most]
     tasks = [on_cpu(task) for task in tasks] if given.device == "cpu" else tasks
-    slots, left = pack(results.missing(tasks, (given.out, *given.known)), given.gpus, given.budget_s)
+    slots, left = pack(
+        results.missing(tasks, (given.out, *given.known)), given.gpus, given.budget_s, given.kinds_first
+    )
     print(describe(slots, left, given.gpus), flush=True)
     if given.dry_run:
         return
@@ -149,6 +151,7 @@ def main() -> None:
     measuring.add_argument("--least-gpus", type=int, default=1)
     measuring.add_argument("--most-gpus", type=int)
     measuring.add_argument("--budget-s", type=float, default=540)
+    measuring.add_argument("--kinds-first", action="store_true", help="all fingerprints before any truth")
     measuring.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     measuring.add_argument("--dry-run", action="store_true")
     merging = commands.add_parser("merge")

@@ -19,7 +19,7 @@ from workers.group import processes
 from workers.measuring.campaigning import last_words
 
 POLL_S = 0.2
-SLOWER, GRACE_S = 1.3, 45.0  # than expected, until the next measurement
+SLOWER, GRACE_S = 1.3, 75.0  # than expected, until the next measurement
 STACKS_S = 5.0  # for aborted processes to write where they were
 LEAVE_S = 3.0  # for an engine that has measured everything to end by itself
 

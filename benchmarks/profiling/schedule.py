@@ -21,17 +21,20 @@ class Slot:
     end_s: float
 
 
-def pack(tasks: Iterable[Task], gpus: int, budget_s: float) -> tuple[list[Slot], list[Task]]:
+def pack(
+    tasks: Iterable[Task], gpus: int, budget_s: float, kinds_first: bool = False
+) -> tuple[list[Slot], list[Task]]:
     """Slots in the order they begin, and the tasks that would not end within `budget_s`, or that could not be
     predicted without a fingerprint that would not.
 
-    Tier by tier, in each shape by shape (in the order given), of a shape its fingerprints first. Of these
-    those on most GPUs first, then the longest: list scheduling, so that short ones on few GPUs fill what is
-    left. GPUs of a slot are neighbours (0-1, 2-3), as pairs are wired alike. Raises ValueError for a task
-    that needs more GPUs than there are.
+    Tier by tier, in each shape by shape (in the order given), of a shape its fingerprints first; with
+    `kinds_first` the fingerprints of all shapes before anything else. Of these those on most GPUs first, then
+    the longest: list scheduling, so that short ones on few GPUs fill what is left. GPUs of a slot are
+    neighbours (0-1, 2-3), as pairs are wired alike. Raises ValueError for a task that needs more GPUs than
+    there are.
     """
     free_s, slots, left = [PREPARE_S] * gpus, list[Slot](), list[Task]()
-    for task in in_order(tasks):
+    for task in in_order(tasks, kinds_first):
         if task.gpus > gpus:
             raise ValueError(f"{task.label} needs {task.gpus} GPUs, the host has {gpus}")
         groups = [tuple(range(i, i + task.gpus)) for i in range(0, gpus - task.gpus + 1, task.gpus)]
@@ -46,13 +49,15 @@ def pack(tasks: Iterable[Task], gpus: int, budget_s: float) -> tuple[list[Slot],
     return sorted(slots, key=lambda slot: (slot.begin_s, slot.gpus)), left
 
 
-def in_order(tasks: Iterable[Task]) -> list[Task]:
+def in_order(tasks: Iterable[Task], kinds_first: bool = False) -> list[Task]:
     tasks, kinds = list(tasks), list(Kind)
     groups = list(dict.fromkeys((task.shape, task.setting.quantization) for task in tasks))
 
     def rank(task: Task) -> tuple[float, ...]:
         group = groups.index((task.shape, task.setting.quantization))
-        return task.tier, group, kinds.index(task.kind), -task.gpus, -task.expected_s
+        kind = kinds.index(task.kind)
+        first = kind * kinds_first
+        return first, task.tier, group, kind, -task.gpus, -task.expected_s
 
     return sorted(tasks, key=rank)
 

@@ -28,7 +28,7 @@ POINT_SECONDS = 8.0
 
 H200 = DeviceRates(3.6e12, 5e14)  # about what is reached; only to plan with
 # From the gate to the first point: seen on H200s, with torch.compile 10 to 16 s of it and warming up as much.
-START_S, START_MORE_S = 40.0, 3.0  # more where there are several ranks
+START_S, START_MORE_S = 30.0, 3.0  # more where there are several ranks
 SLACK_S = 5.0  # until devices are free again
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from scipy.optimize import minimize_scalar
+
 from profiler.measurements import Footprint, Measurement, Timing
 from profiler.physical.calibration import HOP_S, Calibration, Cut, CutTimes
-from profiler.physical.curves import Step, fit
+from profiler.physical.curves import Burst, Part, Step, fit, fit_bursts
+from profiler.physical.pipeline import Fill, fill_steps, groups_of, latency
 from profiler.physical.variant_costs import fit_variants
 from profiler.shards import kv_bytes_per_token, layer_moved_bytes, layer_shard_bytes, vocab_table_bytes
-from profiler.types import ModelSpec
+from profiler.types import ModelSpec, Workload
 
 
 def calibrate(spec: ModelSpec, measured: Iterable[Measurement]) -> Calibration:
@@ -33,8 +37,10 @@ def calibrate(spec: ModelSpec, measured: Iterable[Measurement]) -> Calibration:
     times = {cut: _times(spec, cut, found, batched_tokens) for cut, found in by_cut.items()}
     footprints = tuple(m for m in everything if isinstance(m, Footprint))
     calibration = Calibration(spec, batched_tokens, times, footprints=footprints)
-    hop_s = _hop_s(calibration, [m for m in timings if len(m.setting.layers_per_stage) > 1])
+    pipelines = [m for m in timings if len(m.setting.layers_per_stage) > 1]
+    hop_s = _hop_s(calibration, pipelines)
     found = dataclasses.replace(calibration, hop_s=HOP_S if hop_s is None else hop_s)
+    found = dataclasses.replace(found, turn_s=_turn_s(found, pipelines), refill_s=_refill_s(found, pipelines))
     mixed = [m for m in everything if isinstance(m, Timing) and m.point.mix]
     return dataclasses.replace(found, variants=fit_variants(found, mixed, whole))
 
@@ -46,11 +52,9 @@ def _times(spec: ModelSpec, cut: Cut, timings: Sequence[Timing], batched_tokens:
     cached = kv_bytes_per_token(spec, cut.tensor_parallel)
     least = min(step.work for step in decoding)
     read = layer_moved_bytes(spec, cut.tensor_parallel, least, cut.quantization)
-    fills = [step for timing in timings if (step := prefill_step(timing, batched_tokens))]
-    return CutTimes(
-        decode=fit(decoding, head_to_layer, cached / read),
-        prefill=fit(fills or [_first_step(timings)], 0.0),  # the head sees one token of each prompt
-    )
+    decode = fit(decoding, head_to_layer, cached / read)
+    bursts = [burst for timing in timings for burst in prefill_bursts(timing, batched_tokens)]
+    return CutTimes(decode, fit_bursts(bursts, 0.0, decode.pair_s))  # the head sees a token of each prompt
 
 
 def _together(timings: Sequence[Timing]) -> Sequence[Timing]:
@@ -64,20 +68,37 @@ def decode_step(timing: Timing) -> Step:
     return Step(batch, batch * context, timing.setting.layers, timing.tpot_s)
 
 
-def prefill_step(timing: Timing, batched_tokens: int) -> Step | None:
-    """The step that fills all prompts at once; None when they need several."""
-    batch, length = timing.point.batch, timing.point.input_tokens
-    if batch * length > batched_tokens:
-        return None
-    pairs = batch * length * (length + 1) / 2
-    return Step(batch * length, pairs, timing.setting.layers, timing.ttft_last_s)
+def prefill_bursts(timing: Timing, batched_tokens: int) -> list[Burst]:
+    """The steps until the last request's first token; where there are several also until the mean request's."""
+    length, layers, load = timing.point.input_tokens, timing.setting.layers, _load(timing)
+    fills = fill_steps(load, batched_tokens)
+    last = _burst([(fill, 1.0) for fill in fills], length, layers, timing.ttft_last_s)
+    if len(fills) == 1 and fills[0].count == 1:
+        return [last]
+    weights, after = [], 1.0
+    for fill in fills:  # those whose prompts end in a fill wait for half of it, and later ones for all
+        share = fill.requests / load.batch
+        weights.append(after - share * (fill.count - 1) / fill.count / 2)
+        after -= share
+    return [last, _burst(list(zip(fills, weights, strict=True)), length, layers, timing.ttft_s)]
 
 
-def _first_step(timings: Sequence[Timing]) -> Step:
-    """When every load needed several steps: the first of the smallest, as if all were alike."""
-    timing = min(timings, key=lambda t: t.point.batch * t.point.input_tokens)
-    tokens = timing.point.batch * timing.point.input_tokens
-    return Step(tokens, 0.0, timing.setting.layers, timing.ttft_last_s)
+def _burst(weighted: Sequence[tuple[Fill, float]], length: int, layers: int, seconds: float) -> Burst:
+    parts = (
+        Part(
+            fill.tokens + fill.decoding,
+            fill.tokens * (length + 1) / 2,
+            fill.count * weight,
+            fill.decoding,
+            fill.decoding * length,
+        )
+        for fill, weight in weighted
+    )
+    return Burst(tuple(parts), layers, seconds)
+
+
+def _load(timing: Timing) -> Workload:
+    return Workload(timing.point.batch, timing.point.input_tokens, timing.output_tokens)
 
 
 def _hop_s(calibration: Calibration, pipelines: Sequence[Timing]) -> float | None:
@@ -92,3 +113,45 @@ def _hop_s(calibration: Calibration, pipelines: Sequence[Timing]) -> float | Non
             hops = len(timing.setting.layers_per_stage) - 1
             found.append((timing.tpot_s - layers - times.decode.rest_s(step.work)) / hops)
     return max(0.0, sorted(found)[len(found) // 2]) if found else None
+
+
+def _turn_s(calibration: Calibration, pipelines: Sequence[Timing]) -> float:
+    """With which pipelines of several groups in flight are nearest to what was measured; 0 without any."""
+    several = []
+    for timing in pipelines:
+        stages = timing.setting.layers_per_stage
+        groups = len(groups_of(_load(timing), calibration.batched_tokens, len(stages)))
+        if timing.together and groups > 1 and Cut.of(timing.setting) in calibration.times:
+            found = latency(calibration, Cut.of(timing.setting), stages, _load(timing))
+            several.append((timing.tpot_s, found.tpot_s, groups))
+
+    def miss(turn_s: float) -> float:
+        return sum(abs(math.log(max(found, groups * turn_s) / seen)) for seen, found, groups in several)
+
+    return min([0.0, *(seen / groups for seen, _, groups in several)], key=miss)
+
+
+def _refill_s(calibration: Calibration, pipelines: Sequence[Timing]) -> float:
+    """With which first tokens of pipelines are nearest to what was measured; 0 without any that refill."""
+    several = [
+        timing
+        for timing in pipelines
+        if Cut.of(timing.setting) in calibration.times
+        and sum(fill.count for fill in fill_steps(_load(timing), calibration.batched_tokens))
+        > len(timing.setting.layers_per_stage)
+    ]
+
+    def miss(refill_s: float) -> float:
+        here = dataclasses.replace(calibration, refill_s=refill_s)
+        return sum(abs(math.log(_ttft_s(here, timing) / timing.ttft_s)) for timing in several)
+
+    if not several:
+        return 0.0
+    longest_s = max(timing.ttft_s for timing in several)
+    found = minimize_scalar(miss, bounds=(0.0, longest_s), method="bounded")
+    return min(0.0, float(found.x), key=miss)
+
+
+def _ttft_s(calibration: Calibration, timing: Timing) -> float:
+    setting = timing.setting
+    return latency(calibration, Cut.of(setting), setting.layers_per_stage, _load(timing)).ttft_s

@@ -58,13 +58,17 @@ class VariantCosts:
 
 @dataclass(frozen=True)
 class Calibration:
-    """`hop_s`: what a boundary between two stages adds to a step. A step takes at most `batched_tokens`.
+    """`hop_s`: what a boundary between two stages adds to a step; `turn_s`: what each of several groups in
+    flight takes of a step at least; `refill_s`: what each step of a pipeline that fills prompts waits for the
+    host, but for the first of each stage. A step takes at most `batched_tokens`.
     `variants` has the kinds that were measured, by VariantKind's value."""
 
     spec: ModelSpec
     batched_tokens: int
     times: Mapping[Cut, CutTimes]
     hop_s: float = HOP_S
+    turn_s: float = 0.0
+    refill_s: float = 0.0
     footprints: tuple[Footprint, ...] = field(default=())
     variants: Mapping[str, VariantCosts] = field(default_factory=dict)
 

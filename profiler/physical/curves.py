@@ -3,15 +3,18 @@
 A step takes `rest(x) + n (layer(x) + pair_s q)`: what does not depend on depth, and per layer its linear
 parts and its attention. `x` is the step's work (sequences that decode, or prompt tokens), `q` the pairs of
 tokens that attend to each other; `layer` and `rest` rise along straight lines between the measured `x`,
-never fall, and go on along the last line beyond them. That is MaverIQ's equations 4 and 5 with the batch
-(its equation 6, which errs by up to 84% because it is one line through two small batches) and the context
-put inside.
+never fall, and go on along the last line beyond them. A burst of steps that fill prompts takes `once` more,
+before the first: the host's part, which later steps hide. In such a step each sequence that decodes along
+takes `along` more, and each cached token that it reads `along_pair`. That is MaverIQ's equations 4 and 5 with
+the batch (its equation 6, which errs by up to 84% because it is one line through two small batches) and the
+context put inside.
 """
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +22,7 @@ import numpy.typing as npt
 from scipy.optimize import nnls
 
 Floats = npt.NDArray[np.float64]
-PRIOR_WEIGHT = 0.02  # of the prior against one measurement
+PRIOR_WEIGHT = 0.02  # of a prior against one measurement
 PAIRS, PAIRS_WEIGHT = 4096, 0.1  # where contexts were short, noise must not decide about those of this length
 
 
@@ -29,6 +32,26 @@ class Step:
 
     work: float
     pairs: float
+    layers: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """Steps of a burst that are alike: `along` sequences decode in each, and read `along_pairs` tokens."""
+
+    work: float
+    pairs: float
+    count: float = 1.0
+    along: float = 0.0
+    along_pairs: float = 0.0
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Steps one after the other on an idle engine, and their seconds together."""
+
+    parts: tuple[Part, ...]
     layers: int
     seconds: float
 
@@ -56,6 +79,9 @@ class StepTime:
     layer: Line
     pair_s: float
     error: float
+    once_s: float = 0.0
+    along_s: float = 0.0
+    along_pair_s: float = 0.0
 
     @property
     def widest(self) -> float:
@@ -71,7 +97,15 @@ class StepTime:
         def times(line: Line) -> Line:
             return Line(line.xs, tuple(y * factor for y in line.ys))
 
-        return StepTime(times(self.rest), times(self.layer), self.pair_s * factor, self.error)
+        return StepTime(
+            times(self.rest),
+            times(self.layer),
+            self.pair_s * factor,
+            self.error,
+            self.once_s * factor,
+            self.along_s * factor,
+            self.along_pair_s * factor,
+        )
 
 
 def fit(steps: Sequence[Step], rest_to_layer: float, pair_to_layer: float | None = None) -> StepTime:
@@ -81,43 +115,123 @@ def fit(steps: Sequence[Step], rest_to_layer: float, pair_to_layer: float | None
     of the bytes or operations of the two) decides; where contexts were too short to tell what a pair takes,
     `pair_to_layer` (its bytes over those of a layer at the least work). Raises ValueError without a step.
     """
-    if not steps:
-        raise ValueError("expected at least one measured step")
-    knots = tuple(sorted({step.work for step in steps}))
-    pair_unit = max(1.0, *(step.pairs * step.layers for step in steps))
-    matrix = np.array([_row(step, knots, pair_unit) for step in steps])
-    scale = 1 / np.array([step.seconds for step in steps])
-    prior = _prior(len(knots), rest_to_layer) / np.mean(1 / scale) * PRIOR_WEIGHT
+    bursts = [Burst((Part(s.work, s.pairs),), s.layers, s.seconds) for s in steps]
+    problem = _Problem.of(bursts)
+    priors = [problem.rest_prior(rest_to_layer)]
     if pair_to_layer is not None:
-        most = max(step.layers for step in steps) * PAIRS_WEIGHT * PAIRS / np.mean(1 / scale)
-        prior = np.vstack([prior, most * _pair_prior(len(knots), pair_to_layer, pair_unit)])
-    everything = np.vstack([matrix * scale[:, None], prior])
-    found, _ = nnls(everything, np.concatenate([np.ones(len(steps)), np.zeros(len(prior))]))
-    errors = matrix @ found * scale - 1
-    rest, layer, pair = np.split(found, [len(knots), 2 * len(knots)])
-    return StepTime(
-        Line(knots, tuple(np.cumsum(rest).tolist())),
-        Line(knots, tuple(np.cumsum(layer).tolist())),
-        float(pair[0] / pair_unit),
-        float(np.sqrt(np.mean(errors**2))),
-    )
+        priors.append(problem.pair_prior(pair_to_layer))
+    return problem.solve(priors, only_steps=True)
 
 
-def _row(step: Step, knots: Sequence[float], pair_unit: float) -> Floats:
-    """Coefficients of the rises of `rest`, those of `layer`, and the time of a pair: rises that are not
-    negative make lines that do not fall."""
-    reached = np.array([step.work >= knot for knot in knots], dtype=np.float64)
-    return np.concatenate([reached, step.layers * reached, [step.pairs * step.layers / pair_unit]])
+def fit_bursts(bursts: Sequence[Burst], rest_to_layer: float, decode_pair_s: float) -> StepTime:
+    """As `fit`, from bursts of one or several steps that fill prompts. Reading a cached token takes
+    `decode_pair_s` unless bursts say otherwise. Raises ValueError without one."""
+    problem = _Problem.of(bursts)
+    return problem.solve([problem.rest_prior(rest_to_layer), *problem.burst_priors(decode_pair_s)])
 
 
-def _pair_prior(knots: int, pair_to_layer: float, pair_unit: float) -> Floats:
-    """pair = ratio x layer, at the first knot."""
-    row = np.zeros((1, 2 * knots + 1))
-    row[0, knots], row[0, -1] = -pair_to_layer, 1 / pair_unit
-    return row
+@dataclass(frozen=True)
+class _Problem:
+    """Unknown are the rises of `rest` and those of `layer` at the knots (rises that are not negative make
+    lines that do not fall), and OTHERS; rows are relative to what was measured."""
+
+    knots: tuple[float, ...]
+    matrix: Floats
+    seconds: Floats
+    units: Floats  # of OTHERS: columns of alike sizes
+
+    @classmethod
+    def of(cls, bursts: Sequence[Burst]) -> _Problem:
+        if not bursts:
+            raise ValueError("expected at least one measured step")
+        knots = _knots(bursts)
+        rows = np.array([_row(burst, knots) for burst in bursts])
+        units = np.maximum(rows[:, 2 * len(knots) :].max(axis=0), 1.0)
+        rows[:, 2 * len(knots) :] /= units
+        return cls(knots, rows, np.array([burst.seconds for burst in bursts]), units)
+
+    def rest_prior(self, rest_to_layer: float) -> tuple[Floats, float]:
+        """rest = ratio x layer, at every knot."""
+        cumulative = np.tril(np.ones((len(self.knots), len(self.knots))))
+        others = np.zeros((len(self.knots), len(OTHERS)))
+        rows = np.hstack([cumulative, -rest_to_layer * cumulative, others])
+        return rows / self.seconds.mean() * PRIOR_WEIGHT, 0.0
+
+    def pair_prior(self, pair_to_layer: float) -> tuple[Floats, float]:
+        """pair = ratio x layer, at the first knot."""
+        row = self._other("pair_s")
+        row[0, len(self.knots)] = -pair_to_layer
+        most_layers = self.matrix[:, len(self.knots)].max()
+        weighed: Floats = row * most_layers * PAIRS_WEIGHT * PAIRS / self.seconds.mean()
+        return weighed, 0.0
+
+    def burst_priors(self, decode_pair_s: float) -> list[tuple[Floats, float]]:
+        """Nothing comes once or for sequences that decode along, and their tokens take what they do when all
+        decode: each as much of the largest burst as it could be, at most."""
+        return [
+            (self._weighty("once_s"), 0.0),
+            (self._weighty("along_s"), 0.0),
+            (self._weighty("along_pair_s"), decode_pair_s),
+        ]
+
+    def _weighty(self, name: str) -> Floats:
+        unit = float(self.units[OTHERS.index(name)])
+        return self._other(name) * (unit / float(self.seconds.mean()) * PRIOR_WEIGHT)
+
+    def _other(self, name: str) -> Floats:
+        row, number = np.zeros((1, self.matrix.shape[1])), OTHERS.index(name)
+        row[0, 2 * len(self.knots) + number] = 1 / self.units[number]
+        return row
+
+    def solve(self, priors: Sequence[tuple[Floats, float]], *, only_steps: bool = False) -> StepTime:
+        rows = self.matrix / self.seconds[:, None]
+        everything = np.vstack([rows, *(prior for prior, _ in priors)])
+        # A prior's row times what is expected of its one unknown.
+        wanted = [np.ones(len(rows)), *(prior @ self._expected(value) for prior, value in priors)]
+        if only_steps:
+            everything[:, -(len(OTHERS) - 1) :] = 0.0
+        found, _ = nnls(everything, np.concatenate(wanted))
+        rest, layer, others = np.split(found, [len(self.knots), 2 * len(self.knots)])
+        named = dict(zip(OTHERS, (others / self.units).tolist(), strict=True))
+        return StepTime(
+            Line(self.knots, tuple(np.cumsum(rest).tolist())),
+            Line(self.knots, tuple(np.cumsum(layer).tolist())),
+            error=float(np.sqrt(np.mean((rows @ found - 1) ** 2))),
+            **named,
+        )
+
+    def _expected(self, value: float) -> Floats:
+        """Unknowns of which only OTHERS have a size to expect."""
+        return np.concatenate([np.zeros(2 * len(self.knots)), value * self.units])
 
 
-def _prior(knots: int, rest_to_layer: float) -> Floats:
-    """rest = ratio x layer, at every knot."""
-    cumulative = np.tril(np.ones((knots, knots)))
-    return np.hstack([cumulative, -rest_to_layer * cumulative, np.zeros((knots, 1))])
+OTHERS = ("pair_s", "once_s", "along_s", "along_pair_s")
+
+
+def _knots(bursts: Sequence[Burst]) -> tuple[float, ...]:
+    """What was measured alone; where nothing was, the largest step."""
+    alone = {burst.parts[0].work for burst in bursts if len(burst.parts) == 1 and burst.parts[0].count == 1}
+    return tuple(sorted(alone or {max(part.work for burst in bursts for part in burst.parts)}))
+
+
+def _row(burst: Burst, knots: Sequence[float]) -> Floats:
+    """How much of each unknown the burst has."""
+
+    def total(of: Callable[[Part], float]) -> float:
+        return sum(part.count * of(part) for part in burst.parts)
+
+    reached = np.sum([part.count * _reached(part.work, knots) for part in burst.parts], axis=0)
+    pairs, along_pairs = total(lambda part: part.pairs), total(lambda part: part.along_pairs)
+    others = [burst.layers * pairs, 1.0, total(lambda part: part.along), burst.layers * along_pairs]
+    return np.concatenate([reached, burst.layers * reached, others])
+
+
+def _reached(work: float, knots: Sequence[float]) -> Floats:
+    """How much of each knot's rise a step of `work` has: all, a part where it lies between two knots, none;
+    beyond the last knot more than all of it."""
+    found = np.ones(len(knots))
+    for i, (before, knot) in enumerate(itertools.pairwise(knots), 1):
+        found[i] = max(0.0, (work - before) / (knot - before))
+        if i < len(knots) - 1:
+            found[i] = min(1.0, found[i])
+    return found

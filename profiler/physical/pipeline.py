@@ -1,21 +1,22 @@
 """From steps of stages to TTFT and TPOT: what vLLM's scheduler makes of a burst of equal requests.
 
 A batch passes the stages one after the other. vLLM fills prompts in steps of at most `batched_tokens` and
-keeps as many steps in flight as there are stages; requests whose prompts were filled in the same step go
-on decoding together. With such groups j of b_j sequences in flight, a token takes
+keeps as many steps in flight as there are stages; requests whose prompts were filled in steps of the same
+turn go on decoding together. With such groups j of b_j sequences in flight, a token takes
 
-    max( max over j of sum over stages s of t_s(b_j) + hops,   max over s of sum over j of t_s(b_j) )
+    max( max over j of sum over stages s of t_s(b_j) + hops,  max over s of sum over j of t_s(b_j),  J turn )
 
 so the slowest stage sets the pace under load, and only there does it matter how layers are split. (MaverIQ's
-section 3.2 finds that it never matters: it looked at one group.)
+section 3.2 finds that it never matters: it looked at one group.) With several groups the host hides nothing
+of its own part, a `turn` for each.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,8 @@ from profiler.physical.calibration import Calibration, Cut, CutTimes
 from profiler.types import Workload
 
 Floats = npt.NDArray[np.float64]
-MOST_STEPS = 16  # followed one by one; the rest are taken for alike
+MOST_STEPS = 16  # told apart
+MOST_FOLLOWED = 2048
 
 
 @dataclass(frozen=True)
@@ -61,80 +63,109 @@ def latencies(
 ) -> Latencies:
     """`latency` of each of `splits`, [splits, stages] in layers. Raises KeyError."""
     times, layers = calibration.at(cut), splits.T.astype(np.float64)
-    fills = fill_steps(workload, calibration.batched_tokens)
-    ends = _ends_s(times, layers, workload, fills, calibration.hop_s)
+    fills = fill_steps(workload, calibration.batched_tokens, len(layers))
+    ends = _ends_s(calibration, times, layers, workload, fills)
     total = np.zeros(len(splits))
     for fill, (mean, _) in zip(fills, ends, strict=True):
         total += fill.requests * mean
-    groups = _groups(workload.batch, fills, len(layers))
-    tpot_s = _decode_s(times, layers, workload, groups, calibration.hop_s)
+    tpot_s = _decode_s(times, layers, workload, calibration)
     return Latencies(total / workload.batch, ends[-1][1], tpot_s)
 
 
 @dataclass(frozen=True)
 class Fill:
-    """One step, or `count` like it, that fills prompts: its tokens, and how many prompts it (they) ends."""
+    """`count` steps that fill prompts, alike: the tokens of each, how many prompts they end together, and the
+    sequences that decode along in each."""
 
     tokens: float
     requests: float
+    decoding: float = 0.0
     count: int = 1
 
 
-def fill_steps(workload: Workload, batched_tokens: int) -> list[Fill]:
-    """In the order they run: full steps, then what is left."""
+def fill_steps(workload: Workload, batched_tokens: int, stages: int = 1) -> list[Fill]:
+    """In the order they run, at most MOST_STEPS of them: neighbours are taken together."""
+    steps = _steps(workload, batched_tokens, stages)
+    each = math.ceil(len(steps) / MOST_STEPS)
+    return [_together(steps[i : i + each]) for i in range(0, len(steps), each)]
+
+
+def _together(steps: Sequence[Fill]) -> Fill:
+    count = len(steps)
+    return Fill(
+        sum(step.tokens for step in steps) / count,
+        sum(step.requests for step in steps),
+        sum(step.decoding for step in steps) / count,
+        count,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _steps(workload: Workload, batched_tokens: int, stages: int) -> tuple[Fill, ...]:
+    """Each step has room for the tokens that its turn's sequences decode, then for prompts. Turns follow one
+    another, as many as there are stages."""
     length, total = workload.input_tokens, workload.batch * workload.input_tokens
-    steps = math.ceil(total / batched_tokens)
-    if steps > MOST_STEPS:
-        tokens = total / steps
-        alike = Fill(tokens, workload.batch / steps)
-        return [alike, Fill(tokens, workload.batch - alike.requests, steps - 1)]
-    marks = [min(total, step * batched_tokens) for step in range(steps + 1)]
-    return [Fill(end - begin, end // length - begin // length) for begin, end in itertools.pairwise(marks)]
+    found, filled, decoding = list[Fill](), 0, [0] * stages
+    while filled < total:
+        turn = len(found) % stages
+        if len(found) >= MOST_FOLLOWED:  # the rest are like the last
+            steps = math.ceil((total - filled) / found[-1].tokens)
+            ended = workload.batch - sum(fill.requests for fill in found)
+            rest = Fill((total - filled) / steps, ended / steps, found[-1].decoding)
+            return (*found, *[rest] * steps)
+        tokens = min(total - filled, max(1, batched_tokens - decoding[turn]))
+        ended = (filled + tokens) // length - filled // length
+        found.append(Fill(tokens, ended, decoding[turn]))
+        filled += tokens
+        decoding[turn] += ended
+    return tuple(found)
 
 
 def _ends_s(
-    times: CutTimes, layers: Floats, workload: Workload, fills: Sequence[Fill], hop_s: float
+    calibration: Calibration, times: CutTimes, layers: Floats, workload: Workload, fills: Sequence[Fill]
 ) -> list[tuple[Floats, Floats]]:
     """When each fill has passed all stages: of several alike the mean, and the last.
 
-    `layers` are [stages, splits]. A stage takes one step after the other. Requests whose prompts are filled
-    decode along with the next ones' in the steps that begin when theirs has ended, one in as many as there
-    are stages.
+    `layers` are [stages, splits]. A stage takes one step after the other. As many are in flight as there are
+    stages: the next one waits until the host has the oldest one's tokens and has prepared it.
     """
-    stages, total = len(layers), workload.batch * workload.input_tokens
+    stages, total, begun = len(layers), workload.batch * workload.input_tokens, 0
     all_pairs = total * (workload.input_tokens + 1) / 2
-    free, ends, decoding, begun = np.zeros_like(layers), [], 0.0, 0
+    free, ends = np.full_like(layers, times.prefill.once_s), []
     for fill in fills:
-        along = (decoding + fill.requests * (fill.count > 1) / 2) / stages
-        along *= begun + fill.count > stages  # else the others' steps are still in flight
-        pairs = all_pairs * fill.tokens / total + along * workload.input_tokens
-        taken = _stages_s(layers, fill.tokens + along, pairs, times, prefill=True)
-        at, more_s = np.zeros_like(free[0]), (fill.count - 1) * taken.max(axis=0)
+        taken = _stages_s(
+            layers, fill.tokens + fill.decoding, all_pairs * fill.tokens / total, times, prefill=True
+        )
+        taken += layers * times.prefill.along_pair_s * fill.decoding * workload.input_tokens
+        taken[-1] += times.prefill.along_s * fill.decoding
+        wait_s = calibration.refill_s * (begun >= stages > 1)
+        at, more_s = free[0] + wait_s, (fill.count - 1) * (taken.max(axis=0) + wait_s)
         for stage, seconds in enumerate(taken):
-            at = np.maximum(at, free[stage]) + seconds
+            at = np.maximum(at, free[stage] + wait_s) + seconds
             free[stage] = at + more_s
-            at = at + hop_s * (stage < stages - 1)
+            at = at + calibration.hop_s * (stage < stages - 1)
         ends.append((at + more_s / 2, at + more_s))
-        decoding += fill.requests
         begun += fill.count
     return ends
 
 
-def _groups(batch: int, fills: Sequence[Fill], stages: int) -> list[float]:
-    """Sequences in each group that decodes on; with as many fills as stages or more they even out."""
-    if sum(fill.count for fill in fills) > stages:
-        return [batch / stages] * min(stages, batch)
-    return [fill.requests for fill in fills if fill.requests]
+def groups_of(workload: Workload, batched_tokens: int, stages: int) -> list[int]:
+    """Sequences in each group that decodes on; once there are more fills than stages they even out."""
+    fills = _steps(workload, batched_tokens, stages)
+    if len(fills) <= stages:
+        return [int(fill.requests) for fill in fills if fill.requests]
+    count = min(stages, workload.batch)
+    return [workload.batch // count + (turn < workload.batch % count) for turn in range(count)]
 
 
-def _decode_s(
-    times: CutTimes, layers: Floats, workload: Workload, groups: Sequence[float], hop_s: float
-) -> Floats:
+def _decode_s(times: CutTimes, layers: Floats, workload: Workload, calibration: Calibration) -> Floats:
     context = workload.input_tokens + workload.output_tokens / 2
+    groups = groups_of(workload, calibration.batched_tokens, len(layers))
     taken = np.array([_stages_s(layers, b, b * context, times, prefill=False) for b in groups])
-    one_after_the_other = taken.sum(axis=1).max(axis=0) + hop_s * (len(layers) - 1)
+    one_after_the_other = taken.sum(axis=1).max(axis=0) + calibration.hop_s * (len(layers) - 1)
     slowest = taken.sum(axis=0).max(axis=0)
-    found: Floats = np.maximum(one_after_the_other, slowest)
+    turns = len(groups) * calibration.turn_s if len(groups) > 1 else 0.0
+    found: Floats = np.maximum(np.maximum(one_after_the_other, slowest), turns)
     return found
 
 

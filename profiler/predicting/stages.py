@@ -63,7 +63,8 @@ def prompt_time(ground: Ground, plan: Plan, tokens: int) -> StageTime:
     times, factor = _measured(ground.calibration, ground, plan, load)
     steps = math.ceil(tokens / plan.batched_tokens)
     pairs = tokens * (tokens + 1) / 2
-    return _linear(times.prefill, tokens / steps, pairs / steps).times(steps * factor)
+    taken = _linear(times.prefill, tokens / steps, pairs / steps).times(steps)
+    return dataclasses.replace(taken, rest_s=taken.rest_s + times.prefill.once_s).times(factor)
 
 
 def decode_time(ground: Ground, plan: Plan, sequences: float, context: float) -> StageTime:

@@ -23,6 +23,8 @@ class Machine:
     pair_s: float = 5e-9  # a cached token read
     step_s: float = 250e-6
     hop_s: float = 100e-6
+    once_s: float = 4e-3  # until an idle engine begins
+    refill_s: float = 0.0  # from a landing until a step that fills prompts may begin
     cut_s: float = 15e-6  # all-reduces of a layer, for each doubling of TP
 
     def layer_s(self, tokens: int, pairs: float, tp: int) -> float:
@@ -49,6 +51,10 @@ class Batch:
 
     parts: tuple[tuple[Request, int], ...]
 
+    @property
+    def fills(self) -> bool:
+        return any(request.filled < request.prompt for request, _ in self.parts)
+
     def stage_s(self, machine: Machine, layers: int, last: bool, tp: int) -> float:
         tokens = sum(count for _, count in self.parts)
         pairs = sum(n * (r.filled + len(r.times) + (n - 1) / 2 + (n > 1)) for r, n in self.parts)
@@ -62,15 +68,18 @@ def simulate(
     requests = [Request(n, point.input_tokens) for n in range(point.batch)]
     free_at = [0.0] * len(split)
     flying: list[tuple[float, Batch]] = []
-    now = 0.0
+    landings = 0
+    now = machine.once_s
     while any(len(r.times) < output for r in requests):
         batch = schedule(requests, output, batched_tokens) if len(flying) < len(split) else None
         if batch is not None:
-            flying.append((fly(machine, split, tp, batch, now, free_at), batch))
+            late = machine.refill_s * (landings > 0 and batch.fills and len(split) > 1)
+            flying.append((fly(machine, split, tp, batch, now + late, free_at), batch))
             continue
         now, landed = min(flying, key=lambda item: item[0])
         flying.remove((now, landed))
         land(landed, now)
+        landings += 1
     return Arrivals(tuple(tuple(r.times) for r in requests))
 
 

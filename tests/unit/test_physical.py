@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 from engine_simulator import Machine, measured, simulate
@@ -49,6 +50,22 @@ def test_plans_that_were_not_measured(calibration: Calibration, split: tuple[int
         assert found.tpot_s == pytest.approx(truth.tpot_s, rel=0.04)
         assert found.ttft_s == pytest.approx(truth.ttft_s, rel=0.06)
         assert found.ttft_last_s == pytest.approx(truth.ttft_last_s, rel=0.06)
+
+
+@pytest.mark.parametrize("split", [(16, 16), (8, 8, 8, 8)], ids=str)
+def test_what_comes_once_and_what_a_pipeline_waits_for(split: tuple[int, ...]) -> None:
+    """With steps of 2048 tokens: what later steps hide is not taken for a part of each step."""
+    machine = replace(MACHINE, once_s=5e-3, refill_s=8e-3)
+    points = [Point(b, i) for b in (1, 2, 4, 8, 16, 32, 64, 128) for i in (128, 1024)]
+    settings = [Setting((32,)), Setting((16,)), Setting((16, 16))]
+    seen = [measured(machine, s, p, OUT + 63, 2048) for s in settings for p in points]
+    found = calibrate(LLAMA_7B, seen)
+    assert found.times[Cut(1)].prefill.once_s == pytest.approx(5e-3, rel=0.2)
+    assert 2e-3 < found.refill_s < 8e-3  # in the mean: while one step waits the other one runs
+    for batch, length in itertools.product((1, 8, 32, 128), (128, 1000)):
+        truth = measured(machine, Setting(split), Point(batch, length), OUT + 63, 2048)
+        guess = latency(found, Cut(1), split, Workload(batch, length, OUT + 63))
+        assert guess.ttft_s == pytest.approx(truth.ttft_s, rel=0.12)
 
 
 def test_an_uneven_pipeline_costs_under_load_only(calibration: Calibration) -> None:
@@ -165,3 +182,4 @@ def test_fills_take_every_token_and_end_every_prompt(batch: int, length: int, bu
     assert sum(f.tokens * f.count for f in fills) == pytest.approx(batch * length)
     assert sum(f.requests for f in fills) == pytest.approx(batch)
     assert all(0 < f.tokens <= budget for f in fills)
+    assert all(f.tokens + f.decoding <= max(budget, batch + 1) for f in fills)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 
 import pytest
@@ -46,9 +47,10 @@ def test_a_group_is_started_as_planned() -> None:
     assert (given["--nnodes"], given["--node-rank"]) == ("2", "1")
     assert given["--worker-cls"] == "workers.group.gpu.PlannedGpuRank"
     assert "--gpu-memory-utilization" not in given  # each rank sets its own
+    assert json.loads(given["--compilation-config"])["cudagraph_capture_sizes"][-1] == config.max_batched_tokens
     alone = dict(itertools.pairwise(engine_arguments(CONFIG)))
     assert alone["--worker-cls"] == "workers.group.cpu.PlannedCpuRank"
-    assert not {"--nnodes", "--distributed-executor-backend"} & set(alone)
+    assert not {"--nnodes", "--distributed-executor-backend", "--compilation-config"} & set(alone)
 
 
 async def test_it_has_no_variants_and_takes_none() -> None:

@@ -11,12 +11,13 @@ from profiler.checkpoint import CONFIG_DTYPES, spec_of
 from profiler.files import read_json
 from profiler.forms import UNCOMPRESSED, engine_name
 from profiler.variants.made import stored_bytes
+from workers.cuda_graphs import compilation
 from workers.measuring import gate, repeating
 from workers.measuring.job import VARIANTS_VARIABLE, Job
 from workers.scheduling.client import new_address
 from workers.variants.config import ADDRESS_VARIABLE, VariantConfig
 from workers.vllm_engine import SCHEDULER, slot_rank
-from workers.vllm_environment import TP_PASSES, set_environment
+from workers.vllm_environment import set_environment
 
 PROBE = "workers.measuring.probe.Probe"
 CPU_RANK = "workers.cpu_rank.CpuRank"
@@ -60,8 +61,9 @@ def options(job: Job) -> dict[str, Any]:
         chosen |= _variant_options(job)
     if job.device_kind != "cpu":
         chosen["gpu_memory_utilization"] = _share(job)
-        if setting.tensor_parallel > 1 and job.graphs:
-            chosen["compilation_config"] = TP_PASSES
+        if job.graphs:
+            sequences, tokens = chosen["max_num_seqs"], setting.batched_tokens
+            chosen["compilation_config"] = compilation(setting.tensor_parallel, sequences, tokens)
     return chosen
 
 

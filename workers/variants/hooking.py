@@ -90,20 +90,18 @@ def _vocabulary(name: str, module: Any, tied: bool) -> VocabularyShape:
     )
 
 
-def hook(module: Any, shape: LayerShape, site: Site, register: Callable[[str, Any], None]) -> None:
-    """Put the hook in place. `register(name, hook)` makes it findable from inside torch.compile."""
+def hook(module: Any, shape: LayerShape, site: Site, register: Callable[[Any, Any], None]) -> None:
+    """Put the hook in place. `register(module, hook)` makes it findable from inside torch.compile."""
     match shape:
         case LinearShape():
             module.quant_method = VariantLinear(module.quant_method, module, shape, site)
             module.requires_unquantized_input = True  # vLLM would fuse its activation with quantizing
-            register(shape.name, module.quant_method)
+            register(module, module.quant_method)
         case VocabularyShape(is_head=True):
             module.quant_method = VariantHead(module.quant_method, site)
         case VocabularyShape():
             module.quant_method = VariantEmbedding(module.quant_method, module, shape, site)
-            register(shape.name, module.quant_method)
+            register(module, module.quant_method)
         case NormShape():
-            norm = NormHook(shape, module.variance_epsilon, site)
-            module.variant_name = norm.name
             module.__class__ = norm_class(type(module))
-            register(shape.name, norm)
+            register(module, NormHook(shape, module.variance_epsilon, site))

@@ -20,7 +20,7 @@ from workers.variants.batch import Batch
 from workers.variants.config import VariantConfig, from_additional
 from workers.variants.device import DeviceMemory, NoRoom
 from workers.variants.kinds import open_variant
-from workers.variants.layers import SUFFIX, Site, define_operators
+from workers.variants.layers import Site, define_operators, tagged
 from workers.variants.loader import Loader
 from workers.variants.operators import Workspace, operations_for, operations_of, table_width
 from workers.variants.pieces import Contents
@@ -69,12 +69,16 @@ class VariantManager:
         self.residents = Residents(opener, memory, shapes, self._dtype, self.config.host_bytes, threads)
         workspace = Workspace(self.config, self.batch.tokens.max_rows, 3, self._device)
         context = vllm_config.compilation_config.static_forward_context
+
+        def register(module: Any, made: Any) -> None:
+            context[tagged(module, self._device)] = made
+
         hooked: list[warming.Hooked] = []
         for module, shape in layers:
             tables = {op: memory.table((name, op)) for name, op in widths if name == shape.name}
             if tables:
                 site = Site(self.batch, memory.arena, tables, workspace)
-                hooking.hook(module, shape, site, lambda name, made: context.update({name + SUFFIX: made}))
+                hooking.hook(module, shape, site, register)
                 hooked.append((module, shape, site))
         if self._device.type == "cuda":
             warming.warm_up(hooked, self._dtype)

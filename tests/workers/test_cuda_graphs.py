@@ -1,0 +1,28 @@
+"""Which steps run as captured graphs."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.cuda_graphs import MOST_TOKENS, compilation, graph_sizes
+
+
+@given(st.integers(1, 512), st.integers(1, 16384))
+def test_every_step_up_to_the_largest_is_padded_by_little(max_sequences: int, batched_tokens: int) -> None:
+    sizes = graph_sizes(max_sequences, batched_tokens)
+    most = min(MOST_TOKENS, batched_tokens)
+    assert sizes == sorted(set(sizes))
+    assert sizes[0] == 1
+    assert sizes[-1] == most  # a full step is not padded at all,
+    assert min(max_sequences, most) in sizes  # nor one in which all sequences decode
+    for before, size in itertools.pairwise(sizes):
+        assert size - (before + 1) < max(8, (before + 1) / 8)
+    assert len(sizes) <= 48
+
+
+def test_what_vllm_is_given() -> None:
+    assert compilation(1, 4, 4) == {"cudagraph_capture_sizes": [1, 2, 4]}
+    assert compilation(2, 4, 4)["pass_config"] == {"fuse_allreduce_rms": False, "enable_sp": False}

@@ -1,0 +1,30 @@
+"""Which steps of an engine on GPUs run as captured CUDA graphs. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MOST_TOKENS = 2048  # a step of more keeps any GPU busy longer than its host takes to launch it
+# On H200s, vLLM 0.26 cannot capture graphs with TP unless these two passes are off.
+TP_PASSES = {"fuse_allreduce_rms": False, "enable_sp": False}
+
+
+def graph_sizes(max_sequences: int, batched_tokens: int) -> list[int]:
+    """Tokens of a step for which a graph is captured, ascending; a step runs in the next larger one.
+
+    Each is at most an eighth (or 8 tokens) above the one before, up to the largest step. vLLM by itself stops
+    at twice `max_sequences`: steps that fill prompts are then launched one kernel at a time, which takes the
+    host 0.4 to 0.8 ms a layer, longer than the GPU needs for them with TP or a small model.
+    """
+    most = min(MOST_TOKENS, batched_tokens)
+    sizes, size = {1, 2, 4, min(max_sequences, most), most}, 8
+    while size < most:
+        sizes.add(size)
+        size += max(8, size // 64 * 8)
+    return sorted(size for size in sizes if size <= most)
+
+
+def compilation(tensor_parallel: int, max_sequences: int, batched_tokens: int) -> dict[str, Any]:
+    """vLLM's compilation config for engines on GPUs."""
+    passes = {"pass_config": TP_PASSES} if tensor_parallel > 1 else {}
+    return {"cudagraph_capture_sizes": graph_sizes(max_sequences, batched_tokens), **passes}
