@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import gpu_engine
+from workers import cuda_graphs
 from workers.scheduling.client import VariantClient
 from workers.variants.config import ADDRESS_VARIABLE, VariantConfig
 
@@ -37,6 +38,7 @@ SHAPE = {
 }
 TOKENS, PROMPTS = 24, 3
 SCARCE = 3  # slots
+SEQUENCES, STEP_TOKENS = 32, 2048
 CASES = ("graphs cached", "eager uncached", "graphs uncached", "eager cached")  # add "tp2", "pp2" or "scarce"
 CASE_TIMEOUT_S = 150
 
@@ -114,7 +116,8 @@ def one(case: str, work: Path) -> None:
         enforce_eager="eager" in case,
         enable_prefix_caching="uncached" not in case,
         max_model_len=512,
-        max_num_seqs=32,
+        max_num_seqs=SEQUENCES,
+        max_num_batched_tokens=STEP_TOKENS,
         gpu_memory_utilization=0.3,
         **parallel(case),
         compilation_config=compilation(case),
@@ -158,9 +161,11 @@ def parallel(case: str) -> dict[str, int]:
 
 
 def compilation(case: str) -> dict[str, Any]:
-    """On H200s, vLLM 0.26 cannot capture graphs with TP unless these two passes are off."""
-    passes = {"pass_config": {"fuse_allreduce_rms": False, "enable_sp": False}} if "tp2" in case else {}
-    return passes if "eager" in case else {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32], **passes}
+    """As engines that are deployed have it: steps that fill prompts are captured, too."""
+    chosen = cuda_graphs.compilation(parallel(case)["tensor_parallel_size"], SEQUENCES, STEP_TOKENS)
+    if "eager" in case:
+        del chosen["cudagraph_capture_sizes"]
+    return chosen
 
 
 def compare(work: Path, name: str, answers: list[Any]) -> dict[str, Any]:
