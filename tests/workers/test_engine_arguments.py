@@ -47,7 +47,9 @@ def test_a_group_is_started_as_planned() -> None:
     assert (given["--nnodes"], given["--node-rank"]) == ("2", "1")
     assert given["--worker-cls"] == "workers.group.gpu.PlannedGpuRank"
     assert "--gpu-memory-utilization" not in given  # each rank sets its own
-    assert json.loads(given["--compilation-config"])["cudagraph_capture_sizes"][-1] == config.max_batched_tokens
+    assert (
+        json.loads(given["--compilation-config"])["cudagraph_capture_sizes"][-1] == config.max_batched_tokens
+    )
     alone = dict(itertools.pairwise(engine_arguments(CONFIG)))
     assert alone["--worker-cls"] == "workers.group.cpu.PlannedCpuRank"
     assert not {"--nnodes", "--distributed-executor-backend", "--compilation-config"} & set(alone)
