@@ -4,7 +4,7 @@
 
 Rows as `benchmarks.profiling` writes them; what they do not suffice to predict is listed. Errors are absolute
 and relative: medians and 90th percentiles of TTFT, TPOT and each rank's memory beside its KV cache, over all
-and by batch.
+and by batch; and how often the intervals, which are to hold nine times in ten, do.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import numpy as np
 from benchmarks.profiling.cost import compared
 from benchmarks.profiling.results import by_shape
 from benchmarks.profiling.shapes import spec
-from profiler.measurements import Footprint, Measurement, Timing
+from profiler.estimating import Ground, predict
+from profiler.measurements import Footprint, Measurement, Setting, Timing
 from profiler.physical.calibrating import calibrate
 from profiler.physical.calibration import Calibration, Cut
-from profiler.physical.memory import known_ranks, rank_bytes
-from profiler.physical.pipeline import latency
-from profiler.types import Plan, Workload
+from profiler.physical.memory import known_ranks
+from profiler.types import DeviceRates, Interval, Plan, Workload
 
 FIGURES = ("TTFT", "TPOT", "memory")
 
@@ -40,8 +40,12 @@ class Error:
     figure: str
     plan: str
     batch: int
-    predicted: float
+    interval: Interval
     actual: float
+
+    @property
+    def predicted(self) -> float:
+        return self.interval.value
 
     @property
     def relative(self) -> float:
@@ -95,36 +99,62 @@ def errors_of(name: str, calibration: Calibration, truth: Iterable[Measurement])
 def _of_timing(name: str, calibration: Calibration, measured: Timing) -> Iterator[Error]:
     setting, point = measured.setting, measured.point
     work = Workload(point.batch, point.input_tokens, measured.output_tokens)
-    found = latency(calibration, Cut.of(setting), setting.layers_per_stage, work)
-    plan = f"tp{setting.tensor_parallel} {setting.layers_per_stage}"
+    found = predict(_ground(calibration, setting), _plan(setting), work)
+    plan = _label(setting)
     yield Error(name, "TTFT", plan, point.batch, found.ttft_s, measured.ttft_s)
     yield Error(name, "TPOT", plan, point.batch, found.tpot_s, measured.tpot_s)
 
 
 def _of_footprint(name: str, calibration: Calibration, measured: Footprint) -> Iterator[Error]:
+    """What a rank has beside its KV cache."""
     setting = measured.setting
-    plan = Plan(setting.tensor_parallel, setting.layers_per_stage, "none", 1, 0, 0, 0)
-    label = f"tp{setting.tensor_parallel} {setting.layers_per_stage}"
-    for found, actual in zip(rank_bytes(calibration, Cut.of(setting), plan), measured.ranks, strict=True):
-        yield Error(name, "memory", label, 0, found.without_kv_cache, actual.without_kv_cache)
+    found = predict(_ground(calibration, setting), _plan(setting), Workload(1, 1, 1))
+    for rank, actual in zip(found.ranks, measured.ranks, strict=True):
+        low, value, high = (b - rank.kv_cache for b in (rank.total.low, rank.total.value, rank.total.high))
+        yield Error(name, "memory", _label(setting), 0, Interval(value, low, high), actual.without_kv_cache)
+
+
+def _ground(calibration: Calibration, setting: Setting) -> Ground:
+    """Nothing is scaled from one device to another, so rates do not matter."""
+    return Ground(calibration.spec, (DeviceRates(1.0, 1.0),) * setting.world_size, calibration)
+
+
+def _plan(setting: Setting) -> Plan:
+    return Plan(
+        setting.tensor_parallel,
+        setting.layers_per_stage,
+        setting.quantization,
+        max_model_len=1,
+        kv_cache_tokens=0,
+        max_variants=0,
+        max_lora_rank=0,
+        batched_tokens=setting.batched_tokens,
+    )
+
+
+def _label(setting: Setting) -> str:
+    return f"tp{setting.tensor_parallel} {setting.layers_per_stage} {setting.quantization}"
 
 
 def summary(found: list[Error]) -> list[dict[str, Any]]:
     """Percent, by figure and shape, figure and batch, and figure."""
-    groups: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
+    groups: defaultdict[tuple[str, str, str], list[Error]] = defaultdict(list)
     for error in found:
         for shape, batch in ((error.shape, "all"), ("all", str(error.batch)), ("all", "all")):
-            groups[error.figure, shape, batch].append(100 * error.relative)
+            groups[error.figure, shape, batch].append(error)
     return [
         {
             "figure": figure,
             "shape": shape,
             "batch": batch,
-            "count": len(values),
-            "median_percent": round(float(np.median(values)), 2),
-            "p90_percent": round(float(np.quantile(values, 0.9)), 2),
+            "count": len(here),
+            "median_percent": round(100 * float(np.median([one.relative for one in here])), 2),
+            "p90_percent": round(100 * float(np.quantile([one.relative for one in here], 0.9)), 2),
+            "in_interval_percent": round(
+                100 * sum(one.interval.holds(one.actual) for one in here) / len(here)
+            ),
         }
-        for (figure, shape, batch), values in sorted(groups.items())
+        for (figure, shape, batch), here in sorted(groups.items())
     ]
 
 

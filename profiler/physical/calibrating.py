@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from scipy.optimize import minimize_scalar
 
@@ -34,7 +34,7 @@ def calibrate(spec: ModelSpec, measured: Iterable[Measurement]) -> Calibration:
     by_cut: defaultdict[Cut, list[Timing]] = defaultdict(list)
     for timing in whole:
         by_cut[Cut.of(timing.setting)].append(timing)
-    times = {cut: _times(spec, cut, found, batched_tokens) for cut, found in by_cut.items()}
+    times = _times_of_all(spec, by_cut, batched_tokens)
     footprints = tuple(m for m in everything if isinstance(m, Footprint))
     calibration = Calibration(spec, batched_tokens, times, footprints=footprints)
     pipelines = [m for m in timings if len(m.setting.layers_per_stage) > 1]
@@ -45,16 +45,34 @@ def calibrate(spec: ModelSpec, measured: Iterable[Measurement]) -> Calibration:
     return dataclasses.replace(found, variants=fit_variants(found, mixed, whole))
 
 
-def _times(spec: ModelSpec, cut: Cut, timings: Sequence[Timing], batched_tokens: int) -> CutTimes:
+def _times_of_all(
+    spec: ModelSpec, by_cut: Mapping[Cut, Sequence[Timing]], batched_tokens: int
+) -> dict[Cut, CutTimes]:
+    """First the cuts that were measured in several depths: they tell the others how much is beside layers."""
+    several = [cut for cut, found in by_cut.items() if len({t.setting.layers for t in found}) > 1]
+    times: dict[Cut, CutTimes] = {}
+    for cut in sorted(by_cut, key=lambda cut: (cut not in several, cut)):
+        known = [other for other in several if other != cut and other in times]
+        alike = [other for other in known if other.storage == cut.storage] or known
+        like = None if cut in several or not alike else times[min(alike)]
+        times[cut] = _times(spec, cut, by_cut[cut], batched_tokens, like)
+    return times
+
+
+def _times(
+    spec: ModelSpec, cut: Cut, timings: Sequence[Timing], batched_tokens: int, like: CutTimes | None
+) -> CutTimes:
+    """`like`: of another cut; without one what is beside layers is to them as the head's bytes are to theirs,
+    and nothing where prompts are filled, of which the head sees one token each."""
     layer_bytes = layer_shard_bytes(spec, cut.tensor_parallel, cut.quantization)
     head_to_layer = vocab_table_bytes(spec, cut.tensor_parallel) / layer_bytes
     decoding = [decode_step(timing) for timing in _together(timings)]
     cached = kv_bytes_per_token(spec, cut.tensor_parallel)
     least = min(step.work for step in decoding)
     read = layer_moved_bytes(spec, cut.tensor_parallel, least, cut.quantization)
-    decode = fit(decoding, head_to_layer, cached / read)
+    decode = fit(decoding, like.decode.rest_to_layer if like else head_to_layer, cached / read)
     bursts = [burst for timing in timings for burst in prefill_bursts(timing, batched_tokens)]
-    return CutTimes(decode, fit_bursts(bursts, 0.0, decode.pair_s))  # the head sees a token of each prompt
+    return CutTimes(decode, fit_bursts(bursts, like.prefill.rest_to_layer if like else 0.0, decode.pair_s))
 
 
 def _together(timings: Sequence[Timing]) -> Sequence[Timing]:
@@ -69,7 +87,7 @@ def decode_step(timing: Timing) -> Step:
 
 
 def prefill_bursts(timing: Timing, batched_tokens: int) -> list[Burst]:
-    """The steps until the last request's first token; where there are several also until the mean request's."""
+    """The steps until the last request's first token; where there are several, also until the mean one's."""
     length, layers, load = timing.point.input_tokens, timing.setting.layers, _load(timing)
     fills = fill_steps(load, batched_tokens)
     last = _burst([(fill, 1.0) for fill in fills], length, layers, timing.ttft_last_s)

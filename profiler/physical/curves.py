@@ -22,7 +22,9 @@ import numpy.typing as npt
 from scipy.optimize import nnls
 
 Floats = npt.NDArray[np.float64]
+Ratio = float | Callable[[float], float]
 PRIOR_WEIGHT = 0.02  # of a prior against one measurement
+TINY_S = 1e-9
 PAIRS, PAIRS_WEIGHT = 4096, 0.1  # where contexts were short, noise must not decide about those of this length
 
 
@@ -93,6 +95,9 @@ class StepTime:
     def layers_s(self, layers: float, work: float, pairs: float) -> float:
         return layers * (self.layer.at(work) + self.pair_s * pairs)
 
+    def rest_to_layer(self, work: float) -> float:
+        return self.rest.at(work) / max(self.layer.at(work), TINY_S)
+
     def scaled(self, factor: float) -> StepTime:
         def times(line: Line) -> Line:
             return Line(line.xs, tuple(y * factor for y in line.ys))
@@ -108,12 +113,13 @@ class StepTime:
         )
 
 
-def fit(steps: Sequence[Step], rest_to_layer: float, pair_to_layer: float | None = None) -> StepTime:
+def fit(steps: Sequence[Step], rest_to_layer: Ratio, pair_to_layer: float | None = None) -> StepTime:
     """The step times nearest to what was measured, in relative terms (non-negative least squares).
 
-    Where depths do not tell apart what a layer takes and what the rest does, `rest_to_layer` (the ratio
-    of the bytes or operations of the two) decides; where contexts were too short to tell what a pair takes,
-    `pair_to_layer` (its bytes over those of a layer at the least work). Raises ValueError without a step.
+    Where depths do not tell apart what a layer takes and what the rest does, `rest_to_layer` decides (the
+    ratio of the bytes or operations of the two, or of their times elsewhere, by work); where contexts were too
+    short to tell what a pair takes, `pair_to_layer` does (its bytes over those of a layer at the least work).
+    Raises ValueError without a step.
     """
     bursts = [Burst((Part(s.work, s.pairs),), s.layers, s.seconds) for s in steps]
     problem = _Problem.of(bursts)
@@ -123,7 +129,7 @@ def fit(steps: Sequence[Step], rest_to_layer: float, pair_to_layer: float | None
     return problem.solve(priors, only_steps=True)
 
 
-def fit_bursts(bursts: Sequence[Burst], rest_to_layer: float, decode_pair_s: float) -> StepTime:
+def fit_bursts(bursts: Sequence[Burst], rest_to_layer: Ratio, decode_pair_s: float) -> StepTime:
     """As `fit`, from bursts of one or several steps that fill prompts. Reading a cached token takes
     `decode_pair_s` unless bursts say otherwise. Raises ValueError without one."""
     problem = _Problem.of(bursts)
@@ -150,11 +156,13 @@ class _Problem:
         rows[:, 2 * len(knots) :] /= units
         return cls(knots, rows, np.array([burst.seconds for burst in bursts]), units)
 
-    def rest_prior(self, rest_to_layer: float) -> tuple[Floats, float]:
+    def rest_prior(self, rest_to_layer: Ratio) -> tuple[Floats, float]:
         """rest = ratio x layer, at every knot."""
+        of = rest_to_layer if callable(rest_to_layer) else lambda work: rest_to_layer
+        ratios = np.array([[of(knot)] for knot in self.knots])
         cumulative = np.tril(np.ones((len(self.knots), len(self.knots))))
         others = np.zeros((len(self.knots), len(OTHERS)))
-        rows = np.hstack([cumulative, -rest_to_layer * cumulative, others])
+        rows = np.hstack([cumulative, -ratios * cumulative, others])
         return rows / self.seconds.mean() * PRIOR_WEIGHT, 0.0
 
     def pair_prior(self, pair_to_layer: float) -> tuple[Floats, float]:
