@@ -24,6 +24,8 @@ NOT_OF_THE_SHAPE = (
     "head",
 )
 UNKNOWN = "unknown"
+# Of how engines are set up and measured; raised when what was measured before no longer says what they take.
+REVISION = "r2"
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class ProfileKey:
     @property
     def text(self) -> str:
         """The key under which it is stored: letters, digits, '.', '_' and '-', fit for a file's name."""
-        parts = (self.architecture, self.dtype, self.device, self.engine_version)
+        parts = (self.architecture, self.dtype, self.device, self.engine_version, REVISION)
         return "_".join(re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-") or UNKNOWN for part in parts)
 
 

@@ -20,16 +20,28 @@ def environment(layers_per_stage: Sequence[int], host_ip: str = LOOPBACK) -> dic
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": host_ip,
         "HF_HUB_OFFLINE": "1",
-        "TRITON_CACHE_DIR": _triton_cache(),
+        "TRITON_CACHE_DIR": triton_cache(),
         "VLLM_CPU_KVCACHE_SPACE": None,  # whole GiB, and it would overrule --kv-cache-memory-bytes
     }
 
 
-def _triton_cache() -> str:
-    """One for all engines of a node. Torch would give each the folder of what was compiled for its own model,
-    and compiling vLLM's kernels anew takes an engine on an H200 10 to 15 s."""
-    root = os.environ.get("VLLM_CACHE_ROOT", str(Path.home() / ".cache" / "vllm"))
-    return os.environ.get("TRITON_CACHE_DIR", f"{root}/triton")
+def triton_cache() -> str | None:
+    """One for all engines of a node; None where nothing can be written. Torch would give each the folder of
+    what was compiled for its own model; compiling vLLM's kernels anew takes 10 to 15 s on an H200's host."""
+    if chosen := os.environ.get("TRITON_CACHE_DIR"):
+        return chosen
+    folder = Path(_vllm_cache()) / "triton"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return str(folder) if os.access(folder, os.W_OK) else None
+
+
+def _vllm_cache() -> str:
+    """As vLLM finds it."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.environ.get("VLLM_CACHE_ROOT") or f"{home}/vllm"
 
 
 def put(variables: Mapping[str, str | None]) -> None:

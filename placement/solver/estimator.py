@@ -59,6 +59,11 @@ class StageEstimator(ABC):
     def boundary_s(self) -> float:
         """What handing a batch to the next stage takes beside its bytes."""
 
+    @property
+    def turn_s(self) -> float:
+        """What each of several batches in flight takes of a token's time at least, whatever its stages do."""
+        return 0.0
+
     @abstractmethod
     def prompt_time(self, shape: Shape, kind: GpuType, link: Link) -> StageTime:
         """One prompt, alone."""
@@ -85,7 +90,8 @@ class StageEstimator(ABC):
             work.append(part.slowdown * (part.layers * rates.work_layer_s + last * rates.work_rest_s))
         hops = [self.hop_s(shape, link) for link in plan.hops]
         ttft_s = sum(prefill) + sum(hop for hop, _ in hops)
-        tpot_s = max(sum(decode) + sum(hop for _, hop in hops), self.groups(shape) * max(decode))
+        in_turn_s = max(self.groups(shape) * max(decode), self.turns_s(shape))
+        tpot_s = max(sum(decode) + sum(hop for _, hop in hops), in_turn_s)
         busiest = sum(work) if self._shared else max(work)
         return Figures(
             ttft_s=ttft_s,
@@ -116,6 +122,11 @@ class StageEstimator(ABC):
     def groups(self, shape: Shape) -> float:
         """Stages on one host have nothing to gain from batches of their own."""
         return 1.0 if self._shared else min(float(shape.pp), self.batch(shape))
+
+    def turns_s(self, shape: Shape) -> float:
+        """A token takes no less: with one batch in flight nothing, with two or more a turn of each."""
+        groups = self.groups(shape)
+        return groups * min(1.0, groups - 1) * self.turn_s
 
     def batch(self, shape: Shape) -> float:
         """Requests in flight under the expected rate."""

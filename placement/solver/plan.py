@@ -96,9 +96,10 @@ class Account:
 class Estimator(Protocol):
     """Figures of any candidate of one request; a pure function.
 
-    Policies rank by calling it. `rates`, `hop_s` (of a prompt, of a token) and `groups` (batches in flight)
-    are the linear parts it is made of: what the split of layers and the exact reference optimise. `lines` are
-    those of a rank's memory (`memory`). `account` says what the figures rest on.
+    Policies rank by calling it. `rates`, `hop_s` (of a prompt, of a token), `groups` (batches in flight) and
+    `turns_s` (no token takes less, for the host's part) are the linear parts it is made of: what the split of
+    layers and the exact reference optimise. `lines` are those of a rank's memory (`memory`). `account` says
+    what the figures rest on.
     """
 
     def __call__(self, plan: CandidatePlan) -> Figures: ...
@@ -108,6 +109,8 @@ class Estimator(Protocol):
     def hop_s(self, shape: Shape, link: Link) -> tuple[float, float]: ...
 
     def groups(self, shape: Shape) -> float: ...
+
+    def turns_s(self, shape: Shape) -> float: ...
 
     def lines(self, shape: Shape, stage: int) -> Lines: ...
 

@@ -80,6 +80,11 @@ class Profiled(StageEstimator):
         calibrated = self._known.ground(self._fastest, 1, 1).calibration
         return calibrated.hop_s if calibrated else HOP_S
 
+    @property
+    def turn_s(self) -> float:
+        calibrated = self._known.ground(self._fastest, 1, 1).calibration
+        return calibrated.turn_s if calibrated else 0.0
+
     def prompt_time(self, shape: Shape, kind: GpuType, link: Link) -> StageTime:
         tokens = self._request.input_tokens
         alone = prompt_time(self._ground(shape, kind), self._plan(shape), tokens)

@@ -1,7 +1,7 @@
 """How many layers each stage takes: the split of least latency within what each stage can hold.
 
-A request takes P + n max(D + hops, groups x slowest stage): P and D are the stages' seconds for the prompt
-and for one of n further tokens, linear in layers. For any bound on the slowest stage the rest is linear too,
+A request takes P + n max(D + hops, groups x slowest stage, turns): P and D are the stages' seconds for the
+prompt and for one of n further tokens, linear in layers. With any bound on the slowest stage so is the rest,
 so filling the cheapest stages first is best; and only bounds at which a stage gains a layer can matter.
 """
 
@@ -19,7 +19,7 @@ from profiler.plans import even_stages
 class Pipeline:
     """Stages in order: most layers, seconds per layer, and what the last stage and the hops add.
 
-    `tokens` are those after the first, `groups` the batches in flight.
+    `tokens` are those after the first, `groups` the batches in flight; none takes less than `turns_s`.
     """
 
     caps: Ints
@@ -31,12 +31,14 @@ class Pipeline:
     hop_decode_s: float
     groups: float
     tokens: int
+    turns_s: float = 0.0
 
     def latency_s(self, layers: Ints) -> Floats:
         """Of each row of `layers`, (splits, stages)."""
         decode = layers * self.decode
         decode[:, -1] += self.decode_rest_s
         paced = np.maximum(decode.sum(axis=1) + self.hop_decode_s, self.groups * decode.max(axis=1))
+        paced = np.maximum(paced, self.turns_s)
         prompt = (layers * self.prefill).sum(axis=1) + self.prefill_rest_s + self.hop_prefill_s
         total: Floats = prompt + self.tokens * paced
         return total
@@ -52,9 +54,8 @@ def best_split(pipeline: Pipeline, layers: int) -> tuple[float, tuple[int, ...]]
     decode = free[0] * pipeline.decode
     decode[-1] += pipeline.decode_rest_s
     splits = free
-    if (
-        pipeline.groups * decode.max() > decode.sum() + pipeline.hop_decode_s
-    ):  # the slowest stage sets the pace
+    slowest_s = max(pipeline.groups * decode.max(), pipeline.turns_s)
+    if slowest_s > decode.sum() + pipeline.hop_decode_s:  # what comes in turn sets the pace
         bounded = _bounded(pipeline)
         splits = np.concatenate(
             [free, _fill(bounded, cheapest, layers), _fill(bounded, pipeline.prefill, layers)]

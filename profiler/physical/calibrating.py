@@ -12,9 +12,16 @@ from scipy.optimize import minimize_scalar
 from profiler.measurements import Footprint, Measurement, Timing
 from profiler.physical.calibration import HOP_S, Calibration, Cut, CutTimes
 from profiler.physical.curves import Burst, Part, Step, fit, fit_bursts
-from profiler.physical.pipeline import Fill, fill_steps, groups_of, latency
+from profiler.physical.fills import Fill, filling
+from profiler.physical.pipeline import latency
 from profiler.physical.variant_costs import fit_variants
-from profiler.shards import kv_bytes_per_token, layer_moved_bytes, layer_shard_bytes, vocab_table_bytes
+from profiler.shards import (
+    active_shard_elements,
+    kv_bytes_per_token,
+    layer_moved_bytes,
+    layer_shard_bytes,
+    vocab_table_bytes,
+)
 from profiler.types import ModelSpec, Workload
 
 
@@ -72,7 +79,13 @@ def _times(
     read = layer_moved_bytes(spec, cut.tensor_parallel, least, cut.quantization)
     decode = fit(decoding, like.decode.rest_to_layer if like else head_to_layer, cached / read)
     bursts = [burst for timing in timings for burst in prefill_bursts(timing, batched_tokens)]
-    return CutTimes(decode, fit_bursts(bursts, like.prefill.rest_to_layer if like else 0.0, decode.pair_s))
+    beside = like.prefill.rest_to_layer if like else 0.0
+    return CutTimes(decode, fit_bursts(bursts, beside, decode.pair_s, _pair_to_token(spec)))
+
+
+def _pair_to_token(spec: ModelSpec) -> float:
+    """Multiplications of a layer for a pair of tokens that attend to each other, over those for a token."""
+    return 2 * spec.num_heads * spec.head_dim / active_shard_elements(spec, 1)
 
 
 def _together(timings: Sequence[Timing]) -> Sequence[Timing]:
@@ -89,7 +102,7 @@ def decode_step(timing: Timing) -> Step:
 def prefill_bursts(timing: Timing, batched_tokens: int) -> list[Burst]:
     """The steps until the last request's first token; where there are several, also until the mean one's."""
     length, layers, load = timing.point.input_tokens, timing.setting.layers, _load(timing)
-    fills = fill_steps(load, batched_tokens)
+    fills = filling(load, batched_tokens).fills
     last = _burst([(fill, 1.0) for fill in fills], length, layers, timing.ttft_last_s)
     if len(fills) == 1 and fills[0].count == 1:
         return [last]
@@ -138,7 +151,7 @@ def _turn_s(calibration: Calibration, pipelines: Sequence[Timing]) -> float:
     several = []
     for timing in pipelines:
         stages = timing.setting.layers_per_stage
-        groups = len(groups_of(_load(timing), calibration.batched_tokens, len(stages)))
+        groups = len(filling(_load(timing), calibration.batched_tokens, len(stages)).groups)
         if timing.together and groups > 1 and Cut.of(timing.setting) in calibration.times:
             found = latency(calibration, Cut.of(timing.setting), stages, _load(timing))
             several.append((timing.tpot_s, found.tpot_s, groups))
@@ -155,8 +168,7 @@ def _refill_s(calibration: Calibration, pipelines: Sequence[Timing]) -> float:
         timing
         for timing in pipelines
         if Cut.of(timing.setting) in calibration.times
-        and sum(fill.count for fill in fill_steps(_load(timing), calibration.batched_tokens))
-        > len(timing.setting.layers_per_stage)
+        and filling(_load(timing), calibration.batched_tokens).steps > len(timing.setting.layers_per_stage)
     ]
 
     def miss(refill_s: float) -> float:

@@ -117,23 +117,32 @@ def fit(steps: Sequence[Step], rest_to_layer: Ratio, pair_to_layer: float | None
     """The step times nearest to what was measured, in relative terms (non-negative least squares).
 
     Where depths do not tell apart what a layer takes and what the rest does, `rest_to_layer` decides (the
-    ratio of the bytes or operations of the two, or of their times elsewhere, by work); where contexts were too
-    short to tell what a pair takes, `pair_to_layer` does (its bytes over those of a layer at the least work).
-    Raises ValueError without a step.
+    ratio of the bytes or operations of the two, or of their times elsewhere, by work); where contexts were
+    too short to tell what a pair takes, `pair_to_layer` does (its bytes over those of a layer at the least
+    work). Raises ValueError without a step.
     """
     bursts = [Burst((Part(s.work, s.pairs),), s.layers, s.seconds) for s in steps]
     problem = _Problem.of(bursts)
     priors = [problem.rest_prior(rest_to_layer)]
     if pair_to_layer is not None:
         priors.append(problem.pair_prior(pair_to_layer))
-    return problem.solve(priors, only_steps=True)
+    return problem.solve(priors, unused=("once_s", "along_s", "along_pair_s"))
 
 
-def fit_bursts(bursts: Sequence[Burst], rest_to_layer: Ratio, decode_pair_s: float) -> StepTime:
-    """As `fit`, from bursts of one or several steps that fill prompts. Reading a cached token takes
-    `decode_pair_s` unless bursts say otherwise. Raises ValueError without one."""
+def fit_bursts(
+    bursts: Sequence[Burst], rest_to_layer: Ratio, decode_pair_s: float, pair_to_token: float = 0.0
+) -> StepTime:
+    """As `fit`, from bursts of one or several steps that fill prompts. Unless bursts say otherwise, reading a
+    cached token takes `decode_pair_s`, and a pair `pair_to_token` of what a layer takes for a token of the
+    largest step (the ratio of their operations). Raises ValueError without one."""
     problem = _Problem.of(bursts)
-    return problem.solve([problem.rest_prior(rest_to_layer), *problem.burst_priors(decode_pair_s)])
+    several = any(len(burst.parts) > 1 or burst.parts[0].count > 1 for burst in bursts)
+    priors = [
+        problem.rest_prior(rest_to_layer),
+        problem.token_prior(pair_to_token),
+        *problem.burst_priors(decode_pair_s),
+    ]
+    return problem.solve(priors, unused=() if several else ("once_s",))  # else it is a part of the rest
 
 
 @dataclass(frozen=True)
@@ -173,6 +182,13 @@ class _Problem:
         weighed: Floats = row * most_layers * PAIRS_WEIGHT * PAIRS / self.seconds.mean()
         return weighed, 0.0
 
+    def token_prior(self, pair_to_token: float) -> tuple[Floats, float]:
+        """pair = ratio x layer / work, at the last knot: as much of the largest burst as it could be."""
+        row, knots = self._weighty("pair_s"), len(self.knots)
+        weight = row[0, 2 * knots + OTHERS.index("pair_s")] * self.units[OTHERS.index("pair_s")]
+        row[0, knots : 2 * knots] = -weight * pair_to_token / self.knots[-1]
+        return row, 0.0
+
     def burst_priors(self, decode_pair_s: float) -> list[tuple[Floats, float]]:
         """Nothing comes once or for sequences that decode along, and their tokens take what they do when all
         decode: each as much of the largest burst as it could be, at most."""
@@ -191,13 +207,13 @@ class _Problem:
         row[0, 2 * len(self.knots) + number] = 1 / self.units[number]
         return row
 
-    def solve(self, priors: Sequence[tuple[Floats, float]], *, only_steps: bool = False) -> StepTime:
+    def solve(self, priors: Sequence[tuple[Floats, float]], unused: Sequence[str] = ()) -> StepTime:
         rows = self.matrix / self.seconds[:, None]
         everything = np.vstack([rows, *(prior for prior, _ in priors)])
         # A prior's row times what is expected of its one unknown.
         wanted = [np.ones(len(rows)), *(prior @ self._expected(value) for prior, value in priors)]
-        if only_steps:
-            everything[:, -(len(OTHERS) - 1) :] = 0.0
+        for name in unused:
+            everything[:, 2 * len(self.knots) + OTHERS.index(name)] = 0.0
         found, _ = nnls(everything, np.concatenate(wanted))
         rest, layer, others = np.split(found, [len(self.knots), 2 * len(self.knots)])
         named = dict(zip(OTHERS, (others / self.units).tolist(), strict=True))
@@ -217,9 +233,9 @@ OTHERS = ("pair_s", "once_s", "along_s", "along_pair_s")
 
 
 def _knots(bursts: Sequence[Burst]) -> tuple[float, ...]:
-    """What was measured alone; where nothing was, the largest step."""
+    """What was measured alone, and the largest step."""
     alone = {burst.parts[0].work for burst in bursts if len(burst.parts) == 1 and burst.parts[0].count == 1}
-    return tuple(sorted(alone or {max(part.work for burst in bursts for part in burst.parts)}))
+    return tuple(sorted(alone | {max(part.work for burst in bursts for part in burst.parts)}))
 
 
 def _row(burst: Burst, knots: Sequence[float]) -> Floats:

@@ -13,20 +13,17 @@ of its own part, a `turn` for each.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from profiler.physical.calibration import Calibration, Cut, CutTimes
+from profiler.physical.fills import Fill, filling
 from profiler.types import Workload
 
 Floats = npt.NDArray[np.float64]
-MOST_STEPS = 16  # told apart
-MOST_FOLLOWED = 2048
 
 
 @dataclass(frozen=True)
@@ -63,62 +60,13 @@ def latencies(
 ) -> Latencies:
     """`latency` of each of `splits`, [splits, stages] in layers. Raises KeyError."""
     times, layers = calibration.at(cut), splits.T.astype(np.float64)
-    fills = fill_steps(workload, calibration.batched_tokens, len(layers))
+    fills = filling(workload, calibration.batched_tokens, len(layers)).fills
     ends = _ends_s(calibration, times, layers, workload, fills)
     total = np.zeros(len(splits))
     for fill, (mean, _) in zip(fills, ends, strict=True):
         total += fill.requests * mean
     tpot_s = _decode_s(times, layers, workload, calibration)
     return Latencies(total / workload.batch, ends[-1][1], tpot_s)
-
-
-@dataclass(frozen=True)
-class Fill:
-    """`count` steps that fill prompts, alike: the tokens of each, how many prompts they end together, and the
-    sequences that decode along in each."""
-
-    tokens: float
-    requests: float
-    decoding: float = 0.0
-    count: int = 1
-
-
-def fill_steps(workload: Workload, batched_tokens: int, stages: int = 1) -> list[Fill]:
-    """In the order they run, at most MOST_STEPS of them: neighbours are taken together."""
-    steps = _steps(workload, batched_tokens, stages)
-    each = math.ceil(len(steps) / MOST_STEPS)
-    return [_together(steps[i : i + each]) for i in range(0, len(steps), each)]
-
-
-def _together(steps: Sequence[Fill]) -> Fill:
-    count = len(steps)
-    return Fill(
-        sum(step.tokens for step in steps) / count,
-        sum(step.requests for step in steps),
-        sum(step.decoding for step in steps) / count,
-        count,
-    )
-
-
-@lru_cache(maxsize=4096)
-def _steps(workload: Workload, batched_tokens: int, stages: int) -> tuple[Fill, ...]:
-    """Each step has room for the tokens that its turn's sequences decode, then for prompts. Turns follow one
-    another, as many as there are stages."""
-    length, total = workload.input_tokens, workload.batch * workload.input_tokens
-    found, filled, decoding = list[Fill](), 0, [0] * stages
-    while filled < total:
-        turn = len(found) % stages
-        if len(found) >= MOST_FOLLOWED:  # the rest are like the last
-            steps = math.ceil((total - filled) / found[-1].tokens)
-            ended = workload.batch - sum(fill.requests for fill in found)
-            rest = Fill((total - filled) / steps, ended / steps, found[-1].decoding)
-            return (*found, *[rest] * steps)
-        tokens = min(total - filled, max(1, batched_tokens - decoding[turn]))
-        ended = (filled + tokens) // length - filled // length
-        found.append(Fill(tokens, ended, decoding[turn]))
-        filled += tokens
-        decoding[turn] += ended
-    return tuple(found)
 
 
 def _ends_s(
@@ -129,38 +77,31 @@ def _ends_s(
     `layers` are [stages, splits]. A stage takes one step after the other. As many are in flight as there are
     stages: the next one waits until the host has the oldest one's tokens and has prepared it.
     """
-    stages, total, begun = len(layers), workload.batch * workload.input_tokens, 0
-    all_pairs = total * (workload.input_tokens + 1) / 2
-    free, ends = np.full_like(layers, times.prefill.once_s), []
+    stages, total = len(layers), workload.batch * workload.input_tokens
+    all_pairs, refill_s = total * (workload.input_tokens + 1) / 2, calibration.refill_s * (len(layers) > 1)
+    free, ends, landed = np.full_like(layers, times.prefill.once_s), [], list[Floats]()
     for fill in fills:
-        taken = _stages_s(
-            layers, fill.tokens + fill.decoding, all_pairs * fill.tokens / total, times, prefill=True
-        )
+        work, pairs = fill.tokens + fill.decoding, all_pairs * fill.tokens / total
+        taken = _stages_s(layers, work, pairs, times, prefill=True)
         taken += layers * times.prefill.along_pair_s * fill.decoding * workload.input_tokens
         taken[-1] += times.prefill.along_s * fill.decoding
-        wait_s = calibration.refill_s * (begun >= stages > 1)
-        at, more_s = free[0] + wait_s, (fill.count - 1) * (taken.max(axis=0) + wait_s)
+        turn_s = (taken.sum(axis=0) + (stages - 1) * calibration.hop_s + refill_s) / stages
+        each_s = np.maximum(taken.max(axis=0), turn_s)
+        more_s = (fill.count - 1) * each_s
+        at = np.maximum(free[0], landed[0] + refill_s) if len(landed) == stages else free[0]
         for stage, seconds in enumerate(taken):
-            at = np.maximum(at, free[stage] + wait_s) + seconds
+            at = np.maximum(at, free[stage]) + seconds
             free[stage] = at + more_s
             at = at + calibration.hop_s * (stage < stages - 1)
         ends.append((at + more_s / 2, at + more_s))
-        begun += fill.count
+        back = range(min(fill.count, stages) - 1, -1, -1)
+        landed = [*landed, *(at + more_s - steps * each_s for steps in back)][-stages:]
     return ends
-
-
-def groups_of(workload: Workload, batched_tokens: int, stages: int) -> list[int]:
-    """Sequences in each group that decodes on; once there are more fills than stages they even out."""
-    fills = _steps(workload, batched_tokens, stages)
-    if len(fills) <= stages:
-        return [int(fill.requests) for fill in fills if fill.requests]
-    count = min(stages, workload.batch)
-    return [workload.batch // count + (turn < workload.batch % count) for turn in range(count)]
 
 
 def _decode_s(times: CutTimes, layers: Floats, workload: Workload, calibration: Calibration) -> Floats:
     context = workload.input_tokens + workload.output_tokens / 2
-    groups = groups_of(workload, calibration.batched_tokens, len(layers))
+    groups = filling(workload, calibration.batched_tokens, len(layers)).groups
     taken = np.array([_stages_s(layers, b, b * context, times, prefill=False) for b in groups])
     one_after_the_other = taken.sum(axis=1).max(axis=0) + calibration.hop_s * (len(layers) - 1)
     slowest = taken.sum(axis=0).max(axis=0)

@@ -21,6 +21,12 @@ VOCABULARY = "model_executor/layers/vocab_parallel_embedding.py"
 
 # file of vLLM's, class there, its methods and attributes (inherited ones are named where they are made)
 RELIED_ON = [
+    # workers.attention_splits
+    (
+        "v1/attention/backends/flash_attn.py",
+        "FlashAttentionMetadataBuilder",
+        ("__init__", "max_cudagraph_size"),
+    ),
     # workers.scheduling.scheduler
     ("v1/core/sched/async_scheduler.py", "AsyncScheduler", ("__init__",)),
     (SCHEDULER, "Scheduler", ("schedule", "update_from_output", "shutdown", "finish_requests")),

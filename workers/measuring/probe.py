@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import torch
 
-from workers import plugin
+from workers import attention_splits, plugin
 from workers.measuring import captured, gate, repeating
 from workers.measuring.job import VARIANTS_VARIABLE
 from workers.measuring.settling import Look, settled, taken
@@ -22,6 +22,7 @@ if VARIANTS_VARIABLE in os.environ:
     plugin.register()
 if torch.cuda.is_available():
     captured.install()
+    attention_splits.install()
 
 
 def _free_bytes() -> tuple[int, ...]:

@@ -5,7 +5,8 @@ layers there, u[s] = stages s and s+1 are in different islands, v[s] = on differ
 per output token:
 
     minimise    sum l prefill + rest + hops + (output - 1) tau
-    subject to  tau >= sum l decode + rest + hops,   tau >= groups (l decode + rest)   for every stage
+    subject to  tau >= sum l decode + rest + hops,   tau >= groups (l decode + rest)   for every stage,
+                tau >= turns
                 sum_k y[s,k] = 1,   y <= l <= cap y,   sum l = layers,   each GPU in one stage at most
                 u[s] >= a[i,s] - a[i,s+1] for every island i,  v[s] alike for every node
 
@@ -127,6 +128,7 @@ def _solve(request: Request, view: View, shape: Shape, estimator: Estimator) -> 
     rows = _Rows(at.width)
     _add_structure(rows, at, request, groups, costs, len(view))
     _add_pace(rows, at, costs, token, constant[1], estimator.groups(shape))
+    _add_turns(rows, at, estimator.turns_s(shape))
     goal = prompt.copy()
     goal[at.tau] = request.output_tokens - 1
     memory = total_bytes(estimator, shape, request.model.layers)
@@ -217,6 +219,12 @@ def _add_pace(
         if stage == at.pp - 1:
             slowest[at.y(stage)] = -groups * costs.decode_rest
         rows.add(slowest, low=0)
+
+
+def _add_turns(rows: _Rows, at: _Program, turns_s: float) -> None:
+    token = at.row()
+    token[at.tau] = 1
+    rows.add(token, low=turns_s)
 
 
 def _add_limits(

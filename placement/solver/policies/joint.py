@@ -253,6 +253,7 @@ class _Search:
             hop_decode_s=sum(hop for _, hop in hops),
             groups=self.estimator.groups(shape),
             tokens=self.request.output_tokens - 1,
+            turns_s=self.estimator.turns_s(shape),
         )
 
 

@@ -1,0 +1,40 @@
+"""Keeps FlashAttention's buffers small where graphs reach beyond decoding.
+
+For a step that may run as one whole graph vLLM has FlashAttention 3 split each sequence's keys into up to 32
+parts, whose partial results it holds: [32, heads, tokens, head size] floats, 1.2 GB for 14 prompts of 128
+tokens and 40 heads. vLLM takes any step of up to the largest graph's tokens for one. Whole graphs are of
+decoding only (at most `max_num_seqs` tokens); in larger ones attention is not captured and needs no bound.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+_MARK = "ostinato_bounded"
+
+
+def install() -> None:
+    """In every process of a rank on a GPU, before its model runner is built; may run twice."""
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
+
+    bound(FlashAttentionMetadataBuilder)
+
+
+def bound(builder: Any) -> None:
+    """Have a class of vLLM's builders of attention metadata take no more than decoding for whole graphs."""
+    if hasattr(builder, _MARK):
+        return
+    setattr(builder, _MARK, True)
+    init = builder.__init__
+
+    @wraps(init)
+    def bounded(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        largest = getattr(self, "max_cudagraph_size", None)
+        if largest is not None:
+            speculative = getattr(self.vllm_config, "num_speculative_tokens", 0)
+            decoding = self.vllm_config.scheduler_config.max_num_seqs * (1 + speculative)
+            self.max_cudagraph_size = min(largest, decoding)
+
+    builder.__init__ = bounded
