@@ -119,7 +119,7 @@ def _trials(spec: ModelSpec, reach: Reach) -> Iterator[Trial]:
         return
     for tp in _degrees(spec, reach):
         yield _trial(spec, reach, Setting((layers,), tp, batched_tokens=reach.batched_tokens), points)
-        if tp == 1 and half < layers:  # tells what a layer takes from the rest; with TP their bytes do
+        if tp == 1 and half < layers:  # tells a layer from the rest, for every TP
             shallow = Setting((half,), tp, batched_tokens=reach.batched_tokens)
             yield _trial(spec, reach, shallow, points)
     if reach.devices > 1 and layers > 1:
