@@ -59,8 +59,8 @@ class VariantCosts:
 @dataclass(frozen=True)
 class Calibration:
     """`hop_s`: what a boundary between two stages adds to a step; `turn_s`: what each of several groups in
-    flight takes of a step at least; `refill_s`: from the end of a step in a pipeline until the host has the one
-    that fills prompts in its place. A step takes at most `batched_tokens`.
+    flight takes of a step at least; `refill_s`: from the end of a step in a pipeline until the host has the
+    one that fills prompts in its place. A step takes at most `batched_tokens`.
     `variants` has the kinds that were measured, by VariantKind's value."""
 
     spec: ModelSpec

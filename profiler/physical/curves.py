@@ -25,6 +25,7 @@ Floats = npt.NDArray[np.float64]
 Ratio = float | Callable[[float], float]
 PRIOR_WEIGHT = 0.02  # of a prior against one measurement
 TINY_S = 1e-9
+OTHERS = ("pair_s", "once_s", "along_s", "along_pair_s")  # of StepTime, beside its lines
 PAIRS, PAIRS_WEIGHT = 4096, 0.1  # where contexts were short, noise must not decide about those of this length
 
 
@@ -227,9 +228,6 @@ class _Problem:
     def _expected(self, value: float) -> Floats:
         """Unknowns of which only OTHERS have a size to expect."""
         return np.concatenate([np.zeros(2 * len(self.knots)), value * self.units])
-
-
-OTHERS = ("pair_s", "once_s", "along_s", "along_pair_s")
 
 
 def _knots(bursts: Sequence[Burst]) -> tuple[float, ...]:
