@@ -1,0 +1,35 @@
+"""Where engines keep what Triton compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workers.vllm_environment import environment, triton_cache
+
+NAMES = ("TRITON_CACHE_DIR", "VLLM_CACHE_ROOT", "XDG_CACHE_HOME")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+def test_all_engines_of_a_node_share_one_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert triton_cache() == str(tmp_path / "home/.cache/vllm/triton")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    assert triton_cache() == str(tmp_path / "caches/vllm/triton")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "root"))
+    assert triton_cache() == str(tmp_path / "root/triton")
+    assert (tmp_path / "root/triton").is_dir()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "chosen"))
+    assert triton_cache() == environment((2,))["TRITON_CACHE_DIR"] == str(tmp_path / "chosen")
+
+
+def test_where_nothing_can_be_written_torch_chooses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "file"))
+    assert triton_cache() is None
