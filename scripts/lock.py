@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -20,6 +21,8 @@ LEFT_OUT = {"torchvision", "torchaudio", "torchcodec", "llama-cpp-python", "llm"
 TESTS_ONLY = {"triton"}
 # Whatever is installed here: the version that vLLM's GPU builds bring, so that tests run what GPUs run.
 PINNED = {"triton": "3.6.0"}
+# What only Pythons that are older than the one that runs this need: redis, on Debian's 3.11.2.
+OLDER = ['async-timeout==5.0.1; python_full_version < "3.11.3"']
 RUNTIME = ["ostinato[cpu]", "matplotlib"]
 DEV = [
     "ruff", "mypy", "import-linter", "types-PyYAML", "types-psutil",
@@ -62,8 +65,9 @@ def closure(roots: list[str], left_out: set[str]) -> dict[str, str]:
     return found
 
 
-def write(path: Path, packages: dict[str, str]) -> None:
-    lines = [f"{name}=={version}" for name, version in sorted(packages.items())]
+def write(path: Path, packages: dict[str, str], also: Sequence[str] = ()) -> None:
+    every = [*also, *(f"{name}=={version}" for name, version in packages.items())]
+    lines = sorted(every, key=lambda line: line.split("==")[0])
     path.write_text("# Written by scripts/lock.py; install with --no-deps.\n" + "\n".join(lines) + "\n")
     print(f"{path}: {len(lines)} packages")
 
@@ -72,7 +76,7 @@ def main() -> None:
     runtime = closure(RUNTIME, LEFT_OUT | TESTS_ONLY)
     dev = {name: version for name, version in closure(DEV, LEFT_OUT).items() if name not in runtime}
     HERE.mkdir(exist_ok=True)
-    write(HERE / "cpu.txt", runtime)
+    write(HERE / "cpu.txt", runtime, OLDER)
     write(HERE / "dev.txt", dev)
 
 
