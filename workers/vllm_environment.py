@@ -30,7 +30,7 @@ def triton_cache() -> str | None:
     what was compiled for its own model; compiling vLLM's kernels anew takes 10 to 15 s on an H200's host."""
     if chosen := os.environ.get("TRITON_CACHE_DIR"):
         return chosen
-    folder = Path(_vllm_cache()) / "triton"
+    folder = Path(vllm_cache()) / "triton"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -38,8 +38,8 @@ def triton_cache() -> str | None:
     return str(folder) if os.access(folder, os.W_OK) else None
 
 
-def _vllm_cache() -> str:
-    """As vLLM finds it."""
+def vllm_cache() -> str:
+    """Where vLLM keeps what it compiled, as it finds that itself."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.environ.get("VLLM_CACHE_ROOT") or f"{home}/vllm"
 

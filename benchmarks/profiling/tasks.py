@@ -27,7 +27,7 @@ REPEATS = 3
 POINT_SECONDS = 8.0
 
 H200 = DeviceRates(3.6e12, 5e14)  # about what is reached; only to plan with
-# From the gate to the first point: seen on H200s, with torch.compile 10 to 16 s of it and warming up as much.
+# From the gate to the first point: seen on H200s, with torch.compile 9 to 27 s of it.
 START_S, START_MORE_S = 30.0, 3.0  # more where there are several ranks
 SLACK_S = 5.0  # until devices are free again
 

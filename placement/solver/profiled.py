@@ -77,13 +77,15 @@ class Profiled(StageEstimator):
 
     @property
     def boundary_s(self) -> float:
-        calibrated = self._known.ground(self._fastest, 1, 1).calibration
-        return calibrated.hop_s if calibrated else HOP_S
+        return self._calibration.hop_s if self._calibration else HOP_S
 
     @property
     def turn_s(self) -> float:
-        calibrated = self._known.ground(self._fastest, 1, 1).calibration
-        return calibrated.turn_s if calibrated else 0.0
+        return self._calibration.turn_s if self._calibration else 0.0
+
+    @property
+    def _calibration(self) -> Calibration | None:
+        return self._known.ground(self._fastest, 1, 1).calibration
 
     def prompt_time(self, shape: Shape, kind: GpuType, link: Link) -> StageTime:
         tokens = self._request.input_tokens

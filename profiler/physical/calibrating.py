@@ -12,8 +12,8 @@ from scipy.optimize import minimize_scalar
 from profiler.measurements import Footprint, Measurement, Timing
 from profiler.physical.calibration import HOP_S, Calibration, Cut, CutTimes
 from profiler.physical.curves import Burst, Part, Step, fit, fit_bursts
-from profiler.physical.fills import Fill, filling
-from profiler.physical.pipeline import latency
+from profiler.physical.fills import filling
+from profiler.physical.pipeline import Latency, latency
 from profiler.physical.variant_costs import fit_variants
 from profiler.shards import (
     active_shard_elements,
@@ -44,7 +44,7 @@ def calibrate(spec: ModelSpec, measured: Iterable[Measurement]) -> Calibration:
     times = _times_of_all(spec, by_cut, batched_tokens)
     footprints = tuple(m for m in everything if isinstance(m, Footprint))
     calibration = Calibration(spec, batched_tokens, times, footprints=footprints)
-    pipelines = [m for m in timings if len(m.setting.layers_per_stage) > 1]
+    pipelines = [m for m in timings if len(m.setting.layers_per_stage) > 1 and Cut.of(m.setting) in times]
     hop_s = _hop_s(calibration, pipelines)
     found = dataclasses.replace(calibration, hop_s=HOP_S if hop_s is None else hop_s)
     found = dataclasses.replace(found, turn_s=_turn_s(found, pipelines), refill_s=_refill_s(found, pipelines))
@@ -101,31 +101,18 @@ def decode_step(timing: Timing) -> Step:
 
 def prefill_bursts(timing: Timing, batched_tokens: int) -> list[Burst]:
     """The steps until the last request's first token; where there are several, also until the mean one's."""
-    length, layers, load = timing.point.input_tokens, timing.setting.layers, _load(timing)
+    load, layers = _load(timing), timing.setting.layers
     fills = filling(load, batched_tokens).fills
-    last = _burst([(fill, 1.0) for fill in fills], length, layers, timing.ttft_last_s)
+    parts = tuple(fill.part(load.input_tokens) for fill in fills)
+    last = Burst(parts, layers, timing.ttft_last_s)
     if len(fills) == 1 and fills[0].count == 1:
         return [last]
-    weights, after = [], 1.0
+    waited, after = list[Part](), 1.0
     for fill in fills:  # those whose prompts end in a fill wait for half of it, and later ones for all
         share = fill.requests / load.batch
-        weights.append(after - share * (fill.count - 1) / fill.count / 2)
+        waited.append(fill.part(load.input_tokens, after - share * (fill.count - 1) / fill.count / 2))
         after -= share
-    return [last, _burst(list(zip(fills, weights, strict=True)), length, layers, timing.ttft_s)]
-
-
-def _burst(weighted: Sequence[tuple[Fill, float]], length: int, layers: int, seconds: float) -> Burst:
-    parts = (
-        Part(
-            fill.tokens + fill.decoding,
-            fill.tokens * (length + 1) / 2,
-            fill.count * weight,
-            fill.decoding,
-            fill.decoding * length,
-        )
-        for fill, weight in weighted
-    )
-    return Burst(tuple(parts), layers, seconds)
+    return [last, Burst(tuple(waited), layers, timing.ttft_s)]
 
 
 def _load(timing: Timing) -> Workload:
@@ -136,10 +123,8 @@ def _hop_s(calibration: Calibration, pipelines: Sequence[Timing]) -> float | Non
     """Median excess over the sum of the stages, by boundary, of batches that do not overlap with others."""
     found = []
     for timing in pipelines:
-        alone = timing.point.batch * timing.point.input_tokens <= calibration.batched_tokens
-        times = calibration.times.get(Cut.of(timing.setting))
-        if alone and times is not None:
-            step = decode_step(timing)
+        if timing.point.batch * timing.point.input_tokens <= calibration.batched_tokens:
+            step, times = decode_step(timing), calibration.at(Cut.of(timing.setting))
             layers = times.decode.layers_s(step.layers, step.work, step.pairs)
             hops = len(timing.setting.layers_per_stage) - 1
             found.append((timing.tpot_s - layers - times.decode.rest_s(step.work)) / hops)
@@ -150,11 +135,10 @@ def _turn_s(calibration: Calibration, pipelines: Sequence[Timing]) -> float:
     """With which pipelines of several groups in flight are nearest to what was measured; 0 without any."""
     several = []
     for timing in pipelines:
-        stages = timing.setting.layers_per_stage
-        groups = len(filling(_load(timing), calibration.batched_tokens, len(stages)).groups)
-        if timing.together and groups > 1 and Cut.of(timing.setting) in calibration.times:
-            found = latency(calibration, Cut.of(timing.setting), stages, _load(timing))
-            several.append((timing.tpot_s, found.tpot_s, groups))
+        stages = len(timing.setting.layers_per_stage)
+        groups = len(filling(_load(timing), calibration.batched_tokens, stages).groups)
+        if timing.together and groups > 1:
+            several.append((timing.tpot_s, _predicted(calibration, timing).tpot_s, groups))
 
     def miss(turn_s: float) -> float:
         return sum(abs(math.log(max(found, groups * turn_s) / seen)) for seen, found, groups in several)
@@ -167,13 +151,12 @@ def _refill_s(calibration: Calibration, pipelines: Sequence[Timing]) -> float:
     several = [
         timing
         for timing in pipelines
-        if Cut.of(timing.setting) in calibration.times
-        and filling(_load(timing), calibration.batched_tokens).steps > len(timing.setting.layers_per_stage)
+        if filling(_load(timing), calibration.batched_tokens).steps > len(timing.setting.layers_per_stage)
     ]
 
     def miss(refill_s: float) -> float:
         here = dataclasses.replace(calibration, refill_s=refill_s)
-        return sum(abs(math.log(_ttft_s(here, timing) / timing.ttft_s)) for timing in several)
+        return sum(abs(math.log(_predicted(here, timing).ttft_s / timing.ttft_s)) for timing in several)
 
     if not several:
         return 0.0
@@ -182,6 +165,6 @@ def _refill_s(calibration: Calibration, pipelines: Sequence[Timing]) -> float:
     return min(0.0, float(found.x), key=miss)
 
 
-def _ttft_s(calibration: Calibration, timing: Timing) -> float:
+def _predicted(calibration: Calibration, timing: Timing) -> Latency:
     setting = timing.setting
-    return latency(calibration, Cut.of(setting), setting.layers_per_stage, _load(timing)).ttft_s
+    return latency(calibration, Cut.of(setting), setting.layers_per_stage, _load(timing))

@@ -23,6 +23,7 @@ from scipy.optimize import nnls
 
 Floats = npt.NDArray[np.float64]
 Ratio = float | Callable[[float], float]
+Prior = tuple[Floats, float]  # rows of a least squares problem, and what each of them should come to
 PRIOR_WEIGHT = 0.02  # of a prior against one measurement
 TINY_S = 1e-9
 OTHERS = ("pair_s", "once_s", "along_s", "along_pair_s")  # of StepTime, beside its lines
@@ -99,20 +100,6 @@ class StepTime:
     def rest_to_layer(self, work: float) -> float:
         return self.rest.at(work) / max(self.layer.at(work), TINY_S)
 
-    def scaled(self, factor: float) -> StepTime:
-        def times(line: Line) -> Line:
-            return Line(line.xs, tuple(y * factor for y in line.ys))
-
-        return StepTime(
-            times(self.rest),
-            times(self.layer),
-            self.pair_s * factor,
-            self.error,
-            self.once_s * factor,
-            self.along_s * factor,
-            self.along_pair_s * factor,
-        )
-
 
 def fit(steps: Sequence[Step], rest_to_layer: Ratio, pair_to_layer: float | None = None) -> StepTime:
     """The step times nearest to what was measured, in relative terms (non-negative least squares).
@@ -166,7 +153,7 @@ class _Problem:
         rows[:, 2 * len(knots) :] /= units
         return cls(knots, rows, np.array([burst.seconds for burst in bursts]), units)
 
-    def rest_prior(self, rest_to_layer: Ratio) -> tuple[Floats, float]:
+    def rest_prior(self, rest_to_layer: Ratio) -> Prior:
         """rest = ratio x layer, at every knot."""
         of = rest_to_layer if callable(rest_to_layer) else lambda work: rest_to_layer
         ratios = np.array([[of(knot)] for knot in self.knots])
@@ -175,44 +162,41 @@ class _Problem:
         rows = np.hstack([cumulative, -ratios * cumulative, others])
         return rows / self.seconds.mean() * PRIOR_WEIGHT, 0.0
 
-    def pair_prior(self, pair_to_layer: float) -> tuple[Floats, float]:
+    def pair_prior(self, pair_to_layer: float) -> Prior:
         """pair = ratio x layer, at the first knot."""
-        row = self._other("pair_s")
-        row[0, len(self.knots)] = -pair_to_layer
         most_layers = self.matrix[:, len(self.knots)].max()
-        weighed: Floats = row * most_layers * PAIRS_WEIGHT * PAIRS / self.seconds.mean()
-        return weighed, 0.0
+        weight = most_layers * PAIRS_WEIGHT * PAIRS / self.seconds.mean()
+        row = self._weighed("pair_s", weight)
+        row[0, len(self.knots)] = -weight * pair_to_layer
+        return row, 0.0
 
-    def token_prior(self, pair_to_token: float) -> tuple[Floats, float]:
-        """pair = ratio x layer / work, at the last knot: as much of the largest burst as it could be."""
-        row, knots = self._weighty("pair_s"), len(self.knots)
-        weight = row[0, 2 * knots + OTHERS.index("pair_s")] * self.units[OTHERS.index("pair_s")]
+    def token_prior(self, pair_to_token: float) -> Prior:
+        """pair = ratio x layer / work, at the last knot."""
+        weight, knots = self._most("pair_s"), len(self.knots)
+        row = self._weighed("pair_s", weight)
         row[0, knots : 2 * knots] = -weight * pair_to_token / self.knots[-1]
         return row, 0.0
 
-    def burst_priors(self, decode_pair_s: float) -> list[tuple[Floats, float]]:
+    def burst_priors(self, decode_pair_s: float) -> list[Prior]:
         """Nothing comes once or for sequences that decode along, and their tokens take what they do when all
-        decode: each as much of the largest burst as it could be, at most."""
-        return [
-            (self._weighty("once_s"), 0.0),
-            (self._weighty("along_s"), 0.0),
-            (self._weighty("along_pair_s"), decode_pair_s),
-        ]
+        decode."""
+        expected = {"once_s": 0.0, "along_s": 0.0, "along_pair_s": decode_pair_s}
+        weights = {name: self._most(name) for name in expected}
+        return [(self._weighed(name, weights[name]), weights[name] * expected[name]) for name in expected]
 
-    def _weighty(self, name: str) -> Floats:
-        unit = float(self.units[OTHERS.index(name)])
-        return self._other(name) * (unit / float(self.seconds.mean()) * PRIOR_WEIGHT)
+    def _most(self, name: str) -> float:
+        """A prior's weight on one of OTHERS: the more of it the bursts have, the less they may leave open."""
+        return float(self.units[OTHERS.index(name)] / self.seconds.mean() * PRIOR_WEIGHT)
 
-    def _other(self, name: str) -> Floats:
+    def _weighed(self, name: str, weight: float) -> Floats:
         row, number = np.zeros((1, self.matrix.shape[1])), OTHERS.index(name)
-        row[0, 2 * len(self.knots) + number] = 1 / self.units[number]
+        row[0, 2 * len(self.knots) + number] = weight / self.units[number]
         return row
 
-    def solve(self, priors: Sequence[tuple[Floats, float]], unused: Sequence[str] = ()) -> StepTime:
+    def solve(self, priors: Sequence[Prior], unused: Sequence[str] = ()) -> StepTime:
         rows = self.matrix / self.seconds[:, None]
         everything = np.vstack([rows, *(prior for prior, _ in priors)])
-        # A prior's row times what is expected of its one unknown.
-        wanted = [np.ones(len(rows)), *(prior @ self._expected(value) for prior, value in priors)]
+        wanted = [np.ones(len(rows)), *(np.full(len(prior), value) for prior, value in priors)]
         for name in unused:
             everything[:, 2 * len(self.knots) + OTHERS.index(name)] = 0.0
         found, _ = nnls(everything, np.concatenate(wanted))
@@ -224,10 +208,6 @@ class _Problem:
             error=float(np.sqrt(np.mean((rows @ found - 1) ** 2))),
             **named,
         )
-
-    def _expected(self, value: float) -> Floats:
-        """Unknowns of which only OTHERS have a size to expect."""
-        return np.concatenate([np.zeros(2 * len(self.knots)), value * self.units])
 
 
 def _knots(bursts: Sequence[Burst]) -> tuple[float, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from profiler.physical.curves import Part
 from profiler.types import Workload
 
 MOST_STEPS = 16  # told apart
@@ -28,6 +29,16 @@ class Fill:
     requests: float
     decoding: float = 0.0
     count: int = 1
+
+    def part(self, input_tokens: int, weight: float = 1.0) -> Part:
+        """Its steps, as the fit and predictions see them, where prompts have `input_tokens`."""
+        return Part(
+            self.tokens + self.decoding,
+            self.tokens * (input_tokens + 1) / 2,
+            self.count * weight,
+            self.decoding,
+            self.decoding * input_tokens,
+        )
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profiler.physical.calibration import Calibration, Cut, CutTimes
+from profiler.physical.curves import StepTime
 from profiler.physical.fills import Fill, filling
 from profiler.types import Workload
 
@@ -60,31 +61,30 @@ def latencies(
 ) -> Latencies:
     """`latency` of each of `splits`, [splits, stages] in layers. Raises KeyError."""
     times, layers = calibration.at(cut), splits.T.astype(np.float64)
-    fills = filling(workload, calibration.batched_tokens, len(layers)).fills
-    ends = _ends_s(calibration, times, layers, workload, fills)
+    found = filling(workload, calibration.batched_tokens, len(layers))
+    ends = _ends_s(calibration, times, layers, workload.input_tokens, found.fills)
     total = np.zeros(len(splits))
-    for fill, (mean, _) in zip(fills, ends, strict=True):
+    for fill, (mean, _) in zip(found.fills, ends, strict=True):
         total += fill.requests * mean
-    tpot_s = _decode_s(times, layers, workload, calibration)
+    tpot_s = _decode_s(calibration, times, layers, workload, found.groups)
     return Latencies(total / workload.batch, ends[-1][1], tpot_s)
 
 
 def _ends_s(
-    calibration: Calibration, times: CutTimes, layers: Floats, workload: Workload, fills: Sequence[Fill]
+    calibration: Calibration, times: CutTimes, layers: Floats, input_tokens: int, fills: Sequence[Fill]
 ) -> list[tuple[Floats, Floats]]:
     """When each fill has passed all stages: of several alike the mean, and the last.
 
     `layers` are [stages, splits]. A stage takes one step after the other. As many are in flight as there are
     stages: the next one waits until the host has the oldest one's tokens and has prepared it.
     """
-    stages, total = len(layers), workload.batch * workload.input_tokens
-    all_pairs, refill_s = total * (workload.input_tokens + 1) / 2, calibration.refill_s * (len(layers) > 1)
+    stages, refill_s = len(layers), calibration.refill_s * (len(layers) > 1)
     free, ends, landed = np.full_like(layers, times.prefill.once_s), [], list[Floats]()
     for fill in fills:
-        work, pairs = fill.tokens + fill.decoding, all_pairs * fill.tokens / total
-        taken = _stages_s(layers, work, pairs, times, prefill=True)
-        taken += layers * times.prefill.along_pair_s * fill.decoding * workload.input_tokens
-        taken[-1] += times.prefill.along_s * fill.decoding
+        part = fill.part(input_tokens)
+        taken = _stages_s(layers, part.work, part.pairs, times.prefill)
+        taken += layers * times.prefill.along_pair_s * part.along_pairs
+        taken[-1] += times.prefill.along_s * part.along
         turn_s = (taken.sum(axis=0) + (stages - 1) * calibration.hop_s + refill_s) / stages
         each_s = np.maximum(taken.max(axis=0), turn_s)
         more_s = (fill.count - 1) * each_s
@@ -99,10 +99,11 @@ def _ends_s(
     return ends
 
 
-def _decode_s(times: CutTimes, layers: Floats, workload: Workload, calibration: Calibration) -> Floats:
+def _decode_s(
+    calibration: Calibration, times: CutTimes, layers: Floats, workload: Workload, groups: Sequence[int]
+) -> Floats:
     context = workload.input_tokens + workload.output_tokens / 2
-    groups = filling(workload, calibration.batched_tokens, len(layers)).groups
-    taken = np.array([_stages_s(layers, b, b * context, times, prefill=False) for b in groups])
+    taken = np.array([_stages_s(layers, b, b * context, times.decode) for b in groups])
     one_after_the_other = taken.sum(axis=1).max(axis=0) + calibration.hop_s * (len(layers) - 1)
     slowest = taken.sum(axis=0).max(axis=0)
     turns = len(groups) * calibration.turn_s if len(groups) > 1 else 0.0
@@ -110,9 +111,8 @@ def _decode_s(times: CutTimes, layers: Floats, workload: Workload, calibration: 
     return found
 
 
-def _stages_s(layers: Floats, work: float, pairs: float, times: CutTimes, *, prefill: bool) -> Floats:
+def _stages_s(layers: Floats, work: float, pairs: float, step: StepTime) -> Floats:
     """[stages, splits]. What does not depend on depth, head and sampling, is the last stage's."""
-    step = times.prefill if prefill else times.decode
     taken = layers * step.layers_s(1, work, pairs)
     taken[-1] += step.rest_s(work)
     return taken

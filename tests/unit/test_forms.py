@@ -17,6 +17,7 @@ from profiler.estimating import predict, predict_all
 from profiler.linears import Linear, Sharding
 from profiler.measurements import Footprint, MadeVariant, RankMemory, Setting
 from profiler.physical.calibration import Cut, CutTimes
+from profiler.physical.curves import Line
 from profiler.physical.variants import variant_load, work_s
 from profiler.plans import candidate_plans, form_names, no_form_reason
 from profiler.shards import cut_problem, layer_moved_bytes, layer_shard_bytes
@@ -67,7 +68,12 @@ def _width(interval: Interval) -> float:
 
 
 def scaled(times: CutTimes, factor: float) -> CutTimes:
-    return replace(times, decode=times.decode.scaled(factor))
+    def longer(line: Line) -> Line:
+        return replace(line, ys=tuple(y * factor for y in line.ys))
+
+    step = times.decode
+    rest, layer = longer(step.rest), longer(step.layer)
+    return replace(times, decode=replace(step, rest=rest, layer=layer, pair_s=step.pair_s * factor))
 
 
 def test_embedding_and_head_are_not_quantized() -> None:

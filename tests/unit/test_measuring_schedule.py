@@ -125,6 +125,15 @@ def test_what_is_begun_within_the_budget_can_be_predicted(budget_s: float) -> No
         assert {slot.task.shape for slot in slots[:6]} == {"llama-3.2-3b"}
 
 
+def test_all_fingerprints_may_come_first() -> None:
+    tasks = chosen(BOTH, TWO, ["none"], 4, 1)
+    slots, _ = pack(tasks, 4, 1e9, kinds_first=True)
+    kinds = [slot.task.kind for slot in slots]
+    shapes = [slot.task.shape for slot in slots if slot.task.kind is Kind.FINGERPRINTS]
+    assert list(dict.fromkeys(shapes)) == TWO
+    assert kinds == sorted(kinds, key=list(Kind).index)
+
+
 def test_what_is_known_already_keeps_nothing_back() -> None:
     only = [task for task in chosen(BOTH, TWO, ["none"], 4, 1) if task.gpus > 1]
     _, left = pack(only, 4, 1e9)

@@ -95,9 +95,9 @@ def test_profiles_of_few_loads_keep_to_what_they_saw() -> None:
 def test_no_load_takes_long_to_follow() -> None:
     for workload in (Workload(4096, 128, 16), Workload(1024, 32768, 512), Workload(512, 64, 100_000)):
         filling.cache_clear()
-        began = time.perf_counter()
+        began = time.process_time()
         found = filling(workload, 2048, 4)
-        assert time.perf_counter() - began < 0.1
+        assert time.process_time() - began < 0.1
         assert sum(f.tokens * f.count for f in found.fills) == pytest.approx(
             workload.batch * workload.input_tokens
         )

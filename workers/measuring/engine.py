@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 from profiler.architectures.registry import describe
@@ -17,7 +16,7 @@ from workers.measuring.job import VARIANTS_VARIABLE, Job
 from workers.scheduling.client import new_address
 from workers.variants.config import ADDRESS_VARIABLE, VariantConfig
 from workers.vllm_engine import SCHEDULER, slot_rank
-from workers.vllm_environment import set_environment
+from workers.vllm_environment import set_environment, vllm_cache
 
 PROBE = "workers.measuring.probe.Probe"
 CPU_RANK = "workers.cpu_rank.CpuRank"
@@ -107,8 +106,7 @@ def _set_environment(job: Job) -> None:
     if job.distinct_layers:
         os.environ[repeating.VARIABLE] = str(job.distinct_layers)
         # What is compiled of a repeated layer must not be taken for that of a whole model.
-        root = os.environ.get("VLLM_CACHE_ROOT", str(Path.home() / ".cache" / "vllm"))
-        os.environ["VLLM_CACHE_ROOT"] = f"{root}/repeated-{job.distinct_layers}"
+        os.environ["VLLM_CACHE_ROOT"] = f"{vllm_cache()}/repeated-{job.distinct_layers}"
     if job.variants:
         os.environ[ADDRESS_VARIABLE] = new_address()
         os.environ[VARIANTS_VARIABLE] = "1"

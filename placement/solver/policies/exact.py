@@ -128,15 +128,16 @@ def _solve(request: Request, view: View, shape: Shape, estimator: Estimator) -> 
     rows = _Rows(at.width)
     _add_structure(rows, at, request, groups, costs, len(view))
     _add_pace(rows, at, costs, token, constant[1], estimator.groups(shape))
-    _add_turns(rows, at, estimator.turns_s(shape))
     goal = prompt.copy()
     goal[at.tau] = request.output_tokens - 1
     memory = total_bytes(estimator, shape, request.model.layers)
     _add_limits(rows, at, request, _latency_of_cost(request, shape, memory), (prompt, goal), constant[0])
+    least = at.row()
+    least[at.tau] = estimator.turns_s(shape)
     found = milp(
         goal,
         constraints=rows.constraint(),
-        bounds=Bounds(np.zeros(at.width), _upper(at, costs)),
+        bounds=Bounds(least, _upper(at, costs)),
         integrality=_integers(at),
         options={"mip_rel_gap": GAP},
     )
@@ -219,12 +220,6 @@ def _add_pace(
         if stage == at.pp - 1:
             slowest[at.y(stage)] = -groups * costs.decode_rest
         rows.add(slowest, low=0)
-
-
-def _add_turns(rows: _Rows, at: _Program, turns_s: float) -> None:
-    token = at.row()
-    token[at.tau] = 1
-    rows.add(token, low=turns_s)
 
 
 def _add_limits(
