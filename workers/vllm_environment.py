@@ -8,13 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
+V2_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 
 
-def environment(layers_per_stage: Sequence[int], host_ip: str = LOOPBACK) -> dict[str, str | None]:
+def environment(
+    layers_per_stage: Sequence[int], host_ip: str = LOOPBACK, on_gpus: bool = False
+) -> dict[str, str | None]:
     """Of a process that starts an engine's ranks on the node at `host_ip`; None: not to be set."""
-    partition = ",".join(map(str, layers_per_stage)) if len(layers_per_stage) > 1 else None
+    is_pipeline = len(layers_per_stage) > 1
     return {
-        "VLLM_PP_LAYER_PARTITION": partition,
+        **(_overlapping_stages() if is_pipeline and on_gpus else {}),
+        "VLLM_PP_LAYER_PARTITION": ",".join(map(str, layers_per_stage)) if is_pipeline else None,
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "VLLM_NO_USAGE_STATS": "1",
@@ -23,6 +27,12 @@ def environment(layers_per_stage: Sequence[int], host_ip: str = LOOPBACK) -> dic
         "TRITON_CACHE_DIR": triton_cache(),
         "VLLM_CPU_KVCACHE_SPACE": None,  # whole GiB, and it would overrule --kv-cache-memory-bytes
     }
+
+
+def _overlapping_stages() -> dict[str, str | None]:
+    """vLLM 0.26 has mixtures of experts on its older model runner, which sends all sequences through a
+    pipeline in one batch: one stage works, the others wait. 0.32 has all models on the newer one."""
+    return {V2_RUNNER: os.environ.get(V2_RUNNER, "1")}
 
 
 def triton_cache() -> str | None:
@@ -58,9 +68,11 @@ def leave_threads_unbound() -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
-def set_environment(layers_per_stage: Sequence[int], tensor_parallel: int, kv_cache_bytes: int) -> None:
+def set_environment(
+    layers_per_stage: Sequence[int], tensor_parallel: int, kv_cache_bytes: int, on_gpus: bool
+) -> None:
     """For an engine in this process whose ranks on a CPU have `kv_cache_bytes` each, in whole GiB."""
-    put(environment(layers_per_stage))
+    put(environment(layers_per_stage, on_gpus=on_gpus))
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, math.ceil(kv_cache_bytes / 2**30)))
     if tensor_parallel * len(layers_per_stage) > 1:
         leave_threads_unbound()

@@ -59,15 +59,16 @@ class VariantCosts:
 @dataclass(frozen=True)
 class Calibration:
     """`hop_s`: what a boundary between two stages adds to a step; `turn_s`: what each of several groups in
-    flight takes of a step at least; `refill_s`: from the end of a step in a pipeline until the host has the
-    one that fills prompts in its place. A step takes at most `batched_tokens`.
-    `variants` has the kinds that were measured, by VariantKind's value."""
+    flight takes of a step at least, and `turn_error` how far off that was (relative); `refill_s`: from the
+    end of a step in a pipeline until the host has the one that fills prompts in its place. A step takes at
+    most `batched_tokens`. `variants` has the kinds that were measured, by VariantKind's value."""
 
     spec: ModelSpec
     batched_tokens: int
     times: Mapping[Cut, CutTimes]
     hop_s: float = HOP_S
     turn_s: float = 0.0
+    turn_error: float = 0.0
     refill_s: float = 0.0
     footprints: tuple[Footprint, ...] = field(default=())
     variants: Mapping[str, VariantCosts] = field(default_factory=dict)

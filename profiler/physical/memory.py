@@ -42,10 +42,12 @@ class RankBytes:
 
 @dataclass(frozen=True)
 class _Seen:
-    """One measured rank, and which part of a model it held."""
+    """One measured rank, which part of a model it held, and whether it had others to talk to."""
 
     layers: int
+    is_first: bool
     is_last: bool
+    is_alone: bool
     memory: RankMemory
     packed: int
 
@@ -72,19 +74,34 @@ class Ranks:
     def stage(self, plan: Plan, stage: int) -> RankBytes:
         """Of each rank of this stage."""
         spec, layers = self.spec, plan.layers_per_stage[stage]
-        is_last = stage == plan.pipeline_parallel - 1
-        alike = [one for one in self.seen if one.is_last == is_last] or self.seen
         allowed = allowance_bytes(spec, plan, stage) - RUNTIME_BYTES
         once, each = self.graphs
         as_it_is = replace(plan, quantization=UNCOMPRESSED)
         saved = (1 - self.layer_share) * layers * layer_shard_bytes(spec, plan.tensor_parallel)
         return RankBytes(
             weights=stage_weight_bytes(spec, as_it_is, stage) - round(saved),
-            activations=max((one.memory.activations for one in alike), default=allowed),
+            activations=max(
+                (one.memory.activations for one in self._placed_as(plan, stage)), default=allowed
+            ),
             graphs=round(once + each * layers),
-            runtime=max((one.runtime for one in self.seen), default=RUNTIME_BYTES),
+            runtime=max((one.runtime for one in self._in_company_as(plan)), default=RUNTIME_BYTES),
             kv_per_token=layers * kv_bytes_per_token(spec, plan.tensor_parallel),
         )
+
+    def _placed_as(self, plan: Plan, stage: int) -> Sequence[_Seen]:
+        """What embeds or ends a step needs more: up to a copy of the embedding, or the logits. Where nothing
+        was placed so, what embeds alike."""
+        is_first, is_last = stage == 0, stage == plan.pipeline_parallel - 1
+
+        def unlike(one: _Seen) -> tuple[bool, bool]:
+            return one.is_first != is_first, one.is_last != is_last
+
+        nearest = min(map(unlike, self.seen), default=None)
+        return [one for one in self.seen if unlike(one) == nearest]
+
+    def _in_company_as(self, plan: Plan) -> Sequence[_Seen]:
+        """Ranks that talk to others have channels, 0.7 GiB of an H200."""
+        return [one for one in self.seen if one.is_alone == (plan.world_size == 1)] or self.seen
 
 
 def known_ranks(calibration: Calibration, cut: Cut) -> Ranks:
@@ -129,7 +146,8 @@ def _ranks(calibration: Calibration, footprint: Footprint) -> Iterator[_Seen]:
         stage = number // setting.tensor_parallel
         held = _held(calibration, footprint, stage) if footprint.packed else 0
         packed = max(0, held - memory.weights)
-        yield _Seen(setting.layers_per_stage[stage], stage == last, memory, packed)
+        layers, is_alone = setting.layers_per_stage[stage], setting.world_size == 1
+        yield _Seen(layers, stage == 0, stage == last, is_alone, memory, packed)
 
 
 def _held(calibration: Calibration, footprint: Footprint, stage: int) -> int:

@@ -41,11 +41,12 @@ class Latency:
 
 @dataclass(frozen=True)
 class Latencies:
-    """As `Latency`, of many splits: each [splits]."""
+    """As `Latency`, of many splits: each [splits]. `in_turns`: the host's turns decide what TPOT is."""
 
     ttft_s: Floats
     ttft_last_s: Floats
     tpot_s: Floats
+    in_turns: npt.NDArray[np.bool_]
 
 
 def latency(
@@ -66,8 +67,10 @@ def latencies(
     total = np.zeros(len(splits))
     for fill, (mean, _) in zip(found.fills, ends, strict=True):
         total += fill.requests * mean
-    tpot_s = _decode_s(calibration, times, layers, workload, found.groups)
-    return Latencies(total / workload.batch, ends[-1][1], tpot_s)
+    decode_s = _decode_s(calibration, times, layers, workload, found.groups)
+    turns_s = len(found.groups) * calibration.turn_s if len(found.groups) > 1 else 0.0
+    tpot_s = np.maximum(decode_s, turns_s)
+    return Latencies(total / workload.batch, ends[-1][1], tpot_s, decode_s < turns_s)
 
 
 def _ends_s(
@@ -106,8 +109,7 @@ def _decode_s(
     taken = np.array([_stages_s(layers, b, b * context, times.decode) for b in groups])
     one_after_the_other = taken.sum(axis=1).max(axis=0) + calibration.hop_s * (len(layers) - 1)
     slowest = taken.sum(axis=0).max(axis=0)
-    turns = len(groups) * calibration.turn_s if len(groups) > 1 else 0.0
-    found: Floats = np.maximum(np.maximum(one_after_the_other, slowest), turns)
+    found: Floats = np.maximum(one_after_the_other, slowest)
     return found
 
 

@@ -100,8 +100,9 @@ def _physical(
     elsewhere += 0.0 if cut.quantization == how.quantization else OTHER_FORM
     wider = stretch(times.decode.widest, workload.batch)
     step = decode_time(calibration, cut, load)
+    turns = calibration.turn_error * found.in_turns.astype(np.float64)
     tpot = widened(
-        found.tpot_s + hops_s, step, layers, slower[1], (times.decode.error, NOISE, wider, elsewhere)
+        found.tpot_s + hops_s, step, layers, slower[1], (times.decode.error, NOISE, wider, elsewhere, turns)
     )
     tokens = min(how.batched_tokens, workload.batch * workload.input_tokens)
     fill = prefill_time(calibration, cut, load, workload.input_tokens)

@@ -70,8 +70,8 @@ def test_small_layers_are_held_until_no_cache_holds_them() -> None:
 def test_keys_can_name_files() -> None:
     key = profile_key(LLAMA_7B, "float32", "AMD EPYC (tm) 7/B @ 2x", "0.32.0")
     assert set(key.text) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-    assert key.text.endswith("_float32_AMD-EPYC-tm-7-B-2x_0.32.0_r2")
-    assert profile_key(LLAMA_7B, "float32", "", "").text.endswith("_unknown_unknown_r2")
+    assert key.text.endswith("_float32_AMD-EPYC-tm-7-B-2x_0.32.0_r3")
+    assert profile_key(LLAMA_7B, "float32", "", "").text.endswith("_unknown_unknown_r3")
 
 
 @pytest.mark.parametrize(

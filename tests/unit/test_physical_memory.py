@@ -47,6 +47,26 @@ def test_each_rank_of_an_uneven_pipeline() -> None:
     assert (first.kv_per_token, last.kv_per_token) == (10 * 16384, 22 * 16384)
 
 
+def test_a_rank_needs_what_ranks_in_its_place_needed() -> None:
+    """Qwen2.5-14B's on H200s: what holds the embedding needs a copy of it for a moment; what talks to others
+    has channels."""
+    seen = (
+        footprint((32,), 1, (1526, 638, 757)),
+        footprint((16, 16), 1, (1526, 660, 1525), (315, 638, 1527)),
+    )
+    known = Calibration(LLAMA_7B, 8192, {}, footprints=seen)
+
+    def needed(*split: int) -> list[tuple[int, int]]:
+        ranks = rank_bytes(known, Cut(1), plan(LLAMA_7B, layers_per_stage=split, pp=len(split)))  # type: ignore[arg-type]
+        return [(rank.activations // MIB, rank.runtime // MIB) for rank in ranks]
+
+    assert needed(32) == [(1526, 757)]
+    assert needed(10, 22) == [(1526, 1527), (315, 1527)]
+    assert needed(8, 8, 8, 8) == [(1526, 1527), (315, 1527), (315, 1527), (315, 1527)]
+    without = Calibration(LLAMA_7B, 8192, {}, footprints=seen[:1])
+    assert rank_bytes(without, Cut(1), plan(LLAMA_7B, pp=2))[1].activations == 1526 * MIB  # type: ignore[arg-type]
+
+
 def test_all_ranks_use_as_many_tokens_as_the_fullest_can_hold() -> None:
     ranks = (RankBytes(100, 0, 0, 0, 10), RankBytes(200, 0, 0, 0, 20))
     assert kv_tokens(ranks, (1000, 1000)) == 40  # 90 on the first

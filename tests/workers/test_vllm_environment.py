@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from workers.vllm_environment import environment, triton_cache
+from workers.vllm_environment import V2_RUNNER, environment, triton_cache
 
-NAMES = ("TRITON_CACHE_DIR", "VLLM_CACHE_ROOT", "XDG_CACHE_HOME")
+NAMES = ("TRITON_CACHE_DIR", "VLLM_CACHE_ROOT", "XDG_CACHE_HOME", V2_RUNNER)
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +33,11 @@ def test_where_nothing_can_be_written_torch_chooses(monkeypatch: pytest.MonkeyPa
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "file"))
     assert triton_cache() is None
+
+
+def test_stages_on_gpus_overlap_whatever_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environment((10, 22), on_gpus=True)[V2_RUNNER] == "1"
+    assert V2_RUNNER not in environment((32,), on_gpus=True)
+    assert V2_RUNNER not in environment((10, 22))
+    monkeypatch.setenv(V2_RUNNER, "0")  # an operator's choice
+    assert environment((10, 22), on_gpus=True)[V2_RUNNER] == "0"

@@ -60,7 +60,8 @@ class Launch:
         self._before = processes.children()
         _sweep()
         self._journals = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
-        put(environment(self._config.layers_per_stage, self._host_ip if self._rendezvous else LOOPBACK))
+        host_ip = self._host_ip if self._rendezvous else LOOPBACK
+        put(environment(self._config.layers_per_stage, host_ip, self._config.on_gpu))
         put(device_environment(self.member))
         put(plan_of(self._config, self._journals).as_environment())
         here = f"ipc://{self._journals}/bus"

@@ -101,7 +101,8 @@ def _share(job: Job) -> float:
 
 
 def _set_environment(job: Job) -> None:
-    set_environment(job.setting.layers_per_stage, job.setting.tensor_parallel, KV_CACHE_BYTES)
+    setting, on_gpus = job.setting, job.device_kind != "cpu"
+    set_environment(setting.layers_per_stage, setting.tensor_parallel, KV_CACHE_BYTES, on_gpus)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(job.own_process))
     if job.distinct_layers:
         os.environ[repeating.VARIABLE] = str(job.distinct_layers)
