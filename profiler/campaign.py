@@ -1,10 +1,10 @@
 """What a profile measures: a few settings of a model's fingerprint, each at a few loads. Pure.
 
 A fingerprint is as deep as the model but holds only as many different layers as do not fit the device's
-caches (docs/profiler.md); on GPUs a second, shallower one tells apart what depends on depth, each TP that
-fits is measured, one pipeline, one engine that is asked for made-up variants of each kind, and each TP in
-every other form that is asked for. A CPU is one device, on which a model is not split, and starting an engine
-is most of the cost: one fingerprint for each form, whose head and layers are told apart by their bytes.
+caches (docs/profiler.md); on GPUs each TP that fits is measured, one pipeline, one engine that is asked for
+made-up variants of each kind, and each TP in every other form that is asked for. The largest load takes a
+third of what all do and is for TP=1 only. A CPU is one device, on which a model is not split: one
+fingerprint for each form. Head and layers are told apart by their bytes.
 """
 
 from __future__ import annotations
@@ -111,20 +111,18 @@ def count_points(trials: tuple[Trial, ...]) -> int:
 
 
 def _trials(spec: ModelSpec, reach: Reach) -> Iterator[Trial]:
-    layers, half = spec.num_layers, max(1, spec.num_layers // 2)
+    layers = spec.num_layers
     points, mixed = _points(reach), _mixed_points(spec, reach)
     if reach.on_cpu:
         yield _trial(spec, reach, Setting((layers,), batched_tokens=reach.batched_tokens), points + mixed)
         yield from _in_forms(spec, reach, 1, points)
         return
     for tp in _degrees(spec, reach):
-        yield _trial(spec, reach, Setting((layers,), tp, batched_tokens=reach.batched_tokens), points)
-        if tp == 1 and half < layers:  # tells a layer from the rest, for every TP
-            shallow = Setting((half,), tp, batched_tokens=reach.batched_tokens)
-            yield _trial(spec, reach, shallow, points)
+        setting = Setting((layers,), tp, batched_tokens=reach.batched_tokens)
+        yield _trial(spec, reach, setting, points if tp == 1 else _without_largest(points))
     if reach.devices > 1 and layers > 1:
         pipeline = Setting(even_stages(layers, 2), batched_tokens=reach.batched_tokens)
-        yield _trial(spec, reach, pipeline, points)
+        yield _trial(spec, reach, pipeline, _without_largest(points))
     if mixed:
         yield _trial(spec, reach, Setting((layers,), batched_tokens=reach.batched_tokens), mixed)
     for tp in _degrees(spec, reach):
@@ -135,7 +133,12 @@ def _in_forms(spec: ModelSpec, reach: Reach, tp: int, points: tuple[Point, ...])
     for form in reach.forms:
         if cut_problem(spec, tp, form) is None:
             setting = Setting((spec.num_layers,), tp, form, batched_tokens=reach.batched_tokens)
-            yield _trial(spec, reach, setting, points)
+            yield _trial(spec, reach, setting, points if tp == 1 else _without_largest(points))
+
+
+def _without_largest(points: tuple[Point, ...]) -> tuple[Point, ...]:
+    largest = max(points, key=lambda point: point.batch * point.input_tokens)
+    return tuple(point for point in points if point != largest) or points
 
 
 def _degrees(spec: ModelSpec, reach: Reach) -> list[int]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from test_estimate import LLAMA_7B
 
 from profiler.campaign import Reach, campaign, needed_bytes
+from profiler.measurements import Point
 from profiler.profile_key import profile_key
 
 GIB = 1 << 30
@@ -25,9 +26,15 @@ def test_a_cpu_starts_one_engine() -> None:
     assert trial.distinct_layers == 2  # of 405 MB each
 
 
-def test_gpus_measure_each_tp_one_in_two_depths_and_a_pipeline() -> None:
-    found = [(t.setting.tensor_parallel, t.setting.layers_per_stage) for t in campaign(LLAMA_7B, GPUS)]
-    assert found == [(1, (32,)), (1, (16,)), (2, (32,)), (4, (32,)), (1, (16, 16)), (1, (32,))]
+def test_gpus_measure_each_tp_and_a_pipeline() -> None:
+    trials = campaign(LLAMA_7B, GPUS)
+    found = [(t.setting.tensor_parallel, t.setting.layers_per_stage) for t in trials]
+    assert found == [(1, (32,)), (2, (32,)), (4, (32,)), (1, (16, 16)), (1, (32,))]
+
+
+def test_the_largest_load_is_measured_on_one_gpu_only() -> None:
+    one, *others, _mixed = (set(trial.points) for trial in campaign(LLAMA_7B, GPUS))
+    assert [one - other for other in others] == [{Point(64, 1024)}] * 3
 
 
 @given(

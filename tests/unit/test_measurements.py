@@ -22,7 +22,7 @@ from profiler.measurements import (
     read,
     to_line,
 )
-from workers.measuring.timing import Arrivals, prompt_of, timing
+from workers.measuring.timing import Arrivals, decode_ms, prompt_of, timing
 
 SMALL = st.integers(1, 10_000)
 SECONDS = st.floats(0, 1e4, allow_nan=False)
@@ -83,6 +83,13 @@ def test_a_step_is_timed_while_all_requests_decode() -> None:
     assert run.step_s == pytest.approx(1.0)
     found = timing(Setting((2,)), Point(2, 8), 7, [run], ())
     assert (found.ttft_s, found.ttft_last_s, found.latency_s) == (2.0, 3.0, 10.0)
+
+
+def test_a_decode_step_is_told_from_pieces_of_steps_that_fill_prompts() -> None:
+    """64 fills replay each piece of a layer, 6 steps the whole batch's graph, two that of a smaller one."""
+    pieces, whole, smaller = [[0.36] * 64, [1.2] * 64], [9.3, 9.2, 9.4, 9.3, 9.3, 30.0], [12.0, 12.0]
+    assert decode_ms([*pieces, whole, smaller]) == 9.3
+    assert decode_ms([smaller, [5.0]]) == 12.0
 
 
 def test_requests_that_never_decode_together_are_timed_each_by_itself() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +14,7 @@ from workers import attention_splits, plugin
 from workers.measuring import captured, gate, repeating
 from workers.measuring.job import VARIANTS_VARIABLE
 from workers.measuring.settling import Look, settled, taken
+from workers.measuring.timing import decode_ms
 
 # vLLM imports this module in each rank before that touches its device or builds its part of the model.
 repeating.install()
@@ -123,14 +123,14 @@ class Probe:
             _patch(_timing(self._replay, self._timed))
 
     def probe_end(self) -> float:
-        """Median seconds of the graph replayed most often since `probe_begin`, which is that of a decode
-        step; 0 if there was none. (A prefill replays each of its pieces once.)"""
+        """Seconds of a decode step since `probe_begin`; 0 if no graph was replayed."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            _patch(self._replay)
         if not self._timed:
             return 0.0
-        torch.cuda.synchronize()
-        _patch(self._replay)
-        replays = max(self._timed.values(), key=len)
-        return float(statistics.median(begin.elapsed_time(end) for begin, end in replays)) / 1e3
+        replays = [[begin.elapsed_time(end) for begin, end in one] for one in self._timed.values()]
+        return decode_ms(replays) / 1e3
 
 
 def _patch(replay: Callable[[Any], None]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from profiler.measurements import MadeVariant, Point, Setting, Timing
 
 WARM_UP_STEPS = 8
+LEAST_REPLAYS = 4
 VOCABULARY = 1000  # prompts use ids 10 to this; every model has more
 
 
@@ -99,6 +100,13 @@ def warm_up_tokens(fills: int, tokens: int) -> int:
     that fill their prompts, so that the step seen most often is that of the whole batch; at most `tokens`.
     """
     return min(tokens, fills - 1 + WARM_UP_STEPS)
+
+
+def decode_ms(replays: Sequence[Sequence[float]]) -> float:
+    """Of the replays of each captured graph, those of a step in which all decode: the longest that was
+    replayed several times, for one that fills prompts has a graph for each piece of a layer."""
+    often = [one for one in replays if len(one) >= LEAST_REPLAYS] or replays
+    return max(statistics.median(one) for one in often)
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
