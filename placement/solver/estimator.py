@@ -2,7 +2,7 @@
 
 With `groups` batches in flight, one for each stage, a token takes (as in `profiler.physical.pipeline`)
 
-    max( sum of stages + hops,  groups x slowest stage )
+    max( sum of stages + hops,  groups x slowest stage,  groups x the host's turn )
 
 The batch is what the expected rate keeps in flight (rate x latency, Little's law) on the fastest type, stages
 even, at most `concurrency`. Prompts of others come in between: with rho the share of a stage's time that

@@ -16,6 +16,7 @@ from placement.solver.request import Request
 from profiler.estimate import HOP_S, LINK_TO_MEMORY, RUNTIME_BYTES, StageTime, allreduces_s
 from profiler.estimating import Ground, Prediction, predict
 from profiler.physical.calibration import Calibration
+from profiler.predicting.intervals import NINE_IN_TEN
 from profiler.predicting.stages import decode_time, prompt_time, rank_lines
 from profiler.types import DeviceRates, Interval, ModelSpec, Plan, Workload
 
@@ -112,7 +113,16 @@ class Profiled(StageEstimator):
         kinds = dict.fromkeys(self._types[stage.gpu_type] for stage in plan.stages)
         found = [predict(self._ground(plan.shape, kind), made, load) for kind in kinds]
         worst = max(found, key=lambda p: p.tpot_s.high / p.tpot_s.low)
-        return Account(made, worst.basis, _share(worst.ttft_s), _share(worst.tpot_s), _notes(found))
+        low, high = _share(worst.tpot_s)
+        more = 1 + NINE_IN_TEN * self._turn_error(plan)
+        return Account(made, worst.basis, _share(worst.ttft_s), (low / more, high * more), _notes(found))
+
+    def _turn_error(self, plan: CandidatePlan) -> float:
+        """Of the host's turns where they decide how long a token takes, else 0."""
+        turns_s = self.turns_s(plan.shape)
+        if self._calibration is None or not turns_s or self(plan).tpot_s > turns_s:
+            return 0.0
+        return self._calibration.turn_error
 
     def _ground(self, shape: Shape, kind: GpuType) -> Ground:
         return self._known.ground(kind, shape.ranks, shape.tp)

@@ -12,7 +12,7 @@ from scipy.optimize import minimize_scalar
 
 from profiler.measurements import Footprint, Measurement, Timing
 from profiler.physical.calibration import HOP_S, Calibration, Cut, CutTimes
-from profiler.physical.curves import Burst, Part, Step, fit, fit_bursts
+from profiler.physical.curves import Burst, Line, Part, Step, fit, fit_bursts
 from profiler.physical.fills import filling
 from profiler.physical.pipeline import Latency, latency
 from profiler.physical.variant_costs import fit_variants
@@ -24,6 +24,9 @@ from profiler.shards import (
     vocab_table_bytes,
 )
 from profiler.types import ModelSpec, Workload
+
+REPETITION = 0.03  # by which repeated runs differ, and which tells of no turns
+TURN_ERROR = 0.12  # the same load took 5.5 ms a token in one engine on H200s and 6.9 in another
 
 
 def calibrate(spec: ModelSpec, measured: Iterable[Measurement]) -> Calibration:
@@ -65,26 +68,45 @@ def _times_of_all(
     for cut in sorted(by_cut, key=lambda cut: (cut not in several, cut)):
         known = [other for other in several if other != cut and other in times]
         alike = [other for other in known if other.storage == cut.storage] or known
-        like = None if cut in several or not alike else times[min(alike)]
-        times[cut] = _times(spec, cut, by_cut[cut], batched_tokens, like)
+        like = None if cut in several or not alike else min(alike)
+        of_bytes = _Beside(_head_to_layer(spec, cut), 0.0)  # of a prompt the head sees one token
+        beside = of_bytes if like is None else _beside(spec, cut, like, times[like])
+        times[cut] = _times(spec, cut, by_cut[cut], batched_tokens, beside)
     return times
 
 
-def _times(
-    spec: ModelSpec, cut: Cut, timings: Sequence[Timing], batched_tokens: int, like: CutTimes | None
-) -> CutTimes:
-    """`like`: of another cut; without one what is beside layers is to them as the head's bytes are to theirs,
-    and nothing where prompts are filled, of which the head sees one token each."""
+@dataclass(frozen=True)
+class _Beside:
+    """What is beside layers, for cuts of one depth: over a layer, or in seconds by work."""
+
+    decode: float | Line
+    prefill: float | Line
+
+
+def _head_to_layer(spec: ModelSpec, cut: Cut) -> float:
+    """Of their bytes."""
     layer_bytes = layer_shard_bytes(spec, cut.tensor_parallel, cut.quantization)
-    head_to_layer = vocab_table_bytes(spec, cut.tensor_parallel) / layer_bytes
+    return vocab_table_bytes(spec, cut.tensor_parallel) / layer_bytes
+
+
+def _beside(spec: ModelSpec, cut: Cut, like: Cut, times: CutTimes) -> _Beside:
+    """As it is where layers are cut and stored otherwise, but for the head, which is cut with them."""
+    rest, layer = times.decode.rest, times.decode.layer
+    head_s = _head_to_layer(spec, like) * layer.ys[0]
+    saved_s = head_s * (1 - like.tensor_parallel / cut.tensor_parallel)
+    return _Beside(Line(rest.xs, tuple(max(0.0, y - saved_s) for y in rest.ys)), times.prefill.rest)
+
+
+def _times(
+    spec: ModelSpec, cut: Cut, timings: Sequence[Timing], batched_tokens: int, beside: _Beside
+) -> CutTimes:
     decoding = [decode_step(timing) for timing in _together(timings)]
     cached = kv_bytes_per_token(spec, cut.tensor_parallel)
     least = min(step.work for step in decoding)
     read = layer_moved_bytes(spec, cut.tensor_parallel, least, cut.quantization)
-    decode = fit(decoding, like.decode.rest_to_layer if like else head_to_layer, cached / read)
+    decode = fit(decoding, beside.decode, cached / read)
     bursts = [burst for timing in timings for burst in prefill_bursts(timing, batched_tokens)]
-    beside = like.prefill.rest_to_layer if like else 0.0
-    return CutTimes(decode, fit_bursts(bursts, beside, decode.pair_s, _pair_to_token(spec)))
+    return CutTimes(decode, fit_bursts(bursts, beside.prefill, decode.pair_s, _pair_to_token(spec)))
 
 
 def _pair_to_token(spec: ModelSpec) -> float:
@@ -137,8 +159,7 @@ def _hop_s(calibration: Calibration, pipelines: Sequence[Timing]) -> float | Non
 
 def _turn(calibration: Calibration, pipelines: Sequence[Timing]) -> tuple[float, float]:
     """With which pipelines of several groups in flight are nearest to what was measured (least squares of
-    logarithms: on H200s the same load took 5.5 ms in one engine and 6.8 in another), and the root mean square
-    error of those that it decides; 0 without any."""
+    logarithms), and the root mean square error of those that it decides (at least TURN_ERROR); 0 without."""
     several = []
     for timing in pipelines:
         stages = len(timing.setting.layers_per_stage)
@@ -147,14 +168,18 @@ def _turn(calibration: Calibration, pipelines: Sequence[Timing]) -> tuple[float,
             several.append(_Turn(_predicted(calibration, timing).tpot_s / groups, timing.tpot_s / groups))
     several.sort(key=lambda one: one.without_s)
     seen = [math.log(one.seen_s) for one in several]
-    candidates = [math.exp(sum(seen[:n]) / n) for n in range(1, len(seen) + 1)]
+    means = [math.exp(sum(seen[:n]) / n) for n in range(1, len(seen) + 1)]
+    candidates = [0.0, *means, *(one.without_s for one in several)]
 
     def miss(turn_s: float) -> float:
         return sum(math.log(max(one.without_s, turn_s) / one.seen_s) ** 2 for one in several)
 
-    turn_s = min([0.0, *candidates], key=miss)
+    if miss(0.0) <= len(several) * REPETITION**2:
+        return 0.0, 0.0
+    turn_s = min(candidates, key=miss)
     decided = [math.log(turn_s / one.seen_s) for one in several if one.without_s < turn_s]
-    return turn_s, math.sqrt(sum(one**2 for one in decided) / len(decided)) if decided else 0.0
+    error = math.sqrt(sum(one**2 for one in decided) / len(decided)) if decided else 0.0
+    return turn_s, max(TURN_ERROR, error) if turn_s else 0.0
 
 
 @dataclass(frozen=True)

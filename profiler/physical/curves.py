@@ -22,9 +22,9 @@ import numpy.typing as npt
 from scipy.optimize import nnls
 
 Floats = npt.NDArray[np.float64]
-Ratio = float | Callable[[float], float]
-Prior = tuple[Floats, float]  # rows of a least squares problem, and what each of them should come to
+Prior = tuple[Floats, Floats | float]  # rows of a least squares problem, and what they should come to
 PRIOR_WEIGHT = 0.02  # of a prior against one measurement
+CERTAIN = 10.0  # where measurements do not say anything
 TINY_S = 1e-9
 OTHERS = ("pair_s", "once_s", "along_s", "along_pair_s")  # of StepTime, beside its lines
 PAIRS, PAIRS_WEIGHT = 4096, 0.1  # where contexts were short, noise must not decide about those of this length
@@ -97,28 +97,25 @@ class StepTime:
     def layers_s(self, layers: float, work: float, pairs: float) -> float:
         return layers * (self.layer.at(work) + self.pair_s * pairs)
 
-    def rest_to_layer(self, work: float) -> float:
-        return self.rest.at(work) / max(self.layer.at(work), TINY_S)
 
-
-def fit(steps: Sequence[Step], rest_to_layer: Ratio, pair_to_layer: float | None = None) -> StepTime:
+def fit(steps: Sequence[Step], beside: float | Line, pair_to_layer: float | None = None) -> StepTime:
     """The step times nearest to what was measured, in relative terms (non-negative least squares).
 
-    Where depths do not tell apart what a layer takes and what the rest does, `rest_to_layer` decides (the
-    ratio of the bytes or operations of the two, or of their times elsewhere, by work); where contexts were
-    too short to tell what a pair takes, `pair_to_layer` does (its bytes over those of a layer at the least
-    work). Raises ValueError without a step.
+    Where depths do not tell apart what a layer takes and what the rest does, `beside` decides: the rest over
+    a layer (the ratio of their bytes or operations), or the rest as it was measured elsewhere. Where contexts
+    were too short to tell what a pair takes, `pair_to_layer` does (its bytes over those of a layer at the
+    least work). Raises ValueError without a step.
     """
     bursts = [Burst((Part(s.work, s.pairs),), s.layers, s.seconds) for s in steps]
     problem = _Problem.of(bursts)
-    priors = [problem.rest_prior(rest_to_layer)]
+    priors = [problem.rest_prior(beside)]
     if pair_to_layer is not None:
         priors.append(problem.pair_prior(pair_to_layer))
     return problem.solve(priors, unused=("once_s", "along_s", "along_pair_s"))
 
 
 def fit_bursts(
-    bursts: Sequence[Burst], rest_to_layer: Ratio, decode_pair_s: float, pair_to_token: float = 0.0
+    bursts: Sequence[Burst], beside: float | Line, decode_pair_s: float, pair_to_token: float = 0.0
 ) -> StepTime:
     """As `fit`, from bursts of one or several steps that fill prompts. Unless bursts say otherwise, reading a
     cached token takes `decode_pair_s`, and a pair `pair_to_token` of what a layer takes for a token of the
@@ -126,7 +123,7 @@ def fit_bursts(
     problem = _Problem.of(bursts)
     several = any(len(burst.parts) > 1 or burst.parts[0].count > 1 for burst in bursts)
     priors = [
-        problem.rest_prior(rest_to_layer),
+        problem.rest_prior(beside),
         problem.token_prior(pair_to_token),
         *problem.burst_priors(decode_pair_s),
     ]
@@ -153,14 +150,16 @@ class _Problem:
         rows[:, 2 * len(knots) :] /= units
         return cls(knots, rows, np.array([burst.seconds for burst in bursts]), units)
 
-    def rest_prior(self, rest_to_layer: Ratio) -> Prior:
-        """rest = ratio x layer, at every knot."""
-        of = rest_to_layer if callable(rest_to_layer) else lambda work: rest_to_layer
-        ratios = np.array([[of(knot)] for knot in self.knots])
+    def rest_prior(self, beside: float | Line) -> Prior:
+        """At every knot the rest is this, or this ratio of a layer; for certain, where all are of one depth
+        and do not tell layers from the rest."""
+        layers = self.matrix[:, len(self.knots)] / self.matrix[:, 0]
+        weight = PRIOR_WEIGHT / self.seconds.mean() if np.ptp(layers) else CERTAIN / self.seconds.min()
+        ratio, known = (0.0, beside.at) if isinstance(beside, Line) else (beside, lambda work: 0.0)
         cumulative = np.tril(np.ones((len(self.knots), len(self.knots))))
         others = np.zeros((len(self.knots), len(OTHERS)))
-        rows = np.hstack([cumulative, -ratios * cumulative, others])
-        return rows / self.seconds.mean() * PRIOR_WEIGHT, 0.0
+        rows = np.hstack([cumulative, -ratio * cumulative, others])
+        return rows * weight, np.array([known(knot) for knot in self.knots]) * weight
 
     def pair_prior(self, pair_to_layer: float) -> Prior:
         """pair = ratio x layer, at the first knot."""
@@ -196,7 +195,7 @@ class _Problem:
     def solve(self, priors: Sequence[Prior], unused: Sequence[str] = ()) -> StepTime:
         rows = self.matrix / self.seconds[:, None]
         everything = np.vstack([rows, *(prior for prior, _ in priors)])
-        wanted = [np.ones(len(rows)), *(np.full(len(prior), value) for prior, value in priors)]
+        wanted = [np.ones(len(rows)), *(np.broadcast_to(value, len(prior)) for prior, value in priors)]
         for name in unused:
             everything[:, 2 * len(self.knots) + OTHERS.index(name)] = 0.0
         found, _ = nnls(everything, np.concatenate(wanted))

@@ -20,6 +20,8 @@ from profiler.physical.calibration import Calibration, Cut
 from profiler.shards import kv_bytes_per_token, layer_shard_bytes, layer_share
 from profiler.types import ModelSpec, Plan
 
+CHANNEL_BYTES = 768 << 20  # of a rank that talks to others, on H200s
+
 
 @dataclass(frozen=True)
 class RankBytes:
@@ -61,13 +63,15 @@ class _Seen:
 class Ranks:
     """What is known of ranks of one cut. Where no fingerprint was cut so, those of the nearest TP; where
     none was stored so, those of other forms, for all but weights; where there are none, allowances. `graphs`:
-    bytes of captured graphs, and of each layer in them. `is_measured`: fingerprints of this very cut are
-    known. `layer_share`: bytes of a layer as it is stored, over those it has unquantized.
+    bytes of captured graphs, and of each layer in them. `runtimes`: of a rank that is alone, and of one in
+    company. `is_measured`: fingerprints of this very cut are known. `layer_share`: bytes of a layer as it is
+    stored, over those it has unquantized.
     """
 
     spec: ModelSpec
     seen: tuple[_Seen, ...]
     graphs: tuple[float, float]
+    runtimes: tuple[int, int]
     is_measured: bool
     layer_share: float = 1.0
 
@@ -84,7 +88,7 @@ class Ranks:
                 (one.memory.activations for one in self._placed_as(plan, stage)), default=allowed
             ),
             graphs=round(once + each * layers),
-            runtime=max((one.runtime for one in self._in_company_as(plan)), default=RUNTIME_BYTES),
+            runtime=self.runtimes[plan.world_size > 1],
             kv_per_token=layers * kv_bytes_per_token(spec, plan.tensor_parallel),
         )
 
@@ -99,17 +103,21 @@ class Ranks:
         nearest = min(map(unlike, self.seen), default=None)
         return [one for one in self.seen if unlike(one) == nearest]
 
-    def _in_company_as(self, plan: Plan) -> Sequence[_Seen]:
-        """Ranks that talk to others have channels, 0.7 GiB of an H200."""
-        return [one for one in self.seen if one.is_alone == (plan.world_size == 1)] or self.seen
-
 
 def known_ranks(calibration: Calibration, cut: Cut) -> Ranks:
     stored = _stored(calibration.footprints, cut)
     alike = _nearest(stored or _cached(calibration.footprints, cut), cut)
     seen = tuple(rank for footprint in alike for rank in _ranks(calibration, footprint))
-    is_measured = any(Cut.of(footprint.setting) == cut for footprint in alike)
-    return Ranks(calibration.spec, seen, _graphs(seen), is_measured, _layer_share(calibration, cut, stored))
+    every = tuple(rank for footprint in calibration.footprints for rank in _ranks(calibration, footprint))
+    on_cpu = any(footprint.packed for footprint in alike)
+    return Ranks(
+        calibration.spec,
+        seen,
+        _graphs(seen, every),
+        _runtimes(seen, every, 0 if on_cpu else CHANNEL_BYTES),
+        is_measured=any(Cut.of(footprint.setting) == cut for footprint in alike),
+        layer_share=_layer_share(calibration, cut, stored),
+    )
 
 
 def rank_bytes(calibration: Calibration, cut: Cut, plan: Plan) -> tuple[RankBytes, ...]:
@@ -177,10 +185,38 @@ def _layer_share(calibration: Calibration, cut: Cut, footprints: Sequence[Footpr
     return float(np.median(shares)) if shares else layer_share(spec, cut.tensor_parallel, cut.quantization)
 
 
-def _graphs(seen: Sequence[_Seen]) -> tuple[float, float]:
-    """Captured graphs grow with the layers in them: the line nearest to what was seen."""
+def _graphs(seen: Sequence[_Seen], every: Sequence[_Seen]) -> tuple[float, float]:
+    """Captured graphs grow with the layers in them, less than they do: the line nearest to what was seen. Of
+    ranks of one depth a line like that of the others; where those are of one depth, too, nothing grows."""
     if not seen:
         return 0.0, 0.0
+    if len({one.layers for one in seen}) > 1:
+        return _line(seen)
+    (depth,) = {one.layers for one in seen}
+    most = float(max(one.memory.graphs for one in seen))
+    others = [one for one in every if one not in seen]
+    once, each = _line(others) if len({one.layers for one in others}) > 1 else (1.0, 0.0)
+    there = once + each * depth
+    return (once * most / there, each * most / there) if there else (most, 0.0)
+
+
+def _line(seen: Sequence[_Seen]) -> tuple[float, float]:
     matrix = np.array([[1.0, one.layers] for one in seen])
     found, _ = nnls(matrix, np.array([float(one.memory.graphs) for one in seen]))
     return float(found[0]), float(found[1])
+
+
+def _runtimes(seen: Sequence[_Seen], every: Sequence[_Seen], channel_bytes: int) -> tuple[int, int]:
+    """Of a rank that is alone, and of one that talks to others; the latter from ranks of other cuts, or with
+    `channel_bytes` more, where none was cut so."""
+
+    def most(ranks: Sequence[_Seen], is_alone: bool) -> int | None:
+        return max((one.runtime for one in ranks if one.is_alone == is_alone), default=None)
+
+    if not seen:
+        return RUNTIME_BYTES, RUNTIME_BYTES
+    alone, company = most(seen, True), most(seen, False)
+    company = most(every, False) if company is None else company
+    if company is None:
+        company = (alone or 0) + channel_bytes
+    return company if alone is None else alone, company

@@ -21,6 +21,7 @@ Floats = npt.NDArray[np.float64]
 # Shares of a figure.
 NINE_IN_TEN = 1.645  # standard deviations
 NOISE = 0.03  # of repeated runs
+LAUNCH_S = 0.1e-3  # of a layer: steps of few tokens take what hosts take to launch them, and those differ
 PER_DOUBLING = 0.10  # of the work beyond the largest measured, or of TP away from the nearest measured
 PER_STAGE = 0.03  # of a pipeline
 ELSEWHERE = 0.30  # scaled from another kind of device than the one that was measured

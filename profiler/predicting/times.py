@@ -17,10 +17,12 @@ from profiler.physical.pipeline import latencies
 from profiler.physical.variants import VariantLoad, decode_time, prefill_time
 from profiler.predicting.intervals import (
     ELSEWHERE,
+    LAUNCH_S,
     NOISE,
     OTHER_FORM,
     PER_DOUBLING,
     PER_STAGE,
+    Floats,
     Ranges,
     roughly,
     stretch,
@@ -107,8 +109,12 @@ def _physical(
     tokens = min(how.batched_tokens, workload.batch * workload.input_tokens)
     fill = prefill_time(calibration, cut, load, workload.input_tokens)
     shares = (times.prefill.error, NOISE, stretch(times.prefill.widest, tokens), elsewhere)
-    ttft = widened(found.ttft_s + hops_s, fill, layers, slower[0], shares)
-    last = widened(found.ttft_last_s + hops_s, fill, layers, slower[0], shares)
+
+    def first_tokens(seconds: Floats) -> Ranges:
+        launches = LAUNCH_S * layers / seconds
+        return widened(seconds + hops_s, fill, layers, slower[0], (*shares, launches))
+
+    ttft, last = first_tokens(found.ttft_s), first_tokens(found.ttft_last_s)
     notes = _notes(cut, how, ground, load, step.is_measured)
     return _together(ttft, tpot, last.plus(tpot, workload.output_tokens - 1), notes)
 

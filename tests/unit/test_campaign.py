@@ -26,15 +26,19 @@ def test_a_cpu_starts_one_engine() -> None:
     assert trial.distinct_layers == 2  # of 405 MB each
 
 
-def test_gpus_measure_each_tp_and_a_pipeline() -> None:
-    trials = campaign(LLAMA_7B, GPUS)
-    found = [(t.setting.tensor_parallel, t.setting.layers_per_stage) for t in trials]
-    assert found == [(1, (32,)), (2, (32,)), (4, (32,)), (1, (16, 16)), (1, (32,))]
+def test_gpus_measure_each_tp_one_in_two_depths_and_a_pipeline() -> None:
+    found = [(t.setting.tensor_parallel, t.setting.layers_per_stage) for t in campaign(LLAMA_7B, GPUS)]
+    assert found == [(1, (32,)), (1, (16,)), (2, (32,)), (4, (32,)), (1, (16, 16)), (1, (32,))]
 
 
-def test_the_largest_load_is_measured_on_one_gpu_only() -> None:
-    one, *others, _mixed = (set(trial.points) for trial in campaign(LLAMA_7B, GPUS))
-    assert [one - other for other in others] == [{Point(64, 1024)}] * 3
+def test_tp_is_spared_the_largest_load_where_others_tell_of_its_batch_and_its_length() -> None:
+    one, half, two, four, pipeline, _mixed = (set(trial.points) for trial in campaign(LLAMA_7B, GPUS))
+    assert one - two == one - four == one - half == {Point(64, 1024)}
+    assert one == pipeline
+    short, single = replace(GPUS, max_model_len=128), replace(GPUS, max_sequences=1)
+    for reach in (short, single):
+        one, half, two, *_ = (set(trial.points) for trial in campaign(LLAMA_7B, reach))
+        assert one == half == two
 
 
 @given(

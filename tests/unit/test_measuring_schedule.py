@@ -330,7 +330,7 @@ def test_engines_share_neither_folders_nor_ports(tmp_path: Path) -> None:
     host = Host(tmp_path / "out", tmp_path, "cuda", 100.0)
     starts = [host.start(Slot(one, (2,), 0.0, 1.0), number) for number, one in enumerate(tasks)]
     jobs = [Job.model_validate_json(Path(start.command[-2]).read_text()) for start in starts]
-    assert len({job.folder for job in jobs}) == len(tasks) == 4
+    assert len({job.folder for job in jobs}) == len(tasks) > 4
     assert all((job.folder / "config.json").exists() for job in jobs)
     ports = [int(start.environment["VLLM_PORT"]) for start in starts]
     assert min(abs(one - other) for one, other in itertools.combinations(ports, 2)) >= 100

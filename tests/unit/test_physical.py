@@ -17,7 +17,7 @@ from test_estimate import LLAMA_7B
 
 from profiler.estimating import Ground, predict
 from profiler.measurements import Measurement, Point, Setting
-from profiler.physical.calibrating import calibrate
+from profiler.physical.calibrating import TURN_ERROR, calibrate
 from profiler.physical.calibration import Calibration, Cut
 from profiler.physical.curves import Step, fit
 from profiler.physical.fills import MOST_STEPS, filling
@@ -30,14 +30,13 @@ SPLITS = ((32,), (16, 16), (10, 22), (22, 10), (4, 28), (8, 8, 8, 8), (5, 9, 9, 
 
 
 def fingerprints(machine: Machine, noise: float = 0.0) -> list[Measurement]:
-    """What a profile measures: three ways to cut a layer in two depths, and a pipeline."""
-    settings = [
-        Setting((depth,), tp, batched_tokens=BUDGET) for tp in (1, 2, 4) for depth in (LAYERS // 2, LAYERS)
-    ]
+    """What a profile measures: three ways to cut a layer, the first in two depths, and a pipeline."""
+    wanted = ((1, LAYERS // 2), (1, LAYERS), (2, LAYERS), (4, LAYERS))
+    settings = [Setting((depth,), tp, batched_tokens=BUDGET) for tp, depth in wanted]
     points = [Point(b, i) for b in (1, 2, 4, 8, 16, 32, 64, 128) for i in (128, 512, 2048)]
-    wanted = [*itertools.product(settings, points), (Setting((16, 16), batched_tokens=BUDGET), Point(1, 128))]
+    loads = [*itertools.product(settings, points), (Setting((16, 16), batched_tokens=BUDGET), Point(1, 128))]
     rng = random.Random(0)
-    return [measured(machine, s, p, OUT, BUDGET, 1 + rng.uniform(-noise, noise)) for s, p in wanted]
+    return [measured(machine, s, p, OUT, BUDGET, 1 + rng.uniform(-noise, noise)) for s, p in loads]
 
 
 @pytest.fixture(scope="module")
@@ -73,19 +72,21 @@ def test_what_comes_once_and_what_a_pipeline_waits_for(split: tuple[int, ...]) -
 
 
 def test_turns_that_differ_from_engine_to_engine_widen_what_they_decide() -> None:
-    """The host takes a group 4 ms, 12% more in some engines and 12% less in others; a stage takes 2.1 ms."""
+    """The host takes a group 4 ms, 20% more under some loads and less under others; a stage takes 2.1 ms."""
     pipeline = Setting((16, 16), batched_tokens=BUDGET)
     loads = [Point(b, 2500) for b in (4, 5, 6, 7)]  # in two groups
     plain = [measured(MACHINE, pipeline, load, OUT + 63, BUDGET) for load in loads]
-    seen = [replace(m, tpot_s=8e-3 * (1.12 if m.point.batch % 2 else 1 / 1.12)) for m in plain]
+    seen = [replace(m, tpot_s=8e-3 * (1.2 if m.point.batch % 2 else 1 / 1.2)) for m in plain]
     found = calibrate(LLAMA_7B, [*fingerprints(MACHINE), *seen])
     assert found.turn_s == pytest.approx(4e-3, rel=0.01)
-    assert found.turn_error == pytest.approx(math.log(1.12), rel=0.01)
+    assert found.turn_error == pytest.approx(math.log(1.2), rel=0.01)
     ground = Ground(LLAMA_7B, (DeviceRates(1.0, 1.0),) * 2, found)
     split = Plan(1, (16, 16), "none", BUDGET, 0, 0, 0)
     decided, alone = (predict(ground, split, Workload(batch, 2500, OUT)).tpot_s for batch in (6, 1))
-    assert decided.low < 8e-3 / 1.12 < 8e-3 * 1.12 < decided.high
+    assert decided.low < 8e-3 / 1.2 < 8e-3 * 1.2 < decided.high
     assert alone.high / alone.low < decided.high / decided.low
+    few = calibrate(LLAMA_7B, [*fingerprints(MACHINE), seen[0]])
+    assert few.turn_error == TURN_ERROR  # one load tells nothing of others
 
 
 @pytest.mark.parametrize("output", [1, 2, 8, 64])
@@ -137,6 +138,20 @@ def test_an_uneven_pipeline_costs_under_load_only(calibration: Calibration) -> N
     assert cost(128)[0] > 0.2
 
 
+@pytest.mark.parametrize("split", [(16, 16), (4, 28), (8, 8, 8, 8)], ids=str)
+def test_prompts_of_a_cut_that_was_measured_in_one_depth_are_filled_by_layers(split: tuple[int, ...]) -> None:
+    """As profiles measure TP=2: a pipeline's stages take their share of a step, none takes it as the rest."""
+    points = [Point(b, i) for b in (1, 2, 4, 8, 16, 32, 64, 128) for i in (128, 1024)]
+    settings = [Setting((32,)), Setting((16,)), Setting((32,), 2), Setting((16, 16))]
+    for machine in (MACHINE, replace(MACHINE, pair_s=0.0), replace(MACHINE, pair_s=5e-11)):
+        seen = [measured(machine, s, p, OUT + 63, 2048) for s in settings for p in points]
+        found = calibrate(LLAMA_7B, seen)
+        for batch, length in itertools.product((1, 8, 32), (128, 1000)):
+            truth = measured(machine, Setting(split, 2), Point(batch, length), OUT + 63, 2048)
+            guess = latency(found, Cut(2), split, Workload(batch, length, OUT + 63))
+            assert guess.ttft_s == pytest.approx(truth.ttft_s, rel=0.15)
+
+
 def test_noise_of_measurements_does_not_grow(calibration: Calibration) -> None:
     noisy = calibrate(LLAMA_7B, fingerprints(MACHINE, noise=0.03))
     errors = [
@@ -145,7 +160,7 @@ def test_noise_of_measurements_does_not_grow(calibration: Calibration) -> None:
         for work in (Workload(b, 300, OUT) for b in (1, 8, 32, 128))
     ]
     assert statistics.median(map(abs, errors)) < 0.02
-    assert max(map(abs, errors)) < 0.05
+    assert max(map(abs, errors)) < 0.06
 
 
 def test_loads_whose_requests_never_decode_together_tell_nothing_of_decoding() -> None:
@@ -205,7 +220,7 @@ def test_a_fit_recovers_the_times_it_was_made_of(rises: list[tuple[float, float]
         for n in (1, 8)
         for c in (100, 1000)
     ]
-    found = fit(steps, rest_to_layer=0.5)
+    found = fit(steps, beside=0.5)
     assert found.error < 0.02
     for step in steps:
         again = found.rest_s(step.work) + found.layers_s(step.layers, step.work, step.pairs)
@@ -224,7 +239,7 @@ def test_a_fit_never_falls_and_never_is_negative(points: list[tuple[int, int, fl
 
 
 def test_one_depth_is_divided_as_the_bytes_are() -> None:
-    found = fit([Step(1, 0, 10, 6.0)], rest_to_layer=2.0)  # 10 layers and a rest of two: half a second each
+    found = fit([Step(1, 0, 10, 6.0)], beside=2.0)  # 10 layers and a rest of two: half a second each
     assert found.layers_s(1, 1, 0) == pytest.approx(0.5, rel=0.01)
     assert found.rest_s(1) == pytest.approx(1.0, rel=0.01)
 

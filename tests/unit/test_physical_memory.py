@@ -63,8 +63,19 @@ def test_a_rank_needs_what_ranks_in_its_place_needed() -> None:
     assert needed(32) == [(1526, 757)]
     assert needed(10, 22) == [(1526, 1527), (315, 1527)]
     assert needed(8, 8, 8, 8) == [(1526, 1527), (315, 1527), (315, 1527), (315, 1527)]
-    without = Calibration(LLAMA_7B, 8192, {}, footprints=seen[:1])
-    assert rank_bytes(without, Cut(1), plan(LLAMA_7B, pp=2))[1].activations == 1526 * MIB  # type: ignore[arg-type]
+
+
+def test_where_no_rank_was_in_company_or_of_another_depth() -> None:
+    """Then channels are allowed for, and graphs are taken for what does not grow with depth."""
+    halves = plan(LLAMA_7B, pp=2)  # type: ignore[arg-type]
+    alone = footprint((32,), 1, (1526, 638, 757))
+    (first, last) = rank_bytes(Calibration(LLAMA_7B, 8192, {}, footprints=(alone,)), Cut(1), halves)
+    assert (first.runtime, first.graphs, last.activations) == ((757 + 768) * MIB, 638 * MIB, 1526 * MIB)
+    # In TP=2 one depth: graphs grow as they do in TP=1, by 10 of 420 MiB a layer.
+    others = (footprint((16, 16), 1, (1, 260, 700), (1, 260, 700)), footprint((32,), 1, (1, 420, 500)))
+    known = Calibration(LLAMA_7B, 8192, {}, footprints=(*others, footprint((32,), 2, *[(1, 840, 900)] * 2)))
+    halves = plan(LLAMA_7B, tp=2, pp=2)  # type: ignore[arg-type]
+    assert rank_bytes(known, Cut(2), halves)[0].graphs == pytest.approx(520 * MIB, abs=MIB)
 
 
 def test_all_ranks_use_as_many_tokens_as_the_fullest_can_hold() -> None:
