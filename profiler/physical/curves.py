@@ -154,7 +154,8 @@ class _Problem:
         """At every knot the rest is this, or this ratio of a layer; for certain, where all are of one depth
         and do not tell layers from the rest."""
         layers = self.matrix[:, len(self.knots)] / self.matrix[:, 0]
-        weight = PRIOR_WEIGHT / self.seconds.mean() if np.ptp(layers) else CERTAIN / self.seconds.min()
+        of_depths = np.ptp(layers) > 0.5  # they are whole, but for rounding
+        weight = PRIOR_WEIGHT / self.seconds.mean() if of_depths else CERTAIN / self.seconds.min()
         ratio, known = (0.0, beside.at) if isinstance(beside, Line) else (beside, lambda work: 0.0)
         cumulative = np.tril(np.ones((len(self.knots), len(self.knots))))
         others = np.zeros((len(self.knots), len(OTHERS)))
