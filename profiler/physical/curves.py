@@ -108,7 +108,8 @@ def fit(steps: Sequence[Step], beside: float | Line, pair_to_layer: float | None
     """
     bursts = [Burst((Part(s.work, s.pairs),), s.layers, s.seconds) for s in steps]
     problem = _Problem.of(bursts)
-    priors = [problem.rest_prior(beside)]
+    # A ratio of bytes is a guess; what was measured elsewhere is not.
+    priors = [problem.rest_prior(beside, isinstance(beside, Line) and not problem.is_of_depths)]
     if pair_to_layer is not None:
         priors.append(problem.pair_prior(pair_to_layer))
     return problem.solve(priors, unused=("once_s", "along_s", "along_pair_s"))
@@ -121,9 +122,11 @@ def fit_bursts(
     cached token takes `decode_pair_s`, and a pair `pair_to_token` of what a layer takes for a token of the
     largest step (the ratio of their operations). Raises ValueError without one."""
     problem = _Problem.of(bursts)
+    # Else what a pair should take to a layer would make the rest of what layers take.
+    is_certain = not problem.is_of_depths
     several = any(len(burst.parts) > 1 or burst.parts[0].count > 1 for burst in bursts)
     priors = [
-        problem.rest_prior(beside),
+        problem.rest_prior(beside, is_certain),
         problem.token_prior(pair_to_token),
         *problem.burst_priors(decode_pair_s),
     ]
@@ -150,12 +153,15 @@ class _Problem:
         rows[:, 2 * len(knots) :] /= units
         return cls(knots, rows, np.array([burst.seconds for burst in bursts]), units)
 
-    def rest_prior(self, beside: float | Line) -> Prior:
-        """At every knot the rest is this, or this ratio of a layer; for certain, where all are of one depth
-        and do not tell layers from the rest."""
+    @property
+    def is_of_depths(self) -> bool:
+        """Whether depths differ, by which layers are told from the rest."""
         layers = self.matrix[:, len(self.knots)] / self.matrix[:, 0]
-        of_depths = np.ptp(layers) > 0.5  # they are whole, but for rounding
-        weight = PRIOR_WEIGHT / self.seconds.mean() if of_depths else CERTAIN / self.seconds.min()
+        return bool(np.ptp(layers) > 0.5)  # they are whole, but for rounding
+
+    def rest_prior(self, beside: float | Line, is_certain: bool = False) -> Prior:
+        """At every knot the rest is this, or this ratio of a layer."""
+        weight = CERTAIN / self.seconds.min() if is_certain else PRIOR_WEIGHT / self.seconds.mean()
         ratio, known = (0.0, beside.at) if isinstance(beside, Line) else (beside, lambda work: 0.0)
         cumulative = np.tril(np.ones((len(self.knots), len(self.knots))))
         others = np.zeros((len(self.knots), len(OTHERS)))
