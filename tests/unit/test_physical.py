@@ -34,7 +34,9 @@ def fingerprints(machine: Machine, noise: float = 0.0) -> list[Measurement]:
     wanted = ((1, LAYERS // 2), (1, LAYERS), (2, LAYERS), (4, LAYERS))
     settings = [Setting((depth,), tp, batched_tokens=BUDGET) for tp, depth in wanted]
     points = [Point(b, i) for b in (1, 2, 4, 8, 16, 32, 64, 128) for i in (128, 512, 2048)]
-    loads = [*itertools.product(settings, points), (Setting((16, 16), batched_tokens=BUDGET), Point(1, 128))]
+    short = [point for point in points if point.input_tokens == 128]
+    pipeline = itertools.product([Setting((16, 16), batched_tokens=BUDGET)], short)
+    loads = [*itertools.product(settings, points), *pipeline]
     rng = random.Random(0)
     return [measured(machine, s, p, OUT, BUDGET, 1 + rng.uniform(-noise, noise)) for s, p in loads]
 
@@ -77,7 +79,8 @@ def test_turns_that_differ_from_engine_to_engine_widen_what_they_decide() -> Non
     loads = [Point(b, 2500) for b in (4, 5, 6, 7)]  # in two groups
     plain = [measured(MACHINE, pipeline, load, OUT + 63, BUDGET) for load in loads]
     seen = [replace(m, tpot_s=8e-3 * (1.2 if m.point.batch % 2 else 1 / 1.2)) for m in plain]
-    found = calibrate(LLAMA_7B, [*fingerprints(MACHINE), *seen])
+    whole = [m for m in fingerprints(MACHINE) if len(m.setting.layers_per_stage) == 1]
+    found = calibrate(LLAMA_7B, [*whole, *seen])
     assert found.turn_s == pytest.approx(4e-3, rel=0.01)
     assert found.turn_error == pytest.approx(math.log(1.2), rel=0.01)
     ground = Ground(LLAMA_7B, (DeviceRates(1.0, 1.0),) * 2, found)
@@ -85,7 +88,7 @@ def test_turns_that_differ_from_engine_to_engine_widen_what_they_decide() -> Non
     decided, alone = (predict(ground, split, Workload(batch, 2500, OUT)).tpot_s for batch in (6, 1))
     assert decided.low < 8e-3 / 1.2 < 8e-3 * 1.2 < decided.high
     assert alone.high / alone.low < decided.high / decided.low
-    few = calibrate(LLAMA_7B, [*fingerprints(MACHINE), seen[0]])
+    few = calibrate(LLAMA_7B, [*whole, seen[0]])
     assert few.turn_error == TURN_ERROR  # one load tells nothing of others
 
 
@@ -160,7 +163,7 @@ def test_noise_of_measurements_does_not_grow(calibration: Calibration) -> None:
         for work in (Workload(b, 300, OUT) for b in (1, 8, 32, 128))
     ]
     assert statistics.median(map(abs, errors)) < 0.02
-    assert max(map(abs, errors)) < 0.06
+    assert max(map(abs, errors)) < 0.05
 
 
 def test_loads_whose_requests_never_decode_together_tell_nothing_of_decoding() -> None:

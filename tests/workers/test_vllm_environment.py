@@ -36,7 +36,8 @@ def test_where_nothing_can_be_written_torch_chooses(monkeypatch: pytest.MonkeyPa
 
 
 def test_stages_on_gpus_overlap_whatever_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert V2_RUNNER not in environment((10, 22), on_gpus=True)  # the vLLM of this machine needs no telling
+    monkeypatch.setattr("workers.vllm_environment.vllm_version", lambda: "0.32.0")
+    assert V2_RUNNER not in environment((10, 22), on_gpus=True)  # has it by itself
     monkeypatch.setattr("workers.vllm_environment.vllm_version", lambda: "0.26.0")
     assert environment((10, 22), on_gpus=True)[V2_RUNNER] == "1"
     assert V2_RUNNER not in environment((32,), on_gpus=True)

@@ -107,7 +107,7 @@ def test_variants_of_each_kind_in_one_batch_of_a_model_whose_layers_repeat(tmp_p
     footprint, *timings = read(job.out)
     assert isinstance(footprint, Footprint)
     assert footprint.distinct_layers == 2
-    found = {m.point: m for m in timings if isinstance(m, Timing)}
-    assert set(found) == {POINTS[0], *MIXED}
+    alone, *mixed = (m for m in timings if isinstance(m, Timing))
+    assert [m.point for m in mixed] == list(MIXED)
     # In torch, kernels for three kinds take several times a step without: noise does not hide that.
-    assert found[MIXED[-1]].tpot_s > 1.5 * found[POINTS[0]].tpot_s
+    assert mixed[-1].tpot_s > 1.5 * alone.tpot_s
