@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from profiler.forms import SERVABLE
+from profiler.forms import SERVABLE, once_bytes
 from profiler.shards import (
     active_shard_elements,
     head_is_embedding,
@@ -121,13 +121,16 @@ def variant_lines(spec: ModelSpec, plan: Plan) -> tuple[tuple[int, int], ...]:
 def stage_weight_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
     """Linear weights are sharded; norms are held whole. Embedding first, head and last norm last.
 
-    A tied head is the embedding itself, but a pipeline's last stage needs its own copy of it.
+    A tied head is the embedding itself, but a pipeline's last stage needs its own copy of it. What an engine
+    takes once for a form is with them.
     """
     tp, table = plan.tensor_parallel, vocab_table_bytes(spec, plan.tensor_parallel)
     first, last = stage == 0, stage == plan.pipeline_parallel - 1
-    shared = first and last and head_is_embedding(spec)
-    tables = 1 if shared else int(first) + int(last)
+    embeds, ends = (True, True) if spec.tables_everywhere else (first, last)
+    shared = embeds and ends and head_is_embedding(spec)
+    tables = 1 if shared else int(embeds) + int(ends)
     outer = outer_bytes(spec) if last else 0
+    outer += once_bytes(plan.quantization)
     layer = layer_shard_bytes(spec, tp, plan.quantization)
     return plan.layers_per_stage[stage] * layer + tables * table + outer
 

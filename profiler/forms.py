@@ -18,18 +18,22 @@ class Form:
     """`engine` is vLLM's name of it (`--quantization`). Each weight of a linear layer takes `weight_bytes`,
     each of its outputs `output_bytes` for a scale, and rows and columns must be multiples of `multiple`;
     biases, routers, norms, embedding and head stay as they are. Engines have it for numbers of `dtype_bytes`
-    only."""
+    only. While it quantizes, an engine takes `once_bytes` that it keeps."""
 
     engine: str
     weight_bytes: int
     output_bytes: int
     multiple: int
     dtype_bytes: int
+    once_bytes: int = 0
 
 
 FORMS: Mapping[str, Form] = {
-    # e4m3, a scale for each output; activations are quantized token by token as they come.
-    "fp8": Form("fp8_per_channel", weight_bytes=1, output_bytes=4, multiple=16, dtype_bytes=2),
+    # e4m3, a scale for each output; activations are quantized token by token as they come. What comes once:
+    # vLLM 0.26 on H200s, whatever the depth (benchmarks/results/profiling).
+    "fp8": Form(
+        "fp8_per_channel", weight_bytes=1, output_bytes=4, multiple=16, dtype_bytes=2, once_bytes=32 << 20
+    ),
 }
 
 
@@ -45,6 +49,12 @@ def engine_name(quantization: str) -> str:
     """What vLLM calls a form; a name that is not one of ours is taken for the engine's own."""
     form = FORMS.get(quantization)
     return form.engine if form else quantization
+
+
+def once_bytes(quantization: str) -> int:
+    """What each rank takes for a form, whatever its layers."""
+    form = FORMS.get(quantization)
+    return form.once_bytes if form else 0
 
 
 def allows_uncompressed(compression: Mapping[str, float]) -> bool:

@@ -19,6 +19,7 @@ class ModelSpec:
     `layer_shapes` has every tensor of a hidden layer by such names, `other_shapes` every other one by its
     full name; there is no head when it is `tied` to the embedding. `intermediate_size` is the MLP's width, of
     one expert where there are many. In `sliding_layers` layers a token attends to the last `sliding_window`.
+    With `tables_everywhere` each stage of a pipeline holds embedding and head, whether or not it uses them.
     `fingerprint` tells checkpoints apart (profiler/fingerprint.py); empty when it was not computed.
     """
 
@@ -46,6 +47,7 @@ class ModelSpec:
     sliding_window: int | None = None
     sliding_layers: int = 0
     allreduces_per_layer: int = 2
+    tables_everywhere: bool = False
 
     @cached_property
     def heads(self) -> Heads:

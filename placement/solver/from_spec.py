@@ -67,6 +67,7 @@ def figures_of(
         ),
         tied=tied,
         last_overhead_bytes=last - overhead + outer_bytes(spec),
+        tables_everywhere=spec.tables_everywhere,
         spec=spec if as_it_is else None,
         degrees=tuple(tp for tp in range(1, min(spec.num_heads, MOST_TP) + 1) if tp_fits(spec, tp)),
     )

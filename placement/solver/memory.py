@@ -52,8 +52,9 @@ def kv_rank_bytes(model: ModelFigures, shape: Shape) -> int:
 def _fixed_bytes(model: ModelFigures, shape: Shape, stage: int) -> int:
     """What a rank of this stage holds whatever its layers."""
     first, last = stage == 0, stage == shape.pp - 1
+    embeds, ends = (True, True) if model.tables_everywhere else (first, last)
     embedding, head = -(-model.embedding_bytes // shape.tp), -(-model.head_bytes // shape.tp)
-    if model.tied and not (first and last):
+    if model.tied and not (embeds and ends):
         head = embedding  # a stage without the embedding needs a copy of it
-    tables = (embedding if first else 0) + (head if last and not (model.tied and first) else 0)
+    tables = (embedding if embeds else 0) + (head if ends and not (model.tied and embeds) else 0)
     return tables + model.overhead_bytes + (model.last_overhead_bytes if last else 0)

@@ -28,7 +28,8 @@ class ModelFigures:
     """A model of `layers` equal layers.
 
     `embedding_bytes` lie on the first stage, `head_bytes` on the last (both unsharded); a `tied` head is the
-    embedding, and only a pipeline's last stage needs a copy. `overhead_bytes` is what every rank needs beside
+    embedding, and only a pipeline's last stage needs a copy; with `tables_everywhere` every stage has both.
+    `overhead_bytes` is what every rank needs beside
     weights and KV cache (runtime, activations, graphs), `last_overhead_bytes` what a last stage's needs more.
     `hidden_bytes` is one token's hidden state, `layer_flops` the FLOPs of one token in one layer. With a
     `spec` estimates are made from that instead, and TP must be one of `degrees`.
@@ -46,6 +47,7 @@ class ModelFigures:
     compressions: tuple[Compression, ...]
     tied: bool = False
     last_overhead_bytes: int = 0
+    tables_everywhere: bool = False
     spec: ModelSpec | None = None
     degrees: tuple[int, ...] = ()
 

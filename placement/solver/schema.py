@@ -104,6 +104,7 @@ class ModelForm(_Form):
     embedding_mib: Natural = 0.0
     head_mib: Natural = 0.0
     tied: bool = False
+    tables_everywhere: bool = False
     layer_gflops_per_token: Positive | None = None
     overhead_mib: Natural = 1024.0
     last_overhead_mib: Natural = 0.0
@@ -287,6 +288,7 @@ def _from_figures(name: str, form: ModelForm) -> ModelFigures:
         overhead_bytes=round(form.overhead_mib * MIB),
         compressions=forms,
         tied=form.tied,
+        tables_everywhere=form.tables_everywhere,
         last_overhead_bytes=round(form.last_overhead_mib * MIB),
     )
 

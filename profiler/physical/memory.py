@@ -14,7 +14,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from profiler.estimate import RUNTIME_BYTES, allowance_bytes, stage_weight_bytes
-from profiler.forms import UNCOMPRESSED
+from profiler.forms import UNCOMPRESSED, once_bytes
 from profiler.measurements import Footprint, RankMemory
 from profiler.physical.calibration import Calibration, Cut
 from profiler.shards import kv_bytes_per_token, layer_shard_bytes, layer_share
@@ -65,7 +65,7 @@ class Ranks:
     none was stored so, those of other forms, for all but weights; where there are none, allowances. `graphs`:
     bytes of captured graphs, and of each layer in them. `runtimes`: of a rank that is alone, and of one in
     company. `is_measured`: fingerprints of this very cut are known. `layer_share`: bytes of a layer as it is
-    stored, over those it has unquantized.
+    stored, over those it has unquantized; `form_bytes`: what storing so takes once.
     """
 
     spec: ModelSpec
@@ -74,6 +74,7 @@ class Ranks:
     runtimes: tuple[int, int]
     is_measured: bool
     layer_share: float = 1.0
+    form_bytes: int = 0
 
     def stage(self, plan: Plan, stage: int) -> RankBytes:
         """Of each rank of this stage."""
@@ -83,7 +84,7 @@ class Ranks:
         as_it_is = replace(plan, quantization=UNCOMPRESSED)
         saved = (1 - self.layer_share) * layers * layer_shard_bytes(spec, plan.tensor_parallel)
         return RankBytes(
-            weights=stage_weight_bytes(spec, as_it_is, stage) - round(saved),
+            weights=stage_weight_bytes(spec, as_it_is, stage) + self.form_bytes - round(saved),
             activations=max(
                 (one.memory.activations for one in self._placed_as(plan, stage)), default=allowed
             ),
@@ -117,6 +118,7 @@ def known_ranks(calibration: Calibration, cut: Cut) -> Ranks:
         _runtimes(seen, every, 0 if on_cpu else CHANNEL_BYTES),
         is_measured=any(Cut.of(footprint.setting) == cut for footprint in alike),
         layer_share=_layer_share(calibration, cut, stored),
+        form_bytes=once_bytes(cut.quantization),
     )
 
 

@@ -26,6 +26,8 @@ from profiler.types import DeviceRates, ModelSpec, Plan, Workload, linears_of
 
 EVERY = pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
 RATES = DeviceRates(20e9, 100e9)
+# As vLLM 0.26's models are written: each looks at its place in the pipeline before it makes a table.
+ONLY_WHERE_USED = {"Llama", "Mistral", "Qwen2", "Qwen3", "Phi3"}
 
 
 def spec_from(tiny: Tiny) -> ModelSpec:
@@ -50,10 +52,13 @@ def test_one_rank_holds_the_model(tiny: Tiny) -> None:
 
 @EVERY
 def test_stages_hold_the_model_together(tiny: Tiny) -> None:
+    """Of most families vLLM makes embedding and head on every stage (tests/workers/measuring/test_tables.py)."""
     spec = spec_from(tiny)
     three = plan(spec, pp=3)
-    table = 64 * 16 * 2
-    whole = spec.weight_bytes + table - 40 * 16 * 2 + (table if spec.tied else table - 40 * 16 * 2)
+    table, real = 64 * 16 * 2, 40 * 16 * 2
+    outside = spec.other_weight_bytes - (real if spec.tied else 2 * real)
+    copies = (3 if spec.tied else 6) if tiny.family not in ONLY_WHERE_USED else 2
+    whole = 3 * spec.layer_weight_bytes + outside + copies * table
     assert sum(stage_weight_bytes(spec, three, stage) for stage in range(3)) == whole
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from placement.solver.memory import figures_lines, rank_bytes
+from placement.solver.plan import Shape
 from placement.solver.schema import ScenarioError, read_scenario
 from placement.types import Intent, Scope
 
@@ -80,6 +82,24 @@ def test_a_model_may_be_a_config(tmp_path: Path) -> None:
     assert request.model.compressions[0].layer_bytes == 2 * (attention + mlp + norms)
     assert request.model.compressions[0].kv_bytes_per_token == 2 * 2 * 16 * 2
     assert request.model.embedding_bytes == 128 * 64 * 2
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_tables_of_a_model_may_lie_on_every_stage(tied: bool, everywhere: bool) -> None:
+    asked = document()
+    asked["deployments"][0]["model"] |= {
+        "embedding_mib": 30,
+        "head_mib": 30,
+        "overhead_mib": 100,
+        "tied": tied,
+        "tables_everywhere": everywhere,
+    }
+    _, (request,) = read_scenario(asked, Path())
+    shape = Shape(request.model.compressions[0], 1, 3)
+    held = [rank_bytes(figures_lines(request, shape, stage), 0) / 2**20 for stage in range(3)]
+    copies = (1 if tied else 2,) * 3 if everywhere else (1, 0, 1)
+    assert held == [100 + 30 * n for n in copies]
 
 
 def put(asked: dict[str, Any], path: str, value: object) -> None:

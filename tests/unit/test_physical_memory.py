@@ -96,11 +96,12 @@ def test_without_fingerprints_of_such_a_cut_there_are_allowances(first: int, tp:
 
 @pytest.mark.parametrize("distinct", [0, 2])
 def test_weights_that_the_engine_stores_in_fewer_bits_are_as_measured(distinct: int) -> None:
-    """Linear layers in one byte instead of two; norms, embedding and head as they are. Of Llama-2-7B."""
+    """Linear layers in one byte instead of two; norms, embedding and head as they are; 32 MiB once. Of
+    Llama-2-7B."""
     linear, norms, table = 4 * 4096**2 + 3 * 4096 * 11008, 2 * 4096, 2 * 32000 * 4096
 
     def weights(layers: int) -> int:
-        return layers * (linear + 2 * norms) + 2 * table + 2 * 4096
+        return layers * (linear + 2 * norms) + 2 * table + 2 * 4096 + 32 * MIB
 
     memory = RankMemory(weights(distinct or 16), 300 * MIB, 0, 500 * MIB, 0, 0)
     seen = Footprint(Setting((16,), 1, "fp8"), (memory,), 1.0, distinct)

@@ -1,0 +1,62 @@
+"""Families whose embedding and head lie on every stage of a pipeline, by the engine's own parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_measuring import measured
+from tiny_families import Tiny
+
+from profiler.checkpoint import read_model
+from profiler.estimate import stage_weight_bytes
+from profiler.measurements import Footprint, Point, Setting, read
+from profiler.types import Plan
+from workers.measuring.job import Job
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+STAGES = (1, 1, 1)
+VOCABULARY = 4096  # so that a table is more than all else of a stage
+SIZES = {
+    "num_hidden_layers": len(STAGES),
+    "hidden_size": 128,
+    "num_attention_heads": 2,
+    "vocab_size": VOCABULARY,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+GROUPED = {**SIZES, "num_key_value_heads": 1, "intermediate_size": 128, "max_position_embeddings": 256}
+FAMILIES = (
+    Tiny(
+        "Gemma3", {**GROUPED, "head_dim": 64, "sliding_window": 8, "sliding_window_pattern": 2}, "Gemma3Text"
+    ),
+    Tiny("Mixtral", {**GROUPED, "num_local_experts": 2}),
+)
+
+
+@pytest.mark.parametrize("tiny", FAMILIES, ids=lambda tiny: tiny.family)
+def test_tables_are_where_they_were_predicted(tiny: Tiny, tmp_path: Path) -> None:
+    folder = tiny.write(tmp_path / "model")
+    job = Job(
+        folder=folder,
+        out=tmp_path / "found.jsonl",
+        setting=Setting(STAGES),
+        points=(Point(1, 16),),
+        device_kind="cpu",
+        device_bytes=1 << 30,
+        dtype="float32",
+        max_model_len=128,
+        graphs=False,
+        output_tokens=4,
+        repeats=1,
+        own_process=False,
+    )
+    measured(job, tmp_path)
+    (found,) = (m for m in read(job.out) if isinstance(m, Footprint))
+    spec, table = read_model(folder), VOCABULARY * 128 * 4
+    plan = Plan(1, STAGES, "none", 128, 0, 0, 0)
+    predicted = [stage_weight_bytes(spec, plan, stage) for stage in range(len(STAGES))]
+    # The engine packs linear layers elsewhere, so of those its parameters have less.
+    assert [rank.weights // table for rank in found.ranks] == [held // table for held in predicted]
