@@ -106,12 +106,12 @@ def _of_timing(name: str, calibration: Calibration, measured: Timing) -> Iterato
 
 
 def _of_footprint(name: str, calibration: Calibration, measured: Footprint) -> Iterator[Error]:
-    """What a rank has beside its KV cache."""
+    """What a rank has beside its KV cache, as the device counts it."""
     setting = measured.setting
     found = predict(_ground(calibration, setting), _plan(setting), Workload(1, 1, 1))
     for rank, actual in zip(found.ranks, measured.ranks, strict=True):
         low, value, high = (b - rank.kv_cache for b in (rank.total.low, rank.total.value, rank.total.high))
-        yield Error(name, "memory", _label(setting), 0, Interval(value, low, high), actual.without_kv_cache)
+        yield Error(name, "memory", _label(setting), 0, Interval(value, low, high), measured.taken(actual))
 
 
 def _ground(calibration: Calibration, setting: Setting) -> Ground:

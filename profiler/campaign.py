@@ -34,7 +34,8 @@ CPU_CACHE_BYTES = 512 * MIB  # more than a server CPU's last-level cache
 GPU_CACHE_BYTES = 256 * MIB  # more than an H200's 50 MiB, several times
 CPU_OUTPUT_TOKENS, GPU_OUTPUT_TOKENS = 12, 32
 CPU_PROCESS_BYTES = 1536 * MIB  # an engine's own process, with torch
-GPU_RUNTIME_BYTES = 1024 * MIB  # CUDA context, communication, captured graphs
+# Of a rank on H200s: CUDA context and captured graphs; and channels, of one that has others to talk to.
+GPU_RUNTIME_BYTES, GPU_COMPANY_BYTES = 1536 * MIB, 1536 * MIB
 MOST_TP = 8
 
 
@@ -92,19 +93,26 @@ def needed_bytes(spec: ModelSpec, trial: Trial, reach: Reach) -> int:
     tp, layers = setting.tensor_parallel, max(setting.layers_per_stage)
     held = min(layers, trial.distinct_layers)
     weights = held * layer_shard_bytes(spec, tp) + 2 * vocab_table_bytes(spec, tp) + outer_bytes(spec)
-    tokens = max(
-        p.batch * (p.input_tokens + trial.output_tokens + setting.fills(p.batch, p.input_tokens))
-        for p in trial.points
-    )
-    kv_cache = held * kv_bytes_per_token(spec, tp) * tokens
     plan = Plan(
         tp, setting.layers_per_stage, "none", reach.max_model_len, 0, 0, 0, 0, 0, reach.batched_tokens
     )
     working = allowance_bytes(spec, plan, plan.pipeline_parallel - 1)
     variants = sum(held * stored_bytes(spec, one) for one in trial.variants)
     if reach.on_cpu:  # a CPU engine packs its weights beside the originals, and keeps variants in both tiers
-        return 2 * (weights + variants) + kv_cache + working + CPU_PROCESS_BYTES
-    return weights + variants + kv_cache + working + GPU_RUNTIME_BYTES
+        return 2 * (weights + variants) + cached_bytes(spec, trial) + working + CPU_PROCESS_BYTES
+    company = GPU_COMPANY_BYTES if setting.world_size > 1 else 0
+    return weights + variants + cached_bytes(spec, trial) + working + GPU_RUNTIME_BYTES + company
+
+
+def cached_bytes(spec: ModelSpec, trial: Trial) -> int:
+    """Keys and values of the trial's largest load, on each device."""
+    setting = trial.setting
+    held = min(max(setting.layers_per_stage), trial.distinct_layers)
+    tokens = max(
+        p.batch * (p.input_tokens + trial.output_tokens + setting.fills(p.batch, p.input_tokens))
+        for p in trial.points
+    )
+    return held * kv_bytes_per_token(spec, setting.tensor_parallel) * tokens
 
 
 def count_points(trials: tuple[Trial, ...]) -> int:

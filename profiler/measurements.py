@@ -145,6 +145,13 @@ class Footprint:
     distinct_layers: int = 0
     packed: bool = False
 
+    def taken(self, rank: RankMemory) -> int:
+        """What `rank` had taken beside its KV cache when it was ready, as the device counts it: buffers that
+        came with the first step are in it, and what the allocator gave back of a pass's peak is not. Its
+        parts' sum where nobody looked, or on a CPU, which gives an engine its cache page by page."""
+        counted = rank.held > 0 and not self.packed
+        return rank.held - rank.kv_cache if counted else rank.without_kv_cache
+
 
 Measurement = Timing | Footprint
 _KINDS: dict[str, type[Timing] | type[Footprint]] = {"timing": Timing, "footprint": Footprint}

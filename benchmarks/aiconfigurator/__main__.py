@@ -129,7 +129,7 @@ def memory(
         yield Compared(
             name,
             "memory",
-            max(rank.without_kv_cache for rank in measured.ranks),
+            max(measured.taken(rank) for rank in measured.ranks),
             theirs,
             max(rank.without_kv_cache for rank in ours),
         )

@@ -48,9 +48,7 @@ def _needed_bytes(start: Footprint, measured: Sequence[Measurement]) -> float:
         if isinstance(m, Timing) and m.setting == start.setting
     ]
     tokens = max(loads, default=0)
-    return sum(
-        rank.without_kv_cache + tokens * rank.kv_cache / max(1, rank.kv_tokens) for rank in start.ranks
-    )
+    return sum(start.taken(rank) + tokens * rank.kv_cache / max(1, rank.kv_tokens) for rank in start.ranks)
 
 
 def compared(profile: Iterable[Measurement], whole: Iterable[Measurement]) -> dict[str, Any]:

@@ -27,8 +27,8 @@ class Description:
     every rank that has the layer. None of the families has a table of positions: all rotate or use ALiBi.
     `intermediate` is the width of the MLP, of one expert where there are many. `adaptable`: variants of
     this model can be served. `tables_everywhere`: engines make embedding and head on every stage of a
-    pipeline, and use them on the first and last. `flags` are further facts that say what the stored weights are; `skipped` are
-    endings of stored tensors that engines do not read.
+    pipeline, and use them on the first and last. `flags` are further facts that say what the stored weights
+    are; `skipped` are endings of stored tensors that engines do not read.
     """
 
     architecture: str

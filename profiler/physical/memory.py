@@ -20,7 +20,8 @@ from profiler.physical.calibration import Calibration, Cut
 from profiler.shards import kv_bytes_per_token, layer_shard_bytes, layer_share
 from profiler.types import ModelSpec, Plan
 
-CHANNEL_BYTES = 768 << 20  # of a rank that talks to others, on H200s
+# On H200s: of a rank that talks to others, and of one that hands batches to the next stage or takes them.
+CHANNEL_BYTES, HANDING_BYTES = 768 << 20, 1024 << 20
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class RankBytes:
 
 @dataclass(frozen=True)
 class _Seen:
-    """One measured rank, which part of a model it held, and whether it had others to talk to."""
+    """One measured rank, which part of a model it held, and whether it had others to talk to. `beyond`: what
+    it had taken when it was ready, over the sum of its parts."""
 
     layers: int
     is_first: bool
@@ -52,11 +54,27 @@ class _Seen:
     is_alone: bool
     memory: RankMemory
     packed: int
+    beyond: int
 
     @property
     def runtime(self) -> int:
         """Without weights that the engine holds elsewhere than in parameters: a CPU's packs them."""
         return max(0, self.memory.runtime - self.packed)
+
+    @property
+    def activations(self) -> int:
+        """What stays of a pass's peak; at the peak, there are no graphs yet."""
+        return self.memory.activations + max(min(0, self.beyond), -self.memory.graphs)
+
+    @property
+    def later(self) -> int:
+        """What came with the first step: buffers between stages, logits."""
+        return max(0, self.beyond)
+
+    @property
+    def is_stage(self) -> bool:
+        """Of several."""
+        return not (self.is_first and self.is_last)
 
 
 @dataclass(frozen=True)
@@ -64,14 +82,16 @@ class Ranks:
     """What is known of ranks of one cut. Where no fingerprint was cut so, those of the nearest TP; where
     none was stored so, those of other forms, for all but weights; where there are none, allowances. `graphs`:
     bytes of captured graphs, and of each layer in them. `runtimes`: of a rank that is alone, and of one in
-    company. `is_measured`: fingerprints of this very cut are known. `layer_share`: bytes of a layer as it is
-    stored, over those it has unquantized; `form_bytes`: what storing so takes once.
+    company; `handing`: what a stage of several takes later, whatever its cut. `is_measured`: fingerprints of
+    this very cut are known. `layer_share`: bytes of a layer as it is stored, over those it has unquantized;
+    `form_bytes`: what storing so takes once.
     """
 
     spec: ModelSpec
     seen: tuple[_Seen, ...]
     graphs: tuple[float, float]
     runtimes: tuple[int, int]
+    handing: int
     is_measured: bool
     layer_share: float = 1.0
     form_bytes: int = 0
@@ -85,13 +105,17 @@ class Ranks:
         saved = (1 - self.layer_share) * layers * layer_shard_bytes(spec, plan.tensor_parallel)
         return RankBytes(
             weights=stage_weight_bytes(spec, as_it_is, stage) + self.form_bytes - round(saved),
-            activations=max(
-                (one.memory.activations for one in self._placed_as(plan, stage)), default=allowed
-            ),
+            activations=max((one.activations for one in self._placed_as(plan, stage)), default=allowed),
             graphs=round(once + each * layers),
-            runtime=self.runtimes[plan.world_size > 1],
+            runtime=self.runtimes[plan.world_size > 1] + self._later(plan, stage),
             kv_per_token=layers * kv_bytes_per_token(spec, plan.tensor_parallel),
         )
+
+    def _later(self, plan: Plan, stage: int) -> int:
+        """As ranks in its very place; a stage where none was, as the one that took most."""
+        first, last = stage == 0, stage == plan.pipeline_parallel - 1
+        placed = [one.later for one in self.seen if (one.is_first, one.is_last) == (first, last)]
+        return max(placed, default=0 if first and last else self.handing)
 
     def _placed_as(self, plan: Plan, stage: int) -> Sequence[_Seen]:
         """What embeds or ends a step needs more: up to a copy of the embedding, or the logits. Where nothing
@@ -116,6 +140,7 @@ def known_ranks(calibration: Calibration, cut: Cut) -> Ranks:
         seen,
         _graphs(seen, every),
         _runtimes(seen, every, 0 if on_cpu else CHANNEL_BYTES),
+        max((one.later for one in every if one.is_stage), default=0 if on_cpu else HANDING_BYTES),
         is_measured=any(Cut.of(footprint.setting) == cut for footprint in alike),
         layer_share=_layer_share(calibration, cut, stored),
         form_bytes=once_bytes(cut.quantization),
@@ -157,7 +182,8 @@ def _ranks(calibration: Calibration, footprint: Footprint) -> Iterator[_Seen]:
         held = _held(calibration, footprint, stage) if footprint.packed else 0
         packed = max(0, held - memory.weights)
         layers, is_alone = setting.layers_per_stage[stage], setting.world_size == 1
-        yield _Seen(layers, stage == 0, stage == last, is_alone, memory, packed)
+        beyond = footprint.taken(memory) - memory.without_kv_cache
+        yield _Seen(layers, stage == 0, stage == last, is_alone, memory, packed, beyond)
 
 
 def _held(calibration: Calibration, footprint: Footprint, stage: int) -> int:

@@ -48,7 +48,8 @@ def test_the_least_memory_is_that_of_the_quantized_form(model: Model, settings: 
     saved = whole.ranks[0].memory_bytes - found.ranks[0].memory_bytes
     linear = 30 * (2 * 576 * 576 + 2 * 192 * 576 + 3 * 576 * 1536)
     scales = 30 * 4 * (2 * 576 + 2 * 192 + 2 * 1536 + 576)
-    assert saved == pytest.approx(linear * (2 - 1) - scales, rel=1e-3)
+    once = 32 * 2**20  # while it quantizes
+    assert saved == pytest.approx(linear * (2 - 1) - scales - once, rel=1e-3)
     arguments = engine_arguments(engine_config(model, found, settings))
     assert arguments[arguments.index("--quantization") + 1] == "fp8_per_channel"
     assert "--quantization" not in engine_arguments(engine_config(model, whole, settings))

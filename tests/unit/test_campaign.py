@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_estimate import LLAMA_7B
 
-from profiler.campaign import Reach, campaign, needed_bytes
-from profiler.measurements import Point
+from benchmarks.profiling.results import by_shape
+from benchmarks.profiling.shapes import spec
+from benchmarks.profiling.tasks import DEVICE_BYTES, MAX_MODEL_LEN
+from profiler.campaign import Reach, cached_bytes, campaign, needed_bytes
+from profiler.measurements import Footprint, Point
 from profiler.profile_key import profile_key
 
 GIB = 1 << 30
@@ -97,3 +101,18 @@ def test_another_shape_is_another_key(field: str) -> None:
 def test_other_weights_are_not(field: str) -> None:
     other = replace(LLAMA_7B, **{field: "x" if field == "fingerprint" else 77})  # type: ignore[arg-type]
     assert profile_key(other, "a", "b", "c") == profile_key(LLAMA_7B, "a", "b", "c")
+
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "profiling" / "fingerprints.jsonl"
+
+
+def test_engines_took_less_than_was_set_aside_for_them() -> None:
+    """On H200s; beside what the loads kept in their caches, which was of any size there."""
+    seen = by_shape(RESULTS)
+    for name, measurements in seen.items():
+        reach = Reach(False, 4, DEVICE_BYTES, MAX_MODEL_LEN, 128, 2048)
+        trials = {trial.setting: trial for trial in campaign(spec(name), reach) if not trial.variants}
+        for found in measurements:
+            if isinstance(found, Footprint) and (trial := trials.get(found.setting)):
+                set_aside = needed_bytes(spec(name), trial, reach) - cached_bytes(spec(name), trial)
+                assert max(map(found.taken, found.ranks)) < set_aside, (name, found.setting)
