@@ -160,16 +160,18 @@ class Pass:
 
 @dataclass(frozen=True)
 class StageTime:
-    """Seconds of a stage: of each of its layers and, on the last stage, beside them (head)."""
+    """Seconds of a stage: of each of its layers and, on the last stage, beside them (head). While several
+    batches take turns, each other stage has `gap_s` of these between two."""
 
     layer_s: float
     rest_s: float
+    gap_s: float = 0.0
 
     def of(self, layers: int, *, is_last: bool) -> float:
         return layers * self.layer_s + (self.rest_s if is_last else 0.0)
 
     def times(self, factor: float) -> StageTime:
-        return StageTime(self.layer_s * factor, self.rest_s * factor)
+        return StageTime(self.layer_s * factor, self.rest_s * factor, self.gap_s * factor)
 
 
 def stage_time(spec: ModelSpec, plan: Plan, rates: DeviceRates, load: Pass) -> StageTime:

@@ -18,12 +18,13 @@ SAFE = 1e-9  # relative; a stage that is busy all the time to rounding is still 
 
 @dataclass(frozen=True)
 class Costs:
-    """Per column: seconds with the slowdown in them, and the most layers as first, other or last stage."""
+    """Per column: seconds (`StepRates`) with the slowdown in them, and the most layers by a stage's place."""
 
     prefill: Floats
     decode: Floats
     prefill_rest: Floats
     decode_rest: Floats
+    decode_gap: Floats
     first: Ints
     middle: Ints
     last: Ints
@@ -37,26 +38,28 @@ class Costs:
 
 def costs_of(request: Request, shape: Shape, view: View, groups: Groups, estimator: Estimator) -> Costs:
     rates = _rates(shape, view, groups, estimator)
-    prefill, decode, work, prefill_rest, decode_rest, work_rest = rates * groups.slowdown
+    prefill, decode, work, prefill_rest, decode_rest, work_rest, decode_gap, work_gap = (
+        rates * groups.slowdown
+    )
     pp = shape.pp
 
     def most(stage: int) -> Ints:
         by_memory = most_layers(estimator.lines(shape, stage), groups.usable)
         caps = np.minimum(by_memory, request.model.layers - pp + 1)
         if request.rate_per_s > 0:
-            busy = (1 - SAFE) / request.rate_per_s - (work_rest if stage == pp - 1 else 0)
+            busy = (1 - SAFE) / request.rate_per_s - (work_rest if stage == pp - 1 else work_gap)
             caps = np.minimum(caps, np.floor(busy / work))
         clipped: Ints = np.maximum(0, caps).astype(np.int64)
         return clipped
 
     last = most(pp - 1)
     middle = most(1) if pp > 2 else last  # a pipeline of two has none
-    return Costs(prefill, decode, prefill_rest, decode_rest, most(0), middle, last)
+    return Costs(prefill, decode, prefill_rest, decode_rest, decode_gap, most(0), middle, last)
 
 
 def _rates(shape: Shape, view: View, groups: Groups, estimator: Estimator) -> Floats:
-    """(6, groups): `StepRates` of each, unloaded."""
-    found = np.zeros((6, len(groups)))
+    """(8, groups): `StepRates` of each, unloaded."""
+    found = np.zeros((8, len(groups)))
     spans = groups.island < 0
     for number in np.unique(groups.type).tolist():
         for link, where in ((Link.FAST, ~spans), (Link.NODE, spans)):
@@ -75,5 +78,7 @@ def _row(rates: StepRates) -> Floats:
             [rates.prefill_rest_s],
             [rates.decode_rest_s],
             [rates.work_rest_s],
+            [rates.decode_gap_s],
+            [rates.work_gap_s],
         ]
     )

@@ -80,17 +80,19 @@ class StageEstimator(ABC):
 
     def __call__(self, plan: CandidatePlan) -> Figures:
         shape, request = plan.shape, self._request
-        prefill, decode, work = [], [], []
+        prefill, decode, turns, work = [], [], [], []
         for stage, part in enumerate(plan.stages):
             rates, last = self.rates(shape, part.gpu_type, part.link), stage == shape.pp - 1
             prefill.append(
                 part.slowdown * (part.layers * rates.prefill_layer_s + last * rates.prefill_rest_s)
             )
             decode.append(part.slowdown * (part.layers * rates.decode_layer_s + last * rates.decode_rest_s))
-            work.append(part.slowdown * (part.layers * rates.work_layer_s + last * rates.work_rest_s))
+            turns.append(decode[-1] + part.slowdown * (not last) * rates.decode_gap_s)
+            beside_s = rates.work_rest_s if last else rates.work_gap_s
+            work.append(part.slowdown * (part.layers * rates.work_layer_s + beside_s))
         hops = [self.hop_s(shape, link) for link in plan.hops]
         ttft_s = sum(prefill) + sum(hop for hop, _ in hops)
-        in_turn_s = max(self.groups(shape) * max(decode), self.turns_s(shape))
+        in_turn_s = max(self.groups(shape) * max(turns), self.turns_s(shape))
         tpot_s = max(sum(decode) + sum(hop for _, hop in hops), in_turn_s)
         busiest = sum(work) if self._shared else max(work)
         return Figures(
@@ -181,4 +183,6 @@ class StageEstimator(ABC):
             prefill_rest_s=prompt.rest_s * slower.prompt,
             decode_rest_s=token.rest_s * slower.token,
             work_rest_s=prompt.rest_s + outputs * crowded.rest_s / full,
+            decode_gap_s=token.gap_s * slower.token,
+            work_gap_s=outputs * crowded.gap_s / full,
         )

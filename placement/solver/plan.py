@@ -65,7 +65,8 @@ class Figures:
 
 @dataclass(frozen=True)
 class StepRates:
-    """Seconds of one stage on unloaded GPUs, for each of its layers and, on the last stage, beside them.
+    """Seconds of one stage on unloaded GPUs, for each of its layers and, on the last stage, beside them
+    (`rest`); of that, what each other stage has between two of several batches (`gap`).
 
     `prefill`: one prompt; `decode`: one token of one of the groups in flight; `work`: all that one request
     costs when the engine is full.
@@ -77,6 +78,8 @@ class StepRates:
     prefill_rest_s: float
     decode_rest_s: float
     work_rest_s: float
+    decode_gap_s: float = 0.0
+    work_gap_s: float = 0.0
 
 
 @dataclass(frozen=True)

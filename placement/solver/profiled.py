@@ -145,7 +145,7 @@ class Profiled(StageEstimator):
         fast = self._links[Link.FAST] if self._known.profiles else assumed
         more_s = allreduces_s(self._known.spec, shape.tp, tokens, self._links[link])
         more_s -= allreduces_s(self._known.spec, shape.tp, tokens, fast)
-        return StageTime(alone.layer_s + more_s, alone.rest_s)
+        return StageTime(alone.layer_s + more_s, alone.rest_s, alone.gap_s)
 
 
 def _unmeasured(request: Request) -> Knowledge:

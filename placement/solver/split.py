@@ -19,7 +19,8 @@ from profiler.plans import even_stages
 class Pipeline:
     """Stages in order: most layers, seconds per layer, and what the last stage and the hops add.
 
-    `tokens` are those after the first, `groups` the batches in flight; none takes less than `turns_s`.
+    `decode_gaps` are what stages have between two of several batches, beside that. `tokens` are those after
+    the first, `groups` the batches in flight; none takes less than `turns_s`.
     """
 
     caps: Ints
@@ -27,6 +28,7 @@ class Pipeline:
     decode: Floats
     prefill_rest_s: float
     decode_rest_s: float
+    decode_gaps: Floats
     hop_prefill_s: float
     hop_decode_s: float
     groups: float
@@ -37,7 +39,8 @@ class Pipeline:
         """Of each row of `layers`, (splits, stages)."""
         decode = layers * self.decode
         decode[:, -1] += self.decode_rest_s
-        paced = np.maximum(decode.sum(axis=1) + self.hop_decode_s, self.groups * decode.max(axis=1))
+        slowest = (decode + self.decode_gaps).max(axis=1)
+        paced = np.maximum(decode.sum(axis=1) + self.hop_decode_s, self.groups * slowest)
         paced = np.maximum(paced, self.turns_s)
         prompt = (layers * self.prefill).sum(axis=1) + self.prefill_rest_s + self.hop_prefill_s
         total: Floats = prompt + self.tokens * paced
@@ -54,7 +57,7 @@ def best_split(pipeline: Pipeline, layers: int) -> tuple[float, tuple[int, ...]]
     decode = free[0] * pipeline.decode
     decode[-1] += pipeline.decode_rest_s
     splits = free
-    slowest_s = max(pipeline.groups * decode.max(), pipeline.turns_s)
+    slowest_s = max(pipeline.groups * (decode + pipeline.decode_gaps).max(), pipeline.turns_s)
     if slowest_s > decode.sum() + pipeline.hop_decode_s:  # what comes in turn sets the pace
         bounded = _bounded(pipeline)
         splits = np.concatenate(
@@ -79,8 +82,8 @@ def given_split(pipeline: Pipeline, split: tuple[int, ...]) -> tuple[float, tupl
 
 def _bounded(pipeline: Pipeline) -> Ints:
     """The caps under every bound on the slowest stage at which one of them changes."""
-    rest = np.zeros(len(pipeline.caps))
-    rest[-1] = pipeline.decode_rest_s
+    rest = pipeline.decode_gaps.copy()
+    rest[-1] += pipeline.decode_rest_s
     counts = np.arange(1, pipeline.caps.max() + 1)[:, None]
     seconds = np.where(counts <= pipeline.caps, counts * pipeline.decode + rest, np.inf)
     bounds = np.unique(seconds)

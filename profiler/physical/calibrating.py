@@ -106,7 +106,8 @@ def _times(
     read = layer_moved_bytes(spec, cut.tensor_parallel, least, cut.quantization)
     decode = fit(decoding, beside.decode, cached / read)
     bursts = [burst for timing in timings for burst in prefill_bursts(timing, batched_tokens)]
-    return CutTimes(decode, fit_bursts(bursts, beside.prefill, decode.pair_s, _pair_to_token(spec)))
+    prefill = fit_bursts(bursts, beside.prefill, decode.pair_s, _pair_to_token(spec))
+    return CutTimes(decode, prefill, decode.layer.ys[0] * vocab_table_bytes(spec, cut.tensor_parallel) / read)
 
 
 def _pair_to_token(spec: ModelSpec) -> float:

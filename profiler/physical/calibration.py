@@ -31,10 +31,15 @@ class Cut:
 
 @dataclass(frozen=True)
 class CutTimes:
-    """Steps in which all sequences decode (work: sequences), and that fill prompts (work: tokens)."""
+    """Steps in which all sequences decode (work: sequences), and that fill prompts (work: tokens). `head_s`:
+    what decoding takes of the head; whatever else is beside layers, every stage has between two steps."""
 
     decode: StepTime
     prefill: StepTime
+    head_s: float = 0.0
+
+    def gap_s(self, sequences: float) -> float:
+        return max(0.0, self.decode.rest_s(sequences) - self.head_s)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ A batch passes the stages one after the other. vLLM fills prompts in steps of at
 keeps as many steps in flight as there are stages; requests whose prompts were filled in steps of the same
 turn go on decoding together. With such groups j of b_j sequences in flight, a token takes
 
-    max( max over j of sum over stages s of t_s(b_j) + hops,  max over s of sum over j of t_s(b_j),  J turn )
+    max( max over j of sum over s of t_s(b_j) + hops,  max over s of sum over j of t_s(b_j) + g_s,  J turn )
 
+where g_s is what a stage s has between two steps beside its layers (the last one's is in t_s),
 so the slowest stage sets the pace under load, and only there does it matter how layers are split. (MaverIQ's
 section 3.2 finds that it never matters: it looked at one group.) With several groups the host hides nothing
 of its own part, a `turn` for each.
@@ -108,7 +109,9 @@ def _decode_s(
     context = workload.input_tokens + workload.output_tokens / 2
     taken = np.array([_stages_s(layers, b, b * context, times.decode) for b in groups])
     one_after_the_other = taken.sum(axis=1).max(axis=0) + calibration.hop_s * (len(layers) - 1)
-    slowest = taken.sum(axis=0).max(axis=0)
+    slowest = taken.sum(axis=0)
+    slowest[:-1] += sum(times.gap_s(b) for b in groups)  # the last one's is in what it has beside layers
+    slowest = slowest.max(axis=0)
     found: Floats = np.maximum(one_after_the_other, slowest)
     return found
 

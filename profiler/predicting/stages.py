@@ -73,7 +73,8 @@ def decode_time(ground: Ground, plan: Plan, sequences: float, context: float) ->
     if ground.calibration is None:
         return stage_time(ground.spec, plan, ground.rates[0], load)
     times, factor = _measured(ground.calibration, ground, plan, load)
-    return _linear(times.decode, sequences, sequences * context).times(factor)
+    alone = _linear(times.decode, sequences, sequences * context)
+    return dataclasses.replace(alone, gap_s=times.gap_s(sequences)).times(factor)
 
 
 def _measured(calibration: Calibration, ground: Ground, plan: Plan, load: Pass) -> tuple[CutTimes, float]:

@@ -6,13 +6,26 @@ import random
 from collections import Counter, defaultdict
 from dataclasses import replace
 
-from placement.solver.cluster import Cluster, Gpu, GpuType, Node, Resident
+from placement.solver.cluster import Cluster, Gpu, GpuType, Link, Node, Resident
+from placement.solver.plan import Shape
 from placement.solver.request import Compression, ModelFigures, Request
+from placement.solver.roofline import Roofline
 from placement.types import Intent, Placement, Scope, Slos
+from profiler.estimate import StageTime
 
 GIB = 2**30
 LINKS = (50e9, 25e9, 10e9)
 TYPES = (GpuType("big", 2.0e12, 300e12), GpuType("small", 0.8e12, 150e12))
+
+
+class Pausing(Roofline):
+    """As measured on GPUs: a stage that several batches take turns on pauses between two."""
+
+    PAUSE_S = 2e-3
+
+    def token_time(self, shape: Shape, kind: GpuType, link: Link, sequences: float) -> StageTime:
+        alone = super().token_time(shape, kind, link, sequences)
+        return StageTime(alone.layer_s, alone.rest_s + self.PAUSE_S, self.PAUSE_S)
 
 
 def model(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from solver_instances import GIB, LINKS, TYPES, model
+from solver_instances import GIB, LINKS, TYPES, Pausing, model
 
 from placement.solver.cluster import Cluster, Gpu, Link, Node, Resident, load_of
 from placement.solver.decide import decide
@@ -154,6 +154,22 @@ def test_two_groups_in_flight_wait_for_the_slowest_stage() -> None:
     assert estimator.groups(shape) == 2
     figures = estimator(CandidatePlan(shape, (Stage(10, "big"), Stage(22, "big")), (Link.FAST,)))
     assert figures.tpot_s == pytest.approx(2 * (22 * rates.decode_layer_s + rates.decode_rest_s))
+
+
+def test_a_stage_pauses_between_two_groups() -> None:
+    """But the last, whose pause is in what it has beside layers; and with one group nobody waits for it."""
+    free = cluster((48, 48))
+    several = Pausing(free, request(max_pp=2, rate_per_s=50.0, concurrency=8))
+    shape = Shape(request().model.compressions[0], 1, 2)
+    rates, stages = several.rates(shape, "big", Link.FAST), (Stage(22, "big"), Stage(10, "big"))
+    assert rates.decode_gap_s > 0
+    figures = several(CandidatePlan(shape, stages, (Link.FAST,)))
+    assert figures.tpot_s == pytest.approx(2 * (22 * rates.decode_layer_s + rates.decode_gap_s))
+    alone = Pausing(free, request(max_pp=2))
+    rates = alone.rates(shape, "big", Link.FAST)
+    figures = alone(CandidatePlan(shape, stages, (Link.FAST,)))
+    hop_s = alone.hop_s(shape, Link.FAST)[1]
+    assert figures.tpot_s == pytest.approx(32 * rates.decode_layer_s + rates.decode_rest_s + hop_s)
 
 
 def test_what_binds_and_what_would_do() -> None:

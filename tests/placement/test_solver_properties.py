@@ -9,7 +9,7 @@ import statistics
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from solver_instances import broken_rules, random_cluster, random_request
+from solver_instances import Pausing, broken_rules, random_cluster, random_request
 
 from placement.solver.decide import decide
 from placement.solver.estimators import estimator_of
@@ -93,7 +93,7 @@ def gap(seed: int, most_gpus: int, estimator_for: EstimatorFor = estimator_of) -
     return ours.choice.objective / best.choice.objective - 1
 
 
-@pytest.mark.parametrize("estimator_for", [estimator_of, TakingTurns])
+@pytest.mark.parametrize("estimator_for", [estimator_of, TakingTurns, Pausing])
 def test_a_few_small_instances_are_within_three_percent_of_the_optimum(estimator_for: EstimatorFor) -> None:
     gaps = [found for seed in range(8) if (found := gap(seed, 3, estimator_for)) is not None]
     assert gaps
@@ -101,7 +101,7 @@ def test_a_few_small_instances_are_within_three_percent_of_the_optimum(estimator
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("estimator_for", [estimator_of, TakingTurns])
+@pytest.mark.parametrize("estimator_for", [estimator_of, TakingTurns, Pausing])
 def test_small_instances_are_within_three_percent_of_the_optimum_on_average(
     estimator_for: EstimatorFor,
 ) -> None:

@@ -31,6 +31,10 @@ class Machine:
         move, compute = self.layer_bytes / self.bandwidth, self.layer_bytes * tokens / self.flops
         return max(move, compute) / tp + self.launch_s + self.cut_s * math.log2(tp) + pairs * self.pair_s / tp
 
+    def gap_s(self, batch: Batch) -> float:
+        """Between two steps of a stage that ends nobody's; of steps that decode."""
+        return 0.0 if batch.fills else self.step_s + 2e-6 * len(batch.parts)
+
     def rest_s(self, sequences: int, tp: int) -> float:
         move, compute = self.head_bytes / self.bandwidth, self.head_bytes * sequences / self.flops
         return max(move, compute) / tp + self.step_s + 2e-6 * sequences
@@ -104,7 +108,8 @@ def fly(
     for stage, layers in enumerate(split):
         begin = max(now, free_at[stage])
         now = begin + batch.stage_s(machine, layers, stage == len(split) - 1, tp)
-        free_at[stage] = now
+        between_s = machine.gap_s(batch) if stage < len(split) - 1 else 0.0  # the last one's is in its rest
+        free_at[stage] = now + between_s
         now += machine.hop_s if stage < len(split) - 1 else 0.0
     return now
 

@@ -61,7 +61,7 @@ def ground(p: Plan, known: bool = True, free: int = 0, shared: int = 1) -> Groun
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("layers", [(32,), (16, 16), (10, 22)], ids=str)
+@pytest.mark.parametrize("layers", [(32,), (16, 16), (10, 22), (21, 11)], ids=str)
 @pytest.mark.parametrize(("batch", "length"), [(1, 300), (32, 500)])
 def test_intervals_hold_what_the_simulated_engine_takes(
     tp: int, layers: tuple[int, ...], batch: int, length: int

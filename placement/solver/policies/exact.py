@@ -217,8 +217,7 @@ def _add_pace(
         slowest = at.row()
         slowest[at.tau] = 1
         slowest[at.l(stage)] = -groups * costs.decode
-        if stage == at.pp - 1:
-            slowest[at.y(stage)] = -groups * costs.decode_rest
+        slowest[at.y(stage)] = -groups * (costs.decode_rest if stage == at.pp - 1 else costs.decode_gap)
         rows.add(slowest, low=0)
 
 

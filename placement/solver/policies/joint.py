@@ -249,6 +249,7 @@ class _Search:
             decode=costs.decode[columns],
             prefill_rest_s=float(costs.prefill_rest[order[-1]]),
             decode_rest_s=float(costs.decode_rest[order[-1]]),
+            decode_gaps=np.array([*costs.decode_gap[columns[:-1]], 0.0]),
             hop_prefill_s=sum(hop for hop, _ in hops),
             hop_decode_s=sum(hop for _, hop in hops),
             groups=self.estimator.groups(shape),
