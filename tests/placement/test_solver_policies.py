@@ -172,6 +172,24 @@ def test_a_stage_pauses_between_two_groups() -> None:
     assert figures.tpot_s == pytest.approx(32 * rates.decode_layer_s + rates.decode_rest_s + hop_s)
 
 
+def test_a_split_knows_of_the_pauses_of_all_stages() -> None:
+    """The best of all splits; if only the last stage paused it would have fewer layers."""
+    free = cluster((48, 48))
+    asked = request(intent=Intent.MIN_LATENCY, max_pp=2, only_pp=(2,), rate_per_s=4.0, concurrency=8)
+    estimator, shape = Pausing(free, asked), Shape(asked.model.compressions[0], 1, 2)
+    latencies = {
+        (n, 32 - n): estimator(
+            CandidatePlan(shape, (Stage(n, "big"), Stage(32 - n, "big")), (Link.FAST,))
+        ).latency_s
+        for n in range(1, 32)
+    }
+    for chosen in (Joint(), Exact()):
+        found = chosen.find(free, asked, Pausing)
+        assert found is not None
+        split = found.plan.layers_per_stage
+        assert latencies[split[0], split[1]] == pytest.approx(min(latencies.values()))
+
+
 def test_what_binds_and_what_would_do() -> None:
     free = cluster((48, 48))
     slow = decide(free, request(slos=Slos(latency_s=0.01)), Joint())
