@@ -39,6 +39,7 @@ def model(name: str, *forms: str) -> ModelFigures:
         hidden_bytes=2 * hidden,
         layer_flops=2.0 * parameters,
         overhead_bytes=GIB,
+        tables_everywhere=name.startswith(("gpt-j", "falcon")),
         compressions=tuple(
             Compression(form, FORMS[form][0], round(2 * parameters * FORMS[form][1]), kv_bytes)
             for form in forms or tuple(FORMS)
