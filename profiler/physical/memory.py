@@ -134,13 +134,13 @@ def known_ranks(calibration: Calibration, cut: Cut) -> Ranks:
     alike = _nearest(stored or _cached(calibration.footprints, cut), cut)
     seen = tuple(rank for footprint in alike for rank in _ranks(calibration, footprint))
     every = tuple(rank for footprint in calibration.footprints for rank in _ranks(calibration, footprint))
-    on_cpu = any(footprint.packed for footprint in alike)
+    on_gpus = bool(alike) and not any(footprint.packed for footprint in alike)
     return Ranks(
         calibration.spec,
         seen,
         _graphs(seen, every),
-        _runtimes(seen, every, 0 if on_cpu else CHANNEL_BYTES),
-        max((one.later for one in every if one.is_stage), default=0 if on_cpu else HANDING_BYTES),
+        _runtimes(seen, every, CHANNEL_BYTES if on_gpus else 0),
+        max((one.later for one in every if one.is_stage), default=HANDING_BYTES if on_gpus else 0),
         is_measured=any(Cut.of(footprint.setting) == cut for footprint in alike),
         layer_share=_layer_share(calibration, cut, stored),
         form_bytes=once_bytes(cut.quantization),
