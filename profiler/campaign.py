@@ -35,7 +35,7 @@ GPU_CACHE_BYTES = 256 * MIB  # more than an H200's 50 MiB, several times
 CPU_OUTPUT_TOKENS, GPU_OUTPUT_TOKENS = 12, 32
 CPU_PROCESS_BYTES = 1536 * MIB  # an engine's own process, with torch
 # Of a rank on H200s: CUDA context and captured graphs; and channels, of one that has others to talk to.
-GPU_RUNTIME_BYTES, GPU_COMPANY_BYTES = 1536 * MIB, 1536 * MIB
+GPU_RUNTIME_BYTES, GPU_COMPANY_BYTES = 1536 * MIB, 2048 * MIB
 MOST_TP = 8
 
 

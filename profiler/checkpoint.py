@@ -85,7 +85,6 @@ def spec_of(description: Description, dtype_bytes: int, mark: str = "") -> Model
         sliding_window=description.window.tokens,
         sliding_layers=description.window.layers,
         allreduces_per_layer=description.allreduces,
-        tables_everywhere=description.tables_everywhere,
     )
 
 

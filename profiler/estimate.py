@@ -119,7 +119,8 @@ def variant_lines(spec: ModelSpec, plan: Plan) -> tuple[tuple[int, int], ...]:
 
 
 def stage_weight_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
-    """Linear weights are sharded; norms are held whole. Embedding first, head and last norm last.
+    """Linear weights are sharded; norms are held whole. Embedding first, head last, of most families both on
+    every stage (`tables_everywhere`); the last norm last.
 
     A tied head is the embedding itself, but a pipeline's last stage needs its own copy of it. What an engine
     takes once for a form is with them.

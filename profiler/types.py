@@ -8,6 +8,16 @@ from functools import cached_property
 
 from profiler.linears import Heads, Linear, Sharding
 
+# Their models in vLLM (0.26; 0.32 has Phi and GPT-NeoX otherwise) do not look at their place in a pipeline
+# before they make these tables.
+TABLES_EVERYWHERE = frozenset(
+    f"{name}ForCausalLM"
+    for name in (
+        *("Gemma", "Gemma2", "Gemma3", "Phi", "Falcon", "GPTJ", "GPTNeoX"),
+        *("Mixtral", "Qwen2Moe", "Qwen3Moe"),
+    )
+)
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -19,7 +29,6 @@ class ModelSpec:
     `layer_shapes` has every tensor of a hidden layer by such names, `other_shapes` every other one by its
     full name; there is no head when it is `tied` to the embedding. `intermediate_size` is the MLP's width, of
     one expert where there are many. In `sliding_layers` layers a token attends to the last `sliding_window`.
-    With `tables_everywhere` each stage of a pipeline holds embedding and head, whether or not it uses them.
     `fingerprint` tells checkpoints apart (profiler/fingerprint.py); empty when it was not computed.
     """
 
@@ -47,11 +56,15 @@ class ModelSpec:
     sliding_window: int | None = None
     sliding_layers: int = 0
     allreduces_per_layer: int = 2
-    tables_everywhere: bool = False
 
     @cached_property
     def heads(self) -> Heads:
         return Heads(self.num_heads, self.num_kv_heads, self.head_dim)
+
+    @property
+    def tables_everywhere(self) -> bool:
+        """Whether every stage of a pipeline holds embedding and head, and not only those that use them."""
+        return self.architecture in TABLES_EVERYWHERE
 
     @property
     def adaptable(self) -> bool:

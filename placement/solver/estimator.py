@@ -2,7 +2,7 @@
 
 With `groups` batches in flight, one for each stage, a token takes (as in `profiler.physical.pipeline`)
 
-    max( sum of stages + hops,  groups x slowest stage,  groups x the host's turn )
+    max( sum of stages + hops,  groups x (slowest stage + gap),  groups x the host's turn )
 
 The batch is what the expected rate keeps in flight (rate x latency, Little's law) on the fastest type, stages
 even, at most `concurrency`. Prompts of others come in between: with rho the share of a stage's time that
@@ -184,5 +184,5 @@ class StageEstimator(ABC):
             decode_rest_s=token.rest_s * slower.token,
             work_rest_s=prompt.rest_s + outputs * crowded.rest_s / full,
             decode_gap_s=token.gap_s * slower.token,
-            work_gap_s=outputs * crowded.gap_s / full,
+            work_gap_s=0.0 if self._shared else outputs * crowded.gap_s / full,
         )

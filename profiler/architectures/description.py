@@ -26,9 +26,8 @@ class Description:
     `*` stands for the expert's number. `norms` and `outer` (outside the layers) are whole tensors, held by
     every rank that has the layer. None of the families has a table of positions: all rotate or use ALiBi.
     `intermediate` is the width of the MLP, of one expert where there are many. `adaptable`: variants of
-    this model can be served. `tables_everywhere`: engines make embedding and head on every stage of a
-    pipeline, and use them on the first and last. `flags` are further facts that say what the stored weights
-    are; `skipped` are endings of stored tensors that engines do not read.
+    this model can be served. `flags` are further facts that say what the stored weights are; `skipped` are
+    endings of stored tensors that engines do not read.
     """
 
     architecture: str
@@ -49,7 +48,6 @@ class Description:
     head_bias: bool = False
     adaptable: bool = False
     allreduces: int = 2
-    tables_everywhere: bool = False
     flags: dict[str, bool] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
 

@@ -35,7 +35,6 @@ def falcon(reader: ConfigReader) -> Description:
         layer_prefix="transformer.h.",
         embedding="transformer.word_embeddings.weight",
         allreduces=1 if new or parallel else 2,  # vLLM adds both summands before it reduces them
-        tables_everywhere=True,
         flags={"alibi": reader.flag("alibi"), "parallel_attn": parallel},
     )
 

@@ -69,5 +69,4 @@ def _decoder(reader: ConfigReader, more_norms: Shapes, window: Window) -> Descri
         outer=rms_norms(hidden, "model.norm"),
         tied=reader.flag("tie_word_embeddings", True),
         window=window,
-        tables_everywhere=True,
     )

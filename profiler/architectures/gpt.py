@@ -36,7 +36,6 @@ def gptj(reader: ConfigReader) -> Description:
         layer_prefix="transformer.h.",
         embedding="transformer.wte.weight",
         head_bias=True,
-        tables_everywhere=True,
         skipped=("attn.bias", "attn.masked_bias"),  # causal masks that older transformers stored
     )
 
@@ -67,6 +66,5 @@ def gpt_neox(reader: ConfigReader) -> Description:
         embedding="gpt_neox.embed_in.weight",
         head="embed_out.weight",
         flags={"parallel_residual": reader.flag("use_parallel_residual", True)},
-        tables_everywhere=True,
         skipped=("attention.bias", "attention.masked_bias"),  # causal masks that older transformers stored
     )

@@ -111,5 +111,4 @@ def _decoder(
         outer=rms_norms(hidden, "model.norm"),
         tied=reader.flag("tie_word_embeddings"),
         window=window,
-        tables_everywhere=True,
     )

@@ -27,7 +27,6 @@ def phi(reader: ConfigReader) -> Description:
         norms=layer_norm("input_layernorm", hidden),
         outer=layer_norm("model.final_layernorm", hidden),
         head_bias=True,
-        tables_everywhere=True,
     )
 
 

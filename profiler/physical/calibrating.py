@@ -107,7 +107,10 @@ def _times(
     decode = fit(decoding, beside.decode, cached / read)
     bursts = [burst for timing in timings for burst in prefill_bursts(timing, batched_tokens)]
     prefill = fit_bursts(bursts, beside.prefill, decode.pair_s, _pair_to_token(spec))
-    return CutTimes(decode, prefill, decode.layer.ys[0] * vocab_table_bytes(spec, cut.tensor_parallel) / read)
+    head_s = decode.layer.ys[0] * vocab_table_bytes(spec, cut.tensor_parallel) / read
+    depths = {timing.setting.layers for timing in timings}
+    is_told = isinstance(beside.decode, Line) or len(depths) > 1  # else the rest is a share of a layer
+    return CutTimes(decode, prefill, head_s if is_told else math.inf)
 
 
 def _pair_to_token(spec: ModelSpec) -> float:

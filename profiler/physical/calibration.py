@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -32,11 +33,12 @@ class Cut:
 @dataclass(frozen=True)
 class CutTimes:
     """Steps in which all sequences decode (work: sequences), and that fill prompts (work: tokens). `head_s`:
-    what decoding takes of the head; whatever else is beside layers, every stage has between two steps."""
+    what decoding takes of the head; whatever else is beside layers, every stage has between two steps.
+    Infinite where that is not told apart."""
 
     decode: StepTime
     prefill: StepTime
-    head_s: float = 0.0
+    head_s: float = math.inf
 
     def gap_s(self, sequences: float) -> float:
         return max(0.0, self.decode.rest_s(sequences) - self.head_s)

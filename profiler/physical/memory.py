@@ -21,7 +21,7 @@ from profiler.shards import kv_bytes_per_token, layer_shard_bytes, layer_share
 from profiler.types import ModelSpec, Plan
 
 # On H200s: of a rank that talks to others, and of one that hands batches to the next stage or takes them.
-CHANNEL_BYTES, HANDING_BYTES = 768 << 20, 1024 << 20
+CHANNEL_BYTES, HANDING_BYTES = 768 << 20, 1344 << 20
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class _Seen:
     @property
     def activations(self) -> int:
         """What stays of a pass's peak; at the peak, there are no graphs yet."""
-        return self.memory.activations + max(min(0, self.beyond), -self.memory.graphs)
+        given_back = min(max(0, -self.beyond), self.memory.activations, self.memory.graphs)
+        return self.memory.activations - given_back
 
     @property
     def later(self) -> int:

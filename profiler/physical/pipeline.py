@@ -4,7 +4,7 @@ A batch passes the stages one after the other. vLLM fills prompts in steps of at
 keeps as many steps in flight as there are stages; requests whose prompts were filled in steps of the same
 turn go on decoding together. With such groups j of b_j sequences in flight, a token takes
 
-    max( max over j of sum over s of t_s(b_j) + hops,  max over s of sum over j of t_s(b_j) + g_s,  J turn )
+    max( max over j of sum over s of t_s(b_j) + hops,  max over s of sum over j of (t_s + g_s)(b_j),  J turn )
 
 where g_s is what a stage s has between two steps beside its layers (the last one's is in t_s),
 so the slowest stage sets the pace under load, and only there does it matter how layers are split. (MaverIQ's

@@ -108,11 +108,13 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "profiling" / "
 
 def test_engines_took_less_than_was_set_aside_for_them() -> None:
     """On H200s; beside what the loads kept in their caches, which was of any size there."""
-    seen = by_shape(RESULTS)
+    seen, compared = by_shape(RESULTS), 0
     for name, measurements in seen.items():
-        reach = Reach(False, 4, DEVICE_BYTES, MAX_MODEL_LEN, 128, 2048)
+        reach = Reach(False, 4, DEVICE_BYTES, MAX_MODEL_LEN, 128, 2048, forms=("fp8",))
         trials = {trial.setting: trial for trial in campaign(spec(name), reach) if not trial.variants}
         for found in measurements:
             if isinstance(found, Footprint) and (trial := trials.get(found.setting)):
                 set_aside = needed_bytes(spec(name), trial, reach) - cached_bytes(spec(name), trial)
                 assert max(map(found.taken, found.ranks)) < set_aside, (name, found.setting)
+                compared += 1
+    assert compared >= 14  # four of each model, and two of one in fp8

@@ -5,7 +5,7 @@ layers there, u[s] = stages s and s+1 are in different islands, v[s] = on differ
 per output token:
 
     minimise    sum l prefill + rest + hops + (output - 1) tau
-    subject to  tau >= sum l decode + rest + hops,   tau >= groups (l decode + rest)   for every stage,
+    subject to  tau >= sum l decode + rest + hops,   tau >= groups (l decode + rest or gap)   for every stage,
                 tau >= turns
                 sum_k y[s,k] = 1,   y <= l <= cap y,   sum l = layers,   each GPU in one stage at most
                 u[s] >= a[i,s] - a[i,s+1] for every island i,  v[s] alike for every node
