@@ -2,7 +2,8 @@
 
 A request takes P + n max(D + hops, groups x (slowest stage + gap), turns): P and D are the stages' seconds
 for the prompt and for one of n further tokens, linear in layers. With any bound on the slowest stage so is
-the rest, so filling the cheapest stages first is best; and only bounds at which a stage gains a layer can matter.
+the rest, so filling the cheapest stages first is best; and only bounds at which a stage gains a layer can
+matter.
 """
 
 from __future__ import annotations
