@@ -29,10 +29,10 @@ class ModelFigures:
 
     `embedding_bytes` lie on the first stage, `head_bytes` on the last (both unsharded); a `tied` head is the
     embedding, and only a pipeline's last stage needs a copy; with `tables_everywhere` every stage has both.
-    `overhead_bytes` is what every rank needs beside
-    weights and KV cache (runtime, activations, graphs), `last_overhead_bytes` what a last stage's needs more.
-    `hidden_bytes` is one token's hidden state, `layer_flops` the FLOPs of one token in one layer. With a
-    `spec` estimates are made from that instead, and TP must be one of `degrees`.
+    `overhead_bytes` is what every rank needs beside weights and KV cache (runtime, activations, graphs),
+    `last_overhead_bytes` what a last stage's needs more. `hidden_bytes` is one token's hidden state,
+    `layer_flops` the FLOPs of one token in one layer. With a `spec` estimates are made from that instead, and
+    TP must be one of `degrees`.
     """
 
     name: str
