@@ -69,7 +69,7 @@ def _times_of_all(
         known = [other for other in several if other != cut and other in times]
         alike = [other for other in known if other.storage == cut.storage] or known
         like = None if cut in several or not alike else min(alike)
-        of_bytes = _Beside(_head_to_layer(spec, cut), 0.0)  # of a prompt the head sees one token
+        of_bytes = _Beside(_head_to_layer(spec, cut), 0.0, cut in several)  # a prompt's head sees one token
         beside = of_bytes if like is None else _beside(spec, cut, like, times[like])
         times[cut] = _times(spec, cut, by_cut[cut], batched_tokens, beside)
     return times
@@ -77,10 +77,12 @@ def _times_of_all(
 
 @dataclass(frozen=True)
 class _Beside:
-    """What is beside layers, for cuts of one depth: over a layer, or in seconds by work."""
+    """What is beside layers, for cuts of one depth: over a layer, or in seconds by work. `is_told`: depths
+    tell it from layers, here or where it was measured."""
 
     decode: float | Line
     prefill: float | Line
+    is_told: bool
 
 
 def _head_to_layer(spec: ModelSpec, cut: Cut) -> float:
@@ -94,7 +96,7 @@ def _beside(spec: ModelSpec, cut: Cut, like: Cut, times: CutTimes) -> _Beside:
     rest, layer = times.decode.rest, times.decode.layer
     head_s = _head_to_layer(spec, like) * layer.ys[0]
     saved_s = head_s * (1 - like.tensor_parallel / cut.tensor_parallel)
-    return _Beside(Line(rest.xs, tuple(max(0.0, y - saved_s) for y in rest.ys)), times.prefill.rest)
+    return _Beside(Line(rest.xs, tuple(max(0.0, y - saved_s) for y in rest.ys)), times.prefill.rest, True)
 
 
 def _times(
@@ -108,9 +110,7 @@ def _times(
     bursts = [burst for timing in timings for burst in prefill_bursts(timing, batched_tokens)]
     prefill = fit_bursts(bursts, beside.prefill, decode.pair_s, _pair_to_token(spec))
     head_s = decode.layer.ys[0] * vocab_table_bytes(spec, cut.tensor_parallel) / read
-    depths = {timing.setting.layers for timing in timings}
-    is_told = isinstance(beside.decode, Line) or len(depths) > 1  # else the rest is a share of a layer
-    return CutTimes(decode, prefill, head_s if is_told else math.inf)
+    return CutTimes(decode, prefill, head_s if beside.is_told else math.inf)
 
 
 def _pair_to_token(spec: ModelSpec) -> float:

@@ -57,6 +57,15 @@ def test_plans_that_were_not_measured(calibration: Calibration, split: tuple[int
         assert found.ttft_last_s == pytest.approx(truth.ttft_last_s, rel=0.06)
 
 
+def test_a_stage_pauses_for_what_is_beside_layers_but_for_the_head(calibration: Calibration) -> None:
+    """As far as depths tell that from layers, here or for another cut: one depth alone does not."""
+    for tp, batch in itertools.product((1, 2, 4), (1, 16, 64)):
+        pause_s = MACHINE.step_s + 2e-6 * batch
+        assert calibration.at(Cut(tp)).gap_s(batch) == pytest.approx(pause_s, rel=0.15)
+    alone = [m for m in fingerprints(MACHINE) if m.setting == Setting((LAYERS,), batched_tokens=BUDGET)]
+    assert calibrate(LLAMA_7B, alone).at(Cut(1)).gap_s(64) == 0.0
+
+
 @pytest.mark.parametrize("split", [(16, 16), (8, 8, 8, 8)], ids=str)
 def test_what_comes_once_and_what_a_pipeline_waits_for(split: tuple[int, ...]) -> None:
     """With steps of 2048 tokens: what later steps hide is not taken for a part of each step."""

@@ -36,6 +36,10 @@ def a_job(tmp_path: Path, setting: Setting, points: tuple[Point, ...], **more: A
         tmp_path / "model", **SHAPE, num_hidden_layers=max(2, setting.layers)
     )
     (folder / "model.safetensors").unlink()
+    return job_of(folder, tmp_path, setting, points, **more)
+
+
+def job_of(folder: Path, tmp_path: Path, setting: Setting, points: tuple[Point, ...], **more: Any) -> Job:
     return Job(
         folder=folder,
         out=tmp_path / "found.jsonl",

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_measuring import measured
+from test_measuring import job_of, measured
 from tiny_families import Tiny
 
 from profiler.checkpoint import read_model
 from profiler.estimate import stage_weight_bytes
 from profiler.measurements import Footprint, Point, Setting, read
 from profiler.types import Plan
-from workers.measuring.job import Job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -39,20 +38,7 @@ FAMILIES = (
 @pytest.mark.parametrize("tiny", FAMILIES, ids=lambda tiny: tiny.family)
 def test_tables_are_where_they_were_predicted(tiny: Tiny, tmp_path: Path) -> None:
     folder = tiny.write(tmp_path / "model")
-    job = Job(
-        folder=folder,
-        out=tmp_path / "found.jsonl",
-        setting=Setting(STAGES),
-        points=(Point(1, 16),),
-        device_kind="cpu",
-        device_bytes=1 << 30,
-        dtype="float32",
-        max_model_len=128,
-        graphs=False,
-        output_tokens=4,
-        repeats=1,
-        own_process=False,
-    )
+    job = job_of(folder, tmp_path, Setting(STAGES), (Point(1, 16),))
     measured(job, tmp_path)
     (found,) = (m for m in read(job.out) if isinstance(m, Footprint))
     spec, table = read_model(folder), VOCABULARY * 128 * 4
