@@ -13,12 +13,14 @@ from profiler.measurements import Footprint, Measurement, Setting, Timing
 @dataclass(frozen=True)
 class Cost:
     """`gpu_s`: seconds of all engines' GPUs; `wall_s`: of the engines one after the other. `peak_bytes`: the
-    most that one engine needed on all of its GPUs, with the KV cache of its largest load."""
+    most that one engine needed on all of its GPUs, with the KV cache of its largest load; `gpu_bytes`: on one
+    of them."""
 
     engines: int
     gpu_s: float
     wall_s: float
     peak_bytes: float
+    gpu_bytes: float
 
 
 def cost(measured: Iterable[Measurement]) -> Cost:
@@ -33,7 +35,8 @@ def cost(measured: Iterable[Measurement]) -> Cost:
         engines=len(starts),
         gpu_s=sum(ranks * taken for ranks, taken in seconds),
         wall_s=sum(taken for _, taken in seconds),
-        peak_bytes=max(_needed_bytes(start, measured) for start in starts),
+        peak_bytes=max(sum(_needed_bytes(start, measured)) for start in starts),
+        gpu_bytes=max(max(_needed_bytes(start, measured)) for start in starts),
     )
 
 
@@ -41,14 +44,15 @@ def _measuring_s(measured: Sequence[Measurement], setting: Setting) -> float:
     return sum(m.taken_s for m in measured if isinstance(m, Timing) and m.setting == setting)
 
 
-def _needed_bytes(start: Footprint, measured: Sequence[Measurement]) -> float:
+def _needed_bytes(start: Footprint, measured: Sequence[Measurement]) -> list[float]:
+    """Of each rank."""
     loads = [
         m.point.batch * (m.point.input_tokens + m.output_tokens)
         for m in measured
         if isinstance(m, Timing) and m.setting == start.setting
     ]
     tokens = max(loads, default=0)
-    return sum(start.taken(rank) + tokens * rank.kv_cache / max(1, rank.kv_tokens) for rank in start.ranks)
+    return [start.taken(rank) + tokens * rank.kv_cache / max(1, rank.kv_tokens) for rank in start.ranks]
 
 
 def compared(profile: Iterable[Measurement], whole: Iterable[Measurement]) -> dict[str, Any]:

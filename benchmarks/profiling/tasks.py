@@ -13,6 +13,7 @@ from functools import cache
 from benchmarks.profiling.shapes import SHAPES, spec
 from profiler.campaign import Reach, campaign
 from profiler.estimate import estimate
+from profiler.forms import UNCOMPRESSED
 from profiler.measurements import Point, Setting
 from profiler.plans import even_stages
 from profiler.types import DeviceRates, Plan, Workload
@@ -149,17 +150,20 @@ def variants(name: str, gpus: int, quantization: str = "none") -> list[Task]:
 
 
 def _profile(name: str, gpus: int, quantization: str) -> list[Task]:
-    reach = Reach(False, gpus, DEVICE_BYTES, MAX_MODEL_LEN, max(p.batch for p in POINTS), 2048)
+    """In this form; what a profile measures in another form than none is less."""
+    forms = () if quantization == UNCOMPRESSED else (quantization,)
+    reach = Reach(False, gpus, DEVICE_BYTES, MAX_MODEL_LEN, max(p.batch for p in POINTS), 2048, forms=forms)
     return [
         Task(
             Kind.FINGERPRINTS,
             name,
-            dataclasses.replace(trial.setting, quantization=quantization),
+            trial.setting,
             trial.points,
             trial.output_tokens,
             trial.distinct_layers,
         )
         for trial in campaign(spec(name), reach)
+        if trial.setting.quantization == quantization
     ]
 
 

@@ -133,14 +133,16 @@ def prefill_bursts(timing: Timing, batched_tokens: int) -> list[Burst]:
     """The steps until the last request's first token; where there are several, also until the mean one's."""
     load, layers = _load(timing), timing.setting.layers
     fills = filling(load, batched_tokens).fills
-    parts = tuple(fill.part(load.input_tokens) for fill in fills)
+    parts = tuple(fill.part(load.input_tokens, not number) for number, fill in enumerate(fills))
     last = Burst(parts, layers, timing.ttft_last_s)
     if len(fills) == 1 and fills[0].count == 1:
         return [last]
     waited, after = list[Part](), 1.0
-    for fill in fills:  # those whose prompts end in a fill wait for half of it, and later ones for all
+    for number, fill in enumerate(fills):
+        # Those whose prompts end in a fill wait for half of it, and later ones for all.
         share = fill.requests / load.batch
-        waited.append(fill.part(load.input_tokens, after - share * (fill.count - 1) / fill.count / 2))
+        weight = after - share * (fill.count - 1) / fill.count / 2
+        waited.append(fill.part(load.input_tokens, not number, weight))
         after -= share
     return [last, Burst(tuple(waited), layers, timing.ttft_s)]
 

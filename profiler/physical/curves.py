@@ -4,8 +4,9 @@ A step takes `rest(x) + n (layer(x) + pair_s q)`: what does not depend on depth,
 parts and its attention. `x` is the step's work (sequences that decode, or prompt tokens), `q` the pairs of
 tokens that attend to each other; `layer` and `rest` rise along straight lines between the measured `x`,
 never fall, and go on along the last line beyond them. A burst of steps that fill prompts takes `once` more,
-before the first: the host's part, which later steps hide. In such a step each sequence that decodes along
-takes `along` more, and each cached token that it reads `along_pair`. That is MaverIQ's equations 4 and 5 with
+before the first: the host's part, which later steps hide. The steps after the first take `later` more for
+each token and layer: a GPU that is kept busy lowers its clock. In such a step each sequence that decodes
+along takes `along` more, and each cached token that it reads `along_pair`. That is MaverIQ's equations 4 and 5 with
 the batch (its equation 6, which errs by up to 84% because it is one line through two small batches) and the
 context put inside.
 """
@@ -26,7 +27,7 @@ Prior = tuple[Floats, Floats | float]  # rows of a least squares problem, and wh
 PRIOR_WEIGHT = 0.02  # of a prior against one measurement
 CERTAIN = 10.0  # where measurements do not say anything
 TINY_S = 1e-9
-OTHERS = ("pair_s", "once_s", "along_s", "along_pair_s")  # of StepTime, beside its lines
+OTHERS = ("pair_s", "once_s", "later_s", "along_s", "along_pair_s")  # of StepTime, beside its lines
 PAIRS, PAIRS_WEIGHT = 4096, 0.1  # where contexts were short, noise must not decide about those of this length
 
 
@@ -42,11 +43,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Part:
-    """Steps of a burst that are alike: `along` sequences decode in each, and read `along_pairs` tokens."""
+    """Steps of a burst that are alike: `along` sequences decode in each, and read `along_pairs` tokens.
+    `later`: how many of them come after the burst's first."""
 
     work: float
     pairs: float
     count: float = 1.0
+    later: float = 0.0
     along: float = 0.0
     along_pairs: float = 0.0
 
@@ -84,6 +87,7 @@ class StepTime:
     pair_s: float
     error: float
     once_s: float = 0.0
+    later_s: float = 0.0
     along_s: float = 0.0
     along_pair_s: float = 0.0
 
@@ -112,7 +116,7 @@ def fit(steps: Sequence[Step], beside: float | Line, pair_to_layer: float | None
     priors = [problem.rest_prior(beside, isinstance(beside, Line) and not problem.is_of_depths)]
     if pair_to_layer is not None:
         priors.append(problem.pair_prior(pair_to_layer))
-    return problem.solve(priors, unused=("once_s", "along_s", "along_pair_s"))
+    return problem.solve(priors, unused=OTHERS[1:])
 
 
 def fit_bursts(
@@ -130,7 +134,8 @@ def fit_bursts(
         problem.token_prior(pair_to_token),
         *problem.burst_priors(decode_pair_s),
     ]
-    return problem.solve(priors, unused=() if several else ("once_s",))  # else it is a part of the rest
+    # Of single steps, what comes once is a part of the rest.
+    return problem.solve(priors, unused=() if several else ("once_s", "later_s"))
 
 
 @dataclass(frozen=True)
@@ -184,9 +189,9 @@ class _Problem:
         return row, 0.0
 
     def burst_priors(self, decode_pair_s: float) -> list[Prior]:
-        """Nothing comes once or for sequences that decode along, and their tokens take what they do when all
-        decode."""
-        expected = {"once_s": 0.0, "along_s": 0.0, "along_pair_s": decode_pair_s}
+        """Nothing comes once, later or for sequences that decode along, and their tokens take what they do
+        when all decode."""
+        expected = {"once_s": 0.0, "later_s": 0.0, "along_s": 0.0, "along_pair_s": decode_pair_s}
         weights = {name: self._most(name) for name in expected}
         return [(self._weighed(name, weights[name]), weights[name] * expected[name]) for name in expected]
 
@@ -230,7 +235,9 @@ def _row(burst: Burst, knots: Sequence[float]) -> Floats:
 
     reached = np.sum([part.count * _reached(part.work, knots) for part in burst.parts], axis=0)
     pairs, along_pairs = total(lambda part: part.pairs), total(lambda part: part.along_pairs)
-    others = [burst.layers * pairs, 1.0, total(lambda part: part.along), burst.layers * along_pairs]
+    later = sum(part.later * part.work for part in burst.parts)
+    along = total(lambda part: part.along)
+    others = [burst.layers * pairs, 1.0, burst.layers * later, along, burst.layers * along_pairs]
     return np.concatenate([reached, burst.layers * reached, others])
 
 

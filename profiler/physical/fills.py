@@ -30,12 +30,14 @@ class Fill:
     decoding: float = 0.0
     count: int = 1
 
-    def part(self, input_tokens: int, weight: float = 1.0) -> Part:
+    def part(self, input_tokens: int, is_first: bool, weight: float = 1.0) -> Part:
         """Its steps, as the fit and predictions see them, where prompts have `input_tokens`."""
+        count = self.count * weight
         return Part(
             self.tokens + self.decoding,
             self.tokens * (input_tokens + 1) / 2,
-            self.count * weight,
+            count,
+            count - is_first,
             self.decoding,
             self.decoding * input_tokens,
         )

@@ -7,7 +7,7 @@ each rank needs: with uneven stages it is the fullest rank that does not fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,11 +61,9 @@ class _Seen:
         """Without weights that the engine holds elsewhere than in parameters: a CPU's packs them."""
         return max(0, self.memory.runtime - self.packed)
 
-    @property
-    def activations(self) -> int:
-        """What stays of a pass's peak; at the peak, there are no graphs yet."""
-        given_back = min(max(0, -self.beyond), self.memory.activations, self.memory.graphs)
-        return self.memory.activations - given_back
+    def activations(self, graphs: int) -> int:
+        """What stays of a pass's peak beside as many bytes of `graphs`; at the peak, there are none yet."""
+        return self.memory.activations - min(max(0, -self.beyond), self.memory.activations, graphs)
 
     @property
     def later(self) -> int:
@@ -73,23 +71,30 @@ class _Seen:
         return max(0, self.beyond)
 
     @property
+    def place(self) -> tuple[bool, bool]:
+        """Whether it was of the first stage, and of the last."""
+        return self.is_first, self.is_last
+
+    @property
     def is_stage(self) -> bool:
         """Of several."""
-        return not (self.is_first and self.is_last)
+        return not all(self.place)
 
 
 @dataclass(frozen=True)
 class Ranks:
     """What is known of ranks of one cut. Where no fingerprint was cut so, those of the nearest TP; where
-    none was stored so, those of other forms, for all but weights; where there are none, allowances. `graphs`:
-    bytes of captured graphs, and of each layer in them. `runtimes`: of a rank that is alone, and of one in
+    none was stored so, those of other forms, for all but weights; where there are none, allowances. `placed`:
+    beside them those of other forms in places where none of them was, a pipeline's: in these they take about
+    the same. `graphs`: bytes of captured graphs, and of each layer in them. `runtimes`: of a rank that is
+    alone, and of one in
     company; `handing`: what a stage of several takes later, whatever its cut. `is_measured`: fingerprints of
     this very cut are known. `layer_share`: bytes of a layer as it is stored, over those it has unquantized;
     `form_bytes`: what storing so takes once.
     """
 
     spec: ModelSpec
-    seen: tuple[_Seen, ...]
+    placed: tuple[_Seen, ...]
     graphs: tuple[float, float]
     runtimes: tuple[int, int]
     handing: int
@@ -102,12 +107,13 @@ class Ranks:
         spec, layers = self.spec, plan.layers_per_stage[stage]
         allowed = allowance_bytes(spec, plan, stage) - RUNTIME_BYTES
         once, each = self.graphs
+        graphs = round(once + each * layers)
         as_it_is = replace(plan, quantization=UNCOMPRESSED)
         saved = (1 - self.layer_share) * layers * layer_shard_bytes(spec, plan.tensor_parallel)
         return RankBytes(
             weights=stage_weight_bytes(spec, as_it_is, stage) + self.form_bytes - round(saved),
-            activations=max((one.activations for one in self._placed_as(plan, stage)), default=allowed),
-            graphs=round(once + each * layers),
+            activations=max((one.activations(graphs) for one in self._placed_as(plan, stage)), default=allowed),
+            graphs=graphs,
             runtime=self.runtimes[plan.world_size > 1] + self._later(plan, stage),
             kv_per_token=layers * kv_bytes_per_token(spec, plan.tensor_parallel),
         )
@@ -115,7 +121,7 @@ class Ranks:
     def _later(self, plan: Plan, stage: int) -> int:
         """As ranks in its very place; a stage where none was, as the one that took most."""
         first, last = stage == 0, stage == plan.pipeline_parallel - 1
-        placed = [one.later for one in self.seen if (one.is_first, one.is_last) == (first, last)]
+        placed = [one.later for one in self.placed if one.place == (first, last)]
         return max(placed, default=0 if first and last else self.handing)
 
     def _placed_as(self, plan: Plan, stage: int) -> Sequence[_Seen]:
@@ -126,19 +132,25 @@ class Ranks:
         def unlike(one: _Seen) -> tuple[bool, bool]:
             return one.is_first != is_first, one.is_last != is_last
 
-        nearest = min(map(unlike, self.seen), default=None)
-        return [one for one in self.seen if unlike(one) == nearest]
+        nearest = min(map(unlike, self.placed), default=None)
+        return [one for one in self.placed if unlike(one) == nearest]
 
 
 def known_ranks(calibration: Calibration, cut: Cut) -> Ranks:
-    stored = _stored(calibration.footprints, cut)
-    alike = _nearest(stored or _cached(calibration.footprints, cut), cut)
-    seen = tuple(rank for footprint in alike for rank in _ranks(calibration, footprint))
-    every = tuple(rank for footprint in calibration.footprints for rank in _ranks(calibration, footprint))
+    stored, cached = _stored(calibration.footprints, cut), _cached(calibration.footprints, cut)
+    alike = _nearest(stored or cached, cut)
+    degrees = {footprint.setting.tensor_parallel for footprint in alike}
+
+    def ranks(footprints: Iterable[Footprint]) -> tuple[_Seen, ...]:
+        return tuple(rank for footprint in footprints for rank in _ranks(calibration, footprint))
+
+    seen, every = ranks(alike), ranks(calibration.footprints)
+    others = ranks(footprint for footprint in cached if footprint.setting.tensor_parallel in degrees)
+    places = {one.place for one in seen}
     on_gpus = bool(alike) and not any(footprint.packed for footprint in alike)
     return Ranks(
         calibration.spec,
-        seen,
+        (*seen, *(one for one in others if one.place not in places)),
         _graphs(seen, every),
         _runtimes(seen, every, CHANNEL_BYTES if on_gpus else 0),
         max((one.later for one in every if one.is_stage), default=HANDING_BYTES if on_gpus else 0),

@@ -84,16 +84,17 @@ def _ends_s(
     """
     stages, refill_s = len(layers), calibration.refill_s * (len(layers) > 1)
     free, ends, landed = np.full_like(layers, times.prefill.once_s), [], list[Floats]()
-    for fill in fills:
-        part = fill.part(input_tokens)
-        taken = _stages_s(layers, part.work, part.pairs, times.prefill)
-        taken += layers * times.prefill.along_pair_s * part.along_pairs
-        taken[-1] += times.prefill.along_s * part.along
+    for number, fill in enumerate(fills):
+        part = fill.part(input_tokens, not number)
+        first = _stages_s(layers, part.work, part.pairs, times.prefill)
+        first += layers * times.prefill.along_pair_s * part.along_pairs
+        first[-1] += times.prefill.along_s * part.along
+        taken = first + layers * times.prefill.later_s * part.work
         turn_s = (taken.sum(axis=0) + (stages - 1) * calibration.hop_s + refill_s) / stages
         each_s = np.maximum(taken.max(axis=0), turn_s)
         more_s = (fill.count - 1) * each_s
         at = np.maximum(free[0], landed[0] + refill_s) if len(landed) == stages else free[0]
-        for stage, seconds in enumerate(taken):
+        for stage, seconds in enumerate(taken if number else first):
             at = np.maximum(at, free[stage]) + seconds
             free[stage] = at + more_s
             at = at + calibration.hop_s * (stage < stages - 1)

@@ -64,7 +64,10 @@ def prompt_time(ground: Ground, plan: Plan, tokens: int) -> StageTime:
     steps = math.ceil(tokens / plan.batched_tokens)
     pairs = tokens * (tokens + 1) / 2
     taken = _linear(times.prefill, tokens / steps, pairs / steps).times(steps)
-    return dataclasses.replace(taken, rest_s=taken.rest_s + times.prefill.once_s).times(factor)
+    later_s = times.prefill.later_s * tokens * (steps - 1) / steps
+    once_s = times.prefill.once_s
+    taken = dataclasses.replace(taken, layer_s=taken.layer_s + later_s, rest_s=taken.rest_s + once_s)
+    return taken.times(factor)
 
 
 def decode_time(ground: Ground, plan: Plan, sequences: float, context: float) -> StageTime:

@@ -26,9 +26,11 @@ class Machine:
     once_s: float = 4e-3  # until an idle engine begins
     refill_s: float = 0.0  # from a landing until a step that fills prompts may begin
     cut_s: float = 15e-6  # all-reduces of a layer, for each doubling of TP
+    busy: float = 1.0  # how much longer computing takes after the first step: a GPU lowers its clock
 
-    def layer_s(self, tokens: int, pairs: float, tp: int) -> float:
+    def layer_s(self, tokens: int, pairs: float, tp: int, is_busy: bool = False) -> float:
         move, compute = self.layer_bytes / self.bandwidth, self.layer_bytes * tokens / self.flops
+        compute *= self.busy if is_busy else 1.0
         return max(move, compute) / tp + self.launch_s + self.cut_s * math.log2(tp) + pairs * self.pair_s / tp
 
     def gap_s(self, batch: Batch) -> float:
@@ -54,6 +56,7 @@ class Batch:
     """Which requests take how many tokens each in a step."""
 
     parts: tuple[tuple[Request, int], ...]
+    is_first: bool = False
 
     @property
     def fills(self) -> bool:
@@ -63,7 +66,7 @@ class Batch:
         tokens = sum(count for _, count in self.parts)
         pairs = sum(n * (r.filled + len(r.times) + (n - 1) / 2 + (n > 1)) for r, n in self.parts)
         rest = machine.rest_s(len(self.parts), tp) if last else 0.0
-        return layers * machine.layer_s(tokens, pairs, tp) + rest
+        return layers * machine.layer_s(tokens, pairs, tp, not self.is_first) + rest
 
 
 def simulate(
@@ -75,7 +78,8 @@ def simulate(
     landings = 0
     now = machine.once_s
     while any(len(r.times) < output for r in requests):
-        batch = schedule(requests, output, batched_tokens) if len(flying) < len(split) else None
+        is_first, has_room = not landings and not flying, len(flying) < len(split)
+        batch = schedule(requests, output, batched_tokens, is_first) if has_room else None
         if batch is not None:
             late = machine.refill_s * (landings > 0 and batch.fills and len(split) > 1)
             flying.append((fly(machine, split, tp, batch, now + late, free_at), batch))
@@ -87,7 +91,7 @@ def simulate(
     return Arrivals(tuple(tuple(r.times) for r in requests))
 
 
-def schedule(requests: Sequence[Request], output: int, budget: int) -> Batch | None:
+def schedule(requests: Sequence[Request], output: int, budget: int, is_first: bool) -> Batch | None:
     """Those that decode first, then prompts in order, within the budget."""
     parts = []
     idle = [r for r in requests if not r.in_flight and len(r.times) < output]
@@ -98,7 +102,7 @@ def schedule(requests: Sequence[Request], output: int, budget: int) -> Batch | N
             parts.append((request, count))
             budget -= count
             request.in_flight = True
-    return Batch(tuple(parts)) if parts else None
+    return Batch(tuple(parts), is_first) if parts else None
 
 
 def fly(

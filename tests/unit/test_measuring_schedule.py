@@ -172,6 +172,13 @@ def test_tiers_and_quantizations_are_chosen() -> None:
     assert set(first) < set(everything)
 
 
+def test_a_form_is_measured_as_a_profile_does() -> None:
+    """One depth, and no pipeline: those are known of the model as it is."""
+    found = chosen([Kind.FINGERPRINTS], ["llama-2-7b"], ["fp8"], 4, 1)
+    assert {t.setting for t in found} == {Setting((32,), tp, "fp8") for tp in (1, 2, 4)}
+    assert len(chosen([Kind.FINGERPRINTS], ["llama-2-7b"], ["none"], 4, 1)) == 5
+
+
 # --- carrying out -------------------------------------------------------------------------------------
 
 WORK = """
@@ -325,8 +332,8 @@ def test_engines_end_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_engines_share_neither_folders_nor_ports(tmp_path: Path) -> None:
-    """Those of one shape in two quantizations write their variants into their folders."""
-    tasks = chosen([Kind.VARIANTS, Kind.FINGERPRINTS], ["tiny"], ["none", "fp8"], 1, 1)
+    """Those of one shape in two quantizations, and those that write their variants into their folders."""
+    tasks = chosen(list(Kind), ["tiny"], ["none", "fp8"], 1, 1)
     host = Host(tmp_path / "out", tmp_path, "cuda", 100.0)
     starts = [host.start(Slot(one, (2,), 0.0, 1.0), number) for number, one in enumerate(tasks)]
     jobs = [Job.model_validate_json(Path(start.command[-2]).read_text()) for start in starts]
@@ -390,7 +397,8 @@ def test_what_measuring_took() -> None:
     engine_s = 1.0 + 0.7
     assert (found.engines, found.gpu_s) == (2, pytest.approx(3 * engine_s))
     assert found.wall_s == pytest.approx(2 * engine_s)
-    assert found.peak_bytes == pytest.approx(2 * (1 + 2 + 3 + 4 + 16 * 5 / 6))  # 1 x (8 + 8) tokens
+    each = 1 + 2 + 3 + 4 + 16 * 5 / 6  # 1 x (8 + 8) tokens
+    assert (found.peak_bytes, found.gpu_bytes) == (pytest.approx(2 * each), pytest.approx(each))
     assert compared(measured(one), measured(other))["ratios"]["gpu_s"] == 2.0
     with pytest.raises(ValueError, match="footprint of at least one engine"):
         cost([])

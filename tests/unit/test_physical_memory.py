@@ -97,6 +97,36 @@ def test_what_the_device_counts_is_what_a_rank_needs() -> None:
     assert needed(2, 16, 16) == [5160 - 2120 - 862 + 6502 - (2663 + 330 + 669 + 1600)] * 2
 
 
+def test_a_form_that_was_measured_alone_is_placed_as_the_model_is() -> None:
+    """In fp8 one GPU was measured; in bfloat16 also stages, of which the last took 933 MiB later."""
+    held = (RankMemory(1, 269 * MIB, 532 * MIB, 1522 * MIB, 0, 0, (269 + 532 + 1522 + 933) * MIB + 1),)
+    stages = footprint((16, 16), 1, (282, 548, 1525), (0, 0, 0))
+    stages = replace(stages, ranks=stages.ranks[:1] + held)
+    fp8 = replace(footprint((32,), 1, (290, 644, 757)), setting=Setting((32,), 1, "fp8"))
+    two = replace(footprint((32,), 2, *[(202, 554, 1633)] * 2), setting=Setting((32,), 2, "fp8"))
+    known = Calibration(LLAMA_7B, 8192, {}, footprints=(footprint((32,), 1, (282, 638, 757)), stages, fp8, two))
+    halves = plan(LLAMA_7B, pp=2, quantization="fp8")  # type: ignore[arg-type]
+    first, last = rank_bytes(known, Cut(1, "fp8"), halves)
+    assert (first.activations // MIB, last.activations // MIB) == (282, 269)
+    assert (last.runtime - first.runtime) // MIB == 933
+    (alone,) = rank_bytes(known, Cut(1, "fp8"), plan(LLAMA_7B, quantization="fp8"))  # type: ignore[arg-type]
+    assert (alone.activations // MIB, alone.runtime // MIB) == (290, 757), "it has a place of its own"
+
+
+def test_graphs_take_what_a_pass_gave_back() -> None:
+    """Qwen2.5-14B in 24 and in 48 layers: 1132 MiB of the peak were given back, more than graphs of either
+    take, so that a rank needs what it needed at the peak."""
+    seen = [(24, 638), (48, 798)]
+    ranks = [
+        RankMemory(1, 1526 * MIB, g * MIB, 757 * MIB, 0, 0, (1526 + g + 757 - 1132) * MIB) for _, g in seen
+    ]
+    prints = [Footprint(Setting((n,)), (rank,), 1.0) for (n, _), rank in zip(seen, ranks, strict=True)]
+    known = Calibration(LLAMA_7B, 8192, {}, footprints=tuple(prints))
+    for layers in (24, 32, 48):
+        (rank,) = rank_bytes(known, Cut(1), plan(LLAMA_7B, layers_per_stage=(layers,)))  # type: ignore[arg-type]
+        assert (rank.activations + rank.graphs + rank.runtime) // MIB == 1526 + 757
+
+
 def test_where_no_rank_was_in_company_or_of_another_depth() -> None:
     """Then channels are allowed for, and graphs are taken for what does not grow with depth."""
     halves = plan(LLAMA_7B, pp=2)  # type: ignore[arg-type]
