@@ -55,7 +55,7 @@ async def carry_out(given: argparse.Namespace, result: dict[str, Any]) -> None:
 async def _carry_out(given: argparse.Namespace, children: Children, result: dict[str, Any]) -> None:
     settings = Settings(home=given.work, max_model_len=given.max_model_len, concurrency=given.concurrency)
     rates = await rates_of(socket.gethostname(), children)
-    told = settings.model_dump(mode="json", exclude={"api_key", "store_url"})
+    told = settings.model_dump(mode="json", exclude={"api_key", "store_url", "home"})
     result |= {"settings": told, "rates": told_rates(rates)}
     await _hold(given.ballast, children)
     store = open_store(settings.resolved_store_url)
@@ -121,7 +121,8 @@ def main() -> None:
     given = options()
     given.work = given.work.absolute()
     given.work.mkdir(parents=True)
-    result: dict[str, Any] = {"command": sys.argv, "host": os.uname().nodename}
+    command = f"python -m benchmarks.placement_gpu {' '.join(sys.argv[1:])}"
+    result: dict[str, Any] = {"command": command, "host": os.uname().nodename}
     try:
         asyncio.run(carry_out(given, result))
     except BaseException as e:

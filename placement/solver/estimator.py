@@ -126,9 +126,13 @@ class StageEstimator(ABC):
         return 1.0 if self._shared else min(float(shape.pp), self.batch(shape))
 
     def turns_s(self, shape: Shape) -> float:
-        """A token takes no less: with one batch in flight nothing, with two or more a turn of each."""
+        """A token takes no less."""
+        return self.turns(shape) * self.turn_s
+
+    def turns(self, shape: Shape) -> float:
+        """With one batch in flight none, with two or more one of each."""
         groups = self.groups(shape)
-        return groups * min(1.0, groups - 1) * self.turn_s
+        return groups * min(1.0, groups - 1)
 
     def batch(self, shape: Shape) -> float:
         """Requests in flight under the expected rate."""

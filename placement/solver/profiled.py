@@ -115,7 +115,8 @@ class Profiled(StageEstimator):
         worst = max(found, key=lambda p: p.tpot_s.high / p.tpot_s.low)
         low, high = _share(worst.tpot_s)
         more = 1 + NINE_IN_TEN * self._turn_error(plan)
-        return Account(made, worst.basis, _share(worst.ttft_s), (low / more, high * more), _notes(found))
+        most = max(high * more, self._turns_most_s(plan) / self(plan).tpot_s)
+        return Account(made, worst.basis, _share(worst.ttft_s), (low / more, most), _notes(found))
 
     def _turn_error(self, plan: CandidatePlan) -> float:
         """Of the host's turns where they decide how long a token takes, else 0."""
@@ -123,6 +124,10 @@ class Profiled(StageEstimator):
         if self._calibration is None or not turns_s or self(plan).tpot_s > turns_s:
             return 0.0
         return self._calibration.turn_error
+
+    def _turns_most_s(self, plan: CandidatePlan) -> float:
+        """What they may take where no measured pipeline showed them."""
+        return self.turns(plan.shape) * self._calibration.turn_most_s if self._calibration else 0.0
 
     def _ground(self, shape: Shape, kind: GpuType) -> Ground:
         return self._known.ground(kind, shape.ranks, shape.tp)

@@ -51,9 +51,13 @@ def calibrate(spec: ModelSpec, measured: Iterable[Measurement]) -> Calibration:
     pipelines = [m for m in timings if len(m.setting.layers_per_stage) > 1 and Cut.of(m.setting) in times]
     hop_s = _hop_s(calibration, pipelines)
     found = dataclasses.replace(calibration, hop_s=HOP_S if hop_s is None else hop_s)
-    turn_s, turn_error = _turn(found, pipelines)
+    turn_s, turn_error, most_s = _turn(found, pipelines)
     found = dataclasses.replace(
-        found, turn_s=turn_s, turn_error=turn_error, refill_s=_refill_s(found, pipelines)
+        found,
+        turn_s=turn_s,
+        turn_error=turn_error,
+        turn_most_s=most_s,
+        refill_s=_refill_s(found, pipelines),
     )
     mixed = [m for m in everything if isinstance(m, Timing) and m.point.mix]
     return dataclasses.replace(found, variants=fit_variants(found, mixed, whole))
@@ -163,9 +167,10 @@ def _hop_s(calibration: Calibration, pipelines: Sequence[Timing]) -> float | Non
     return max(0.0, sorted(found)[len(found) // 2]) if found else None
 
 
-def _turn(calibration: Calibration, pipelines: Sequence[Timing]) -> tuple[float, float]:
+def _turn(calibration: Calibration, pipelines: Sequence[Timing]) -> tuple[float, float, float]:
     """With which pipelines of several groups in flight are nearest to what was measured (least squares of
-    logarithms), and the root mean square error of those that it decides (at least TURN_ERROR); 0 without."""
+    logarithms), and the root mean square error of those that it decides (at least TURN_ERROR); 0 without.
+    Then, at most what a group took of the shortest step."""
     several = []
     for timing in pipelines:
         stages = len(timing.setting.layers_per_stage)
@@ -180,12 +185,12 @@ def _turn(calibration: Calibration, pipelines: Sequence[Timing]) -> tuple[float,
     def miss(turn_s: float) -> float:
         return sum(math.log(max(one.without_s, turn_s) / one.seen_s) ** 2 for one in several)
 
-    if miss(0.0) <= len(several) * REPETITION**2:
-        return 0.0, 0.0
-    turn_s = min(candidates, key=miss)
+    turn_s = 0.0 if miss(0.0) <= len(several) * REPETITION**2 else min(candidates, key=miss)
+    if not turn_s:
+        return 0.0, 0.0, min((one.seen_s for one in several), default=0.0)
     decided = [math.log(turn_s / one.seen_s) for one in several if one.without_s < turn_s]
     error = math.sqrt(sum(one**2 for one in decided) / len(decided)) if decided else 0.0
-    return turn_s, max(TURN_ERROR, error) if turn_s else 0.0
+    return turn_s, max(TURN_ERROR, error), 0.0
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,8 @@ class VariantCosts:
 @dataclass(frozen=True)
 class Calibration:
     """`hop_s`: what a boundary between two stages adds to a step; `turn_s`: what each of several groups in
-    flight takes of a step at least, and `turn_error` how far off that was (relative); `refill_s`: from the
+    flight takes of a step at least, and `turn_error` how far off that was (relative), or, where every stage
+    seen hid it, `turn_most_s`: how long it may be; `refill_s`: from the
     end of a step in a pipeline until the host has the one that fills prompts in its place. A step takes at
     most `batched_tokens`. `variants` has the kinds that were measured, by VariantKind's value."""
 
@@ -76,6 +77,7 @@ class Calibration:
     hop_s: float = HOP_S
     turn_s: float = 0.0
     turn_error: float = 0.0
+    turn_most_s: float = 0.0
     refill_s: float = 0.0
     footprints: tuple[Footprint, ...] = field(default=())
     variants: Mapping[str, VariantCosts] = field(default_factory=dict)

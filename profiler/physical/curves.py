@@ -6,9 +6,9 @@ tokens that attend to each other; `layer` and `rest` rise along straight lines b
 never fall, and go on along the last line beyond them. A burst of steps that fill prompts takes `once` more,
 before the first: the host's part, which later steps hide. The steps after the first take `later` more for
 each token and layer: a GPU that is kept busy lowers its clock. In such a step each sequence that decodes
-along takes `along` more, and each cached token that it reads `along_pair`. That is MaverIQ's equations 4 and 5 with
-the batch (its equation 6, which errs by up to 84% because it is one line through two small batches) and the
-context put inside.
+along takes `along` more, and each cached token that it reads `along_pair`. That is MaverIQ's equations 4 and
+5 with the batch (its equation 6, which errs by up to 84% because it is one line through two small batches)
+and the context put inside.
 """
 
 from __future__ import annotations

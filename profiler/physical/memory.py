@@ -112,7 +112,9 @@ class Ranks:
         saved = (1 - self.layer_share) * layers * layer_shard_bytes(spec, plan.tensor_parallel)
         return RankBytes(
             weights=stage_weight_bytes(spec, as_it_is, stage) + self.form_bytes - round(saved),
-            activations=max((one.activations(graphs) for one in self._placed_as(plan, stage)), default=allowed),
+            activations=max(
+                (one.activations(graphs) for one in self._placed_as(plan, stage)), default=allowed
+            ),
             graphs=graphs,
             runtime=self.runtimes[plan.world_size > 1] + self._later(plan, stage),
             kv_per_token=layers * kv_bytes_per_token(spec, plan.tensor_parallel),

@@ -42,12 +42,14 @@ class Latency:
 
 @dataclass(frozen=True)
 class Latencies:
-    """As `Latency`, of many splits: each [splits]. `in_turns`: the host's turns decide what TPOT is."""
+    """As `Latency`, of many splits: each [splits]. `in_turns`: the host's turns decide what TPOT is.
+    `turns_most_s`: what they may take where none is known."""
 
     ttft_s: Floats
     ttft_last_s: Floats
     tpot_s: Floats
     in_turns: npt.NDArray[np.bool_]
+    turns_most_s: float
 
 
 def latency(
@@ -69,9 +71,10 @@ def latencies(
     for fill, (mean, _) in zip(found.fills, ends, strict=True):
         total += fill.requests * mean
     decode_s = _decode_s(calibration, times, layers, workload, found.groups)
-    turns_s = len(found.groups) * calibration.turn_s if len(found.groups) > 1 else 0.0
+    turns = len(found.groups) if len(found.groups) > 1 else 0
+    turns_s, most_s = turns * calibration.turn_s, turns * calibration.turn_most_s
     tpot_s = np.maximum(decode_s, turns_s)
-    return Latencies(total / workload.batch, ends[-1][1], tpot_s, decode_s < turns_s)
+    return Latencies(total / workload.batch, ends[-1][1], tpot_s, decode_s < turns_s, most_s)
 
 
 def _ends_s(

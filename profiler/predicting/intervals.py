@@ -45,6 +45,10 @@ class Ranges:
             self.value + times * other.value, self.low + times * other.low, self.high + times * other.high
         )
 
+    def up_to(self, high: float) -> Ranges:
+        """At least."""
+        return Ranges(self.value, self.low, np.maximum(self.high, high))
+
     def intervals(self) -> list[Interval]:
         return list(map(Interval, self.value.tolist(), self.low.tolist(), self.high.tolist()))
 

@@ -105,7 +105,7 @@ def _physical(
     turns = calibration.turn_error * found.in_turns.astype(np.float64)
     tpot = widened(
         found.tpot_s + hops_s, step, layers, slower[1], (times.decode.error, NOISE, wider, elsewhere, turns)
-    )
+    ).up_to(found.turns_most_s)
     tokens = min(how.batched_tokens, workload.batch * workload.input_tokens)
     fill = prefill_time(calibration, cut, load, workload.input_tokens)
     shares = (times.prefill.error, NOISE, stretch(times.prefill.widest, tokens), elsewhere)

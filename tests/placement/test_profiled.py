@@ -136,3 +136,13 @@ def test_in_what_if_forms_that_engines_have_need_no_sizes_beside_those_that_do(t
         assert sizes["none"] == 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
         assert 0.5 < sizes["fp8"] / sizes["none"] < 0.501
         assert (request.model.spec is None) == ("int4" in compressions)
+
+
+def test_turns_that_the_profile_did_not_see_are_in_the_range() -> None:
+    """At most 9 ms for each of two batches in flight; with one request after the other there are none."""
+    unseen = Measured(replace(CALIBRATION, turn_s=0.0, turn_error=0.0, turn_most_s=9e-3), GPU.rates(1))
+    known, asked = Knowledge(LLAMA_7B, TEMPLATE, {"h200": unseen}), candidate(1, (16, 16))
+    for rate_per_s, is_wider in ((100.0, True), (0.0, False)):
+        under = Profiled(CLUSTER, replace(REQUEST, rate_per_s=rate_per_s), known)
+        high_s = under(asked).tpot_s * under.account(asked).tpot_share[1]
+        assert (high_s >= 2 * 9e-3) == is_wider

@@ -117,6 +117,19 @@ def test_turns_that_differ_from_engine_to_engine_widen_what_they_decide() -> Non
     assert few.turn_error == TURN_ERROR  # one load tells nothing of others
 
 
+def test_turns_that_no_stage_let_see_may_be_as_long_as_what_hid_them(calibration: Calibration) -> None:
+    """The profile has one pipeline with two groups; in four stages a step of each is shorter."""
+    pipeline = Setting((16, 16), batched_tokens=BUDGET)
+    most_s = measured(MACHINE, pipeline, Point(128, 128), OUT, BUDGET).tpot_s / 2
+    assert (calibration.turn_s, calibration.turn_most_s) == (0.0, pytest.approx(most_s))
+    ground = Ground(LLAMA_7B, (DeviceRates(1.0, 1.0),) * 4, calibration)
+    quarters = Plan(1, (8, 8, 8, 8), "none", BUDGET, 0, 0, 0, batched_tokens=BUDGET)
+    several, alone = (predict(ground, quarters, Workload(batch, 128, OUT)).tpot_s for batch in (256, 1))
+    assert several.high == pytest.approx(4 * most_s)
+    assert several.value < 0.8 * several.high
+    assert alone.high < 1.3 * alone.value
+
+
 @pytest.mark.parametrize("output", [1, 2, 8, 64])
 def test_sequences_that_have_their_tokens_make_room(calibration: Calibration, output: int) -> None:
     """256 prompts take 32 steps; with few tokens out the first have ended long before the last begin."""

@@ -104,7 +104,9 @@ def test_a_form_that_was_measured_alone_is_placed_as_the_model_is() -> None:
     stages = replace(stages, ranks=stages.ranks[:1] + held)
     fp8 = replace(footprint((32,), 1, (290, 644, 757)), setting=Setting((32,), 1, "fp8"))
     two = replace(footprint((32,), 2, *[(202, 554, 1633)] * 2), setting=Setting((32,), 2, "fp8"))
-    known = Calibration(LLAMA_7B, 8192, {}, footprints=(footprint((32,), 1, (282, 638, 757)), stages, fp8, two))
+    known = Calibration(
+        LLAMA_7B, 8192, {}, footprints=(footprint((32,), 1, (282, 638, 757)), stages, fp8, two)
+    )
     halves = plan(LLAMA_7B, pp=2, quantization="fp8")  # type: ignore[arg-type]
     first, last = rank_bytes(known, Cut(1, "fp8"), halves)
     assert (first.activations // MIB, last.activations // MIB) == (282, 269)
