@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from controlplane import feedback, refusals
-from controlplane.profiling import Profiles, engine_dtype, runtime_bytes, served_spec, spec_of
+from controlplane.profiling import Profiles, engine_dtype, overheads, served_spec, spec_of
 from controlplane.records import Deployment, Model
 from controlplane.settings import Settings
 from controlplane.worker_groups import WorkerGroup
@@ -166,7 +166,7 @@ def _question(
     request = _request(model, deployment, spec, forms, context, settings)
     plan = Plan(1, (spec.num_layers,), UNCOMPRESSED, context, request.kv_tokens, 0, 0)
     room = with_room_for_variants(plan, spec, settings, variants)
-    known = Knowledge(spec, room, measured, runtime_bytes(settings, cluster.types[0].kind))
+    known = Knowledge(spec, room, measured, overheads(settings, cluster.types[0].kind))
     return Question(cluster, request, known, tuple(form for form in every if form not in forms))
 
 

@@ -14,8 +14,8 @@ from controlplane.profiling import (
     carrier_kind,
     carriers,
     engine_dtype,
+    overheads,
     profiled_device,
-    runtime_bytes,
     served_spec,
 )
 from controlplane.records import Model
@@ -174,8 +174,8 @@ def _ground(
     """
     rates, kind = _rates(plan, inventory), carrier_kind(inventory)
     shared = plan.world_size if kind == CPU else 1
-    runtime = runtime_bytes(settings, kind)
-    return Ground(spec, tuple(rates), known, _free_bytes(plan, inventory), shared, runtime_bytes=runtime)
+    beside = overheads(settings, kind)
+    return Ground(spec, tuple(rates), known, _free_bytes(plan, inventory), shared, overheads=beside)
 
 
 def _free_bytes(plan: Plan, inventory: Inventory) -> tuple[int, ...]:

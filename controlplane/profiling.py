@@ -16,7 +16,7 @@ from controlplane.state.typed import State, Versioned
 from placement.types import CPU, Device, DeviceKey, Inventory
 from profiler.campaign import Reach, Trial, campaign, count_points, needed_bytes
 from profiler.errors import MeasurementError
-from profiler.estimate import CPU_RUNTIME_BYTES, RUNTIME_BYTES
+from profiler.estimate import CONTEXT_ONLY, VLLM_ON_CPU, VLLM_ON_GPU, Overheads
 from profiler.forms import UNCOMPRESSED
 from profiler.measurements import Footprint, Timing, from_lines
 from profiler.physical.calibrating import calibrate
@@ -49,9 +49,11 @@ def engine_dtype(settings: Settings, kind: str) -> str:
     return "float32" if kind == CPU else "bfloat16"
 
 
-def runtime_bytes(settings: Settings, kind: str) -> int:
-    """What a rank's process is taken to need beside the model, where no profile tells."""
-    return CPU_RUNTIME_BYTES if kind == CPU and settings.engine == "vllm" else RUNTIME_BYTES
+def overheads(settings: Settings, kind: str) -> Overheads:
+    """What a rank is taken to need beside the model, where no profile tells."""
+    if settings.engine != "vllm":
+        return CONTEXT_ONLY
+    return VLLM_ON_CPU if kind == CPU else VLLM_ON_GPU
 
 
 def spec_of(model: Model) -> ModelSpec:

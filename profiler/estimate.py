@@ -52,8 +52,29 @@ HOP_S = 0.11e-3  # handing a batch to the next stage; 4.72 - 4.61 ms
 LINK_TO_MEMORY = 1 / 40  # all-reduce bandwidth over memory bandwidth; from the rows for batches 32 and 128
 
 RUNTIME_BYTES = 256 * MIB  # CUDA context
-CPU_RUNTIME_BYTES = 2048 * MIB  # a process with torch and vLLM on a CPU; SmolLM2-135M: 1.9 to 2.2 GB
 LOGITS_ROWS = 256  # sequences whose logits are held at once, in float32
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """Bytes that an engine takes of a rank's device beside the model and its activations, where nobody
+    measured them: its process with captured graphs; `company`: channels of a rank that has others to talk
+    to; `handing`: buffers of a stage that hands batches to the next or takes them."""
+
+    process: int = RUNTIME_BYTES
+    company: int = 0
+    handing: int = 0
+
+    def of(self, plan: Plan) -> int:
+        company = self.company if plan.world_size > 1 else 0
+        return self.process + company + (self.handing if plan.pipeline_parallel > 1 else 0)
+
+
+CONTEXT_ONLY = Overheads()
+# Enough for what plans of 7B to 30B took on H200s in bfloat16 (benchmarks/results/profiling/truth.jsonl), with
+# what activations take there beyond the allowance.
+VLLM_ON_GPU = Overheads(1792 * MIB, 1408 * MIB, 512 * MIB)
+VLLM_ON_CPU = Overheads(2048 * MIB)  # a process with torch and vLLM; SmolLM2-135M: 1.9 to 2.2 GB
 
 
 def estimate(

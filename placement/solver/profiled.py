@@ -13,7 +13,7 @@ from placement.solver.cluster import Cluster, GpuType, Link
 from placement.solver.estimator import StageEstimator
 from placement.solver.plan import Account, CandidatePlan, Lines, Shape
 from placement.solver.request import Request
-from profiler.estimate import HOP_S, LINK_TO_MEMORY, RUNTIME_BYTES, StageTime, allreduces_s
+from profiler.estimate import CONTEXT_ONLY, HOP_S, LINK_TO_MEMORY, Overheads, StageTime, allreduces_s
 from profiler.estimating import Ground, Prediction, predict
 from profiler.physical.calibration import Calibration
 from profiler.predicting.intervals import NINE_IN_TEN
@@ -37,14 +37,13 @@ class Measured:
 class Knowledge:
     """What is known of a model. `plan` has what is not the search's to choose: length, slots, steps.
 
-    `profiles` are by GPU type; for a type without one the first of them is scaled. `runtime_bytes`: see
-    `Ground`.
+    `profiles` are by GPU type; for a type without one the first of them is scaled. `overheads`: see `Ground`.
     """
 
     spec: ModelSpec
     plan: Plan
     profiles: Mapping[str, Measured] = field(default_factory=dict)
-    runtime_bytes: int = RUNTIME_BYTES
+    overheads: Overheads = CONTEXT_ONLY
 
     def ground(self, kind: GpuType, ranks: int, tp: int) -> Ground:
         """Of `ranks` on such devices. On a host that was measured they take turns (`Ground`)."""
@@ -56,7 +55,7 @@ class Knowledge:
             known.calibration if known else None,
             shared=ranks if kind.shared else 1,
             measured=known.rates if known and own is None else None,
-            runtime_bytes=self.runtime_bytes,
+            overheads=self.overheads,
         )
 
     def excess(self, kind: GpuType, shape: tuple[str, int, int]) -> int:

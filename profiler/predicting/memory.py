@@ -54,7 +54,7 @@ class Memory:
             weights=stage_weight_bytes(spec, plan, stage),
             activations=allowance_bytes(spec, plan, stage) - RUNTIME_BYTES,
             graphs=0,
-            runtime=self._ground.runtime_bytes,
+            runtime=self._ground.overheads.of(plan),
             kv_per_token=plan.layers_per_stage[stage] * kv_bytes_per_token(spec, plan.tensor_parallel),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from profiler.estimate import RUNTIME_BYTES
+from profiler.estimate import CONTEXT_ONLY, Overheads
 from profiler.physical.calibration import Calibration
 from profiler.physical.variants import VariantLoad
 from profiler.types import Basis, DeviceRates, Interval, ModelSpec
@@ -16,8 +16,8 @@ class Ground:
 
     `free_bytes`, by rank, is what its device has left for it; empty: no capacity is told. `shared`: so many
     ranks run on one device. `measured` are the rates of the device that the calibration is from, where it is
-    of another kind than the ranks'. `runtime_bytes` is what a rank is taken to need beside the model, where
-    no footprint tells.
+    of another kind than the ranks'. `overheads` are what a rank is taken to need beside the model, where no
+    footprint tells.
     """
 
     spec: ModelSpec
@@ -26,7 +26,7 @@ class Ground:
     free_bytes: tuple[int, ...] = ()
     shared: int = 1
     measured: DeviceRates | None = None
-    runtime_bytes: int = RUNTIME_BYTES
+    overheads: Overheads = CONTEXT_ONLY
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,19 @@ import pytest
 from engine_simulator import Machine, measured
 
 from benchmarks import profiling_errors
+from benchmarks.profiling.results import by_shape
+from benchmarks.profiling.shapes import spec
 from benchmarks.profiling.tasks import Task, fingerprints, truth
 from benchmarks.profiling_errors import errors
+from profiler.estimate import VLLM_ON_GPU
+from profiler.estimating import Ground
 from profiler.measurements import Footprint, Log, Measurement, RankMemory, Timing
 from profiler.physical.calibration import Cut
+from profiler.predicting.memory import Memory
+from profiler.types import DeviceRates, Plan
 
 SHAPE, MIB = "llama-3.2-3b", 1 << 20
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "profiling" / "truth.jsonl"
 
 
 def whole(tasks: Iterable[Task]) -> list[Measurement]:
@@ -88,3 +95,21 @@ def write(folder: Path, rows: list[Measurement]) -> Path:
     lines = [{"shape": SHAPE, **json.loads(line)} for line in (folder / "rows").read_text().splitlines()]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
+
+
+def test_without_a_profile_ranks_are_given_what_engines_took_on_h200s() -> None:
+    """In bfloat16, to 32 MiB, and at most 1 GiB more; fp8 takes more than its bytes, which only a profile
+    sees."""
+    compared = 0
+    for name, measurements in by_shape(RESULTS).items():
+        for found in measurements:
+            if isinstance(found, Footprint) and found.setting.quantization == "none":
+                setting = found.setting
+                plan = Plan(setting.tensor_parallel, setting.layers_per_stage, "none", 1, 0, 0, 0)
+                plan = replace(plan, batched_tokens=setting.batched_tokens)
+                rates = (DeviceRates(1.0, 1.0),) * plan.world_size
+                ranks = Memory(Ground(spec(name), rates, overheads=VLLM_ON_GPU), 0).ranks(plan)
+                for rank, actual in zip(ranks, found.ranks, strict=True):
+                    assert -32 * MIB <= rank.total.value - found.taken(actual) <= 1024 * MIB, (name, setting)
+                    compared += 1
+    assert compared >= 29
