@@ -71,8 +71,8 @@ class Overheads:
 
 
 CONTEXT_ONLY = Overheads()
-# Enough for what plans of 7B to 30B took on H200s in bfloat16 (benchmarks/results/profiling/truth.jsonl), with
-# what activations take there beyond the allowance.
+# Enough for what plans of 7B to 30B took on H200s in bfloat16 (benchmarks/results/profiling/truth.jsonl),
+# with what activations take there beyond the allowance.
 VLLM_ON_GPU = Overheads(1792 * MIB, 1408 * MIB, 512 * MIB)
 VLLM_ON_CPU = Overheads(2048 * MIB)  # a process with torch and vLLM; SmolLM2-135M: 1.9 to 2.2 GB
 
