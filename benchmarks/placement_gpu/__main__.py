@@ -19,6 +19,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -121,7 +122,7 @@ def main() -> None:
     given = options()
     given.work = given.work.absolute()
     given.work.mkdir(parents=True)
-    command = f"python -m benchmarks.placement_gpu {' '.join(sys.argv[1:])}"
+    command = f"python -m benchmarks.placement_gpu {shlex.join(sys.argv[1:])}"
     result: dict[str, Any] = {"command": command, "host": os.uname().nodename}
     try:
         asyncio.run(carry_out(given, result))

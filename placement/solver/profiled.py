@@ -125,7 +125,7 @@ class Profiled(StageEstimator):
         return self._calibration.turn_error
 
     def _turns_most_s(self, plan: CandidatePlan) -> float:
-        """What they may take where no measured pipeline showed them."""
+        """What they may take where every measured pipeline hid them."""
         return self.turns(plan.shape) * self._calibration.turn_most_s if self._calibration else 0.0
 
     def _ground(self, shape: Shape, kind: GpuType) -> Ground:

@@ -73,7 +73,8 @@ def _times_of_all(
         known = [other for other in several if other != cut and other in times]
         alike = [other for other in known if other.storage == cut.storage] or known
         like = None if cut in several or not alike else min(alike)
-        of_bytes = _Beside(_head_to_layer(spec, cut), 0.0, cut in several)  # a prompt's head sees one token
+        # A prompt's head sees one token.
+        of_bytes = _Beside(_head_to_layer(spec, cut), 0.0, cut in several, None if cut in several else 0.0)
         beside = of_bytes if like is None else _beside(spec, cut, like, times[like])
         times[cut] = _times(spec, cut, by_cut[cut], batched_tokens, beside)
     return times
@@ -82,11 +83,13 @@ def _times_of_all(
 @dataclass(frozen=True)
 class _Beside:
     """What is beside layers, for cuts of one depth: over a layer, or in seconds by work. `is_told`: depths
-    tell it from layers, here or where it was measured."""
+    tell it from layers, here or where it was measured. `later`: how much longer a token takes a layer after
+    a burst's first step, where that is from elsewhere."""
 
     decode: float | Line
     prefill: float | Line
     is_told: bool
+    later: float | None = None
 
 
 def _head_to_layer(spec: ModelSpec, cut: Cut) -> float:
@@ -100,7 +103,8 @@ def _beside(spec: ModelSpec, cut: Cut, like: Cut, times: CutTimes) -> _Beside:
     rest, layer = times.decode.rest, times.decode.layer
     head_s = _head_to_layer(spec, like) * layer.ys[0]
     saved_s = head_s * (1 - like.tensor_parallel / cut.tensor_parallel)
-    return _Beside(Line(rest.xs, tuple(max(0.0, y - saved_s) for y in rest.ys)), times.prefill.rest, True)
+    decode = Line(rest.xs, tuple(max(0.0, y - saved_s) for y in rest.ys))
+    return _Beside(decode, times.prefill.rest, True, times.prefill.later_to_token)
 
 
 def _times(
@@ -112,7 +116,7 @@ def _times(
     read = layer_moved_bytes(spec, cut.tensor_parallel, least, cut.quantization)
     decode = fit(decoding, beside.decode, cached / read)
     bursts = [burst for timing in timings for burst in prefill_bursts(timing, batched_tokens)]
-    prefill = fit_bursts(bursts, beside.prefill, decode.pair_s, _pair_to_token(spec))
+    prefill = fit_bursts(bursts, beside.prefill, decode.pair_s, _pair_to_token(spec), beside.later)
     head_s = decode.layer.ys[0] * vocab_table_bytes(spec, cut.tensor_parallel) / read
     return CutTimes(decode, prefill, head_s if beside.is_told else math.inf)
 
@@ -169,8 +173,8 @@ def _hop_s(calibration: Calibration, pipelines: Sequence[Timing]) -> float | Non
 
 def _turn(calibration: Calibration, pipelines: Sequence[Timing]) -> tuple[float, float, float]:
     """With which pipelines of several groups in flight are nearest to what was measured (least squares of
-    logarithms), and the root mean square error of those that it decides (at least TURN_ERROR); 0 without.
-    Then, at most what a group took of the shortest step."""
+    logarithms), and the root mean square error of those that it decides (at least TURN_ERROR); 0 where none
+    shows. Then how long a turn may be: the shortest time of a group, which would hide it. 0 without any."""
     several = []
     for timing in pipelines:
         stages = len(timing.setting.layers_per_stage)

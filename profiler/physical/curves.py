@@ -95,6 +95,12 @@ class StepTime:
     def widest(self) -> float:
         return self.rest.xs[-1]
 
+    @property
+    def later_to_token(self) -> float:
+        """What a token takes later, over what it takes, in the largest step."""
+        layer_s = self.layer.ys[-1]
+        return self.later_s * self.widest / layer_s if layer_s else 0.0
+
     def rest_s(self, work: float) -> float:
         return self.rest.at(work)
 
@@ -120,11 +126,16 @@ def fit(steps: Sequence[Step], beside: float | Line, pair_to_layer: float | None
 
 
 def fit_bursts(
-    bursts: Sequence[Burst], beside: float | Line, decode_pair_s: float, pair_to_token: float = 0.0
+    bursts: Sequence[Burst],
+    beside: float | Line,
+    decode_pair_s: float,
+    pair_to_token: float = 0.0,
+    later_to_token: float | None = None,
 ) -> StepTime:
     """As `fit`, from bursts of one or several steps that fill prompts. Unless bursts say otherwise, reading a
     cached token takes `decode_pair_s`, and a pair `pair_to_token` of what a layer takes for a token of the
-    largest step (the ratio of their operations). Raises ValueError without one."""
+    largest step (the ratio of their operations). What steps take later, over the same, is `later_to_token`:
+    one depth does not tell it from what comes once. Raises ValueError without a burst."""
     problem = _Problem.of(bursts)
     # Else what a pair should take to a layer would make the rest of what layers take.
     is_certain = not problem.is_of_depths
@@ -133,9 +144,11 @@ def fit_bursts(
         problem.rest_prior(beside, is_certain),
         problem.token_prior(pair_to_token),
         *problem.burst_priors(decode_pair_s),
+        *([] if later_to_token is None else [problem.later_prior(later_to_token)]),
     ]
     # Of single steps, what comes once is a part of the rest.
-    return problem.solve(priors, unused=() if several else ("once_s", "later_s"))
+    never_later = ("later_s",) if later_to_token == 0.0 else ()
+    return problem.solve(priors, unused=never_later if several else ("once_s", "later_s"))
 
 
 @dataclass(frozen=True)
@@ -186,6 +199,14 @@ class _Problem:
         weight, knots = self._most("pair_s"), len(self.knots)
         row = self._weighed("pair_s", weight)
         row[0, knots : 2 * knots] = -weight * pair_to_token / self.knots[-1]
+        return row, 0.0
+
+    def later_prior(self, later_to_token: float) -> Prior:
+        """later = ratio x layer / work, at the last knot, for certain."""
+        knots, last = len(self.knots), self.knots[-1]
+        weight = CERTAIN * self.matrix[:, knots].max() * last / self.seconds.min()
+        row = self._weighed("later_s", weight)
+        row[0, knots : 2 * knots] = -weight * later_to_token / last
         return row, 0.0
 
     def burst_priors(self, decode_pair_s: float) -> list[Prior]:

@@ -85,15 +85,16 @@ class _Seen:
 class Ranks:
     """What is known of ranks of one cut. Where no fingerprint was cut so, those of the nearest TP; where
     none was stored so, those of other forms, for all but weights; where there are none, allowances. `placed`:
-    beside them those of other forms in places where none of them was, a pipeline's: in these they take about
-    the same. `graphs`: bytes of captured graphs, and of each layer in them. `runtimes`: of a rank that is
-    alone, and of one in
+    beside those `seen` ranks of other forms in places where none of them was, a pipeline's: in these they
+    take about the same. `graphs`: bytes of captured graphs, and of each layer in them. `runtimes`: of a rank
+    that is alone, and of one in
     company; `handing`: what a stage of several takes later, whatever its cut. `is_measured`: fingerprints of
     this very cut are known. `layer_share`: bytes of a layer as it is stored, over those it has unquantized;
     `form_bytes`: what storing so takes once.
     """
 
     spec: ModelSpec
+    seen: tuple[_Seen, ...]
     placed: tuple[_Seen, ...]
     graphs: tuple[float, float]
     runtimes: tuple[int, int]
@@ -119,6 +120,10 @@ class Ranks:
             runtime=self.runtimes[plan.world_size > 1] + self._later(plan, stage),
             kv_per_token=layers * kv_bytes_per_token(spec, plan.tensor_parallel),
         )
+
+    def is_of_other_form(self, plan: Plan, stage: int) -> bool:
+        """Whether what its place takes was measured in other forms only."""
+        return any(one not in self.seen for one in self._placed_as(plan, stage))
 
     def _later(self, plan: Plan, stage: int) -> int:
         """As ranks in its very place; a stage where none was, as the one that took most."""
@@ -152,6 +157,7 @@ def known_ranks(calibration: Calibration, cut: Cut) -> Ranks:
     on_gpus = bool(alike) and not any(footprint.packed for footprint in alike)
     return Ranks(
         calibration.spec,
+        seen,
         (*seen, *(one for one in others if one.place not in places)),
         _graphs(seen, every),
         _runtimes(seen, every, CHANNEL_BYTES if on_gpus else 0),

@@ -28,7 +28,8 @@ ELSEWHERE = 0.30  # scaled from another kind of device than the one that was mea
 OTHER_FORM = 0.30  # scaled from another form of the layers than the one that was measured
 ROUGH_FACTOR = 3.0  # a roofline knows no launches and no caches
 VARIANTS = 0.4  # of what variants add, where they were measured; assumed, for they are in a few loads only
-MEASURED_MEMORY, ALLOWED_MEMORY = 0.10, 0.60  # of what is not weights or KV cache
+# Of what is not weights or KV cache; `PLACED`: where ranks of other forms were measured in such a place.
+MEASURED_MEMORY, PLACED_MEMORY, ALLOWED_MEMORY = 0.10, 0.20, 0.60
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Ranges:
         )
 
     def up_to(self, high: float) -> Ranges:
-        """At least."""
+        """With ends that are at least this high."""
         return Ranges(self.value, self.low, np.maximum(self.high, high))
 
     def intervals(self) -> list[Interval]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from profiler.estimate import RUNTIME_BYTES, allowance_bytes, stage_weight_bytes, variant_bytes
 from profiler.physical.calibration import Cut
 from profiler.physical.memory import RankBytes, Ranks, known_ranks
-from profiler.predicting.intervals import ALLOWED_MEMORY, MEASURED_MEMORY
+from profiler.predicting.intervals import ALLOWED_MEMORY, MEASURED_MEMORY, PLACED_MEMORY
 from profiler.predicting.types import Ground, RankCost
 from profiler.shards import kv_bytes_per_token
 from profiler.types import Interval, Plan
@@ -75,6 +75,8 @@ class Memory:
         kv_cache = self._tokens * part.kv_per_token
         total = part.without_kv_cache + kv_cache + variants
         share = MEASURED_MEMORY if known is not None and known.is_measured else ALLOWED_MEMORY
+        if known is not None and known.is_measured and known.is_of_other_form(plan, stage):
+            share = PLACED_MEMORY
         unsure = share * (part.activations + part.graphs + part.runtime)
         return RankCost(
             part.weights,

@@ -18,6 +18,7 @@ from profiler.predicting.types import Ground
 from profiler.types import Plan, Workload
 
 Line = tuple[int, int]  # bytes beside the layers of a stage, and of each layer
+MANY = 1000  # layers: more than any stage has; their graphs take more than any pass gives back
 
 
 def nearest(calibration: Calibration, wanted: Cut) -> Cut:
@@ -94,16 +95,25 @@ def _linear(step: StepTime, work: float, pairs: float) -> StageTime:
 def rank_lines(ground: Ground, plan: Plan) -> tuple[tuple[Line, ...], ...]:
     """For each stage of `plan`, whatever its layers are: a rank's bytes, the largest of some lines.
 
-    Without variants bytes rise along one line (of captured graphs to rounding), and variants take one of two.
+    Without variants bytes rise along two lines (of captured graphs to rounding), one for few layers, whose
+    graphs are in what a pass gave back, and one for many; variants take one of two.
     """
     memory, variants = Memory(ground, plan.kv_cache_tokens), variant_lines(ground.spec, plan)
-    one, two = (dataclasses.replace(plan, layers_per_stage=(n,) * plan.pipeline_parallel) for n in (1, 2))
     found = []
     for stage in range(plan.pipeline_parallel):
-        at_one, at_two = (_bytes(memory, other, stage) for other in (one, two))
-        each = at_two - at_one
-        found.append(tuple((at_one - each + fixed, each + more) for fixed, more in variants))
+        lines = dict.fromkeys(_line(memory, plan, stage, layers) for layers in (1, MANY))
+        found.append(tuple((once + fixed, each + more) for once, each in lines for fixed, more in variants))
     return tuple(found)
+
+
+def _line(memory: Memory, plan: Plan, stage: int, layers: int) -> Line:
+    """Through what so many layers take, and one more."""
+    here, there = (
+        _bytes(memory, dataclasses.replace(plan, layers_per_stage=(n,) * plan.pipeline_parallel), stage)
+        for n in (layers, layers + 1)
+    )
+    each = there - here
+    return here - layers * each, each
 
 
 def _bytes(memory: Memory, plan: Plan, stage: int) -> int:

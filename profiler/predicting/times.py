@@ -139,7 +139,10 @@ def _notes(
     if ground.measured is not None:
         notes.append("this kind of device was not measured; scaled from one that was, by their rates")
     if how.stages > 1 and not _has_pipeline(ground.calibration):
-        notes.append("no pipeline was measured on this device; what a hop takes is from another one")
+        notes.append(
+            "no pipeline was measured on this device; what a hop takes is from another one, and what the "
+            "host takes for each of several batches is not known"
+        )
     if load.rows and not variants_measured:
         notes.append("variants are bytes and operations at the base's measured pace; none was measured")
     return tuple(notes)

@@ -82,20 +82,34 @@ def test_what_comes_once_and_what_a_pipeline_waits_for(split: tuple[int, ...]) -
         assert guess.ttft_s == pytest.approx(truth.ttft_s, rel=0.12)
 
 
+@pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("split", [(32,), (16, 16), (22, 10), (8, 8, 8, 8)], ids=str)
-def test_steps_after_the_first_of_a_burst_take_longer(split: tuple[int, ...]) -> None:
-    """A GPU that is kept busy computes a tenth longer: of 2048 tokens a layer 0.14 ms, whatever the stage."""
+def test_steps_after_the_first_of_a_burst_take_longer(split: tuple[int, ...], tp: int) -> None:
+    """A GPU that is kept busy computes a tenth longer: of 2048 tokens a layer 0.14 ms, whatever the stage.
+    TP is measured in one depth, which alone does not tell that from what comes once."""
     machine = replace(MACHINE, busy=1.1)
     points = [Point(b, i) for b in (1, 2, 4, 8, 16, 32, 64, 128) for i in (128, 1024)]
-    settings = [Setting((32,)), Setting((16,)), Setting((16, 16))]
+    settings = [Setting((32,)), Setting((16,)), Setting((16, 16)), Setting((32,), 2)]
     seen = [measured(machine, s, p, OUT + 63, 2048) for s in settings for p in points]
     found = calibrate(LLAMA_7B, seen)
-    later_s = found.times[Cut(1)].prefill.later_s * 2048
-    assert later_s == pytest.approx(0.1 * machine.layer_bytes * 2048 / machine.flops, rel=0.2)
+    later_s = found.times[Cut(tp)].prefill.later_s * 2048
+    assert later_s == pytest.approx(0.1 * machine.layer_bytes * 2048 / machine.flops / tp, rel=0.2)
     for batch, length in itertools.product((1, 16, 32, 128), (128, 1000)):
-        truth = measured(machine, Setting(split), Point(batch, length), OUT + 63, 2048)
-        guess = latency(found, Cut(1), split, Workload(batch, length, OUT + 63))
+        truth = measured(machine, Setting(split, tp), Point(batch, length), OUT + 63, 2048)
+        guess = latency(found, Cut(tp), split, Workload(batch, length, OUT + 63))
         assert guess.ttft_last_s == pytest.approx(truth.ttft_last_s, rel=0.04)
+
+
+def test_one_depth_alone_does_not_say_that_later_steps_take_longer() -> None:
+    """Nothing else tells what a step takes from what comes once: where every step takes as long and 30 ms
+    come once, these do."""
+    machine = replace(MACHINE, once_s=30e-3)
+    loads = [Point(b, i) for b in (1, 8, 32, 128) for i in (128, 1024)]
+    found = calibrate(LLAMA_7B, [measured(machine, Setting((32,)), p, OUT + 63, 2048) for p in loads])
+    assert found.at(Cut(1)).prefill.later_s == 0.0
+    truth = measured(machine, Setting((32,)), Point(2, 1024), OUT + 63, 2048)
+    guess = latency(found, Cut(1), (32,), Workload(2, 1024, OUT + 63))
+    assert guess.ttft_s == pytest.approx(truth.ttft_s, rel=0.03)
 
 
 def test_turns_that_differ_from_engine_to_engine_widen_what_they_decide() -> None:

@@ -11,7 +11,7 @@ from test_estimate import LLAMA_7B, plan
 
 from profiler.measurements import Footprint, RankMemory, Setting
 from profiler.physical.calibration import Calibration, Cut
-from profiler.physical.memory import RankBytes, kv_tokens, rank_bytes
+from profiler.physical.memory import RankBytes, known_ranks, kv_tokens, rank_bytes
 
 MIB = 2**20
 
@@ -105,7 +105,7 @@ def test_a_form_that_was_measured_alone_is_placed_as_the_model_is() -> None:
     fp8 = replace(footprint((32,), 1, (290, 644, 757)), setting=Setting((32,), 1, "fp8"))
     two = replace(footprint((32,), 2, *[(202, 554, 1633)] * 2), setting=Setting((32,), 2, "fp8"))
     known = Calibration(
-        LLAMA_7B, 8192, {}, footprints=(footprint((32,), 1, (282, 638, 757)), stages, fp8, two)
+        LLAMA_7B, 8192, {}, footprints=(footprint((32,), 1, (400, 638, 757)), stages, fp8, two)
     )
     halves = plan(LLAMA_7B, pp=2, quantization="fp8")  # type: ignore[arg-type]
     first, last = rank_bytes(known, Cut(1, "fp8"), halves)
@@ -113,6 +113,9 @@ def test_a_form_that_was_measured_alone_is_placed_as_the_model_is() -> None:
     assert (last.runtime - first.runtime) // MIB == 933
     (alone,) = rank_bytes(known, Cut(1, "fp8"), plan(LLAMA_7B, quantization="fp8"))  # type: ignore[arg-type]
     assert (alone.activations // MIB, alone.runtime // MIB) == (290, 757), "it has a place of its own"
+    placed = known_ranks(known, Cut(1, "fp8"))
+    assert all(placed.is_of_other_form(halves, stage) for stage in (0, 1))
+    assert not known_ranks(known, Cut(1)).is_of_other_form(halves, 0)
 
 
 def test_graphs_take_what_a_pass_gave_back() -> None:

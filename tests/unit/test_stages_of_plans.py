@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_predicting import CALIBRATION, MIB, OUT, RATES, ground, plan
+from test_predicting import BUDGET, CALIBRATION, MIB, OUT, RATES, ground, plan
 
 from profiler.estimate import HOP_S
 from profiler.estimating import predict
+from profiler.measurements import Footprint, RankMemory, Setting
 from profiler.physical.calibration import Cut
 from profiler.predicting.stages import decode_time, nearest, prompt_time, rank_lines
 from profiler.types import DeviceRates, Interval, Workload
@@ -35,6 +36,25 @@ def test_stages_add_up_to_the_prediction_of_their_plan(tp: int, known: bool) -> 
         assert max(fixed + layers * each for fixed, each in lines) == pytest.approx(
             cost.total.value - cost.kv_cache + tokens, abs=32
         )
+
+
+@pytest.mark.parametrize("back", [0, 100, 300, 1132])
+def test_lines_of_bytes_hold_where_graphs_take_what_a_pass_gave_back(back: int) -> None:
+    """Graphs of 300 MiB in 16 layers and of 560 in 32: few layers' are in what was given back of 1526 MiB."""
+    ranks = {
+        n: RankMemory(MIB, 1526 * MIB, graphs * MIB, 757 * MIB, 0, 0, (1527 + graphs + 757 - back) * MIB)
+        for n, graphs in ((16, 300), (32, 560))
+    }
+    prints = tuple(Footprint(Setting((n,), batched_tokens=BUDGET), (rank,), 1.0) for n, rank in ranks.items())
+    p = plan(1, (10, 22))
+    here = replace(ground(p), calibration=replace(CALIBRATION, footprints=prints))
+    for first in (1, 2, 3, 7, 16, 31):
+        split = replace(p, layers_per_stage=(first, 32 - first))
+        found = predict(here, split, Workload(1, 128, OUT)).ranks
+        for stage, (cost, layers) in enumerate(zip(found, split.layers_per_stage, strict=True)):
+            taken = max(fixed + layers * each for fixed, each in rank_lines(here, split)[stage])
+            cached = p.kv_cache_tokens * layers * 16384
+            assert taken == pytest.approx(cost.total.value - cost.kv_cache + cached, abs=4096)
 
 
 def test_a_long_prompt_takes_several_steps() -> None:
