@@ -13,7 +13,16 @@ from placement.solver.cluster import Cluster, GpuType, Link
 from placement.solver.estimator import StageEstimator
 from placement.solver.plan import Account, CandidatePlan, Lines, Shape
 from placement.solver.request import Request
-from profiler.estimate import CONTEXT_ONLY, HOP_S, LINK_TO_MEMORY, Overheads, StageTime, allreduces_s
+from profiler.estimate import (
+    CONTEXT_ONLY,
+    HOP_S,
+    LINK_TO_MEMORY,
+    VLLM_ON_CPU,
+    VLLM_ON_GPU,
+    Overheads,
+    StageTime,
+    allreduces_s,
+)
 from profiler.estimating import Ground, Prediction, predict
 from profiler.physical.calibration import Calibration
 from profiler.predicting.intervals import NINE_IN_TEN
@@ -68,7 +77,7 @@ class Knowledge:
 class Profiled(StageEstimator):
     def __init__(self, cluster: Cluster, request: Request, known: Knowledge | None = None) -> None:
         super().__init__(cluster, request)
-        self._known = known or _unmeasured(request)
+        self._known = known or _unmeasured(cluster, request)
         self._lines: dict[tuple[str, int, int], tuple[Lines, ...]] = {}
 
     @property
@@ -152,12 +161,15 @@ class Profiled(StageEstimator):
         return StageTime(alone.layer_s + more_s, alone.rest_s, alone.gap_s)
 
 
-def _unmeasured(request: Request) -> Knowledge:
+def _unmeasured(cluster: Cluster, request: Request) -> Knowledge:
+    """As of a deployment by vLLM before its architecture is profiled."""
     spec = request.model.spec
     if spec is None:
         raise ValueError(f"{request.name}: expected a model with a spec; use the roofline for plain figures")
     length = request.context or request.input_tokens + request.output_tokens
-    return Knowledge(spec, Plan(1, (spec.num_layers,), "none", length, request.kv_tokens, 0, 0))
+    on_cpu = any(kind.shared for kind in cluster.types)
+    plan = Plan(1, (spec.num_layers,), "none", length, request.kv_tokens, 0, 0)
+    return Knowledge(spec, plan, overheads=VLLM_ON_CPU if on_cpu else VLLM_ON_GPU)
 
 
 def _share(interval: Interval) -> tuple[float, float]:

@@ -87,10 +87,9 @@ class Ranks:
     none was stored so, those of other forms, for all but weights; where there are none, allowances. `placed`:
     beside those `seen` ranks of other forms in places where none of them was, a pipeline's: in these they
     take about the same. `graphs`: bytes of captured graphs, and of each layer in them. `runtimes`: of a rank
-    that is alone, and of one in
-    company; `handing`: what a stage of several takes later, whatever its cut. `is_measured`: fingerprints of
-    this very cut are known. `layer_share`: bytes of a layer as it is stored, over those it has unquantized;
-    `form_bytes`: what storing so takes once.
+    that is alone, and of one in company; `handing`: what a stage of several takes later, whatever its cut.
+    `is_measured`: fingerprints of this very cut are known. `layer_share`: bytes of a layer as it is stored,
+    over those it has unquantized; `form_bytes`: what storing so takes once.
     """
 
     spec: ModelSpec

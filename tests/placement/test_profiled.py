@@ -19,7 +19,7 @@ from placement.solver.profiled import Knowledge, Measured, Profiled
 from placement.solver.request import Request
 from placement.solver.schema import read_scenario
 from placement.solver.whatif import what_if
-from profiler.estimate import LINK_TO_MEMORY
+from profiler.estimate import LINK_TO_MEMORY, VLLM_ON_GPU
 from profiler.estimating import Ground, predict
 from profiler.types import Basis, DeviceRates, Interval, Plan, Workload
 
@@ -118,7 +118,8 @@ def test_what_if_with_a_config_is_estimated_as_a_deployment(tmp_path: Path, form
     ((_, placed),) = what_if(cluster, requests, Joint()).placed
     assert (placed.plan.quantization, placed.estimate.accuracy) == (form, 0.99)
     rates = DeviceRates(3500e9, 600e12)
-    found = predict(Ground(LLAMA_7B, (rates,)), placed.plan, Workload(1, IN, OUT))
+    here = Ground(LLAMA_7B, (rates,), overheads=VLLM_ON_GPU)
+    found = predict(here, placed.plan, Workload(1, IN, OUT))
     assert placed.estimate.tpot_s == pytest.approx(found.tpot_s.value)
     assert placed.estimate.ttft_s == pytest.approx(found.ttft_s.value)
     assert placed.estimate.memory_bytes[0] == pytest.approx(found.ranks[0].total.value, rel=1e-6)

@@ -91,7 +91,7 @@ def simulate(
     return Arrivals(tuple(tuple(r.times) for r in requests))
 
 
-def schedule(requests: Sequence[Request], output: int, budget: int, is_first: bool) -> Batch | None:
+def schedule(requests: Sequence[Request], output: int, budget: int, is_first: bool = False) -> Batch | None:
     """Those that decode first, then prompts in order, within the budget."""
     parts = []
     idle = [r for r in requests if not r.in_flight and len(r.times) < output]
