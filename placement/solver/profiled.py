@@ -122,14 +122,15 @@ class Profiled(StageEstimator):
         found = [predict(self._ground(plan.shape, kind), made, load) for kind in kinds]
         worst = max(found, key=lambda p: p.tpot_s.high / p.tpot_s.low)
         low, high = _share(worst.tpot_s)
-        more = 1 + NINE_IN_TEN * self._turn_error(plan)
-        most = max(high * more, self._turns_most_s(plan) / self(plan).tpot_s)
+        tpot_s = self(plan).tpot_s
+        more = 1 + NINE_IN_TEN * self._turn_error(plan, tpot_s)
+        most = max(high * more, self._turns_most_s(plan) / tpot_s)
         return Account(made, worst.basis, _share(worst.ttft_s), (low / more, most), _notes(found))
 
-    def _turn_error(self, plan: CandidatePlan) -> float:
+    def _turn_error(self, plan: CandidatePlan, tpot_s: float) -> float:
         """Of the host's turns where they decide how long a token takes, else 0."""
         turns_s = self.turns_s(plan.shape)
-        if self._calibration is None or not turns_s or self(plan).tpot_s > turns_s:
+        if self._calibration is None or not turns_s or tpot_s > turns_s:
             return 0.0
         return self._calibration.turn_error
 

@@ -144,7 +144,7 @@ def fit_bursts(
         problem.rest_prior(beside, is_certain),
         problem.token_prior(pair_to_token),
         *problem.burst_priors(decode_pair_s),
-        *([] if later_to_token is None else [problem.later_prior(later_to_token)]),
+        *([problem.later_prior(later_to_token)] if later_to_token else []),
     ]
     # Of single steps, what comes once is a part of the rest.
     never_later = ("later_s",) if later_to_token == 0.0 else ()

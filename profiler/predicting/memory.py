@@ -74,9 +74,10 @@ class Memory:
         variants = variant_bytes(self._ground.spec, plan, stage)
         kv_cache = self._tokens * part.kv_per_token
         total = part.without_kv_cache + kv_cache + variants
-        share = MEASURED_MEMORY if known is not None and known.is_measured else ALLOWED_MEMORY
-        if known is not None and known.is_measured and known.is_of_other_form(plan, stage):
-            share = PLACED_MEMORY
+        if known is None or not known.is_measured:
+            share = ALLOWED_MEMORY
+        else:
+            share = PLACED_MEMORY if known.is_of_other_form(plan, stage) else MEASURED_MEMORY
         unsure = share * (part.activations + part.graphs + part.runtime)
         return RankCost(
             part.weights,
