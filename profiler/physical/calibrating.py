@@ -26,6 +26,7 @@ from profiler.shards import (
 from profiler.types import ModelSpec, Workload
 
 REPETITION = 0.03  # by which repeated runs differ, and which tells of no turns
+MOST_WAITING = 0.5  # of a stage's pace
 TURN_ERROR = 0.12  # the same load took 5.5 ms a token in one engine on H200s and 6.9 in another
 
 
@@ -57,7 +58,7 @@ def calibrate(spec: ModelSpec, measured: Iterable[Measurement]) -> Calibration:
         turn_s=turn_s,
         turn_error=turn_error,
         turn_most_s=most_s,
-        refill_s=_refill_s(found, pipelines),
+        waiting=_waiting(found, pipelines),
     )
     mixed = [m for m in everything if isinstance(m, Timing) and m.point.mix]
     return dataclasses.replace(found, variants=fit_variants(found, mixed, whole))
@@ -205,22 +206,21 @@ class _Turn:
     seen_s: float
 
 
-def _refill_s(calibration: Calibration, pipelines: Sequence[Timing]) -> float:
-    """With which first tokens of pipelines are nearest to what was measured; 0 without any that refill."""
-    several = [
-        timing
-        for timing in pipelines
-        if filling(_load(timing), calibration.batched_tokens).steps > len(timing.setting.layers_per_stage)
-    ]
+def _waiting(calibration: Calibration, pipelines: Sequence[Timing]) -> dict[tuple[str, str], float]:
+    """By storage, with which first tokens of its pipelines are nearest to what was measured."""
+    several: defaultdict[tuple[str, str], list[Timing]] = defaultdict(list)
+    for timing in pipelines:
+        if filling(_load(timing), calibration.batched_tokens).steps > 1:
+            several[Cut.of(timing.setting).storage].append(timing)
+    return {storage: _waiting_share(calibration, storage, seen) for storage, seen in several.items()}
 
-    def miss(refill_s: float) -> float:
-        here = dataclasses.replace(calibration, refill_s=refill_s)
+
+def _waiting_share(calibration: Calibration, storage: tuple[str, str], several: Sequence[Timing]) -> float:
+    def miss(share: float) -> float:
+        here = dataclasses.replace(calibration, waiting={storage: share})
         return sum(abs(math.log(_predicted(here, timing).ttft_s / timing.ttft_s)) for timing in several)
 
-    if not several:
-        return 0.0
-    longest_s = max(timing.ttft_s for timing in several)
-    found = minimize_scalar(miss, bounds=(0.0, longest_s), method="bounded")
+    found = minimize_scalar(miss, bounds=(0.0, MOST_WAITING), method="bounded")
     return min(0.0, float(found.x), key=miss)
 
 

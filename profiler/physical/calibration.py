@@ -10,6 +10,9 @@ from profiler.measurements import Footprint, Setting
 from profiler.physical.curves import StepTime
 from profiler.types import ModelSpec
 
+# Of fp8, in pipelines of three models on H200s (0.27 to 0.32). vLLM leaves a broadcast of the tokens to come
+# running on every stage but the last, and multiplications that fill the GPU wait for the block it displaces.
+WAITING = 0.28
 HOP_S = 0.11e-3  # without a measured pipeline: Llama-2-7B on two H200s, see profiler/estimate.py
 
 
@@ -67,9 +70,9 @@ class VariantCosts:
 class Calibration:
     """`hop_s`: what a boundary between two stages adds to a step; `turn_s`: what each of several groups in
     flight takes of a step at least, and `turn_error` how far off that was (relative), or, where every stage
-    seen hid it, `turn_most_s`: how long it may be; `refill_s`: from the
-    end of a step in a pipeline until the host has the one that fills prompts in its place. A step takes at
-    most `batched_tokens`. `variants` has the kinds that were measured, by VariantKind's value."""
+    seen hid it, `turn_most_s`: how long it may be. `waiting`: by storage, which share of its pace a stage
+    that fills prompts loses while later ones have its step before. A step takes at most `batched_tokens`.
+    `variants` has the kinds that were measured, by VariantKind's value."""
 
     spec: ModelSpec
     batched_tokens: int
@@ -78,7 +81,7 @@ class Calibration:
     turn_s: float = 0.0
     turn_error: float = 0.0
     turn_most_s: float = 0.0
-    refill_s: float = 0.0
+    waiting: Mapping[tuple[str, str], float] = field(default_factory=dict)
     footprints: tuple[Footprint, ...] = field(default=())
     variants: Mapping[str, VariantCosts] = field(default_factory=dict)
 
@@ -87,3 +90,8 @@ class Calibration:
         if cut in self.times:
             return self.times[cut]
         raise KeyError(cut)
+
+    def waiting_at(self, cut: Cut) -> float:
+        """Other kernels lose another share: of a form without a measured pipeline WAITING, if there is one
+        of any form."""
+        return self.waiting.get(cut.storage, WAITING if self.waiting else 0.0)

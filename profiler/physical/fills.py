@@ -30,6 +30,11 @@ class Fill:
     decoding: float = 0.0
     count: int = 1
 
+    @property
+    def tells(self) -> bool:
+        """Whether its steps end with tokens for somebody."""
+        return self.requests + self.decoding > 0
+
     def part(self, input_tokens: int, is_first: bool, weight: float = 1.0) -> Part:
         """Its steps, as the fit and predictions see them, where prompts have `input_tokens`."""
         count = self.count * weight

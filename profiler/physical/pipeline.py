@@ -66,7 +66,7 @@ def latencies(
     """`latency` of each of `splits`, [splits, stages] in layers. Raises KeyError."""
     times, layers = calibration.at(cut), splits.T.astype(np.float64)
     found = filling(workload, calibration.batched_tokens, len(layers))
-    ends = _ends_s(calibration, times, layers, workload.input_tokens, found.fills)
+    ends = _ends_s(calibration, cut, layers, workload.input_tokens, found.fills)
     total = np.zeros(len(splits))
     for fill, (mean, _) in zip(found.fills, ends, strict=True):
         total += fill.requests * mean
@@ -78,14 +78,16 @@ def latencies(
 
 
 def _ends_s(
-    calibration: Calibration, times: CutTimes, layers: Floats, input_tokens: int, fills: Sequence[Fill]
+    calibration: Calibration, cut: Cut, layers: Floats, input_tokens: int, fills: Sequence[Fill]
 ) -> list[tuple[Floats, Floats]]:
     """When each fill has passed all stages: of several alike the mean, and the last.
 
     `layers` are [stages, splits]. A stage takes one step after the other. As many are in flight as there are
-    stages: the next one waits until the host has the oldest one's tokens and has prepared it.
+    stages: the next one waits for the oldest one's tokens. Until those of the step before have come, if it
+    has any, a stage but the last loses a share of its pace (`Calibration.waiting`).
     """
-    stages, refill_s = len(layers), calibration.refill_s * (len(layers) > 1)
+    stages, waiting = len(layers), calibration.waiting_at(cut) * (len(layers) > 1)
+    times = calibration.at(cut)
     free, ends, landed = np.full_like(layers, times.prefill.once_s), [], list[Floats]()
     for number, fill in enumerate(fills):
         part = fill.part(input_tokens, not number)
@@ -93,18 +95,35 @@ def _ends_s(
         first += layers * times.prefill.along_pair_s * part.along_pairs
         first[-1] += times.prefill.along_s * part.along
         taken = first + layers * times.prefill.later_s * part.work
-        turn_s = (taken.sum(axis=0) + (stages - 1) * calibration.hop_s + refill_s) / stages
-        each_s = np.maximum(taken.max(axis=0), turn_s)
+        each_s = _paced_s(taken, calibration.hop_s, waiting * fill.tells)
         more_s = (fill.count - 1) * each_s
-        at = np.maximum(free[0], landed[0] + refill_s) if len(landed) == stages else free[0]
+        at = np.maximum(free[0], landed[0]) if len(landed) == stages else free[0]
         for stage, seconds in enumerate(taken if number else first):
-            at = np.maximum(at, free[stage]) + seconds
+            at = np.maximum(at, free[stage])
+            lost = waiting * (number > 0 and fills[number - 1].tells) * (stage < stages - 1)
+            at = at + seconds + _lost_s(seconds, (landed or [at])[-1] - at, lost)
             free[stage] = at + more_s
             at = at + calibration.hop_s * (stage < stages - 1)
         ends.append((at + more_s / 2, at + more_s))
         back = range(min(fill.count, stages) - 1, -1, -1)
         landed = [*landed, *(at + more_s - steps * each_s for steps in back)][-stages:]
     return ends
+
+
+def _paced_s(taken: Floats, hop_s: float, waiting: float) -> Floats:
+    """How far apart steps that take as long end, of `taken` [stages, splits]."""
+    after_s = np.cumsum(taken[::-1], axis=0)[::-1] - taken  # until the step before has passed all stages
+    hops_s = hop_s * np.arange(len(taken))[::-1, None]
+    slowed = taken + _lost_s(taken, after_s + hops_s, waiting) * (hops_s > 0)
+    turn_s = (slowed.sum(axis=0) + (len(taken) - 1) * hop_s) / len(taken)
+    found: Floats = np.maximum(slowed.max(axis=0), turn_s)
+    return found
+
+
+def _lost_s(taken: Floats, until_s: Floats, waiting: float) -> Floats:
+    """By which steps of `taken` end later where a share of their pace is lost from their begin `until_s`."""
+    found: Floats = np.clip(until_s, 0.0, taken / (1 - waiting)) * waiting
+    return found
 
 
 def _decode_s(

@@ -24,7 +24,7 @@ class Machine:
     step_s: float = 250e-6
     hop_s: float = 100e-6
     once_s: float = 4e-3  # until an idle engine begins
-    refill_s: float = 0.0  # from a landing until a step that fills prompts may begin
+    waiting: float = 0.0  # of its pace a stage that fills prompts loses until the batch before has landed
     cut_s: float = 15e-6  # all-reduces of a layer, for each doubling of TP
     busy: float = 1.0  # how much longer computing takes after the first step: a GPU lowers its clock
 
@@ -62,6 +62,10 @@ class Batch:
     def fills(self) -> bool:
         return any(request.filled < request.prompt for request, _ in self.parts)
 
+    @property
+    def tells(self) -> bool:
+        return any(request.filled + count >= request.prompt for request, count in self.parts)
+
     def stage_s(self, machine: Machine, layers: int, last: bool, tp: int) -> float:
         tokens = sum(count for _, count in self.parts)
         pairs = sum(n * (r.filled + len(r.times) + (n - 1) / 2 + (n > 1)) for r, n in self.parts)
@@ -76,13 +80,14 @@ def simulate(
     free_at = [0.0] * len(split)
     flying: list[tuple[float, Batch]] = []
     landings = 0
-    now = machine.once_s
+    now, waits_s = machine.once_s, 0.0
     while any(len(r.times) < output for r in requests):
         is_first, has_room = not landings and not flying, len(flying) < len(split)
         batch = schedule(requests, output, batched_tokens, is_first) if has_room else None
         if batch is not None:
-            late = machine.refill_s * (landings > 0 and batch.fills and len(split) > 1)
-            flying.append((fly(machine, split, tp, batch, now + late, free_at), batch))
+            lands_s = fly(machine, split, tp, batch, now, free_at, waits_s)
+            waits_s = lands_s if batch.tells else 0.0
+            flying.append((lands_s, batch))
             continue
         now, landed = min(flying, key=lambda item: item[0])
         flying.remove((now, landed))
@@ -106,15 +111,26 @@ def schedule(requests: Sequence[Request], output: int, budget: int, is_first: bo
 
 
 def fly(
-    machine: Machine, split: Sequence[int], tp: int, batch: Batch, now: float, free_at: list[float]
+    machine: Machine,
+    split: Sequence[int],
+    tp: int,
+    batch: Batch,
+    now: float,
+    free_at: list[float],
+    waits_s: float,
 ) -> float:
-    """Through every stage as it becomes free; returns when it lands."""
+    """Through every stage as it becomes free; returns when it lands. Until `waits_s` the tokens of the batch
+    before are waited for."""
     for stage, layers in enumerate(split):
-        begin = max(now, free_at[stage])
-        now = begin + batch.stage_s(machine, layers, stage == len(split) - 1, tp)
-        between_s = machine.gap_s(batch) if stage < len(split) - 1 else 0.0  # the last one's is in its rest
+        begin, last = max(now, free_at[stage]), stage == len(split) - 1
+        left_s = batch.stage_s(machine, layers, last, tp)
+        if batch.fills and not last:
+            slow_s = min(left_s / (1 - machine.waiting), max(0.0, waits_s - begin))
+            begin, left_s = begin + slow_s, left_s - slow_s * (1 - machine.waiting)
+        now = begin + left_s
+        between_s = machine.gap_s(batch) if not last else 0.0  # the last one's is in its rest
         free_at[stage] = now + between_s
-        now += machine.hop_s if stage < len(split) - 1 else 0.0
+        now += 0.0 if last else machine.hop_s
     return now
 
 

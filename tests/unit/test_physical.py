@@ -18,7 +18,7 @@ from test_estimate import LLAMA_7B
 from profiler.estimating import Ground, predict
 from profiler.measurements import Measurement, Point, Setting
 from profiler.physical.calibrating import TURN_ERROR, calibrate
-from profiler.physical.calibration import Calibration, Cut
+from profiler.physical.calibration import WAITING, Calibration, Cut
 from profiler.physical.curves import Step, fit
 from profiler.physical.fills import MOST_STEPS, filling
 from profiler.physical.pipeline import latency
@@ -66,20 +66,49 @@ def test_a_stage_pauses_for_what_is_beside_layers_but_for_the_head(calibration: 
     assert calibrate(LLAMA_7B, alone).at(Cut(1)).gap_s(64) == 0.0
 
 
-@pytest.mark.parametrize("split", [(16, 16), (8, 8, 8, 8)], ids=str)
-def test_what_comes_once_and_what_a_pipeline_waits_for(split: tuple[int, ...]) -> None:
-    """With steps of 2048 tokens: what later steps hide is not taken for a part of each step."""
-    machine = replace(MACHINE, once_s=5e-3, refill_s=8e-3)
+@pytest.mark.parametrize("share", [0.05, 0.25])
+@pytest.mark.parametrize("split", [(16, 16), (22, 10), (10, 22), (8, 8, 8, 8), (12, 8, 6, 6)], ids=str)
+def test_what_comes_once_and_what_earlier_stages_lose(split: tuple[int, ...], share: float) -> None:
+    """With steps of 2048 tokens: what later steps hide is not taken for a part of each step, and a stage is
+    slower only until the step before it has landed."""
+    machine = replace(MACHINE, once_s=5e-3, waiting=share)
     points = [Point(b, i) for b in (1, 2, 4, 8, 16, 32, 64, 128) for i in (128, 1024)]
     settings = [Setting((32,)), Setting((16,)), Setting((16, 16))]
     seen = [measured(machine, s, p, OUT + 63, 2048) for s in settings for p in points]
     found = calibrate(LLAMA_7B, seen)
     assert found.times[Cut(1)].prefill.once_s == pytest.approx(5e-3, rel=0.2)
-    assert found.refill_s == pytest.approx(8e-3, rel=0.3)
-    for batch, length in itertools.product((1, 8, 32, 128), (128, 1000)):
+    assert found.waiting == {("none", "auto"): pytest.approx(share, abs=0.02)}
+    for batch, length in itertools.product((1, 8, 32, 128), (128, 1024)):
         truth = measured(machine, Setting(split), Point(batch, length), OUT + 63, 2048)
         guess = latency(found, Cut(1), split, Workload(batch, length, OUT + 63))
-        assert guess.ttft_s == pytest.approx(truth.ttft_s, rel=0.12)
+        assert guess.ttft_s == pytest.approx(truth.ttft_s, rel=0.08)
+        assert guess.ttft_last_s == pytest.approx(truth.ttft_last_s, rel=0.03)
+
+
+@pytest.mark.parametrize("split", [(16, 16), (20, 12)], ids=str)
+def test_nobody_waits_for_steps_that_end_no_prompt(split: tuple[int, ...], calibration: Calibration) -> None:
+    """Two prompts of four steps each: of the engine's eight steps only the last waits for tokens."""
+    machine, budget = replace(MACHINE, waiting=0.3), Setting(split).batched_tokens
+    slower = replace(calibration, batched_tokens=budget, waiting={("none", "auto"): 0.3})
+    load = Workload(1, 4 * budget, 2)
+    assert latency(slower, Cut(1), split, load) == latency(replace(slower, waiting={}), Cut(1), split, load)
+    two = Point(2, 4 * budget)
+    (first, last), (plain, other) = (simulate(m, split, 1, two, 2, budget).first for m in (machine, MACHINE))
+    assert first == plain
+    assert last > other
+
+
+def test_a_form_without_a_measured_pipeline_loses_what_fp8_was_seen_to() -> None:
+    """Where it has another form's pipeline: without any, stages may be of a device that shares nothing."""
+    points = [Point(b, i) for b in (1, 8, 32, 128) for i in (128, 1024)]
+    settings = [Setting((32,)), Setting((16,)), Setting((32,), quantization="fp8")]
+    seen = [measured(MACHINE, s, p, OUT + 63, 2048) for s in settings for p in points]
+    slower = replace(MACHINE, waiting=0.1)
+    pipeline = [measured(slower, Setting((16, 16)), p, OUT + 63, 2048) for p in points]
+    found = calibrate(LLAMA_7B, [*seen, *pipeline])
+    assert found.waiting_at(Cut(1)) == pytest.approx(0.1, abs=0.02)
+    assert found.waiting_at(Cut(1, "fp8")) == WAITING
+    assert calibrate(LLAMA_7B, seen).waiting_at(Cut(1, "fp8")) == 0.0
 
 
 @pytest.mark.parametrize("tp", [1, 2])
