@@ -1,0 +1,105 @@
+"""When the first token of one short prompt comes, again and again on an engine that is otherwise idle: so
+small a step takes what the host takes to launch it.
+
+    python -m benchmarks.one_prompt --out RESULT.json     # Llama-2-7B's shape, one GPU, 80 s; made-up weights
+
+Phases of seconds each: as soon as the engine is up; after a load of 128; with pauses between requests; while
+other processes take half of the engine's cores, or all others of the host; at rest again. Start it with
+`taskset` on a part of the host's cores, as engines have in benchmarks.profiling; several at once for several
+GPUs. The committed result is of an earlier form of this file: two at once, on two GPUs, twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.profiling import shapes
+from benchmarks.profiling.tasks import MAX_MODEL_LEN
+from profiler.measurements import Point, Setting
+from workers.measuring import engine
+from workers.measuring.job import Job
+from workers.measuring.timing import run
+
+SHAPE, LAYERS, TOKENS = "llama-2-7b", 32, 48
+ONE, MANY = Point(1, 128), Point(128, 128)
+SPINNING = "while True: pass"
+
+
+@contextmanager
+def spinning(cores: Set[int], processes: int) -> Iterator[None]:
+    command = ["taskset", "-c", ",".join(map(str, sorted(cores))), sys.executable, "-c", SPINNING]
+    others = [subprocess.Popen(command) for _ in range(processes)]
+    yield
+    for other in others:
+        other.kill()
+        other.wait()
+
+
+def phase(llm: Any, name: str, seconds: float, pause_s: float = 0.0) -> dict[str, Any]:
+    began, first_ms, step_ms = time.monotonic(), list[float](), list[float]()
+    while time.monotonic() - began < seconds:
+        time.sleep(pause_s)
+        found = run(llm, ONE, TOKENS, time.monotonic_ns())
+        first_ms.append(found.first[0] * 1e3)
+        step_ms.append(found.step_s * 1e3)
+    lower, middle, upper = statistics.quantiles(first_ms, n=4)
+    row = {
+        "phase": name,
+        "requests": len(first_ms),
+        "ttft_ms": {"least": min(first_ms), "quartiles": [lower, middle, upper], "most": max(first_ms)},
+        "first_nine_ms": first_ms[:9],
+        "tpot_ms": statistics.median(step_ms),
+    }
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    own = os.sched_getaffinity(0)
+    others = set(range(os.cpu_count() or 1)) - own
+    with tempfile.TemporaryDirectory() as work:
+        job = Job(
+            folder=shapes.folder(SHAPE, LAYERS, Path(work)),
+            out=Path(work) / "unused.jsonl",
+            setting=Setting((LAYERS,)),
+            points=(ONE, MANY),
+            device_kind="cuda",
+            device_bytes=60 << 30,
+            dtype="bfloat16",
+            graphs=True,
+            output_tokens=TOKENS,
+            repeats=1,
+            distinct_layers=2,
+            max_model_len=MAX_MODEL_LEN,
+            seconds=300,
+            point_seconds=8,
+        )
+        llm = engine.start(job)
+        rows = [phase(llm, "up", 6)]
+        run(llm, MANY, TOKENS // 2, 0)
+        rows += [phase(llm, "after 128", 4), phase(llm, "with pauses", 4, pause_s=0.05)]
+        with spinning(own, len(own) // 2):
+            rows.append(phase(llm, "half of its cores taken", 4))
+        with spinning(others or own, len(others)):
+            rows.append(phase(llm, "all other cores taken", 4))
+        rows.append(phase(llm, "at rest", 4))
+    command = "python -m benchmarks.one_prompt --out RESULT.json"
+    given.out.write_text(json.dumps({"command": command, "cores": len(own), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
