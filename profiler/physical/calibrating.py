@@ -26,7 +26,7 @@ from profiler.shards import (
 from profiler.types import ModelSpec, Workload
 
 REPETITION = 0.03  # by which repeated runs differ, and which tells of no turns
-MOST_WAITING = 0.5  # of a stage's pace
+MOST_LOST = 0.5  # of a stage's pace: as far as is looked
 TURN_ERROR = 0.12  # the same load took 5.5 ms a token in one engine on H200s and 6.9 in another
 
 
@@ -58,7 +58,7 @@ def calibrate(spec: ModelSpec, measured: Iterable[Measurement]) -> Calibration:
         turn_s=turn_s,
         turn_error=turn_error,
         turn_most_s=most_s,
-        waiting=_waiting(found, pipelines),
+        lost_pace=_lost_pace(found, pipelines),
     )
     mixed = [m for m in everything if isinstance(m, Timing) and m.point.mix]
     return dataclasses.replace(found, variants=fit_variants(found, mixed, whole))
@@ -206,21 +206,24 @@ class _Turn:
     seen_s: float
 
 
-def _waiting(calibration: Calibration, pipelines: Sequence[Timing]) -> dict[tuple[str, str], float]:
-    """By storage, with which first tokens of its pipelines are nearest to what was measured."""
-    several: defaultdict[tuple[str, str], list[Timing]] = defaultdict(list)
+def _lost_pace(calibration: Calibration, pipelines: Sequence[Timing]) -> dict[str, float]:
+    """By quantization, of pipelines with a step after one that ends with tokens."""
+    several: defaultdict[str, list[Timing]] = defaultdict(list)
     for timing in pipelines:
-        if filling(_load(timing), calibration.batched_tokens).steps > 1:
-            several[Cut.of(timing.setting).storage].append(timing)
-    return {storage: _waiting_share(calibration, storage, seen) for storage, seen in several.items()}
+        fills = filling(_load(timing), calibration.batched_tokens, len(timing.setting.layers_per_stage)).fills
+        if any(fill.telling for fill in fills[:-1]) or fills[-1].count * fills[-1].telling > 1:
+            several[timing.setting.quantization].append(timing)
+    return {form: _lost_share(calibration, form, seen) for form, seen in several.items()}
 
 
-def _waiting_share(calibration: Calibration, storage: tuple[str, str], several: Sequence[Timing]) -> float:
+def _lost_share(calibration: Calibration, quantization: str, several: Sequence[Timing]) -> float:
+    """With which first tokens are nearest to what was measured."""
+
     def miss(share: float) -> float:
-        here = dataclasses.replace(calibration, waiting={storage: share})
+        here = dataclasses.replace(calibration, lost_pace={quantization: share})
         return sum(abs(math.log(_predicted(here, timing).ttft_s / timing.ttft_s)) for timing in several)
 
-    found = minimize_scalar(miss, bounds=(0.0, MOST_WAITING), method="bounded")
+    found = minimize_scalar(miss, bounds=(0.0, MOST_LOST), method="bounded")
     return min(0.0, float(found.x), key=miss)
 
 

@@ -10,9 +10,10 @@ from profiler.measurements import Footprint, Setting
 from profiler.physical.curves import StepTime
 from profiler.types import ModelSpec
 
-# Of fp8, in pipelines of three models on H200s (0.27 to 0.32). vLLM leaves a broadcast of the tokens to come
-# running on every stage but the last, and multiplications that fill the GPU wait for the block it displaces.
-WAITING = 0.28
+# In fp8, of pipelines of three models on H200s (0.24 to 0.32). vLLM leaves a broadcast of the tokens to come
+# running on every stage but the last; multiplications that fill the GPU wait for the block it displaces.
+LOST_PACE = 0.27
+LEAST_LOST = 0.03  # what the fit may see where nothing is lost
 HOP_S = 0.11e-3  # without a measured pipeline: Llama-2-7B on two H200s, see profiler/estimate.py
 
 
@@ -70,9 +71,9 @@ class VariantCosts:
 class Calibration:
     """`hop_s`: what a boundary between two stages adds to a step; `turn_s`: what each of several groups in
     flight takes of a step at least, and `turn_error` how far off that was (relative), or, where every stage
-    seen hid it, `turn_most_s`: how long it may be. `waiting`: by storage, which share of its pace a stage
-    that fills prompts loses while later ones have its step before. A step takes at most `batched_tokens`.
-    `variants` has the kinds that were measured, by VariantKind's value."""
+    seen hid it, `turn_most_s`: how long it may be. `lost_pace`: by quantization, which share of
+    its pace a stage that fills prompts loses while later ones have its step before. A step takes at most
+    `batched_tokens`. `variants` has the kinds that were measured, by VariantKind's value."""
 
     spec: ModelSpec
     batched_tokens: int
@@ -81,7 +82,7 @@ class Calibration:
     turn_s: float = 0.0
     turn_error: float = 0.0
     turn_most_s: float = 0.0
-    waiting: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    lost_pace: Mapping[str, float] = field(default_factory=dict)
     footprints: tuple[Footprint, ...] = field(default=())
     variants: Mapping[str, VariantCosts] = field(default_factory=dict)
 
@@ -91,7 +92,8 @@ class Calibration:
             return self.times[cut]
         raise KeyError(cut)
 
-    def waiting_at(self, cut: Cut) -> float:
-        """Other kernels lose another share: of a form without a measured pipeline WAITING, if there is one
-        of any form."""
-        return self.waiting.get(cut.storage, WAITING if self.waiting else 0.0)
+    def lost_pace_at(self, cut: Cut) -> float:
+        """Other kernels lose another share: of a form without a measured pipeline LOST_PACE, where one of
+        another form loses any."""
+        elsewhere = LOST_PACE if max(self.lost_pace.values(), default=0.0) > LEAST_LOST else 0.0
+        return self.lost_pace.get(cut.quantization, elsewhere)

@@ -22,25 +22,23 @@ LEAST_ROOM = 1 / 16  # of a step, for prompts: no engine is set up to run more s
 
 @dataclass(frozen=True)
 class Fill:
-    """`count` steps that fill prompts, alike: the tokens of each, how many prompts they end together, and the
-    sequences that decode along in each."""
+    """`count` steps that fill prompts, alike: the tokens of each, the pairs of tokens that attend to each
+    other, how many prompts they end together, and the sequences that decode along in each. `telling`: which
+    share of the steps ends with tokens for somebody."""
 
     tokens: float
+    pairs: float
     requests: float
     decoding: float = 0.0
     count: int = 1
-
-    @property
-    def tells(self) -> bool:
-        """Whether its steps end with tokens for somebody."""
-        return self.requests + self.decoding > 0
+    telling: float = 1.0
 
     def part(self, input_tokens: int, is_first: bool, weight: float = 1.0) -> Part:
         """Its steps, as the fit and predictions see them, where prompts have `input_tokens`."""
         count = self.count * weight
         return Part(
             self.tokens + self.decoding,
-            self.tokens * (input_tokens + 1) / 2,
+            self.pairs,
             count,
             count - is_first,
             self.decoding,
@@ -79,10 +77,18 @@ def _followed(workload: Workload, batched_tokens: int, stages: int) -> list[Fill
             decoding[turn] -= found[begun].requests  # they have all of their tokens
         tokens = min(total - filled, _room(batched_tokens, decoding[turn]))
         ended = (filled + tokens) // length - filled // length
-        found.append(Fill(tokens, ended, decoding[turn]))
+        pairs = _pairs(filled + tokens, length) - _pairs(filled, length)
+        telling = float(ended + decoding[turn] > 0)
+        found.append(Fill(tokens, pairs, ended, decoding[turn], telling=telling))
         filled += tokens
         decoding[turn] += ended
     return found
+
+
+def _pairs(tokens: int, length: int) -> float:
+    """Of the first `tokens` of prompts of `length`, one after the other."""
+    whole, rest = divmod(tokens, length)
+    return (whole * length * (length + 1) + rest * (rest + 1)) / 2
 
 
 def _room(batched_tokens: int, decoding: float) -> int:
@@ -96,16 +102,19 @@ def _rest(workload: Workload, steps: Sequence[Fill], left: int, batched_tokens: 
     most = min(workload.batch / stages, ending * workload.output_tokens)
     decoding = (steps[-1].decoding + most) / 2
     count = math.ceil(left / _room(batched_tokens, decoding))
-    return Fill(left / count, requests, decoding, count)
+    pairs, telling = left * (workload.input_tokens + 1) / 2, requests / count + decoding
+    return Fill(left / count, pairs / count, requests, decoding, count, min(1.0, telling))
 
 
 def _together(steps: Sequence[Fill]) -> Fill:
     count = len(steps)
     return Fill(
         sum(step.tokens for step in steps) / count,
+        sum(step.pairs for step in steps) / count,
         sum(step.requests for step in steps),
         sum(step.decoding for step in steps) / count,
         count,
+        sum(step.telling for step in steps) / count,
     )
 
 

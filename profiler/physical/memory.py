@@ -159,7 +159,7 @@ def known_ranks(calibration: Calibration, cut: Cut) -> Ranks:
         seen,
         (*seen, *(one for one in others if one.place not in places)),
         _graphs(seen, every),
-        _runtimes((seen, others, every), CHANNEL_BYTES if on_gpus else 0),
+        _runtimes((seen, ranks(_nearest(cached, cut)), every), CHANNEL_BYTES if on_gpus else 0),
         max((one.later for one in every if one.is_stage), default=HANDING_BYTES if on_gpus else 0),
         is_measured=any(Cut.of(footprint.setting) == cut for footprint in alike),
         layer_share=_layer_share(calibration, cut, stored),
@@ -254,17 +254,17 @@ def _line(seen: Sequence[_Seen]) -> tuple[float, float]:
     return float(found[0]), float(found[1])
 
 
-def _runtimes(nearness: Sequence[Sequence[_Seen]], channel_bytes: int) -> tuple[int, int]:
-    """Of a rank that is alone, and of one that talks to others; the latter from the nearest ranks that did
-    (of the same cut, of the same TP, any), or with `channel_bytes` more, where none did."""
+def _runtimes(groups: Sequence[Sequence[_Seen]], channel_bytes: int) -> tuple[int, int]:
+    """Of a rank that is alone, and of one that talks to others; the latter from the first of `groups` with
+    one that did (nearest in form and TP, in TP, any), or with `channel_bytes` more, where none has."""
 
     def most(ranks: Sequence[_Seen], is_alone: bool) -> int | None:
         return max((one.runtime for one in ranks if one.is_alone == is_alone), default=None)
 
-    if not nearness[0]:
+    if not groups[0]:
         return RUNTIME_BYTES, RUNTIME_BYTES
-    alone = most(nearness[0], True)
-    company = next((found for ranks in nearness if (found := most(ranks, False)) is not None), None)
+    alone = most(groups[0], True)
+    company = next((found for ranks in groups if (found := most(ranks, False)) is not None), None)
     if company is None:
         company = (alone or 0) + channel_bytes
     return company if alone is None else alone, company

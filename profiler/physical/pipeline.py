@@ -9,7 +9,8 @@ turn go on decoding together. With such groups j of b_j sequences in flight, a t
 where g_s is what a stage s has between two steps beside its layers (the last one's is in t_s),
 so the slowest stage sets the pace under load, and only there does it matter how layers are split. (MaverIQ's
 section 3.2 finds that it never matters: it looked at one group.) With several groups the host hides nothing
-of its own part, a `turn` for each.
+of its own part, a `turn` for each. While prompts are filled, a stage but the last loses a share of its pace
+until the tokens of its step before have come.
 """
 
 from __future__ import annotations
@@ -83,46 +84,49 @@ def _ends_s(
     """When each fill has passed all stages: of several alike the mean, and the last.
 
     `layers` are [stages, splits]. A stage takes one step after the other. As many are in flight as there are
-    stages: the next one waits for the oldest one's tokens. Until those of the step before have come, if it
-    has any, a stage but the last loses a share of its pace (`Calibration.waiting`).
+    stages: the next one waits for the oldest one's tokens. A stage but the last loses a share of its pace
+    (`Calibration.lost_pace`) until the last step before that ends with tokens has passed all stages.
     """
-    stages, waiting = len(layers), calibration.waiting_at(cut) * (len(layers) > 1)
-    times = calibration.at(cut)
+    times, stages, lost = calibration.at(cut), len(layers), calibration.lost_pace_at(cut)
     free, ends, landed = np.full_like(layers, times.prefill.once_s), [], list[Floats]()
+    told_s, telling = np.zeros(layers.shape[1]), 0.0
     for number, fill in enumerate(fills):
         part = fill.part(input_tokens, not number)
         first = _stages_s(layers, part.work, part.pairs, times.prefill)
         first += layers * times.prefill.along_pair_s * part.along_pairs
         first[-1] += times.prefill.along_s * part.along
         taken = first + layers * times.prefill.later_s * part.work
-        each_s = _paced_s(taken, calibration.hop_s, waiting * fill.tells)
+        each_s = _paced_s(taken, calibration.hop_s, lost, fill.telling)
         more_s = (fill.count - 1) * each_s
         at = np.maximum(free[0], landed[0]) if len(landed) == stages else free[0]
         for stage, seconds in enumerate(taken if number else first):
             at = np.maximum(at, free[stage])
-            lost = waiting * (number > 0 and fills[number - 1].tells) * (stage < stages - 1)
-            at = at + seconds + _lost_s(seconds, (landed or [at])[-1] - at, lost)
+            share = lost * telling * (stage < stages - 1)
+            at = at + seconds + _lost_s(seconds, told_s - at, share)
             free[stage] = at + more_s
             at = at + calibration.hop_s * (stage < stages - 1)
         ends.append((at + more_s / 2, at + more_s))
         back = range(min(fill.count, stages) - 1, -1, -1)
+        if fill.telling:
+            told_s, telling = at + more_s, fill.telling
         landed = [*landed, *(at + more_s - steps * each_s for steps in back)][-stages:]
     return ends
 
 
-def _paced_s(taken: Floats, hop_s: float, waiting: float) -> Floats:
-    """How far apart steps that take as long end, of `taken` [stages, splits]."""
-    after_s = np.cumsum(taken[::-1], axis=0)[::-1] - taken  # until the step before has passed all stages
-    hops_s = hop_s * np.arange(len(taken))[::-1, None]
-    slowed = taken + _lost_s(taken, after_s + hops_s, waiting) * (hops_s > 0)
+def _paced_s(taken: Floats, hop_s: float, lost: float, telling: float) -> Floats:
+    """How far apart steps that take as long end, of `taken` [stages, splits], of which `telling` have tokens:
+    those of one come after as many steps as there are later stages."""
+    later = np.arange(len(taken))[::-1, None]
+    until_s = np.cumsum(taken[::-1], axis=0)[::-1] - taken + hop_s * later
+    slowed = taken + _lost_s(taken, until_s, lost * np.minimum(1.0, telling * later))
     turn_s = (slowed.sum(axis=0) + (len(taken) - 1) * hop_s) / len(taken)
     found: Floats = np.maximum(slowed.max(axis=0), turn_s)
     return found
 
 
-def _lost_s(taken: Floats, until_s: Floats, waiting: float) -> Floats:
-    """By which steps of `taken` end later where a share of their pace is lost from their begin `until_s`."""
-    found: Floats = np.clip(until_s, 0.0, taken / (1 - waiting)) * waiting
+def _lost_s(taken: Floats, until_s: Floats, share: float | Floats) -> Floats:
+    """By which steps of `taken` end later that lose a share of their pace from their begin `until_s`."""
+    found: Floats = np.clip(until_s, 0.0, taken / (1 - share)) * share
     return found
 
 

@@ -141,7 +141,7 @@ def _notes(
     if how.stages > 1 and not _has_pipeline(ground.calibration):
         notes.append(
             "no pipeline was measured on this device; what a hop takes is from another one, and what the "
-            "host takes for each of several batches is not known"
+            "host takes for each of several batches, or earlier stages lose to later ones, is not known"
         )
     if load.rows and not variants_measured:
         notes.append("variants are bytes and operations at the base's measured pace; none was measured")

@@ -24,7 +24,7 @@ class Machine:
     step_s: float = 250e-6
     hop_s: float = 100e-6
     once_s: float = 4e-3  # until an idle engine begins
-    waiting: float = 0.0  # of its pace a stage that fills prompts loses until the batch before has landed
+    lost_pace: float = 0.0  # of its pace a stage that fills prompts loses until the batch before has landed
     cut_s: float = 15e-6  # all-reduces of a layer, for each doubling of TP
     busy: float = 1.0  # how much longer computing takes after the first step: a GPU lowers its clock
 
@@ -44,31 +44,34 @@ class Machine:
 
 @dataclass
 class Request:
+    """`sent`: tokens of its prompt that are in steps, landed or in flight; `filled`: that have landed."""
+
     number: int
     prompt: int
+    sent: int = 0
     filled: int = 0
     times: list[float] = field(default_factory=list)
-    in_flight: bool = False
+    decodes_in_flight: bool = False
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Which requests take how many tokens each in a step."""
+    """Which requests take how many tokens each in a step, after how many."""
 
-    parts: tuple[tuple[Request, int], ...]
+    parts: tuple[tuple[Request, int, int], ...]
     is_first: bool = False
 
     @property
     def fills(self) -> bool:
-        return any(request.filled < request.prompt for request, _ in self.parts)
+        return any(before < request.prompt for request, _, before in self.parts)
 
     @property
     def tells(self) -> bool:
-        return any(request.filled + count >= request.prompt for request, count in self.parts)
+        return any(before + count >= request.prompt for request, count, before in self.parts)
 
     def stage_s(self, machine: Machine, layers: int, last: bool, tp: int) -> float:
-        tokens = sum(count for _, count in self.parts)
-        pairs = sum(n * (r.filled + len(r.times) + (n - 1) / 2 + (n > 1)) for r, n in self.parts)
+        tokens = sum(count for _, count, _ in self.parts)
+        pairs = sum(n * (before + (n - 1) / 2 + (n > 1)) for _, n, before in self.parts)
         rest = machine.rest_s(len(self.parts), tp) if last else 0.0
         return layers * machine.layer_s(tokens, pairs, tp, not self.is_first) + rest
 
@@ -86,7 +89,7 @@ def simulate(
         batch = schedule(requests, output, batched_tokens, is_first) if has_room else None
         if batch is not None:
             lands_s = fly(machine, split, tp, batch, now, free_at, waits_s)
-            waits_s = lands_s if batch.tells else 0.0
+            waits_s = lands_s if batch.tells else waits_s
             flying.append((lands_s, batch))
             continue
         now, landed = min(flying, key=lambda item: item[0])
@@ -97,17 +100,24 @@ def simulate(
 
 
 def schedule(requests: Sequence[Request], output: int, budget: int, is_first: bool = False) -> Batch | None:
-    """Those that decode first, then prompts in order, within the budget."""
+    """Those that decode first, then prompts in order, within the budget; of a prompt the next tokens, also
+    while others are in flight."""
     parts = []
-    idle = [r for r in requests if not r.in_flight and len(r.times) < output]
-    for request in sorted(idle, key=lambda r: (r.filled < r.prompt, r.number)):
-        wanted = 1 if request.filled == request.prompt else request.prompt - request.filled
-        count = min(wanted, budget)
+    ready = [r for r in requests if r.sent < r.prompt or may_decode(r, output)]
+    for request in sorted(ready, key=lambda r: (r.sent < r.prompt, r.number)):
+        fills = request.sent < request.prompt
+        count = min(request.prompt - request.sent if fills else 1, budget)
         if count:
-            parts.append((request, count))
+            parts.append((request, count, request.sent if fills else request.prompt + len(request.times)))
             budget -= count
-            request.in_flight = True
+            request.sent += count * fills
+            request.decodes_in_flight = not fills
     return Batch(tuple(parts), is_first) if parts else None
+
+
+def may_decode(request: Request, output: int) -> bool:
+    landed = request.filled == request.prompt and not request.decodes_in_flight
+    return landed and len(request.times) < output
 
 
 def fly(
@@ -125,8 +135,8 @@ def fly(
         begin, last = max(now, free_at[stage]), stage == len(split) - 1
         left_s = batch.stage_s(machine, layers, last, tp)
         if batch.fills and not last:
-            slow_s = min(left_s / (1 - machine.waiting), max(0.0, waits_s - begin))
-            begin, left_s = begin + slow_s, left_s - slow_s * (1 - machine.waiting)
+            slow_s = min(left_s / (1 - machine.lost_pace), max(0.0, waits_s - begin))
+            begin, left_s = begin + slow_s, left_s - slow_s * (1 - machine.lost_pace)
         now = begin + left_s
         between_s = machine.gap_s(batch) if not last else 0.0  # the last one's is in its rest
         free_at[stage] = now + between_s
@@ -135,9 +145,9 @@ def fly(
 
 
 def land(batch: Batch, now: float) -> None:
-    for request, count in batch.parts:
-        request.in_flight = False
-        if request.filled < request.prompt:
+    for request, count, before in batch.parts:
+        request.decodes_in_flight = False
+        if before < request.prompt:
             request.filled += count
         if request.filled == request.prompt:
             request.times.append(now)

@@ -113,6 +113,12 @@ def test_a_form_that_was_measured_alone_is_placed_as_the_model_is() -> None:
     assert (first.runtime // MIB, last.runtime // MIB) == (1525, 1525 + 933), "not TP's, of mixtures larger"
     (alone,) = rank_bytes(known, Cut(1, "fp8"), plan(LLAMA_7B, quantization="fp8"))  # type: ignore[arg-type]
     assert (alone.activations // MIB, alone.runtime // MIB) == (290, 757), "it has a place of its own"
+    (tp, *_) = rank_bytes(
+        replace(known, footprints=(*known.footprints[:3], footprint((32,), 2, *[(202, 554, 2239)] * 2))),
+        Cut(2, "fp8"),
+        plan(LLAMA_7B, tp=2, quantization="fp8"),  # type: ignore[arg-type]
+    )
+    assert tp.runtime // MIB == 2239, "not that of stages"
     placed = known_ranks(known, Cut(1, "fp8"))
     assert all(placed.is_of_other_form(halves, stage) for stage in (0, 1))
     assert not known_ranks(known, Cut(1)).is_of_other_form(halves, 0)
