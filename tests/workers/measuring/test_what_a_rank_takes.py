@@ -69,7 +69,7 @@ def test_most_steps_that_replay_a_graph_are_of_the_whole_batch(batch: int, lengt
     tokens = warm_up_tokens(Setting((1,)).fills(batch, length), 1000)
     seen: Counter[int] = Counter()
     while step := schedule(requests, tokens, 2048):
-        if all(count == 1 for _, count in step.parts):
+        if all(count == 1 for _, count, _ in step.parts):
             seen[_captured(len(step.parts))] += 1
         land(step, 0.0)
     assert seen.most_common(1)[0][0] == _captured(batch)
