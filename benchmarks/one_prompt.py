@@ -24,11 +24,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.profiling import shapes
-from benchmarks.profiling.tasks import MAX_MODEL_LEN
+from benchmarks.gpu_job import gpu_job
 from profiler.measurements import Point, Setting
 from workers.measuring import engine
-from workers.measuring.job import Job
 from workers.measuring.timing import run
 
 SHAPE, LAYERS, TOKENS = "llama-2-7b", 32, 48
@@ -72,22 +70,7 @@ def main() -> None:
     own = os.sched_getaffinity(0)
     others = set(range(os.cpu_count() or 1)) - own
     with tempfile.TemporaryDirectory() as work:
-        job = Job(
-            folder=shapes.folder(SHAPE, LAYERS, Path(work)),
-            out=Path(work) / "unused.jsonl",
-            setting=Setting((LAYERS,)),
-            points=(ONE, MANY),
-            device_kind="cuda",
-            device_bytes=60 << 30,
-            dtype="bfloat16",
-            graphs=True,
-            output_tokens=TOKENS,
-            repeats=1,
-            distinct_layers=2,
-            max_model_len=MAX_MODEL_LEN,
-            seconds=300,
-            point_seconds=8,
-        )
+        job = gpu_job(SHAPE, Setting((LAYERS,)), (ONE, MANY), TOKENS, Path(work))
         llm = engine.start(job)
         rows = [phase(llm, "up", 6)]
         run(llm, MANY, TOKENS // 2, 0)

@@ -18,11 +18,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_job import gpu_job
 from benchmarks.profiling import shapes
-from benchmarks.profiling.tasks import MAX_MODEL_LEN
 from profiler.measurements import Point, Setting
 from workers.measuring import engine
-from workers.measuring.job import Job
 from workers.measuring.timing import run
 
 LOADS = (Point(8, 1024), Point(128, 128))
@@ -34,22 +33,7 @@ STEP, COLLECTIVE = "execute_context_", "nccl"
 def measure(shape: str, setting: Setting, out: Path) -> None:
     """Writes FOLDER/rankN...json.gz, as torch does."""
     with tempfile.TemporaryDirectory() as work:
-        job = Job(
-            folder=shapes.folder(shape, setting.layers, Path(work)),
-            out=Path(work) / "unused.jsonl",
-            setting=setting,
-            points=LOADS,
-            device_kind="cuda",
-            device_bytes=60 << 30,
-            dtype="bfloat16",
-            graphs=True,
-            output_tokens=TOKENS,
-            repeats=1,
-            distinct_layers=2,
-            max_model_len=MAX_MODEL_LEN,
-            seconds=300,
-            point_seconds=8,
-        )
+        job = gpu_job(shape, setting, LOADS, TOKENS, Path(work))
         profiler = {
             "profiler": "torch",
             "torch_profiler_dir": str(out.resolve()),
