@@ -210,8 +210,8 @@ def _lost_pace(calibration: Calibration, pipelines: Sequence[Timing]) -> dict[st
     """By quantization, of pipelines with a step after one that ends with tokens."""
     several: defaultdict[str, list[Timing]] = defaultdict(list)
     for timing in pipelines:
-        fills = filling(_load(timing), calibration.batched_tokens, len(timing.setting.layers_per_stage)).fills
-        if any(fill.telling for fill in fills[:-1]) or fills[-1].count * fills[-1].telling > 1:
+        stages = len(timing.setting.layers_per_stage)
+        if round(filling(_load(timing), calibration.batched_tokens, stages).telling) > 1:
             several[timing.setting.quantization].append(timing)
     return {form: _lost_share(calibration, form, seen) for form, seen in several.items()}
 

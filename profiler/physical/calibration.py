@@ -71,8 +71,8 @@ class VariantCosts:
 class Calibration:
     """`hop_s`: what a boundary between two stages adds to a step; `turn_s`: what each of several groups in
     flight takes of a step at least, and `turn_error` how far off that was (relative), or, where every stage
-    seen hid it, `turn_most_s`: how long it may be. `lost_pace`: by quantization, which share of
-    its pace a stage that fills prompts loses while later ones have its step before. A step takes at most
+    seen hid it, `turn_most_s`: how long it may be. `lost_pace`: by quantization, which share of its pace a
+    stage that fills prompts loses while later ones have its step before. A step takes at most
     `batched_tokens`. `variants` has the kinds that were measured, by VariantKind's value."""
 
     spec: ModelSpec

@@ -48,12 +48,16 @@ class Fill:
 
 @dataclass(frozen=True)
 class Filling:
-    """At most MOST_STEPS fills in the order they run (neighbours are taken together), how many `steps` they
-    are, and how many sequences go on decoding in each group afterwards."""
+    """At most MOST_STEPS fills in the order they run (neighbours are taken together), and how many sequences
+    go on decoding in each group afterwards."""
 
     fills: tuple[Fill, ...]
-    steps: int
     groups: tuple[int, ...]
+
+    @property
+    def telling(self) -> float:
+        """How many of the steps end with tokens for somebody; the last one does."""
+        return sum(fill.count * fill.telling for fill in self.fills)
 
 
 @lru_cache(maxsize=512)
@@ -65,7 +69,7 @@ def filling(workload: Workload, batched_tokens: int, stages: int = 1) -> Filling
     together = [_together(steps[i : i + each]) for i in range(0, len(steps), each)]
     fills = (*together, *rest)
     count = sum(fill.count for fill in fills)
-    return Filling(fills, count, tuple(_groups(workload.batch, steps, count, stages)))
+    return Filling(fills, tuple(_groups(workload.batch, steps, count, stages)))
 
 
 def _followed(workload: Workload, batched_tokens: int, stages: int) -> list[Fill]:
@@ -102,8 +106,10 @@ def _rest(workload: Workload, steps: Sequence[Fill], left: int, batched_tokens: 
     most = min(workload.batch / stages, ending * workload.output_tokens)
     decoding = (steps[-1].decoding + most) / 2
     count = math.ceil(left / _room(batched_tokens, decoding))
-    pairs, telling = left * (workload.input_tokens + 1) / 2, requests / count + decoding
-    return Fill(left / count, pairs / count, requests, decoding, count, min(1.0, telling))
+    length, total = workload.input_tokens, workload.batch * workload.input_tokens
+    pairs = _pairs(total, length) - _pairs(total - left, length)
+    telling = min(1.0, requests / count + decoding)
+    return Fill(left / count, pairs / count, requests, decoding, count, telling)
 
 
 def _together(steps: Sequence[Fill]) -> Fill:
