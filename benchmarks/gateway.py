@@ -27,10 +27,10 @@ from typing import Any
 
 import aiohttp
 
-from controlplane import local
-from controlplane.api.deploy_requests import DeployModelRequest
-from controlplane.api.schemas import RegisterModelRequest
-from controlplane.client import Client
+from controlplane.api.schemas.deploy import DeployModelRequest
+from controlplane.api.schemas.models import RegisterModelRequest
+from controlplane.client.client import Client
+from controlplane.runtime import local
 from controlplane.settings import Settings
 
 RESULTS = Path(__file__).parent / "results" / "gateway.json"

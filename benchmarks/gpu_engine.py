@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.scheduling.client import new_address
-from workers.variants.config import ADDRESS_VARIABLE, VariantConfig
+from workers.variant_config import ADDRESS_VARIABLE, VariantConfig
 
 LLAMA_7B = {
     "hidden_size": 4096,

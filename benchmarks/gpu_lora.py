@@ -22,7 +22,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from benchmarks import gpu_engine
-from workers.variants.config import VariantConfig
+from workers.variant_config import VariantConfig
 
 PROMPT_TOKENS, FEW, MANY, ROUNDS = 32, 16, 112, 3
 BATCHES = (1, 8, 32, 128)

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import gpu_engine
-from workers import cuda_graphs
+from workers.group import cuda_graphs
 from workers.scheduling.client import VariantClient
-from workers.variants.config import ADDRESS_VARIABLE, VariantConfig
+from workers.variant_config import ADDRESS_VARIABLE, VariantConfig
 
 SHAPE = {
     "hidden_size": 512,

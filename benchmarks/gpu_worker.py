@@ -3,7 +3,7 @@
     python -m benchmarks.gpu_worker --folder /tmp/gpu-worker --tokenizer TOKENIZER_FOLDER --out RESULT.json
 
 Everything but the gateway: the plan from `candidate_plans`, its estimate from rates measured on the GPU,
-the engine through `workers.worker.Worker`, requests through its OpenAI application, variants validated by
+the engine through `workers.server.worker.Worker`, requests through its OpenAI application, variants validated by
 `profiler.variants`. Reports times and memory, and whether base and variants share one engine correctly:
 each streamed answer in the mixed batch against the same request alone (bfloat16: the share of equal tokens).
 """
@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from profiler.estimate import estimate
 from profiler.plans import candidate_plans
+from profiler.roofline import estimate
 from profiler.types import DeviceRates, Estimate, ModelSpec, Plan, Workload
 from profiler.variants.reading import read_variant
 from profiler.variants.types import VariantLimits
+from workers.agent.device_rates import probe
 from workers.messages import EngineCall, EngineConfig, EngineHead, RankConfig, VariantRef
-from workers.probe import probe
-from workers.worker import Worker
+from workers.server.worker import Worker
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, VOCAB = 4096, 11008, 32, 32, 49152
 RANK, INPUT_WORDS, OUTPUT_TOKENS = 16, 64, 128

@@ -23,8 +23,8 @@ import torch
 
 from benchmarks import gpu_engine
 from benchmarks.serving import deltas
+from workers.variant_config import VariantConfig
 from workers.variants.background import Background
-from workers.variants.config import VariantConfig
 from workers.variants.host import pack
 from workers.variants.kinds import open_variant
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice, VocabularyShape

@@ -22,11 +22,11 @@ import numpy as np
 from benchmarks.profiling.cost import compared
 from benchmarks.profiling.results import by_shape
 from benchmarks.profiling.shapes import spec
-from profiler.estimating import Ground, predict
 from profiler.measurements import Footprint, Measurement, Setting, Timing
 from profiler.physical.calibrating import calibrate
 from profiler.physical.calibration import Calibration, Cut
 from profiler.physical.memory import known_ranks
+from profiler.predicting.predict import Ground, predict
 from profiler.types import DeviceRates, Interval, Plan, Workload
 
 FIGURES = ("TTFT", "TPOT", "memory")

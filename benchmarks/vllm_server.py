@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import uvicorn
 
+from workers.engine.vllm_engine import VllmEngine
 from workers.messages import EngineConfig, RankConfig
-from workers.vllm_engine import VllmEngine
 
 
 async def serve(folder: str, port: int) -> None:

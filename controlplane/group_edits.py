@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from controlplane import ledger, replanning
-from controlplane.endings import persist, the_group
-from controlplane.records import Deployment
-from controlplane.state.typed import Put, Repository, State
-from controlplane.store_edits import Gone
-from controlplane.worker_groups import GroupPhase, WorkerGroup
+from controlplane.cluster import reservations
+from controlplane.controller.transitions import persist, the_group
+from controlplane.planning import rescheduling
+from controlplane.state.records import Deployment
+from controlplane.state.repository import Put, Repository, State
+from controlplane.state.transactions import Gone
+from controlplane.state.worker_groups import GroupPhase, WorkerGroup
 from placement.types import Placement
 
 Unplace = Callable[[Deployment, State, WorkerGroup], WorkerGroup | None]
@@ -27,11 +28,11 @@ async def unplace(repository: Repository, name: str, change: Unplace) -> None:
         found, group = the_group(state, name)
         left = change(found.record, state, group)
         changed = (
-            replanning.without_group(found.record, group.number)
+            rescheduling.without_group(found.record, group.number)
             if left is None
-            else replanning.with_group(found.record, left)
+            else rescheduling.with_group(found.record, left)
         )
-        repository.commit([Put(changed, found.version), *ledger.release(state, name)])
+        repository.commit([Put(changed, found.version), *reservations.release(state, name)])
 
     await asyncio.to_thread(persist, once)
 

@@ -14,9 +14,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from profiler.estimate import allowance_bytes
 from profiler.measurements import MadeVariant, Point, Setting
 from profiler.plans import even_stages
+from profiler.roofline import allowance_bytes
 from profiler.shards import (
     cut_problem,
     kv_bytes_per_token,
@@ -26,7 +26,7 @@ from profiler.shards import (
     vocab_table_bytes,
 )
 from profiler.types import ModelSpec, Plan, adaptable_linears
-from profiler.variants.made import stored_bytes
+from profiler.variants.synthetic import stored_bytes
 from profiler.variants.types import VariantKind
 
 MIB = 2**20

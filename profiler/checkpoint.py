@@ -15,9 +15,9 @@ from typing import Any
 
 from profiler.architectures.description import Description, Shapes
 from profiler.architectures.registry import describe
+from profiler.checkpoint_digest import fingerprint
 from profiler.errors import CheckpointError
 from profiler.files import FLOAT_DTYPES, is_file, read_json, shown
-from profiler.fingerprint import fingerprint
 from profiler.linears import EXPERT
 from profiler.types import ModelSpec, TensorRef
 from profiler.weight_files import locate, none_missing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from profiler.forms import FORMS, SERVABLE, UNCOMPRESSED, allows_uncompressed
+from profiler.quantization import FORMS, SERVABLE, UNCOMPRESSED, allows_uncompressed
 from profiler.shards import cut_problem
 from profiler.types import ModelSpec, Plan
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from profiler.forms import FORMS, UNCOMPRESSED
 from profiler.linears import Linear, Sharding, distinct_experts
+from profiler.quantization import FORMS, UNCOMPRESSED
 from profiler.types import ModelSpec, Plan, adaptable_linears, linears_of
 
 VOCAB_PADDING = 64  # vLLM pads the vocabulary to this multiple before it shards it

@@ -29,7 +29,7 @@ class ModelSpec:
     `layer_shapes` has every tensor of a hidden layer by such names, `other_shapes` every other one by its
     full name; there is no head when it is `tied` to the embedding. `intermediate_size` is the MLP's width, of
     one expert where there are many. In `sliding_layers` layers a token attends to the last `sliding_window`.
-    `fingerprint` tells checkpoints apart (profiler/fingerprint.py); empty when it was not computed.
+    `fingerprint` tells checkpoints apart (profiler/checkpoint_digest.py); empty when it was not computed.
     """
 
     architecture: str
@@ -192,7 +192,7 @@ class Basis(StrEnum):
     """What an estimate rests on: measurements of this architecture on this device, or its data sheet."""
 
     PROFILE = "profile"  # profiler.physical, calibrated by fingerprints
-    ROUGH = "rough"  # profiler.estimate: the roofline of a device that was only probed
+    ROUGH = "rough"  # profiler.roofline: the roofline of a device that was only probed
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from workers.asgi import AsgiApp
-from workers.door import Door
 from workers.messages import WorkerReport
+from workers.server.http_server import Door
 
 HEAD = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
 

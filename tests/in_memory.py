@@ -10,17 +10,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from controlplane import commands, errors, store_edits
+from controlplane import errors
+from controlplane.api import commands
 from controlplane.api.services import fresh_context
-from controlplane.engine_views import EngineStatus, EngineView
-from controlplane.inventory import NodeState
-from controlplane.records import Operation
-from controlplane.state.typed import Repository
-from controlplane.worker_groups import host_of
+from controlplane.cluster.engine_status import EngineStatus, EngineView
+from controlplane.cluster.inventory import NodeState
+from controlplane.state import transactions
+from controlplane.state.records import Operation
+from controlplane.state.repository import Repository
+from controlplane.state.worker_groups import host_of
 from placement.types import Device, Inventory
 from profiler.types import DeviceRates
 from workers.asgi import AsgiApp, Message
-from workers.echo import EchoEngine
+from workers.engine.echo import EchoEngine
 from workers.messages import (
     EngineCall,
     EngineConfig,
@@ -30,7 +32,7 @@ from workers.messages import (
     VariantRef,
     WorkerReport,
 )
-from workers.worker import Worker
+from workers.server.worker import Worker
 
 GIB = 1 << 30
 CPU = Device("node", 0, "cpu", 8 * GIB, 8 * GIB, DeviceRates(1e10, 1e11))
@@ -41,13 +43,13 @@ TOO_LONG = "This model's maximum context length is 64 tokens. However, you reque
 def submit(repository: Repository, command: Any, *args: Any) -> Operation:
     """One accepted request, as the gateway commits it."""
     ctx = fresh_context()
-    return store_edits.submit(repository, lambda state: command(state, *args, ctx)).operation
+    return transactions.submit(repository, lambda state: command(state, *args, ctx)).operation
 
 
 def cancel(repository: Repository, operation_id: str) -> Operation:
     ctx = fresh_context()
     decide = lambda state: commands.cancel_operation(state, operation_id, ctx.now_s)  # noqa: E731
-    return store_edits.submit(repository, decide).operation
+    return transactions.submit(repository, decide).operation
 
 
 @dataclass

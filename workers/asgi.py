@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing, suppress
 from typing import Any
 
-from workers import wire
+from workers import request_headers
 from workers.messages import EngineCall, EngineHead, EngineReply
 
 Message = MutableMapping[str, Any]
@@ -26,7 +26,7 @@ GRACE_S = 1.0
 
 
 def _scope(request: EngineCall) -> Message:
-    named = wire.request_headers("", request.variant, request.variant_limit).items()
+    named = request_headers.request_headers("", request.variant, request.variant_limit).items()
     headers = [(name.encode(), value.encode()) for name, value in named]
     headers.append((b"content-length", str(len(request.body)).encode()))
     return {

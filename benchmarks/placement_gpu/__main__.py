@@ -36,7 +36,7 @@ from benchmarks.placement_gpu.telling import BEGAN_S, table, tell
 from controlplane import errors
 from controlplane.settings import Settings
 from controlplane.state import open_store
-from controlplane.state.typed import Repository
+from controlplane.state.repository import Repository
 from workers.messages import NodeReport
 
 

@@ -12,11 +12,13 @@ from typing import Any
 
 from benchmarks.profiling import results, shapes
 from benchmarks.profiling.tasks import Kind
-from controlplane import deploying, errors, profiling
-from controlplane.api.deploy_requests import DeployModelRequest
-from controlplane.records import Model, ModelProfile, Phase
+from controlplane import errors
+from controlplane.api.schemas.deploy import DeployModelRequest
+from controlplane.planning import placement_decision
+from controlplane.profiling import profiles
 from controlplane.settings import Settings
-from controlplane.state.typed import State
+from controlplane.state.records import Model, ModelProfile, Phase
+from controlplane.state.repository import State
 from placement.types import CPU, Inventory
 from profiler.measurements import to_line
 from profiler.plans import even_stages
@@ -54,7 +56,7 @@ def profile_of(
     model: Model, shape: str, given: Path, seen: Inventory, settings: Settings
 ) -> ModelProfile | None:
     """As if the control plane had measured what the folder `given` has of this shape; None: nothing."""
-    key = profiling.key_of_model(model, seen, settings)
+    key = profiles.key_of_model(model, seen, settings)
     assert key is not None
     found = [
         measurement
@@ -70,16 +72,16 @@ def profile_of(
     if not lines:
         return None
     return dataclasses.replace(
-        profiling.fresh_profile(key, time.time()), measurements=lines, phase=Phase.READY, points=len(lines)
+        profiles.fresh_profile(key, time.time()), measurements=lines, phase=Phase.READY, points=len(lines)
     )
 
 
 def even_splits(state: State, name: str, free: Inventory, settings: Settings) -> list[dict[str, Any]]:
     """Of each degree that the devices allow: whether `decide` would place the model split so."""
     model, deployment = state.models[name].record, state.deployments[name].record
-    spec = profiling.spec_of(model)
+    spec = profiles.spec_of(model)
     most = sum(d.kind != CPU for d in free.devices) or CPU_RANKS
-    others = deploying.besides((d.record for d in state.deployments.values()), name)
+    others = placement_decision.besides((d.record for d in state.deployments.values()), name)
     found = []
     for tp, pp in ((tp, pp) for tp in EVEN_TP for pp in EVEN_PP if tp * pp <= most and tp_fits(spec, tp)):
         bounds = dataclasses.replace(
@@ -91,7 +93,7 @@ def even_splits(state: State, name: str, free: Inventory, settings: Settings) ->
         asked = dataclasses.replace(deployment, bounds=bounds)
         fits, answer = True, "there is room"
         try:
-            deploying.decide(model, asked, free, settings, (), state.profiles, others)
+            placement_decision.decide(model, asked, free, settings, (), state.profiles, others)
         except errors.NoFeasiblePlan as e:
             fits, answer = False, e.message
         layers = list(bounds.layers_per_stage)

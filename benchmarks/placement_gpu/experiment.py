@@ -14,13 +14,17 @@ from benchmarks.placement_gpu.host import Host
 from benchmarks.placement_gpu.serve import FIRST_TOKEN, GIB, Order
 from benchmarks.placement_gpu.telling import devices, ms, plan, ranks, tell
 from benchmarks.profiling import shapes
-from controlplane import commands, endings, errors, estimating, ledger
-from controlplane.engines import Hooks
-from controlplane.group_actions import GroupActions
-from controlplane.records import Model, OperationKind, Phase
+from controlplane import errors
+from controlplane.api import commands
+from controlplane.cluster import reservations
+from controlplane.controller import transitions
+from controlplane.controller.group_actions import GroupActions
+from controlplane.controller.interfaces import Hooks
+from controlplane.planning import estimates
 from controlplane.settings import Settings
-from controlplane.state.typed import Change, Put, Repository, State
-from controlplane.worker_groups import WorkerGroup
+from controlplane.state.records import Model, OperationKind, Phase
+from controlplane.state.repository import Change, Put, Repository, State
+from controlplane.state.worker_groups import WorkerGroup
 from placement.types import Inventory, Placement
 
 
@@ -80,29 +84,29 @@ class Experiment:
     async def _free(self, name: str) -> Inventory:
         """What the next decision has, by the same account."""
         inventory, state = await self._host.inventory(), self._repository.read()
-        return ledger.available(inventory, state.ledgers, self._settings.headroom, besides=name)
+        return reservations.available(inventory, state.ledgers, self._settings.headroom, besides=name)
 
     def _group(self, name: str) -> WorkerGroup:
-        return endings.the_group(self._repository.read(), name)[1]
+        return transitions.the_group(self._repository.read(), name)[1]
 
     async def _conclude(
         self,
         kind: OperationKind,
         target: str,
-        end: endings.End,
+        end: transitions.End,
         change: Callable[[State], Sequence[Change]],
     ) -> None:
         state = self._repository.read()
-        self._repository.commit([*change(state), *endings.end_open(state, kind, target, end)])
+        self._repository.commit([*change(state), *transitions.end_open(state, kind, target, end)])
         tell(f"{target}: {end.message}")
 
     def _estimates(self, name: str, placement: Placement, seen: Inventory) -> list[dict[str, Any]]:
         """As `ostinato estimate` tells them for this plan."""
-        shape = estimating.Shape(placement.plan.tensor_parallel, None, placement.plan.layers_per_stage)
+        shape = estimates.Shape(placement.plan.tensor_parallel, None, placement.plan.layers_per_stage)
         found = []
         for batch in self._given.batches:
-            load = estimating.Load(batch, self._given.input_tokens, self._given.output_tokens)
-            told = estimating.answer(self._repository.read(), seen, self._settings, name, shape, load)
+            load = estimates.Load(batch, self._given.input_tokens, self._given.output_tokens)
+            told = estimates.answer(self._repository.read(), seen, self._settings, name, shape, load)
             figures = {"ttft_s": told.prediction.ttft_s, "tpot_s": told.prediction.tpot_s}
             told_of = {what: dataclasses.asdict(figure) for what, figure in figures.items()}
             found.append({"batch": batch, "basis": told.prediction.basis, **told_of})

@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from benchmarks.placement_gpu.serve import END_S, Order
+from controlplane.cluster.inventory import Heard, NodeState, Patience, inventory_of, node_states
 from controlplane.gpu_choice import gpus_of
-from controlplane.inventory import Heard, NodeState, Patience, inventory_of, node_states
 from controlplane.settings import Settings
 from placement.solver.cluster import LOAD_WINDOW
 from placement.types import Inventory

@@ -87,7 +87,7 @@ def entitle(group: str) -> None:
 
 async def serve(config: EngineConfig, say: Say) -> None:
     """Start the engine, say what it takes, and measure as ordered until the standard input ends."""
-    from workers.worker import Worker
+    from workers.server.worker import Worker
 
     worker, orders = Worker(config, "127.0.0.1"), asyncio.Queue[str]()
     started = threading.Event()
@@ -195,7 +195,7 @@ def hold(index: int, gib: float, say: Say) -> None:
 def measure_devices(node: str, say: Say) -> None:
     """Those that are ours. Also finds out at once whether engines can have their titles."""
     from controlplane.settings import Settings
-    from workers.probe import probe
+    from workers.agent.device_rates import probe
 
     entitle("probe")
     say(asdict(probe(node, gpus_of(Settings().gpus, node))))

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from benchmarks.placement_gpu.serve import GIB
-from controlplane.worker_groups import WorkerGroup
+from controlplane.state.worker_groups import WorkerGroup
 from placement.types import Inventory, Placement
 from profiler.types import Interval
 

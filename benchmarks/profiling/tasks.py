@@ -12,10 +12,10 @@ from functools import cache
 
 from benchmarks.profiling.shapes import SHAPES, spec
 from profiler.campaign import Reach, campaign
-from profiler.estimate import estimate
-from profiler.forms import UNCOMPRESSED
 from profiler.measurements import Point, Setting
 from profiler.plans import even_stages
+from profiler.quantization import UNCOMPRESSED
+from profiler.roofline import estimate
 from profiler.types import DeviceRates, Plan, Workload
 from workers.measuring.timing import warm_up_tokens
 

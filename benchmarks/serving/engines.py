@@ -12,7 +12,7 @@ from benchmarks import gpu_engine
 from benchmarks.serving import deltas
 from benchmarks.serving.settings import GIB, Settings, SwapConfig
 from workers.scheduling.client import new_address
-from workers.variants.config import ADDRESS_VARIABLE, VariantConfig
+from workers.variant_config import ADDRESS_VARIABLE, VariantConfig
 
 CAPTURED = [1, 2, 4, 8, 16, 24, 32, 48, 64]
 ARENA_SLACK = 1.01  # a variant's arrays are aligned in the arena

@@ -15,7 +15,7 @@ from benchmarks.serving import engines, playing, workload
 from benchmarks.serving.metrics import summary
 from benchmarks.serving.settings import GRACE_S, Settings
 from workers.scheduling.client import VariantClient
-from workers.variants.config import ADDRESS_VARIABLE
+from workers.variant_config import ADDRESS_VARIABLE
 
 CHECKED_TOKENS = 8
 WARM_PROMPTS, WARM_TOKENS = (16, 200, 700, 1900), 12

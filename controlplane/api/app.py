@@ -12,8 +12,9 @@ from fastapi import FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from controlplane import __version__
-from controlplane.api import failures, management, openai
+from controlplane.api import error_handlers
 from controlplane.api.middleware import Guard
+from controlplane.api.routes import management, openai
 from controlplane.api.services import Services
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ def create_app(make_services: Callable[[], Services]) -> FastAPI:
     app = FastAPI(
         title="Ostinato", version=__version__, description=_DESCRIPTION, lifespan=_lifespan(services)
     )
-    failures.install(app)
+    error_handlers.install(app)
     app.add_middleware(
         Guard, api_key=services.settings.api_key, max_body_bytes=services.settings.max_body_bytes
     )

@@ -15,10 +15,10 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from controlplane import errors
-from controlplane.api.engine_errors import from_engine, from_engine_event
 from controlplane.api.services import Services
-from controlplane.metrics import UNKNOWN
-from controlplane.routing import Route
+from controlplane.controller.metrics import UNKNOWN
+from controlplane.gateway.engine_errors import from_engine, from_engine_event
+from controlplane.gateway.routing import Route
 from workers.messages import EngineCall, EngineHead, EngineReply
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import hmac
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controlplane import errors
-from controlplane.api.failures import respond
+from controlplane.api.error_handlers import respond
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 

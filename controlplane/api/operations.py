@@ -6,13 +6,15 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from controlplane import commands, errors, store_edits
-from controlplane.api.deploy_requests import DeployModelRequest
-from controlplane.api.schemas import OperationView, RegisterModelRequest
+from controlplane import errors
+from controlplane.api import commands
+from controlplane.api.commands import Context, Outcome
+from controlplane.api.schemas.deploy import DeployModelRequest
+from controlplane.api.schemas.models import OperationView, RegisterModelRequest
 from controlplane.api.services import REFRESH_S, Services, fresh_context, until
-from controlplane.commands import Context, Outcome
-from controlplane.records import IdempotencyKey, Operation, Phase
-from controlplane.state.typed import Put, State
+from controlplane.state import transactions
+from controlplane.state.records import IdempotencyKey, Operation, Phase
+from controlplane.state.repository import Put, State
 
 KEEP_ALIVE_S = 10.0
 
@@ -60,7 +62,7 @@ async def cancel(services: Services, operation_id: str) -> Operation:
     def decide(state: State) -> Outcome:
         return commands.cancel_operation(state, operation_id, fresh_context().now_s)
 
-    outcome = await asyncio.to_thread(store_edits.submit, services.repository, decide)
+    outcome = await asyncio.to_thread(transactions.submit, services.repository, decide)
     return outcome.operation
 
 
@@ -77,7 +79,7 @@ async def _submit(
     def remember(outcome: Outcome) -> list[Put]:
         return [Put(IdempotencyKey(key, digest, outcome.operation.id, ctx.now_s), 0)] if key else []
 
-    outcome = await asyncio.to_thread(store_edits.submit, services.repository, once, remember)
+    outcome = await asyncio.to_thread(transactions.submit, services.repository, once, remember)
     return outcome.operation
 
 

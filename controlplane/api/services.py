@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from controlplane import errors
-from controlplane.commands import Context
-from controlplane.engine_views import EngineView
-from controlplane.inventory import NodeState
-from controlplane.metrics import Metrics
-from controlplane.routing import Route, RouteTable, build_table
+from controlplane.api.commands import Context
+from controlplane.cluster.engine_status import EngineView
+from controlplane.cluster.inventory import NodeState
+from controlplane.controller.metrics import Metrics
+from controlplane.gateway.routing import Route, RouteTable, build_table
 from controlplane.settings import Settings
-from controlplane.state.typed import Repository, State
+from controlplane.state.repository import Repository, State
 from placement.types import Inventory
 from workers.messages import (
     EngineCall,

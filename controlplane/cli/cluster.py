@@ -27,7 +27,7 @@ def up(
     json: Json = False,
 ) -> None:
     """Start Ostinato on this machine and return when it answers."""
-    from controlplane import local
+    from controlplane.runtime import local
 
     cli = session(ctx)
     with live_line(quiet=cli.json) as show:
@@ -40,7 +40,7 @@ def up(
 
 def down(ctx: typer.Context, home: Home = None, json: Json = False) -> None:
     """Stop what `up` started; state and caches stay."""
-    from controlplane import local
+    from controlplane.runtime import local
 
     cli = session(ctx)
     with live_line(quiet=cli.json) as show:

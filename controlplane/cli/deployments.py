@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from controlplane.api.deploy_requests import DeployModelRequest
-from controlplane.api.placement_views import ChoiceView, GroupView, PlanView, PreviewView, RankView
-from controlplane.api.schemas import DeploymentView
+from controlplane.api.schemas.deploy import DeployModelRequest
+from controlplane.api.schemas.models import DeploymentView
+from controlplane.api.schemas.placement import ChoiceView, GroupView, PlanView, PreviewView, RankView
 from controlplane.cli.failures import require_success
 from controlplane.cli.output import print_facts, print_json, print_text, size
 from controlplane.cli.session import Json, NoWait, session
 from controlplane.cli.waiting import follow
-from controlplane.client import Client
+from controlplane.client.client import Client
 from controlplane.errors import ModelNotFound
 
 Name = Annotated[str, typer.Argument(help="A model.")]

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from controlplane.api.estimate_views import (
+from controlplane.api.schemas.common import IntervalView
+from controlplane.api.schemas.estimates import (
     EstimateRequest,
     EstimateView,
     PlansRequest,
     ProfileView,
     RankCostView,
 )
-from controlplane.api.forms import IntervalView
 from controlplane.cli.failures import require_success
 from controlplane.cli.output import form_suffix, print_facts, print_json, print_table, print_text, size
 from controlplane.cli.session import Json, NoWait, session

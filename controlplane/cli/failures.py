@@ -6,11 +6,11 @@ import sys
 from enum import IntEnum
 from typing import Any
 
-from controlplane.answers import error_of
-from controlplane.api.schemas import OperationView
+from controlplane.api.schemas.models import OperationView
 from controlplane.cli.output import json_text
+from controlplane.client.responses import error_of
 from controlplane.errors import OstinatoError
-from controlplane.records import Phase
+from controlplane.state.records import Phase
 
 
 class ExitCode(IntEnum):

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from controlplane.api.schemas import InferenceModelRequest
+from controlplane.api.schemas.models import InferenceModelRequest
 from controlplane.cli.failures import report_error
 from controlplane.cli.output import print_json, print_text
 from controlplane.cli.session import Json, Session, session
-from controlplane.client import Client
+from controlplane.client.client import Client
 from controlplane.errors import OstinatoError
 
 Name = Annotated[str, typer.Argument(help="A deployed model.")]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from controlplane.api.schemas import (
+from controlplane.api.schemas.models import (
     DeploymentView,
     ModelView,
     ModuleView,
@@ -22,7 +22,7 @@ from controlplane.cli.output import print_facts, print_json, print_table, print_
 from controlplane.cli.residency import print_residency
 from controlplane.cli.session import Json, NoWait, session
 from controlplane.cli.waiting import follow
-from controlplane.client import Client
+from controlplane.client.client import Client
 from controlplane.errors import ModelNotFound
 
 Compression = Annotated[

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import typer
 
-from controlplane.api.cluster_views import ClusterDeviceView, NodeView
+from controlplane.api.schemas.cluster import ClusterDeviceView, NodeView
 from controlplane.cli.output import print_json, print_table, print_text, size
 from controlplane.cli.session import Json, session
 

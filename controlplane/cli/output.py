@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from profiler.forms import UNCOMPRESSED
+from profiler.quantization import UNCOMPRESSED
 
 _PIPED_WIDTH = 240  # a table cut at 80 columns would lose what grep looks for
 

@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from controlplane import __version__
-from controlplane.api.placement_views import PlanView
-from controlplane.api.schemas import DeploymentView, ModelView
+from controlplane.api.schemas.models import DeploymentView, ModelView
+from controlplane.api.schemas.placement import PlanView
+from controlplane.api.schemas.status import EngineView, StatusView
 from controlplane.cli.deployments import deployment_facts, plan_shape
 from controlplane.cli.output import print_facts, print_json, print_table, print_text, size
 from controlplane.cli.residency import print_residency
 from controlplane.cli.session import Json, Session, session
-from controlplane.client_views import EngineView, StatusView
 
 COLUMNS = ("MODEL", "PHASE", "DEPLOYMENT", "ENGINE", "PLAN", "ON", "REASON")
 

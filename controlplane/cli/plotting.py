@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from controlplane.api.estimate_views import EstimateView
+from controlplane.api.schemas.estimates import EstimateView
 from controlplane.cli.output import form_suffix
 from controlplane.cli.picture import drawing
 

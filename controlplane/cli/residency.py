@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from controlplane.api.residency_views import EngineResidencyView, VariantResidencyView
-from controlplane.api.schemas import DeploymentView
+from controlplane.api.schemas.models import DeploymentView
+from controlplane.api.schemas.residency import EngineResidencyView, VariantResidencyView
 from controlplane.cli.output import print_table, print_text, size
 from workers.messages import Tier
 

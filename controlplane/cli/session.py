@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from controlplane import errors
-from controlplane.client import Client
+from controlplane.client.client import Client
 
 JSON_FLAG = "--json"
 

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from controlplane import slot_profile
-from controlplane.api.deploy_requests import ReplicasChange
+from controlplane.api.schemas.deploy import ReplicasChange
 from controlplane.cli.deployments import asked_replicas
 from controlplane.cli.output import print_json, print_table, print_text
 from controlplane.cli.residency import print_residency, where
 from controlplane.cli.session import Json, session
 from controlplane.cli.waiting import live_line
-from controlplane.slot_profile import Burst, Profile
+from controlplane.client import variant_limit_profile
+from controlplane.client.variant_limit_profile import Burst, Profile
 
 
 def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
@@ -55,7 +55,7 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
         else:
             limit_s = None if ttft_ms is None else ttft_ms / 1000
             with live_line(quiet=cli.json) as show:
-                found = slot_profile.run(client, model, Burst(seconds, concurrency), limit_s, show)
+                found = variant_limit_profile.run(client, model, Burst(seconds, concurrency), limit_s, show)
             deployment = client.deployment(model)
     if cli.json:
         print_json({"deployment": deployment, "measurements": _documents(found)})

@@ -8,10 +8,10 @@ from typing import Protocol
 
 from rich.text import Text
 
-from controlplane.api.schemas import OperationView
+from controlplane.api.schemas.models import OperationView
 from controlplane.cli.failures import Interrupted
 from controlplane.cli.output import console
-from controlplane.client import Client
+from controlplane.client.client import Client
 
 
 class Progress(Protocol):

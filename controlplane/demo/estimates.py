@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from controlplane.api.estimate_views import EstimateRequest, EstimateView
-from controlplane.api.forms import IntervalView
-from controlplane.api.schemas import InferenceModelRequest
-from controlplane.client import Client
+from controlplane.api.schemas.common import IntervalView
+from controlplane.api.schemas.estimates import EstimateRequest, EstimateView
+from controlplane.api.schemas.models import InferenceModelRequest
+from controlplane.client.client import Client
 
 PATH = "/v1/completions"
 PROMPT = "Somebody wrote down a long list of simple words, one after another: " * 4

@@ -20,12 +20,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from controlplane import local
-from controlplane.api.deploy_requests import DeployModelRequest
-from controlplane.api.schemas import DeploymentView, OperationView, RegisterModelRequest
-from controlplane.client import Client
+from controlplane.api.schemas.deploy import DeployModelRequest
+from controlplane.api.schemas.models import DeploymentView, OperationView, RegisterModelRequest
+from controlplane.client.client import Client
 from controlplane.demo import estimates
 from controlplane.demo.tasks import ADAPTERS, BASE, TASKS, Problem, Task
+from controlplane.runtime import local
 from controlplane.settings import Settings
 
 CONCURRENT = 6

@@ -21,7 +21,7 @@ from placement.solver.cluster import Cluster, GpuType, Link
 from placement.solver.memory import stage_bytes
 from placement.solver.plan import Account, CandidatePlan, Figures, Lines, Shape, StepRates
 from placement.solver.request import Request
-from profiler.estimate import StageTime
+from profiler.roofline import StageTime
 
 PASSES = 12  # of the fixed point between latency and requests in flight; it contracts quickly
 MOST_PROMPTS = 0.9  # of a stage's time; beyond that the rate is out of reach, which the throughput says

@@ -10,7 +10,7 @@ from functools import reduce
 from placement.solver.cluster import Cluster, Gpu, GpuType, Node, Resident, utilisation_of
 from placement.solver.view import busier
 from placement.types import CPU, Device, DeviceKey, Inventory, key_of
-from profiler.estimate import LINK_TO_MEMORY
+from profiler.roofline import LINK_TO_MEMORY
 
 # Without measured links: PCIe 4.0 x16 and 100 Gbit/s, never more than the fast ones.
 NODE_BYTES_PER_S, NETWORK_BYTES_PER_S = 25e9, 12.5e9

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from placement.solver.request import Compression, ModelFigures
-from profiler.estimate import allowance_bytes, vocab_table_bytes
-from profiler.forms import UNCOMPRESSED
 from profiler.plans import even_stages
+from profiler.quantization import UNCOMPRESSED
+from profiler.roofline import allowance_bytes, vocab_table_bytes
 from profiler.shards import (
     active_shard_elements,
     cut_problem,
@@ -41,7 +41,7 @@ def figures_of(
     """`compressions`: accuracy, and a layer's bytes as a share of the uncompressed layer's; by name.
 
     The profiler's estimates know the uncompressed model: with other forms these figures are what counts, and
-    working memory is `profiler.estimate`'s allowance for an unsharded rank, an upper bound under TP.
+    working memory is `profiler.roofline`'s allowance for an unsharded rank, an upper bound under TP.
     """
     forms = compressions or {UNCOMPRESSED: (1.0, 1.0)}
     as_it_is = set(forms) == {UNCOMPRESSED}

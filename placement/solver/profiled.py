@@ -13,7 +13,11 @@ from placement.solver.cluster import Cluster, GpuType, Link
 from placement.solver.estimator import StageEstimator
 from placement.solver.plan import Account, CandidatePlan, Lines, Shape
 from placement.solver.request import Request
-from profiler.estimate import (
+from profiler.physical.calibration import Calibration
+from profiler.predicting.intervals import NINE_IN_TEN
+from profiler.predicting.predict import Ground, Prediction, predict
+from profiler.predicting.stages import decode_time, prompt_time, rank_lines
+from profiler.roofline import (
     CONTEXT_ONLY,
     HOP_S,
     LINK_TO_MEMORY,
@@ -23,10 +27,6 @@ from profiler.estimate import (
     StageTime,
     allreduces_s,
 )
-from profiler.estimating import Ground, Prediction, predict
-from profiler.physical.calibration import Calibration
-from profiler.predicting.intervals import NINE_IN_TEN
-from profiler.predicting.stages import decode_time, prompt_time, rank_lines
 from profiler.types import DeviceRates, Interval, ModelSpec, Plan, Workload
 
 

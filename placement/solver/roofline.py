@@ -1,6 +1,6 @@
 """What a stage takes and holds, from a model's explicit figures alone: a roofline by layer.
 
-Constants of communication are `profiler.estimate`'s, measured on H200s; rates are those of the GPU types.
+Constants of communication are `profiler.roofline`'s, measured on H200s; rates are those of the GPU types.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from placement.solver.cluster import GpuType, Link
 from placement.solver.estimator import StageEstimator
 from placement.solver.memory import figures_lines, kv_rank_bytes
 from placement.solver.plan import Account, CandidatePlan, Lines, Shape
-from profiler.estimate import HOP_S, StageTime, allreduce_s, roofline_s
 from profiler.predicting.intervals import ROUGH_FACTOR
+from profiler.roofline import HOP_S, StageTime, allreduce_s, roofline_s
 from profiler.types import Basis, Plan
 
 ALLREDUCES_PER_LAYER = 2

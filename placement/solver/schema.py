@@ -16,8 +16,8 @@ from placement.types import CostMeasure, Intent, Scope, Slos
 from profiler.architectures.registry import describe
 from profiler.checkpoint import declared_dtype_bytes, spec_of
 from profiler.errors import CheckpointError
-from profiler.forms import canonical
 from profiler.plans import form_names
+from profiler.quantization import canonical
 from profiler.shards import layer_share
 from profiler.types import ModelSpec
 

@@ -1,4 +1,4 @@
 """MaverIQ's fingerprints (section 5.1): the same model with fewer hidden layers, to be measured in its place.
 
-Not to be confused with `profiler.fingerprint`, the mark by which a delta knows its base.
+Not to be confused with `profiler.checkpoint_digest`, the mark by which a delta knows its base.
 """

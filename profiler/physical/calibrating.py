@@ -13,8 +13,8 @@ from scipy.optimize import minimize_scalar
 from profiler.measurements import Footprint, Measurement, Timing
 from profiler.physical.calibration import HOP_S, Calibration, Cut, CutTimes
 from profiler.physical.curves import Burst, Line, Part, Step, fit, fit_bursts
-from profiler.physical.fills import filling
 from profiler.physical.pipeline import Latency, latency
+from profiler.physical.prefill import filling
 from profiler.physical.variant_costs import fit_variants
 from profiler.shards import (
     active_shard_elements,

@@ -14,7 +14,7 @@ from profiler.types import ModelSpec
 # running on every stage but the last; multiplications that fill the GPU wait for the block it displaces.
 LOST_PACE = 0.27
 LEAST_LOST = 0.03  # what the fit may see where nothing is lost
-HOP_S = 0.11e-3  # without a measured pipeline: Llama-2-7B on two H200s, see profiler/estimate.py
+HOP_S = 0.11e-3  # without a measured pipeline: Llama-2-7B on two H200s, see profiler/roofline.py
 
 
 @dataclass(frozen=True, order=True)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import nnls
 
-from profiler.estimate import RUNTIME_BYTES, allowance_bytes, stage_weight_bytes
-from profiler.forms import UNCOMPRESSED, once_bytes
 from profiler.measurements import Footprint, RankMemory
 from profiler.physical.calibration import Calibration, Cut
+from profiler.quantization import UNCOMPRESSED, once_bytes
+from profiler.roofline import RUNTIME_BYTES, allowance_bytes, stage_weight_bytes
 from profiler.shards import kv_bytes_per_token, layer_shard_bytes, layer_share
 from profiler.types import ModelSpec, Plan
 

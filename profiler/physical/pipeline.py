@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from profiler.physical.calibration import Calibration, Cut, CutTimes
 from profiler.physical.curves import StepTime
-from profiler.physical.fills import Fill, filling
+from profiler.physical.prefill import Fill, filling
 from profiler.types import Workload
 
 Floats = npt.NDArray[np.float64]

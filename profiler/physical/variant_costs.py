@@ -17,7 +17,7 @@ from scipy.optimize import nnls
 from profiler.measurements import Point, Setting, Timing
 from profiler.physical.calibration import Calibration, Cut, VariantCost, VariantCosts
 from profiler.physical.variants import KindLoad, variant_load, work_s
-from profiler.variants.made import made_spec
+from profiler.variants.synthetic import made_spec
 
 PRIOR_WEIGHT = 0.005  # of the priors against one measurement
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from profiler.errors import PlanError
-from profiler.forms import FORMS, SERVABLE
 from profiler.plans import form_problem
+from profiler.quantization import FORMS, SERVABLE
 from profiler.shards import cut_problem
 from profiler.types import ModelSpec, Plan, Workload
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from profiler.estimate import RUNTIME_BYTES, allowance_bytes, stage_weight_bytes, variant_bytes
 from profiler.physical.calibration import Cut
 from profiler.physical.memory import RankBytes, Ranks, known_ranks
 from profiler.predicting.intervals import ALLOWED_MEMORY, MEASURED_MEMORY, PLACED_MEMORY
 from profiler.predicting.types import Ground, RankCost
+from profiler.roofline import RUNTIME_BYTES, allowance_bytes, stage_weight_bytes, variant_bytes
 from profiler.shards import kv_bytes_per_token
 from profiler.types import Interval, Plan
 

@@ -1,7 +1,7 @@
 """What one stage of a plan takes and holds, linear in its layers: what the placement's solver needs. Pure.
 
 Where this architecture was measured its steps take what was measured; a TP, a form, or a device, that was not
-is the nearest that was, times the ratio that the roofline of `profiler.estimate` sees between the two.
+is the nearest that was, times the ratio that the roofline of `profiler.roofline` sees between the two.
 Elsewhere the roofline answers alone.
 """
 
@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from profiler.estimate import Pass, StageTime, stage_time, variant_lines
 from profiler.physical.calibration import Calibration, Cut, CutTimes
 from profiler.physical.curves import StepTime
 from profiler.predicting.memory import Memory
 from profiler.predicting.types import Ground
+from profiler.roofline import Pass, StageTime, stage_time, variant_lines
 from profiler.types import Plan, Workload
 
 Line = tuple[int, int]  # bytes beside the layers of a stage, and of each layer

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiler.estimate import estimate
 from profiler.physical.calibration import Calibration, Cut
 from profiler.physical.pipeline import latencies
 from profiler.physical.variants import VariantLoad, decode_time, prefill_time
@@ -30,6 +29,7 @@ from profiler.predicting.intervals import (
 )
 from profiler.predicting.stages import nearest, prompt_pass, scale, token_pass
 from profiler.predicting.types import Ground
+from profiler.roofline import estimate
 from profiler.types import Basis, Interval, Plan, Workload
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from profiler.estimate import CONTEXT_ONLY, Overheads
 from profiler.physical.calibration import Calibration
 from profiler.physical.variants import VariantLoad
+from profiler.roofline import CONTEXT_ONLY, Overheads
 from profiler.types import Basis, DeviceRates, Interval, ModelSpec
 
 
 @dataclass(frozen=True)
 class Ground:
-    """What is known when a plan is estimated. `rates` has one entry per rank (see `profiler.estimate`).
+    """What is known when a plan is estimated. `rates` has one entry per rank (see `profiler.roofline`).
 
     `free_bytes`, by rank, is what its device has left for it; empty: no capacity is told. `shared`: so many
     ranks run on one device. `measured` are the rates of the device that the calibration is from, where it is

@@ -12,7 +12,7 @@ import pytest
 from in_memory import TWO_NODES
 from installations import Installation, Start
 
-from controlplane import controller as controller_module
+from controlplane.controller import controller as controller_module
 from controlplane.settings import Settings
 from workers import asgi
 

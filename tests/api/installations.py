@@ -20,11 +20,11 @@ from prometheus_client import CollectorRegistry
 
 from controlplane.api.app import create_app
 from controlplane.api.services import RouteBook, Services
-from controlplane.controller import Controller
-from controlplane.metrics import ControllerMetrics, Metrics
+from controlplane.controller.controller import Controller
+from controlplane.controller.metrics import ControllerMetrics, Metrics
 from controlplane.settings import Settings
 from controlplane.state import open_store
-from controlplane.state.typed import Repository
+from controlplane.state.repository import Repository
 
 
 @dataclass

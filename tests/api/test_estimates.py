@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from installations import Installation
 from measured_cluster import TPOT_S, MeasuredCluster
 
-from controlplane import controller as controller_module
+from controlplane.controller import controller as controller_module
 from controlplane.settings import Settings
 
 

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 from installations import Installation, Start
 
-from controlplane import errors, slot_profile
-from controlplane.client import Client
-from controlplane.slot_profile import Burst
-from profiler.variant_slots import SlotMeasurement
+from controlplane import errors
+from controlplane.client import variant_limit_profile
+from controlplane.client.client import Client
+from controlplane.client.variant_limit_profile import Burst
+from profiler.variant_limit import SlotMeasurement
 
 pytestmark = pytest.mark.slow  # bursts of requests take their time
 
@@ -37,7 +38,7 @@ def limit_of(client: Client) -> int:
 
 def test_each_sensible_number_is_measured_and_the_best_applied(client: Client) -> None:
     told: list[str] = []
-    profile = slot_profile.run(client, "base", BURST, None, told.append)
+    profile = variant_limit_profile.run(client, "base", BURST, None, told.append)
     assert [m.limit for m in profile.measurements] == [1, 2]
     assert all(m.tokens_per_s > 0 and m.requests > 0 and 0 < m.ttft_s < 10 for m in profile.measurements)
     assert client.deployment("base").maxActiveVariants == profile.chosen == limit_of(client)
@@ -45,7 +46,7 @@ def test_each_sensible_number_is_measured_and_the_best_applied(client: Client) -
 
 
 def test_only_variants_are_asked_all_of_them_at_one_length(tiered: Installation, client: Client) -> None:
-    slot_profile.run(client, "base", BURST, None, lambda line: None)
+    variant_limit_profile.run(client, "base", BURST, None, lambda line: None)
     calls = tiered.cluster.scripted("base").calls
     assert {c["model"] for c in calls} == {"v1", "v2"}
     assert all(c["ignore_eos"] and c["max_tokens"] in (1, BURST.max_tokens) for c in calls)
@@ -57,26 +58,26 @@ def test_a_failure_gives_the_former_number_back(client: Client, monkeypatch: pyt
     def measure(client: Client, variants: object, limit: int, burst: Burst) -> SlotMeasurement:
         raise errors.EngineFailed("it died")
 
-    monkeypatch.setattr(slot_profile, "measure", measure)
+    monkeypatch.setattr(variant_limit_profile, "measure", measure)
     with pytest.raises(errors.EngineFailed):
-        slot_profile.run(client, "base", BURST, None, lambda line: None)
+        variant_limit_profile.run(client, "base", BURST, None, lambda line: None)
     assert client.deployment("base").maxActiveVariants == 2 == limit_of(client)
 
 
 def test_a_request_that_never_gets_a_token_counts_with_its_wait(
     tiered: Installation, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slot_profile, "PROMPT", "!hang")
-    found = slot_profile.measure(client, ["v1"], 1, Burst(seconds=0.4, concurrency=1))
+    monkeypatch.setattr(variant_limit_profile, "PROMPT", "!hang")
+    found = variant_limit_profile.measure(client, ["v1"], 1, Burst(seconds=0.4, concurrency=1))
     assert (found.tokens_per_s, found.requests) == (0, 1)
     assert 0.3 < found.ttft_s < 10
 
 
 def test_what_cannot_be_profiled(tiered: Installation, client: Client) -> None:
     with pytest.raises(errors.InvalidRequest, match="its base, 'base'"):
-        slot_profile.run(client, "v1", BURST, None, lambda line: None)
+        variant_limit_profile.run(client, "v1", BURST, None, lambda line: None)
     tiered.end(tiered.http.delete("/deployments/v2"))
     with pytest.raises(errors.InvalidRequest, match="at least two deployed variants, 'base' has 1"):
-        slot_profile.run(client, "base", BURST, None, lambda line: None)
+        variant_limit_profile.run(client, "base", BURST, None, lambda line: None)
     with pytest.raises(errors.NotDeployed):
-        slot_profile.run(client, "nobody", BURST, None, lambda line: None)
+        variant_limit_profile.run(client, "nobody", BURST, None, lambda line: None)

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_families import TINY, Tiny
 
-from controlplane.deploying import served_spec
-from controlplane.records import Model, Phase, dump, load
+from controlplane.planning.placement_decision import served_spec
+from controlplane.state.records import Model, Phase, dump, load
 from profiler.architectures.registry import describe
 from profiler.checkpoint import spec_of
-from profiler.estimate import estimate, stage_weight_bytes
 from profiler.linears import Sharding, distinct_experts
 from profiler.plans import candidate_plans, even_stages
+from profiler.roofline import estimate, stage_weight_bytes
 from profiler.shards import kv_bytes_per_token, layer_moved_bytes, layer_shard_bytes, tp_fits, tp_problem
 from profiler.types import DeviceRates, ModelSpec, Plan, Workload, linears_of
 

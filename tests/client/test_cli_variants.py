@@ -6,10 +6,10 @@ import pytest
 from command_line import Cli
 from fake_api import FakeApi, answer, deployment, error, residency
 
-from controlplane import slot_profile
-from controlplane.client import Client
-from controlplane.slot_profile import Burst, Profile
-from profiler.variant_slots import SlotMeasurement
+from controlplane.client import variant_limit_profile
+from controlplane.client.client import Client
+from controlplane.client.variant_limit_profile import Burst, Profile
+from profiler.variant_limit import SlotMeasurement
 
 
 def row(out: str, start: str) -> list[str]:
@@ -54,7 +54,7 @@ def test_tune_by_a_profile(cli: Cli, api: FakeApi, monkeypatch: pytest.MonkeyPat
         asked.append((name, burst, limit_s))
         return Profile((SlotMeasurement(1, 50.04, 0.2, 9), SlotMeasurement(2, 80.0, 0.1234, 7)), 2)
 
-    monkeypatch.setattr(slot_profile, "run", run)
+    monkeypatch.setattr(variant_limit_profile, "run", run)
     argv = ("tune", "smol", "--profile", "--seconds", "2", "--concurrency", "4", "--ttft-ms", "500")
     api.script("GET /deployments/smol", answer(deployment(maxActiveVariants=2)))
     ended = cli(*argv)

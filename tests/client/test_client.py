@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from fake_api import FakeApi, answer, chat_chunks, deployment, error, events, model, operation, text
 
-from controlplane import client as client_module
 from controlplane import errors
-from controlplane.api.deploy_requests import DeployModelRequest
-from controlplane.api.schemas import InferenceModelRequest, RegisterModelRequest
-from controlplane.client import Client
+from controlplane.api.schemas.deploy import DeployModelRequest
+from controlplane.api.schemas.models import InferenceModelRequest, RegisterModelRequest
+from controlplane.client import client as client_module
+from controlplane.client.client import Client
 from controlplane.errors import error_classes
 
 REGISTER = RegisterModelRequest(model="smol", source="bundled://smol")

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import psutil
 
-from controlplane import local
-from controlplane.local import LocalCluster
+from controlplane.runtime import local
+from controlplane.runtime.local import LocalCluster
 from controlplane.settings import Settings
 
 OPERATION_TIMEOUT_S = 600.0  # registering measures the model, which a busy machine takes long for

@@ -19,7 +19,7 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from controlplane.engine_app import ENGINE, engine_application
+from controlplane.runtime.engine_replica import ENGINE, engine_application
 from controlplane.settings import Settings
 from workers.messages import EngineConfig, RankConfig, WorkerReport
 

@@ -13,8 +13,8 @@ import httpx
 import psutil
 from clusters import Cluster, until
 
-from controlplane import local, ray_on_loopback
-from controlplane.local import LocalCluster
+from controlplane.runtime import local, loopback
+from controlplane.runtime.local import LocalCluster
 from tests.conftest import RedisServer
 
 HEAD, OTHER = "one", "two"
@@ -67,7 +67,7 @@ class HostPair(Cluster):
 
     def _run(self, host: str, *command: str) -> None:
         kept = local.cluster_environment(self.settings)
-        environment = {n: v for n, v in kept.items() if n not in ray_on_loopback.ENVIRONMENT}
+        environment = {n: v for n, v in kept.items() if n not in loopback.ENVIRONMENT}
         done = subprocess.run(
             ["ip", "netns", "exec", self._names[host], *command],
             env=environment,
@@ -97,7 +97,7 @@ class HostPair(Cluster):
         self.http = httpx.Client(base_url=url, timeout=60, trust_env=False)
         self.start_node(HEAD)
         self.start_node(OTHER)
-        self._run(HEAD, sys.executable, "-m", "controlplane.serve_up", address)
+        self._run(HEAD, sys.executable, "-m", "controlplane.runtime.start_serve", address)
         until(lambda: self.http.get("/readyz").status_code == 200, START_S, "the API")
         return 0.0
 

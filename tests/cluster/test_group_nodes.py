@@ -16,7 +16,7 @@ import pytest
 import random_adapters
 import torch
 
-from controlplane import local, ray_on_loopback
+from controlplane.runtime import local, loopback
 from controlplane.settings import Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
@@ -55,7 +55,7 @@ def own_address() -> str:
 def environment_of(settings: Settings) -> dict[str, str]:
     """As of a local cluster, but for what keeps that on loopback."""
     kept = local.cluster_environment(settings)
-    return {name: value for name, value in kept.items() if name not in ray_on_loopback.ENVIRONMENT}
+    return {name: value for name, value in kept.items() if name not in loopback.ENVIRONMENT}
 
 
 def _ray(options: list[str], settings: Settings) -> None:

@@ -8,7 +8,8 @@ import psutil
 import pytest
 from clusters import Cluster
 
-from controlplane import errors, local
+from controlplane import errors
+from controlplane.runtime import local
 from controlplane.settings import Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

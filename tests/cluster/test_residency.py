@@ -13,9 +13,9 @@ import httpx
 import pytest
 from clusters import Cluster, until
 
-from controlplane import slot_profile
-from controlplane.client import Client
-from controlplane.slot_profile import Burst
+from controlplane.client import variant_limit_profile
+from controlplane.client.client import Client
+from controlplane.client.variant_limit_profile import Burst
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -151,7 +151,7 @@ def test_n_changes_while_requests_run(wide: Client, cluster: Cluster) -> None:
 
 def test_a_profile_measures_and_applies(wide: Client) -> None:
     burst = Burst(seconds=15, concurrency=4)  # on a busy machine a request takes seconds
-    profile = slot_profile.run(wide, BASE, burst, None, print)
+    profile = variant_limit_profile.run(wide, BASE, burst, None, print)
     print([json.dumps(vars(m)) for m in profile.measurements])
     assert [m.limit for m in profile.measurements] == [1, 2]
     assert all(m.tokens_per_s > 0 and m.ttft_s > 0 for m in profile.measurements)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from controlplane import errors
-from controlplane.fetching import Limits, profile
-from controlplane.records import (
+from controlplane.controller.registration import Limits, profile
+from controlplane.state.records import (
     Deployment,
     IdempotencyKey,
     Model,
@@ -19,8 +19,8 @@ from controlplane.records import (
     Phase,
     key_of,
 )
-from controlplane.state.typed import State, Versioned
-from controlplane.worker_groups import GroupPhase, WorkerGroup
+from controlplane.state.repository import State, Versioned
+from controlplane.state.worker_groups import GroupPhase, WorkerGroup
 from placement.types import Intent, Placement, Plan
 from profiler.types import Estimate
 

@@ -10,7 +10,7 @@ import pytest
 
 from controlplane.settings import Settings
 from controlplane.state import StateStore, open_store
-from controlplane.state.typed import Repository
+from controlplane.state.repository import Repository
 
 
 @pytest.fixture

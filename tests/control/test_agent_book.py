@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from controlplane import agents
-from controlplane.agents import AgentBook
-from controlplane.inventory import NodeState
+from controlplane.cluster.inventory import NodeState
+from controlplane.runtime import node_agents
+from controlplane.runtime.node_agents import AgentBook
 from controlplane.settings import Settings
 from workers.agent.reports import AgentReport, DeviceSample
 from workers.messages import DeviceReport, NodeReport
@@ -65,11 +65,11 @@ def node(name: str, alive: bool = True) -> dict[str, Any]:
 
 def in_its_place(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     """The book asks `fake` instead of Ray, and waits a hundredth as long for its answers."""
-    monkeypatch.setattr(agents, "ray", fake)
-    monkeypatch.setattr(agents, "LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(agents, "PROMPT_S", 0.05)
-    monkeypatch.setattr(agents, "ASK_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(agents, "FIRST_WORD_S", 0.3)
+    monkeypatch.setattr(node_agents, "ray", fake)
+    monkeypatch.setattr(node_agents, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(node_agents, "PROMPT_S", 0.05)
+    monkeypatch.setattr(node_agents, "ASK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(node_agents, "FIRST_WORD_S", 0.3)
 
 
 @pytest.fixture
@@ -142,15 +142,15 @@ async def test_a_node_that_died_is_gone(ray: FakeRay, book: AgentBook) -> None:
 
 
 def test_nodes_are_called_as_they_were_started() -> None:
-    assert agents.node_name(node("host")) == "host"
-    assert agents.node_name({**node("host"), "NodeName": "rack-1"}) == "rack-1"
+    assert node_agents.node_name(node("host")) == "host"
+    assert node_agents.node_name({**node("host"), "NodeName": "rack-1"}) == "rack-1"
 
 
 async def test_a_book_that_was_not_asked_for_long_waits_for_slow_answers(
     ray: FakeRay, book: AgentBook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gateway's: what it heard last is old because it did not ask."""
-    monkeypatch.setattr(agents, "ASK_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(node_agents, "ASK_TIMEOUT_S", 5.0)
     ray.found, ray.actors = [node("a")], {"agent-id-a": (actor := Actor())}
     (found,) = await book.nodes()
     assert not found.problem
@@ -158,7 +158,7 @@ async def test_a_book_that_was_not_asked_for_long_waits_for_slow_answers(
     book._nodes["id-a"].sampled_s -= 60.0
     actor.hung = True
     asked = asyncio.create_task(book.nodes(wait=False))
-    await asyncio.sleep(4 * agents.PROMPT_S)
+    await asyncio.sleep(4 * node_agents.PROMPT_S)
     assert not asked.done()
     actor.answered.set()
     (found,) = await asked

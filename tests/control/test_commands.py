@@ -8,12 +8,14 @@ from dataclasses import replace
 import pytest
 from in_memory import cancel, submit
 
-from controlplane import commands, errors, store_edits
-from controlplane.api.deploy_requests import DeployModelRequest
-from controlplane.api.schemas import RegisterModelRequest
-from controlplane.commands import Context, delete_model, deploy_model, register_model, undeploy_model
-from controlplane.records import Deployment, Model, OperationKind, Phase
-from controlplane.state.typed import Delete, Put, Repository
+from controlplane import errors
+from controlplane.api import commands
+from controlplane.api.commands import Context, delete_model, deploy_model, register_model, undeploy_model
+from controlplane.api.schemas.deploy import DeployModelRequest
+from controlplane.api.schemas.models import RegisterModelRequest
+from controlplane.state import transactions
+from controlplane.state.records import Deployment, Model, OperationKind, Phase
+from controlplane.state.repository import Delete, Put, Repository
 from placement.types import Intent
 
 BASE = RegisterModelRequest(model="base", source="/m/base")
@@ -23,7 +25,9 @@ V1 = RegisterModelRequest(model="v1", base="base", adapter="/m/v1")
 def ready(repository: Repository, *requests: RegisterModelRequest) -> None:
     for request in requests:
         submit(repository, register_model, request)
-        store_edits.edit(repository, Model, request.model, lambda m: replace(m, phase=Phase.READY, path="/m"))
+        transactions.edit(
+            repository, Model, request.model, lambda m: replace(m, phase=Phase.READY, path="/m")
+        )
 
 
 def deploy(name: str, **options: object) -> DeployModelRequest:
@@ -66,7 +70,7 @@ def test_deploying_needs_a_ready_model_that_is_not_deployed(repository: Reposito
     submit(repository, register_model, BASE)
     with pytest.raises(errors.NotReady):
         submit(repository, deploy_model, deploy("base"))
-    store_edits.edit(repository, Model, "base", lambda m: replace(m, phase=Phase.READY))
+    transactions.edit(repository, Model, "base", lambda m: replace(m, phase=Phase.READY))
     submit(repository, deploy_model, deploy("base"))
     with pytest.raises(errors.AlreadyExists):
         submit(repository, deploy_model, deploy("base"))
@@ -124,7 +128,7 @@ def test_deleting(repository: Repository) -> None:
     submit(repository, register_model, BASE)
     with pytest.raises(errors.InUse):
         submit(repository, delete_model, "base")
-    store_edits.edit(repository, Model, "base", lambda m: replace(m, phase=Phase.READY))
+    transactions.edit(repository, Model, "base", lambda m: replace(m, phase=Phase.READY))
     ready(repository, V1)
     with pytest.raises(errors.InUse) as refusal:
         submit(repository, delete_model, "base")
@@ -149,7 +153,7 @@ def test_cancelling(repository: Repository) -> None:
     assert asked.cancel_requested
     assert not asked.done
     assert cancel(repository, operation.id) == asked
-    store_edits.edit(repository, Model, "base", lambda m: replace(m, phase=Phase.READY))
+    transactions.edit(repository, Model, "base", lambda m: replace(m, phase=Phase.READY))
     gone = submit(repository, delete_model, "base")
     assert cancel(repository, gone.id) == gone
 
@@ -235,5 +239,5 @@ def test_a_repeated_message_adds_no_event_and_events_are_bounded(repository: Rep
 
 
 def test_a_change_of_what_is_gone_is_refused(repository: Repository) -> None:
-    with pytest.raises(store_edits.Gone):
-        store_edits.edit(repository, Deployment, "none", lambda d: d)
+    with pytest.raises(transactions.Gone):
+        transactions.edit(repository, Deployment, "none", lambda d: d)

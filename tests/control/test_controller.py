@@ -19,20 +19,22 @@ from hypothesis import strategies as st
 from in_memory import CPU, InMemoryCluster, cancel, submit
 from prometheus_client import CollectorRegistry
 
-from controlplane import controller as module
-from controlplane import errors, fetching, group_placing, profile_actions, replanning
-from controlplane.api.deploy_requests import DeployModelRequest
-from controlplane.api.schemas import RegisterModelRequest
-from controlplane.commands import delete_model, deploy_model, register_model, undeploy_model
-from controlplane.controller import Controller
-from controlplane.engine_views import EngineStatus, EngineView
-from controlplane.metrics import ControllerMetrics
-from controlplane.reconcile import Observed, reconcile
-from controlplane.records import Deployment, Model, Operation, OperationKind, Phase
+from controlplane import errors
+from controlplane.api.commands import delete_model, deploy_model, register_model, undeploy_model
+from controlplane.api.schemas.deploy import DeployModelRequest
+from controlplane.api.schemas.models import RegisterModelRequest
+from controlplane.cluster.engine_status import EngineStatus, EngineView
+from controlplane.controller import controller as module
+from controlplane.controller import launch_action, profile_actions, registration
+from controlplane.controller.controller import Controller
+from controlplane.controller.metrics import ControllerMetrics
+from controlplane.controller.reconcile import Observed, reconcile
+from controlplane.planning import rescheduling
 from controlplane.settings import Settings
 from controlplane.state import Entry, Snapshot, StateStore, Write, open_store
-from controlplane.state.typed import Repository, State
-from controlplane.worker_groups import GroupPhase
+from controlplane.state.records import Deployment, Model, Operation, OperationKind, Phase
+from controlplane.state.repository import Repository, State
+from controlplane.state.worker_groups import GroupPhase
 from placement.types import Inventory, Unusable
 
 
@@ -41,10 +43,10 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TICK_S", 0.002)
     monkeypatch.setattr(module, "OBSERVE_EVERY_S", 0.02)
     monkeypatch.setattr(module, "RETRY_S", 0.01)
-    monkeypatch.setattr(replanning, "FIRST_DELAY_S", 0.005)
-    monkeypatch.setattr(replanning, "MOST_DELAY_S", 0.02)
-    monkeypatch.setattr(group_placing, "LOOK_AGAIN_S", 0.01)
-    monkeypatch.setattr(group_placing, "SAMPLED_S", 0.02)
+    monkeypatch.setattr(rescheduling, "FIRST_DELAY_S", 0.005)
+    monkeypatch.setattr(rescheduling, "MOST_DELAY_S", 0.02)
+    monkeypatch.setattr(launch_action, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(launch_action, "SAMPLED_S", 0.02)
     monkeypatch.setattr(profile_actions, "LOOK_S", 0.01)
 
 
@@ -218,7 +220,7 @@ async def test_an_unexpected_error_ends_a_registration(world: World, monkeypatch
     def profile(*args: Any) -> Model:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(fetching, "profile", profile)
+    monkeypatch.setattr(registration, "profile", profile)
     async with world.controlled():
         failed = await world.end(world.register("base"))
     assert failed.error is not None
@@ -229,13 +231,13 @@ async def test_an_unexpected_error_ends_a_registration(world: World, monkeypatch
 @pytest.fixture
 def slow_profile(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Profiling waits for this event."""
-    release, real = threading.Event(), fetching.profile
+    release, real = threading.Event(), registration.profile
 
     def profile(*args: Any) -> Model:
         release.wait(5)
         return real(*args)
 
-    monkeypatch.setattr(fetching, "profile", profile)
+    monkeypatch.setattr(registration, "profile", profile)
     yield release
     release.set()
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import builders
 import pytest
 
-from controlplane.demand import DemandBook
-from controlplane.records import Deployment, Phase, Scaling
-from controlplane.scaling import resized
-from controlplane.worker_groups import GroupPhase, WorkerGroup
+from controlplane.controller.demand import DemandBook
+from controlplane.planning.autoscaling import resized
+from controlplane.state.records import Deployment, Phase, Scaling
+from controlplane.state.worker_groups import GroupPhase, WorkerGroup
 
 IDLE_S = 30.0
 

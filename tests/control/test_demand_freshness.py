@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from controlplane import app, serve_runtime
-from controlplane.app import ServeRuntime
+from controlplane.runtime import app, serve
+from controlplane.runtime.app import ServeRuntime
 from controlplane.settings import Settings
 
 
@@ -25,7 +25,7 @@ async def test_a_count_is_forgotten_when_the_next_one_does_not_come(
             raise answer
         return dict(answer)
 
-    monkeypatch.setattr(serve_runtime, "demand", demand)
+    monkeypatch.setattr(serve, "demand", demand)
     monkeypatch.setattr(app, "COUNT_EVERY_S", 0.01)
     monkeypatch.setattr(app, "COUNT_FRESH_S", 0.2)
     runtime = ServeRuntime(Settings(home=tmp_path))

@@ -10,10 +10,10 @@ from builders import ready_base
 from in_memory import CPU, GIB
 
 from controlplane import errors
-from controlplane.deploying import decide
-from controlplane.launching import engine_config
-from controlplane.records import Deployment, Model, Phase
+from controlplane.planning.engine_config import engine_config
+from controlplane.planning.placement_decision import decide
 from controlplane.settings import Settings
+from controlplane.state.records import Deployment, Model, Phase
 from placement.types import Intent, Inventory, Slos
 
 HERE = Inventory((CPU,))

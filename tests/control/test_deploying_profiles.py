@@ -8,11 +8,11 @@ import pytest
 from test_estimate import LLAMA_7B
 from test_predicting import RATES, measurements
 
-from controlplane.deploying import decide
-from controlplane.profiling import fresh_profile, key_on
-from controlplane.records import Deployment, Model, ModelProfile, Phase
+from controlplane.planning.placement_decision import decide
+from controlplane.profiling.profiles import fresh_profile, key_on
 from controlplane.settings import Settings
-from controlplane.state.typed import Versioned
+from controlplane.state.records import Deployment, Model, ModelProfile, Phase
+from controlplane.state.repository import Versioned
 from placement.types import Device, Intent, Inventory, Placement
 from profiler.measurements import to_line
 from profiler.types import Basis, DeviceRates

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from test_estimate import llama
 
 from controlplane import errors
-from controlplane.deploying import decide
-from controlplane.records import Bounds, Deployment, ExpectedLoad, Model, Phase, Relaxing
+from controlplane.planning.placement_decision import decide
 from controlplane.settings import Settings
-from controlplane.worker_groups import WorkerGroup
+from controlplane.state.records import Bounds, Deployment, ExpectedLoad, Model, Phase, Relaxing
+from controlplane.state.worker_groups import WorkerGroup
 from placement.types import CPU, Device, Intent, Inventory, Placement, RankPlacement, Scope, Slos
 from profiler.types import DeviceRates, ModelSpec
 

@@ -15,10 +15,11 @@ import pytest
 from doors import HEAD, Held, opened, part, report
 from engine_configs import echo_config
 
-from controlplane import errors, host_workers
-from controlplane.engine_client import EngineClient
+from controlplane import errors
+from controlplane.gateway import worker_pool
+from controlplane.gateway.engine_client import EngineClient
 from workers.messages import EngineCall, EngineHead, VariantRef, WorkerReport
-from workers.worker import Worker
+from workers.server.worker import Worker
 
 CONFIG = echo_config()
 ASK = EngineCall("/v1/completions", b'{"model": "b", "prompt": "a b"}')
@@ -43,8 +44,8 @@ class Cluster:
 
 @pytest.fixture(autouse=True)
 async def _quick(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    monkeypatch.setattr(host_workers, "RETRY_S", 0.01)
-    monkeypatch.setattr(host_workers, "REFRESH_S", 0.02)
+    monkeypatch.setattr(worker_pool, "RETRY_S", 0.01)
+    monkeypatch.setattr(worker_pool, "REFRESH_S", 0.02)
     async with asyncio.timeout(60):
         yield
 
@@ -143,7 +144,7 @@ async def test_requests_go_where_there_is_least_to_do() -> None:
 
 
 async def test_all_who_ask_at_once_share_one_answer(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_workers, "REFRESH_S", 60.0)
+    monkeypatch.setattr(worker_pool, "REFRESH_S", 60.0)
     cluster = Cluster(await worker.report())
     async with client_of(cluster) as client:
         await asyncio.gather(*(client.call("b", ASK) for _ in range(20)))
@@ -168,7 +169,7 @@ async def test_workers_that_come_and_go_are_noticed() -> None:
 
 
 async def test_a_host_nobody_asks_is_left_alone(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_workers, "IDLE_S", 0.05)
+    monkeypatch.setattr(worker_pool, "IDLE_S", 0.05)
     cluster = Cluster(await worker.report())
     async with client_of(cluster) as client:
         await client.call("b", ASK)
@@ -246,7 +247,7 @@ async def test_requests_wait_for_an_engine_that_restarts() -> None:
 
 
 async def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controlplane.engine_client.WAIT_S", 0.1)
+    monkeypatch.setattr("controlplane.gateway.engine_client.WAIT_S", 0.1)
     async with opened(answering) as gone:
         dead = report(gone)
     for cluster in (Cluster(), Cluster(dead)):

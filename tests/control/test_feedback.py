@@ -14,13 +14,14 @@ from in_memory import submit
 from measured_cluster import HOST, MeasuredCluster
 from test_controller import World, _hurry  # noqa: F401 - a fixture
 
-from controlplane import errors, feedback
-from controlplane.api.schemas import DeploymentView
-from controlplane.commands import profile_model
-from controlplane.records import Deployment, ModelProfile, Phase
+from controlplane import errors
+from controlplane.api.commands import profile_model
+from controlplane.api.schemas.models import DeploymentView
+from controlplane.profiling import memory_feedback
 from controlplane.settings import Settings
-from controlplane.state.typed import Repository
-from controlplane.worker_groups import GroupPhase, MeasuredRank, WorkerGroup
+from controlplane.state.records import Deployment, ModelProfile, Phase
+from controlplane.state.repository import Repository
+from controlplane.state.worker_groups import GroupPhase, MeasuredRank, WorkerGroup
 from placement.types import Inventory
 from workers.messages import RankReport, WorkerReport
 
@@ -42,7 +43,7 @@ def test_the_next_plan_has_what_the_last_one_took_and_never_less_than_estimated(
     profile = PROFILE
     for took in needs:
         planned, group = planned_on(profile, estimate)
-        profile = feedback.learned(profile, replace(group, measured=(MeasuredRank(0, planned, took),)))
+        profile = memory_feedback.learned(profile, replace(group, measured=(MeasuredRank(0, planned, took),)))
         assert planned_on(profile, estimate)[0] == max(estimate, took)
 
 
@@ -51,7 +52,9 @@ def test_two_deployments_planned_alike_do_not_teach_the_same_twice(needs: int, e
     planned, group = planned_on(PROFILE, estimate)
     profile = PROFILE
     for _ in range(2):
-        profile = feedback.learned(profile, replace(group, measured=(MeasuredRank(0, planned, needs),)))
+        profile = memory_feedback.learned(
+            profile, replace(group, measured=(MeasuredRank(0, planned, needs),))
+        )
     assert planned_on(profile, estimate)[0] == max(estimate, needs)
 
 
@@ -59,7 +62,7 @@ def test_the_rank_that_exceeds_its_plan_most_counts_and_shapes_are_apart() -> No
     ranks = (MeasuredRank(0, 100, 90), MeasuredRank(1, 100, 130), MeasuredRank(2, 200, 210))
     group = WorkerGroup(0, GroupPhase.SERVING, builders.PLACED, ranks)
     known = replace(PROFILE, memory_excess={"2x1": 5})
-    assert feedback.learned(known, group).memory_excess == {"2x1": 5, "1x1": 30}
+    assert memory_feedback.learned(known, group).memory_excess == {"2x1": 5, "1x1": 30}
 
 
 @pytest.fixture

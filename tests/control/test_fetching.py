@@ -8,8 +8,8 @@ import pytest
 from builders import base, model, no_bundles, ready_base, variant
 
 from controlplane import errors
-from controlplane.fetching import Limits, profile
-from controlplane.records import Model, Phase
+from controlplane.controller.registration import Limits, profile
+from controlplane.state.records import Model, Phase
 
 
 def test_a_base(files: Path) -> None:

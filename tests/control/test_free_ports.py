@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controlplane.local import free_ports
+from controlplane.runtime.local import free_ports
 
 
 def test_ports_asked_for_together_differ() -> None:

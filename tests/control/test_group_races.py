@@ -12,15 +12,15 @@ from test_controller import World, reserved
 from test_worker_groups import base_of, quick, two_groups
 
 from controlplane import errors
-from controlplane.engine_views import EngineStatus, EngineView
-from controlplane.group_actions import GroupActions
-from controlplane.group_placing import GroupPlacing
-from controlplane.records import Phase
-from controlplane.replanning import with_group
-from controlplane.scaling import resized
+from controlplane.cluster.engine_status import EngineStatus, EngineView
+from controlplane.controller.group_actions import GroupActions
+from controlplane.controller.launch_action import GroupPlacing
+from controlplane.planning.autoscaling import resized
+from controlplane.planning.rescheduling import with_group
 from controlplane.settings import Settings
-from controlplane.state.typed import Put, Repository
-from controlplane.worker_groups import GroupPhase
+from controlplane.state.records import Phase
+from controlplane.state.repository import Put, Repository
+from controlplane.state.worker_groups import GroupPhase
 from placement.types import Inventory
 from workers.messages import EngineConfig, VariantRef, WorkerReport
 
@@ -61,8 +61,8 @@ async def test_a_group_that_drained_is_not_the_next_one_of_its_name(
 
     monkeypatch.setattr(GroupActions, "drain", drained)
     monkeypatch.setattr(world.cluster, "reports", reports)
-    monkeypatch.setattr("controlplane.group_actions.LOOK_S", 0.01)
-    monkeypatch.setattr("controlplane.group_actions.QUIET_S", 0.0)
+    monkeypatch.setattr("controlplane.controller.group_actions.LOOK_S", 0.01)
+    monkeypatch.setattr("controlplane.controller.group_actions.QUIET_S", 0.0)
     async with world.controlled():
         await world.up()
         begin_to_drain(world)
@@ -112,7 +112,7 @@ async def test_a_cluster_that_refuses_every_launch_ends_the_deployment(
         raise RuntimeError("Serve says no")
 
     monkeypatch.setattr(world.cluster, "launch", launch)
-    monkeypatch.setattr("controlplane.replanning.FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("controlplane.planning.rescheduling.FIRST_DELAY_S", 0.01)
     async with world.controlled():
         await world.end(world.register("base"))
         done = await world.end(world.deploy("base"))
@@ -176,7 +176,9 @@ async def test_a_group_that_is_to_go_by_now_gets_no_place(
         await world.end(world.deploy("base", replicas={"min": 1, "max": 2}))
         monkeypatch.setattr(world.cluster, "inventory", inventory)
         monkeypatch.setattr(GroupPlacing, "_decide", decide)
-        monkeypatch.setattr("controlplane.group_actions.QUIET_S", 30.0)  # so that it is there to the end
+        monkeypatch.setattr(
+            "controlplane.controller.group_actions.QUIET_S", 30.0
+        )  # so that it is there to the end
         resize(2)
         await sought.wait()
         resize(1)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from doors import HEAD, Held, opened, part
 
-from controlplane import http1
-from controlplane.http1 import BrokenOff, Connection, NotConnected, Pool
-from workers import wire
-from workers.door import Door
+from controlplane.gateway import http1
+from controlplane.gateway.http1 import BrokenOff, Connection, NotConnected, Pool
+from workers import request_headers
+from workers.server.http_server import Door
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -34,7 +34,7 @@ async def misbehaving(serve: Serve) -> AsyncIterator[Pool]:
 
 
 async def ask(door: Door, connection: Connection, body: bytes = b"") -> Connection:
-    await connection.ask("/", {"host": "x", **wire.request_headers(door.secret, None)}, body)
+    await connection.ask("/", {"host": "x", **request_headers.request_headers(door.secret, None)}, body)
     return connection
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from test_agent_book import Actor, FakeRay, in_its_place, node, until
 
-from controlplane import agents
-from controlplane.agents import AgentBook
+from controlplane.runtime import node_agents
+from controlplane.runtime.node_agents import AgentBook
 from controlplane.settings import Settings
 
 LOST_S = 3.0
@@ -40,7 +40,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[StartingRay]:
     fake = StartingRay()
     fake.found, fake.actors = [node("a")], {"agent-id-a": Actor()}
     in_its_place(fake, monkeypatch)
-    monkeypatch.setattr(agents, "NodeAffinitySchedulingStrategy", SimpleNamespace)
+    monkeypatch.setattr(node_agents, "NodeAffinitySchedulingStrategy", SimpleNamespace)
     yield fake
     fake.released.set()
 

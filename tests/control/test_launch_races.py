@@ -11,15 +11,15 @@ import pytest
 from in_memory import cancel
 from test_controller import World, _hurry  # noqa: F401 - a fixture
 
-from controlplane.endings import undone
-from controlplane.engines import Hooks
-from controlplane.group_actions import GroupActions
-from controlplane.records import Deployment, Operation, Phase
-from controlplane.scaling import active
+from controlplane.controller.group_actions import GroupActions
+from controlplane.controller.interfaces import Hooks
+from controlplane.controller.transitions import undone
+from controlplane.planning.autoscaling import active
 from controlplane.settings import Settings
-from controlplane.state.typed import Put, Repository
-from controlplane.store_edits import Gone
-from controlplane.worker_groups import WorkerGroup
+from controlplane.state.records import Deployment, Operation, Phase
+from controlplane.state.repository import Put, Repository
+from controlplane.state.transactions import Gone
+from controlplane.state.worker_groups import WorkerGroup
 
 
 @pytest.fixture

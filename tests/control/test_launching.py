@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from builders import ready_base
 
-from controlplane.launching import engine_config
+from controlplane.planning.engine_config import engine_config
 from controlplane.settings import Settings
 from placement.types import Placement, Plan, RankPlacement
 from profiler.types import Estimate

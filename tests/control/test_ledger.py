@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane import ledger
-from controlplane.records import NodeLedger, Phase, Reservation
-from controlplane.state.typed import Delete, Put, State, Versioned
+from controlplane.cluster import reservations
+from controlplane.state.records import NodeLedger, Phase, Reservation
+from controlplane.state.repository import Delete, Put, State, Versioned
 from placement.types import Device, Inventory, Placement, RankPlacement, Use
 from profiler.types import DeviceRates
 
@@ -75,13 +75,13 @@ def test_what_is_free_is_what_nobody_has_or_was_promised(
     total = sum(t.taken for t in tenants) + strangers + spare
     device, promises = tenancy(tenants, strangers, total)
     left = total - strangers - sum(max(t.promised, t.taken) for t in tenants)
-    assert ledger.account(device, promises, 0.0).free == max(0, left)
+    assert reservations.account(device, promises, 0.0).free == max(0, left)
 
 
 @given(tenants=TENANTS, strangers=st.integers(0, 40), spare=st.integers(0, 200), share=st.floats(0, 0.5))
 def test_an_account_adds_up(tenants: list[Tenant], strangers: int, spare: int, share: float) -> None:
     device, promises = tenancy(tenants, strangers, sum(t.taken for t in tenants) + strangers + spare + 1)
-    a = ledger.account(device, promises, share)
+    a = reservations.account(device, promises, share)
     parts = sum(a.ours.values()) + a.others + a.headroom
     assert a.free == max(0, device.total_bytes - parts)
     assert a.free <= device.free_bytes
@@ -96,33 +96,33 @@ def test_a_promise_to_who_has_nothing_yet_takes_its_bytes(
 ) -> None:
     tenants = [replace(t, seen=True) for t in tenants]
     device, promises = tenancy(tenants, strangers, sum(t.taken for t in tenants) + strangers + spare + 1)
-    before = ledger.account(device, promises, 0.0).free
-    assert ledger.account(device, {**promises, "new": more}, 0.0).free == max(0, before - more)
+    before = reservations.account(device, promises, 0.0).free
+    assert reservations.account(device, {**promises, "new": more}, 0.0).free == max(0, before - more)
 
 
 def test_an_engine_that_its_node_cannot_name_is_not_counted_twice() -> None:
     device = gpu(0, 100, 35, Use(None, 30))
-    a = ledger.account(device, {"m": 40}, 0.0)
+    a = reservations.account(device, {"m": 40}, 0.0)
     assert (a.ours, a.others, a.free) == ({"m": 40}, 5, 55)
     seen = gpu(0, 100, 65, Use(None, 30), Use("m", 30))  # here it can: the other 30 are somebody's
-    assert ledger.account(seen, {"m": 40}, 0.0).free == 100 - 40 - 35
+    assert reservations.account(seen, {"m": 40}, 0.0).free == 100 - 40 - 35
 
 
 def test_an_engine_without_a_promise_is_a_stranger() -> None:
     device = gpu(0, 100, 30, Use("old", 30))
-    assert ledger.account(device, {}, 0.1).free == 60
+    assert reservations.account(device, {}, 0.1).free == 60
 
 
 def test_who_leaves_has_memory_without_a_promise_of_that_device() -> None:
     state = builders.state()
     for holder, index in (("m", 0), ("new", 1)):
-        state = after(state, ledger.reserve(state, holder, 1, placement(("n", index, 9)), 0.0))
+        state = after(state, reservations.reserve(state, holder, 1, placement(("n", index, 9)), 0.0))
     uses = (Use("m", 9), Use("old", 9), Use("", 9), Use(None, 9))
     inventory = Inventory((gpu(0, 100, 36, *uses),))
-    assert ledger.leaving(inventory, state.ledgers) == {"old"}
-    assert ledger.leaving(inventory, state.ledgers, "m") == {"old", "m"}  # it is placed anew
+    assert reservations.leaving(inventory, state.ledgers) == {"old"}
+    assert reservations.leaving(inventory, state.ledgers, "m") == {"old", "m"}  # it is placed anew
     elsewhere = Inventory((gpu(1, 100, 9, Use("m", 9)),))
-    assert ledger.leaving(elsewhere, state.ledgers) == {"m"}
+    assert reservations.leaving(elsewhere, state.ledgers) == {"m"}
 
 
 # --- reserving and releasing -----------------------------------------------------------------------
@@ -139,22 +139,22 @@ def test_ledgers_say_what_was_placed_last(asked: list[tuple[str, list[tuple[str,
     for holder, seats in asked:
         if seats is None:
             model.pop(holder, None)
-            state = after(state, ledger.release(state, holder))
+            state = after(state, reservations.release(state, holder))
         else:
             model[holder] = seats
-            state = after(state, ledger.reserve(state, holder, 1, placement(*seats), 5.0))
+            state = after(state, reservations.reserve(state, holder, 1, placement(*seats), 5.0))
     expected: dict[tuple[str, str, int], dict[str, int]] = {}
     for holder, seats in model.items():
         for node, index, size in seats:
             device = expected.setdefault((node, "h200", index), {})
             device[holder] = device.get(holder, 0) + size
-    assert ledger.promised(state.ledgers) == expected
+    assert reservations.promised(state.ledgers) == expected
     assert set(state.ledgers) == {node for node, _, _ in expected}  # an empty one is none
 
 
 def test_a_reservation_says_of_whom_where_and_since_when() -> None:
     state = builders.state()
-    state = after(state, ledger.reserve(state, "m", 7, placement(("a", 1, 9), ("b", 0, 3)), 5.0))
+    state = after(state, reservations.reserve(state, "m", 7, placement(("a", 1, 9), ("b", 0, 3)), 5.0))
     assert state.ledgers["a"].record == NodeLedger("a", (Reservation("m", 7, 0, "h200", 1, 9, 5.0),))
     assert state.ledgers["b"].record == NodeLedger("b", (Reservation("m", 7, 1, "h200", 0, 3, 5.0),))
 
@@ -162,11 +162,11 @@ def test_a_reservation_says_of_whom_where_and_since_when() -> None:
 def test_what_is_placed_anew_does_not_stand_in_its_own_way() -> None:
     state = builders.state()
     for holder, size in (("m", 60), ("other", 10)):
-        state = after(state, ledger.reserve(state, holder, 1, placement(("n", 0, size)), 0.0))
+        state = after(state, reservations.reserve(state, holder, 1, placement(("n", 0, size)), 0.0))
     inventory = Inventory((gpu(0, 100, 0), gpu(1, 100, 0)))
 
     def free(besides: str) -> list[int]:
-        return [d.free_bytes for d in ledger.available(inventory, state.ledgers, 0.1, besides).devices]
+        return [d.free_bytes for d in reservations.available(inventory, state.ledgers, 0.1, besides).devices]
 
     assert free("") == [20, 90]
     assert free("m") == [80, 90]
@@ -188,48 +188,52 @@ def test_what_is_measured_counts_until_it_ends(
     before, promises = tenancy(tenants, strangers, total)
     state = builders.state()
     for holder, size in promises.items():
-        state = after(state, ledger.reserve(state, holder, 1, placement(("n", 0, size)), 0.0))
+        state = after(state, reservations.reserve(state, holder, 1, placement(("n", 0, size)), 0.0))
 
     def free(device: Device, measured: bool) -> int:
-        found = ledger.available(Inventory((device,)), state.ledgers, share, measured=measured)
+        found = reservations.available(Inventory((device,)), state.ledgers, share, measured=measured)
         return found.devices[0].free_bytes
 
     without = free(before, True)
     assert free(before, False) == without
-    state = after(state, ledger.reserve_to_measure(state, "k", 1, [("n", "h200", 0)], own.promised, 0.0))
-    assert ledger.being_measured(state.ledgers) == {("n", "h200", 0): "k"}
+    state = after(
+        state, reservations.reserve_to_measure(state, "k", 1, [("n", "h200", 0)], own.promised, 0.0)
+    )
+    assert reservations.being_measured(state.ledgers) == {("n", "h200", 0): "k"}
     assert builders.holders(state) == {*promises, "measuring:k"}
     uses = (*before.uses, Use("measuring:k", own.taken)) if own.taken else before.uses
     now = replace(before, free_bytes=before.free_bytes - own.taken, uses=uses)
     assert free(now, False) == without
     left = total - strangers - sum(max(t.promised, t.taken) for t in (*tenants, own))
     assert free(now, True) == max(0, left - int(total * share))
-    assert after(state, ledger.release(state, "measuring:k")).ledgers.keys() == ({"n"} if promises else set())
+    assert after(state, reservations.release(state, "measuring:k")).ledgers.keys() == (
+        {"n"} if promises else set()
+    )
 
 
 def test_what_is_measured_holds_each_of_its_devices() -> None:
     state = builders.state()
     devices = [("a", "h200", 1), ("a", "h200", 0)]
-    state = after(state, ledger.reserve_to_measure(state, "k", 3, devices, 9, 5.0))
+    state = after(state, reservations.reserve_to_measure(state, "k", 3, devices, 9, 5.0))
     held = tuple(Reservation("measuring:k", 3, rank, "h200", 1 - rank, 9, 5.0) for rank in range(2))
     assert state.ledgers["a"].record == NodeLedger("a", held)
-    state = after(state, ledger.reserve_to_measure(state, "k", 3, [("b", "h200", 0)], 7, 6.0))
+    state = after(state, reservations.reserve_to_measure(state, "k", 3, [("b", "h200", 0)], 7, 6.0))
     assert set(state.ledgers) == {"b"}  # in the place of what it had
-    taken = ledger.reserve(state, "m", 1, placement(("a", 0, 2), ("b", 0, 3)), 7.0, ("measuring:k",))
+    taken = reservations.reserve(state, "m", 1, placement(("a", 0, 2), ("b", 0, 3)), 7.0, ("measuring:k",))
     state = after(state, taken)
     assert builders.holders(state) == {"m"}
-    assert ledger.being_measured(state.ledgers) == {}
+    assert reservations.being_measured(state.ledgers) == {}
 
 
 @pytest.mark.parametrize("uid", [1, 2])
 def test_orphans_are_those_of_a_deployment_that_is_no_more(uid: int) -> None:
     """A deployment of the same name and another uid is another one."""
     state = builders.state(builders.deployment("m", Phase.DEPLOYED))
-    state = after(state, ledger.reserve(state, "m", uid, placement(("n", 0, 9)), 0.0))
-    state = after(state, ledger.reserve(state, "gone", 1, placement(("n", 1, 9)), 0.0))
-    assert ledger.orphans(state) == (["gone"] if uid == 1 else ["gone", "m"])
+    state = after(state, reservations.reserve(state, "m", uid, placement(("n", 0, 9)), 0.0))
+    state = after(state, reservations.reserve(state, "gone", 1, placement(("n", 1, 9)), 0.0))
+    assert reservations.orphans(state) == (["gone"] if uid == 1 else ["gone", "m"])
     for holder in ("gone", "m"):
-        state = after(state, ledger.without_orphans(state, holder))
+        state = after(state, reservations.without_orphans(state, holder))
     kept = {r.holder for found in state.ledgers.values() for r in found.record.reservations}
     assert kept == ({"m"} if uid == 1 else set())
-    assert ledger.orphans(state) == []
+    assert reservations.orphans(state) == []

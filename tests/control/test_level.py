@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.level import Level
+from controlplane.gateway.time_average import Level
 
 STEPS = st.lists(st.tuples(st.integers(-3, 3), st.sampled_from((0.25, 0.5, 3.0))), min_size=1, max_size=20)
 

@@ -18,17 +18,21 @@ from prometheus_client import CollectorRegistry
 from test_controller import World, _hurry  # noqa: F401 - a fixture
 from test_ledger import after
 
-from controlplane import errors, ledger, measuring_turns, profile_actions, profiling
-from controlplane.controller import Controller
-from controlplane.holdings import holdings
-from controlplane.measuring_turns import Waits
-from controlplane.metrics import ControllerMetrics
-from controlplane.profiling import Mission
-from controlplane.reconcile import Observed, Release, reconcile
-from controlplane.records import ModelProfile, NodeLedger, OperationKind, Phase, Reservation
+from controlplane import errors
+from controlplane.cluster import reservations as ledger
+from controlplane.cluster.memory_usage import holdings
+from controlplane.controller import profile_actions
+from controlplane.controller.controller import Controller
+from controlplane.controller.metrics import ControllerMetrics
+from controlplane.controller.reconcile import Observed, Release, reconcile
+from controlplane.profiling import profiles as profiling
+from controlplane.profiling import queue
+from controlplane.profiling.profiles import Mission
+from controlplane.profiling.queue import Waits
 from controlplane.settings import Settings
 from controlplane.state import StateStore
-from controlplane.state.typed import Change, Put, Repository
+from controlplane.state.records import ModelProfile, NodeLedger, OperationKind, Phase, Reservation
+from controlplane.state.repository import Change, Put, Repository
 from placement.types import Device, Inventory, RankPlacement, Use, key_of
 from profiler.campaign import Reach, needed_bytes
 
@@ -281,7 +285,7 @@ class Simulated:
         if profile.phase is Phase.PROFILING:
             return
         try:
-            found = measuring_turns.turn(self.state, profile.key, self.inventory(), self.settings)
+            found = queue.turn(self.state, profile.key, self.inventory(), self.settings)
         except errors.ProfilingFailed:
             return
         if isinstance(found, Waits):

@@ -19,13 +19,16 @@ from test_controller import World, _hurry  # noqa: F401 - a fixture
 from test_measuring_reserves import cluster, reservations
 from test_measuring_waits import measured_world, measuring, profile, waiting
 
-from controlplane import errors, measuring_turns, profile_actions, profiling, watching
-from controlplane.measuring_turns import Waits
-from controlplane.profiling import Mission
-from controlplane.records import Model, ModelProfile, NodeLedger, OperationKind, Phase, Reservation
+from controlplane import errors
+from controlplane.controller import profile_actions, stream_watchdog
+from controlplane.profiling import profiles as profiling
+from controlplane.profiling import queue
+from controlplane.profiling.profiles import Mission
+from controlplane.profiling.queue import Waits
 from controlplane.settings import Settings
 from controlplane.state import StateStore
-from controlplane.state.typed import State
+from controlplane.state.records import Model, ModelProfile, NodeLedger, OperationKind, Phase, Reservation
+from controlplane.state.repository import State
 from placement.types import Device, Inventory, Use
 from workers.measuring.order import MeasureOrder
 
@@ -82,7 +85,7 @@ def crowd(
 
 def seconds_of_a_turn(now: State, key: str, devices: Sequence[Device], settings: Settings) -> float:
     began_s = time.process_time()
-    measuring_turns.turn(now, key, Inventory(tuple(devices)), settings)
+    queue.turn(now, key, Inventory(tuple(devices)), settings)
     return time.process_time() - began_s
 
 
@@ -115,13 +118,13 @@ def test_only_those_that_somebody_waits_for_longer_go_first(files: Path, setting
     settings = settings.model_copy(update={"engine": "vllm"})
     now, keys = crowd(ready_base(files), (HOST,), settings, wait=3, ready=1, done=0)
     inventory = Inventory((HOST,))
-    assert isinstance(measuring_turns.turn(now, keys[0], inventory, settings), Mission)
-    second = measuring_turns.turn(now, keys[1], inventory, settings)
-    assert second == Waits(measuring_turns.until(now, [keys[0]]))
+    assert isinstance(queue.turn(now, keys[0], inventory, settings), Mission)
+    second = queue.turn(now, keys[1], inventory, settings)
+    assert second == Waits(queue.until(now, [keys[0]]))
     cancelled = replace(now.operations["asked-0"].record, cancel_requested=True)
     known = {**now.operations, "asked-0": replace(now.operations["asked-0"], record=cancelled)}
     now = replace(now, operations=known)
-    assert isinstance(measuring_turns.turn(now, keys[1], inventory, settings), Mission)
+    assert isinstance(queue.turn(now, keys[1], inventory, settings), Mission)
 
 
 # --- elsewhere --------------------------------------------------------------------------------------
@@ -147,7 +150,7 @@ def test_a_node_that_is_idle_is_preferred_to_what_is_left_of_one(
     )
     asked = operation(OperationKind.PROFILE, model.name)
     now = state(replace(model, profile=key), fresh, OTHER, held, asked)
-    found = measuring_turns.turn(now, key, inventory, settings)
+    found = queue.turn(now, key, inventory, settings)
     assert isinstance(found, Mission)
     assert found.node != alone.node
     assert found.order.trials == alone.order.trials
@@ -196,7 +199,7 @@ async def test_one_that_does_not_stop_is_said_to_have_taken_too_long(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profile_actions, "OVERTIME_S", 0.1)
-    monkeypatch.setattr(watching, "ENDS_S", 0.05)
+    monkeypatch.setattr(stream_watchdog, "ENDS_S", 0.05)
     world.settings = world.settings.model_copy(update={"profile_seconds": 0.1})
     go = asyncio.Event()
 
@@ -311,7 +314,7 @@ async def test_who_waits_decides_anew_only_when_something_changed(
     async with world.controlled():
         first = await measuring(world, "one")
         second = await waiting(world, "two", "of 'one'")
-        real, turns, looks = measuring_turns.turn, [0], [0]
+        real, turns, looks = queue.turn, [0], [0]
         sample = cluster(world).inventory
 
         def counted(*args: Any) -> Mission | Waits:
@@ -322,7 +325,7 @@ async def test_who_waits_decides_anew_only_when_something_changed(
             looks[0] += 1
             return await sample()
 
-        monkeypatch.setattr(measuring_turns, "turn", counted)
+        monkeypatch.setattr(queue, "turn", counted)
         monkeypatch.setattr(cluster(world), "inventory", looked)
         await world.until(lambda: looks[0] >= 20)
         assert turns[0] <= 3  # what it told was a change

@@ -14,22 +14,19 @@ from measured_cluster import HOST, MeasuredCluster
 from test_controller import World, _hurry  # noqa: F401 - a fixture
 from test_measuring_reserves import Checked, cluster, reservations
 
-from controlplane import (
-    beside_measuring,
-    deploying,
-    errors,
-    ledger,
-    planning,
-    profile_actions,
-    profiling,
-    rebalancing,
-)
-from controlplane.api.deploy_requests import DeployModelRequest
+from controlplane import errors
+from controlplane.api import preview
+from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.api.services import fresh_context
-from controlplane.records import ModelProfile, NodeLedger, Operation, Phase, Reservation
+from controlplane.cluster import reservations as ledger
+from controlplane.controller import profile_actions
+from controlplane.planning import placement_decision as deploying
+from controlplane.planning import rebalancing, reclaimable_memory
+from controlplane.profiling import profiles
 from controlplane.settings import Settings
 from controlplane.state import StateStore
-from controlplane.worker_groups import GroupPhase
+from controlplane.state.records import ModelProfile, NodeLedger, Operation, Phase, Reservation
+from controlplane.state.worker_groups import GroupPhase
 from placement.types import Inventory, Use
 from workers.measuring.order import MeasureOrder
 from workers.messages import EngineConfig
@@ -122,7 +119,7 @@ async def test_two_architectures_are_measured_one_after_the_other(world: World) 
     for name in ("one", "two"):
         found = profile(world, name)
         assert found is not None
-        assert profiling.is_whole(found)
+        assert profiles.is_whole(found)
 
 
 async def test_the_oldest_goes_first(world: World) -> None:
@@ -283,7 +280,7 @@ async def test_plans_and_moves_say_what_they_would_wait_for(world: World) -> Non
         await measuring(world, "two")
         now, inventory = world.repository.read(), await cluster(world).inventory()
         request = DeployModelRequest.model_validate({"model": "one"})
-        found = planning.preview(now, inventory, world.settings, request, fresh_context())
+        found = preview.preview(now, inventory, world.settings, request, fresh_context())
         assert found.placement is not None
         assert "waits until the architecture of 'two'" in found.waits
         deploying = world.deploy("one")
@@ -303,9 +300,9 @@ def test_a_host_is_no_place_for_what_a_gpu_is_measured_on_for_now(
     gpu = replace(HOST, node="gpu", kind="h200", model="h200")
     held = NodeLedger("gpu", (Reservation(holder, 1, 0, "h200", 0, gpu.total_bytes, 0.0),))
     now, base = state(held), ready_base(files)
-    seen = beside_measuring.sight(Inventory((gpu, HOST)), now.ledgers, 0.0)
+    seen = reclaimable_memory.sight(Inventory((gpu, HOST)), now.ledgers, 0.0)
     asked_for = deployment("b", Phase.PENDING, placed=None)
-    found = beside_measuring.find(lambda free: deploying.decide(base, asked_for, free, settings), seen)
+    found = reclaimable_memory.find(lambda free: deploying.decide(base, asked_for, free, settings), seen)
     assert (found.placement.ranks[0].device_kind, found.in_the_way) == (kind, in_the_way)
 
 
@@ -362,7 +359,7 @@ async def test_measuring_gives_way_to_an_engine_that_is_placed_anew(
         found = profile(world, "two")
     assert any("gave its memory to the engine of 'one'" in event.message for event in ended.events)
     assert found is not None
-    assert profiling.is_whole(found)
+    assert profiles.is_whole(found)
     first, again = cluster(world).orders
     assert set(cut.measurements) <= set(again.known)
     assert again.device_bytes < first.device_bytes

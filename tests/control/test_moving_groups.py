@@ -11,15 +11,16 @@ from in_memory import CPU
 from test_controller import NODES, World, _hurry, placed, reserved  # noqa: F401 - a fixture
 from test_worker_groups import base_of, nodes_of, quick  # noqa: F401 - a fixture
 
-from controlplane import errors, rebalancing
-from controlplane.api.deploy_requests import DeployModelRequest
+from controlplane import errors
+from controlplane.api.commands import deploy_model
+from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.api.services import fresh_context
-from controlplane.commands import deploy_model
-from controlplane.records import Deployment, Phase
-from controlplane.routing import build_table
+from controlplane.gateway.routing import build_table
+from controlplane.planning import rebalancing
 from controlplane.settings import Settings
-from controlplane.state.typed import Put, Repository
-from controlplane.worker_groups import GroupPhase
+from controlplane.state.records import Deployment, Phase
+from controlplane.state.repository import Put, Repository
+from controlplane.state.worker_groups import GroupPhase
 from placement.rebalancing import Proposal
 from placement.types import Inventory
 

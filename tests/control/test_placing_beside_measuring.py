@@ -16,13 +16,16 @@ from test_controller import World, _hurry  # noqa: F401 - a fixture
 from test_measuring_reserves import cluster, reservations
 from test_measuring_waits import MIB, TIGHT, asked, known, measured_world, measuring, on
 
-from controlplane import beside_measuring, errors, group_placing, planning
-from controlplane.api.deploy_requests import DeployModelRequest
+from controlplane import errors
+from controlplane.api import preview as planning
+from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.api.services import fresh_context
-from controlplane.beside_measuring import Sight
-from controlplane.records import ModelProfile, NodeLedger, Phase, Reservation
+from controlplane.controller import launch_action
+from controlplane.planning import reclaimable_memory
+from controlplane.planning.reclaimable_memory import Sight
 from controlplane.settings import Settings
 from controlplane.state import StateStore
+from controlplane.state.records import ModelProfile, NodeLedger, Phase, Reservation
 from placement.types import (
     Choice,
     Constraint,
@@ -116,7 +119,7 @@ async def placed_after_waiting(world: World, monkeypatch: pytest.MonkeyPatch, la
 async def test_an_engine_that_waited_for_a_gpu_gets_it_though_its_memory_is_seen_taken(
     world: World, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
-    monkeypatch.setattr(group_placing, "SAMPLED_S", 5.0)  # processes without a name are awaited no longer
+    monkeypatch.setattr(launch_action, "SAMPLED_S", 5.0)  # processes without a name are awaited no longer
     cluster(world).takes_bytes = 2 * GIB
     on(world, GPU, replace(HOST, node="cpu"))
     async with world.controlled():
@@ -130,7 +133,7 @@ async def test_an_engine_that_waited_for_a_gpu_gets_it_though_its_memory_is_seen
 async def test_one_that_never_gives_its_memory_back_is_not_waited_for_for_ever(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_placing, "LEAVING_S", 0.1)
+    monkeypatch.setattr(launch_action, "LEAVING_S", 0.1)
     cluster(world).takes_bytes = 2 * GIB
     on(world, GPU, replace(HOST, node="cpu"))
     async with world.controlled():
@@ -143,12 +146,12 @@ async def test_what_does_not_fit_is_refused_at_once_though_other_models_became_r
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing on the devices tells that memory is given back; measurings end and change their reasons."""
-    monkeypatch.setattr(group_placing, "SAMPLED_S", math.inf)
+    monkeypatch.setattr(launch_action, "SAMPLED_S", math.inf)
     async with world.controlled():
         await known(world, "one")
         second = world.register("two")
         assert (await world.end(second)).phase is Phase.READY
-        monkeypatch.setattr(group_placing, "LOOK_AGAIN_S", 1e6)
+        monkeypatch.setattr(launch_action, "LOOK_AGAIN_S", 1e6)
         async with asyncio.timeout(20):
             refused = await world.end(world.deploy("one", intent="latSLO", SLOs={"tpot_ms": 1e-9}))
         assert refused.error is not None
@@ -163,7 +166,7 @@ def test_what_is_given_back_is_what_is_promised_to_nobody() -> None:
     ledgers = state(NodeLedger("gpu", (Reservation("stays", 1, 0, "h200", 0, 5, 0.0),))).ledgers
 
     def free(besides: str = "", unnamed_on: Collection[str] = ()) -> list[int]:
-        found = beside_measuring.given_back(Inventory(tuple(seen)), ledgers, besides, unnamed_on)
+        found = reclaimable_memory.given_back(Inventory(tuple(seen)), ledgers, besides, unnamed_on)
         return [d.free_bytes - d.total_bytes for d in found.devices]
 
     assert free() == [-29, -29]
@@ -186,7 +189,7 @@ def test_a_profile_that_waits_or_ended_long_ago_gives_nothing_back(
     phase: Phase, at_s: float, found: set[str]
 ) -> None:
     profile = ModelProfile("k", "a", "bfloat16", "h200", "0.32.0", phase, updated_at_s=at_s)
-    assert beside_measuring.measured_lately(state(profile), 100.0, 2.5) == found
+    assert reclaimable_memory.measured_lately(state(profile), 100.0, 2.5) == found
 
 
 def freest(free: Inventory) -> Placement:
@@ -222,7 +225,7 @@ def test_newer_samples_are_awaited_for_a_better_place(
     now: tuple[Device, ...], given_back: tuple[Device, ...], awaited: bool
 ) -> None:
     seen, after = (Sight(Inventory(one), Inventory(one), {}) for one in (now, given_back))
-    found = beside_measuring.find_patiently(relaxing, seen, after)
+    found = reclaimable_memory.find_patiently(relaxing, seen, after)
     assert (found is None) is awaited
     assert found is None or found.placement == relaxing(Inventory(now))
 
@@ -235,6 +238,6 @@ def test_no_measuring_is_in_the_way_of_what_finds_its_place_a_moment_later(
     measured = {key_of(OTHER): "k"}
     seen = Sight(Inventory((FULL, TAKEN)), Inventory((FULL, OTHER)), measured)
     after = Sight(Inventory((back, TAKEN)), Inventory((back, OTHER)), measured)
-    found = beside_measuring.find_patiently(freest, seen, after)
+    found = reclaimable_memory.find_patiently(freest, seen, after)
     assert (found is None) is awaited
     assert found is None or found.in_the_way == ("k",)

@@ -12,10 +12,10 @@ from in_memory import CPU, GIB
 
 from controlplane import errors
 from controlplane.api.operations import failure_of
-from controlplane.deploying import besides, decide
-from controlplane.records import Bounds, Deployment, ExpectedLoad, Model, OperationKind, Phase, Relaxing
+from controlplane.planning.placement_decision import besides, decide
 from controlplane.settings import Settings
-from controlplane.worker_groups import WorkerGroup
+from controlplane.state.records import Bounds, Deployment, ExpectedLoad, Model, OperationKind, Phase, Relaxing
+from controlplane.state.worker_groups import WorkerGroup
 from placement.types import Constraint, CostMeasure, Device, Intent, Inventory, Scope, Slos, Unusable
 from profiler.types import DeviceRates
 

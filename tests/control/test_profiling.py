@@ -11,11 +11,12 @@ from in_memory import CPU, GIB, cancel, submit
 from measured_cluster import HOST, TPOT_S, MeasuredCluster
 from test_controller import World, _hurry  # noqa: F401 - a fixture
 
-from controlplane import errors, profiling
-from controlplane.commands import profile_model
-from controlplane.records import Model, ModelProfile, Phase
+from controlplane import errors
+from controlplane.api.commands import profile_model
+from controlplane.profiling import profiles as profiling
 from controlplane.settings import Settings
-from controlplane.state.typed import Repository
+from controlplane.state.records import Model, ModelProfile, Phase
+from controlplane.state.repository import Repository
 from placement.types import Inventory
 from profiler.types import Basis
 

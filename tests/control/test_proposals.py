@@ -13,12 +13,12 @@ from test_controller import NODES, World, _hurry, placed, reserved  # noqa: F401
 from test_moving_groups import apart, needs, proposed, wanted
 from test_worker_groups import base_of, nodes_of, quick  # noqa: F401 - a fixture
 
-from controlplane import rebalancing
-from controlplane.rebalancing import Asked
-from controlplane.records import Deployment, Phase
+from controlplane.planning import rebalancing
+from controlplane.planning.rebalancing import Asked
 from controlplane.settings import Settings
-from controlplane.state.typed import Change, Put, Repository
-from controlplane.worker_groups import GroupPhase, WorkerGroup
+from controlplane.state.records import Deployment, Phase
+from controlplane.state.repository import Change, Put, Repository
+from controlplane.state.worker_groups import GroupPhase, WorkerGroup
 from placement.types import Device, Inventory
 from profiler.types import DeviceRates
 

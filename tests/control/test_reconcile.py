@@ -10,9 +10,9 @@ from builders import PLACED, deployment, model, operation, state
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.engine_views import EngineStatus, EngineView
-from controlplane.inventory import NodeState
-from controlplane.reconcile import (
+from controlplane.cluster.engine_status import EngineStatus, EngineView
+from controlplane.cluster.inventory import NodeState
+from controlplane.controller.reconcile import (
     KEEP_KEYS_S,
     KEEP_OPERATIONS,
     Cancel,
@@ -32,8 +32,8 @@ from controlplane.reconcile import (
     open_operation,
     reconcile,
 )
-from controlplane.records import IdempotencyKey, NodeLedger, OperationKind, Phase, Reservation
-from controlplane.worker_groups import GroupPhase, WorkerGroup
+from controlplane.state.records import IdempotencyKey, NodeLedger, OperationKind, Phase, Reservation
+from controlplane.state.worker_groups import GroupPhase, WorkerGroup
 from placement.types import RankPlacement
 
 RUNNING, STARTING = EngineView(EngineStatus.RUNNING), EngineView(EngineStatus.STARTING)

@@ -11,9 +11,9 @@ import pytest
 from test_estimate import LLAMA_7B, llama
 
 from controlplane import errors
-from controlplane.deploying import decide
-from controlplane.records import Bounds, Deployment, ExpectedLoad, Model, Phase
+from controlplane.planning.placement_decision import decide
 from controlplane.settings import Settings
+from controlplane.state.records import Bounds, Deployment, ExpectedLoad, Model, Phase
 from placement.types import Device, Intent, Inventory, Slos
 from profiler.types import DeviceRates, ModelSpec
 

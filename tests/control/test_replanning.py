@@ -10,12 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane import replanning, scaling
-from controlplane.engine_views import EngineStatus, EngineView
-from controlplane.inventory import NodeState
-from controlplane.records import NodeLedger, Phase, Reservation
-from controlplane.state.typed import Versioned
-from controlplane.worker_groups import GroupPhase, WorkerGroup, group_id, host_of, next_number, number_of
+from controlplane.cluster.engine_status import EngineStatus, EngineView
+from controlplane.cluster.inventory import NodeState
+from controlplane.planning import autoscaling, rescheduling
+from controlplane.state.records import NodeLedger, Phase, Reservation
+from controlplane.state.repository import Versioned
+from controlplane.state.worker_groups import (
+    GroupPhase,
+    WorkerGroup,
+    group_id,
+    host_of,
+    next_number,
+    number_of,
+)
 from placement.types import Device, Placement, RankPlacement
 from profiler.types import DeviceRates
 
@@ -93,7 +100,7 @@ def test_a_group_moves_exactly_if_something_it_needs_is_gone(
 ) -> None:
     nodes = cluster(faults)
     if not nodes:  # nothing was heard: nothing is known
-        assert not replanning.trouble(on(*seats), engine, nodes)
+        assert not rescheduling.trouble(on(*seats), engine, nodes)
         return
     by_name = {node.name: node for node in nodes}
 
@@ -108,7 +115,7 @@ def test_a_group_moves_exactly_if_something_it_needs_is_gone(
         room = {d.index: d.total_bytes for d in found.devices}.get(index, 0)
         return room >= sum(size for n, i, size in seats if (n, i) == (node, index))
 
-    troubled = bool(replanning.trouble(on(*seats), engine, nodes))
+    troubled = bool(rescheduling.trouble(on(*seats), engine, nodes))
     assert troubled == (not all(stands(node, index) for node, index, _ in seats))
 
 
@@ -126,25 +133,25 @@ def test_a_group_moves_exactly_if_something_it_needs_is_gone(
     ],
 )
 def test_what_serve_says(view: EngineView | None, reason: str) -> None:
-    assert replanning.trouble(on(("a", 0, 1)), view, cluster([])) == reason
-    assert replanning.trouble(WorkerGroup(0), view, cluster([])) == ""
+    assert rescheduling.trouble(on(("a", 0, 1)), view, cluster([])) == reason
+    assert rescheduling.trouble(WorkerGroup(0), view, cluster([])) == ""
 
 
 def test_silence_of_an_agent_alone_stops_no_engine_that_runs() -> None:
     silent = cluster([("silent", "a", 0)])
-    assert replanning.trouble(on(("a", 0, 1)), RUNNING, silent) == ""
+    assert rescheduling.trouble(on(("a", 0, 1)), RUNNING, silent) == ""
     for view in (ILL, EngineView(EngineStatus.FAILED), None):
-        assert replanning.trouble(on(("a", 0, 1)), view, silent) == "node a is lost"
+        assert rescheduling.trouble(on(("a", 0, 1)), view, silent) == "node a is lost"
     dead = cluster([("dies", "a", 0)])
-    assert replanning.trouble(on(("a", 0, 1)), RUNNING, dead) == "node a is gone"
+    assert rescheduling.trouble(on(("a", 0, 1)), RUNNING, dead) == "node a is gone"
 
 
 def test_a_node_that_was_restarted_under_its_name_has_nothing_of_what_ran_there() -> None:
     """Serve's replica is pinned to Ray's old id, and waits for it for ever."""
     again = cluster([("restarts", "a", 0)])
-    assert replanning.trouble(on(("a", 0, 1)), RUNNING, again) == "node a was restarted"
+    assert rescheduling.trouble(on(("a", 0, 1)), RUNNING, again) == "node a was restarted"
     older = replace(on(("a", 0, 1)), node_ids={})  # a record from before ids were kept
-    assert replanning.trouble(older, RUNNING, again) == ""
+    assert rescheduling.trouble(older, RUNNING, again) == ""
 
 
 def test_an_engine_that_does_not_start_in_time_failed() -> None:
@@ -152,29 +159,29 @@ def test_an_engine_that_does_not_start_in_time_failed() -> None:
     deployment = replace(builders.deployment("b", Phase.DEPLOYING), groups=(begun, replace(begun, number=1)))
     starting = EngineView(EngineStatus.STARTING)
     engines = {"b": starting, "b@1": RUNNING, "x": starting}
-    assert replanning.late(engines, [deployment], 160.0, 60.0) == engines
-    found = replanning.late(engines, [deployment], 160.1, 60.0)
+    assert rescheduling.late(engines, [deployment], 160.0, 60.0) == engines
+    found = rescheduling.late(engines, [deployment], 160.1, 60.0)
     assert found == engines | {"b": EngineView(EngineStatus.FAILED, "it did not start within 60 s")}
     serving = replace(deployment, groups=(replace(begun, phase=GroupPhase.SERVING),))
-    assert replanning.late(engines, [serving], 1e6, 60.0) == engines
+    assert rescheduling.late(engines, [serving], 1e6, 60.0) == engines
 
 
 def test_a_group_remembers_on_which_kind_of_device_it_was() -> None:
     group = on(("a", 0, 1))
     assert group.kind == ""  # as in an older record
-    waits = replanning.refused(replanning.unplaced(group, "its node died", 1.0), "memory", "k", 2.0)
+    waits = rescheduling.refused(rescheduling.unplaced(group, "its node died", 1.0), "memory", "k", 2.0)
     assert (waits.placement, waits.kind) == (None, "h200")
-    asleep = replanning.without_group(replace(builders.deployment("b", Phase.DEPLOYED), groups=(group,)), 0)
+    asleep = rescheduling.without_group(replace(builders.deployment("b", Phase.DEPLOYED), groups=(group,)), 0)
     assert (asleep.groups, asleep.device_kind) == ((), "h200")
-    (woken,) = scaling.resized(asleep, 1).groups
+    (woken,) = autoscaling.resized(asleep, 1).groups
     assert woken.device_kind == "h200"
 
 
 def test_delays_grow_and_are_bounded() -> None:
-    delays = [replanning.delay_s(n) for n in range(2000)]
+    delays = [rescheduling.delay_s(n) for n in range(2000)]
     assert delays[:4] == [0.0, 0.0, 2.0, 4.0]
     assert all(a <= b for a, b in pairwise(delays))
-    assert delays[-1] == replanning.MOST_DELAY_S
+    assert delays[-1] == rescheduling.MOST_DELAY_S
 
 
 @given(lives=st.lists(st.floats(0, 2000), min_size=1, max_size=30))
@@ -184,21 +191,21 @@ def test_a_group_that_keeps_failing_is_tried_ever_more_seldom(lives: list[float]
     for life_s in lives:
         serving = replace(group, phase=GroupPhase.SERVING, placement=builders.PLACED, since_s=now_s)
         before_s, now_s = now_s, now_s + life_s
-        in_a_row = 1 if now_s - before_s >= replanning.STEADY_S else in_a_row + 1
-        group = replanning.unplaced(serving, "it failed", now_s)
+        in_a_row = 1 if now_s - before_s >= rescheduling.STEADY_S else in_a_row + 1
+        group = rescheduling.unplaced(serving, "it failed", now_s)
         assert group.placement is None
         wait_s = 0.0 if in_a_row == 1 else min(60.0, 2.0 * 2 ** (in_a_row - 2))
         assert group.retry_at_s == now_s + wait_s
-        assert replanning.due(group, "k", group.retry_at_s)
-        assert not wait_s or not replanning.due(group, "another", group.retry_at_s - 0.1)
+        assert rescheduling.due(group, "k", group.retry_at_s)
+        assert not wait_s or not rescheduling.due(group, "another", group.retry_at_s - 0.1)
         now_s = group.retry_at_s
 
 
 def test_a_refused_group_waits_for_another_cluster_or_a_while() -> None:
-    waits = replanning.refused(WorkerGroup(2, failures=3), "memory", "k", 100.0)
-    assert not replanning.due(waits, "k", 100.0)
-    assert replanning.due(waits, "other", 100.0)
-    assert replanning.due(waits, "k", 100.0 + replanning.NO_ROOM_S)
+    waits = rescheduling.refused(WorkerGroup(2, failures=3), "memory", "k", 100.0)
+    assert not rescheduling.due(waits, "k", 100.0)
+    assert rescheduling.due(waits, "other", 100.0)
+    assert rescheduling.due(waits, "k", 100.0 + rescheduling.NO_ROOM_S)
     assert (waits.failures, waits.reason) == (3, "memory")
 
 
@@ -206,15 +213,15 @@ def test_what_makes_a_cluster_another() -> None:
     nodes = cluster([])
     mine = NodeLedger("a", (Reservation("b@1", 1, 0, "h200", 0, 10, 0.0),))
     ledgers = {"a": Versioned(mine, 1)}
-    key = replanning.cluster_key(nodes, ledgers)
+    key = rescheduling.cluster_key(nodes, ledgers)
     used = tuple(
         replace(n, age_s=3.0, devices=tuple(replace(d, free_bytes=1) for d in n.devices)) for n in nodes
     )
-    assert replanning.cluster_key(used[::-1], ledgers) == key
-    assert replanning.cluster_key(nodes, {}) != key
-    assert replanning.cluster_key(nodes, {}) == replanning.cluster_key(nodes, ledgers, besides="b@1")
+    assert rescheduling.cluster_key(used[::-1], ledgers) == key
+    assert rescheduling.cluster_key(nodes, {}) != key
+    assert rescheduling.cluster_key(nodes, {}) == rescheduling.cluster_key(nodes, ledgers, besides="b@1")
     for what in ("leaves", "dies", "silent", "late", "loses", "shrinks"):
-        assert replanning.cluster_key(cluster([(what, "a", 0)]), ledgers) != key
+        assert rescheduling.cluster_key(cluster([(what, "a", 0)]), ledgers) != key
 
 
 PHASES = st.lists(st.sampled_from(GroupPhase), min_size=1, max_size=5)
@@ -224,7 +231,7 @@ PHASES = st.lists(st.sampled_from(GroupPhase), min_size=1, max_size=5)
 def test_a_deployment_stands_as_its_groups_do(phases: list[GroupPhase], established: bool) -> None:
     groups = tuple(WorkerGroup(n, phase, reason=f"why {n}") for n, phase in enumerate(phases))
     first = builders.deployment("b", Phase.DEPLOYING)
-    found = replanning.standing(replace(first, groups=groups, established=established))
+    found = rescheduling.standing(replace(first, groups=groups, established=established))
     serving = phases.count(GroupPhase.SERVING)
     assert found.phase is (Phase.DEPLOYED if serving else Phase.DEPLOYING)
     away = [n for n, p in enumerate(phases) if p in (GroupPhase.PENDING, GroupPhase.STARTING)]

@@ -11,12 +11,13 @@ from in_memory import CPU, cancel
 from prometheus_client import CollectorRegistry
 from test_controller import World, _hurry, placed, reserved  # noqa: F401 - a fixture
 
-from controlplane import group_placing, ledger
-from controlplane.controller import Controller
-from controlplane.metrics import ControllerMetrics
-from controlplane.records import NodeLedger, Phase, Reservation
+from controlplane.cluster import reservations
+from controlplane.controller import launch_action
+from controlplane.controller.controller import Controller
+from controlplane.controller.metrics import ControllerMetrics
 from controlplane.settings import Settings
-from controlplane.state.typed import Put, Repository, State
+from controlplane.state.records import NodeLedger, Phase, Reservation
+from controlplane.state.repository import Put, Repository, State
 from placement.types import Device, Inventory, Unusable, Use
 from workers.messages import EngineConfig
 
@@ -130,7 +131,7 @@ async def test_memory_that_a_stopped_engine_gives_back_is_waited_for(
 async def test_memory_that_is_not_given_back_is_not_placed_on(
     world: World, monkeypatch: pytest.MonkeyPatch, holder: str | None
 ) -> None:
-    monkeypatch.setattr(group_placing, "LEAVING_S", 0.05)
+    monkeypatch.setattr(launch_action, "LEAVING_S", 0.05)
     async with world.controlled():
         device, taken = await tight(world)
         full = replace(device, free_bytes=device.free_bytes - taken, uses=(Use(holder, taken),))
@@ -159,7 +160,7 @@ async def test_orphans_are_released(world: World) -> None:
     async with world.controlled():
         await world.until(lambda: not state_of(world).ledgers)
         await world.up()
-    assert ledger.orphans(state_of(world)) == []
+    assert reservations.orphans(state_of(world)) == []
 
 
 async def test_metrics_of_devices_follow_the_cluster(world: World) -> None:

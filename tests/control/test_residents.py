@@ -9,10 +9,10 @@ import pytest
 from test_estimate import LLAMA_7B
 
 from controlplane import errors
-from controlplane.deploying import besides, decide
-from controlplane.records import Bounds, Deployment, ExpectedLoad, Model, Phase
+from controlplane.planning.placement_decision import besides, decide
 from controlplane.settings import Settings
-from controlplane.worker_groups import WorkerGroup
+from controlplane.state.records import Bounds, Deployment, ExpectedLoad, Model, Phase
+from controlplane.state.worker_groups import WorkerGroup
 from placement.types import CPU, Device, Intent, Inventory, Placement, Scope
 from profiler.types import DeviceRates
 

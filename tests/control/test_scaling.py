@@ -10,9 +10,19 @@ import builders
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.records import Phase, Scaling
-from controlplane.scaling import BAND, DOWN_S, UP_S, History, active, bounded, noted, resized, wanted
-from controlplane.worker_groups import GroupPhase, WorkerGroup
+from controlplane.planning.autoscaling import (
+    BAND,
+    DOWN_S,
+    UP_S,
+    History,
+    active,
+    bounded,
+    noted,
+    resized,
+    wanted,
+)
+from controlplane.state.records import Phase, Scaling
+from controlplane.state.worker_groups import GroupPhase, WorkerGroup
 
 TARGET = 4.0
 LOADS = st.lists(st.integers(0, 60), min_size=1, max_size=200)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from controlplane.records import Scaling
-from controlplane.scaling import History, noted, wanted
+from controlplane.planning.autoscaling import History, noted, wanted
+from controlplane.state.records import Scaling
 
 SLOTS = 16
 TICK_S = 0.1

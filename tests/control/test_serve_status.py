@@ -16,8 +16,8 @@ from ray.serve.schema import (
     ServeStatus,
 )
 
-from controlplane import serve_runtime
-from controlplane.engine_views import EngineStatus
+from controlplane.cluster.engine_status import EngineStatus
+from controlplane.runtime import serve
 
 TRACE = "The deployment failed to start 2 times in a row. Error:\nTraceback\nRuntimeError: no memory"
 
@@ -50,11 +50,11 @@ def app(status: str, trigger: str = "UNSPECIFIED", running: int = 0, message: st
     ],
 )
 def test_what_an_engine_is(seen: Any, status: EngineStatus) -> None:
-    assert serve_runtime._view(seen).status is status
+    assert serve._view(seen).status is status
 
 
 def test_why_an_engine_that_ran_does_not_start_again() -> None:
-    view = serve_runtime._view(app("UNHEALTHY", "REPLICA_STARTUP_FAILED", message=TRACE))
+    view = serve._view(app("UNHEALTHY", "REPLICA_STARTUP_FAILED", message=TRACE))
     assert view.message == TRACE
 
 
@@ -92,18 +92,18 @@ class FakeServe:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> FakeServe:
     fake = FakeServe(*(f"model-b@{n}" for n in range(1, 9)))
-    monkeypatch.setattr(serve_runtime, "serve", SimpleNamespace(delete=fake.delete, status=fake.status))
-    monkeypatch.setattr(serve_runtime, "STOP_LOOK_S", 0.01)
+    monkeypatch.setattr(serve, "serve", SimpleNamespace(delete=fake.delete, status=fake.status))
+    monkeypatch.setattr(serve, "STOP_LOOK_S", 0.01)
     return fake
 
 
 async def test_many_stops_leave_threads_to_others(served: FakeServe) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
-    stops = [asyncio.create_task(serve_runtime.stop(f"b@{n}")) for n in range(1, 9)]
+    stops = [asyncio.create_task(serve.stop(f"b@{n}")) for n in range(1, 9)]
     async with asyncio.timeout(30):
         while len(served.leaving) < 8:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        assert len(await serve_runtime.observe()) == 8
+        assert len(await serve.observe()) == 8
     assert not any(stop.done() for stop in stops)
     served.names.clear()
     async with asyncio.timeout(30):
@@ -113,7 +113,7 @@ async def test_many_stops_leave_threads_to_others(served: FakeServe) -> None:
 async def test_a_stop_that_does_not_end_is_an_error(
     served: FakeServe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve_runtime, "STOP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(serve, "STOP_TIMEOUT_S", 0.05)
     with pytest.raises(TimeoutError):
-        await serve_runtime.stop("b@1")
-    await serve_runtime.stop("gone")
+        await serve.stop("b@1")
+    await serve.stop("gone")

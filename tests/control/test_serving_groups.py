@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from controlplane import errors, serve_runtime
-from controlplane.app import ServeRuntime
+from controlplane import errors
+from controlplane.runtime import serve
+from controlplane.runtime.app import ServeRuntime
 from controlplane.settings import Settings
 from workers.messages import EngineResidency, VariantRef, WorkerReport
 
@@ -34,7 +35,7 @@ async def test_workers_are_those_of_all_groups_that_answer(
             raise errors.Unavailable(group)
         return [report(group)]
 
-    monkeypatch.setattr(serve_runtime, "find_workers", find)
+    monkeypatch.setattr(serve, "find_workers", find)
     assert [r.group for r in await runtime.find_workers("b")] == ["b", "b@2"]
     assert await runtime.find_workers("asleep") == []
     broken.add("b")
@@ -55,7 +56,7 @@ async def test_what_is_asked_of_a_base_is_asked_of_all_its_groups(
 
     variant = VariantRef("v", 7, "/a")
     for name in ("residency", "limit_variants", "prefetch"):
-        monkeypatch.setattr(serve_runtime, name, note)
+        monkeypatch.setattr(serve, name, note)
     assert await runtime.residency("b") == [SEEN, SEEN]
     await runtime.limit_variants("b", 2)
     await runtime.prefetch("b", variant)

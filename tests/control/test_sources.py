@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from controlplane import errors, sources
-from controlplane.sources import BundledSource
+from controlplane import errors
+from controlplane.controller import sources
+from controlplane.controller.sources import BundledSource
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from in_memory import CPU
 from test_controller import World, _hurry  # noqa: F401 - a fixture
 from test_worker_groups import base_of, group, until_serving
 
-from controlplane import records
-from controlplane.deploying import suited
-from controlplane.engine_views import EngineStatus, EngineView
-from controlplane.records import Deployment, Phase
+from controlplane.cluster.engine_status import EngineStatus, EngineView
+from controlplane.planning.placement_decision import suited
 from controlplane.settings import Settings
-from controlplane.state.typed import Put, Repository
-from controlplane.worker_groups import GroupPhase
+from controlplane.state import records
+from controlplane.state.records import Deployment, Phase
+from controlplane.state.repository import Put, Repository
+from controlplane.state.worker_groups import GroupPhase
 from placement.types import Inventory, Unusable
 from profiler.types import DeviceRates
 

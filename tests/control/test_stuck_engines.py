@@ -9,9 +9,9 @@ from in_memory import CPU
 from test_controller import NODES, World, _hurry  # noqa: F401 - a fixture
 from test_worker_groups import base_of, group, until_serving
 
-from controlplane.records import Phase
 from controlplane.settings import Settings
-from controlplane.state.typed import Repository
+from controlplane.state.records import Phase
+from controlplane.state.repository import Repository
 from placement.types import Inventory
 
 

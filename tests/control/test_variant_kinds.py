@@ -12,9 +12,9 @@ from builders import no_bundles
 from random_variants import EVERY_KIND, RandomVariant
 
 from controlplane import errors
-from controlplane.api.schemas import ModelView
-from controlplane.fetching import Limits, profile
-from controlplane.records import Model, Phase, dump, load
+from controlplane.api.schemas.models import ModelView
+from controlplane.controller.registration import Limits, profile
+from controlplane.state.records import Model, Phase, dump, load
 from profiler.variants.types import VariantKind
 
 WORDS = {

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
 
-from controlplane import watching
-from controlplane.watching import watched
+from controlplane.controller import stream_watchdog
+from controlplane.controller.stream_watchdog import watched
 
 Look = Callable[[], Awaitable[None]]
 
@@ -108,7 +108,7 @@ async def stubborn() -> AsyncGenerator[str, None]:
 async def test_one_that_does_not_stop_does_not_hide_why_it_was_cut_off(
     kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watching, "ENDS_S", 0.01)
+    monkeypatch.setattr(stream_watchdog, "ENDS_S", 0.01)
     go = asyncio.Event()
     made = {"deaf": deaf(go), "failing": failing_at_its_end(), "stubborn": stubborn()}
 

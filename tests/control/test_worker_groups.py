@@ -13,13 +13,13 @@ from in_memory import CPU
 from test_controller import NODES, World, _hurry, placed, reserved  # noqa: F401 - a fixture
 
 from controlplane import errors
-from controlplane.engine_views import EngineStatus, EngineView
-from controlplane.records import Deployment, Phase
-from controlplane.replanning import with_group
-from controlplane.routing import build_table
+from controlplane.cluster.engine_status import EngineStatus, EngineView
+from controlplane.gateway.routing import build_table
+from controlplane.planning.rescheduling import with_group
 from controlplane.settings import Settings
-from controlplane.state.typed import Put, Repository
-from controlplane.worker_groups import GroupPhase, WorkerGroup
+from controlplane.state.records import Deployment, Phase
+from controlplane.state.repository import Put, Repository
+from controlplane.state.worker_groups import GroupPhase, WorkerGroup
 from placement.types import Inventory
 
 APART = {"antiAffinity": {"group": "g", "scope": "node"}}
@@ -151,7 +151,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of scaling and draining that a test can wait for."""
     for name, value in (("scaling.UP_S", 0.1), ("scaling.DOWN_S", 0.3), ("group_actions.QUIET_S", 0.02)):
         monkeypatch.setattr(f"controlplane.{name}", value)
-    monkeypatch.setattr("controlplane.group_actions.LOOK_S", 0.01)
+    monkeypatch.setattr("controlplane.controller.group_actions.LOOK_S", 0.01)
 
 
 @pytest.mark.usefixtures("quick")
@@ -198,8 +198,8 @@ async def test_an_idle_deployment_sleeps_and_wakes_with_a_request(world: World) 
 async def test_a_drained_group_ends_its_requests_and_frees_its_memory(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controlplane.group_actions.QUIET_S", 0.05)
-    monkeypatch.setattr("controlplane.group_actions.LOOK_S", 0.01)
+    monkeypatch.setattr("controlplane.controller.group_actions.QUIET_S", 0.05)
+    monkeypatch.setattr("controlplane.controller.group_actions.LOOK_S", 0.01)
     ongoing, real = {"base": 1, "base@1": 0}, world.cluster.reports
 
     async def reports(name: str) -> Any:

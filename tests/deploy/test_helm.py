@@ -283,7 +283,7 @@ def test_the_serve_configuration_is_one_ray_accepts(chart: Chart, values: Object
     parsed = ServeDeploySchema.model_validate(yaml.safe_load(service["spec"]["serveConfigV2"]))
     application = parsed.applications[0]
     assert (application.name, application.route_prefix) == ("ostinato", "/")
-    assert application.import_path == "controlplane.app:build"
+    assert application.import_path == "controlplane.runtime.app:build"
     assert parsed.http_options.port == 8000
     replicas = {each.name: each.num_replicas for each in application.deployments}
     assert replicas == {"Gateway": values.get("serve", {}).get("gatewayReplicas", 2), "Controller": 1}

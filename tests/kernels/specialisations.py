@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.kernels.compiling import CPU, META, Launch, _recorded
 from workers.kernels.rows import Rows
+from workers.variant_config import VariantConfig
 from workers.variants import operators, warming
-from workers.variants.config import VariantConfig
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice, VocabularyShape
 
 SLOTS, HIDDEN, WIDE, VOCABULARY = 8, 4096, 11008, 32000

@@ -11,7 +11,7 @@ from placement.solver.plan import Shape
 from placement.solver.request import Compression, ModelFigures, Request
 from placement.solver.roofline import Roofline
 from placement.types import Intent, Placement, Scope, Slos
-from profiler.estimate import StageTime
+from profiler.roofline import StageTime
 
 GIB = 2**30
 LINKS = (50e9, 25e9, 10e9)

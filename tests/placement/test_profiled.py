@@ -19,8 +19,8 @@ from placement.solver.profiled import Knowledge, Measured, Profiled
 from placement.solver.request import Request
 from placement.solver.schema import read_scenario
 from placement.solver.whatif import what_if
-from profiler.estimate import LINK_TO_MEMORY, VLLM_ON_GPU
-from profiler.estimating import Ground, predict
+from profiler.predicting.predict import Ground, predict
+from profiler.roofline import LINK_TO_MEMORY, VLLM_ON_GPU
 from profiler.types import Basis, DeviceRates, Interval, Plan, Workload
 
 FAST = RATES.memory_bytes_per_s * LINK_TO_MEMORY

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from controlplane.records import Bounds, Deployment, ExpectedLoad, Phase, Relaxing, Scaling, dump, load
-from controlplane.worker_groups import GroupPhase, WorkerGroup
+from controlplane.state.records import Bounds, Deployment, ExpectedLoad, Phase, Relaxing, Scaling, dump, load
+from controlplane.state.worker_groups import GroupPhase, WorkerGroup
 from placement.types import (
     Choice,
     Constraint,

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from controlplane import ledger
-from controlplane.endings import persist
-from controlplane.records import Deployment, Phase
+from controlplane.cluster import reservations
+from controlplane.controller.transitions import persist
 from controlplane.state import StateStore, open_store
-from controlplane.state.typed import Put, Repository
-from controlplane.worker_groups import WorkerGroup
+from controlplane.state.records import Deployment, Phase
+from controlplane.state.repository import Put, Repository
+from controlplane.state.worker_groups import WorkerGroup
 from placement.solver.from_inventory import clusters_of
 from placement.solver.policies.joint import Joint
 from placement.solver.request import Compression, ModelFigures, Request
@@ -58,7 +58,7 @@ def launch(url: str, name: str, together: threading.Barrier) -> bool:
 
     def once() -> None:
         state = repository.read()
-        sight = ledger.available(Inventory(DEVICES), state.ledgers, 0.0, besides=name)
+        sight = reservations.available(Inventory(DEVICES), state.ledgers, 0.0, besides=name)
         (cluster,) = clusters_of(sight)
         outcome = Joint().find(cluster, request(name))
         if next(first_look, False):
@@ -69,7 +69,7 @@ def launch(url: str, name: str, together: threading.Barrier) -> bool:
         deployment = Deployment(
             name, 1, name, Phase.DEPLOYING, Intent.MIN_COST, 16, groups=(WorkerGroup(0, placement=outcome),)
         )
-        repository.commit([Put(deployment, 0), *ledger.reserve(state, name, 1, outcome, 0.0)])
+        repository.commit([Put(deployment, 0), *reservations.reserve(state, name, 1, outcome, 0.0)])
 
     try:
         persist(once)
@@ -84,7 +84,7 @@ def test_bytes_are_promised_once(url: str, store: StateStore) -> None:
     with ThreadPoolExecutor(ASKING) as pool:
         fitted = list(pool.map(lambda name: launch(url, name, together), names))
     state = Repository(store).read()
-    promises = ledger.promised(state.ledgers)
+    promises = reservations.promised(state.ledgers)
     assert sum(fitted) == 12
     assert {key: sum(holders.values()) for key, holders in promises.items()} == {
         (d.node, d.kind, d.index): 90 for d in DEVICES
@@ -111,5 +111,5 @@ def test_reservations_outlive_their_writer(url: str, store: StateStore) -> None:
     (found,) = state.ledgers.values()
     (kept,) = found.record.reservations
     assert (kept.holder, kept.uid, kept.memory_bytes) == ("m", 1, 30)
-    Repository(store).commit(ledger.release(state, "m"))
+    Repository(store).commit(reservations.release(state, "m"))
     assert Repository(store).read().ledgers == {}

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from controlplane.errors import StaleWrite, Unavailable
-from controlplane.records import (
+from controlplane.state import StateStore, Write, open_store
+from controlplane.state.records import (
     Deployment,
     IdempotencyKey,
     Model,
@@ -23,8 +24,7 @@ from controlplane.records import (
     Reservation,
     dump,
 )
-from controlplane.state import StateStore, Write, open_store
-from controlplane.state.typed import Delete, Put, Repository, State, Versioned
+from controlplane.state.repository import Delete, Put, Repository, State, Versioned
 from placement.types import Intent, Slos
 from profiler.types import ModelSpec
 from profiler.variants.types import ModuleFacts, VariantKind, VariantSpec

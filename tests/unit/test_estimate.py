@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.estimate import allowance_bytes, estimate, tp_fits
-from profiler.forms import accuracy_of
 from profiler.plans import candidate_plans, even_stages, form_names, no_form_reason
+from profiler.quantization import accuracy_of
+from profiler.roofline import allowance_bytes, estimate, tp_fits
 from profiler.types import DeviceRates, Estimate, ModelSpec, Plan, Workload
 
 

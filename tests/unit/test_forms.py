@@ -12,17 +12,17 @@ from test_predicting import CALIBRATION, OUT, RATES, ground, plan
 
 from profiler.campaign import Reach, campaign
 from profiler.errors import PlanError
-from profiler.estimate import estimate, stage_weight_bytes
-from profiler.estimating import predict, predict_all
 from profiler.linears import Linear, Sharding
 from profiler.measurements import Footprint, MadeVariant, RankMemory, Setting
 from profiler.physical.calibration import Cut, CutTimes
 from profiler.physical.curves import Line
 from profiler.physical.variants import variant_load, work_s
 from profiler.plans import candidate_plans, form_names, no_form_reason
+from profiler.predicting.predict import predict, predict_all
+from profiler.roofline import estimate, stage_weight_bytes
 from profiler.shards import cut_problem, layer_moved_bytes, layer_shard_bytes
 from profiler.types import Interval, ModelSpec, Plan, Workload
-from profiler.variants.made import made_spec
+from profiler.variants.synthetic import made_spec
 
 ATTENTION, MLP = 4096 * 4096, 4096 * 11008  # of Llama-2-7B, in bfloat16
 WHOLE = (4 * ATTENTION + 3 * MLP) * 2 + 2 * 4096 * 2

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_estimate import LLAMA_7B
 
-from profiler.estimating import Ground, predict
 from profiler.measurements import Measurement, Point, Setting
 from profiler.physical.calibrating import TURN_ERROR, calibrate
 from profiler.physical.calibration import LOST_PACE, Calibration, Cut
 from profiler.physical.curves import Step, fit
-from profiler.physical.fills import MOST_STEPS, filling
 from profiler.physical.pipeline import latency
+from profiler.physical.prefill import MOST_STEPS, filling
+from profiler.predicting.predict import Ground, predict
 from profiler.types import DeviceRates, Plan, Workload
 
 BUDGET, OUT, LAYERS = 8192, 64, 32

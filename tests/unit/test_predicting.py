@@ -16,15 +16,15 @@ from test_estimate import LLAMA_7B
 
 from profiler.campaign import Reach, campaign
 from profiler.errors import PlanError
-from profiler.estimate import estimate, variant_bytes
-from profiler.estimating import Ground, Prediction, predict, predict_all
 from profiler.measurements import Footprint, MadeVariant, Measurement, Point, RankMemory, Setting
 from profiler.physical.calibrating import calibrate
 from profiler.physical.calibration import Calibration, Cut
 from profiler.physical.variants import decode_time, prefill_time, variant_load, work_s
 from profiler.plans import even_stages
+from profiler.predicting.predict import Ground, Prediction, predict, predict_all
+from profiler.roofline import estimate, variant_bytes
 from profiler.types import Basis, DeviceRates, Interval, ModelSpec, Plan, Workload
-from profiler.variants.made import made_spec
+from profiler.variants.synthetic import made_spec
 from profiler.variants.types import ModuleFacts, VariantKind, VariantSpec
 
 BUDGET, OUT, MIB = 8192, 64, 1 << 20

@@ -16,11 +16,11 @@ from benchmarks.profiling.results import by_shape
 from benchmarks.profiling.shapes import spec
 from benchmarks.profiling.tasks import Task, fingerprints, truth
 from benchmarks.profiling_errors import errors
-from profiler.estimate import VLLM_ON_GPU
-from profiler.estimating import Ground
 from profiler.measurements import Footprint, Log, Measurement, RankMemory, Timing
 from profiler.physical.calibration import Cut
 from profiler.predicting.memory import Memory
+from profiler.predicting.predict import Ground
+from profiler.roofline import VLLM_ON_GPU
 from profiler.types import DeviceRates, Plan
 
 SHAPE, MIB = "llama-3.2-3b", 1 << 20

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_predicting import BUDGET, CALIBRATION, MIB, OUT, RATES, ground, plan
 
-from profiler.estimate import HOP_S
-from profiler.estimating import predict
 from profiler.measurements import Footprint, RankMemory, Setting
 from profiler.physical.calibration import Cut
+from profiler.predicting.predict import predict
 from profiler.predicting.stages import decode_time, nearest, prompt_time, rank_lines
+from profiler.roofline import HOP_S
 from profiler.types import DeviceRates, Interval, Workload
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.variant_slots import SlotMeasurement, candidate_limits, choose_limit
+from profiler.variant_limit import SlotMeasurement, candidate_limits, choose_limit
 
 
 def points(*rows: tuple[int, float, float]) -> list[SlotMeasurement]:

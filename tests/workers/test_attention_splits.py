@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from workers.attention_splits import bound
+from workers.group.attention_splits import bound
 
 
 def builder_class() -> Any:

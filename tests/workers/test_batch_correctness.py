@@ -22,7 +22,7 @@ from prometheus_client import REGISTRY
 from random_adapters import ATTENTION, RandomLora
 
 from workers.messages import EngineCall, EngineConfig, EngineHead, VariantRef
-from workers.worker import Worker
+from workers.server.worker import Worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

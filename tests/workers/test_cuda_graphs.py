@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.cuda_graphs import MOST_TOKENS, compilation, graph_sizes
+from workers.group.cuda_graphs import MOST_TOKENS, compilation, graph_sizes
 
 
 @given(st.integers(1, 512), st.integers(1, 16384))

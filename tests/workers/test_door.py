@@ -12,11 +12,11 @@ import pytest
 from doors import Held, opened
 from engine_configs import echo_config
 
-from workers import door as door_module
-from workers import wire
-from workers.door import Door
+from workers import request_headers
 from workers.messages import EngineCall, VariantRef, WorkerReport
-from workers.worker import Worker
+from workers.server import http_server as door_module
+from workers.server.http_server import Door
+from workers.server.worker import Worker
 
 CONFIG = echo_config()
 TEXT = "/v1/completions"
@@ -39,17 +39,17 @@ async def post(report: WorkerReport, headers: dict[str, str], **body: Any) -> ht
 
 async def test_it_answers_who_knows_the_secret(worker: Worker) -> None:
     report = await worker.report()
-    reply = await post(report, wire.request_headers(report.secret, None))
+    reply = await post(report, request_headers.request_headers(report.secret, None))
     assert reply.json()["choices"][0]["text"] == "a b"
-    assert wire.REFUSED not in reply.headers
+    assert request_headers.REFUSED not in reply.headers
 
 
 @pytest.mark.parametrize("secret", [None, "", "0" * 64])
 async def test_it_refuses_anyone_else(worker: Worker, secret: str | None) -> None:
-    headers = {} if secret is None else {wire.SECRET: secret}
-    reply = await post(await worker.report(), headers | {wire.VARIANT: '["v", 1, "/a"]'})
+    headers = {} if secret is None else {request_headers.SECRET: secret}
+    reply = await post(await worker.report(), headers | {request_headers.VARIANT: '["v", 1, "/a"]'})
     assert reply.status_code == 401
-    assert reply.headers[wire.REFUSED] == "1"
+    assert reply.headers[request_headers.REFUSED] == "1"
     assert (await worker.report()).variants == ()
 
 
@@ -62,7 +62,7 @@ async def test_secrets_are_of_each_worker_and_not_printed(worker: Worker) -> Non
 
 async def test_a_variant_comes_with_its_request(worker: Worker) -> None:
     report = await worker.report()
-    assert (await post(report, wire.request_headers(report.secret, V))).status_code == 200
+    assert (await post(report, request_headers.request_headers(report.secret, V))).status_code == 200
     assert (await worker.report()).variants == (V.name,)
 
 
@@ -72,10 +72,10 @@ async def test_a_variant_that_does_not_fit(worker: Worker, monkeypatch: pytest.M
 
     monkeypatch.setattr(worker.engine, "ensure_variant", refuse)
     report = await worker.report()
-    reply = await post(report, wire.request_headers(report.secret, V))
+    reply = await post(report, request_headers.request_headers(report.secret, V))
     assert reply.status_code == 422
     assert reply.json() == {"error": {"message": "too wide", "code": "adapter_mismatch"}}
-    assert wire.REFUSED not in reply.headers
+    assert request_headers.REFUSED not in reply.headers
 
 
 async def test_where_it_says_it_is() -> None:
@@ -92,7 +92,7 @@ async def test_a_client_that_leaves_is_a_disconnect(streams: bool) -> None:
     async with opened(app) as door, asyncio.timeout(90):
         host, port = door.address.split(":")
         _, writer = await asyncio.open_connection(host, int(port))
-        head = f"POST / HTTP/1.1\r\nhost: x\r\n{wire.SECRET}: {door.secret}\r\ncontent-length: 0\r\n\r\n"
+        head = f"POST / HTTP/1.1\r\nhost: x\r\n{request_headers.SECRET}: {door.secret}\r\ncontent-length: 0\r\n\r\n"
         writer.write(head.encode())
         await app.arrived.wait()
         assert not app.left.is_set()
@@ -103,7 +103,7 @@ async def test_a_client_that_leaves_is_a_disconnect(streams: bool) -> None:
 async def test_one_that_closes_ends_what_runs_and_takes_no_more() -> None:
     app = Held()
     async with opened(app) as door, asyncio.timeout(90):
-        url, headers = f"http://{door.address}/", wire.request_headers(door.secret, None)
+        url, headers = f"http://{door.address}/", request_headers.request_headers(door.secret, None)
         async with httpx.AsyncClient(trust_env=False) as http:
             await http.post(url, headers={})  # a connection that is kept
             running = asyncio.create_task(http.post(url, headers=headers))
@@ -111,7 +111,7 @@ async def test_one_that_closes_ends_what_runs_and_takes_no_more() -> None:
             closing = asyncio.create_task(door.close())
             await asyncio.sleep(0)
             late = await http.post(url, headers=headers)
-            assert (late.status_code, late.headers[wire.REFUSED]) == (503, "1")
+            assert (late.status_code, late.headers[request_headers.REFUSED]) == (503, "1")
             assert door.address == ""
             assert not closing.done()
             app.may_answer.set()
@@ -126,7 +126,7 @@ async def test_one_that_closes_does_not_wait_for_ever(monkeypatch: pytest.Monkey
     monkeypatch.setattr(door_module, "DRAIN_S", 0.05)
     app = Held()
     async with opened(app) as door, asyncio.timeout(90), httpx.AsyncClient(trust_env=False) as http:
-        headers = wire.request_headers(door.secret, None)
+        headers = request_headers.request_headers(door.secret, None)
         running = asyncio.create_task(http.post(f"http://{door.address}/", headers=headers))
         await app.arrived.wait()
         await door.close()

@@ -11,7 +11,7 @@ import pytest
 from engine_configs import echo_config
 
 from workers.messages import EngineCall, EngineHead, VariantRef
-from workers.worker import Worker
+from workers.server.worker import Worker
 
 CONFIG = echo_config()
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from engine_configs import ranks_of
 
+from workers.engine.no_variants import NoVariants
+from workers.engine.residency import residency_of
+from workers.engine.vllm_engine import engine_arguments
 from workers.messages import EngineConfig
-from workers.no_variants import NoVariants
-from workers.residency import residency_of
-from workers.vllm_engine import engine_arguments
 
 CONFIG = EngineConfig(
     engine="vllm",

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from profiler.checkpoint import read_model
 from profiler.plans import candidate_plans
 from workers.messages import EngineCall, EngineConfig, VariantRef
-from workers.worker import Worker
+from workers.server.worker import Worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from workers.process_logs import LONGEST_LINE, tail
+from workers.server.process_logs import LONGEST_LINE, tail
 
 
 def write(folder: Path, name: str, text: bytes, age: int = 0) -> None:

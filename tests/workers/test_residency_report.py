@@ -11,7 +11,9 @@ import pytest
 from engine_configs import echo_config
 from prometheus_client import CollectorRegistry
 
-from workers import asgi, wire
+from workers import asgi, request_headers
+from workers.engine.residency import ResidencyWatch, residency_of
+from workers.engine.variant_metrics import VariantCollector
 from workers.messages import (
     EngineCall,
     EngineResidency,
@@ -20,10 +22,8 @@ from workers.messages import (
     VariantPlace,
     VariantRef,
 )
-from workers.residency import ResidencyWatch, residency_of
 from workers.scheduling.residency import Residency
-from workers.variant_metrics import VariantCollector
-from workers.worker import Worker
+from workers.server.worker import Worker
 
 CONFIG = echo_config(2, 80, 800)
 SEEN = EngineResidency(
@@ -176,9 +176,9 @@ async def test_the_limit_of_a_launch_holds_from_the_start() -> None:
 def test_headers_name_a_limit_only_beside_a_variant() -> None:
     variant = VariantRef("v", 7, "/a")
     for sent, limit in (
-        (wire.request_headers("s", variant, 3), 3),
-        (wire.request_headers("s", variant), None),
+        (request_headers.request_headers("s", variant, 3), 3),
+        (request_headers.request_headers("s", variant), None),
     ):
         headers = [(k.encode(), v.encode()) for k, v in sent.items()]
-        assert (wire.variant_of(headers), wire.limit_of(headers)) == (variant, limit)
-    assert wire.LIMIT not in wire.request_headers("s", None, 3)
+        assert (request_headers.variant_of(headers), request_headers.limit_of(headers)) == (variant, limit)
+    assert request_headers.LIMIT not in request_headers.request_headers("s", None, 3)

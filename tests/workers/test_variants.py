@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 from profiler.variants.types import VariantKind
 from workers.deltas.merge import merge
 from workers.messages import EngineCall, EngineConfig, VariantRef
-from workers.worker import Worker
+from workers.server.worker import Worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

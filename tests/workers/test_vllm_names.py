@@ -21,7 +21,7 @@ VOCABULARY = "model_executor/layers/vocab_parallel_embedding.py"
 
 # file of vLLM's, class there, its methods and attributes (inherited ones are named where they are made)
 RELIED_ON = [
-    # workers.attention_splits
+    # workers.group.attention_splits
     (
         "v1/attention/backends/flash_attn.py",
         "FlashAttentionMetadataBuilder",
@@ -57,7 +57,7 @@ RELIED_ON = [
     ("model_executor/layers/layernorm.py", "RMSNorm", ("variance_epsilon", "weight")),
     ("forward_context.py", "ForwardContext", ("no_compile_layers",)),
     ("config/compilation.py", "CompilationConfig", ("static_forward_context",)),
-    # workers.cpu_rank
+    # workers.group.cpu_pipeline
     ("v1/worker/cpu_worker.py", "CPUWorker", ("determine_available_memory",)),
     # workers.group
     ("v1/worker/gpu_worker.py", "Worker", ("init_device", "load_model", "determine_available_memory")),

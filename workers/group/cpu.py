@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from workers.agent import host
-from workers.cpu_rank import CpuRank
 from workers.group import processes
+from workers.group.cpu_pipeline import CpuRank
 from workers.group.rank import PlannedRank
 
 

@@ -7,9 +7,8 @@ import os
 import torch
 from vllm.v1.worker.gpu_worker import Worker
 
-from workers import attention_splits
 from workers.agent.reports import DeviceSample
-from workers.group import devices
+from workers.group import attention_splits, devices
 from workers.group.rank import PlannedRank
 
 attention_splits.install()  # vLLM imports this module in each rank before it builds its part of the model

@@ -17,7 +17,7 @@ from workers.group.journal import verdict
 from workers.group.members import Rendezvous, device_environment, members_of, network_arguments
 from workers.group.plan import VARIABLE, plan_of
 from workers.messages import EngineConfig, RankReport
-from workers.variants.config import ADDRESS_VARIABLE
+from workers.variant_config import ADDRESS_VARIABLE
 from workers.vllm_environment import LOOPBACK, environment, leave_threads_unbound, put
 
 FOLDER = "ostinato-group-"

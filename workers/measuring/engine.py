@@ -8,18 +8,18 @@ from typing import Any
 from profiler.architectures.registry import describe
 from profiler.checkpoint import CONFIG_DTYPES, spec_of
 from profiler.files import read_json
-from profiler.forms import UNCOMPRESSED, engine_name
-from profiler.variants.made import stored_bytes
-from workers.cuda_graphs import compilation
+from profiler.quantization import UNCOMPRESSED, engine_name
+from profiler.variants.synthetic import stored_bytes
+from workers.engine.vllm_engine import SCHEDULER, slot_rank
+from workers.group.cuda_graphs import compilation
 from workers.measuring import gate, repeating
 from workers.measuring.job import VARIANTS_VARIABLE, Job
 from workers.scheduling.client import new_address
-from workers.variants.config import ADDRESS_VARIABLE, VariantConfig
-from workers.vllm_engine import SCHEDULER, slot_rank
+from workers.variant_config import ADDRESS_VARIABLE, VariantConfig
 from workers.vllm_environment import set_environment, vllm_cache
 
 PROBE = "workers.measuring.probe.Probe"
-CPU_RANK = "workers.cpu_rank.CpuRank"
+CPU_RANK = "workers.group.cpu_pipeline.CpuRank"
 SLACK_BYTES = 16 << 20  # of an arena, for the alignment of its parts
 KV_CACHE_BYTES = 1 << 30  # of a measured model on a CPU
 
@@ -67,7 +67,7 @@ def options(job: Job) -> dict[str, Any]:
 
 
 def _variant_options(job: Job) -> dict[str, Any]:
-    """As engines that are deployed serve them (`workers.vllm_engine`)."""
+    """As engines that are deployed serve them (`workers.engine.vllm_engine`)."""
     layers = job.distinct_layers or max(job.setting.layers_per_stage)
     where = job.folder / "config.json"
     spec = spec_of(describe(read_json(where), where), CONFIG_DTYPES[job.dtype])

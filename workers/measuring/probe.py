@@ -10,7 +10,8 @@ from typing import Any
 import psutil
 import torch
 
-from workers import attention_splits, plugin
+from workers import plugin
+from workers.group import attention_splits
 from workers.measuring import captured, gate, repeating
 from workers.measuring.job import VARIANTS_VARIABLE
 from workers.measuring.settling import Look, settled, taken

@@ -10,7 +10,7 @@ import uuid
 from typing import Any
 
 from workers.scheduling.bus import Line, Message
-from workers.variants.config import ADDRESS_VARIABLE
+from workers.variant_config import ADDRESS_VARIABLE
 
 
 def new_address() -> str:

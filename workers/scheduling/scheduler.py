@@ -24,7 +24,7 @@ from vllm.v1.request import RequestStatus
 from workers.scheduling.bus import Hub, Message
 from workers.scheduling.policy import BASE, Decision, Readiness, Running, Snapshot, Waiting, decide
 from workers.scheduling.residency import Residency
-from workers.variants.config import ADDRESS_VARIABLE, from_additional
+from workers.variant_config import ADDRESS_VARIABLE, from_additional
 
 log = logging.getLogger(__name__)
 

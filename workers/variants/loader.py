@@ -11,7 +11,7 @@ from typing import Any
 
 from workers.scheduling import residency
 from workers.scheduling.bus import Line, Message
-from workers.variants.config import ADDRESS_VARIABLE
+from workers.variant_config import ADDRESS_VARIABLE
 from workers.variants.device import NoRoom
 from workers.variants.residents import Residents
 

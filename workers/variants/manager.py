@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from workers.group import plan
+from workers.variant_config import VariantConfig, from_additional
 from workers.variants import background, hooking, warming
 from workers.variants.batch import Batch
-from workers.variants.config import VariantConfig, from_additional
 from workers.variants.device import DeviceMemory, NoRoom
 from workers.variants.kinds import open_variant
 from workers.variants.layers import Site, define_operators, tagged

@@ -10,7 +10,7 @@ import torch
 from workers.kernels import bias, boft, full, lora, sparse_delta, svd_delta
 from workers.kernels.lora import layout as lora_layout
 from workers.kernels.svd_delta import layout as svd_layout
-from workers.variants.config import VariantConfig
+from workers.variant_config import VariantConfig
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, VocabularyShape
 
 if TYPE_CHECKING:

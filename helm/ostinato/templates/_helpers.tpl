@@ -141,7 +141,7 @@ http_options:
   port: 8000
 applications:
   - name: ostinato
-    import_path: controlplane.app:build
+    import_path: controlplane.runtime.app:build
     route_prefix: /
     args: {}
     deployments:

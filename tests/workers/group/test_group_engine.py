@@ -24,14 +24,14 @@ import pytest
 import random_adapters
 import torch
 
-from controlplane.group_actors import rendezvous_at
+from controlplane.runtime.follower_actors import rendezvous_at
 from workers.group import plan, processes
 from workers.group.follower import Order
 from workers.group.following import Following
 from workers.group.journal import read
 from workers.group.launch import FOLDER, Launch, LaunchError
 from workers.messages import EngineCall, EngineConfig, RankConfig, VariantRef
-from workers.worker import Worker
+from workers.server.worker import Worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -12,8 +12,8 @@ import random_variants
 from profiler.campaign import Reach, campaign
 from profiler.measurements import MadeVariant
 from profiler.types import ModelSpec
-from profiler.variants.made import made_spec
 from profiler.variants.reading import read_variant
+from profiler.variants.synthetic import made_spec
 from profiler.variants.types import VariantKind, VariantLimits
 from workers.deltas import sparse
 from workers.measuring import made_variants

@@ -9,8 +9,8 @@ from test_measuring import job_of, measured
 from tiny_families import Tiny
 
 from profiler.checkpoint import read_model
-from profiler.estimate import stage_weight_bytes
 from profiler.measurements import Footprint, Point, Setting, read
+from profiler.roofline import stage_weight_bytes
 from profiler.types import Plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -11,7 +11,7 @@ from typing import Any
 import random_variants
 
 from workers.scheduling.client import new_address
-from workers.variants.config import ADDRESS_VARIABLE, VariantConfig
+from workers.variant_config import ADDRESS_VARIABLE, VariantConfig
 
 OURS = "workers.scheduling.scheduler.make_scheduler"
 SURROUNDINGS = {
@@ -70,7 +70,7 @@ class Engine:
             max_model_len=256,
             block_size=BLOCK,
             enforce_eager=True,
-            worker_cls="workers.cpu_rank.CpuRank",
+            worker_cls="workers.group.cpu_pipeline.CpuRank",
             scheduler_cls=scheduler,
             additional_config=config.as_json(),
             **options,

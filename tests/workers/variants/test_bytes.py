@@ -12,7 +12,7 @@ from random_adapters import RandomLora
 from random_variants import EVERY_KIND, RandomBoft, RandomDelta, RandomVariant
 
 from workers.deltas.svd import default_groups
-from workers.variants.config import VariantConfig
+from workers.variant_config import VariantConfig
 from workers.variants.host import pack
 from workers.variants.kinds import open_variant
 from workers.variants.shapes import LinearShape, Slice

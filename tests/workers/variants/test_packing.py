@@ -20,8 +20,8 @@ import torch
 from random_variants import RandomDelta
 
 from workers.kernels.types import Part
+from workers.variant_config import VariantConfig
 from workers.variants.background import MOST_THREADS, Background, threads_for
-from workers.variants.config import VariantConfig
 from workers.variants.host import HostVariant, pack
 from workers.variants.kinds import open_variant
 from workers.variants.pieces import Piece

@@ -17,9 +17,9 @@ from random_variants import EVERY_KIND, RandomVariant
 from torch.nn.functional import linear
 
 from workers.deltas.merge import merge
+from workers.variant_config import VariantConfig
 from workers.variants import operators
 from workers.variants.batch import Batch
-from workers.variants.config import VariantConfig
 from workers.variants.device import DeviceMemory
 from workers.variants.host import pack
 from workers.variants.kinds import open_variant

@@ -16,7 +16,7 @@ from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
 from profiler.variants.reading import read_manifest
 from profiler.variants.types import Manifest, SvdManifest, VariantKind, VariantLimits
-from workers.variants.config import VariantConfig
+from workers.variant_config import VariantConfig
 from workers.variants.kinds import boft, full, lora, sparse_delta, svd_delta
 from workers.variants.pieces import Piece
 from workers.variants.shapes import LayerShape

@@ -1,0 +1,346 @@
+"""What each accepted request changes: pure functions from the state to the records to write.
+
+Each returns an operation and the changes to commit with it; every change names the version it
+expects, so that of two concurrent requests for one name exactly one wins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from controlplane import errors
+from controlplane.api.schemas.deploy import DeployModelRequest, ReplicasChange
+from controlplane.api.schemas.models import RegisterModelRequest
+from controlplane.planning import autoscaling
+from controlplane.state.records import (
+    Deployment,
+    Model,
+    ModelProfile,
+    Operation,
+    OperationEvent,
+    OperationKind,
+    Phase,
+)
+from controlplane.state.repository import Change, Delete, Put, State, Versioned
+from controlplane.state.worker_groups import WorkerGroup
+from profiler.shards import tp_fits, tp_problem
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a pure function may not fetch itself: a fresh operation id, fresh uids, the time."""
+
+    operation_id: str
+    uids: tuple[int, ...]
+    now_s: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    operation: Operation
+    changes: Sequence[Change]
+
+
+def register_model(state: State, request: RegisterModelRequest, ctx: Context) -> Outcome:
+    """Errors: AlreadyExists, ModelNotFound (the base), InvalidRequest (the base is a variant), NotReady."""
+    if request.model in state.models:
+        raise errors.AlreadyExists(
+            f"a model named '{request.model}' is registered; delete it first or choose another name",
+            param="model",
+        )
+    depends = [] if request.base is None else [_require_base(state, request.base)]
+    model = Model(
+        name=request.model,
+        uid=ctx.uids[0],
+        phase=Phase.PENDING,
+        source=request.source,
+        base=request.base,
+        adapter=request.adapter,
+        compression=dict(request.compressionTechnique),
+        created_at_s=ctx.now_s,
+    )
+    operation = _operation(ctx, OperationKind.REGISTER, request.model, Phase.PENDING, "registration accepted")
+    return Outcome(operation, [Put(model, 0), *depends, Put(operation, 0)])
+
+
+def _unchanged(found: Versioned[Model] | Versioned[Deployment]) -> Put:
+    """Writes a record back as it is, so that whoever deletes it meanwhile or has done so is noticed."""
+    return Put(found.record, found.version)
+
+
+def _require_base(state: State, name: str) -> Put:
+    base = find_model(state, name)
+    if base.is_variant:
+        raise errors.InvalidRequest(
+            f"'{name}' is itself a variant of '{base.base}'; name a base model", param="base"
+        )
+    if base.phase is not Phase.READY:
+        raise errors.NotReady(f"the base '{name}' is {base.phase}; wait until it is Ready", param="base")
+    return _unchanged(state.models[name])
+
+
+def deploy_model(state: State, request: DeployModelRequest, ctx: Context) -> Outcome:
+    """A variant is deployed with its base, if the base is not yet.
+
+    Errors: ModelNotFound, NotReady, AlreadyExists, InvalidRequest (bounds that its base cannot keep, replicas
+    that it does not have).
+    """
+    model = find_model(state, request.model)
+    if model.phase is not Phase.READY:
+        raise errors.NotReady(f"'{model.name}' is {model.phase}; wait until it is Ready", param="model")
+    present = state.deployments.get(request.model)
+    if present is not None:
+        raise errors.AlreadyExists(
+            f"'{request.model}' is already deployed ({present.record.phase}); undeploy it first",
+            param="model",
+        )
+    host = model.base or model.name
+    _check_bounds(find_model(state, host), request)
+    changes: list[Change] = [Put(_deployment(model.name, host, request, ctx.uids[0], ctx.now_s), 0)]
+    message = "deployment accepted"
+    if host != model.name:
+        changes.extend(_host_changes(state, host, request, ctx))
+        joins = host in state.deployments
+        message += f"; '{host}' will serve it" + ("" if joins else " and is deployed with it")
+    changes.append(_unchanged(state.models[model.name]))
+    operation = _operation(ctx, OperationKind.DEPLOY, model.name, Phase.PENDING, message)
+    return Outcome(operation, [*changes, Put(operation, 0)])
+
+
+def _host_changes(state: State, host: str, request: DeployModelRequest, ctx: Context) -> list[Change]:
+    present = state.deployments.get(host)
+    if present is None:
+        return [Put(_deployment(host, host, request, ctx.uids[1], ctx.now_s), 0)]
+    if present.record.phase is Phase.DELETING:
+        raise errors.NotReady(
+            f"its base '{host}' is being undeployed; try again when it is gone", param="model"
+        )
+    if request.replicas is not None and request.to_scaling() != present.record.scaling:
+        raise errors.InvalidRequest(
+            f"the engines of '{host}' serve its variants, and it is deployed already; leave replicas out, or "
+            f"change them with `ostinato tune {host}`",
+            param="replicas",
+        )
+    return [_unchanged(present)]
+
+
+def _deployment(name: str, host: str, request: DeployModelRequest, uid: int, now_s: float) -> Deployment:
+    asked = request.to_scaling()
+    begun = max(1, asked.least) if name == host else 0
+    return Deployment(
+        model=name,
+        uid=uid,
+        host=host,
+        phase=Phase.PENDING,
+        intent=request.decided_intent,
+        max_output_tokens=request.maxOutputLength,
+        slos=request.SLOs.to_slos(),
+        created_at_s=now_s,
+        load=request.load.to_load(),
+        bounds=request.to_bounds(),
+        relaxing=request.to_relaxing(),
+        scaling=asked,
+        groups=tuple(WorkerGroup(number) for number in range(begun)),
+    )
+
+
+def _check_bounds(base: Model, request: DeployModelRequest) -> None:
+    """Errors: InvalidRequest for what no cluster could carry."""
+    spec = base.spec
+    if spec is None:
+        return
+    split, degrees = request.layersPerStage, request.tensorParallel
+    if split and sum(split) != spec.num_layers:
+        raise errors.InvalidRequest(
+            f"expected layersPerStage to sum to the {spec.num_layers} layers of '{base.name}', got "
+            f"{'+'.join(map(str, split))} = {sum(split)}; change the split",
+            param="layersPerStage",
+        )
+    if degrees and not any(tp_fits(spec, tp) for tp in degrees):
+        raise errors.InvalidRequest(
+            f"'{base.name}' cannot be sharded {' or '.join(map(str, degrees))} ways "
+            f"({tp_problem(spec, degrees[0])}); name another degree",
+            param="tensorParallel",
+        )
+
+
+def profile_model(state: State, name: str, again: bool, ctx: Context) -> Outcome:
+    """Measures what the profile of a model lacks, or with `again` everything. A variant's is its base's.
+
+    Errors: ModelNotFound, NotReady.
+    """
+    model = find_model(state, name)
+    base = find_model(state, model.base) if model.base else model
+    if base.phase is not Phase.READY:
+        raise errors.NotReady(f"'{base.name}' is {base.phase}; wait until it is Ready", param="model")
+    operation = _operation(ctx, OperationKind.PROFILE, base.name, Phase.PENDING, "profile asked for")
+    changes: list[Change] = [_unchanged(state.models[base.name]), Put(operation, 0)]
+    present = state.profiles.get(base.profile or "")
+    if again and present is not None and present.record.settled:
+        changes.append(Put(afresh(present.record, ctx.now_s), present.version))
+    return Outcome(operation, changes)
+
+
+def afresh(profile: ModelProfile, now_s: float) -> ModelProfile:
+    """Forgets what was measured. Estimates are rough until it has been measured once more."""
+    return dataclasses.replace(
+        profile,
+        phase=Phase.PENDING,
+        measurements=(),
+        points=0,
+        seconds=0.0,
+        attempts=0,
+        rounds=profile.rounds + 1,
+        memory_excess={},
+        reason="waits to be measured again",
+        updated_at_s=now_s,
+    )
+
+
+def undeploy_model(state: State, name: str, ctx: Context) -> Outcome:
+    """Errors: NotDeployed; InUse while variants are served from it."""
+    present = state.deployments.get(name)
+    if present is None:
+        raise errors.NotDeployed(f"'{name}' has no deployment; `ostinato status` lists those that exist")
+    users = [d.record.model for d in state.deployments.values() if d.record.host == name != d.record.model]
+    if users:
+        raise errors.InUse(
+            f"'{name}' serves the variants {', '.join(sorted(users))}; undeploy them first",
+            details={"used_by": sorted(users)},
+        )
+    operation = _operation(ctx, OperationKind.UNDEPLOY, name, Phase.PENDING, "undeployment accepted")
+    leaving = dataclasses.replace(present.record, phase=Phase.DELETING, reason="being undeployed")
+    return Outcome(operation, [Put(leaving, present.version), Put(operation, 0)])
+
+
+def limit_variants(deployment: Deployment, limit: int) -> Deployment:
+    """The deployment of a base, with at most `limit` of its variants running at once (DeltaZip's N).
+
+    Errors: InvalidRequest (a variant, or beyond the slots), NotReady (slots are not known yet).
+    """
+    name, host = deployment.model, deployment.host
+    if name != host:
+        raise errors.InvalidRequest(
+            f"'{name}' is a variant; how many run at once is a matter of its base, '{host}'",
+            param="maxActiveVariants",
+        )
+    if deployment.phase is Phase.DEPLOYED and deployment.placement is None:
+        raise errors.NotReady(
+            f"the slots of '{name}' are known while it has an engine ({deployment.reason}); try again then"
+        )
+    if deployment.phase is Phase.DELETING or deployment.placement is None:
+        raise errors.NotReady(f"'{name}' is {deployment.phase}; wait until it is Deployed")
+    slots = deployment.placement.plan.max_variants
+    if not slots:
+        raise errors.InvalidRequest(
+            f"'{name}' has no slots for variants; on its architecture they are not supported yet",
+            param="maxActiveVariants",
+        )
+    if not 1 <= limit <= slots:
+        raise errors.InvalidRequest(
+            f"expected 1 to {slots} variants at once, for '{name}' has {slots} slots; got {limit}; "
+            "OSTINATO_MAX_VARIANTS sets how many slots its next deployment gets",
+            param="maxActiveVariants",
+        )
+    return dataclasses.replace(deployment, max_active_variants=limit)
+
+
+def change_replicas(deployment: Deployment, change: ReplicasChange) -> Deployment:
+    """The deployment of a base, with other replicas. The bounds hold at once, if it was Deployed before.
+
+    Errors: InvalidRequest (a variant, or bounds that are not in order), NotReady (it is being undeployed).
+    """
+    name, host = deployment.model, deployment.host
+    if name != host:
+        raise errors.InvalidRequest(
+            f"'{name}' is a variant; replicas are a matter of its base, '{host}'", param="replicas"
+        )
+    if deployment.phase is Phase.DELETING:
+        raise errors.NotReady(f"'{name}' is being undeployed; deploy it again when it is gone")
+    changed = dataclasses.replace(deployment, scaling=change.apply_to(deployment.scaling))
+    if not deployment.established:
+        return changed
+    return autoscaling.resized(changed, autoscaling.bounded(changed.scaling, autoscaling.active(changed)))
+
+
+def delete_model(state: State, name: str, ctx: Context) -> Outcome:
+    """Forgets a registration.
+
+    Errors: ModelNotFound; InUse while deployed, depended upon or being registered.
+    """
+    model = find_model(state, name)
+    variants = sorted(variant.name for variant in state.variants_of(name))
+    if name in state.deployments:
+        raise errors.InUse(f"'{name}' is deployed; undeploy it first", details={"used_by": [name]})
+    if variants:
+        raise errors.InUse(
+            f"'{name}' is the base of {', '.join(variants)}; delete them first",
+            details={"used_by": variants},
+        )
+    if model.phase is not Phase.READY:
+        raise errors.InUse(f"'{name}' is {model.phase}; cancel its operation or wait for it")
+    operation = _operation(ctx, OperationKind.DELETE, name, Phase.DELETED, "model forgotten; its files stay")
+    operation = dataclasses.replace(operation, progress=1.0)
+    return Outcome(operation, [Delete(Model, name, state.models[name].version), Put(operation, 0)])
+
+
+def cancel_operation(state: State, operation_id: str, now_s: float) -> Outcome:
+    """Asks for a stop; a finished operation is returned as it is.
+
+    Errors: OperationNotFound, InvalidRequest (an undeployment).
+    """
+    found = find_operation(state, operation_id)
+    op = found.record
+    if op.done or op.cancel_requested:
+        return Outcome(op, [])
+    if op.kind is OperationKind.UNDEPLOY:
+        raise errors.InvalidRequest("an undeployment cannot be cancelled; deploy again when it is done")
+    asked = advance(dataclasses.replace(op, cancel_requested=True), op.phase, "cancellation asked for", now_s)
+    return Outcome(asked, [Put(asked, found.version)])
+
+
+def find_model(state: State, name: str) -> Model:
+    found = state.models.get(name)
+    if found is None:
+        raise errors.ModelNotFound(
+            f"no model named '{name}' is registered; `GET /models` lists those that are", param="model"
+        )
+    return found.record
+
+
+def find_operation(state: State, operation_id: str) -> Versioned[Operation]:
+    found = state.operations.get(operation_id)
+    if found is None:
+        raise errors.OperationNotFound(f"no operation '{operation_id}'; old ones are forgotten after a while")
+    return found
+
+
+def advance(
+    op: Operation, phase: Phase, message: str, now_s: float, progress: float | None = None
+) -> Operation:
+    """The operation one event later; a message repeated adds no event."""
+    repeated = op.events and op.events[-1].message == message and op.events[-1].phase == phase
+    events = op.events if repeated else (*op.events[-63:], OperationEvent(now_s, phase, message))
+    return dataclasses.replace(
+        op,
+        phase=phase,
+        reason=message,
+        progress=op.progress if progress is None else progress,
+        updated_at_s=now_s,
+        events=events,
+    )
+
+
+def _operation(ctx: Context, kind: OperationKind, target: str, phase: Phase, message: str) -> Operation:
+    return Operation(
+        id=ctx.operation_id,
+        kind=kind,
+        target=target,
+        phase=phase,
+        reason=message,
+        created_at_s=ctx.now_s,
+        updated_at_s=ctx.now_s,
+        events=(OperationEvent(ctx.now_s, phase, message),),
+    )

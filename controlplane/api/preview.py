@@ -1,0 +1,84 @@
+"""What deploying would do as the cluster is now, without doing it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from controlplane import errors
+from controlplane.api.commands import Context, deploy_model
+from controlplane.api.schemas.deploy import DeployModelRequest
+from controlplane.planning import placement_decision, reclaimable_memory, rescheduling
+from controlplane.planning.reclaimable_memory import Found, Sight
+from controlplane.profiling import queue
+from controlplane.settings import Settings
+from controlplane.state.records import Deployment, Model
+from controlplane.state.repository import Put, State
+from controlplane.state.worker_groups import group_id
+from placement.types import Inventory, Placement
+
+
+@dataclass(frozen=True)
+class Preview:
+    """`running`: `host` is deployed, or being so; its `placement` is None until that is decided. Of
+    several groups it is the first one's. `waits` says for which measuring deploying would wait."""
+
+    model: str
+    host: str
+    running: bool
+    placement: Placement | None
+    waits: str = ""
+
+
+def preview(
+    state: State, inventory: Inventory, settings: Settings, request: DeployModelRequest, ctx: Context
+) -> Preview:
+    """Errors: those of deploying, NoFeasiblePlan among them."""
+    made = [c.record for c in deploy_model(state, request, ctx).changes if isinstance(c, Put)]
+    wanted = {record.model: record for record in made if isinstance(record, Deployment)}
+    host = wanted[request.model].host
+    if host in state.deployments:
+        return Preview(request.model, host, True, state.deployments[host].record.placement)
+    seen = reclaimable_memory.sight(inventory, state.ledgers, settings.headroom, besides=host)
+    found = _places(state, state.models[host].record, wanted[host], seen, settings)
+    in_the_way = sorted({key for place in found for key in place.in_the_way})
+    waits = queue.until(state, in_the_way) if in_the_way else ""
+    return Preview(request.model, host, False, found[0].placement, waits)
+
+
+def _places(
+    state: State, base: Model, deployment: Deployment, seen: Sight, settings: Settings
+) -> list[Found]:
+    """Where its groups would be, one after the other, as they are placed (`group_placing`).
+
+    Errors: NoFeasiblePlan when there is not room for all.
+    """
+    places: list[Found] = []
+    for group in deployment.groups:
+        decide = partial(_decide, state, base, deployment, settings)
+        try:
+            found = reclaimable_memory.find(decide, seen)
+        except errors.NoFeasiblePlan as e:
+            raise _named(e, group_id(deployment.host, group.number), len(places)) from e
+        seen = seen.less(found.placement)
+        places.append(found)
+        deployment = rescheduling.with_group(deployment, replace(group, placement=found.placement))
+    return places
+
+
+def _decide(
+    state: State, base: Model, deployment: Deployment, settings: Settings, free: Inventory
+) -> Placement:
+    """Errors: NoFeasiblePlan."""
+    variants, present = state.variants_of(base.name), [d.record for d in state.deployments.values()]
+    return placement_decision.decide(
+        base, deployment, free, settings, variants, state.profiles, [*present, deployment]
+    )
+
+
+def _named(error: errors.NoFeasiblePlan, group: str, placed: int) -> errors.NoFeasiblePlan:
+    """With the name of the group, if others found their places."""
+    if not placed:
+        return error
+    told = f"'{group}' finds no place beside the {placed} before it: {error.message}"
+    return errors.NoFeasiblePlan(told, details=error.details)

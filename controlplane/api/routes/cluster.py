@@ -1,0 +1,24 @@
+"""The route of the cluster: nodes, devices, and who holds what."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter
+
+from controlplane.api.schemas.cluster import ClusterView, NodeView
+from controlplane.api.services import Services
+from controlplane.cluster.memory_usage import holdings
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter(tags=["cluster"])
+
+    @routes.get("/cluster")
+    async def describe_cluster() -> ClusterView:
+        """Nodes and devices as last reported: memory used, promised and free, load, who holds what."""
+        state, nodes = await asyncio.gather(services.read(), services.engines.nodes(wait=False))
+        held = holdings(nodes, state.ledgers, services.settings.headroom)
+        return ClusterView(nodes=[NodeView.of(node) for node in held])
+
+    return routes

@@ -1,0 +1,82 @@
+"""The routes of profiles and estimates."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from fastapi import APIRouter
+
+from controlplane.api import commands, operations
+from controlplane.api.routes.parameters import IdempotencyHeader, NamePath
+from controlplane.api.schemas.estimates import (
+    EstimateRequest,
+    EstimateView,
+    PlansRequest,
+    PlansView,
+    ProfileRequest,
+    ProfileView,
+)
+from controlplane.api.schemas.models import OperationView
+from controlplane.api.services import Services
+from controlplane.cluster import reservations
+from controlplane.planning import estimates
+from controlplane.state.repository import State
+from placement.types import Inventory
+
+T = TypeVar("T")
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter(prefix="/models/{name}", tags=["estimates"])
+
+    @routes.get("/profile")
+    async def describe_profile(name: NamePath) -> ProfileView:
+        return profile_view(await services.read(), name)
+
+    @routes.post("/profile", status_code=202)
+    async def profile_model(
+        name: NamePath, body: ProfileRequest, key: IdempotencyHeader = None
+    ) -> OperationView:
+        """Measure what the profile of this model's architecture lacks."""
+        return OperationView.of(await operations.profile(services, name, body.again, key))
+
+    @routes.post("/estimate")
+    async def estimate_plan(name: NamePath, body: EstimateRequest) -> EstimateView:
+        """What a plan costs under a load; nothing is changed."""
+        found = await _asked(
+            services,
+            lambda state, devices: estimates.answer(
+                state, devices, services.settings, name, body.to_shape(), body.to_load()
+            ),
+        )
+        return EstimateView.of(found)
+
+    @routes.post("/plans")
+    async def estimate_plans(name: NamePath, body: PlansRequest) -> PlansView:
+        """What every plan costs under a load; nothing is changed."""
+        found = await _asked(
+            services,
+            lambda state, devices: estimates.answer_all(
+                state, devices, services.settings, name, body.to_load()
+            ),
+        )
+        return PlansView(plans=[EstimateView.of(one) for one in found])
+
+    return routes
+
+
+async def _asked(services: Services, ask: Callable[[State, Inventory], T]) -> T:
+    """A fit and many plans take a while: not in the event loop."""
+    state, inventory = await asyncio.gather(services.read(), services.engines.inventory())
+    free = reservations.available(inventory, state.ledgers, services.settings.headroom)
+    return await asyncio.to_thread(ask, state, free)
+
+
+def profile_view(state: State, name: str) -> ProfileView:
+    """A variant's is its base's. Errors: ModelNotFound."""
+    model = commands.find_model(state, name)
+    base = commands.find_model(state, model.base) if model.base else model
+    found = state.profiles.get(base.profile or "")
+    return ProfileView.of(base.name, found.record if found else None)

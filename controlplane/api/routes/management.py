@@ -1,0 +1,261 @@
+"""The management routes: MaverIQ's three calls (Table 1), and list, describe, watch, cancel, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import PlainTextResponse
+
+from controlplane import __version__, errors
+from controlplane.api import commands, inference, operations, preview
+from controlplane.api.inference import ClosingStream, Watch
+from controlplane.api.routes import cluster, estimates, rebalancing, variants
+from controlplane.api.routes.parameters import IdempotencyHeader, NamePath
+from controlplane.api.schemas.deploy import DeployModelRequest
+from controlplane.api.schemas.models import (
+    DeploymentView,
+    ErrorBody,
+    InferenceModelRequest,
+    InferenceModelResponse,
+    ModelView,
+    OperationView,
+    RegisterModelRequest,
+    TuneRequest,
+)
+from controlplane.api.schemas.placement import PlanView, PreviewView
+from controlplane.api.services import Services, fresh_context
+from controlplane.state.repository import State
+from controlplane.state.worker_groups import host_of
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "default": {"model": ErrorBody, "description": "An error; docs/errors.md lists the codes."}
+}
+# Not `response_class=PlainTextResponse`, which would document errors as text as well.
+TEXT: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Plain text."}
+}
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter(responses=ERRORS)
+    routes.include_router(_main_job(services))
+    routes.include_router(_models(services))
+    routes.include_router(estimates.router(services))
+    routes.include_router(_deployments(services))
+    routes.include_router(_operations(services))
+    routes.include_router(cluster.router(services))
+    routes.include_router(rebalancing.router(services))
+    return routes
+
+
+def _main_job(services: Services) -> APIRouter:
+    routes = APIRouter(tags=["main job"])
+
+    @routes.post("/register_model", status_code=202)
+    async def register_model(body: RegisterModelRequest, key: IdempotencyHeader = None) -> OperationView:
+        return OperationView.of(await operations.register(services, body, key))
+
+    @routes.post("/deploy_model", status_code=202)
+    async def deploy_model(body: DeployModelRequest, key: IdempotencyHeader = None) -> OperationView:
+        return OperationView.of(await operations.deploy(services, body, key))
+
+    @routes.post("/plan")
+    async def plan_deployment(body: DeployModelRequest) -> PreviewView:
+        """What `POST /deploy_model` with this body would do now; nothing is changed."""
+        state, inventory = await asyncio.gather(services.read(), services.engines.inventory())
+        found = await asyncio.to_thread(
+            preview.preview, state, inventory, services.settings, body, fresh_context()
+        )
+        plan = None if found.placement is None else PlanView.of(found.placement)
+        return PreviewView(
+            model=found.model, host=found.host, running=found.running, plan=plan, waits=found.waits
+        )
+
+    @routes.post("/inference_model")
+    async def inference_model(body: InferenceModelRequest) -> InferenceModelResponse:
+        return await infer(services, body)
+
+    return routes
+
+
+def _models(services: Services) -> APIRouter:
+    routes = APIRouter(prefix="/models", tags=["models"])
+
+    @routes.get("")
+    async def list_models() -> dict[str, list[ModelView]]:
+        state = await services.read()
+        return {"models": [model_view(state, name) for name in sorted(state.models)]}
+
+    @routes.get("/{name}")
+    async def describe_model(name: NamePath) -> ModelView:
+        return model_view(await services.read(), name)
+
+    @routes.delete("/{name}")
+    async def delete_model(name: NamePath, key: IdempotencyHeader = None) -> OperationView:
+        return OperationView.of(await operations.delete(services, name, key))
+
+    return routes
+
+
+def _deployments(services: Services) -> APIRouter:
+    routes = APIRouter(prefix="/deployments", tags=["deployments"])
+
+    @routes.get("")
+    async def list_deployments() -> dict[str, list[DeploymentView]]:
+        state = await services.read()
+        found = sorted(state.deployments.values(), key=lambda d: d.record.model)
+        return {"deployments": [DeploymentView.of(d.record) for d in found]}
+
+    @routes.get("/{name}")
+    async def describe_deployment(name: NamePath) -> DeploymentView:
+        return await variants.describe(services, name)
+
+    @routes.patch("/{name}")
+    async def tune_deployment(name: NamePath, body: TuneRequest) -> DeploymentView:
+        return await variants.tune(services, name, body)
+
+    @routes.post("/{name}/prefetch")
+    async def prefetch_variant(name: NamePath) -> DeploymentView:
+        return await variants.prefetch(services, name)
+
+    @routes.delete("/{name}", status_code=202)
+    async def undeploy_model(name: NamePath, key: IdempotencyHeader = None) -> OperationView:
+        return OperationView.of(await operations.undeploy(services, name, key))
+
+    @routes.get("/{name}/logs", response_class=Response, responses=TEXT)
+    async def logs(name: NamePath, lines: Annotated[int, Query(ge=1, le=10_000)] = 200) -> Response:
+        host = variants.find_deployment(await services.read(), name).host
+        return PlainTextResponse(await services.engines.logs(host, lines))
+
+    return routes
+
+
+def _operations(services: Services) -> APIRouter:
+    routes = APIRouter(tags=["operations"])
+
+    @routes.get("/operations")
+    async def list_operations() -> dict[str, list[OperationView]]:
+        state = await services.read()
+        newest = sorted((o.record for o in state.operations.values()), key=lambda o: -o.created_at_s)
+        return {"operations": [OperationView.of(o) for o in newest]}
+
+    @routes.get("/operations/{operation_id}")
+    async def describe_operation(operation_id: NamePath) -> OperationView:
+        return OperationView.of(commands.find_operation(await services.read(), operation_id).record)
+
+    @routes.get(
+        "/operations/{operation_id}/watch",
+        response_class=Response,
+        responses={200: {"content": {"text/event-stream": {}}, "description": "One event per change."}},
+    )
+    async def watch_operation(operation_id: NamePath) -> Response:
+        commands.find_operation(await services.read(), operation_id)
+        events = operations.watch(services, operation_id)
+        return ClosingStream(events, events.aclose, media_type="text/event-stream")
+
+    @routes.post("/operations/{operation_id}/cancel")
+    async def cancel_operation(operation_id: NamePath) -> OperationView:
+        return OperationView.of(await operations.cancel(services, operation_id))
+
+    @routes.get("/status")
+    async def status() -> dict[str, Any]:
+        return await installation_status(services)
+
+    return routes
+
+
+def model_view(state: State, name: str) -> ModelView:
+    model = commands.find_model(state, name)
+    variants = sorted(variant.name for variant in state.variants_of(name))
+    return ModelView.of(model, name in state.deployments, variants)
+
+
+async def infer(services: Services, body: InferenceModelRequest) -> InferenceModelResponse:
+    """MaverIQ's inference_model: one text in, one text out, over the same path as the OpenAI routes."""
+    watch = Watch(services)
+    try:
+        route = await services.routes.resolve(body.model)
+        watch.routed(route)
+        path, sent = _as_openai(body)
+        reply = await inference.ask(services, route, inference.engine_call(path, sent, route))
+        answer = _as_answer(body.model, reply.body)
+    except errors.OstinatoError as e:
+        watch.end(e.code)
+        raise
+    except asyncio.CancelledError:
+        watch.end(inference.CLIENT_GONE)
+        raise
+    except Exception:
+        watch.end(errors.OstinatoError.code)
+        raise
+    watch.end("ok")
+    return answer
+
+
+def _as_openai(body: InferenceModelRequest) -> tuple[str, dict[str, Any]]:
+    options = {
+        "max_tokens": body.maxOutputLength,
+        "temperature": body.temperature,
+        "top_p": body.topP,
+        "seed": body.seed,
+        "stop": body.stop,
+    }
+    sent: dict[str, Any] = {"model": body.model, **{k: v for k, v in options.items() if v is not None}}
+    if body.format == "raw":
+        return inference.COMPLETIONS, sent | {"prompt": body.inputText}
+    return inference.CHAT, sent | {"messages": [{"role": "user", "content": body.inputText}]}
+
+
+def _as_answer(model: str, body: bytes) -> InferenceModelResponse:
+    """Errors: EngineFailed when it is no completion."""
+    try:
+        reply = json.loads(body)
+        choice, usage = reply["choices"][0], reply["usage"]
+        text = choice["message"]["content"] if "message" in choice else choice["text"]
+        return InferenceModelResponse(
+            model=model,
+            outputText=text or "",
+            finishReason=choice.get("finish_reason"),
+            inputTokens=usage["prompt_tokens"],
+            outputTokens=usage["completion_tokens"],
+        )
+    except (ValueError, LookupError, TypeError, AttributeError) as e:
+        raise errors.EngineFailed("the engine's answer is not an OpenAI completion") from e
+
+
+async def installation_status(services: Services) -> dict[str, Any]:
+    state = await services.read()
+    engines, inventory = await asyncio.gather(services.engines.observe(), services.engines.inventory())
+    variants: dict[str, list[str]] = {}
+    for found in state.deployments.values():
+        d = found.record
+        if d.model != d.host:
+            variants.setdefault(d.host, []).append(d.model)
+    return {
+        "version": __version__,
+        "revision": state.revision,
+        "devices": [
+            {
+                "node": d.node,
+                "index": d.index,
+                "kind": d.kind,
+                "totalBytes": d.total_bytes,
+                "freeBytes": d.free_bytes,
+            }
+            for d in inventory.devices
+        ],
+        "engines": [
+            {
+                "host": host_of(group),
+                "group": group,
+                "status": view.status,
+                "message": view.message,
+                "replicas": view.replicas,
+                "variants": sorted(variants.get(host_of(group), ())),
+            }
+            for group, view in sorted(engines.items())
+        ],
+    }

@@ -1,0 +1,157 @@
+"""The OpenAI-compatible routes, and vLLM's two for adapters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
+
+from controlplane import errors
+from controlplane.api import inference, operations
+from controlplane.api.routes.management import ERRORS, TEXT
+from controlplane.api.schemas.deploy import DeployModelRequest
+from controlplane.api.schemas.models import (
+    LoadLoraAdapterRequest,
+    RegisterModelRequest,
+    UnloadLoraAdapterRequest,
+)
+from controlplane.api.services import Services
+from controlplane.gateway.routing import RouteTable
+from controlplane.state.records import Phase
+
+_MESSAGE = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"type": "string", "enum": ["system", "user", "assistant"]},
+        "content": {"type": "string"},
+    },
+}
+_COMMON = {
+    "model": {"type": "string", "minLength": 1, "description": "A deployed name, or base:variant."},
+    "stream": {"type": "boolean"},
+    "max_tokens": {"type": "integer", "minimum": 1},
+    "temperature": {"type": "number", "minimum": 0, "maximum": 2},
+    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    "seed": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+    "stop": {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 4},
+}
+
+
+def _body(required: dict[str, Any]) -> dict[str, Any]:
+    """The documented part of a request; the engine accepts every field vLLM's server does."""
+    schema = {
+        "type": "object",
+        "required": ["model", *required],
+        "properties": {**_COMMON, **required},
+        "additionalProperties": True,
+    }
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+_CHAT_BODY = _body({"messages": {"type": "array", "minItems": 1, "items": _MESSAGE}})
+_TEXT_BODY = _body({"prompt": {"type": "string", "minLength": 1}})
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The completion; server-sent events when `stream` is true.",
+        "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
+    },
+}
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
+
+    @routes.post("/chat/completions", openapi_extra=_CHAT_BODY, responses=_ANSWERS)
+    async def chat_completions(request: Request) -> Response:
+        return await inference.answer(services, inference.CHAT, await request.body())
+
+    @routes.post("/completions", openapi_extra=_TEXT_BODY, responses=_ANSWERS)
+    async def completions(request: Request) -> Response:
+        return await inference.answer(services, inference.COMPLETIONS, await request.body())
+
+    @routes.get("/models")
+    async def models() -> dict[str, Any]:
+        table = await services.routes.refresh()
+        return {"object": "list", "data": model_cards(table)}
+
+    @routes.get("/models/{name}")
+    async def model(name: str) -> dict[str, Any]:
+        table = await services.routes.refresh()
+        served = table.resolve(name).model
+        return next(card for card in model_cards(table) if card["id"] == served)
+
+    @routes.post("/load_lora_adapter", response_class=Response, responses=TEXT)
+    async def load_lora_adapter(body: LoadLoraAdapterRequest) -> Response:
+        await _load(services, body)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    @routes.post("/unload_lora_adapter", response_class=Response, responses=TEXT)
+    async def unload_lora_adapter(body: UnloadLoraAdapterRequest) -> Response:
+        await _unload(services, body.lora_name)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+    return routes
+
+
+def model_cards(table: RouteTable) -> list[dict[str, Any]]:
+    """Each served model once, by its bare name; variants name their `parent`."""
+    bare = sorted((r for name, r in table.routes.items() if name == r.model), key=lambda r: r.model)
+    return [
+        {
+            "id": r.model,
+            "object": "model",
+            "created": int(r.created_at_s),
+            "owned_by": "ostinato",
+            "root": r.host,
+            "parent": r.host if r.variant else None,
+        }
+        for r in bare
+    ]
+
+
+async def _load(services: Services, body: LoadLoraAdapterRequest) -> None:
+    """Register and deploy in one call, as vLLM's users expect; a refusal leaves nothing behind."""
+    base = body.base_model_name or await _only_base(services)
+    if base == body.lora_name:
+        raise errors.InvalidRequest("an adapter needs a name other than its base's", param="lora_name")
+    register = RegisterModelRequest(model=body.lora_name, base=base, adapter=body.lora_path)
+    await operations.run(services, operations.register(services, register, None))
+    try:
+        deploy = DeployModelRequest(model=body.lora_name, maxOutputLength=await _output_limit(services, base))
+        await operations.run(services, operations.deploy(services, deploy, None))
+    except errors.OstinatoError:
+        await operations.delete(services, body.lora_name, None)
+        raise
+
+
+async def _output_limit(services: Services, base: str) -> int:
+    found = (await services.read()).deployments.get(base)
+    return found.record.max_output_tokens if found else 256
+
+
+async def _only_base(services: Services) -> str:
+    state = await services.read()
+    bases = [
+        d.record.model
+        for d in state.deployments.values()
+        if d.record.model == d.record.host and d.record.phase is Phase.DEPLOYED
+    ]
+    if len(bases) != 1:
+        raise errors.InvalidRequest(
+            f"{len(bases)} bases are deployed ({', '.join(sorted(bases)) or 'none'}); say which one with "
+            "`base_model_name`",
+            param="base_model_name",
+        )
+    return bases[0]
+
+
+async def _unload(services: Services, name: str) -> None:
+    state = await services.read()
+    found = state.models.get(name)
+    if found is None or not found.record.is_variant:
+        raise errors.ModelNotFound(f"The lora adapter '{name}' cannot be found.", param="lora_name")
+    if name in state.deployments:
+        await operations.run(services, operations.undeploy(services, name, None))
+    await operations.delete(services, name, None)

@@ -1,0 +1,98 @@
+"""A deployment's variants while it runs: where they are, how many run at once, and reading one ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from controlplane import errors
+from controlplane.api import commands
+from controlplane.api.schemas.models import DeploymentView, TuneRequest
+from controlplane.api.schemas.residency import EngineResidencyView
+from controlplane.api.services import Services
+from controlplane.state import transactions
+from controlplane.state.records import Deployment
+from controlplane.state.repository import State
+
+log = logging.getLogger(__name__)
+
+
+def find_deployment(state: State, name: str) -> Deployment:
+    """Errors: NotDeployed."""
+    found = state.deployments.get(name)
+    if found is None:
+        raise errors.NotDeployed(f"'{name}' has no deployment; GET /deployments lists those that exist")
+    return found.record
+
+
+async def describe(services: Services, name: str) -> DeploymentView:
+    """The deployment, and where its variants are. Errors: NotDeployed."""
+    state = await services.read()
+    deployment = find_deployment(state, name)
+    view = DeploymentView.of(deployment)
+    if find_placed(state, deployment.host) is None:
+        return view.model_copy(
+            update={"residencyReason": f"the engine of '{deployment.host}' is not placed yet"}
+        )
+    try:
+        seen = await services.engines.residency(deployment.host)
+    except errors.OstinatoError as e:
+        return view.model_copy(update={"residencyReason": e.message})
+    names = _variants(state, deployment)
+    return view.model_copy(update={"residency": [EngineResidencyView.of(s, names) for s in seen]})
+
+
+def find_placed(state: State, host: str) -> Deployment | None:
+    found = state.deployments.get(host)
+    return found.record if found and found.record.placement is not None else None
+
+
+def _variants(state: State, deployment: Deployment) -> dict[str, int]:
+    """Uids by name: the variant itself, or all that are deployed on this base."""
+    return {
+        d.record.model: state.models[d.record.model].record.uid
+        for d in state.deployments.values()
+        if d.record.model in state.models
+        and d.record.model != d.record.host
+        and deployment.model in (d.record.host, d.record.model)
+    }
+
+
+async def tune(services: Services, name: str, asked: TuneRequest) -> DeploymentView:
+    """Change how many variants of a base run at once, now and after every restart, or its replicas.
+
+    An engine that cannot be told now learns it with the next request, which carries it.
+    Errors: NotDeployed, InvalidRequest, NotReady.
+    """
+    find_deployment(await services.read(), name)
+    limit = asked.maxActiveVariants
+
+    def change(deployment: Deployment) -> Deployment:
+        if asked.replicas is not None:
+            deployment = commands.change_replicas(deployment, asked.replicas)
+        return deployment if limit is None else commands.limit_variants(deployment, limit)
+
+    try:
+        await asyncio.to_thread(transactions.edit, services.repository, Deployment, name, change)
+    except transactions.Gone as e:
+        raise errors.NotDeployed(f"'{name}' was undeployed meanwhile") from e
+    if limit is not None:
+        try:
+            await services.engines.limit_variants(name, limit)
+        except errors.OstinatoError as e:
+            log.warning("the engine of '%s' was not told its limit of %d variants: %s", name, limit, e)
+    return await describe(services, name)
+
+
+async def prefetch(services: Services, name: str) -> DeploymentView:
+    """Have a variant in host memory, so that its next request finds it there. Repeating it is harmless.
+
+    Errors: ModelNotFound, NotDeployed, Unavailable, InvalidRequest (a base), AdapterMismatch.
+    """
+    route = await services.routes.resolve(name)
+    if route.variant is None:
+        raise errors.InvalidRequest(
+            f"'{name}' is a base and in memory as long as it is deployed; name one of its variants"
+        )
+    await services.engines.prefetch(route.host, route.variant)
+    return await describe(services, route.model)

@@ -1,0 +1,109 @@
+"""The cluster as users see it: nodes, devices, and who holds what of their memory."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from controlplane.cluster.memory_usage import DeviceHoldings, NodeHoldings
+from controlplane.state.records import Reservation
+
+
+class ReservationView(BaseModel):
+    """Memory that one rank of a deployment was promised; `deployment` is `measuring:KEY` for the engine that
+    the profile of this key is measured with."""
+
+    deployment: str
+    rank: int
+    device: str
+    bytes: int
+    since: float
+
+    @classmethod
+    def of(cls, r: Reservation) -> ReservationView:
+        return cls(
+            deployment=r.holder,
+            rank=r.rank,
+            device=f"{r.kind}:{r.index}",
+            bytes=r.memory_bytes,
+            since=r.since_s,
+        )
+
+
+class UseView(BaseModel):
+    """Memory that processes have now. `deployment` is the base whose engine they are, or `measuring:KEY`; ""
+    is no engine of this installation, null are processes that the node cannot name."""
+
+    deployment: str | None
+    bytes: int
+
+
+class ClusterDeviceView(BaseModel):
+    """A GPU, or a CPU host. Of `totalBytes`, `usedBytes` are in use by anybody, `reservedBytes` promised to
+    deployments and measurings, `headroomBytes` never given; `freeBytes` are for the next placement: what is
+    neither promised, nor used beyond promises, nor headroom. `load` is 0 to 1. Fast links join the GPUs of
+    an `island`."""
+
+    index: int
+    kind: str
+    model: str
+    totalBytes: int  # noqa: N815 - the API's spelling
+    usedBytes: int  # noqa: N815
+    reservedBytes: int  # noqa: N815
+    headroomBytes: int  # noqa: N815
+    freeBytes: int  # noqa: N815
+    load: float
+    island: int
+    reservations: list[ReservationView]
+    uses: list[UseView]
+
+    @classmethod
+    def of(cls, held: DeviceHoldings) -> ClusterDeviceView:
+        d = held.device
+        return cls(
+            index=d.index,
+            kind=d.kind,
+            model=d.model,
+            totalBytes=d.total_bytes,
+            usedBytes=d.total_bytes - d.free_bytes,
+            reservedBytes=held.reserved_bytes,
+            headroomBytes=held.account.headroom,
+            freeBytes=held.account.free,
+            load=d.load,
+            island=d.island,
+            reservations=[ReservationView.of(r) for r in held.reservations],
+            uses=[UseView(deployment=use.holder, bytes=use.memory_bytes) for use in d.uses],
+        )
+
+
+class NodeView(BaseModel):
+    """`usable`: something new may be placed here; else `reason` says why not. What is on a `lost` node is
+    lost. `reportAgeS` is the age of what is said of its devices."""
+
+    name: str
+    usable: bool
+    lost: bool
+    reason: str
+    reportAgeS: float  # noqa: N815
+    agentPid: int  # noqa: N815
+    cores: float
+    devices: list[ClusterDeviceView]
+    otherReservations: list[ReservationView]  # noqa: N815
+
+    @classmethod
+    def of(cls, held: NodeHoldings) -> NodeView:
+        node = held.node
+        return cls(
+            name=node.name,
+            usable=not node.problem,
+            lost=node.lost,
+            reason=node.problem,
+            reportAgeS=round(node.age_s, 3),
+            agentPid=node.agent_pid,
+            cores=node.cores,
+            devices=[ClusterDeviceView.of(device) for device in held.devices],
+            otherReservations=[ReservationView.of(r) for r in held.elsewhere],
+        )
+
+
+class ClusterView(BaseModel):
+    nodes: list[NodeView]

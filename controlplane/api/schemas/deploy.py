@@ -1,0 +1,213 @@
+"""What may be asked of a deployment: the intent (MaverIQ, Table 1), limits, the load, bounds of the plan."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AliasChoices, Field, model_validator
+
+from controlplane import errors
+from controlplane.api.schemas.common import Name, Strict
+from controlplane.planning.autoscaling import LEAST_TARGET
+from controlplane.state.records import Bounds, ExpectedLoad, Relaxing, Scaling
+from placement.types import Intent, Scope, Slos
+
+IntentName = Literal["minCost", "minLat", "minMem", "minGpuHours", "latSLO", "costSLO", "accSLO"]
+Degree = Annotated[int, Field(ge=1, le=1024)]
+Tokens = Annotated[int, Field(ge=1, le=1_000_000)]
+MOST_TARGET = 1e6
+Least = Annotated[int, Field(ge=0, le=64)]
+Most = Annotated[int, Field(ge=1, le=64)]
+Target = Annotated[float, Field(ge=LEAST_TARGET, le=MOST_TARGET, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=1, le=1e7, allow_inf_nan=False)]
+
+
+class SloLimits(Strict):
+    """Limits; latencies in milliseconds, accuracy in percent, cost per request in the installation's measure
+    (GiB-seconds unless it says otherwise). They hold whatever the intent, in any mix."""
+
+    e2e_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    ttft_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    tpot_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    cost: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, validation_alias=AliasChoices("cost", "cost_gib_s")
+    )
+    accuracy: float | None = Field(default=None, ge=0, le=100, allow_inf_nan=False)
+
+    def to_slos(self) -> Slos:
+        def seconds(value_ms: float | None) -> float | None:
+            return None if value_ms is None else value_ms / 1000
+
+        return Slos(
+            seconds(self.e2e_ms), seconds(self.ttft_ms), seconds(self.tpot_ms), self.cost, self.accuracy
+        )
+
+    @classmethod
+    def of(cls, slos: Slos) -> SloLimits:
+        def ms(value_s: float | None) -> float | None:
+            return None if value_s is None else value_s * 1000
+
+        return cls.model_validate(
+            {
+                "e2e_ms": ms(slos.latency_s),
+                "ttft_ms": ms(slos.ttft_s),
+                "tpot_ms": ms(slos.tpot_s),
+                "cost": slos.cost,
+                "accuracy": slos.accuracy,
+            }
+        )
+
+
+class LoadForm(Strict):
+    """What is expected: requests that come each second, and the lengths of prompts and answers.
+
+    Left out: no rate, prompts of 128 tokens, answers of `maxOutputLength`, as far as the context goes.
+    """
+
+    ratePerS: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False)
+    inputTokens: Tokens | None = None
+    outputTokens: Tokens | None = None
+
+    def to_load(self) -> ExpectedLoad:
+        return ExpectedLoad(self.ratePerS, self.inputTokens, self.outputTokens)
+
+    @classmethod
+    def of(cls, load: ExpectedLoad) -> LoadForm:
+        return cls(ratePerS=load.rate_per_s, inputTokens=load.input_tokens, outputTokens=load.output_tokens)
+
+
+class AntiAffinity(Strict):
+    """Deployments of one `group` share no GPU, or no node."""
+
+    group: Name
+    scope: Literal["gpu", "node"] = "node"
+
+    @classmethod
+    def of(cls, bounds: Bounds) -> AntiAffinity | None:
+        if bounds.scope is Scope.NONE:
+            return None
+        return cls(group=bounds.group, scope="gpu" if bounds.scope is Scope.GPU else "node")
+
+
+class AutoRelax(Strict):
+    """When nothing fits, the nearest relaxation may be applied, by at most `maxFactor` (any, if null)."""
+
+    maxFactor: float | None = Field(default=None, ge=1, allow_inf_nan=False)
+
+    @classmethod
+    def of(cls, relaxing: Relaxing) -> AutoRelax | None:
+        return cls(maxFactor=relaxing.most_factor) if relaxing.allowed else None
+
+
+class Replicas(Strict):
+    """How many engines a base has: from `min` to `max`, as the load asks.
+
+    One is added while more than `targetInFlight` requests are under way for each (as many as an engine takes
+    at once, if null). With `min` 0 the last one stops after `idleS` without a request; the next starts it.
+    """
+
+    min: Least = 1
+    max: Most = 1
+    targetInFlight: Target | None = None
+    idleS: Seconds = 300.0
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Replicas:
+        if self.min > self.max:
+            raise ValueError(f"expected min <= max, got min {self.min} and max {self.max}; raise max")
+        return self
+
+    def to_scaling(self) -> Scaling:
+        return Scaling(self.min, self.max, self.targetInFlight, self.idleS)
+
+    @classmethod
+    def of(cls, scaling: Scaling) -> Replicas:
+        """A target that older versions took, and that is too small or large, is shown as what holds."""
+        target = scaling.target_in_flight
+        if target is not None:
+            target = min(max(target, LEAST_TARGET), MOST_TARGET)
+        return cls(min=scaling.least, max=scaling.most, targetInFlight=target, idleS=scaling.idle_s)
+
+
+class ReplicasChange(Strict):
+    """Of the replicas of a base that is deployed: what is named changes, the rest stays."""
+
+    min: Least | None = None
+    max: Most | None = None
+    targetInFlight: Target | None = Field(default=None, description="null: as many as an engine takes.")
+    idleS: Seconds | None = None
+
+    def apply_to(self, scaling: Scaling) -> Scaling:
+        """Errors: InvalidRequest when the bounds are not in order then."""
+        least = scaling.least if self.min is None else self.min
+        most = scaling.most if self.max is None else self.max
+        if least > most:
+            raise errors.InvalidRequest(
+                f"expected min <= max, got min {least} and max {most}; change both", param="replicas"
+            )
+        target = (
+            self.targetInFlight if "targetInFlight" in self.model_fields_set else scaling.target_in_flight
+        )
+        return Scaling(least, most, target, scaling.idle_s if self.idleS is None else self.idleS)
+
+
+_SLO_FIELDS: dict[str, tuple[str, ...]] = {
+    "latSLO": ("e2e_ms", "ttft_ms", "tpot_ms"),
+    "costSLO": ("cost",),
+    "accSLO": ("accuracy",),
+}
+
+
+class DeployModelRequest(Strict):
+    """`intent` is what to minimise within all limits; latSLO, costSLO, accSLO mean minCost, and need theirs.
+
+    `tensorParallel` and `pipelineParallel` list the degrees that are allowed (any, if empty);
+    `layersPerStage` fixes the split.
+    """
+
+    model: Name
+    maxOutputLength: int = Field(default=256, ge=1, le=1_000_000)
+    intent: IntentName = "minCost"
+    SLOs: SloLimits = Field(default_factory=SloLimits)
+    load: LoadForm = Field(default_factory=LoadForm)
+    tensorParallel: list[Degree] = Field(default_factory=list, max_length=64)
+    pipelineParallel: list[Degree] = Field(default_factory=list, max_length=64)
+    layersPerStage: list[Degree] = Field(default_factory=list, max_length=1000)
+    antiAffinity: AntiAffinity | None = None
+    autoRelax: AutoRelax | None = None
+    replicas: Replicas | None = Field(
+        default=None, description="One, if left out; a variant's are those of its base."
+    )
+
+    @model_validator(mode="after")
+    def _slo_is_given(self) -> DeployModelRequest:
+        wanted = _SLO_FIELDS.get(self.intent, ())
+        if wanted and all(getattr(self.SLOs, name) is None for name in wanted):
+            raise ValueError(f"intent {self.intent} needs at least one of SLOs.{', SLOs.'.join(wanted)}")
+        stages = len(self.layersPerStage)
+        if stages and self.pipelineParallel and stages not in self.pipelineParallel:
+            raise ValueError(
+                f"layersPerStage has {stages} stages, pipelineParallel allows {self.pipelineParallel}; "
+                "leave one of the two out"
+            )
+        return self
+
+    @property
+    def decided_intent(self) -> Intent:
+        return Intent.MIN_COST if self.intent in _SLO_FIELDS else Intent(self.intent)
+
+    def to_bounds(self) -> Bounds:
+        apart = self.antiAffinity
+        return Bounds(
+            tuple(self.tensorParallel),
+            tuple(self.pipelineParallel),
+            tuple(self.layersPerStage),
+            apart.group if apart else "",
+            Scope(apart.scope) if apart else Scope.NONE,
+        )
+
+    def to_scaling(self) -> Scaling:
+        return (self.replicas or Replicas()).to_scaling()
+
+    def to_relaxing(self) -> Relaxing:
+        return Relaxing() if self.autoRelax is None else Relaxing(True, self.autoRelax.maxFactor)

@@ -1,0 +1,249 @@
+"""Profiles and estimates as users see them: requests and answers. Times in milliseconds, sizes in bytes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, Field, StringConstraints
+
+from controlplane.api.schemas.common import IntervalView, Strict
+from controlplane.planning.estimates import Answer, Load, Shape
+from controlplane.state.records import ModelProfile
+from profiler.errors import MeasurementError
+from profiler.measurements import Timing, from_lines
+from profiler.predicting.predict import RankCost
+
+_VariantName = Annotated[str, StringConstraints(min_length=1, max_length=192)]
+
+
+class ProfileRequest(Strict):
+    again: bool = Field(default=False, description="Measure everything once more, not only what is lacking.")
+
+
+class LoadRequest(Strict):
+    """Requests that arrive at once at an idle engine, and ask `variants` in turn (the base if named)."""
+
+    batch: int = Field(default=1, description="Requests at once, at least 1.")
+    inputTokens: int = Field(default=128, description="Of each prompt, at least 1.")
+    outputTokens: int = Field(default=128, description="Of each answer, at least 1.")
+    variants: list[_VariantName] = Field(default_factory=list, max_length=1000)
+    devices: int | None = Field(
+        default=None,
+        description="As if there were so many like the cluster's, one for each rank; else those there are.",
+    )
+
+    def to_load(self) -> Load:
+        return Load(self.batch, self.inputTokens, self.outputTokens, tuple(self.variants), self.devices)
+
+
+class PlansRequest(LoadRequest):
+    """A load, and the devices that plans may use."""
+
+
+class EstimateRequest(LoadRequest):
+    """A plan and a load. `layersPerStage` is an even split into `pipelineParallel` stages if left out."""
+
+    tensorParallel: int = 1
+    pipelineParallel: int | None = None
+    layersPerStage: list[int] | None = Field(default=None, max_length=1000)
+    quantization: Annotated[str, StringConstraints(max_length=64)] = "none"
+
+    def to_shape(self) -> Shape:
+        split = None if self.layersPerStage is None else tuple(self.layersPerStage)
+        return Shape(self.tensorParallel, self.pipelineParallel, split, self.quantization)
+
+
+class RankCostView(BaseModel):
+    rank: int
+    stage: int
+    layers: int
+    weightBytes: int
+    activationBytes: int
+    graphBytes: int
+    runtimeBytes: int
+    variantBytes: int
+    kvCacheBytes: int
+    totalBytes: IntervalView
+
+    @classmethod
+    def of(cls, rank: int, stage: int, layers: int, cost: RankCost) -> RankCostView:
+        return cls(
+            rank=rank,
+            stage=stage,
+            layers=layers,
+            weightBytes=cost.weights,
+            activationBytes=cost.activations,
+            graphBytes=cost.graphs,
+            runtimeBytes=cost.runtime,
+            variantBytes=cost.variants,
+            kvCacheBytes=cost.kv_cache,
+            totalBytes=IntervalView.of(cost.total),
+        )
+
+
+class VariantLoadView(BaseModel):
+    """What the variants of the batch add to a layer: ranks over its requests, bytes of distinct variants."""
+
+    requests: int
+    rankSum: int
+    rankMax: int
+    distinctBytesPerLayer: int
+    boftBlocksPerLayer: int
+
+
+class EstimateView(BaseModel):
+    """What a plan of the base `model` costs under a load.
+
+    `basis` is `profile` (measured on this kind of device) or `rough` (a roofline); `notes` say what was not
+    measured. `kvCapacityTokens` is what the devices' free memory holds beside all else, `concurrency` how
+    many such requests that is; null where there are not enough devices. `costGibS` is memory x latency.
+    """
+
+    model: str
+    basis: str
+    notes: list[str]
+    tensorParallel: int
+    layersPerStage: list[int]
+    quantization: str
+    batch: int
+    inputTokens: int
+    outputTokens: int
+    variants: list[str]
+    variantLoad: VariantLoadView | None
+    ttftMs: IntervalView
+    tpotMs: IntervalView
+    latencyMs: IntervalView
+    tokensPerSecond: IntervalView
+    ranks: list[RankCostView]
+    memoryBytes: float
+    kvCapacityTokens: int | None
+    concurrency: int | None
+    costGibS: float
+    pareto: bool | None = None
+
+    @classmethod
+    def of(cls, a: Answer) -> EstimateView:
+        p, plan = a.prediction, a.plan
+        return cls(
+            model=a.model,
+            basis=p.basis,
+            notes=list(p.notes),
+            tensorParallel=plan.tensor_parallel,
+            layersPerStage=list(plan.layers_per_stage),
+            quantization=plan.quantization,
+            batch=a.load.batch,
+            inputTokens=a.load.input_tokens,
+            outputTokens=a.load.output_tokens,
+            variants=list(a.load.variants),
+            variantLoad=_variant_load(a),
+            ttftMs=IntervalView.of(p.ttft_s, 1e3),
+            tpotMs=IntervalView.of(p.tpot_s, 1e3),
+            latencyMs=IntervalView.of(p.latency_s, 1e3),
+            tokensPerSecond=IntervalView.of(p.tokens_per_s),
+            ranks=_ranks(a),
+            memoryBytes=a.memory_bytes,
+            kvCapacityTokens=p.kv_capacity_tokens,
+            concurrency=p.concurrency,
+            costGibS=a.cost_gib_s,
+            pareto=a.pareto,
+        )
+
+
+def _ranks(a: Answer) -> list[RankCostView]:
+    tp, layers = a.plan.tensor_parallel, a.plan.layers_per_stage
+    return [
+        RankCostView.of(rank, rank // tp, layers[rank // tp], cost)
+        for rank, cost in enumerate(a.prediction.ranks)
+    ]
+
+
+def _variant_load(a: Answer) -> VariantLoadView | None:
+    load = a.prediction.variants
+    if not load.rows:
+        return None
+    return VariantLoadView(
+        requests=load.rows,
+        rankSum=load.rank_sum,
+        rankMax=load.rank_max,
+        distinctBytesPerLayer=load.distinct_bytes,
+        boftBlocksPerLayer=load.boft_blocks,
+    )
+
+
+class PlansView(BaseModel):
+    """Every plan, fewest ranks first; `pareto` where none is better in latency, cost and memory at once."""
+
+    plans: list[EstimateView]
+
+
+class MeasuredView(BaseModel):
+    """One load that was measured, on a fingerprint of so many layers; `variants` were made up for it."""
+
+    tensorParallel: int
+    layersPerStage: list[int]
+    quantization: str = "none"
+    batch: int
+    inputTokens: int
+    outputTokens: int
+    variants: list[str] = Field(default_factory=list)
+    ttftMs: float
+    tpotMs: float
+
+
+class ProfileView(BaseModel):
+    """What was measured of the architecture of the base `model`. `phase` is null before it was begun.
+
+    `loads` of `plannedLoads` are there after `seconds`; all models of this shape share it.
+    """
+
+    model: str
+    phase: str | None
+    reason: str
+    key: str | None = None
+    architecture: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    engineVersion: str | None = None
+    seconds: float = 0.0
+    plannedLoads: int = 0
+    loads: list[MeasuredView] = Field(default_factory=list)
+
+    @classmethod
+    def of(cls, model: str, profile: ModelProfile | None) -> ProfileView:
+        if profile is None:
+            reason = f"not measured; `ostinato profile {model}` or POST /models/{model}/profile does it"
+            return cls(model=model, phase=None, reason=reason)
+        return cls(
+            model=model,
+            phase=profile.phase,
+            reason=profile.reason,
+            key=profile.key,
+            architecture=profile.architecture,
+            dtype=profile.dtype,
+            device=profile.device,
+            engineVersion=profile.engine_version,
+            seconds=profile.seconds,
+            plannedLoads=profile.all_points,
+            loads=_measured(profile),
+        )
+
+
+def _measured(profile: ModelProfile) -> list[MeasuredView]:
+    try:
+        timings = [m for m in from_lines(profile.measurements, profile.key) if isinstance(m, Timing)]
+    except MeasurementError:  # written by another version: it is measured again when it is used
+        return []
+    return [
+        MeasuredView(
+            tensorParallel=t.setting.tensor_parallel,
+            layersPerStage=list(t.setting.layers_per_stage),
+            quantization=t.setting.quantization,
+            batch=t.point.batch,
+            inputTokens=t.point.input_tokens,
+            outputTokens=t.output_tokens,
+            variants=[one.label for one in t.point.mix],
+            ttftMs=t.ttft_s * 1e3,
+            tpotMs=t.tpot_s * 1e3,
+        )
+        for t in timings
+    ]

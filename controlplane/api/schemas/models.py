@@ -1,0 +1,292 @@
+"""Requests and answers of the management API (names from MaverIQ, Table 1), as users see them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, StringConstraints, model_validator
+
+from controlplane.api.schemas.common import Name, Strict
+from controlplane.api.schemas.deploy import (
+    AntiAffinity,
+    AutoRelax,
+    LoadForm,
+    Replicas,
+    ReplicasChange,
+    SloLimits,
+)
+from controlplane.api.schemas.placement import GroupView, PlanView
+from controlplane.api.schemas.residency import EngineResidencyView
+from controlplane.state.records import Deployment, Model, Operation
+from profiler.variants.types import VariantSpec
+
+Uri = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+
+
+class RegisterModelRequest(Strict):
+    """A base model by its `source`, or a variant by its `base` (a registered name) and `adapter`."""
+
+    model: Name
+    source: Uri | None = Field(default=None, description="file://..., bundled://... or an absolute path.")
+    base: Name | None = None
+    adapter: Uri | None = Field(
+        default=None,
+        description="The variant's folder (LoRA, BOFT or compressed delta): file://... or a path.",
+    )
+    compressionTechnique: dict[
+        Annotated[str, StringConstraints(min_length=1, max_length=64)],
+        Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)],
+    ] = Field(
+        default_factory=lambda: {"none": 100.0}, max_length=32, description="Accuracy of each technique, %."
+    )
+
+    @model_validator(mode="after")
+    def _base_or_variant(self) -> RegisterModelRequest:
+        if (self.source is None) == (self.base is None) or (self.base is None) != (self.adapter is None):
+            raise ValueError(
+                "give either `source` (a base model) or both `base` and `adapter` (a variant); "
+                f"got {[k for k in ('source', 'base', 'adapter') if getattr(self, k) is not None]}"
+            )
+        if self.base == self.model:
+            raise ValueError("a variant cannot be its own base")
+        if not self.compressionTechnique:
+            raise ValueError('compressionTechnique needs at least one entry, such as {"none": 100}')
+        return self
+
+
+class InferenceModelRequest(Strict):
+    model: Annotated[str, StringConstraints(min_length=1, max_length=192)]
+    inputText: Annotated[str, StringConstraints(min_length=1)]
+    maxOutputLength: int | None = Field(default=None, ge=1, le=1_000_000)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    topP: float | None = Field(default=None, gt=0, le=1)
+    seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
+    stop: list[Annotated[str, StringConstraints(min_length=1)]] | None = Field(default=None, max_length=16)
+    format: Literal["chat", "raw"] = Field(
+        default="chat", description="raw: no chat template around inputText."
+    )
+
+
+class InferenceModelResponse(BaseModel):
+    model: str
+    outputText: str
+    finishReason: str | None
+    inputTokens: int
+    outputTokens: int
+
+
+class EventView(BaseModel):
+    at_s: float
+    phase: str
+    message: str
+
+
+class OperationView(BaseModel):
+    """A long-running request, as it stands. `done` is true when `phase` is final."""
+
+    id: str
+    kind: str
+    target: str
+    phase: str
+    progress: float
+    reason: str
+    done: bool
+    error: dict[str, Any] | None
+    createdAt: float
+    updatedAt: float
+    events: list[EventView]
+
+    @classmethod
+    def of(cls, op: Operation) -> OperationView:
+        return cls(
+            id=op.id,
+            kind=op.kind,
+            target=op.target,
+            phase=op.phase,
+            progress=op.progress,
+            reason=op.reason,
+            done=op.done,
+            error=op.error,
+            createdAt=op.created_at_s,
+            updatedAt=op.updated_at_s,
+            events=[EventView(at_s=e.at_s, phase=e.phase, message=e.message) for e in op.events],
+        )
+
+
+class ModuleView(BaseModel):
+    """One kind of module that a variant adapts: the largest values of any layer; 0 where meaningless."""
+
+    sizeBytes: int
+    rank: int
+    factors: int
+    blockSize: int
+
+
+class VariantView(BaseModel):
+    """What a variant's files hold. `bits` are the widths of stored codes; empty: floating point."""
+
+    modules: dict[str, ModuleView]
+    bits: list[int]
+    fullBytes: int
+    replacesEmbedding: bool
+    replacesHead: bool
+
+    @classmethod
+    def of(cls, spec: VariantSpec) -> VariantView:
+        return cls(
+            modules={
+                name: ModuleView(
+                    sizeBytes=f.size_bytes, rank=f.rank, factors=f.factors, blockSize=f.block_size
+                )
+                for name, f in spec.modules.items()
+            },
+            bits=list(spec.bits),
+            fullBytes=spec.full_bytes,
+            replacesEmbedding=spec.replaces_embedding,
+            replacesHead=spec.replaces_head,
+        )
+
+
+class ModelView(BaseModel):
+    """A registered model. `kind` is base, lora, boft, sparse_delta or svd_delta, null until it is known.
+
+    `path` is the folder it was read from, as the server sees it.
+    """
+
+    model: str
+    kind: str | None = None
+    phase: str
+    source: str | None
+    base: str | None
+    adapter: str | None
+    path: str | None = None
+    compressionTechnique: dict[str, float]
+    reason: str
+    deployed: bool
+    variants: list[str]
+    weightBytes: int | None
+    rank: int | None
+    variant: VariantView | None = None
+    createdAt: float
+
+    @classmethod
+    def of(cls, m: Model, deployed: bool, variants: list[str]) -> ModelView:
+        known = m.spec or m.variant_spec
+        variant = m.variant_spec
+        return cls(
+            model=m.name,
+            kind="base" if not m.is_variant else variant.kind if variant else None,
+            phase=m.phase,
+            source=m.source,
+            base=m.base,
+            adapter=m.adapter,
+            path=m.path,
+            compressionTechnique=m.compression,
+            reason=m.reason,
+            deployed=deployed,
+            variants=variants,
+            weightBytes=known.weight_bytes if known else None,
+            rank=(variant.max_rank or None) if variant else None,
+            variant=VariantView.of(variant) if variant else None,
+            createdAt=m.created_at_s,
+        )
+
+
+class TuneRequest(Strict):
+    """What can be changed of a base's deployment while it runs: one of these, or both."""
+
+    maxActiveVariants: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="Variants of this base that may run at once, 1 to its slots.",
+    )
+    replicas: ReplicasChange | None = None
+
+    @model_validator(mode="after")
+    def _something(self) -> TuneRequest:
+        if self.maxActiveVariants is None and (self.replicas is None or not self.replicas.model_fields_set):
+            raise ValueError("give maxActiveVariants, or something of replicas")
+        return self
+
+
+class DeploymentView(BaseModel):
+    """`groups` are a base's engines, `plan` that of the first of them that serves.
+
+    `maxActiveVariants` is what a base was told; null: as many as have slots.
+
+    `residency` says for each replica of the engine where variants are: all of a base's, or the one that is
+    described. It is null in lists, and while the engine does not answer; `residencyReason` says why.
+    """
+
+    model: str
+    phase: str
+    host: str
+    intent: str
+    maxOutputLength: int
+    SLOs: SloLimits
+    load: LoadForm = Field(default_factory=LoadForm)
+    tensorParallel: list[int] = []
+    pipelineParallel: list[int] = []
+    layersPerStage: list[int] = []
+    antiAffinity: AntiAffinity | None = None
+    autoRelax: AutoRelax | None = None
+    reason: str
+    plan: PlanView | None
+    replicas: Replicas | None = None
+    groups: list[GroupView] = []
+    createdAt: float
+    maxActiveVariants: int | None = None
+    residency: list[EngineResidencyView] | None = None
+    residencyReason: str = ""
+
+    @classmethod
+    def of(cls, d: Deployment) -> DeploymentView:
+        return cls(
+            model=d.model,
+            phase=d.phase,
+            host=d.host,
+            intent=d.intent,
+            maxOutputLength=d.max_output_tokens,
+            SLOs=SloLimits.of(d.slos),
+            load=LoadForm.of(d.load),
+            tensorParallel=list(d.bounds.tensor_parallel),
+            pipelineParallel=list(d.bounds.pipeline_parallel),
+            layersPerStage=list(d.bounds.layers_per_stage),
+            antiAffinity=AntiAffinity.of(d.bounds),
+            autoRelax=AutoRelax.of(d.relaxing),
+            reason=d.reason,
+            plan=GroupView.of(d.host, d.leading).plan if d.leading else None,
+            replicas=Replicas.of(d.scaling) if d.model == d.host else None,
+            groups=[GroupView.of(d.host, group) for group in d.groups],
+            createdAt=d.created_at_s,
+            maxActiveVariants=d.max_active_variants,
+        )
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None = None
+    code: str
+    details: dict[str, Any] | None = None
+
+
+class ErrorBody(BaseModel):
+    """The OpenAI error object; every endpoint answers errors with it."""
+
+    error: ErrorDetail
+
+
+class LoadLoraAdapterRequest(Strict):
+    """As vLLM's; `base_model_name` may be left out while one base is deployed."""
+
+    lora_name: Name
+    lora_path: Uri
+    base_model_name: Name | None = None
+    load_inplace: Literal[False] = False
+
+
+class UnloadLoraAdapterRequest(Strict):
+    lora_name: Name
+    lora_int_id: int | None = None

@@ -1,0 +1,173 @@
+"""Where a deployment is and why, as users see it. Times in milliseconds, sizes in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel
+
+from controlplane.api.schemas.common import IntervalView
+from controlplane.planning import infeasibility
+from controlplane.state.worker_groups import MeasuredRank, WorkerGroup, group_id
+from placement.types import Placement, RankPlacement, Relaxation
+from profiler.types import Interval
+
+MS = 1000
+
+
+class RankView(BaseModel):
+    """`memoryBytes` are planned; `measuredBytes` what it was found to take once its engine was ready."""
+
+    rank: int
+    stage: int
+    node: str
+    device: str
+    layers: tuple[int, int]
+    memoryBytes: int
+    measuredBytes: int | None = None
+
+    @classmethod
+    def of(cls, r: RankPlacement, measured_bytes: int | None = None) -> RankView:
+        return cls(
+            rank=r.rank,
+            stage=r.stage,
+            node=r.node,
+            device=f"{r.device_kind}:{r.device_index}",
+            layers=(r.layer_start, r.layer_end),
+            memoryBytes=r.memory_bytes,
+            measuredBytes=measured_bytes,
+        )
+
+
+class RelaxationView(BaseModel):
+    """Moving `constraint` from `asked` to `offered` suffices; that is `factor` times worse."""
+
+    constraint: str
+    asked: float
+    offered: float
+    factor: float
+    text: str
+
+    @classmethod
+    def of(cls, relaxation: Relaxation) -> RelaxationView:
+        return cls(**infeasibility.as_data(relaxation))
+
+
+class ChoiceView(BaseModel):
+    """Why this plan: `objective`, least is best, among `alternatives` layouts of `shapes` shapes that kept
+    every limit. Latencies are under the expected load; one engine keeps up with `throughputPerS` requests,
+    `utilisation` is each stage's busy share. `basis` is profile or rough; `relaxed` gave way, as allowed."""
+
+    objective: float
+    unit: str
+    alternatives: int
+    shapes: int
+    basis: str
+    latencyMs: float
+    ttftMs: IntervalView | None
+    tpotMs: IntervalView | None
+    throughputPerS: float
+    utilisation: list[float]
+    relaxed: list[RelaxationView]
+    notes: list[str]
+
+    @classmethod
+    def of(cls, placement: Placement) -> ChoiceView:
+        choice = placement.choice
+        return cls(
+            objective=choice.objective,
+            unit=choice.unit,
+            alternatives=choice.alternatives,
+            shapes=choice.shapes,
+            basis=placement.estimate.basis,
+            latencyMs=choice.latency_s * MS,
+            ttftMs=_ms(choice.ttft),
+            tpotMs=_ms(choice.tpot),
+            throughputPerS=choice.throughput_per_s,
+            utilisation=list(choice.utilisation),
+            relaxed=[RelaxationView.of(one) for one in choice.relaxed],
+            notes=[*choice.reasons, *choice.notes],
+        )
+
+
+class PlanView(BaseModel):
+    """The chosen plan: its shape, where its ranks run, what it should cost, and why it was chosen.
+
+    `choice` is null for what an older version placed.
+    """
+
+    tensorParallel: int
+    layersPerStage: list[int]
+    quantization: str
+    maxModelLen: int
+    kvCacheTokens: int
+    maxVariants: int
+    maxLoraRank: int
+    ranks: list[RankView]
+    estimatedTtftMs: float
+    estimatedTpotMs: float
+    accuracy: float
+    reason: str
+    choice: ChoiceView | None = None
+
+    @classmethod
+    def of(cls, placement: Placement, measured: Sequence[MeasuredRank] = ()) -> PlanView:
+        plan, estimate = placement.plan, placement.estimate
+        found = {r.rank: r.measured_bytes for r in measured}
+        return cls(
+            tensorParallel=plan.tensor_parallel,
+            layersPerStage=list(plan.layers_per_stage),
+            quantization=plan.quantization,
+            maxModelLen=plan.max_model_len,
+            kvCacheTokens=plan.kv_cache_tokens,
+            maxVariants=plan.max_variants,
+            maxLoraRank=plan.max_lora_rank,
+            ranks=[RankView.of(r, found.get(r.rank)) for r in placement.ranks],
+            estimatedTtftMs=estimate.ttft_s * MS,
+            estimatedTpotMs=estimate.tpot_s * MS,
+            accuracy=estimate.accuracy,
+            reason=placement.reason,
+            choice=ChoiceView.of(placement) if placement.choice.unit else None,
+        )
+
+
+class PreviewView(BaseModel):
+    """What a deployment would be as the cluster is now; nothing was done.
+
+    `host` is the base whose engine would serve it; `running` if that is there already, with this plan.
+    `waits` is empty, or says what is being measured where it would be, and is waited for.
+    """
+
+    model: str
+    host: str
+    running: bool
+    plan: PlanView | None
+    waits: str = ""
+
+
+class GroupView(BaseModel):
+    """One replica: a worker group with an engine. `name` is what the cluster and the ledgers call it; `phase`
+    is Pending (to be placed, at `retryAt` at the latest), Starting, Serving or Draining; `reason` says why it
+    does not serve."""
+
+    name: str
+    phase: str
+    reason: str
+    failures: int
+    retryAt: float | None
+    plan: PlanView | None
+
+    @classmethod
+    def of(cls, host: str, group: WorkerGroup) -> GroupView:
+        return cls(
+            name=group_id(host, group.number),
+            phase=group.phase,
+            reason=group.reason,
+            failures=group.failures,
+            retryAt=group.retry_at_s or None,
+            plan=None if group.placement is None else PlanView.of(group.placement, group.measured),
+        )
+
+
+def _ms(interval: Interval | None) -> IntervalView | None:
+    return None if interval is None else IntervalView.of(interval, MS)

@@ -1,0 +1,45 @@
+"""What the API answers as plain dictionaries, typed for its callers."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from controlplane.api.schemas.models import DeploymentView, ModelView, OperationView
+
+
+class DeviceView(BaseModel):
+    node: str
+    index: int
+    kind: str
+    totalBytes: int  # noqa: N815 - the API's spelling
+    freeBytes: int  # noqa: N815
+
+
+class EngineView(BaseModel):
+    """Of one worker group of `host`."""
+
+    host: str
+    group: str = ""
+    status: str
+    message: str
+    replicas: int
+    variants: list[str]
+
+
+class StatusView(BaseModel):
+    version: str
+    revision: int
+    devices: list[DeviceView]
+    engines: list[EngineView]
+
+
+class Models(BaseModel):
+    models: list[ModelView]
+
+
+class Deployments(BaseModel):
+    deployments: list[DeploymentView]
+
+
+class Operations(BaseModel):
+    operations: list[OperationView]

@@ -1,0 +1,315 @@
+"""The REST API as typed calls. Errors come back as the classes of errors.py, found by their `code`."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+from pydantic import BaseModel
+
+from controlplane import errors
+from controlplane.api.routes.rebalancing import RebalanceRequest, RebalanceView
+from controlplane.api.schemas.cluster import ClusterView
+from controlplane.api.schemas.deploy import DeployModelRequest, ReplicasChange
+from controlplane.api.schemas.estimates import (
+    EstimateRequest,
+    EstimateView,
+    PlansRequest,
+    PlansView,
+    ProfileRequest,
+    ProfileView,
+)
+from controlplane.api.schemas.models import (
+    DeploymentView,
+    InferenceModelRequest,
+    InferenceModelResponse,
+    ModelView,
+    OperationView,
+    RegisterModelRequest,
+    TuneRequest,
+)
+from controlplane.api.schemas.placement import PreviewView
+from controlplane.api.schemas.status import Deployments, Models, Operations, StatusView
+from controlplane.client.responses import (
+    DEFAULT_URL,
+    body_of,
+    checked,
+    checked_url,
+    chunk_of,
+    error_of,
+    events_of,
+    lines_of,
+    network_message,
+    parse,
+    path_part,
+    pause_of,
+    text_of,
+    validated,
+)
+from controlplane.errors import Unavailable
+from controlplane.state.records import Phase
+
+ATTEMPTS = 4  # of one call, in all
+RECONNECTS = 30  # of one watch, since the operation last changed
+STREAM_SILENCE_S = 60.0  # a watch silent for longer is opened anew
+
+
+class Client:
+    """Calls one Ostinato. Safe calls and calls that carry an Idempotency-Key are retried; others are not."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout_s: float = 600.0,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.url = checked_url(url or os.environ.get("OSTINATO_URL") or DEFAULT_URL)
+        key = os.environ.get("OSTINATO_API_KEY", "") if api_key is None else api_key
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(30.0, connect=5.0),
+            verify=self.url.scheme == "https",  # reading certificates that nobody asks for takes 50 ms
+            trust_env=self.url.host not in {"127.0.0.1", "localhost", "::1"},  # no proxy to ourselves
+        )
+        self._answer_timeout = httpx.Timeout(timeout_s, connect=5.0)
+        self._sleep = sleep
+        self._clock = clock
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Models
+
+    def register_model(self, request: RegisterModelRequest) -> OperationView:
+        return parse(OperationView, self._create("POST", "/register_model", request))
+
+    def models(self) -> list[ModelView]:
+        return parse(Models, self._get("/models")).models
+
+    def model(self, name: str) -> ModelView:
+        return parse(ModelView, self._get(f"/models/{path_part(name)}"))
+
+    def delete_model(self, name: str) -> OperationView:
+        return parse(OperationView, self._create("DELETE", f"/models/{path_part(name)}"))
+
+    # Profiles and estimates
+
+    def profile_model(self, name: str, again: bool = False) -> OperationView:
+        """Measure what the profile of a model's architecture lacks, or with `again` everything."""
+        path = f"/models/{path_part(name)}/profile"
+        return parse(OperationView, self._create("POST", path, ProfileRequest(again=again)))
+
+    def profile(self, name: str) -> ProfileView:
+        return parse(ProfileView, self._get(f"/models/{path_part(name)}/profile"))
+
+    def estimate(self, name: str, request: EstimateRequest) -> EstimateView:
+        """What a plan costs under a load. Errors: also InvalidRequest, naming the field that is wrong."""
+        return parse(EstimateView, self._create("POST", f"/models/{path_part(name)}/estimate", request))
+
+    def plans(self, name: str, request: PlansRequest) -> list[EstimateView]:
+        """What every plan costs under a load, fewest ranks first."""
+        return parse(PlansView, self._create("POST", f"/models/{path_part(name)}/plans", request)).plans
+
+    # Deployments
+
+    def deploy_model(self, request: DeployModelRequest) -> OperationView:
+        return parse(OperationView, self._create("POST", "/deploy_model", request))
+
+    def plan_deployment(self, request: DeployModelRequest) -> PreviewView:
+        """What deploying would do as the cluster is now. Errors: also NoFeasiblePlan, as its end would be."""
+        return parse(PreviewView, self._retry(lambda: self._http.post("/plan", json=body_of(request))))
+
+    def rebalance(self, request: RebalanceRequest) -> RebalanceView:
+        """Propose moves, and begin them unless it is a dry run. Errors: NotReady while others are under way,
+        so that sent twice it begins once."""
+        return parse(RebalanceView, self._retry(lambda: self._http.post("/rebalance", json=body_of(request))))
+
+    def deployments(self) -> list[DeploymentView]:
+        return parse(Deployments, self._get("/deployments")).deployments
+
+    def deployment(self, name: str) -> DeploymentView:
+        return parse(DeploymentView, self._get(f"/deployments/{path_part(name)}"))
+
+    def undeploy(self, name: str) -> OperationView:
+        return parse(OperationView, self._create("DELETE", f"/deployments/{path_part(name)}"))
+
+    def tune(
+        self, name: str, max_active_variants: int | None = None, replicas: ReplicasChange | None = None
+    ) -> DeploymentView:
+        """Let at most this many variants of a base run at once; change what is named of its replicas."""
+        body = TuneRequest(maxActiveVariants=max_active_variants, replicas=replicas)
+        return parse(DeploymentView, self._create("PATCH", f"/deployments/{path_part(name)}", body))
+
+    def prefetch(self, name: str) -> DeploymentView:
+        """Have a variant read into host memory; returns when it is there."""
+        path = f"/deployments/{path_part(name)}/prefetch"
+        send = lambda: self._http.post(path, timeout=self._answer_timeout)  # noqa: E731
+        return parse(DeploymentView, self._retry(send))
+
+    def logs(self, name: str, lines: int = 200) -> str:
+        return self._get(f"/deployments/{path_part(name)}/logs", lines=lines).text
+
+    def status(self) -> StatusView:
+        return parse(StatusView, self._get("/status"))
+
+    def cluster(self) -> ClusterView:
+        return parse(ClusterView, self._get("/cluster"))
+
+    # Operations
+
+    def operations(self) -> list[OperationView]:
+        return parse(Operations, self._get("/operations")).operations
+
+    def operation(self, operation_id: str) -> OperationView:
+        return parse(OperationView, self._get(f"/operations/{path_part(operation_id)}"))
+
+    def cancel(self, operation_id: str) -> OperationView:
+        return parse(OperationView, self._create("POST", f"/operations/{path_part(operation_id)}/cancel"))
+
+    def watch(self, operation_id: str) -> Iterator[OperationView]:
+        """The operation as it is now and at each change, until it is done. A broken stream is opened anew."""
+        return self._watch(operation_id, deadline_s=None)
+
+    def wait(self, operation: OperationView | str, timeout_s: float | None = None) -> OperationView:
+        """The finished operation; a failed one raises its error. Errors: TimeoutError."""
+        operation_id = operation if isinstance(operation, str) else operation.id
+        deadline_s = None if timeout_s is None else self._clock() + timeout_s
+        for view in self._watch(operation_id, deadline_s):
+            if view.phase == Phase.FAILED:
+                raise error_of(view)
+            if view.done:
+                return view
+            if self._is_past(deadline_s):
+                break
+        raise TimeoutError(f"operation {operation_id} is not done after {timeout_s} s; it goes on")
+
+    # Inference
+
+    def inference_model(self, request: InferenceModelRequest) -> InferenceModelResponse:
+        with self._connected():
+            response = self._http.post(
+                "/inference_model", json=body_of(request), timeout=self._answer_timeout
+            )
+        return parse(InferenceModelResponse, checked(response))
+
+    def chat_stream(
+        self, model: str, messages: Sequence[Mapping[str, str]], **params: Any
+    ) -> Generator[str, None, None]:
+        """The answer's text as it is generated. Errors: also EngineFailed when it breaks off."""
+        body = {**params, "model": model, "messages": list(messages)}
+        with closing(self.chunks("/v1/chat/completions", body)) as chunks:
+            for chunk in chunks:
+                yield text_of(chunk)
+
+    def chunks(
+        self, path: str, body: Mapping[str, Any], silence_s: float | None = None
+    ) -> Generator[dict[str, Any], None, None]:
+        """The chunks of a streamed OpenAI answer, as they come. Closing it cancels the request.
+
+        Errors: also EngineFailed when it breaks off, Unavailable after `silence_s` without a chunk.
+        """
+        timeout = self._answer_timeout if silence_s is None else httpx.Timeout(silence_s, connect=5.0)
+        with self._stream("POST", path, timeout, json={**body, "stream": True}) as events:
+            for data in events:
+                if data == "[DONE]":
+                    return
+                yield chunk_of(data)
+        raise errors.EngineFailed("the answer broke off before its end; ask again")
+
+    # One call
+
+    def _get(self, path: str, **params: int) -> httpx.Response:
+        return self._retry(lambda: self._http.get(path, params=params))
+
+    def _create(self, method: str, path: str, request: BaseModel | None = None) -> httpx.Response:
+        """A call that changes something: its key lets the server recognise a repetition."""
+        headers = {"Idempotency-Key": uuid.uuid4().hex}
+        body = None if request is None else body_of(request)
+        return self._retry(lambda: self._http.request(method, path, json=body, headers=headers))
+
+    def _retry(self, send: Callable[[], httpx.Response]) -> httpx.Response:
+        for attempt in range(1, ATTEMPTS):
+            try:
+                return self._send(send)
+            except Unavailable as error:
+                pause_s = pause_of(error, attempt)
+                if pause_s is None:
+                    raise
+            self._sleep(pause_s)
+        return self._send(send)
+
+    def _send(self, send: Callable[[], httpx.Response]) -> httpx.Response:
+        with self._connected():
+            response = send()
+        return checked(response)
+
+    # Streams
+
+    def _watch(self, operation_id: str, deadline_s: float | None) -> Iterator[OperationView]:
+        seen: OperationView | None = None
+        breaks, allowed = 0, ATTEMPTS - 1
+        while True:
+            try:
+                for view in self._watch_once(operation_id, deadline_s):
+                    if view != seen:
+                        breaks, allowed = 0, RECONNECTS
+                        yield view
+                    seen = view
+                    if view.done:
+                        return
+            except Unavailable:
+                if breaks >= allowed:
+                    raise
+            if self._is_past(deadline_s):
+                return
+            breaks += 1
+            if breaks > allowed:
+                raise Unavailable(f"the news of operation {operation_id} keep breaking off; watch it again")
+            self._sleep(min(0.1 * 2**breaks, 2.0))
+
+    def _watch_once(self, operation_id: str, deadline_s: float | None) -> Iterator[OperationView]:
+        left_s = STREAM_SILENCE_S if deadline_s is None else max(deadline_s - self._clock(), 0.001)
+        timeout = httpx.Timeout(min(left_s, STREAM_SILENCE_S), connect=5.0)
+        with self._stream("GET", f"/operations/{path_part(operation_id)}/watch", timeout) as events:
+            for data in events:
+                yield validated(OperationView, data)
+
+    @contextmanager
+    def _stream(
+        self, method: str, path: str, timeout: httpx.Timeout, json: object = None
+    ) -> Iterator[Iterator[str]]:
+        with self._connected(), self._http.stream(method, path, json=json, timeout=timeout) as response:
+            if not response.is_success:
+                response.read()
+            yield events_of(lines_of(checked(response).iter_text()))
+
+    def _is_past(self, deadline_s: float | None) -> bool:
+        return deadline_s is not None and self._clock() >= deadline_s
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        """Turns what the network does to a call into Unavailable, with `reachable: false` in its details."""
+        try:
+            yield
+        except httpx.TransportError as failure:
+            raise Unavailable(
+                network_message(self.url, failure), details={"reachable": False, "url": str(self.url)}
+            ) from failure

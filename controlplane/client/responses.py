@@ -1,0 +1,169 @@
+"""What comes back over HTTP, as views, events and the classes of errors.py; and how calls are written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from controlplane import errors
+from controlplane.api.schemas.models import OperationView
+from controlplane.errors import OstinatoError, Unavailable, error_classes
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+LONGEST_PAUSE_S = 30.0  # a longer Retry-After is the caller's to wait for
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def network_message(url: httpx.URL, failure: httpx.TransportError) -> str:
+    if isinstance(failure, httpx.ConnectError | httpx.ConnectTimeout):
+        return f"nothing answers at {url}; start it with `ostinato up`, or name another with --url"
+    if isinstance(failure, httpx.TimeoutException):
+        return f"no answer from {url} in time; look at `ostinato status`, then try again"
+    return f"the connection to {url} broke off ({failure}); try again"
+
+
+def checked_url(text: str) -> httpx.URL:
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as failure:
+        raise errors.InvalidRequest(f"{text!r} is not a URL ({failure})", param="url") from failure
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise errors.InvalidRequest(f"the URL should look like {DEFAULT_URL}; got {text!r}", param="url")
+    return url
+
+
+def path_part(name: str) -> str:
+    return quote(name, safe="")
+
+
+def body_of(request: BaseModel) -> dict[str, Any]:
+    return request.model_dump(mode="json", exclude_none=True)
+
+
+def pause_of(error: Unavailable, attempt: int) -> float | None:
+    """How long to wait before the next attempt; None: do not try again."""
+    if error.details.get("reachable") is False:
+        return 0.1 * 2.0 ** (attempt - 1)
+    if error.retry_after_s is None or error.retry_after_s > LONGEST_PAUSE_S:
+        return None
+    return error.retry_after_s
+
+
+def parse(cls: type[M], response: httpx.Response) -> M:
+    return validated(cls, response.text)
+
+
+def validated(cls: type[M], text: str) -> M:
+    try:
+        return cls.model_validate_json(text)
+    except ValidationError as failure:
+        problem = failure.errors()[0]
+        raise OstinatoError(
+            f"the server's answer is not a {cls.__name__} ({problem['loc']}: {problem['msg']}); "
+            "use a client and a server of the same version"
+        ) from failure
+
+
+# Server-sent events
+
+
+def lines_of(chunks: Iterable[str]) -> Iterator[str]:
+    """Lines ended by newlines only: str.splitlines would also cut at characters that JSON leaves raw."""
+    rest = ""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split("\n")
+        for line in lines:
+            yield line.removesuffix("\r")
+
+
+def events_of(lines: Iterable[str]) -> Iterator[str]:
+    data: list[str] = []
+    for line in lines:
+        if line.startswith("data:"):
+            data.append(line[5:].removeprefix(" "))
+        elif not line and data:
+            yield "\n".join(data)
+            data = []
+
+
+def chunk_of(data: str) -> dict[str, Any]:
+    """One chunk of an OpenAI stream. Raises the error that it is instead, or EngineFailed."""
+    try:
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise error_from_body(chunk)
+        if not isinstance(chunk["choices"], list):
+            raise TypeError("choices are no list")
+    except (ValueError, KeyError, TypeError) as failure:
+        raise errors.EngineFailed(f"not a chunk of an answer: {data[:200]!r}") from failure
+    return dict(chunk)
+
+
+def text_of(chunk: Mapping[str, Any]) -> str:
+    """What a chat's chunk adds to its text. Raises EngineFailed."""
+    try:
+        choices = chunk["choices"]
+        return (choices[0]["delta"].get("content") or "") if choices else ""
+    except (KeyError, TypeError, AttributeError, IndexError) as failure:
+        raise errors.EngineFailed(f"not a chat chunk: {str(chunk)[:200]}") from failure
+
+
+# Errors
+
+
+_CLASSES = error_classes()
+
+
+def error_from_body(body: Mapping[str, Any], retry_after_s: float | None = None) -> OstinatoError:
+    """The exception an OpenAI error object stands for, bare or in its envelope."""
+    error = body.get("error", body)
+    if not isinstance(error, Mapping):
+        error = {"message": str(error)}
+    code = str(error.get("code") or OstinatoError.code)
+    details = error.get("details")
+    kept = dict(details) if isinstance(details, Mapping) else {}
+    if code not in _CLASSES:
+        kept["code"] = code
+    return _CLASSES.get(code, OstinatoError)(
+        str(error.get("message") or code),
+        param=error.get("param"),
+        details=kept,
+        retry_after_s=retry_after_s,
+    )
+
+
+def error_of(operation: OperationView) -> OstinatoError:
+    """Why an operation failed."""
+    return error_from_body(operation.error or {"message": operation.reason})
+
+
+def checked(response: httpx.Response) -> httpx.Response:
+    if response.is_success:
+        return response
+    retry_after_s = _retry_after_s(response)
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    if isinstance(body, dict) and isinstance(body.get("error"), dict):
+        raise error_from_body(body, retry_after_s)
+    cls = {429: errors.Overloaded, 503: Unavailable}.get(response.status_code, OstinatoError)
+    where = f"{response.request.method} {response.request.url.path}"
+    raise cls(
+        f"{where} answered {response.status_code} ({response.text[:200].strip()}); is this URL an Ostinato?",
+        details={"status": response.status_code},
+        retry_after_s=retry_after_s,
+    )
+
+
+def _retry_after_s(response: httpx.Response) -> float | None:
+    try:
+        return max(float(response.headers["Retry-After"]), 0.0)
+    except (KeyError, ValueError):
+        return None

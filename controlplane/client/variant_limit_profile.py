@@ -1,0 +1,166 @@
+"""Measuring a running engine with different numbers of variants at once, through the public API.
+
+Each N gets one burst: `concurrency` callers ask the variants in turn, without a pause, for `seconds`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from controlplane import errors
+from controlplane.api.schemas.models import DeploymentView
+from controlplane.client.client import Client
+from profiler.variant_limit import SlotMeasurement, candidate_limits, choose_limit
+
+PATH = "/v1/completions"
+PROMPT = "Here is a long list of simple words, one after another, that somebody wrote down:"
+LEAST_SILENCE_S = 0.1
+
+
+@dataclass(frozen=True)
+class Burst:
+    """`max_tokens` is the length of each answer, unless its deployment allows less."""
+
+    seconds: float = 6.0
+    concurrency: int = 8
+    max_tokens: int = 32
+
+
+@dataclass(frozen=True)
+class Profile:
+    measurements: tuple[SlotMeasurement, ...]
+    chosen: int
+
+
+def run(
+    client: Client, name: str, burst: Burst, max_ttft_s: float | None, tell: Callable[[str], None]
+) -> Profile:
+    """Measure every sensible N on the engine of base `name`, and leave it with the best.
+
+    However this ends otherwise, the engine gets its former N back.
+    Errors: NotDeployed, InvalidRequest (a variant, too few variants), NotReady, and those of asking.
+    """
+    view = client.deployment(name)
+    slots, variants = _subject(view)
+    with _restored(client, view, slots):
+        for variant in variants:
+            tell(f"reading '{variant}' into memory and asking it once")
+            client.prefetch(variant)
+            _warm_up(client, variant, burst)
+        found = []
+        for limit in candidate_limits(slots, len(variants)):
+            tell(f"{limit} at once: measuring for {burst.seconds:g} s")
+            client.tune(name, limit)
+            found.append(measure(client, variants, limit, burst))
+        chosen = choose_limit(found, max_ttft_s)
+        client.tune(name, chosen)
+    return Profile(tuple(found), chosen)
+
+
+def _subject(view: DeploymentView) -> tuple[int, list[str]]:
+    """The slots, and the variants that are deployed on a base."""
+    if view.model != view.host:
+        raise errors.InvalidRequest(f"'{view.model}' is a variant; profile its base, '{view.host}'")
+    if not view.residency or view.plan is None:
+        why = view.residencyReason or view.reason
+        raise errors.NotReady(f"the engine of '{view.model}' cannot be profiled now ({why}); try again")
+    variants = [v.model for v in view.residency[0].variants]
+    if len(variants) < 2:
+        raise errors.InvalidRequest(
+            f"a profile needs at least two deployed variants, '{view.model}' has {len(variants)}; deploy "
+            "those you expect, or give --max-active-variants"
+        )
+    return view.plan.maxVariants, variants
+
+
+@contextmanager
+def _restored(client: Client, view: DeploymentView, slots: int) -> Iterator[None]:
+    """After a failure or Ctrl-C, what was set before."""
+    try:
+        yield
+    except BaseException:
+        client.tune(view.model, view.maxActiveVariants or slots)
+        raise
+
+
+def _warm_up(client: Client, variant: str, burst: Burst) -> None:
+    with closing(client.chunks(PATH, _body(variant, 1))) as chunks:
+        for _ in chunks:
+            pass
+
+
+def measure(client: Client, variants: Sequence[str], limit: int, burst: Burst) -> SlotMeasurement:
+    """One burst. Raises what the first caller that failed raised."""
+    turns, lock = itertools.cycle(variants), threading.Lock()
+    started = time.monotonic()
+    deadline = started + burst.seconds
+
+    def caller() -> list[_Asked]:
+        asked = []
+        while time.monotonic() < deadline:
+            with lock:
+                variant = next(turns)
+            asked.append(_ask(client, variant, burst, deadline))
+        return asked
+
+    with ThreadPoolExecutor(burst.concurrency) as pool:
+        callers = [pool.submit(caller) for _ in range(burst.concurrency)]
+        asked = [one for future in callers for one in future.result()]
+    took_s = time.monotonic() - started
+    return SlotMeasurement(
+        limit=limit,
+        tokens_per_s=sum(a.tokens for a in asked) / took_s,
+        ttft_s=statistics.median(a.ttft_s for a in asked),
+        requests=len(asked),
+    )
+
+
+@dataclass
+class _Asked:
+    ttft_s: float
+    tokens: int = 0
+
+
+def _ask(client: Client, variant: str, burst: Burst, deadline: float) -> _Asked:
+    """One request, given up at the deadline; what it had by then counts."""
+    started = time.monotonic()
+    asked = _Asked(ttft_s=0.0)
+    silence_s = max(LEAST_SILENCE_S, deadline - started)
+    try:
+        with closing(client.chunks(PATH, _body(variant, burst.max_tokens), silence_s)) as chunks:
+            for chunk in chunks:
+                _count(asked, chunk, started)
+                if time.monotonic() >= deadline:
+                    break
+    except errors.Unavailable:
+        if time.monotonic() < deadline:
+            raise
+    if not asked.tokens:
+        asked.ttft_s = time.monotonic() - started
+    return asked
+
+
+def _count(asked: _Asked, chunk: dict[str, Any], started: float) -> None:
+    """vLLM tells with every chunk how many tokens there are; from others a chunk is taken for a token."""
+    told = (chunk.get("usage") or {}).get("completion_tokens")
+    tokens = told if told is not None else asked.tokens + bool(chunk["choices"])
+    if tokens and not asked.tokens:
+        asked.ttft_s = time.monotonic() - started
+    asked.tokens = max(asked.tokens, tokens)
+
+
+def _body(variant: str, max_tokens: int) -> dict[str, Any]:
+    """Answers of one length, whatever the variant would like to say."""
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    return {
+        **{"model": variant, "prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0},
+        **{"ignore_eos": True, "stream_options": usage},
+    }

@@ -1,0 +1,204 @@
+"""Who was promised which memory of which device, and what is left for the next: pure functions.
+
+A reservation is committed together with what it is for, a placement or a measuring that begins, with the
+versions of the ledgers of its nodes as they were read: of two that were decided on the same sight of a node
+one is stale. Its holder is a worker group, or `measuring:KEY` for the profile of that key.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from controlplane.state.records import NodeLedger, Phase, Reservation
+from controlplane.state.repository import Change, Delete, Put, State, Versioned
+from controlplane.state.worker_groups import host_of
+from placement.types import Device, DeviceKey, Inventory, Placement, key_of
+
+Ledgers = Mapping[str, Versioned[NodeLedger]]
+
+MEASURING = "measuring:"  # no group is called so: models' names have no colon
+
+
+@dataclass(frozen=True)
+class Account:
+    """Where a device's memory is: the parts, and what is `free` for the next placement, sum to its total,
+    unless more is taken than there is.
+
+    `ours` is, for each holder of a reservation here, what it was promised, or what its processes have taken
+    if that is more; `others` is taken by anybody else; `headroom` is left free.
+    """
+
+    ours: Mapping[str, int]
+    others: int
+    headroom: int
+    free: int
+
+
+def measuring(key: str) -> str:
+    """The holder of what is reserved to measure the profile of this key."""
+    return MEASURING + key
+
+
+def is_measuring(holder: str) -> bool:
+    return holder.startswith(MEASURING)
+
+
+def reserve(
+    state: State,
+    holder: str,
+    uid: int,
+    placement: Placement,
+    now_s: float,
+    instead_of: Collection[str] = (),
+) -> list[Change]:
+    """Promise each rank of a placement its memory, in the place of all that `holder` and those that it is
+    placed `instead_of` had before."""
+    wanted: dict[str, list[Reservation]] = defaultdict(list)
+    for r in placement.ranks:
+        wanted[r.node].append(
+            Reservation(holder, uid, r.rank, r.device_kind, r.device_index, r.memory_bytes, now_s)
+        )
+    return _replaced(state.ledgers, (holder, *instead_of), wanted)
+
+
+def reserve_to_measure(
+    state: State, key: str, uid: int, devices: Sequence[DeviceKey], memory_bytes: int, now_s: float
+) -> list[Change]:
+    """Promise so many bytes of each device to the measuring of a profile, in the place of what it had."""
+    wanted: dict[str, list[Reservation]] = defaultdict(list)
+    for rank, (node, kind, index) in enumerate(devices):
+        wanted[node].append(Reservation(measuring(key), uid, rank, kind, index, memory_bytes, now_s))
+    return _replaced(state.ledgers, (measuring(key),), wanted)
+
+
+def release(state: State, *holders: str) -> list[Change]:
+    """Take back all that was promised to these."""
+    return _replaced(state.ledgers, holders, {})
+
+
+def being_measured(ledgers: Ledgers) -> dict[DeviceKey, str]:
+    """The key of the profile that is measured on each device."""
+    return {
+        (found.record.node, r.kind, r.index): r.holder.removeprefix(MEASURING)
+        for found in ledgers.values()
+        for r in found.record.reservations
+        if is_measuring(r.holder)
+    }
+
+
+def orphans(state: State) -> list[str]:
+    """Holders whose group, deployment or measuring is gone, or is of an earlier one of the same name."""
+    held = {(r.holder, r.uid) for found in state.ledgers.values() for r in found.record.reservations}
+    return sorted({holder for holder, uid in held if uid != _uid_of(state, holder)})
+
+
+def without_orphans(state: State, holder: str) -> list[Change]:
+    """Take back what was promised to groups or measurings of this name that are gone."""
+    uid = _uid_of(state, holder)
+    changes: list[Change] = []
+    for node in _nodes_of(state.ledgers, (holder,)):
+        mine = [r for r in state.ledgers[node].record.reservations if r.holder == holder]
+        kept = [r for r in mine if r.uid == uid]
+        if kept != mine:
+            changes += _changed(state.ledgers, node, (holder,), kept)
+    return changes
+
+
+def _uid_of(state: State, holder: str) -> int | None:
+    """What tells the holder that there is now from earlier ones of its name; None when there is none."""
+    if is_measuring(holder):
+        profile = state.profiles.get(holder.removeprefix(MEASURING))
+        return profile.record.rounds if profile and profile.record.phase is Phase.PROFILING else None
+    found = state.deployments.get(host_of(holder))
+    return found.record.uid if found and holder in found.record.group_ids() else None
+
+
+def available(
+    inventory: Inventory, ledgers: Ledgers, headroom: float, besides: str = "", measured: bool = True
+) -> Inventory:
+    """The inventory with what is free for the next placement.
+
+    `headroom` is the share of each device to leave free. What `besides` was promised does not count: it is
+    to be placed anew. Without `measured` it is what will be free once nothing is measured any more.
+    """
+    promises = promised(ledgers, besides)
+
+    def free_bytes(device: Device) -> int:
+        found = account(device, promises.get(key_of(device), {}), headroom)
+        if measured:
+            return found.free
+        kept = sum(count for holder, count in found.ours.items() if not is_measuring(holder))
+        return max(0, device.total_bytes - found.headroom - kept - found.others)
+
+    return replace(inventory, devices=tuple(replace(d, free_bytes=free_bytes(d)) for d in inventory.devices))
+
+
+def promised(ledgers: Ledgers, besides: str = "") -> dict[DeviceKey, dict[str, int]]:
+    """Bytes by device and holder."""
+    found: dict[DeviceKey, dict[str, int]] = {}
+    for ledger in ledgers.values():
+        for r in ledger.record.reservations:
+            if r.holder != besides:
+                holders = found.setdefault((ledger.record.node, r.kind, r.index), {})
+                holders[r.holder] = holders.get(r.holder, 0) + r.memory_bytes
+    return found
+
+
+def leaving(inventory: Inventory, ledgers: Ledgers, besides: str = "") -> frozenset[str]:
+    """Holders seen on a device that they are promised nothing of: engines that were stopped, or are to be."""
+    promises = promised(ledgers, besides)
+    return frozenset(
+        use.holder
+        for d in inventory.devices
+        for use in d.uses
+        if use.holder and use.holder not in promises.get(key_of(d), {})
+    )
+
+
+def account(device: Device, promises: Mapping[str, int], headroom: float) -> Account:
+    """Where the memory of one device is, given the bytes promised by holder.
+
+    A process that the node cannot name (it is in another container) is taken for one of a holder whose
+    engine is not seen, up to what that was promised.
+    """
+    taken: dict[str | None, int] = defaultdict(int)
+    for use in device.uses:
+        taken[use.holder] += use.memory_bytes
+    ours = {holder: max(count, taken[holder]) for holder, count in promises.items()}
+    unseen = sum(count for holder, count in promises.items() if not taken[holder])
+    known = sum(taken[holder] for holder in promises) + min(taken[None], unseen)
+    others = max(0, device.total_bytes - device.free_bytes - known)
+    kept = int(device.total_bytes * headroom)
+    return Account(ours, others, kept, max(0, device.total_bytes - kept - sum(ours.values()) - others))
+
+
+def _replaced(
+    ledgers: Ledgers, holders: Collection[str], wanted: Mapping[str, Iterable[Reservation]]
+) -> list[Change]:
+    """`wanted`, by node, in the place of all that `holders` have."""
+    return [
+        change
+        for node in sorted({*wanted, *_nodes_of(ledgers, holders)})
+        for change in _changed(ledgers, node, holders, wanted.get(node, ()))
+    ]
+
+
+def _nodes_of(ledgers: Ledgers, holders: Collection[str]) -> list[str]:
+    return sorted(
+        node for node, found in ledgers.items() if any(r.holder in holders for r in found.record.reservations)
+    )
+
+
+def _changed(
+    ledgers: Ledgers, node: str, holders: Collection[str], wanted: Iterable[Reservation]
+) -> list[Change]:
+    """The node's ledger with `wanted` in the place of what `holders` have in it."""
+    found = ledgers.get(node)
+    others = [r for r in found.record.reservations if r.holder not in holders] if found else []
+    reservations = (*others, *wanted)
+    version = found.version if found else 0
+    if reservations:
+        return [Put(NodeLedger(node, reservations), version)]
+    return [Delete(NodeLedger, node, version)] if found else []

@@ -1,0 +1,278 @@
+"""The controller: carries out what `reconcile` says, and writes down what became of it.
+
+It keeps nothing it could lose: killed at any point, its successor reads the records, observes the
+engines and goes on. Only one action per key runs at once; a failed one is tried again after a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from controlplane import errors
+from controlplane.api.commands import advance
+from controlplane.cluster.engine_status import EngineStatus, EngineView
+from controlplane.cluster.inventory import NodeState
+from controlplane.cluster.memory_usage import holdings
+from controlplane.controller import registration
+from controlplane.controller.demand import DemandBook
+from controlplane.controller.deployment_actions import DeployActions
+from controlplane.controller.group_actions import GroupActions
+from controlplane.controller.interfaces import Engines, Hooks
+from controlplane.controller.metrics import ControllerMetrics, set_counts
+from controlplane.controller.profile_actions import Measurer, ProfileActions
+from controlplane.controller.reconcile import (
+    Action,
+    Admit,
+    BeginProfile,
+    Cancel,
+    ConfirmServing,
+    Drain,
+    EndProfile,
+    FailDeployment,
+    Forget,
+    Launch,
+    LoadVariant,
+    Measure,
+    Observed,
+    Profile,
+    Release,
+    Replan,
+    Retire,
+    Scale,
+    StopGroup,
+    Undeploy,
+    UnloadVariant,
+    open_operation,
+    reconcile,
+)
+from controlplane.controller.transitions import End, end_open, persist, same, undone
+from controlplane.planning import rescheduling
+from controlplane.settings import Settings
+from controlplane.state.records import IdempotencyKey, Model, Operation, OperationKind, Phase
+from controlplane.state.repository import Change, Delete, Repository, State
+from controlplane.state.transactions import Gone, edit
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+OBSERVE_EVERY_S = 1.0
+RETRY_S = 3.0
+
+
+class Runtime(Measurer, Engines, Protocol):
+    """What the controller needs of the cluster."""
+
+    async def observe(self) -> dict[str, EngineView]: ...
+
+    def demand(self) -> Mapping[str, float] | None:
+        """Requests under way, waiting ones among them, by base, as a mean over the last second; None: the
+        gateways did not say lately."""
+        ...
+
+    def convert_bundled(self, name: str) -> Path:
+        """Blocking; called in a thread."""
+        ...
+
+
+class Controller:
+    """`run` until cancelled. All state is in `repository`; all effects go through `runtime`."""
+
+    def __init__(
+        self, settings: Settings, repository: Repository, runtime: Runtime, metrics: ControllerMetrics
+    ) -> None:
+        self._settings = settings
+        self._repository = repository
+        self._runtime = runtime
+        self._metrics = metrics
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._engines: dict[str, EngineView] = {}
+        self._profiles = ProfileActions(settings, repository, runtime, self._note, self._conclude)
+        self._demand = DemandBook(settings.concurrency)
+        hooks = Hooks(self._note, self._conclude, self._view, self._demand.wanted)
+        self._groups = GroupActions(settings, repository, runtime, hooks, self._fail_all)
+        self._deployments = DeployActions(repository, runtime, hooks, self._groups.stop)
+        self._do: dict[type[Action], Callable[[str], Awaitable[None]]] = {
+            Profile: self._profile,
+            Admit: self._profiles.admit,
+            Measure: self._profiles.measure,
+            BeginProfile: self._profiles.begin,
+            EndProfile: self._profiles.end,
+            Launch: self._groups.launch,
+            ConfirmServing: self._groups.confirm,
+            Replan: self._groups.replan,
+            Retire: self._groups.retire,
+            Scale: self._groups.scale,
+            Drain: self._groups.drain,
+            StopGroup: self._groups.stop,
+            FailDeployment: self._deployments.fail,
+            LoadVariant: self._deployments.load_variant,
+            UnloadVariant: self._deployments.unload_variant,
+            Undeploy: self._deployments.undeploy,
+            Release: self._groups.release,
+            Cancel: self._cancel,
+            Forget: self._forget,
+        }
+
+    async def run(self) -> None:
+        """Reconcile on every change of the records, and every second for what changed outside."""
+        try:
+            await self._reconcile_forever()
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+
+    async def _reconcile_forever(self) -> None:
+        revision, observed_at = -1, 0.0
+        while True:
+            try:
+                now = await asyncio.to_thread(self._repository.revision)
+                if now != revision or time.monotonic() - observed_at > OBSERVE_EVERY_S:
+                    revision = now
+                    await self.step()
+                    observed_at = time.monotonic()
+            except errors.Unavailable as e:
+                log.warning("the state store is away: %s", e)
+            except Exception:
+                log.exception("reconciling failed; trying again")
+                await asyncio.sleep(OBSERVE_EVERY_S)
+            await asyncio.sleep(TICK_S)
+
+    async def step(self) -> None:
+        """Look once, and start what is to be done."""
+        busy = frozenset(self._tasks)  # before looking: what ends meanwhile may not be seen yet
+        engines = await self._runtime.observe()
+        nodes = await self._runtime.nodes(wait=False)
+        state = await asyncio.to_thread(self._repository.read)
+        now_s, deployments = time.time(), [found.record for found in state.deployments.values()]
+        self._engines = rescheduling.late(engines, deployments, now_s, self._settings.start_limit_s)
+        self._report(state, nodes)
+        wanted = self._demand.note(deployments, self._runtime.demand(), now_s)
+        observed = Observed(self._engines, busy, now_s, tuple(nodes), wanted)
+        for action in reconcile(state, observed):
+            self._tasks[action.key] = asyncio.create_task(self._carry_out(action))
+
+    async def settle(self) -> None:
+        """Wait for all actions that run now."""
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _fail_all(self, host: str, error: errors.OstinatoError) -> None:
+        await self._deployments.fail_all(host, error)
+
+    def _view(self, host: str) -> EngineView | None:
+        return self._engines.get(host)
+
+    def _report(self, state: State, nodes: Sequence[NodeState]) -> None:
+        self._metrics.devices.show(holdings(nodes, state.ledgers, self._settings.headroom))
+        set_counts(self._metrics.deployments, (d.record.phase for d in state.deployments.values()), Phase)
+        set_counts(self._metrics.models, (m.record.phase for m in state.models.values()), Phase)
+        set_counts(self._metrics.engines, (e.status for e in self._engines.values()), EngineStatus)
+
+    async def _carry_out(self, action: Action) -> None:
+        kind, outcome = type(action).__name__, "ok"
+        try:
+            await self._do[type(action)](action.target)
+        except Gone as e:
+            log.info("%s is moot: %s is gone", action.key, e)
+        except Exception as e:
+            outcome = "failed"
+            log.warning("%s failed, trying again in %.0f s: %r", action.key, RETRY_S, e)
+            await asyncio.sleep(RETRY_S)
+        finally:
+            self._metrics.actions.labels(kind, outcome).inc()
+            self._tasks.pop(action.key, None)
+
+    # --- records -------------------------------------------------------------------------------
+
+    async def _edit_model(self, name: str, change: Callable[[Model], Model]) -> Model:
+        return (await asyncio.to_thread(edit, self._repository, Model, name, change)).record
+
+    async def _read(self) -> State:
+        return await asyncio.to_thread(self._repository.read)
+
+    async def _note(
+        self, kind: OperationKind, target: str, phase: Phase, message: str, progress: float | None = None
+    ) -> None:
+        """Add an event to the open operation of `target`, if there is one."""
+        operation = open_operation(await self._read(), kind, target)
+        if operation is None:
+            return
+        now_s = time.time()
+        with suppress(Gone):
+            await asyncio.to_thread(
+                edit,
+                self._repository,
+                Operation,
+                operation.id,
+                lambda o: o if o.done else advance(o, phase, message, now_s, progress),
+            )
+
+    async def _conclude(
+        self, kind: OperationKind, target: str, end: End, change: Callable[[State], Sequence[Change]]
+    ) -> None:
+        """Change records and end the open operations about `target`, in one commit.
+
+        Raises Gone when `change` does, and for a success of what is to be cancelled.
+        """
+
+        def once() -> None:
+            state = self._repository.read()
+            changes = list(change(state))
+            self._repository.commit([*changes, *end_open(state, kind, target, end)])
+
+        await asyncio.to_thread(persist, once)
+
+    # --- registration --------------------------------------------------------------------------
+
+    async def _profile(self, name: str) -> None:
+        model = await self._edit_model(name, lambda m: replace(m, phase=Phase.PROFILING))
+        await self._note(OperationKind.REGISTER, name, Phase.PROFILING, "reading its files", 0.3)
+        limits = registration.Limits(self._settings.roots, self._settings.max_lora_rank)
+        found = (await self._read()).models.get(model.base or "")
+        base = found.record if found else None
+        try:
+            ready = await asyncio.to_thread(
+                registration.profile, model, base, limits, self._runtime.convert_bundled
+            )
+        except Exception as e:  # reading the same files again would fail alike
+            if not isinstance(e, errors.OstinatoError):
+                log.exception("profiling '%s' failed", name)
+                e = errors.OstinatoError(f"an unexpected error while its files were read: {e!r}")
+            await self._conclude(
+                OperationKind.REGISTER,
+                name,
+                End.failed(e),
+                lambda s: [Delete(Model, name, same(s.models, name, model.uid).version)],
+            )
+            return
+        await self._profiles.admit_or_measure(ready)
+
+    # --- cancelling and forgetting -------------------------------------------------------------
+
+    async def _cancel(self, operation_id: str) -> None:
+        found = (await self._read()).operations.get(operation_id)
+        if found is None or found.record.done:
+            return
+        op = found.record
+        message = "cancelled; nothing was registered"
+        if op.kind is OperationKind.PROFILE:
+            message = "cancelled; what was measured is kept"
+        if op.kind is OperationKind.DEPLOY:
+            message = "cancelled; nothing is deployed"
+            await self._deployments.stop_cancelled(op.target)
+        await self._conclude(op.kind, op.target, End(Phase.CANCELLED, message), lambda s: undone(s, op.id))
+
+    async def _forget(self, key: str) -> None:
+        state = await self._read()
+        changes: list[Change] = []
+        if (operation := state.operations.get(key)) is not None:
+            changes.append(Delete(Operation, key, operation.version))
+        if (idempotency := state.idempotency.get(key)) is not None:
+            changes.append(Delete(IdempotencyKey, key, idempotency.version))
+        await asyncio.to_thread(self._repository.commit, changes)

@@ -1,0 +1,66 @@
+"""What the gateways say of the requests under way, remembered for as long as scaling looks back.
+
+It is in no record: a controller that was restarted looks for a while before it changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from controlplane.planning import autoscaling
+from controlplane.state.records import Deployment, Phase
+from controlplane.state.worker_groups import GroupPhase
+
+
+class DemandBook:
+    """The last requests of each base, and how many groups its deployment should have by them."""
+
+    def __init__(self, target: float) -> None:
+        """`target` requests under way are enough for a group whose deployment does not say."""
+        self._target = target
+        self._seen: dict[str, autoscaling.History] = {}
+        self._now_s = 0.0
+        self._silent = True
+
+    def note(
+        self, deployments: Sequence[Deployment], counts: Mapping[str, float] | None, now_s: float
+    ) -> dict[str, int]:
+        """What should be, by base. `counts` are requests under way by base; None: the gateways did not say,
+        and only the bounds hold. A variant that waits to be served for the first time is one more."""
+        self._now_s, self._silent = now_s, counts is None
+        scaled = {d.model: d for d in deployments if d.model == d.host and _scales(d)}
+        if counts is not None:
+            asked = {d.host for d in deployments if d.model != d.host and _waits(d)}
+            self._seen = {
+                name: self._noted(deployment, counts.get(name, 0) + (name in asked))
+                for name, deployment in scaled.items()
+            }
+        return {name: self.wanted(deployment) for name, deployment in scaled.items()}
+
+    def _noted(self, deployment: Deployment, in_flight: float) -> autoscaling.History:
+        seen, groups = self._seen.get(deployment.model), autoscaling.active(deployment)
+        return autoscaling.noted(seen, in_flight, self._now_s, groups, _starts(deployment))
+
+    def wanted(self, deployment: Deployment) -> int:
+        """As of the last note."""
+        current, history = autoscaling.active(deployment), self._seen.get(deployment.model)
+        if not _scales(deployment):
+            return current
+        if history is None or self._silent:
+            return autoscaling.bounded(deployment.scaling, current)
+        target = deployment.scaling.target_in_flight or self._target
+        return autoscaling.wanted(deployment.scaling, target, current, history, self._now_s)
+
+
+def _starts(deployment: Deployment) -> bool:
+    """Whether a group does for the first time; what fails again and again is no reason to wait."""
+    return any(g.phase is GroupPhase.STARTING and not g.failures for g in deployment.groups)
+
+
+def _waits(variant: Deployment) -> bool:
+    return not variant.established and variant.phase in (Phase.PENDING, Phase.DEPLOYING)
+
+
+def _scales(deployment: Deployment) -> bool:
+    """Until it has served once, a deployment has the groups that it began with."""
+    return deployment.established and deployment.phase is not Phase.DELETING

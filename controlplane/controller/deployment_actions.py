@@ -1,0 +1,178 @@
+"""The controller's part in whole deployments: fail, undeploy, cancel; bring variants in and out.
+
+Everything is in the records: killed at any point, its successor does the same again or goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from controlplane import errors
+from controlplane.controller.interfaces import Engines, Hooks
+from controlplane.controller.transitions import End, away, deployed, dropped, end_open
+from controlplane.gateway.routing import variant_ref
+from controlplane.planning import rescheduling
+from controlplane.state.records import Deployment, OperationKind, Phase
+from controlplane.state.repository import Change, Repository, State, Versioned
+from controlplane.state.transactions import Gone
+from workers.messages import VariantRef
+
+Stop = Callable[[str], Awaitable[None]]
+
+
+class DeployActions:
+    """One method per action of `reconcile`, which is named for the base, or the variant, that it is about."""
+
+    def __init__(self, repository: Repository, engines: Engines, hooks: Hooks, stop: Stop) -> None:
+        """`stop` ends the engine of a worker group."""
+        self._repository = repository
+        self._runtime = engines
+        self._stop = stop
+        self._note, self._conclude, self._view = hooks.note, hooks.conclude, hooks.view
+
+    async def _read(self) -> State:
+        return await asyncio.to_thread(self._repository.read)
+
+    async def fail(self, name: str) -> None:
+        state = await self._read()
+        if name not in state.deployments:
+            raise Gone(name)
+        deployment = state.deployments[name].record
+        if deployment.host != name:
+            await self._fail_one(name, errors.EngineFailed(f"the base of '{name}' could not be deployed"))
+            return
+        if deployment.established:
+            raise Gone(name)  # its groups say why
+        failed = [view for g in deployment.group_ids() if (view := self._view(g)) and view.status == "failed"]
+        detail = rescheduling.readable(failed[0].message) if failed else "no reason given"
+        await self._stop_groups(deployment)
+        await self.fail_all(name, errors.EngineFailed(f"the engine of '{name}' could not start: {detail}"))
+
+    async def _stop_groups(self, deployment: Deployment) -> None:
+        for group in deployment.group_ids():
+            await self._stop(group)
+
+    async def fail_all(self, host: str, error: errors.OstinatoError) -> None:
+        """End the deployments of a base and of all its variants with the same error, at once; nothing if it
+        serves. One that has served by now stays, and its variants say why they are away."""
+
+        def change(state: State) -> Sequence[Change]:
+            base = state.deployments.get(host)
+            if base is not None and (base.record.serving_ids() or base.record.phase is Phase.DELETING):
+                raise Gone(host)
+            changes = _failed(state, base, error) if base else []
+            return [*changes, *_failed_variants(state, host, error)]
+
+        with suppress(Gone):
+            await self._conclude(OperationKind.DEPLOY, host, End.failed(error), change)
+
+    async def _fail_one(self, name: str, error: errors.OstinatoError) -> None:
+        """End a variant's deployment, unless it has served by now (then it says why it is away) or is being
+        undeployed."""
+
+        def change(state: State) -> Sequence[Change]:
+            found = state.deployments.get(name)
+            if found is None or found.record.phase is Phase.DELETING:
+                raise Gone(name)
+            return _failed(state, found, error)
+
+        with suppress(Gone):
+            await self._conclude(OperationKind.DEPLOY, name, End.failed(error), change)
+
+    async def undeploy(self, host: str) -> None:
+        await self._note(OperationKind.UNDEPLOY, host, Phase.DELETING, "stopping the engine", 0.3)
+        found = (await self._read()).deployments.get(host)
+        if found is not None:
+            await self._stop_groups(found.record)
+        await self._forget_deployment(host)
+
+    async def _forget_deployment(self, name: str) -> None:
+        """Delete a deployment that was to be deleted; end what was going on with it."""
+        overtaken = End(Phase.CANCELLED, "undeployed while it was being deployed")
+
+        def change(state: State) -> Sequence[Change]:
+            found = state.deployments.get(name)
+            if found is None or found.record.phase is not Phase.DELETING:
+                raise Gone(name)
+            endings = end_open(state, OperationKind.DEPLOY, name, overtaken)
+            return [*dropped(state, found), *endings]
+
+        await self._conclude(OperationKind.UNDEPLOY, name, End(Phase.DELETED, "undeployed"), change)
+
+    # --- variants ------------------------------------------------------------------------------
+
+    async def _variant(self, name: str) -> tuple[Deployment | None, str, VariantRef]:
+        """The deployment of its base, what that is called, and what its engines need to know of a variant."""
+        state = await self._read()
+        if name not in state.deployments or name not in state.models:
+            raise Gone(name)
+        host = state.deployments[name].record.host
+        found = state.deployments.get(host)
+        return found.record if found else None, host, variant_ref(state.models[name].record)
+
+    async def load_variant(self, name: str) -> None:
+        base, host, variant = await self._variant(name)
+        await self._note(
+            OperationKind.DEPLOY, name, Phase.DEPLOYING, f"loading it into the engine of '{host}'", 0.7
+        )
+        asked = (self._runtime.load_variant(group, variant) for group in (base.serving_ids() if base else ()))
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        failures = [one for one in answers if isinstance(one, BaseException)]
+        for failure in failures:
+            if isinstance(failure, errors.AdapterMismatch):
+                await self._fail_one(name, failure)
+                return
+        if len(failures) == len(answers):  # one that cannot be met now reads it with the next request
+            raise failures[0] if failures else errors.Unavailable(f"no engine of '{host}' serves now")
+        message = f"served by the engine of '{host}', in one batch with it"
+        await self._conclude(
+            OperationKind.DEPLOY,
+            name,
+            End(Phase.DEPLOYED, message),
+            lambda s: [deployed(s, name, variant.uid)],
+        )
+
+    async def unload_variant(self, name: str) -> None:
+        base, host, variant = await self._variant(name)
+        await self._note(OperationKind.UNDEPLOY, name, Phase.DELETING, f"unloading it from '{host}'", 0.5)
+        for group in base.group_ids() if base else ():
+            await self._runtime.unload_variant(group, variant)
+        await self._forget_deployment(name)
+
+    async def stop_cancelled(self, name: str) -> None:
+        """Stop the engine of a base whose deployment is cancelled, and fail the variants that wait for it."""
+        state = await self._read()
+        if name not in state.deployments or state.deployments[name].record.host != name:
+            return
+        await self._stop_groups(state.deployments[name].record)
+        error = errors.EngineFailed(f"the deployment of its base '{name}' was cancelled")
+        for found in _variants(state, name):
+            await self._fail_one(found.record.model, error)
+
+
+def _failed(state: State, found: Versioned[Deployment], error: errors.OstinatoError) -> list[Change]:
+    """What becomes of a deployment that cannot go on; nothing while it is being undeployed."""
+    record = found.record
+    if record.phase is Phase.DELETING or (record.established and record.host == record.model):
+        return []
+    return away(found, error.message) if record.established else dropped(state, found)
+
+
+def _failed_variants(state: State, host: str, error: errors.OstinatoError) -> list[Change]:
+    """The same of a base's variants, with the ends of their operations."""
+    changes: list[Change] = []
+    for found in _variants(state, host):
+        changes += _failed(state, found, error)
+        changes += end_open(state, OperationKind.DEPLOY, found.record.model, End.failed(error))
+    return changes
+
+
+def _variants(state: State, host: str) -> list[Versioned[Deployment]]:
+    """The deployments of a base's variants, but for those that are being undeployed."""
+    return [
+        found
+        for found in state.deployments.values()
+        if found.record.host == host != found.record.model and found.record.phase is not Phase.DELETING
+    ]

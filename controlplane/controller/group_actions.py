@@ -1,0 +1,166 @@
+"""The controller's part in worker groups that have a place: confirm, give up, scale, drain, stop.
+
+Everything is in the records: killed at any point, its successor does the same again or goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from controlplane import errors
+from controlplane.cluster import reservations
+from controlplane.cluster.inventory import inventory_of
+from controlplane.controller.interfaces import Engines, Hooks
+from controlplane.controller.launch_action import Fail, GroupPlacing
+from controlplane.controller.transitions import End, back, persist, serving, the_group
+from controlplane.group_edits import is_still, require_draining, unplace
+from controlplane.planning import autoscaling, rebalancing, rescheduling
+from controlplane.profiling import memory_feedback
+from controlplane.settings import Settings
+from controlplane.state import transactions
+from controlplane.state.records import Deployment, OperationKind, Phase
+from controlplane.state.repository import Change, Repository, State
+from controlplane.state.transactions import Gone
+from controlplane.state.worker_groups import MeasuredRank, WorkerGroup, host_of, is_spare, number_of
+from workers.messages import WorkerReport
+
+log = logging.getLogger(__name__)
+
+REPORT_S = 10.0
+# Gateways that look for workers every two seconds have all stopped asking one that left their tables.
+QUIET_S = 6.0
+LOOK_S = 0.5
+
+
+class GroupActions:
+    """One method per action of `reconcile` on a worker group, by its name."""
+
+    def __init__(
+        self, settings: Settings, repository: Repository, engines: Engines, hooks: Hooks, fail: Fail
+    ) -> None:
+        """`fail` ends a deployment that never served, and all that waits for it, with an error."""
+        self._settings = settings
+        self._repository = repository
+        self._runtime = engines
+        self._hooks = hooks
+        self._placing = GroupPlacing(settings, repository, engines, hooks.note, fail)
+        self.launch = self._placing.launch
+
+    async def _read(self) -> State:
+        return await asyncio.to_thread(self._repository.read)
+
+    # --- serving -------------------------------------------------------------------------------
+
+    async def confirm(self, group: str) -> None:
+        """The engine answers. What its ranks take is kept, and its profile learns from it."""
+        begun, before = the_group(await self._read(), group)
+        ranks, host = await self._ranks(group), host_of(group)
+        inventory = inventory_of(await self._runtime.nodes(wait=False))
+
+        def change(state: State) -> Sequence[Change]:
+            if not is_still(state, group, begun.record.uid, before.placement):
+                raise Gone(group)  # placed anew while its ranks were asked
+            served, unit = serving(state, group, ranks, time.time())
+            return [
+                served,
+                *back(state, host),
+                *memory_feedback.lesson(state, host, unit, inventory, self._settings),
+            ]
+
+        told = "; ".join(filter(None, ("the engine answers", memory_feedback.told(ranks))))
+        await self._hooks.conclude(OperationKind.DEPLOY, host, End(Phase.DEPLOYED, told), change)
+
+    async def _ranks(self, group: str) -> tuple[MeasuredRank, ...]:
+        """What they take, as their engine reports; nothing if it does not, for it answers all the same."""
+        try:
+            async with asyncio.timeout(REPORT_S):
+                reports = await self._runtime.reports(group)
+        except (TimeoutError, errors.OstinatoError) as e:
+            log.warning("the engine of %s does not say what it takes: %r", group, e)
+            return ()
+        return memory_feedback.measured(reports[0].ranks if reports else ())
+
+    async def replan(self, group: str) -> None:
+        """Give up the group's place, and stop what is left there; then it is launched elsewhere."""
+        nodes, view = await self._runtime.nodes(wait=False), self._hooks.view(group)
+
+        def change(deployment: Deployment, state: State, unit: WorkerGroup) -> WorkerGroup | None:
+            reason = rescheduling.trouble(unit, view, nodes)
+            if not reason:
+                raise Gone(f"the trouble of {group}")
+            log.warning("%s gives up its place: %s", group, reason)
+            if is_spare(unit, deployment.groups):
+                return None
+            return rescheduling.unplaced(unit, reason, time.time())
+
+        await unplace(self._repository, group, change)
+        await self.stop(group)
+
+    async def scale(self, host: str) -> None:
+        """More groups, or fewer, as the load asks."""
+
+        def change(deployment: Deployment) -> Deployment:
+            if deployment.phase is Phase.DELETING:
+                raise Gone(host)
+            count = self._hooks.wanted(deployment)
+            log.info("%s gets %d groups instead of %d", host, count, autoscaling.active(deployment))
+            return autoscaling.resized(deployment, count)
+
+        await asyncio.to_thread(transactions.edit, self._repository, Deployment, host, change)
+
+    async def retire(self, group: str) -> None:
+        """The group serves: what it replaces is drained."""
+
+        def change(deployment: Deployment) -> Deployment:
+            if deployment.phase is Phase.DELETING:
+                raise Gone(group)
+            return rebalancing.retired(deployment, number_of(group))
+
+        await asyncio.to_thread(transactions.edit, self._repository, Deployment, host_of(group), change)
+
+    # --- going ---------------------------------------------------------------------------------
+
+    async def stop(self, group: str) -> None:
+        """Stop an engine; what it held is not free at once."""
+        await self._runtime.stop(group)
+        self._placing.stopped_s = time.monotonic()
+
+    async def drain(self, group: str) -> None:
+        """Stop the engine when it had no request for a while, or when a request may last no longer.
+
+        Raises Gone when its deployment is undeployed meanwhile: another one's engine may have its name.
+        """
+        uid = the_group(await self._read(), group)[0].record.uid
+        await self._until_quiet(group, uid)
+        require_draining(await self._read(), group, uid)
+        await self.stop(group)
+
+        def change(deployment: Deployment, state: State, unit: WorkerGroup) -> WorkerGroup | None:
+            require_draining(state, group, uid)
+            return None
+
+        await unplace(self._repository, group, change)
+
+    async def _until_quiet(self, group: str, uid: int) -> None:
+        """An engine that does not answer for so long has no requests that could end."""
+        began_s = asked_s = time.monotonic()
+        while time.monotonic() - began_s < self._settings.request_timeout_s + QUIET_S:
+            require_draining(await self._read(), group, uid)
+            reports: list[WorkerReport] = []
+            with suppress(errors.OstinatoError):
+                reports = await self._runtime.reports(group)
+            if any(report.ongoing_requests for report in reports):
+                asked_s = time.monotonic()
+            elif time.monotonic() - asked_s >= QUIET_S:
+                return
+            await asyncio.sleep(LOOK_S)
+
+    async def release(self, holder: str) -> None:
+        def once() -> None:
+            self._repository.commit(reservations.without_orphans(self._repository.read(), holder))
+
+        await asyncio.to_thread(persist, once)

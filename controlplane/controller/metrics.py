@@ -1,0 +1,120 @@
+"""Ostinato's own metrics. Labels are bounded: model names are those deployed, codes those documented."""
+
+from __future__ import annotations
+
+from collections import Counter as Counts
+from collections.abc import Iterable
+from enum import StrEnum
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from controlplane.cluster.memory_usage import DeviceHoldings, NodeHoldings
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+UNKNOWN = "unknown"
+
+
+class Metrics:
+    """One set per process and registry."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self.requests = Counter(
+            "ostinato_requests",
+            "Inference requests ended, by model and outcome.",
+            ["model", "code"],
+            registry=registry,
+        )
+        self.ttft = Histogram(
+            "ostinato_ttft_seconds",
+            "From a streamed request's arrival at the gateway to its first chunk.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.duration = Histogram(
+            "ostinato_request_seconds",
+            "From arrival at the gateway to the last byte.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.in_flight = Gauge(
+            "ostinato_requests_in_flight", "Inference requests being answered.", ["model"], registry=registry
+        )
+
+
+class ControllerMetrics:
+    """What the controller knows: how many records are in which phase, and what it did."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self.deployments = Gauge(
+            "ostinato_deployments", "Deployments by phase.", ["phase"], registry=registry
+        )
+        self.models = Gauge("ostinato_models", "Registered models by phase.", ["phase"], registry=registry)
+        self.actions = Counter(
+            "ostinato_controller_actions", "Actions carried out.", ["action", "outcome"], registry=registry
+        )
+        self.engines = Gauge("ostinato_engines", "Engines by status.", ["status"], registry=registry)
+        self.devices = DeviceMetrics(registry)
+
+
+class DeviceMetrics:
+    """Memory and load of every device, and how old the reports are."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._memory = Gauge(
+            "ostinato_device_memory_bytes",
+            "A device's memory: total, used by anybody, reserved, free for the next placement.",
+            ["node", "device", "state"],
+            registry=registry,
+        )
+        self._load = Gauge(
+            "ostinato_device_load",
+            "Share of the last two minutes a GPU was busy, or a CPU's mean utilisation.",
+            ["node", "device"],
+            registry=registry,
+        )
+        self._age = Gauge(
+            "ostinato_node_report_age_seconds",
+            "Age of what a node last said of its devices.",
+            ["node"],
+            registry=registry,
+        )
+        self._usable = Gauge(
+            "ostinato_node_usable", "1 where something new may be placed.", ["node"], registry=registry
+        )
+        self._shown: set[tuple[Gauge, tuple[str, ...]]] = set()
+
+    def show(self, held: Iterable[NodeHoldings]) -> None:
+        """Set all series to what is now; those of what is gone end."""
+        series: dict[tuple[Gauge, tuple[str, ...]], float] = {}
+        for node in held:
+            name = node.node.name
+            series[self._age, (name,)] = node.node.age_s
+            series[self._usable, (name,)] = not node.node.problem
+            for one in node.devices:
+                device = f"{one.device.kind}:{one.device.index}"
+                series[self._load, (name, device)] = one.device.load
+                for state, count in _states(one).items():
+                    series[self._memory, (name, device, state)] = count
+        for (gauge, labels), value in series.items():
+            gauge.labels(*labels).set(value)
+        for gauge, labels in self._shown - set(series):
+            gauge.remove(*labels)
+        self._shown = set(series)
+
+
+def _states(one: DeviceHoldings) -> dict[str, int]:
+    return {
+        "total": one.device.total_bytes,
+        "used": one.device.total_bytes - one.device.free_bytes,
+        "reserved": one.reserved_bytes,
+        "free": one.account.free,
+    }
+
+
+def set_counts(gauge: Gauge, values: Iterable[str], every: type[StrEnum]) -> None:
+    """Set one series per member of `every`, those that do not occur to 0."""
+    counts = Counts(values)
+    for value in every:
+        gauge.labels(value).set(counts[value])

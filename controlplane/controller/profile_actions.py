@@ -1,0 +1,375 @@
+"""The controller's part in profiles: have them measured, keep each measurement, tell those who wait.
+
+Everything is in the records: killed at any point, its successor goes on with the loads that are lacking. A
+profile that fails takes nothing with it; its models are registered, and their plans estimated roughly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from controlplane import errors
+from controlplane.cluster import reservations
+from controlplane.controller.stream_watchdog import watched
+from controlplane.controller.transitions import End, persist, same
+from controlplane.profiling import profiles, queue
+from controlplane.profiling.profiles import Mission
+from controlplane.profiling.queue import Waits
+from controlplane.settings import Settings
+from controlplane.state.records import Model, ModelProfile, OperationKind, Phase
+from controlplane.state.repository import Change, Put, Repository, State
+from controlplane.state.transactions import Gone, edit
+from placement.types import Inventory
+from workers.measuring.order import MeasureOrder
+
+log = logging.getLogger(__name__)
+
+READ_SHARE = 0.3  # of a registration's progress is done when its files are read
+LOOK_S = 1.0  # between looks whether it is a profile's turn, and whether its measuring is to go on
+LEAVING_S = 10.0  # as long is waited for what was stopped to give its memory back
+LEAVING = "waits until devices are seen without memory of what was stopped"
+OVERTIME_S = 90.0  # beyond its limit a measuring may take to begin and end, before it is taken to hang
+
+
+class Measurer(Protocol):
+    """What is needed of the cluster."""
+
+    async def inventory(self) -> Inventory: ...
+
+    def measure(self, order: MeasureOrder, node: str) -> AsyncGenerator[str, None]:
+        """Lines of measurements as they are made on `node`. Closing it ends the measuring.
+
+        Raises ProfilingFailed, after what was measured before.
+        """
+        ...
+
+
+class Note(Protocol):
+    def __call__(
+        self, kind: OperationKind, target: str, phase: Phase, message: str, progress: float | None = None
+    ) -> Awaitable[None]: ...
+
+
+Conclude = Callable[
+    [OperationKind, str, End, Callable[[State], Sequence[Change]]],
+    Awaitable[None],
+]
+
+
+class ProfileActions:
+    """One method per action of `reconcile`; `note` and `conclude` are the controller's."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        repository: Repository,
+        cluster: Measurer,
+        note: Note,
+        conclude: Conclude,
+    ) -> None:
+        self._settings = settings
+        self._repository = repository
+        self._cluster = cluster
+        self._note = note
+        self._conclude = conclude
+
+    async def _read(self) -> State:
+        return await asyncio.to_thread(self._repository.read)
+
+    async def _edit(self, key: str, change: Callable[[ModelProfile], ModelProfile]) -> ModelProfile:
+        return (await asyncio.to_thread(edit, self._repository, ModelProfile, key, change)).record
+
+    # --- registration --------------------------------------------------------------------------
+
+    async def admit_or_measure(self, ready: Model) -> None:
+        """End the registration of a model whose files were read, or have its architecture measured first."""
+        if ready.is_variant or not self._settings.profile or self._settings.engine != "vllm":
+            await self._admit(ready, ready.reason)
+            return
+        inventory = await self._cluster.inventory()
+        key = profiles.key_of_model(ready, inventory, self._settings)
+        if key is None:
+            await self._admit(ready, f"{ready.reason}; not profiled, for there is no device")
+            return
+        waits = replace(ready, phase=Phase.PROFILING, profile=key.text)
+        await self._note(
+            OperationKind.REGISTER, ready.name, Phase.PROFILING, f"{ready.reason}; read", READ_SHARE
+        )
+        fresh = profiles.fresh_profile(key, time.time(), profiles.forms_to_measure(ready, key.dtype))
+
+        def commit() -> None:
+            state = self._repository.read()
+            begun = _begun(state, fresh, (Phase.CANCELLED,))
+            self._repository.commit([Put(waits, same(state.models, ready.name, ready.uid).version), *begun])
+
+        await asyncio.to_thread(persist, commit)
+
+    async def admit(self, name: str) -> None:
+        """A model's files are read and its profile is settled: it is Ready, profiled or not."""
+        state = await self._read()
+        if name not in state.models:
+            raise Gone(name)
+        model = state.models[name].record
+        profile = profiles.settled_profile(state, model)
+        await self._admit(replace(model, phase=Phase.READY), f"{model.reason}; {_outcome(profile, name)}")
+
+    async def _admit(self, model: Model, message: str) -> None:
+        await self._conclude(
+            OperationKind.REGISTER,
+            model.name,
+            End(Phase.READY, message),
+            lambda s: [Put(model, same(s.models, model.name, model.uid).version)],
+        )
+
+    # --- a profile that was asked for ----------------------------------------------------------
+
+    async def begin(self, name: str) -> None:
+        """Find out which profile a registered model needs; it is measured unless it is there."""
+        state = await self._read()
+        if name not in state.models:
+            await self._answer(name, End.failed(errors.ModelNotFound(f"'{name}' was deleted meanwhile")))
+            return
+        model = state.models[name].record
+        key = profiles.key_of_model(model, await self._cluster.inventory(), self._settings)
+        if key is None:
+            lacking = errors.ProfilingFailed("there is no device to measure on; add one and profile again")
+            await self._answer(name, End.failed(lacking))
+            return
+        fresh = profiles.fresh_profile(key, time.time(), profiles.forms_to_measure(model, key.dtype))
+
+        def commit() -> None:
+            state = self._repository.read()
+            found = state.models.get(name)
+            if found is None or found.record.uid != model.uid:
+                raise Gone(name)
+            begun = _begun(state, fresh, (Phase.CANCELLED, Phase.FAILED, Phase.READY))
+            known = replace(found.record, profile=key.text)
+            self._repository.commit([Put(known, found.version), *begun])
+
+        await asyncio.to_thread(persist, commit)
+        await self._note(OperationKind.PROFILE, name, Phase.PROFILING, "waits to be measured", 0.05)
+
+    async def end(self, name: str) -> None:
+        """The profile that an operation asked for is settled: say what came of it."""
+        state = await self._read()
+        found = state.models.get(name)
+        profile = profiles.settled_profile(state, found.record) if found else None
+        if profile is None:
+            gone = errors.ProfilingFailed(f"the profile of '{name}' is gone; profile it again")
+            await self._answer(name, End.failed(gone))
+        elif profile.phase is Phase.READY:
+            await self._answer(name, End(Phase.READY, profile.reason))
+        else:
+            await self._answer(name, End.failed(errors.ProfilingFailed(profile.reason)))
+
+    async def _answer(self, name: str, end: End) -> None:
+        await self._conclude(OperationKind.PROFILE, name, end, lambda s: [])
+
+    # --- measuring -----------------------------------------------------------------------------
+
+    async def measure(self, key: str) -> None:
+        """Measure what a profile lacks when it is its turn, and settle it whatever happens."""
+        try:
+            task = await self._turn(key)
+            await self._follow(key, task)
+        except (errors.Unavailable, errors.StaleWrite, Gone):
+            raise  # the state store's matter: tried again
+        except _Abandoned:
+            await self._settle_abandoned(key)
+        except _GaveWay as e:
+            await self._tell(key, str(e))
+        except errors.OstinatoError as e:
+            await self._settle(key, e.message)
+        except Exception as e:
+            log.exception("measuring %s failed", key)
+            await self._settle(key, f"an unexpected error: {e!r}")
+        else:
+            await self._end(key, lambda _, p: profiles.done(p, task, time.time()))
+
+    async def _turn(self, key: str) -> Mission:
+        """Wait until nothing else is measured where this is to be, and, not for ever, until devices are seen
+        without memory of what was stopped. Errors: ProfilingFailed."""
+        give_up_s = math.inf
+        seen: tuple[int, Inventory] | None = None
+        while True:
+            inventory = await self._look_at_devices()
+            last, seen = seen, (await asyncio.to_thread(self._repository.revision), inventory)
+            if seen == last and give_up_s == math.inf:  # nothing is decided by time alone
+                await asyncio.sleep(LOOK_S)
+                continue
+            patient = time.monotonic() < give_up_s
+            found = await asyncio.to_thread(persist, partial(self._begin, key, inventory, patient))
+            if isinstance(found, Mission):
+                return found
+            leaves = found.reason == LEAVING
+            give_up_s = min(give_up_s, time.monotonic() + LEAVING_S) if leaves else math.inf
+            await self._tell(key, found.reason)
+            await asyncio.sleep(LOOK_S)
+
+    async def _look_at_devices(self) -> Inventory:
+        """Errors: Unavailable, which is tried again, whatever is wrong: the profile is not to blame."""
+        try:
+            return await self._cluster.inventory()
+        except Exception as e:
+            log.exception("the devices cannot be looked at")
+            raise errors.Unavailable(f"the devices cannot be looked at: {e!r}") from e
+
+    def _begin(self, key: str, inventory: Inventory, patient: bool) -> Mission | Waits:
+        """Decide on the newest state, and commit that it is begun, with what is reserved for it, or that it
+        waits, with nothing. Blocking. Errors: StaleWrite when something was placed or changed meanwhile."""
+        state, now_s = self._repository.read(), time.time()
+        profile = _wanted(state, key)
+        if profile.attempts >= profiles.MOST_ATTEMPTS:
+            tries = f"{profile.attempts} attempts were cut off before anything was measured"
+            raise errors.ProfilingFailed(f"{tries}; {profile.reason}")
+        version = state.profiles[key].version
+        found = self._decide(state, key, inventory, patient)
+        if isinstance(found, Mission):
+            begun = Put(profiles.attempted(profile, found, now_s), version)
+            reserved = reservations.reserve_to_measure(
+                state, key, profile.rounds, found.held, found.held_bytes, now_s
+            )
+            self._repository.commit([begun, *reserved])
+        elif (waits := profiles.waits(profile, found.reason, now_s)) != profile:
+            self._repository.commit(
+                [Put(waits, version), *reservations.release(state, reservations.measuring(key))]
+            )
+        return found
+
+    def _decide(self, state: State, key: str, inventory: Inventory, patient: bool) -> Mission | Waits:
+        """Who is `patient` does not begin with less, or fail, for memory that is about to be free."""
+        leaves = patient and queue.is_leaving(state, key, inventory, self._settings)
+        try:
+            found = queue.turn(state, key, inventory, self._settings)
+        except errors.ProfilingFailed:
+            if not leaves:
+                raise
+            return Waits(LEAVING)
+        return Waits(LEAVING) if leaves and isinstance(found, Mission) else found
+
+    async def _follow(self, key: str, task: Mission) -> None:
+        """Keep each measurement as it comes. Stops when it is not to go on: _Abandoned or _GaveWay is raised.
+
+        Errors: ProfilingFailed.
+        """
+        limit_s = task.order.seconds + OVERTIME_S
+        await self._tell(key, task.beginning)
+        began_s = last_s = time.monotonic()
+
+        async def look() -> None:
+            with suppress(errors.Unavailable):  # for a moment, perhaps: no reason to lose an engine
+                _require_measured(await self._read(), key)
+            if time.monotonic() - began_s > limit_s:
+                raise errors.ProfilingFailed(
+                    f"it had not ended {limit_s:.0f} s after it began, and was stopped"
+                )
+
+        try:
+            told_lines = self._cluster.measure(task.order, task.node)
+            async with aclosing(watched(told_lines, look, LOOK_S)) as lines:
+                async for line in lines:
+                    now_s = time.monotonic()
+                    took_s, last_s = now_s - last_s, now_s
+                    profile = await self._add(key, line, task.points, took_s)
+                    await self._tell(key, profile.reason)
+        except Exception:
+            _require_measured(await self._read(), key)  # who took its memory may have made it fail
+            raise
+
+    async def _add(self, key: str, line: str, points: int, took_s: float) -> ModelProfile:
+        return await self._edit(key, lambda p: profiles.with_line(p, line, points, took_s, time.time()))
+
+    async def _settle(self, key: str, problem: str) -> None:
+        log.warning("the profile %s: %s", key, problem)
+        await self._end(key, lambda _, p: profiles.ended(p, problem, time.time()))
+
+    async def _settle_abandoned(self, key: str) -> None:
+        def change(state: State, profile: ModelProfile) -> ModelProfile:
+            if _is_awaited(state, key):  # again, since its measuring was stopped
+                return profiles.resumed(profile, time.time())
+            reason = "nobody waits for it any more; what was measured is kept"
+            return replace(profile, phase=Phase.CANCELLED, reason=reason, updated_at_s=time.time())
+
+        await self._end(key, change)
+
+    async def _end(self, key: str, change: Callable[[State, ModelProfile], ModelProfile]) -> None:
+        """Commit the profile's end together with that of what is reserved for it."""
+
+        def once() -> None:
+            state = self._repository.read()
+            found = state.profiles.get(key)
+            if found is None:
+                raise Gone(key)
+            released = reservations.release(state, reservations.measuring(key))
+            self._repository.commit([Put(change(state, found.record), found.version), *released])
+
+        await asyncio.to_thread(persist, once)
+
+    async def _tell(self, key: str, message: str) -> None:
+        state = await self._read()
+        if key not in state.profiles:
+            raise Gone(key)
+        profile = state.profiles[key].record
+        share = min(1.0, profile.points / max(1, profile.all_points))
+        for op in profiles.waiting(state, key):
+            if op.reason != message:
+                progress = READ_SHARE + (1 - READ_SHARE) * 0.95 * share
+                await self._note(op.kind, op.target, Phase.PROFILING, message, progress)
+
+
+class _Abandoned(Exception):
+    """Nobody waits for the profile any more."""
+
+
+class _GaveWay(Exception):
+    """The profile's memory went to an engine; the message says to which."""
+
+
+def _wanted(state: State, key: str) -> ModelProfile:
+    """Raises Gone when it is settled, _Abandoned."""
+    found = state.profiles.get(key)
+    if found is None or found.record.settled:
+        raise Gone(key)
+    if not _is_awaited(state, key):
+        raise _Abandoned
+    return found.record
+
+
+def _is_awaited(state: State, key: str) -> bool:
+    return profiles.subject(state, key) is not None and any(profiles.waiting(state, key))
+
+
+def _require_measured(state: State, key: str) -> None:
+    """Raises Gone, _Abandoned, or _GaveWay when another took the memory that was reserved for it."""
+    found = _wanted(state, key)
+    if found.phase is not Phase.PROFILING:
+        raise _GaveWay(found.reason)
+
+
+def _begun(state: State, fresh: ModelProfile, resume: Sequence[Phase]) -> list[Change]:
+    """The profile, new if there is none. One that is not whole goes on from the phases `resume`, and from all
+    for forms that nobody asked for before."""
+    present = state.profiles.get(fresh.key)
+    if present is None:
+        return [Put(fresh, 0)]
+    wanted = profiles.with_forms(present.record, fresh.forms)
+    if not wanted.settled:  # who settles it on an older sight has to look again
+        return [Put(wanted, present.version)]
+    if wanted != present.record or (wanted.phase in resume and not profiles.is_whole(wanted)):
+        return [Put(profiles.resumed(wanted, time.time()), present.version)]
+    return []
+
+
+def _outcome(profile: ModelProfile | None, name: str) -> str:
+    if profile is not None and profile.phase is Phase.READY:
+        return f"profile: {profile.reason}"
+    why = profile.reason if profile else "its profile is gone"
+    return f"not profiled ({why}), so its estimates are rough; `ostinato profile {name}` tries again"

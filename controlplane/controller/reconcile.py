@@ -1,0 +1,298 @@
+"""From what is desired and what is observed to what must be done: one pure function.
+
+The controller calls it on every change of either side; it never remembers anything itself, so a
+controller that was killed continues where the records stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from controlplane.cluster import reservations
+from controlplane.cluster.engine_status import EngineStatus, EngineView
+from controlplane.cluster.inventory import NodeState
+from controlplane.planning import autoscaling, rescheduling
+from controlplane.state.records import Deployment, Model, Operation, OperationKind, Phase
+from controlplane.state.repository import State
+from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id, is_spare
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Engines by worker group. `busy` holds the keys of actions that are still being carried out, `wanted`
+    how many groups a base's deployment should have by its load, where that is known."""
+
+    engines: Mapping[str, EngineView]
+    busy: frozenset[str]
+    now_s: float
+    nodes: tuple[NodeState, ...] = ()
+    wanted: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Action:
+    """Something to do about `target`. Two actions with one key never run at once."""
+
+    target: str
+
+    @property
+    def key(self) -> str:
+        return f"{type(self).__name__}:{self.target}"
+
+
+class Profile(Action):
+    """Read and check a registered model's files."""
+
+
+class Measure(Action):
+    """Measure what a profile (the target is its key) lacks."""
+
+
+class Admit(Action):
+    """Commit the registration of a model that waited for its profile."""
+
+
+class BeginProfile(Action):
+    """Find the profile that was asked for of a model, and have it measured."""
+
+
+class EndProfile(Action):
+    """Say what came of a profile that was asked for."""
+
+
+class Launch(Action):
+    """Estimate, choose, place and start the engine of a worker group."""
+
+
+class ConfirmServing(Action):
+    """The engine of a worker group runs: say so."""
+
+
+class Replan(Action):
+    """A worker group cannot go on where it is: stop it, to have it placed anew."""
+
+
+class Scale(Action):
+    """Give the deployment of a base as many groups as its load asks for."""
+
+
+class Retire(Action):
+    """A worker group serves that was to replace another: drain that one."""
+
+
+class Drain(Action):
+    """A worker group is not wanted any more: let its requests end, then stop and forget it."""
+
+
+class FailDeployment(Action):
+    """The engine of a base could not start: undo the deployment and say why."""
+
+
+class LoadVariant(Action):
+    """Bring a variant into the engine of its base."""
+
+
+class UnloadVariant(Action):
+    """Take a variant out of the engine of its base and forget its deployment."""
+
+
+class StopGroup(Action):
+    """Stop the engine of a worker group that no deployment has, or that was left by an earlier one."""
+
+
+class Undeploy(Action):
+    """Stop the engines of a base and forget its deployment."""
+
+
+class Release(Action):
+    """Take back what deployments of this name that are gone were promised of devices."""
+
+
+class Cancel(Action):
+    """Undo what an operation (the target is its id) began."""
+
+
+class Forget(Action):
+    """Drop an operation that ended long ago, or an idempotency key that expired."""
+
+
+KEEP_OPERATIONS = 1000
+KEEP_KEYS_S = 24 * 3600.0
+
+
+def reconcile(state: State, observed: Observed) -> tuple[Action, ...]:
+    wanted = [
+        *_cancellations(state),
+        *_profiles(state),
+        *_measurements(state),
+        *_engines(state, observed),
+        *_variants(state, observed),
+        *_orphans(state, observed),
+        *(Release(holder) for holder in reservations.orphans(state)),
+        *_leftovers(state, observed.now_s),
+    ]
+    once = {action.key: action for action in wanted}
+    return tuple(action for key, action in once.items() if key not in observed.busy)
+
+
+def open_operation(state: State, kind: OperationKind, target: str) -> Operation | None:
+    """The operation a phase change of `target` belongs to; the oldest, should there be several."""
+    matching = [
+        o.record
+        for o in state.operations.values()
+        if o.record.kind is kind and o.record.target == target and not o.record.done
+    ]
+    return min(matching, key=lambda o: (o.created_at_s, o.id), default=None)
+
+
+def _cancellations(state: State) -> Iterator[Action]:
+    for found in state.operations.values():
+        if found.record.cancel_requested and not found.record.done:
+            yield Cancel(found.record.id)
+
+
+def _profiles(state: State) -> Iterator[Action]:
+    for found in state.models.values():
+        model: Model = found.record
+        if model.phase not in (Phase.PENDING, Phase.PROFILING) or _cancelled(
+            state, OperationKind.REGISTER, model.name
+        ):
+            continue
+        if model.profile is None:
+            yield Profile(model.name)
+        elif _is_settled(state, model):
+            yield Admit(model.name)
+
+
+def _is_settled(state: State, model: Model) -> bool:
+    """Whether there is nothing to wait for; a profile that is gone will not come."""
+    found = state.profiles.get(model.profile or "")
+    return found is None or found.record.settled
+
+
+def _measurements(state: State) -> Iterator[Action]:
+    for key, found in state.profiles.items():
+        if not found.record.settled:
+            yield Measure(key)
+    asked: dict[str, Phase] = {}  # one at a time of each model
+    for operation in state.operations.values():
+        op = operation.record
+        if op.kind is OperationKind.PROFILE and not op.done and not op.cancel_requested:
+            asked.setdefault(op.target, op.phase)
+    for name, phase in asked.items():
+        model = state.models.get(name)
+        if phase is Phase.PENDING:
+            yield BeginProfile(name)
+        elif model is None or _is_settled(state, model.record):
+            yield EndProfile(name)
+
+
+def _cancelled(state: State, kind: OperationKind, target: str) -> bool:
+    op = open_operation(state, kind, target)
+    return op is not None and op.cancel_requested
+
+
+def _engines(state: State, observed: Observed) -> Iterator[Action]:
+    cluster = rescheduling.cluster_key(observed.nodes, state.ledgers)
+    for name, found in state.deployments.items():
+        deployment: Deployment = found.record
+        if deployment.host != name:
+            continue
+        if deployment.phase is Phase.DELETING:
+            yield Undeploy(name)
+        elif not _cancelled(state, OperationKind.DEPLOY, name):
+            if observed.wanted.get(name, autoscaling.active(deployment)) != autoscaling.active(deployment):
+                yield Scale(name)
+            for group in deployment.groups:
+                yield from _group(deployment, group, cluster, observed)
+
+
+def _group(deployment: Deployment, group: WorkerGroup, cluster: str, observed: Observed) -> Iterator[Action]:
+    """What is to be done about one of a deployment's groups.
+
+    A placement is written down before its engine is launched: an engine without one is a stranger, left
+    by an earlier group of the same name. One that serves and is gone (the cluster restarted) is launched
+    again, without a word.
+    """
+    name = group_id(deployment.host, group.number)
+    engine = observed.engines.get(name)
+    if group.phase is GroupPhase.DRAINING:
+        yield Drain(name)
+    elif engine is None:
+        failing = FailDeployment(deployment.host).key in observed.busy  # which may have stopped it just now
+        if not failing and rescheduling.due(group, cluster, observed.now_s):
+            yield Launch(name)
+    elif engine.status is EngineStatus.DELETING:
+        return
+    elif group.placement is None:
+        if not {Launch(name).key, Replan(name).key} & observed.busy:
+            yield StopGroup(name)
+    elif _is_to_fail(deployment, group, engine, observed):
+        yield FailDeployment(deployment.host)
+    elif rescheduling.trouble(group, engine, observed.nodes):
+        yield Replan(name)
+    elif _has_started(group, engine):
+        if FailDeployment(deployment.host).key not in observed.busy:
+            yield ConfirmServing(name)
+    elif group.phase is GroupPhase.SERVING and is_spare(group, deployment.groups):
+        yield Retire(name)
+
+
+def _has_started(group: WorkerGroup, engine: EngineView) -> bool:
+    return group.phase is GroupPhase.STARTING and engine.status is EngineStatus.RUNNING
+
+
+def _is_to_fail(deployment: Deployment, group: WorkerGroup, engine: EngineView, observed: Observed) -> bool:
+    """A deployment no engine of which starts, where nothing is wrong with the devices, is its user's."""
+    views = ((one, observed.engines.get(group_id(deployment.host, one.number))) for one in deployment.groups)
+    return (
+        engine.status is EngineStatus.FAILED
+        and not deployment.established
+        and not any(view and _has_started(one, view) for one, view in views)
+        and not rescheduling.trouble(group, None, observed.nodes)
+    )
+
+
+def _variants(state: State, observed: Observed) -> Iterator[Action]:
+    for name, found in state.deployments.items():
+        deployment: Deployment = found.record
+        if deployment.host == name:
+            continue
+        host = state.deployments.get(deployment.host)
+        if deployment.phase is Phase.DELETING:
+            yield UnloadVariant(name)
+        elif host is None or host.record.phase is Phase.DELETING:
+            yield FailDeployment(name)
+        elif _may_load(state, deployment, host.record, observed):
+            yield LoadVariant(name)
+
+
+def _may_load(state: State, variant: Deployment, host: Deployment, observed: Observed) -> bool:
+    waiting = variant.phase is not Phase.DEPLOYED and _serves(host, observed)
+    return waiting and not _cancelled(state, OperationKind.DEPLOY, variant.model)
+
+
+def _serves(host: Deployment, observed: Observed) -> bool:
+    """Whether one of its groups can be asked; a group that is not met now reads the variant when it is."""
+    return host.phase is Phase.DEPLOYED and any(
+        (engine := observed.engines.get(name)) is not None and engine.status is EngineStatus.RUNNING
+        for name in host.serving_ids()
+    )
+
+
+def _orphans(state: State, observed: Observed) -> Iterator[Action]:
+    known = {name for found in state.deployments.values() for name in found.record.group_ids()}
+    for name, engine in observed.engines.items():
+        launching = Launch(name).key in observed.busy
+        if name not in known and engine.status is not EngineStatus.DELETING and not launching:
+            yield StopGroup(name)
+
+
+def _leftovers(state: State, now_s: float) -> Iterator[Action]:
+    ended = sorted((o.record.updated_at_s, o.record.id) for o in state.operations.values() if o.record.done)
+    for _, operation_id in ended[: max(0, len(ended) - KEEP_OPERATIONS)]:
+        yield Forget(operation_id)
+    for key, found in state.idempotency.items():
+        if now_s - found.record.created_at_s > KEEP_KEYS_S:
+            yield Forget(key)

@@ -1,0 +1,78 @@
+"""Registration's work: find the files a model's URI means, read them, check them. No weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from controlplane import errors
+from controlplane.controller import sources
+from controlplane.state.records import Model, Phase
+from profiler.checkpoint import read_model
+from profiler.errors import AdapterError, CheckpointError
+from profiler.variants.reading import read_variant
+from profiler.variants.types import VariantKind, VariantLimits, VariantSpec
+
+Convert = Callable[[str], Path]
+
+
+@dataclass(frozen=True)
+class Limits:
+    roots: tuple[Path, ...]
+    max_lora_rank: int
+
+
+def profile(model: Model, base: Model | None, limits: Limits, convert: Convert) -> Model:
+    """The model, Ready, with its folder and what was read from it.
+
+    `convert(name)` makes the folder of a bundled model. Errors: InvalidRequest, PathNotAllowed,
+    SourceUnreadable, AdapterMismatch.
+    """
+    try:
+        if model.is_variant:
+            return _variant(model, base, limits)
+        return _base(model, limits, convert)
+    except AdapterError as e:
+        raise errors.AdapterMismatch(
+            f"'{model.name}' does not fit '{model.base}': {e}", param="adapter"
+        ) from e
+    except CheckpointError as e:
+        raise errors.SourceUnreadable(str(e), param="adapter" if model.is_variant else "source") from e
+
+
+def _base(model: Model, limits: Limits, convert: Convert) -> Model:
+    source = sources.parse(model.source or "", limits.roots, "source")
+    if isinstance(source, sources.BundledSource):
+        folder = convert(source.name)
+    else:
+        folder = sources.require_folder(source, "source")
+    spec = read_model(folder)
+    reason = f"{spec.architecture}, {spec.num_layers} layers, {spec.weight_bytes / 2**20:.0f} MiB of weights"
+    return replace(model, phase=Phase.READY, path=str(folder), spec=spec, reason=reason)
+
+
+def _variant(model: Model, base: Model | None, limits: Limits) -> Model:
+    if base is None or base.spec is None:
+        raise errors.ModelNotFound(f"the base '{model.base}' is no longer registered", param="base")
+    source = sources.parse(model.adapter or "", limits.roots, "adapter")
+    if isinstance(source, sources.BundledSource):
+        raise errors.InvalidRequest("there are no bundled adapters; give a folder", param="adapter")
+    folder = sources.require_folder(source, "adapter")
+    spec = read_variant(folder, base.spec, VariantLimits(limits.max_lora_rank))
+    reason = f"{_described(spec)} on {', '.join(spec.target_modules) or 'no module'}, fits '{base.name}'"
+    return replace(model, phase=Phase.READY, path=str(folder), variant_spec=spec, reason=reason)
+
+
+def _described(spec: VariantSpec) -> str:
+    match spec.kind:
+        case VariantKind.LORA:
+            return f"LoRA of rank {spec.max_rank}"
+        case VariantKind.BOFT:
+            facts = spec.modules.values()
+            blocks = "/".join(str(size) for size in sorted({f.block_size for f in facts}))
+            return f"BOFT of {max(f.factors for f in facts)} factors, blocks of {blocks}"
+        case VariantKind.SPARSE_DELTA:
+            return f"2:4 sparse delta of {spec.bits[0]} bits"
+        case VariantKind.SVD_DELTA:
+            return f"low-rank delta of rank {spec.max_rank} in {'/'.join(map(str, spec.bits))} bits"

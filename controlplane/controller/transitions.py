@@ -1,0 +1,189 @@
+"""How operations end, and what becomes of their models and deployments: changes to commit together."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from controlplane import errors
+from controlplane.api.commands import advance
+from controlplane.cluster import reservations
+from controlplane.planning import rescheduling
+from controlplane.state import transactions
+from controlplane.state.records import Deployment, Model, OperationKind, Phase
+from controlplane.state.repository import Change, Delete, Put, State, Versioned
+from controlplane.state.transactions import Gone
+from controlplane.state.worker_groups import (
+    GroupPhase,
+    MeasuredRank,
+    WorkerGroup,
+    host_of,
+    kind_of,
+    number_of,
+)
+from placement.types import Placement
+
+RM = TypeVar("RM", Model, Deployment)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class End:
+    """How an operation ends."""
+
+    phase: Phase
+    message: str
+    error: dict[str, Any] | None = None
+
+    @classmethod
+    def failed(cls, error: errors.OstinatoError) -> End:
+        return cls(Phase.FAILED, error.message, error.body())
+
+
+def end_open(state: State, kind: OperationKind, target: str, end: End) -> list[Change]:
+    """The open operations about `target`, ended. A success gives way to a cancellation: Gone."""
+    changes: list[Change] = []
+    for found in state.operations.values():
+        op = found.record
+        if op.kind is not kind or op.target != target or op.done:
+            continue
+        if op.cancel_requested and end.phase in (Phase.READY, Phase.DEPLOYED):
+            raise Gone(f"{op.id} is to be cancelled")
+        ended = replace(advance(op, end.phase, end.message, time.time(), 1.0), error=end.error)
+        changes.append(Put(ended, found.version))
+    return changes
+
+
+def same(records: Mapping[str, Versioned[RM]], name: str, uid: int) -> Versioned[RM]:
+    """The record of this name, if it still is the one that was meant. Raises Gone."""
+    found = records.get(name)
+    if found is None or found.record.uid != uid:
+        raise Gone(name)
+    return found
+
+
+def starting(
+    deployment: Deployment,
+    group: WorkerGroup,
+    placement: Placement,
+    memory_excess: int | None,
+    now_s: float,
+    node_ids: Mapping[str, str] = MappingProxyType({}),
+) -> Deployment:
+    """`memory_excess` is what the plan gives each rank beyond its calibrated estimate, `node_ids` Ray's."""
+    if deployment.phase is Phase.DELETING:
+        raise Gone(deployment.model)
+    placed = replace(
+        group,
+        phase=GroupPhase.STARTING,
+        placement=placement,
+        measured=(),
+        memory_excess=memory_excess,
+        refused_on="",
+        since_s=now_s,
+        kind=kind_of(placement),
+        node_ids={r.node: node_ids[r.node] for r in placement.ranks if r.node in node_ids},
+    )
+    begun = replace(deployment, kind=deployment.device_kind or placed.kind)
+    return rescheduling.with_group(begun, placed)
+
+
+def serving(
+    state: State, name: str, measured: tuple[MeasuredRank, ...], now_s: float
+) -> tuple[Change, WorkerGroup]:
+    """The deployment of which the group `name` serves from now on, and that group. Raises Gone."""
+    found, group = the_group(state, name)
+    if group.phase is not GroupPhase.STARTING:
+        raise Gone(name)
+    serves = replace(
+        group,
+        phase=GroupPhase.SERVING,
+        reason="",
+        measured=measured,
+        since_s=now_s,
+        start_s=now_s - group.since_s,
+    )
+    established = replace(found.record, established=True)
+    return Put(rescheduling.with_group(established, serves), found.version), serves
+
+
+def the_group(state: State, name: str) -> tuple[Versioned[Deployment], WorkerGroup]:
+    """The deployment that the group `name` is of, unless that is being undeployed. Raises Gone."""
+    found = state.deployments.get(host_of(name))
+    group = found.record.group(number_of(name)) if found else None
+    if found is None or group is None or found.record.phase is Phase.DELETING:
+        raise Gone(name)
+    return found, group
+
+
+def deployed(state: State, name: str, model_uid: int) -> Change:
+    """The deployment of a variant, served from now on. Raises Gone when it, or the model it was begun for,
+    is no more."""
+    found = state.deployments.get(name)
+    if found is None or found.record.phase not in (Phase.PENDING, Phase.DEPLOYING):
+        raise Gone(name)
+    same(state.models, name, model_uid)
+    served = replace(found.record, phase=Phase.DEPLOYED, reason="", established=True)
+    return Put(served, found.version)
+
+
+def away(variant: Versioned[Deployment], reason: str) -> list[Change]:
+    """An established variant says why its base is away; nothing while the reason is the same."""
+    if _without_figures(variant.record.reason) == _without_figures(reason):
+        return []
+    return [Put(replace(variant.record, reason=reason), variant.version)]
+
+
+def _without_figures(text: str) -> str:
+    """Ages, and bytes that are free, are others each time."""
+    return re.sub(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)", "", text)
+
+
+def back(state: State, host: str) -> list[Change]:
+    """The variants of a base whose engine answers again no longer say why it was away."""
+    variants = [d for d in state.deployments.values() if d.record.host == host != d.record.model]
+    return [
+        Put(replace(d.record, reason=""), d.version)
+        for d in variants
+        if d.record.reason and d.record.phase is Phase.DEPLOYED
+    ]
+
+
+def dropped(state: State, deployment: Versioned[Deployment]) -> list[Change]:
+    """A deployment is no more, and what its groups were promised of devices is free again."""
+    groups = deployment.record.group_ids()
+    return [
+        Delete(Deployment, deployment.record.model, deployment.version),
+        *reservations.release(state, *groups),
+    ]
+
+
+def undone(state: State, operation_id: str) -> Sequence[Change]:
+    """What an operation began, taken back. Raises Gone when it ended."""
+    found = state.operations.get(operation_id)
+    if found is None or found.record.done:
+        raise Gone(operation_id)
+    op = found.record
+    if op.kind is OperationKind.PROFILE:
+        return []
+    if op.kind is OperationKind.REGISTER:
+        model = state.models.get(op.target)
+        return [Delete(Model, op.target, model.version)] if model else []
+    deployment = state.deployments.get(op.target)
+    if deployment is None or deployment.record.phase is Phase.DELETING:
+        return []
+    return dropped(state, deployment)
+
+
+def persist(work: Callable[[], T]) -> T:
+    """Repeat `work` (read, decide, commit) while others are faster; StaleWrite after many lost races."""
+    for attempt in range(transactions.ATTEMPTS):
+        try:
+            return work()
+        except errors.StaleWrite:
+            transactions.pause(attempt)
+    return work()

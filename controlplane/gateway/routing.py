@@ -1,0 +1,120 @@
+"""Which engine answers for a model name: a pure function of the state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from controlplane import errors
+from controlplane.state.records import Deployment, Model, Phase
+from controlplane.state.repository import State
+from controlplane.state.worker_groups import GroupPhase
+from workers.messages import VariantRef
+
+
+@dataclass(frozen=True)
+class Route:
+    """`host` is the base whose engine serves `model`; `variant` is None for the base itself.
+
+    `variant_limit` variants of the host may run at once; None: as many as have slots.
+    """
+
+    model: str
+    host: str
+    max_output_tokens: int
+    variant: VariantRef | None
+    created_at_s: float
+    variant_limit: int | None = None
+
+
+@dataclass(frozen=True)
+class RouteTable:
+    """Deployed models by every name they answer to, and the others' reasons.
+
+    `groups` are the worker groups that take new requests, by their base; requests may be under way in those
+    that are `alive`.
+    """
+
+    revision: int
+    routes: Mapping[str, Route]
+    waiting: Mapping[str, Deployment]
+    registered: Mapping[str, Model]
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    alive: frozenset[str] = frozenset()
+
+    def resolve(self, name: str) -> Route:
+        """Errors: ModelNotFound, NotDeployed, Unavailable (being deployed: with a time to retry)."""
+        route = self.routes.get(name)
+        if route is not None:
+            return route
+        bare = name.rsplit(":", 1)[-1]
+        if (waiting := self.waiting.get(bare)) is not None and self._means(name, bare):
+            raise errors.Unavailable(
+                f"'{name}' is {waiting.phase}{': ' + waiting.reason if waiting.reason else ''}; try again",
+                param="model",
+                retry_after_s=5,
+            )
+        if bare in self.registered and self._means(name, bare):
+            raise errors.NotDeployed(
+                f"'{name}' is registered but not deployed; deploy it with POST /deploy_model", param="model"
+            )
+        raise errors.ModelNotFound(
+            f"The model '{name}' does not exist; GET /v1/models lists those that are served", param="model"
+        )
+
+    def _means(self, name: str, bare: str) -> bool:
+        model = self.registered.get(bare)
+        return name == bare or (model is not None and name == f"{model.base}:{bare}")
+
+
+def build_table(state: State) -> RouteTable:
+    models = {name: found.record for name, found in state.models.items()}
+    routes: dict[str, Route] = {}
+    waiting: dict[str, Deployment] = {}
+    for name, found in state.deployments.items():
+        deployment, model = found.record, models.get(name)
+        if model is None or not _is_served(deployment, state):
+            waiting[name] = deployment
+            continue
+        route = _route(model, deployment, state.deployments[deployment.host].record)
+        routes[name] = route
+        if model.base is not None:
+            routes[f"{model.base}:{name}"] = route
+    groups = {name: found.record.serving_ids() for name, found in state.deployments.items()}
+    serving = {name: ids for name, ids in groups.items() if ids}
+    return RouteTable(state.revision, routes, waiting, models, serving, _alive(state))
+
+
+def _alive(state: State) -> frozenset[str]:
+    """The groups that serve or are drained; in others nobody answers any more, or yet."""
+    alive = (GroupPhase.SERVING, GroupPhase.DRAINING)
+    return frozenset(
+        name
+        for found in state.deployments.values()
+        for name, group in zip(found.record.group_ids(), found.record.groups, strict=True)
+        if group.phase in alive
+    )
+
+
+def _is_served(deployment: Deployment, state: State) -> bool:
+    """A variant is served only while the engine of its base is."""
+    host = state.deployments.get(deployment.host)
+    return deployment.phase is Phase.DEPLOYED and host is not None and host.record.phase is Phase.DEPLOYED
+
+
+def _route(model: Model, deployment: Deployment, host: Deployment) -> Route:
+    return Route(
+        model=model.name,
+        host=deployment.host,
+        max_output_tokens=deployment.max_output_tokens,
+        variant=variant_ref(model) if model.is_variant else None,
+        created_at_s=deployment.created_at_s,
+        variant_limit=host.max_active_variants,
+    )
+
+
+def variant_ref(model: Model) -> VariantRef:
+    """The reference that travels with each request; only Ready variants have a path."""
+    if not model.is_variant or model.path is None:
+        raise errors.InvalidRequest(f"'{model.name}' is not a variant that is Ready")
+    return VariantRef(name=model.name, uid=model.uid, path=model.path)

@@ -1,0 +1,179 @@
+"""What a gateway knows of one host's workers: where they answer, and what it has sent them.
+
+Workers come and go (restarts, replicas), so a host in use is asked again every REFRESH_S, and at once
+when none is known; whoever asks at the same time shares one answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+from controlplane import errors
+from controlplane.balancing import has_room, least_outstanding
+from controlplane.gateway.http1 import Connection, Pool
+from controlplane.gateway.time_average import Level
+from workers.messages import WorkerReport
+
+log = logging.getLogger(__name__)
+
+Find = Callable[[str], Awaitable[list[WorkerReport]]]
+Alive = Callable[[str], bool]
+
+REFRESH_S = 2.0
+# A host that was not asked for so long is left alone until it is asked again.
+IDLE_S = 60.0
+# Between two looks for a worker when there is none.
+RETRY_S = 0.2
+# Longest wait for one: an engine that restarts needs a minute on a CPU.
+WAIT_S = 120.0
+RESTART_HINT_S = 5.0
+
+
+@dataclass(eq=False)
+class KnownWorker:
+    """One worker's door, the connections to it, and how many requests of this gateway are there."""
+
+    address: str
+    secret: str
+    max_ongoing: int
+    group: str = ""
+    outstanding: int = 0
+
+    def __post_init__(self) -> None:
+        self.pool = Pool(self.address)
+        self._used: set[Connection] = set()
+
+    def cut(self) -> None:
+        """End the requests that are there. They fail with BrokenOff."""
+        for connection in self._used:
+            connection.abort()
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """A connection for one request; ended if its answer was not read to the end. Raises NotConnected."""
+        self.outstanding += 1
+        try:
+            connection = await self.pool.take()
+            self._used.add(connection)
+            try:
+                yield connection
+            finally:
+                self._used.discard(connection)
+                self.pool.give_back(connection)
+        finally:
+            self.outstanding -= 1
+
+
+class HostWorkers:
+    """The workers of one host. `find` asks them for their reports; of groups that are not `alive` none comes
+    back: their node may be gone without a word."""
+
+    def __init__(self, host: str, find: Find, max_queued: int, alive: Alive) -> None:
+        self._host = host
+        self._find = find
+        self._max_queued = max_queued
+        self._alive = alive
+        self._known: list[KnownWorker] = []
+        self._left: list[KnownWorker] = []
+        self._in_flight = Level(time.monotonic)
+        self._used_s = 0.0
+        self._refreshing: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    def demand(self) -> float:
+        """Requests under way, those that wait for a worker among them: the mean since this was last asked."""
+        return self._in_flight.average()
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """The time of one request. Raises Overloaded when too many are under way."""
+        if not has_room(self._in_flight.now, [w.max_ongoing for w in self._known], self._max_queued):
+            raise errors.Overloaded(
+                f"too many requests wait for '{self._host}'; send fewer at once or try again", retry_after_s=1
+            )
+        self._keep_watching()
+        self._in_flight.add(1)
+        try:
+            yield
+        finally:
+            self._in_flight.add(-1)
+
+    async def pick(self, deadline_s: float) -> KnownWorker:
+        """The worker to ask, waiting for one until `deadline_s` (of the loop's clock). Raises Unavailable."""
+        while not self._known:
+            if asyncio.get_running_loop().time() >= deadline_s:
+                raise errors.Unavailable(
+                    f"the engine of '{self._host}' is not there (starting or stopping); try again",
+                    retry_after_s=RESTART_HINT_S,
+                )
+            await self.refresh()
+            if not self._known:
+                await asyncio.sleep(RETRY_S)
+        return self._known[least_outstanding([w.outstanding for w in self._known], random.random())]
+
+    async def drop(self, worker: KnownWorker) -> None:
+        """Forget a worker that does not answer; it comes back with its next report.
+
+        Pauses when it was the last: one that reports but cannot be reached must not be asked in a circle.
+        """
+        self._known = [w for w in self._known if w is not worker]
+        self._left.append(worker)
+        worker.pool.close()
+        if not self._known:
+            await asyncio.sleep(RETRY_S)
+
+    async def refresh(self) -> None:
+        """Ask for the workers, or wait for the answer somebody else asked for. Never raises."""
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._refresh())
+        await asyncio.shield(self._refreshing)
+
+    async def _refresh(self) -> None:
+        self._cut_dead()
+        try:
+            reports = await self._find(self._host)
+        except Exception as e:  # those known stay in force: a worker that is gone says so when it is asked
+            log.info("the workers of %s could not be asked: %s", self._host, e)
+            return
+        old = {(w.address, w.secret): w for w in self._known}
+        self._known = [
+            old.get((r.address, r.secret))
+            or KnownWorker(r.address, r.secret, r.max_ongoing_requests, r.group)
+            for r in reports
+            if r.address  # a worker that is stopping has none any more
+        ]
+        for gone in set(old.values()).difference(self._known):
+            gone.pool.close()
+            self._left.append(gone)
+
+    def _cut_dead(self) -> None:
+        """End requests in groups that are given up. A group that is drained is not."""
+        self._left = [w for w in self._left if w.outstanding]
+        for worker in (*self._known, *self._left):
+            if worker.outstanding and not self._alive(worker.group):
+                log.warning("cutting off %d requests in %s, which is lost", worker.outstanding, worker.group)
+                worker.cut()
+
+    def _keep_watching(self) -> None:
+        self._used_s = asyncio.get_running_loop().time()
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while self._in_flight.now or asyncio.get_running_loop().time() - self._used_s < IDLE_S:
+            await self.refresh()
+            await asyncio.sleep(REFRESH_S)
+
+    def close(self) -> None:
+        """End what runs in the background, and the connections nobody uses."""
+        for worker in self._known:
+            worker.pool.close()
+        for task in (self._watching, self._refreshing):
+            if task is not None:
+                task.cancel()

@@ -1,0 +1,74 @@
+"""What is launched: the engine configuration that writes a placement down. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from controlplane.profiling.profiles import engine_dtype, served_spec, spec_of
+from controlplane.settings import Settings
+from controlplane.state.records import Model
+from placement.types import CPU, Placement, Plan, RankPlacement
+from profiler.roofline import kv_bytes_per_token, variant_bytes
+from profiler.types import ModelSpec
+from profiler.variants.types import VariantKind
+from workers.messages import EngineConfig, RankConfig
+
+
+def engine_config(
+    model: Model,
+    placement: Placement,
+    settings: Settings,
+    variants: Sequence[Model] = (),
+    max_active_variants: int | None = None,
+    group: str = "",
+) -> EngineConfig:
+    """What the worker needs to start exactly this placement, for the base and its `variants`.
+
+    `group` is what the cluster calls the worker group; as its base, if left out.
+
+    `max_active_variants` of them may run at once; None: as many as the plan has slots for.
+    """
+    plan, kind = placement.plan, placement.ranks[0].device_kind
+    dtype = engine_dtype(settings, kind)
+    spec = served_spec(spec_of(model), dtype)
+    return EngineConfig(
+        engine=settings.engine,
+        name=model.name,
+        group=group or model.name,
+        model_path=model.path or "",
+        dtype=dtype,
+        quantization=plan.quantization,
+        tensor_parallel=plan.tensor_parallel,
+        ranks=tuple(_rank(spec, plan, rank) for rank in placement.ranks),
+        max_model_len=plan.max_model_len,
+        max_num_seqs=settings.concurrency,
+        max_variants=plan.max_variants,
+        max_lora_rank=plan.max_lora_rank,
+        variant_host_bytes=settings.variant_host_bytes,
+        variant_kinds=_kinds(kind, variants),
+        max_batched_tokens=plan.batched_tokens,
+        max_active_variants=min(max_active_variants or 0, plan.max_variants),
+    )
+
+
+def _rank(spec: ModelSpec, plan: Plan, placed: RankPlacement) -> RankConfig:
+    """All ranks hold as many tokens as the one with the least room for them (vLLM's rule), so each gets
+    memory for keys and values in proportion to its layers."""
+    layers = placed.layer_end - placed.layer_start
+    return RankConfig(
+        layers=layers,
+        memory_bytes=placed.memory_bytes,
+        kv_cache_bytes=plan.kv_cache_tokens * kv_bytes_per_token(spec, plan.tensor_parallel) * layers,
+        variant_memory_bytes=variant_bytes(spec, plan, placed.stage),
+        node=placed.node,
+        device_kind=placed.device_kind,
+        device_index=placed.device_index,
+    )
+
+
+def _kinds(device_kind: str, variants: Sequence[Model]) -> tuple[str, ...]:
+    """On a GPU every kind costs launches in each captured graph, so only those there are, and LoRA."""
+    if device_kind == CPU:
+        return tuple(VariantKind)
+    registered = {v.variant_spec.kind for v in variants if v.variant_spec}
+    return tuple(k for k in VariantKind if k is VariantKind.LORA or k in registered)

@@ -1,0 +1,252 @@
+"""From a question about plans to predictions: pure functions of the records, the devices and the settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from controlplane import errors
+from controlplane.api.commands import find_model
+from controlplane.planning.placement_decision import with_room_for_variants
+from controlplane.profiling.profiles import (
+    calibration_for,
+    carrier_kind,
+    carriers,
+    engine_dtype,
+    overheads,
+    profiled_device,
+    served_spec,
+)
+from controlplane.settings import Settings
+from controlplane.state.records import Model
+from controlplane.state.repository import State
+from placement.pareto import pareto
+from placement.types import CPU, Inventory
+from profiler.errors import PlanError
+from profiler.physical.calibration import Calibration
+from profiler.plans import candidate_plans, even_stages, form_names
+from profiler.predicting.predict import Ground, Prediction, check_plan, predict
+from profiler.quantization import UNCOMPRESSED
+from profiler.types import DeviceRates, ModelSpec, Plan, Workload
+from profiler.variants.types import VariantSpec
+
+GIB = 2**30
+MOST_DEVICES = 64
+
+
+@dataclass(frozen=True)
+class Load:
+    """`batch` requests at once, which ask `variants` in turn (their base is one of them if named).
+
+    `devices`: as if there were so many like the cluster's freest, one for each rank; None: those there are.
+    """
+
+    batch: int
+    input_tokens: int
+    output_tokens: int
+    variants: tuple[str, ...] = ()
+    devices: int | None = None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a model is split; `layers_per_stage` may be left to `pipeline_parallel` even stages."""
+
+    tensor_parallel: int = 1
+    pipeline_parallel: int | None = None
+    layers_per_stage: tuple[int, ...] | None = None
+    quantization: str = UNCOMPRESSED
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A plan of the base `model` and its prediction. `cost_gib_s`: all ranks' memory x the load's latency
+    (MaverIQ, section 4, formulation 1). `pareto`: no other plan asked about is better in every respect."""
+
+    model: str
+    plan: Plan
+    load: Load
+    prediction: Prediction
+    pareto: bool | None = None
+
+    @property
+    def memory_bytes(self) -> float:
+        return sum(rank.total.value for rank in self.prediction.ranks)
+
+    @property
+    def cost_gib_s(self) -> float:
+        return self.memory_bytes / GIB * self.prediction.latency_s.value
+
+
+def answer(
+    state: State, inventory: Inventory, settings: Settings, name: str, shape: Shape, load: Load
+) -> Answer:
+    """What one plan of a model costs under a load, on the cluster's devices or those of `load`.
+
+    Errors: ModelNotFound, NotReady, InvalidRequest with the field that is wrong.
+    """
+    asked = _asked(state, inventory, settings, name, load)
+    return asked.about(_plan(asked.spec, shape))
+
+
+def answer_all(
+    state: State, inventory: Inventory, settings: Settings, name: str, load: Load
+) -> tuple[Answer, ...]:
+    """Every plan of a model, in each form it is registered for, on the cluster's devices or those of `load`,
+    fewest ranks first.
+
+    Errors: as `answer`.
+    """
+    asked = _asked(state, inventory, settings, name, load)
+    count = max(1, len(inventory.devices)) if load.devices is None else load.devices
+    if not 1 <= count <= MOST_DEVICES:
+        raise errors.InvalidRequest(
+            f"expected 1 to {MOST_DEVICES} devices, got {count}; correct it", param="devices"
+        )
+    forms = form_names(asked.base.compression, asked.spec)
+    plans = candidate_plans(asked.spec, forms, count, asked.spec.max_position, 1, 0, 0)
+    found = [asked.about(plan) for plan in plans]
+    best = pareto([(a.prediction.latency_s.value, a.cost_gib_s, a.memory_bytes) for a in found])
+    return tuple(dataclasses.replace(a, pareto=good) for a, good in zip(found, best, strict=True))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    base: Model
+    spec: ModelSpec
+    variants: tuple[Model, ...]
+    mix: tuple[VariantSpec | None, ...]
+    load: Load
+    inventory: Inventory
+    settings: Settings
+    known: Calibration | None
+
+    def about(self, plan: Plan) -> Answer:
+        plan = with_room_for_variants(plan, self.spec, self.settings, self.variants)
+        work = Workload(self.load.batch, self.load.input_tokens, self.load.output_tokens)
+        try:
+            check_plan(self.spec, plan)
+            _check_devices(plan, self.load.devices)
+            here = _ground(self.spec, plan, self.inventory, self.known, self.settings)
+            if self.load.devices is not None:
+                here = _apart(here, plan, self.inventory)
+            return Answer(self.base.name, plan, self.load, predict(here, plan, work, self.mix))
+        except PlanError as e:
+            raise _refusal(e) from e
+
+
+def _asked(state: State, inventory: Inventory, settings: Settings, name: str, load: Load) -> _Asked:
+    """A variant's name means its base, asked for this variant unless others are named."""
+    named = find_model(state, name)
+    base = find_model(state, named.base) if named.base else named
+    if base.spec is None:
+        raise errors.NotReady(f"'{base.name}' is {base.phase}; wait until its files are read", param="model")
+    asking = load.variants or ((name,) if named.is_variant else ())
+    variants = state.variants_of(base.name)
+    return _Asked(
+        base,
+        served_spec(base.spec, engine_dtype(settings, carrier_kind(inventory))),
+        tuple(variants),
+        _mix(base, variants, asking),
+        dataclasses.replace(load, variants=tuple(asking)),
+        inventory,
+        settings,
+        calibration_for(base, inventory, settings, state.profiles),
+    )
+
+
+def _check_devices(plan: Plan, devices: int | None) -> None:
+    if devices is not None and not plan.world_size <= devices <= MOST_DEVICES:
+        raise PlanError(
+            "devices",
+            f"expected {plan.world_size} to {MOST_DEVICES} devices for {plan.world_size} ranks, got "
+            f"{devices}; correct it, or leave it out",
+        )
+
+
+def _ground(
+    spec: ModelSpec, plan: Plan, inventory: Inventory, known: Calibration | None, settings: Settings
+) -> Ground:
+    """What is known when `plan` is estimated, before anything is placed.
+
+    Each rank has the memory that is free on a device now, the freest first.
+    """
+    rates, kind = _rates(plan, inventory), carrier_kind(inventory)
+    shared = plan.world_size if kind == CPU else 1
+    beside = overheads(settings, kind)
+    return Ground(spec, tuple(rates), known, _free_bytes(plan, inventory), shared, overheads=beside)
+
+
+def _free_bytes(plan: Plan, inventory: Inventory) -> tuple[int, ...]:
+    """Of each rank's device; empty when there are too few devices. Ranks share a CPU."""
+    free = sorted((d.free_bytes for d in carriers(inventory)), reverse=True)
+    if carrier_kind(inventory) == CPU and free:
+        return (free[0] // plan.world_size,) * plan.world_size
+    return tuple(free[: plan.world_size]) if len(free) >= plan.world_size else ()
+
+
+def _rates(plan: Plan, inventory: Inventory) -> list[DeviceRates]:
+    """Each rank's rates, before anything is placed: those of the slowest device.
+
+    Ranks that share a CPU work at once within a stage, stages one after the other.
+    """
+    slowest = min(
+        (d.rates for d in carriers(inventory)),
+        key=lambda r: r.memory_bytes_per_s,
+        default=DeviceRates(1e9, 1e9),
+    )
+    share = plan.tensor_parallel if carrier_kind(inventory) == CPU else 1
+    return [DeviceRates(slowest.memory_bytes_per_s / share, slowest.flops_per_s / share)] * plan.world_size
+
+
+def _apart(here: Ground, plan: Plan, inventory: Inventory) -> Ground:
+    """Each rank with a device like the freest to itself."""
+    device = profiled_device(inventory)
+    if device is None:
+        return here
+    alone = (device.rates,) * plan.world_size
+    return dataclasses.replace(here, rates=alone, free_bytes=(device.free_bytes,) * plan.world_size, shared=1)
+
+
+def _mix(base: Model, variants: Sequence[Model], names: Sequence[str]) -> tuple[VariantSpec | None, ...]:
+    """Errors: InvalidRequest for what is no variant of this base."""
+    known = {v.name: v.variant_spec for v in variants if v.variant_spec is not None}
+    strange = [n for n in names if n != base.name and n not in known]
+    if strange:
+        got, ready = ", ".join(map(repr, strange[:5])), ", ".join(sorted(known)) or "it has none"
+        raise errors.InvalidRequest(
+            f"expected variants of '{base.name}' that are Ready ({ready}), got {got}; register them with "
+            "this base, or leave them out",
+            param="variants",
+        )
+    return tuple(None if n == base.name else known[n] for n in names)
+
+
+def _plan(spec: ModelSpec, shape: Shape) -> Plan:
+    try:
+        split = _split(spec, shape)
+    except PlanError as e:
+        raise _refusal(e) from e
+    return Plan(shape.tensor_parallel, split, shape.quantization, spec.max_position, 0, 0, 0)
+
+
+def _split(spec: ModelSpec, shape: Shape) -> tuple[int, ...]:
+    layers, stages = shape.layers_per_stage, shape.pipeline_parallel
+    if stages is not None and not 1 <= stages <= spec.num_layers:
+        raise PlanError(
+            "pipelineParallel",
+            f"expected 1 to {spec.num_layers} stages, one layer each at least, got {stages}; choose fewer",
+        )
+    if layers is None:
+        return even_stages(spec.num_layers, stages or 1)
+    if stages is not None and stages != len(layers):
+        raise PlanError(
+            "layersPerStage",
+            f"expected the layers of {stages} stages, got those of {len(layers)}; leave one of the two out",
+        )
+    return layers
+
+
+def _refusal(e: PlanError) -> errors.InvalidRequest:
+    return errors.InvalidRequest(str(e), param=e.field)

@@ -1,0 +1,108 @@
+"""What was not placed, as the API says it: names and units of a request, in words and as data. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from controlplane import errors
+from controlplane.state.records import Relaxing
+from placement.solver.numbers import rounded
+from placement.solver.outcome import NotPlaced
+from placement.types import Constraint, Inventory, Relaxation, Unusable
+from profiler.plans import no_form_reason
+from profiler.types import ModelSpec
+
+# What a constraint is called in a request, and how many of its units are one of the solver's.
+_SLOS = {
+    Constraint.LATENCY: ("SLOs.e2e_ms", 1000.0),
+    Constraint.TTFT: ("SLOs.ttft_ms", 1000.0),
+    Constraint.TPOT: ("SLOs.tpot_ms", 1000.0),
+    Constraint.COST: ("SLOs.cost", 1.0),
+}
+_NAMES = {
+    Constraint.ACCURACY: "SLOs.accuracy",
+    Constraint.RATE: "load.ratePerS",
+    Constraint.CONTEXT: "load",
+}
+
+
+def refusal(
+    outcome: NotPlaced, relaxing: Relaxing | None = None, unusable: Sequence[Unusable] = ()
+) -> errors.NoFeasiblePlan:
+    """`details` has the binding constraint, and the relaxations: any one suffices, or all `together`.
+
+    Nodes that were left out are told, for there may be room on them.
+    """
+    told = [as_data(one) for one in outcome.relaxations]
+    left_out = f"; not looked at: {_reasons(unusable)}" if unusable else ""
+    return errors.NoFeasiblePlan(
+        f"{_sentence(outcome, told)}{_not_relaxed(outcome, relaxing)}{left_out}",
+        details=_details(name_of(outcome.binding), told, outcome.together, unusable),
+    )
+
+
+def no_device(inventory: Inventory) -> errors.NoFeasiblePlan:
+    why = f" ({_reasons(inventory.unusable)})" if inventory.unusable else ""
+    return errors.NoFeasiblePlan(
+        f"the cluster has no device to place on{why}; add one",
+        details=_details(str(Constraint.MEMORY), unusable=inventory.unusable),
+    )
+
+
+def no_technique(compression: Mapping[str, float], served: ModelSpec) -> errors.NoFeasiblePlan:
+    """Of a model that is registered for compression techniques only that no engine serves."""
+    return errors.NoFeasiblePlan(
+        no_form_reason(compression, served), details=_details("compressionTechnique")
+    )
+
+
+def _details(
+    binding: str,
+    relaxations: Sequence[Mapping[str, Any]] = (),
+    together: bool = False,
+    unusable: Sequence[Unusable] = (),
+) -> dict[str, Any]:
+    details = {"binding": binding, "relaxations": list(relaxations), "together": together}
+    return {**details, "unusable": [{"node": u.node, "reason": u.reason} for u in unusable]}
+
+
+def _reasons(unusable: Sequence[Unusable]) -> str:
+    return "; ".join(node.reason for node in unusable)
+
+
+def name_of(constraint: Constraint) -> str:
+    return _SLOS[constraint][0] if constraint in _SLOS else _NAMES.get(constraint, constraint.value)
+
+
+def as_data(relaxation: Relaxation) -> dict[str, Any]:
+    name = name_of(relaxation.constraint)
+    asked, offered, text = relaxation.asked, relaxation.offered, relaxation.text
+    if relaxation.constraint in _SLOS:
+        factor = _SLOS[relaxation.constraint][1]
+        asked, offered = asked * factor, rounded(offered * factor, up=True)
+        text = f"raise {name} from {asked:.4g} to {offered:.10g} ({relaxation.factor:.3g} times)"
+    return {
+        "constraint": name,
+        "asked": asked,
+        "offered": offered,
+        "factor": relaxation.factor,
+        "text": text,
+    }
+
+
+def _sentence(outcome: NotPlaced, told: list[dict[str, Any]]) -> str:
+    texts = [one["text"] for one in told]
+    if outcome.together:
+        return f"no plan meets the limits, and none alone is in the way; possible: {' and '.join(texts)}"
+    what = outcome.reason
+    if outcome.binding is not Constraint.MEMORY:
+        what = f"no plan meets what is asked, {name_of(outcome.binding)} is in the way"
+    return f"{what}; possible: {'; or '.join(texts)}" if texts else what
+
+
+def _not_relaxed(outcome: NotPlaced, relaxing: Relaxing | None) -> str:
+    if relaxing is None or not relaxing.allowed or not outcome.relaxations:
+        return ""
+    most = relaxing.most_factor
+    return " (none was applied" + (f": more than the {most:g} times allowed)" if most else " by itself)")

@@ -1,0 +1,312 @@
+"""A deployment's pure part: from a model, what is asked of it and the devices to a placement.
+
+What launches it is in `launching`. The search is `placement.solver`; this module says what it is to look for,
+what is known of the model, and what its answer means.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from controlplane.planning import infeasibility
+from controlplane.profiling import memory_feedback
+from controlplane.profiling.profiles import Profiles, engine_dtype, overheads, served_spec, spec_of
+from controlplane.settings import Settings
+from controlplane.state.records import Deployment, Model
+from controlplane.state.worker_groups import WorkerGroup
+from placement.solver.cluster import Cluster, Resident
+from placement.solver.decide import decide as decide_on
+from placement.solver.decide import eased
+from placement.solver.explain import reason
+from placement.solver.from_inventory import clusters_of, type_name
+from placement.solver.from_spec import figures_in_forms
+from placement.solver.layout import resident
+from placement.solver.outcome import NotPlaced, Outcome
+from placement.solver.plan import Estimator
+from placement.solver.policies.joint import Joint
+from placement.solver.profiled import Knowledge, Measured, Profiled
+from placement.solver.request import Request
+from placement.types import (
+    CPU,
+    Constraint,
+    Device,
+    DeviceKey,
+    Inventory,
+    Placement,
+    Plan,
+    Relaxation,
+    Unusable,
+)
+from profiler.plans import form_names
+from profiler.quantization import UNCOMPRESSED, accuracy_of
+from profiler.types import ModelSpec
+from profiler.variants.types import VariantKind
+
+# Without an expected load, latency is that of one request with a prompt this long (MaverIQ: batch 1 too).
+JUDGED_INPUT_TOKENS = 128
+MOST_PARALLEL = 8  # TP and PP, unless the request names more
+# What alignment in an engine's memory adds to a variant's bytes, generously.
+PACKING = 1.05
+
+POLICY = Joint()
+
+
+def decide(
+    model: Model,
+    deployment: Deployment,
+    inventory: Inventory,
+    settings: Settings,
+    variants: Sequence[Model] = (),
+    profiles: Profiles = MappingProxyType({}),
+    others: Sequence[Deployment] = (),
+) -> Placement:
+    """The placement that best meets the deployment's intent, with room for the base's `variants`.
+
+    GPUs come before CPU hosts, and of several types the one that serves the intent best. `others` are the
+    deployments that anti-affinity and the devices' expected load are about (`besides`). Estimates are
+    calibrated where `profiles` has this architecture on this kind of device, else scaled from another's or
+    rough.
+    Errors: NoFeasiblePlan, saying which constraint binds and what would do; NotReady.
+    """
+    spec_of(model)
+    clusters = clusters_of(inventory, _residents(others))
+    if not clusters:
+        raise infeasibility.no_device(inventory)
+    asked = (_question(model, deployment, one, inventory, settings, variants, profiles) for one in clusters)
+    questions = [question for question in asked if question is not None]
+    if not questions:
+        raise infeasibility.no_technique(model.compression, _served(model, clusters[0], settings))
+    answers = [(question, question.answer()) for question in questions]
+    found = _best([outcome for _, outcome in answers if isinstance(outcome, Placement)])
+    if found is None and deployment.relaxing.allowed:
+        most = deployment.relaxing.most_factor
+        found = _best([one for q, refusal in answers if (one := _eased(q, refusal, most)) is not None])
+    if found is None:
+        missed = [outcome for _, outcome in answers if isinstance(outcome, NotPlaced)]
+        raise infeasibility.refusal(_nearest(missed), deployment.relaxing, inventory.unusable)
+    return dataclasses.replace(found, reason=reason(found, inventory))
+
+
+def _eased(question: Question, outcome: Outcome, most: float | None) -> Placement | None:
+    if isinstance(outcome, Placement):
+        return None
+    found = eased(question.cluster, question.request, outcome, POLICY, question.estimator, most)
+    return found and question.noted(found)
+
+
+def _best(placements: Sequence[Placement]) -> Placement | None:
+    """The most preferred; of such the one of the best objective."""
+    return min(placements, key=lambda one: (*preference(one), one.choice.objective), default=None)
+
+
+def preference(placed: Placement) -> tuple[bool, float]:
+    """Least is best: on GPUs if there are some, then what gave way least."""
+    factor = max((one.factor for one in placed.choice.relaxed), default=1.0)
+    return placed.ranks[0].device_kind == CPU, factor
+
+
+def _nearest(missed: Sequence[NotPlaced]) -> NotPlaced:
+    """The refusal of the type of device on which least would have to give."""
+
+    def rank(outcome: NotPlaced) -> tuple[bool, bool, float]:
+        factor = max(
+            (one.factor for one in outcome.relaxations[: None if outcome.together else 1]), default=0.0
+        )
+        return not outcome.relaxations, outcome.together, factor
+
+    return min(missed, key=rank)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be placed on which devices, and what is known of the model there. `left_out` are forms of it
+    that are not looked at."""
+
+    cluster: Cluster
+    request: Request
+    known: Knowledge
+    left_out: tuple[str, ...] = ()
+
+    def answer(self) -> Outcome:
+        found = decide_on(self.cluster, self.request, POLICY, self.estimator)
+        return self.noted(found) if isinstance(found, Placement) else found
+
+    def noted(self, found: Placement) -> Placement:
+        notes = (f"{form} was left out: it has not been measured on such a device" for form in self.left_out)
+        return dataclasses.replace(
+            found, choice=dataclasses.replace(found.choice, notes=(*found.choice.notes, *notes))
+        )
+
+    def estimator(self, cluster: Cluster, request: Request) -> Estimator:
+        return Profiled(cluster, request, self.known)
+
+
+def _question(
+    model: Model,
+    deployment: Deployment,
+    cluster: Cluster,
+    inventory: Inventory,
+    settings: Settings,
+    variants: Sequence[Model],
+    profiles: Profiles,
+) -> Question | None:
+    """None where engines have the model in no form that it is registered for.
+
+    Errors: NoFeasiblePlan when the expected lengths exceed what the engine takes.
+    """
+    spec = _served(model, cluster, settings)
+    every = form_names(model.compression, spec)
+    if not every:
+        return None
+    context = min(settings.max_model_len, spec.max_position)
+    measured = _measured(model, cluster, inventory, settings, profiles)
+    forms = _tried(every, cluster, measured)
+    request = _request(model, deployment, spec, forms, context, settings)
+    plan = Plan(1, (spec.num_layers,), UNCOMPRESSED, context, request.kv_tokens, 0, 0)
+    room = with_room_for_variants(plan, spec, settings, variants)
+    known = Knowledge(spec, room, measured, overheads(settings, cluster.types[0].kind))
+    return Question(cluster, request, known, tuple(form for form in every if form not in forms))
+
+
+def _served(model: Model, cluster: Cluster, settings: Settings) -> ModelSpec:
+    """As engines on such devices hold it."""
+    return served_spec(spec_of(model), engine_dtype(settings, cluster.types[0].kind))
+
+
+def _tried(forms: tuple[str, ...], cluster: Cluster, measured: Mapping[str, Measured]) -> tuple[str, ...]:
+    """Where the model was measured on such a device, the forms it was measured in: an engine that failed then
+    would fail again. All of them, if it was in none."""
+    known = [measured[kind.name].calibration for kind in cluster.types if kind.name in measured]
+    tried = {cut.quantization for one in known for cut in one.times}
+    return tuple(form for form in forms if form in tried) or forms
+
+
+def _request(
+    model: Model,
+    deployment: Deployment,
+    spec: ModelSpec,
+    forms: Sequence[str],
+    context: int,
+    settings: Settings,
+) -> Request:
+    accuracies = {form: accuracy_of(model.compression, form) for form in forms}
+    bounds = deployment.bounds
+    inputs, outputs = _lengths(deployment, context)
+    return Request(
+        name=model.name,
+        model=figures_in_forms(model.name, spec, accuracies),
+        intent=deployment.intent,
+        cost=settings.cost_measure,
+        slos=deployment.slos,
+        rate_per_s=deployment.load.rate_per_s / max(1, deployment.scaling.least),
+        input_tokens=inputs,
+        output_tokens=outputs,
+        concurrency=settings.concurrency,
+        max_tp=max(MOST_PARALLEL, *bounds.tensor_parallel, 0),
+        max_pp=max(MOST_PARALLEL, *bounds.pipeline_parallel, len(bounds.layers_per_stage)),
+        only_tp=bounds.tensor_parallel,
+        only_pp=bounds.pipeline_parallel,
+        layers=bounds.layers_per_stage,
+        context=context,
+        group=bounds.group,
+        scope=bounds.scope,
+    )
+
+
+def _lengths(deployment: Deployment, context: int) -> tuple[int, int]:
+    """Tokens of a prompt and of an answer; what was not told is what the engine's context leaves room for.
+
+    Errors: NoFeasiblePlan.
+    """
+    told_in, told_out = deployment.load.input_tokens, deployment.load.output_tokens
+    outputs = told_out or max(1, min(deployment.max_output_tokens, context - (told_in or 1)))
+    inputs = told_in or max(1, min(JUDGED_INPUT_TOKENS, context - outputs))
+    if inputs + outputs <= context:
+        return inputs, outputs
+    asked = inputs + outputs
+    text = (
+        f"expect prompts and answers of {context} tokens together, the engine's context, instead of {asked}"
+    )
+    one = Relaxation(Constraint.CONTEXT, asked, context, asked / context, text)
+    raise infeasibility.refusal(NotPlaced(deployment.model, Constraint.CONTEXT, "", (one,)))
+
+
+def _measured(
+    model: Model, cluster: Cluster, inventory: Inventory, settings: Settings, profiles: Profiles
+) -> dict[str, Measured]:
+    """Of each type of GPU, or of CPU host, for which this architecture's profile is there.
+
+    The types of other clusters are among them: one that was not measured is scaled from one that was.
+    """
+    on_cpu, slowest = cluster.types[0].shared, dict[str, Device]()
+    for device in sorted(inventory.devices, key=lambda d: -d.rates.memory_bytes_per_s):
+        if (device.kind == CPU) == on_cpu:
+            slowest[type_name(device)] = device
+    found = {name: memory_feedback.known_on(model, d, settings, profiles) for name, d in slowest.items()}
+    return {name: known for name, known in found.items() if known}
+
+
+def suited(inventory: Inventory, kind: str) -> Inventory:
+    """What may serve what was on devices of this kind: a CPU host is no place for what was on a GPU, since it
+    would be as slow as no user chose. Empty: all."""
+    if kind in ("", CPU):
+        return inventory
+    hosts = [d for d in inventory.devices if d.kind == CPU]
+    left_out = (
+        Unusable(d.node, f"node {d.node} has no GPU, and this was on {kind} (undeploy to choose anew)")
+        for d in hosts
+    )
+    devices = tuple(d for d in inventory.devices if d.kind != CPU)
+    return dataclasses.replace(inventory, devices=devices, unusable=(*inventory.unusable, *left_out))
+
+
+def besides(deployments: Iterable[Deployment], group: str) -> list[Deployment]:
+    """The deployments, without the place of a group that is to be placed anew: it is not in its own way."""
+    return [dataclasses.replace(d, groups=_without(d, group)) for d in deployments]
+
+
+def _without(deployment: Deployment, group: str) -> tuple[WorkerGroup, ...]:
+    return tuple(
+        dataclasses.replace(one, placement=None) if name == group else one
+        for name, one in zip(deployment.group_ids(), deployment.groups, strict=True)
+    )
+
+
+def _residents(others: Iterable[Deployment]) -> dict[DeviceKey, list[Resident]]:
+    """Ranks of placed groups by device."""
+    found: dict[DeviceKey, list[Resident]] = {}
+    for other in others:
+        for name, group in zip(other.group_ids(), other.groups, strict=True):
+            if (placed := group.placement) is None:
+                continue
+            for rank in placed.ranks:
+                key = rank.node, rank.device_kind, rank.device_index
+                held = resident(name, rank, placed, other.bounds.group, other.bounds.scope)
+                found.setdefault(key, []).append(held)
+    return found
+
+
+def with_room_for_variants(
+    plan: Plan, spec: ModelSpec, settings: Settings, variants: Sequence[Model]
+) -> Plan:
+    """The plan with slots as engines of this installation have them, for the base's `variants`."""
+    delta_bytes, full_bytes = variant_demand(variants, settings.max_variants)
+    return dataclasses.replace(
+        plan,
+        max_variants=settings.max_variants if spec.adaptable else 0,
+        max_lora_rank=settings.max_lora_rank if spec.adaptable else 0,
+        delta_bytes=delta_bytes,
+        full_bytes=full_bytes,
+        batched_tokens=settings.batched_tokens,
+    )
+
+
+def variant_demand(variants: Sequence[Model], slots: int) -> tuple[int, int]:
+    """Bytes in hidden layers, and bytes of full tensors, of the `slots` largest variants other than LoRA."""
+    specs = [v.variant_spec for v in variants if v.variant_spec and v.variant_spec.kind != VariantKind.LORA]
+    layers = sorted((s.weight_bytes - s.full_bytes for s in specs), reverse=True)[:slots]
+    full = sorted((s.full_bytes for s in specs), reverse=True)[:slots]
+    return int(sum(layers) * PACKING), sum(full)

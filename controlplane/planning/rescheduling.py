@@ -1,0 +1,197 @@
+"""When a worker group has to be placed anew, why, how soon, and what that costs meanwhile. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from controlplane.cluster.engine_status import EngineStatus, EngineView
+from controlplane.cluster.inventory import NodeState
+from controlplane.cluster.reservations import Ledgers
+from controlplane.state.records import Deployment, Phase
+from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id
+from placement.types import DeviceKey, Placement, key_of
+
+FIRST_DELAY_S = 2.0  # before the second attempt in a row; then twice as long each time
+MOST_DELAY_S = 60.0
+NO_ROOM_S = 30.0  # a cluster that had no room and looks the same is asked again so often
+STEADY_S = 600.0  # a group that served for so long did not fail in a row
+
+
+def trouble(group: WorkerGroup, engine: EngineView | None, nodes: Sequence[NodeState]) -> str:
+    """Why a group that has a placement has to be placed anew; empty when it has not."""
+    if group.placement is None:
+        return ""
+    if broken := _broken(group, group.placement, engine, nodes):
+        return broken
+    if engine is not None and engine.status is EngineStatus.FAILED:
+        return f"its engine failed: {readable(engine.message)}"
+    return ""
+
+
+def late(
+    engines: Mapping[str, EngineView], deployments: Iterable[Deployment], now_s: float, limit_s: float
+) -> dict[str, EngineView]:
+    """The engines, those that have not started within the limit as failed: Serve waits for them for ever."""
+    starting = {
+        group_id(d.host, group.number): group.since_s
+        for d in deployments
+        for group in d.groups
+        if group.phase is GroupPhase.STARTING and group.placement is not None
+    }
+    failed = EngineView(EngineStatus.FAILED, f"it did not start within {limit_s:g} s")
+    return {
+        name: failed if _starts(view) and now_s - starting.get(name, now_s) > limit_s else view
+        for name, view in engines.items()
+    }
+
+
+def _starts(view: EngineView) -> bool:
+    return view.status in (EngineStatus.STARTING, EngineStatus.UNHEALTHY)
+
+
+def _broken(
+    group: WorkerGroup, placement: Placement, engine: EngineView | None, nodes: Sequence[NodeState]
+) -> str:
+    """What of the devices of a placement is gone. Without word of any node nothing is known to be."""
+    known = {node.name: node for node in nodes}
+    promised: dict[DeviceKey, int] = {}
+    for rank in placement.ranks if known else ():
+        node = known.get(rank.node)
+        if node is None:
+            return f"node {rank.node} is not in the cluster"
+        if problem := _away(node, group.node_ids.get(rank.node, ""), engine):
+            return problem
+        key = rank.node, rank.device_kind, rank.device_index
+        promised[key] = promised.get(key, 0) + rank.memory_bytes
+    for key, wanted in promised.items():
+        if problem := _shrunk(known[key[0]], key, wanted):
+            return problem
+    return ""
+
+
+def _away(node: NodeState, known_id: str, engine: EngineView | None) -> str:
+    """Why nothing runs on a node any more. Its agent may hang while what Serve has there runs."""
+    if node.gone:
+        return node.problem or f"node {node.name} is gone"
+    if known_id and node.ids and known_id not in node.ids:
+        return f"node {node.name} was restarted"
+    if node.lost and (engine is None or engine.status in (EngineStatus.UNHEALTHY, EngineStatus.FAILED)):
+        return node.problem or f"node {node.name} is lost"
+    return ""
+
+
+def _shrunk(node: NodeState, key: DeviceKey, wanted: int) -> str:
+    """Only a node that reports can say what became of its devices."""
+    if node.problem:
+        return ""
+    name = f"{key[1]}:{key[2]} of node {key[0]}"
+    total = {key_of(device): device.total_bytes for device in node.devices}.get(key)
+    if total is None:
+        return f"{name} is gone"
+    if total < wanted:
+        return f"{name} has {total / 2**30:.2f} GiB now, its ranks were promised {wanted / 2**30:.2f} GiB"
+    return ""
+
+
+def delay_s(failures: int) -> float:
+    """Before a group that failed so often in a row is placed anew: at once, then longer and longer."""
+    if failures <= 1:
+        return 0.0
+    return min(MOST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 2, 16))
+
+
+def unplaced(group: WorkerGroup, reason: str, now_s: float) -> WorkerGroup:
+    """The group, to be placed anew."""
+    steady = group.phase is GroupPhase.SERVING and now_s - group.since_s >= STEADY_S
+    failures = 1 if steady else group.failures + 1
+    return WorkerGroup(
+        group.number,
+        reason=reason,
+        failures=failures,
+        retry_at_s=now_s + delay_s(failures),
+        kind=group.device_kind,
+    )
+
+
+def refused(group: WorkerGroup, reason: str, cluster: str, now_s: float) -> WorkerGroup:
+    """The group, for which the cluster of this key has no room."""
+    return WorkerGroup(
+        group.number,
+        reason=reason,
+        failures=group.failures,
+        retry_at_s=now_s + NO_ROOM_S,
+        refused_on=cluster,
+        kind=group.device_kind,
+    )
+
+
+def due(group: WorkerGroup, cluster: str, now_s: float) -> bool:
+    """Whether it is time to place a group whose engine is not there."""
+    changed = group.refused_on not in ("", cluster)
+    return group.phase is not GroupPhase.PENDING or changed or now_s >= group.retry_at_s
+
+
+def cluster_key(nodes: Sequence[NodeState], ledgers: Ledgers, besides: str = "") -> str:
+    """Differs when devices do, or what others than `besides` were promised of them, not what is used."""
+    devices = sorted(
+        (*key_of(device), device.total_bytes) for node in nodes if not node.problem for device in node.devices
+    )
+    promises = sorted(
+        (name, r.holder, r.rank, r.kind, r.index, r.memory_bytes)
+        for name, found in ledgers.items()
+        for r in found.record.reservations
+        if r.holder != besides
+    )
+    return hashlib.sha256(repr((devices, promises)).encode()).hexdigest()[:16]
+
+
+def with_group(deployment: Deployment, group: WorkerGroup) -> Deployment:
+    """The deployment with this group in the place of the one of its number."""
+    groups = tuple(group if one.number == group.number else one for one in deployment.groups)
+    return standing(replace(deployment, groups=groups))
+
+
+def without_group(deployment: Deployment, number: int) -> Deployment:
+    left = tuple(group for group in deployment.groups if group.number != number)
+    return standing(replace(deployment, groups=left, kind=deployment.device_kind))
+
+
+def standing(deployment: Deployment) -> Deployment:
+    """A base's deployment with the phase and the reason that follow from its groups.
+
+    It is Deployed while one of them serves; so is one that may have none: requests for it wait until it has.
+    """
+    if deployment.phase is Phase.DELETING:
+        return deployment
+    serving = sum(group.phase is GroupPhase.SERVING for group in deployment.groups)
+    waits = deployment.established and deployment.scaling.least == 0
+    phase = Phase.DEPLOYED if serving or waits else Phase.DEPLOYING
+    return replace(deployment, phase=phase, reason=_told(deployment, serving))
+
+
+def _told(deployment: Deployment, serving: int) -> str:
+    away = [g for g in deployment.groups if g.phase in (GroupPhase.PENDING, GroupPhase.STARTING)]
+    if not away:
+        return "" if serving else "it sleeps without an engine; the next request starts one"
+    causes = "; ".join(f"{group_id(deployment.host, g.number)}: {g.reason}" for g in away if g.reason)
+    if not deployment.established:
+        return causes or "engine starting"
+    meanwhile = "requests for it are refused with a time to retry meanwhile"
+    if serving:
+        meanwhile = f"{serving} of {len(deployment.groups)} groups answer meanwhile"
+    elif deployment.scaling.least == 0:
+        meanwhile = "requests for it wait meanwhile"
+    return f"{causes or 'engine starting'}; {meanwhile}"
+
+
+def by_group(deployments: Mapping[str, Deployment]) -> dict[str, tuple[Deployment, WorkerGroup]]:
+    """Every group of these deployments, by its id."""
+    return {group_id(d.host, group.number): (d, group) for d in deployments.values() for group in d.groups}
+
+
+def readable(message: str) -> str:
+    """The last line of a traceback says what happened."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return (lines[-1] if lines else "no reason given")[:500]

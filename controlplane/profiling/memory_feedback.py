@@ -1,0 +1,109 @@
+"""What ranks were found to take, beside what they were planned with: told, and fed back. Pure.
+
+A profile keeps, for each TP x PP, how many bytes more than estimated a rank of the last deployment took, and
+the next plan of that shape gives each rank so much more. Never less than estimated: when an engine has just
+started, a full batch's activations need not be in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from controlplane.profiling.profiles import Profiles, calibration_on, key_on
+from controlplane.settings import Settings
+from controlplane.state.records import Model, ModelProfile
+from controlplane.state.repository import Change, Put, State
+from controlplane.state.worker_groups import MeasuredRank, WorkerGroup
+from placement.solver.from_inventory import type_name
+from placement.solver.profiled import Measured
+from placement.types import CPU, Device, Inventory, Placement, Plan, key_of
+from profiler.quantization import UNCOMPRESSED
+from workers.messages import RankReport
+
+GIB = 2**30
+
+
+def measured(reports: Sequence[RankReport]) -> tuple[MeasuredRank, ...]:
+    """Of one replica, by rank."""
+    found = (MeasuredRank(r.rank, r.planned_bytes, r.total_bytes) for r in reports)
+    return tuple(sorted(found, key=lambda r: r.rank))
+
+
+def told(ranks: Sequence[MeasuredRank]) -> str:
+    """For the operation's event; empty when nothing was measured."""
+    parts = [
+        f"rank {r.rank}: planned {r.planned_bytes / GIB:.2f} GiB, measured {r.measured_bytes / GIB:.2f} GiB"
+        for r in ranks
+    ]
+    return "; ".join(parts)
+
+
+def known_on(model: Model, device: Device, settings: Settings, profiles: Profiles) -> Measured | None:
+    """The calibration on devices like this one, and what each rank is given beyond its estimate by it.
+
+    None without a calibration: what is then estimated roughly is given no more, and teaches nothing.
+    """
+    key = key_on(model, device, settings)
+    calibration = calibration_on(model, device, settings, profiles)
+    if key is None or calibration is None:
+        return None
+    kept = profiles[key.text].record.memory_excess
+    return Measured(calibration, device.rates, {_shape(text): n for text, n in kept.items()})
+
+
+def applied(
+    profiles: Profiles, model: Model, placement: Placement, inventory: Inventory, settings: Settings
+) -> int | None:
+    """What `known_on` gave each rank of a placement decided on this inventory; None: not calibrated."""
+    device = only_type(placement, inventory)
+    if device and device.kind == CPU and len({type_name(d) for d in inventory.devices if d.kind == CPU}) > 1:
+        return None  # hosts are estimated together, by what is known of the quickest type
+    known = known_on(model, device, settings, profiles) if device else None
+    shape = _shape(_text(placement.plan))
+    return known.excess.get(shape, 0) if known else None
+
+
+def lesson(
+    state: State, host: str, group: WorkerGroup, inventory: Inventory, settings: Settings
+) -> list[Change]:
+    """What a base's profile learns from the ranks of a group, if they are all on one type of device."""
+    model = state.models[host].record
+    device = only_type(group.placement, inventory) if group.placement else None
+    key = key_on(model, device, settings) if device else None
+    found = state.profiles.get(key.text) if key else None
+    calibrated = device is not None and known_on(model, device, settings, state.profiles) is not None
+    if found is None or not calibrated or group.memory_excess is None or not group.measured:
+        return []
+    wiser = learned(found.record, group)
+    return [] if wiser == found.record else [Put(wiser, found.version)]
+
+
+def learned(profile: ModelProfile, group: WorkerGroup) -> ModelProfile:
+    """The profile once at least one rank of a group was measured that was placed by its calibration."""
+    assert group.placement is not None
+    assert group.memory_excess is not None
+    beyond_plan = max(r.measured_bytes - r.planned_bytes for r in group.measured)
+    excess = max(0, group.memory_excess + beyond_plan)
+    return replace(profile, memory_excess={**profile.memory_excess, _text(group.placement.plan): excess})
+
+
+def _text(plan: Plan) -> str:
+    """Of a plan's shape, as a profile keeps it: "2x1" is TP x PP, and "2x1 fp8" that in another form."""
+    degrees = f"{plan.tensor_parallel}x{plan.pipeline_parallel}"
+    return degrees if plan.quantization == UNCOMPRESSED else f"{degrees} {plan.quantization}"
+
+
+def _shape(text: str) -> tuple[str, int, int]:
+    """(form, TP, PP)."""
+    degrees, _, form = text.partition(" ")
+    tp, pp = degrees.split("x")
+    return form or UNCOMPRESSED, int(tp), int(pp)
+
+
+def only_type(placement: Placement, inventory: Inventory) -> Device | None:
+    """A device of the type that all ranks are on; None if there are several, or a node does not report."""
+    devices = {key_of(d): d for d in inventory.devices}
+    found = [devices.get((r.node, r.device_kind, r.device_index)) for r in placement.ranks]
+    types = {(d.kind, d.model, d.engine) if d else None for d in found}
+    return found[0] if len(types) == 1 else None

@@ -1,0 +1,101 @@
+"""The Serve application around one worker: how many processes, on what, and when they count as ill."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.schema import LoggingConfig
+
+from controlplane.runtime.follower_actors import OtherMembers
+from controlplane.runtime.loopback import keep_replica_on_loopback
+from controlplane.settings import Settings
+from workers.group.launch import Launch
+from workers.messages import EngineConfig, EngineResidency, VariantRef, WorkerReport
+from workers.server.worker import Worker
+
+ENGINE = "Engine"
+
+# Serve retries a constructor 20 times by default; a model that cannot start should say so soon.
+START_ATTEMPTS = 2
+# Every Ray node has this label; Serve takes no other way to name one.
+NODE_LABEL = "ray.io/node-id"
+
+
+class EngineReplica:
+    """Ray Serve's face of a worker: one method per message, no logic. Requests go to the worker's door."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: EngineConfig, metrics_host: str, worker_host: str, node_ids: Mapping[str, str]
+    ) -> None:
+        keep_replica_on_loopback()
+        address = ray.util.get_node_ip_address()
+        self._others = OtherMembers(config, node_ids, address)
+        self._worker = Worker(config, metrics_host, Launch(config, self._others.rendezvous, address))
+        self._others.start(self._worker.abort)
+        try:
+            await self._worker.start()
+        except Exception:
+            await asyncio.to_thread(self._others.stop)
+            raise
+        await self._worker.open_door(worker_host, address)
+
+    async def load_variant(self, variant: VariantRef) -> None:
+        await self._worker.load_variant(variant)
+
+    async def unload_variant(self, variant: VariantRef) -> None:
+        await self._worker.unload_variant(variant)
+
+    async def prefetch(self, variant: VariantRef) -> None:
+        await self._worker.prefetch(variant)
+
+    async def limit_variants(self, limit: int) -> int:
+        return await self._worker.limit_variants(limit)
+
+    async def residency(self) -> EngineResidency:
+        return await self._worker.residency()
+
+    async def report(self) -> WorkerReport:
+        return await self._worker.report()
+
+    async def logs(self, lines: int, folder: str) -> str:
+        return await self._worker.logs(lines, folder)
+
+    async def check_health(self) -> None:
+        await self._worker.check_health()
+
+    async def __del__(self) -> None:
+        """Serve awaits it when it stops a replica; requests that run then may end."""
+        await self._worker.close()
+        await asyncio.to_thread(self._others.stop)
+
+
+def engine_application(
+    config: EngineConfig, settings: Settings, node_ids: Mapping[str, str] = MappingProxyType({})
+) -> serve.Application:
+    """The application for one base model, on the node of its first rank; `node_ids` are Ray's, by name."""
+    deployment = serve.deployment(EngineReplica).options(
+        name=ENGINE,
+        num_replicas=1,
+        max_ongoing_requests=config.max_ongoing_requests,
+        max_constructor_retry_count=START_ATTEMPTS,
+        health_check_period_s=2,
+        health_check_timeout_s=30,
+        graceful_shutdown_timeout_s=20,
+        logging_config=LoggingConfig(enable_access_log=False),  # the gateway logs and counts requests
+        ray_actor_options=_actor_options(config, settings, node_ids.get(config.ranks[0].node)),
+    )
+    return deployment.bind(config, settings.metrics_host, settings.worker_host, dict(node_ids))
+
+
+def _actor_options(config: EngineConfig, settings: Settings, node_id: str | None) -> dict[str, Any]:
+    """GPUs are not Ray's to give: the plan says which, and each node's agent holds them in Ray's books.
+
+    (Ray leaves CUDA_VISIBLE_DEVICES alone for an actor without GPUs; the group's launch sets it.)
+    """
+    options = {"num_cpus": 0 if config.on_gpu else settings.engine_num_cpus, "num_gpus": 0}
+    return options | ({"label_selector": {NODE_LABEL: node_id}} if node_id else {})

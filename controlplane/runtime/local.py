@@ -1,0 +1,276 @@
+"""A local cluster: one Ray head node of our own, Ray Serve on it, and the application `ostinato`.
+
+`up` returns when the API answers; the cluster then runs until `down`, which ends every process of it
+and no other (another Ray on the same machine is left alone).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from controlplane import errors
+from controlplane.runtime import loopback
+from controlplane.settings import Settings
+
+Progress = Callable[[str], None]
+
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 30.0
+# Every process of the cluster inherits this variable, which is how `down` knows them.
+MARK = "OSTINATO_CLUSTER"
+
+
+@dataclass(frozen=True)
+class LocalCluster:
+    """A running local cluster: where its API and dashboard answer."""
+
+    home: str
+    url: str
+    dashboard_url: str
+    ray_address: str
+    temp_dir: str
+    mark: str
+
+
+def up(settings: Settings, progress: Progress, dashboard_port: int = 0) -> LocalCluster:
+    """Start the cluster, or find the one that runs already. Errors: Unavailable with what went wrong."""
+    running = find(settings)
+    if running is not None:
+        progress(f"already running at {running.url}")
+        return running
+    _require_free_port(settings.http_host, settings.http_port)
+    end_leftovers(settings, progress)
+    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    cluster = _describe(settings, dashboard_port)
+    try:
+        progress("starting a Ray node")
+        _start_ray(cluster, settings)
+        progress("deploying the control plane on Ray Serve")
+        _deploy(cluster, settings)
+        progress("waiting for the API")
+        _wait_ready(cluster, settings)
+    except BaseException:
+        end_leftovers(settings, progress)
+        raise
+    _file(settings).write_text(json.dumps(asdict(cluster), indent=1))
+    progress(f"ready: {cluster.url}  (API docs {cluster.url}/docs, Ray dashboard {cluster.dashboard_url})")
+    return cluster
+
+
+def find(settings: Settings) -> LocalCluster | None:
+    """The cluster of this home, if its API answers."""
+    try:
+        cluster = LocalCluster(**json.loads(_file(settings).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    return cluster if _answers(cluster.url) else None
+
+
+def down(settings: Settings, progress: Progress) -> bool:
+    """End every process of this home's cluster; False when there was none."""
+    progress("stopping the local cluster")
+    ended = end_leftovers(settings, progress)
+    _file(settings).unlink(missing_ok=True)
+    return ended
+
+
+def end_leftovers(settings: Settings, progress: Progress) -> bool:
+    """End all processes that carry this home's mark, first kindly."""
+    mark = _mark(settings)
+    found = _marked(mark)
+    _signal(found, signal.SIGTERM)
+    _, alive = psutil.wait_procs(found, timeout=STOP_TIMEOUT_S / 3)
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while alive and time.monotonic() < deadline:
+        _signal(alive, signal.SIGKILL)
+        _, alive = psutil.wait_procs(alive, timeout=5)
+        alive = [*alive, *_marked(mark)]
+    if alive:
+        raise errors.Unavailable(f"processes {[p.pid for p in alive]} do not end; end them by hand")
+    shutil.rmtree(_temp_dir(mark), ignore_errors=True)
+    if found:
+        progress(f"ended {len(found)} processes")
+    return bool(found)
+
+
+def _signal(processes: Iterable[psutil.Process], number: int) -> None:
+    for process in processes:
+        try:
+            process.send_signal(number)
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _marked(mark: str) -> set[psutil.Process]:
+    """The cluster's processes: those that carry the mark, and their descendants (Ray's agents and
+    workers rename themselves, which overwrites the environment that can be read from outside)."""
+    found: set[psutil.Process] = set()
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark:
+                found |= {process, *process.children(recursive=True)}
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return {p for p in found if p.pid != os.getpid()}
+
+
+def _mark(settings: Settings) -> str:
+    return hashlib.sha256(str(settings.home).encode()).hexdigest()[:12]
+
+
+def _temp_dir(mark: str) -> Path:
+    """Ray's sockets lie below it, and a socket's path may have 107 characters: keep it short."""
+    return Path(f"/tmp/ostinato-{mark}")
+
+
+def _file(settings: Settings) -> Path:
+    return settings.home / "cluster.json"
+
+
+def _describe(settings: Settings, dashboard_port: int) -> LocalCluster:
+    mark = _mark(settings)
+    first, second, *_ = (p for p in free_ports(3) if p != settings.http_port)
+    dashboard = dashboard_port or second
+    return LocalCluster(
+        home=str(settings.home),
+        url=f"http://{_reachable(settings.http_host)}:{settings.http_port}",
+        dashboard_url=f"http://127.0.0.1:{dashboard}",
+        ray_address=f"127.0.0.1:{first}",
+        temp_dir=str(_temp_dir(mark)),
+        mark=mark,
+    )
+
+
+def _reachable(host: str) -> str:
+    return "127.0.0.1" if host == "0.0.0.0" else host
+
+
+def free_port() -> int:
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ones: asked for one after the other, the kernel may give the same twice."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def _require_free_port(host: str, port: int) -> None:
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind((host, port))
+        except OSError as e:
+            raise errors.Unavailable(
+                f"{host}:{port} cannot be listened on ({e.strerror}); choose another with --port"
+            ) from e
+
+
+def cluster_environment(settings: Settings) -> dict[str, str]:
+    """What the cluster's processes inherit: our settings, and Ray's switches for the request path."""
+    mark = _mark(settings)
+    return {
+        # Where a token of Ray's lies about, its commands would ask for it, and its `init` would not show it.
+        "RAY_AUTH_MODE": "disabled",
+        **os.environ,
+        **settings.as_env(),
+        **ray_switches(settings),
+        MARK: mark,
+        "RAY_TMPDIR": str(_temp_dir(mark)),
+    }
+
+
+def ray_switches(settings: Settings) -> dict[str, str]:
+    """Ray's settings that are read from the environment when a process starts."""
+    return {
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
+        "RAY_SERVE_ENABLE_HA_PROXY": "1" if settings.haproxy else "0",
+        **loopback.ENVIRONMENT,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_DEDUP_LOGS": "0",
+    }
+
+
+def _start_ray(cluster: LocalCluster, settings: Settings) -> None:
+    command = [
+        str(Path(sys.executable).parent / "ray"),
+        "start",
+        "--head",
+        f"--node-ip-address={loopback.LOOPBACK}",
+        f"--port={_port(cluster.ray_address)}",
+        "--include-dashboard=true",
+        f"--dashboard-host={loopback.LOOPBACK}",
+        f"--dashboard-port={_port(cluster.dashboard_url)}",
+        "--dashboard-agent-listen-port=0",
+        f"--temp-dir={cluster.temp_dir}",
+        "--disable-usage-stats",
+    ]
+    _run(command, settings, "ray-start.log", "Ray")
+
+
+def _deploy(cluster: LocalCluster, settings: Settings) -> None:
+    """In a process of its own, so that this one never becomes part of the cluster."""
+    command = [sys.executable, "-m", "controlplane.runtime.start_serve", cluster.ray_address]
+    _run(command, settings, "serve-start.log", "the control plane")
+
+
+def _port(address: str) -> str:
+    return address.rpartition(":")[2]
+
+
+def _run(command: list[str], settings: Settings, log_name: str, what: str) -> None:
+    """Run a step of the start. Errors: Unavailable with the end of what it wrote."""
+    log = settings.home / log_name
+    with log.open("w") as out:
+        try:
+            result = subprocess.run(
+                command,
+                env=cluster_environment(settings),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                timeout=START_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as e:
+            raise errors.Unavailable(f"{what} took longer than {e.timeout:.0f} s to start (see {log})") from e
+    if result.returncode != 0:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+        raise errors.Unavailable(f"{what} did not start (see {log}):\n{tail}")
+
+
+def _wait_ready(cluster: LocalCluster, settings: Settings) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not _answers(cluster.url):
+        if time.monotonic() > deadline:
+            raise errors.Unavailable(
+                f"{cluster.url} does not answer; see {settings.home} and {cluster.temp_dir}"
+            )
+        time.sleep(0.2)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", timeout=2, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,231 @@
+"""The nodes' agents, as Ray actors: started, replaced, asked every second, and never waited for.
+
+An agent lives as long as its node, holds all its GPUs in Ray's books, so that Ray gives them to nobody else,
+and is found again by its name after the controller was restarted. Ray starts it anew when it dies; the
+controller starts another when Ray does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from controlplane.cluster.inventory import Heard, NodeState, Patience, node_states
+from controlplane.gpu_choice import gpus_of
+from controlplane.settings import Settings
+from placement.solver.cluster import LOAD_WINDOW
+from workers.agent.agent import Agent
+from workers.agent.reports import AgentOptions, AgentReport
+from workers.messages import NodeReport
+
+log = logging.getLogger(__name__)
+
+NAMESPACE = "ostinato"
+LOOK_EVERY_S = 1.0
+PROMPT_S = 0.5  # answers that take longer are not waited for
+IDLE_S = 5.0  # after as long without a look, what was heard last says nothing of who answers now
+ASK_TIMEOUT_S = 5.0
+PROBE_TIMEOUT_S = 180.0
+FIRST_WORD_S = 20.0  # as long is waited for a new node, its agent to start and its devices to be measured
+KEEP_DEAD_S = 600.0
+MOST_DOUBLINGS = 4  # of the time after which a silent agent is replaced
+
+
+@dataclass
+class _Node:
+    """What is known of a living or dead Ray node."""
+
+    id: str
+    name: str
+    gpus: float
+    since_s: float
+    alive: bool = True
+    agent: Any = None
+    report: AgentReport | None = None
+    sampled_s: float = 0.0
+    problem: str = ""
+    rates: NodeReport | None = None
+    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    replaced: int = 0  # how often its agent was, since it last answered
+    replaced_s: float = 0.0
+
+    def heard(self, now_s: float) -> Heard:
+        silent_s = now_s - (self.sampled_s if self.report else self.since_s)
+        return Heard(self.name, self.alive, max(0.0, silent_s), self.report, self.problem, self.id)
+
+    def is_new(self, now_s: float) -> bool:
+        speaks = self.report is not None and self.report.rates is not None
+        return self.alive and not speaks and now_s - self.since_s < FIRST_WORD_S
+
+
+class AgentBook:
+    """The latest report of every node. One that `starts` agents also has nodes measured; others read."""
+
+    def __init__(self, settings: Settings, starts: bool) -> None:
+        self._settings = settings
+        self._starts = starts
+        self._nodes: dict[str, _Node] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self._looked_s = float("-inf")
+        self._prompt_s = PROMPT_S
+
+    async def keep(self) -> None:
+        """Ask every second, until cancelled."""
+        while True:
+            await self._look_again()
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
+        """All nodes as last heard of; `wait` for the first, and for new ones, FIRST_WORD_S at most."""
+        began_s = time.monotonic()
+        while True:
+            await self._look_again()
+            now_s = time.monotonic()
+            if not wait or now_s - began_s > FIRST_WORD_S or not self._is_starting(now_s):
+                break
+            await asyncio.sleep(0.1)
+        patience = Patience(self._settings.report_stale_s, self._settings.node_lost_s)
+        return node_states((node.heard(now_s) for node in self._nodes.values()), patience)
+
+    def _is_starting(self, now_s: float) -> bool:
+        return not self._nodes or any(node.is_new(now_s) for node in self._nodes.values())
+
+    async def _look_again(self) -> None:
+        """Look unless somebody just did. Waits a moment at most, whatever hangs."""
+        if self._looking is None or self._looking.done():
+            since_s = time.monotonic() - self._looked_s
+            if since_s < LOOK_EVERY_S * 0.9:
+                return
+            self._prompt_s = ASK_TIMEOUT_S if IDLE_S < since_s < math.inf else PROMPT_S
+            self._looked_s = time.monotonic()
+            self._looking = asyncio.create_task(self._look(self._prompt_s))
+        await asyncio.wait({self._looking}, timeout=2 * self._prompt_s)
+
+    async def _look(self, prompt_s: float) -> None:
+        try:
+            self._note_nodes(await asyncio.to_thread(ray.nodes))
+        except Exception as e:  # not only RayError: of a lost connection Ray raises what comes
+            log.warning("Ray does not say which nodes there are: %r", e)
+        living = [node for node in self._nodes.values() if node.alive]
+        for node in living:
+            self._begin(node, "ask", self._ask)
+            if self._starts and node.report and node.rates is None:
+                self._begin(node, "probe", self._probe)
+        if asked := [node.tasks["ask"] for node in living if "ask" in node.tasks]:
+            await asyncio.wait(asked, timeout=prompt_s)
+
+    def _note_nodes(self, found: list[dict[str, Any]]) -> None:
+        now_s = time.monotonic()
+        alive = {n["NodeID"]: n for n in found if n["Alive"]}
+        for node_id, seen in alive.items():
+            if node_id not in self._nodes:
+                gpus = float(seen["Resources"].get("GPU", 0))
+                self._nodes[node_id] = _Node(node_id, node_name(seen), gpus, now_s)
+        for node in list(self._nodes.values()):
+            node.alive = node.id in alive
+            if not node.alive and now_s - max(node.sampled_s, node.since_s) > KEEP_DEAD_S:
+                del self._nodes[node.id]
+
+    def _begin(self, node: _Node, what: str, work: Any) -> None:
+        """Run `work` unless it still runs: a node that hangs is asked once at a time."""
+        if what not in node.tasks:
+            node.tasks[what] = task = asyncio.create_task(work(node))
+            task.add_done_callback(lambda _: node.tasks.pop(what, None))
+
+    async def _ask(self, node: _Node) -> None:
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                if node.agent is None:
+                    node.agent = await asyncio.to_thread(self._agent, node)
+                report: AgentReport = await node.agent.report.remote()
+        except TimeoutError:
+            node.problem = f"its agent did not answer within {ASK_TIMEOUT_S:.0f} s" + _who_has_gpus(node)
+            self._replace_silent(node)
+        except ValueError:  # no actor of this name
+            node.agent, node.problem = None, "it has no agent yet"
+        except RayActorError as e:
+            node.agent, node.problem = None, f"its agent is being replaced ({type(e).__name__})"
+        except Exception as e:
+            node.agent, node.problem = None, f"its agent could not be asked: {e!r}"
+            log.exception("asking the agent of %s failed", node.name)
+        else:
+            node.rates = report.rates or node.rates
+            if report.rates is None and node.rates is not None:  # a new agent
+                node.agent.remember.remote(node.rates)
+            node.report = replace(report, rates=node.rates)
+            node.sampled_s, node.problem = time.monotonic() - report.age_s, ""
+            node.replaced = 0
+
+    def _replace_silent(self, node: _Node) -> None:
+        """An agent that hangs does not come back by itself: another is to report before its node is lost.
+
+        Each gets twice the time of the one before: where an agent starts slowly, one has to have enough.
+        """
+        now_s = time.monotonic()
+        silent_s = now_s - max(node.sampled_s, node.since_s, node.replaced_s)
+        patience_s = self._settings.node_lost_s / 2 * 2.0 ** min(node.replaced, MOST_DOUBLINGS)
+        if self._starts and node.agent is not None and silent_s > patience_s:
+            log.warning("the agent of %s has been silent for %.0f s: it is replaced", node.name, silent_s)
+            node.replaced, node.replaced_s = node.replaced + 1, now_s
+            ray.kill(node.agent, no_restart=False)
+
+    def _agent(self, node: _Node) -> Any:
+        """The node's agent; started if there is none and this is the book that starts them. Blocking.
+
+        Errors: ValueError when there is none.
+        """
+        name = f"agent-{node.id}"
+        if not self._starts:
+            return ray.get_actor(name, NAMESPACE)
+        log.info("looking for the agent of %s, or starting it", node.name)
+        return (
+            ray.remote(Agent)
+            .options(
+                name=name,
+                namespace=NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                max_restarts=-1,
+                max_concurrency=4,
+                num_cpus=0,
+                num_gpus=node.gpus,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node.id, soft=False),
+            )
+            .remote(AgentOptions(gpus_of(self._settings.gpus, node.name), LOAD_WINDOW))
+        )
+
+    async def _probe(self, node: _Node) -> None:
+        """Measure what the devices can do, once in a node's life: while engines run it would find less."""
+        from workers.agent.device_rates import probe
+
+        strategy = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
+        once = ray.remote(max_calls=1)(probe)  # else Ray keeps its process, which has a context on a GPU
+        task = once.options(num_cpus=0, scheduling_strategy=strategy)
+        measured = task.remote(node.name, gpus_of(self._settings.gpus, node.name))
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                node.rates = await measured
+        except (TimeoutError, RayError) as e:
+            ray.cancel(measured, force=True)
+            log.warning("the devices of %s could not be measured, trying again: %r", node.name, e)
+            await asyncio.sleep(ASK_TIMEOUT_S)
+
+
+def node_name(node: dict[str, Any]) -> str:
+    """What a node of `ray.nodes()` is called: as it was started (--node-name), else its host."""
+    name = str(node.get("NodeName") or "")
+    return name if name and name != node["NodeManagerAddress"] else str(node["NodeManagerHostname"])
+
+
+def _who_has_gpus(node: _Node) -> str:
+    if not node.gpus or node.report is not None:
+        return ""
+    return "; it holds all GPUs of the node: another job of this Ray cluster may have some"

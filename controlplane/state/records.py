@@ -1,0 +1,321 @@
+"""What the state store remembers: models, profiles, deployments, reservations, operations, keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BeforeValidator, TypeAdapter, model_validator
+
+from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id
+from placement.types import Intent, Placement, Scope, Slos
+from profiler.types import ModelSpec
+from profiler.variants.types import VariantSpec
+
+
+class Phase(StrEnum):
+    PENDING = "Pending"
+    PROFILING = "Profiling"
+    READY = "Ready"
+    DEPLOYING = "Deploying"
+    DEPLOYED = "Deployed"
+    DELETING = "Deleting"
+    DELETED = "Deleted"
+    CANCELLED = "Cancelled"
+    FAILED = "Failed"
+
+
+FINAL_PHASES = frozenset({Phase.READY, Phase.DEPLOYED, Phase.DELETED, Phase.CANCELLED, Phase.FAILED})
+
+
+@dataclass(frozen=True)
+class Model:
+    """A registered base (`source`) or variant (`base` + `adapter`); `path` is its folder once Ready.
+
+    `uid` is unique for ever, so that a name registered again never meets its predecessor's caches.
+    `compression` maps each allowed technique to its accuracy (MaverIQ Table 1). `profile` is the key of the
+    ModelProfile that its plans are estimated from.
+    """
+
+    name: str
+    uid: int
+    phase: Phase
+    source: str | None = None
+    base: str | None = None
+    adapter: str | None = None
+    path: str | None = None
+    compression: dict[str, float] = field(default_factory=dict)
+    spec: ModelSpec | None = None
+    variant_spec: VariantSpec | None = None
+    reason: str = ""
+    created_at_s: float = 0.0
+    profile: str | None = None
+
+    @property
+    def is_variant(self) -> bool:
+        return self.base is not None
+
+
+def _known_intent(value: Any) -> Any:
+    """Older records say "slo" where only limits were given: least cost within them."""
+    return Intent.MIN_COST if value == "slo" else value
+
+
+def _renamed_cost(value: Any) -> Any:
+    """Older records name the unit of the one cost there was."""
+    if isinstance(value, dict) and "cost_gib_s" in value:
+        kept = {name: one for name, one in value.items() if name != "cost_gib_s"}
+        return {"cost": value["cost_gib_s"]} | kept
+    return value
+
+
+@dataclass(frozen=True)
+class ExpectedLoad:
+    """Requests that come each second, and their lengths; None: what the installation assumes."""
+
+    rate_per_s: float = 0.0
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a plan must keep beside SLOs. Empty: any degree of parallelism, any split of layers.
+
+    Deployments of one anti-affinity `group` share no GPU or no node, as `scope` says.
+    """
+
+    tensor_parallel: tuple[int, ...] = ()
+    pipeline_parallel: tuple[int, ...] = ()
+    layers_per_stage: tuple[int, ...] = ()
+    group: str = ""
+    scope: Scope = Scope.NONE
+
+
+@dataclass(frozen=True)
+class Relaxing:
+    """Whether the nearest relaxation may be applied when nothing fits, and up to which factor."""
+
+    allowed: bool = False
+    most_factor: float | None = None
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How many groups a base's deployment has: from `least` to `most`, as the load asks.
+
+    One is added while more than `target_in_flight` requests are under way for each (None: as many as an
+    engine takes at once). With `least` 0 the last one goes after `idle_s` without a request.
+    """
+
+    least: int = 1
+    most: int = 1
+    target_in_flight: float | None = None
+    idle_s: float = 300.0
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A desired deployment and what became of it. `host` is the base whose engines serve it.
+
+    Those of a base are its `groups`; a variant has none of its own. Once `established` (it was Deployed),
+    only its user ends it: a group that is lost is placed anew.
+    `max_active_variants` of a base is how many of its variants may run at once; None: as many as have slots.
+    `kind` is that of the devices its first group was placed on, which those added later are for.
+    """
+
+    model: str
+    uid: int
+    host: str
+    phase: Phase
+    intent: Annotated[Intent, BeforeValidator(_known_intent)]
+    max_output_tokens: int
+    slos: Annotated[Slos, BeforeValidator(_renamed_cost)] = field(default_factory=Slos)
+    reason: str = ""
+    created_at_s: float = 0.0
+    established: bool = False
+    max_active_variants: int | None = None
+    load: ExpectedLoad = field(default_factory=ExpectedLoad)
+    bounds: Bounds = field(default_factory=Bounds)
+    relaxing: Relaxing = field(default_factory=Relaxing)
+    scaling: Scaling = field(default_factory=Scaling)
+    groups: tuple[WorkerGroup, ...] = ()
+    kind: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_groups(cls, value: Any) -> Any:
+        """Older records have one placement, that of the one engine there was."""
+        return _with_one_group(value) if isinstance(value, dict) and "groups" not in value else value
+
+    @property
+    def leading(self) -> WorkerGroup | None:
+        """The group that stands for all where one is shown: the first that serves, or is placed."""
+        placed = [group for group in self.groups if group.placement is not None]
+        serving = [group for group in placed if group.phase is GroupPhase.SERVING]
+        return next(iter([*serving, *placed]), None)
+
+    @property
+    def placement(self) -> Placement | None:
+        return self.leading.placement if self.leading else None
+
+    @property
+    def device_kind(self) -> str:
+        """Empty when none of its groups was placed yet. Older records have it in their groups only."""
+        return self.kind or next((group.device_kind for group in self.groups if group.device_kind), "")
+
+    def group(self, number: int) -> WorkerGroup | None:
+        return next((group for group in self.groups if group.number == number), None)
+
+    def group_ids(self) -> tuple[str, ...]:
+        return tuple(group_id(self.host, group.number) for group in self.groups)
+
+    def serving_ids(self) -> tuple[str, ...]:
+        serving = (group.number for group in self.groups if group.phase is GroupPhase.SERVING)
+        return tuple(group_id(self.host, number) for number in serving)
+
+
+def _with_one_group(old: dict[str, Any]) -> dict[str, Any]:
+    parts = ("placement", "measured", "memory_excess")
+    found = {name: old[name] for name in parts if name in old}
+    kept = {name: one for name, one in old.items() if name not in parts}
+    if old.get("host") != old.get("model"):
+        return kept
+    phase = GroupPhase.PENDING
+    if found.get("placement") is not None:
+        phase = GroupPhase.SERVING if old.get("phase") == Phase.DEPLOYED else GroupPhase.STARTING
+    return kept | {"groups": [found | {"number": 0, "phase": phase}]}
+
+
+@dataclass(frozen=True)
+class ModelProfile:
+    """What was measured of an architecture on a kind of device; shared by all models of its shape.
+
+    `measurements` are lines as of `profiler.measurements`, each kept as soon as it was made. `points` of
+    the campaign's `all_points` loads are among them. `phase` is Pending, Profiling, or final: Ready (perhaps
+    with less than was planned, which `reason` says), Failed, Cancelled. `attempts` that brought nothing new;
+    `rounds`: how often it was begun afresh. `memory_excess` is what ranks of a shape ("2x1": TP x PP) were
+    found to take beyond their estimate. `forms` are those to be measured beside the uncompressed one.
+    """
+
+    key: str
+    architecture: str
+    dtype: str
+    device: str
+    engine_version: str
+    phase: Phase
+    measurements: tuple[str, ...] = ()
+    points: int = 0
+    all_points: int = 0
+    seconds: float = 0.0
+    attempts: int = 0
+    rounds: int = 0
+    reason: str = ""
+    created_at_s: float = 0.0
+    updated_at_s: float = 0.0
+    memory_excess: dict[str, int] = field(default_factory=dict)
+    forms: tuple[str, ...] = ()
+
+    @property
+    def settled(self) -> bool:
+        return self.phase in FINAL_PHASES
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Bytes of a device for one rank of `holder`: a worker group of the deployment with this `uid`, or, as
+    `measuring:KEY`, what is measured for the profile of this key in the round `uid`."""
+
+    holder: str
+    uid: int
+    rank: int
+    kind: str
+    index: int
+    memory_bytes: int
+    since_s: float
+
+
+@dataclass(frozen=True)
+class NodeLedger:
+    """What is promised of a node's devices; without promises there is no such record."""
+
+    node: str
+    reservations: tuple[Reservation, ...]
+
+
+class OperationKind(StrEnum):
+    REGISTER = "register_model"
+    DEPLOY = "deploy_model"
+    UNDEPLOY = "undeploy_model"
+    DELETE = "delete_model"
+    PROFILE = "profile_model"
+
+
+@dataclass(frozen=True)
+class OperationEvent:
+    at_s: float
+    phase: Phase
+    message: str
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A long-running request. `progress` is 0..1; `error` is an OpenAI error object when it failed."""
+
+    id: str
+    kind: OperationKind
+    target: str
+    phase: Phase
+    progress: float = 0.0
+    reason: str = ""
+    error: dict[str, Any] | None = None
+    cancel_requested: bool = False
+    created_at_s: float = 0.0
+    updated_at_s: float = 0.0
+    events: tuple[OperationEvent, ...] = ()
+
+    @property
+    def done(self) -> bool:
+        return self.phase in FINAL_PHASES
+
+
+@dataclass(frozen=True)
+class IdempotencyKey:
+    key: str
+    request_sha256: str
+    operation_id: str
+    created_at_s: float
+
+
+Record = Model | Deployment | Operation | IdempotencyKey | ModelProfile | NodeLedger
+R = TypeVar("R", Model, Deployment, Operation, IdempotencyKey, ModelProfile, NodeLedger)
+
+KINDS: dict[type[Any], str] = {
+    Model: "model",
+    Deployment: "deployment",
+    Operation: "operation",
+    IdempotencyKey: "idempotency",
+    ModelProfile: "profile",
+    NodeLedger: "ledger",
+}
+
+
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {cls: TypeAdapter(cls) for cls in KINDS}
+
+
+def key_of(record: Record) -> str:
+    match record:
+        case Model(name=key) | Deployment(model=key) | Operation(id=key):
+            return key
+        case IdempotencyKey(key=key) | ModelProfile(key=key) | NodeLedger(node=key):
+            return key
+
+
+def dump(record: Record) -> str:
+    return _ADAPTERS[type(record)].dump_json(record).decode()
+
+
+def load(cls: type[R], text: str) -> R:
+    record: R = _ADAPTERS[cls].validate_json(text)
+    return record

@@ -1,0 +1,123 @@
+"""What plans cost under a load, with an interval for each figure. Pure: a function of what is known.
+
+Where this architecture was measured on this kind of device (a `Calibration`), the physical model answers;
+elsewhere the roofline of `profiler.roofline` does, and the prediction says so (`Basis.ROUGH`). A TP that was
+not measured is the nearest that was, times the ratio that the roofline sees between the two.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from profiler.physical.variants import VariantLoad, variant_load
+from profiler.predicting.checks import check_degree, check_form, check_load, check_plan, check_split
+from profiler.predicting.intervals import inverse
+from profiler.predicting.memory import Memory, kv_capacity
+from profiler.predicting.times import Times, times_of
+from profiler.predicting.types import Ground, Prediction, RankCost
+from profiler.quantization import canonical
+from profiler.types import ModelSpec, Plan, Workload
+from profiler.variants.types import VariantSpec
+
+__all__ = [
+    "Ground",
+    "Prediction",
+    "RankCost",
+    "check",
+    "check_plan",
+    "predict",
+    "predict_all",
+]
+
+Mix = Sequence[VariantSpec | None]
+
+
+def predict(ground: Ground, plan: Plan, workload: Workload, mix: Mix = ()) -> Prediction:
+    """The cost of `plan` under `workload`, whose requests ask the members of `mix` in turn (None: the base).
+
+    Raises PlanError for a plan or load that makes no sense for the model.
+    """
+    check(ground.spec, plan, workload)
+    load = variant_load(ground.spec, mix, workload.batch)
+    plan = _canonical(plan)
+    (times,) = times_of(ground, [plan], workload, load)
+    return _prediction(plan, workload, load, times, Memory(ground, _tokens(workload)), ground.free_bytes)
+
+
+def predict_all(ground: Ground, plans: Sequence[Plan], workload: Workload, mix: Mix = ()) -> list[Prediction]:
+    """`predict` for each of many plans, whose ranks each have a device like the first of `ground`.
+
+    What plans share is computed once: 10,000 take less than a second where there is a calibration. Raises
+    PlanError.
+    """
+    check_load(ground.spec, workload)
+    _check_all(ground.spec, plans)
+    plans = list(map(_canonical, plans))
+    load = variant_load(ground.spec, mix, workload.batch)
+    memory, free = Memory(ground, _tokens(workload)), ground.free_bytes[:1]
+    found = _times_of_all(ground, plans, workload, load)
+    return [
+        _prediction(plan, workload, load, times, memory, free * plan.world_size)
+        for plan, times in zip(plans, found, strict=True)
+    ]
+
+
+def check(spec: ModelSpec, plan: Plan, workload: Workload) -> None:
+    """Raises PlanError, naming the field."""
+    check_plan(spec, plan)
+    check_load(spec, workload)
+
+
+def _check_all(spec: ModelSpec, plans: Sequence[Plan]) -> None:
+    for degree, quantization in dict.fromkeys((plan.tensor_parallel, plan.quantization) for plan in plans):
+        check_form(spec, quantization)
+        check_degree(spec, degree, quantization)
+    for plan in plans:
+        check_split(spec, plan)
+
+
+def _times_of_all(
+    ground: Ground, plans: Sequence[Plan], workload: Workload, load: VariantLoad
+) -> list[Times]:
+    if ground.calibration is not None:
+        return times_of(ground, plans, workload, load)
+    found = []
+    for plan in plans:
+        alike = dataclasses.replace(ground, rates=ground.rates[:1] * plan.world_size)
+        found += times_of(alike, [plan], workload, load)
+    return found
+
+
+def _canonical(plan: Plan) -> Plan:
+    named = canonical(plan.quantization)
+    return plan if named == plan.quantization else dataclasses.replace(plan, quantization=named)
+
+
+def _tokens(workload: Workload) -> int:
+    return workload.batch * (workload.input_tokens + workload.output_tokens)
+
+
+def _prediction(
+    plan: Plan,
+    workload: Workload,
+    load: VariantLoad,
+    times: Times,
+    memory: Memory,
+    free_bytes: Sequence[int],
+) -> Prediction:
+    ranks = memory.ranks(plan)
+    capacity = kv_capacity(ranks, _tokens(workload), free_bytes)
+    length = workload.input_tokens + workload.output_tokens
+    return Prediction(
+        ttft_s=times.ttft,
+        tpot_s=times.tpot,
+        latency_s=times.latency,
+        tokens_per_s=inverse(workload.batch * workload.output_tokens, times.latency),
+        ranks=ranks,
+        kv_capacity_tokens=capacity,
+        concurrency=None if capacity is None else capacity // length,
+        basis=times.basis,
+        variants=load,
+        notes=times.notes,
+    )

@@ -1,0 +1,63 @@
+"""The one interface between a worker and what generates tokens."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from workers.asgi import AsgiApp
+from workers.group.launch import Launch
+from workers.messages import EngineConfig, EngineResidency, RankReport, VariantRef
+
+
+class Engine(Protocol):
+    """An OpenAI application plus the variants it can serve beside its base."""
+
+    @property
+    def app(self) -> AsgiApp: ...
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def ranks(self) -> tuple[RankReport, ...]:
+        """What each rank takes of its device, measured when the engine was ready."""
+        ...
+
+    def variants(self) -> tuple[str, ...]:
+        """Names of the variants loaded now."""
+        ...
+
+    async def ensure_variant(self, variant: VariantRef) -> None:
+        """Load `variant` unless this very one (same uid) is loaded. Raises ValueError if it does not fit."""
+        ...
+
+    async def forget_variant(self, variant: VariantRef) -> None: ...
+
+    async def prefetch(self, variant: VariantRef) -> None:
+        """Have every rank hold `variant` in host memory. Raises ValueError if it does not fit."""
+        ...
+
+    async def residency(self) -> EngineResidency:
+        """Where every variant is now, and why one is not ready. Raises TimeoutError."""
+        ...
+
+    async def limit_variants(self, limit: int) -> int:
+        """Run at most `limit` variants at once from now on; returns what it is then, 1 to the slots."""
+        ...
+
+    async def check_health(self) -> None:
+        """Raises when the engine cannot answer any more."""
+        ...
+
+    def close(self) -> None: ...
+
+
+async def start_engine(config: EngineConfig, launch: Launch) -> Engine:
+    """Start the engine `config` names; heavy imports happen here, in the worker's process only."""
+    if config.engine == "echo":
+        from workers.engine.echo import EchoEngine
+
+        return EchoEngine(config)
+    from workers.engine.vllm_engine import VllmEngine
+
+    return await VllmEngine.start(config, launch)

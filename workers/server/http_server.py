@@ -1,0 +1,128 @@
+"""A worker's door: plain HTTP/1.1 on a port of its own, opened to those who know the worker's secret.
+
+It hands scope, receive and send on as they are, so a client that leaves is the application's own
+disconnect message, as under any ASGI server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import secrets
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from workers import request_headers
+from workers.asgi import AsgiApp, Message
+
+log = logging.getLogger(__name__)
+
+# The gateway drops idle connections; a door that did so could close one just as a request is sent on it.
+KEEP_ALIVE_S = 24 * 3600
+# Longest wait for running requests when the worker stops; within Serve's graceful_shutdown_timeout_s.
+DRAIN_S = 15.0
+_ANY_INTERFACE = ("0.0.0.0", "::")
+
+
+class Door:
+    """The ASGI application behind the port: asks for the secret, counts, and hands on."""
+
+    def __init__(self, app: AsgiApp) -> None:
+        self.secret = secrets.token_hex(32)
+        self.address = ""
+        self.running = 0
+        self.closing = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._app = app
+        self._expected = self.secret.encode()
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
+        given = dict(scope["headers"]).get(request_headers.SECRET.encode(), b"")
+        if not hmac.compare_digest(given, self._expected):
+            await _refuse(send, 401, "this port answers its gateway only")
+        elif self.closing:
+            await _refuse(send, 503, "this worker is stopping")
+        else:
+            self.running += 1
+            self._idle.clear()
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                self.running -= 1
+                if not self.running:
+                    self._idle.set()
+
+    async def open(self, host: str, node_ip: str) -> None:
+        """Listen on a free port of `host`; `address` is then "ip:port" as the rest of the cluster reaches it.
+
+        Raises OSError when `host` cannot be listened on.
+        """
+        listener = socket.create_server((host, 0), family=_family(host), backlog=2048)
+        self._server = _Server(_config(self))
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        reached = node_ip if host in _ANY_INTERFACE else host
+        port = listener.getsockname()[1]
+        self.address = f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
+
+    def check(self) -> None:
+        """Raises RuntimeError when an open door does not listen any more."""
+        if self._serving is not None and self._serving.done() and not self.closing:
+            raise RuntimeError("the worker's HTTP server ended")
+
+    async def close(self) -> None:
+        """Let running requests end (at most DRAIN_S), take no new ones, and free the port."""
+        self.closing, self.address = True, ""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), DRAIN_S)
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = self._server.force_exit = True
+            await self._serving
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """None: signals are Ray's, whose process this is."""
+        yield
+
+
+def _config(app: Door) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=1,
+    )
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+async def _refuse(send: Any, status: int, message: str) -> None:
+    headers = [(b"content-type", b"application/json"), (request_headers.REFUSED.encode(), b"1")]
+    await respond(send, status, headers, json.dumps({"error": {"message": message}}).encode())
+
+
+async def respond(send: Any, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    """A whole answer by ASGI."""
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})

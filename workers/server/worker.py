@@ -1,0 +1,184 @@
+"""A worker: one engine, and the calls the control plane makes on it. Ray Serve runs it as a replica."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import threading
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import REGISTRY
+
+from workers import asgi, request_headers
+from workers.asgi import Message
+from workers.engine.interface import Engine, start_engine
+from workers.engine.residency import ResidencyWatch
+from workers.engine.variant_metrics import VariantCollector
+from workers.group.launch import Launch
+from workers.messages import (
+    EngineCall,
+    EngineConfig,
+    EngineHead,
+    EngineReply,
+    EngineResidency,
+    VariantRef,
+    WorkerReport,
+)
+from workers.server import process_logs
+from workers.server.http_server import Door, respond
+from workers.server.metrics_server import serve_metrics
+
+log = logging.getLogger(__name__)
+
+SCRAPE_WAIT_S = 2.0  # a scrape waits no longer for the scheduler
+
+
+class Worker:
+    """Stateless towards the control plane: each call names its variant, so a replica that was
+    restarted loads what it is asked for."""
+
+    def __init__(self, config: EngineConfig, metrics_host: str, launch: Launch | None = None) -> None:
+        """`launch` says where the other ranks of a group on several nodes are; None: all are here."""
+        self._config = config
+        self._launch = launch or Launch(config)
+        self._metrics_host = metrics_host
+        self._metrics_address = ""
+        self._engine: Engine | None = None
+        self._door: Door | None = None
+        self._limit: int | None = None
+        self._residency = ResidencyWatch(self._ask_residency)
+        self._collector: VariantCollector | None = None
+
+    async def start(self) -> None:
+        """Start the engine. An exception here is a failed launch."""
+        self._engine = await start_engine(self._config, self._launch)
+        if self._config.max_active_variants:
+            await self.limit_variants(self._config.max_active_variants)
+        self._publish_residency()
+        self._metrics_address = serve_metrics(self._metrics_host)
+        log.info("engine of %s is ready", self._config.name)
+
+    def abort(self, reason: str) -> None:
+        """The group lost a member: end the engine, or its start. From any thread."""
+        self._launch.abort(reason)
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise RuntimeError("the worker was asked before its engine started")
+        return self._engine
+
+    async def open_door(self, host: str, node_ip: str) -> None:
+        """Serve requests over HTTP on a free port of `host`; `report` says where. Raises OSError."""
+        self._door = Door(self.answer)
+        await self._door.open(host, node_ip)
+
+    async def answer(self, scope: Message, receive: Any, send: Any) -> None:
+        """The engine's ASGI application, with the variant that a header names loaded first."""
+        try:
+            if (variant := request_headers.variant_of(scope["headers"])) is not None:
+                await self._follow_limit(request_headers.limit_of(scope["headers"]))
+                await self.engine.ensure_variant(variant)
+        except ValueError as e:
+            body = json.dumps({"error": {"message": str(e), "code": "adapter_mismatch"}}).encode()
+            await respond(send, 422, [(b"content-type", b"application/json")], body)
+        else:
+            await self.engine.app(scope, receive, send)
+
+    async def call(self, call: EngineCall) -> EngineReply:
+        """`answer` in this process, without a socket: one request as a whole."""
+        return await asgi.call(self.answer, call)
+
+    def stream(self, call: EngineCall) -> AsyncGenerator[EngineHead | bytes, None]:
+        """The same piece by piece: an EngineHead, then bytes. Closing it cancels the request."""
+        return asgi.stream(self.answer, call)
+
+    async def load_variant(self, variant: VariantRef) -> None:
+        """Raises ValueError when the variant does not fit the engine."""
+        await self.engine.ensure_variant(variant)
+
+    async def unload_variant(self, variant: VariantRef) -> None:
+        await self.engine.forget_variant(variant)
+
+    # --- residency -----------------------------------------------------------------------------
+
+    async def prefetch(self, variant: VariantRef) -> None:
+        """Raises ValueError when the variant does not fit the engine."""
+        await self.engine.prefetch(variant)
+        self._residency.forget()
+
+    async def limit_variants(self, limit: int) -> int:
+        """Run at most `limit` variants at once; returns what the engine made of it."""
+        self._limit = limit
+        now = await self.engine.limit_variants(limit)
+        self._residency.forget()
+        log.info("%d variants may run at once (asked for: %d)", now, limit)
+        return now
+
+    async def _follow_limit(self, limit: int | None) -> None:
+        """What a request says of its deployment. It is no reason to refuse the request."""
+        if limit is None or limit == self._limit:
+            return
+        try:
+            await self.limit_variants(limit)
+        except TimeoutError:
+            self._limit = None
+            log.warning("the scheduler did not take the limit of %d variants in time", limit)
+
+    async def residency(self) -> EngineResidency:
+        """Raises TimeoutError when the scheduler does not answer."""
+        return await self._residency.get()
+
+    async def _ask_residency(self) -> EngineResidency:
+        return replace(await self.engine.residency(), node=socket.gethostname(), pid=os.getpid())
+
+    def _publish_residency(self) -> None:
+        loop, own_thread = asyncio.get_running_loop(), threading.get_ident()
+
+        def ask() -> EngineResidency:
+            if threading.get_ident() == own_thread:  # vLLM's own /metrics: the loop would wait for itself
+                raise RuntimeError("asked by the loop that would have to answer")
+            return asyncio.run_coroutine_threadsafe(self.residency(), loop).result(SCRAPE_WAIT_S)
+
+        self._collector = VariantCollector(ask, self._config)
+        REGISTRY.register(self._collector)
+
+    async def report(self) -> WorkerReport:
+        return WorkerReport(
+            pid=os.getpid(),
+            node=socket.gethostname(),
+            variants=self.engine.variants(),
+            engine_version=self.engine.version,
+            metrics_address=self._metrics_address,
+            address=self._door.address if self._door else "",
+            secret=self._door.secret if self._door else "",
+            max_ongoing_requests=self._config.max_ongoing_requests,
+            ranks=self.engine.ranks,
+            ongoing_requests=self._door.running if self._door else 0,
+            group=self._config.group_name,
+        )
+
+    async def logs(self, lines: int, folder: str) -> str:
+        """The last lines this process wrote, from the cluster's log folder."""
+        return await asyncio.to_thread(process_logs.tail, Path(folder), os.getpid(), lines)
+
+    async def check_health(self) -> None:
+        if self._door is not None:
+            self._door.check()
+        await self.engine.check_health()
+
+    async def close(self) -> None:
+        """Let what the door let in end, then end the engine."""
+        if self._door is not None:
+            await self._door.close()
+        if self._collector is not None:
+            REGISTRY.unregister(self._collector)
+            self._collector = None
+        if self._engine is not None:
+            self._engine.close()
