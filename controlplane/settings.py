@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from controlplane import gpu_choice
 from placement.types import CostMeasure
+
+NO_GPUS = "none"
 
 
 class Settings(BaseSettings):
@@ -105,7 +105,7 @@ class Settings(BaseSettings):
     @field_validator("gpus")
     @classmethod
     def _readable(cls, value: str) -> str:
-        gpu_choice.gpus_of(value, "")
+        gpus_of(value, "")
         return value
 
     @property
@@ -127,7 +127,30 @@ def _text(value: object) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-@cache
-def current() -> Settings:
-    """The settings of this process, read once."""
-    return Settings()
+def gpus_of(text: str, node: str) -> tuple[int, ...] | None:
+    """Which of a node's GPUs are ours, as a setting says it: `0,1` of every node; by node: `a=0,1;b=none;2`.
+
+    Returns indices, ascending; None: all. What names the node goes before what is for every node.
+
+    Errors: ValueError for what is no such list.
+    """
+    lists: dict[str, tuple[int, ...]] = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        name, equals, listed = part.rpartition("=")
+        if name.strip() in lists or (equals and not name.strip()):
+            raise _unreadable(text, f"each node once, and by its name, got {part!r}")
+        lists[name.strip()] = _indices(text, listed)
+    return lists.get(node, lists.get(""))
+
+
+def _indices(text: str, listed: str) -> tuple[int, ...]:
+    if listed.strip() == NO_GPUS:
+        return ()
+    parts = [part.strip() for part in listed.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise _unreadable(text, f"indices, got {listed!r}")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _unreadable(text: str, expected: str) -> ValueError:
+    return ValueError(f"cannot read {text!r}: expected {expected}; write it like 0,1 or a=0,1;b={NO_GPUS};2")

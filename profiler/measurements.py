@@ -23,8 +23,8 @@ from profiler.errors import MeasurementError
 class Setting:
     """One way to start the engine. `layers_per_stage` of a fingerprint sums to its few hidden layers.
 
-    `quantization` is a form (`profiler.quantization`) or an engine's own name, `kv_dtype` the engine's name; "none"
-    and "auto" leave the model as it is. A step takes at most `batched_tokens` tokens.
+    `quantization` is a form (`profiler.quantization`) or an engine's own name, `kv_dtype` the engine's name;
+    "none" and "auto" leave the model as it is. A step takes at most `batched_tokens` tokens.
     """
 
     layers_per_stage: tuple[int, ...]

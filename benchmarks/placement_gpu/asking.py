@@ -15,7 +15,7 @@ from benchmarks.profiling.tasks import Kind
 from controlplane import errors
 from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.planning import placement_decision
-from controlplane.profiling import profiles
+from controlplane.profiling import keys, progress
 from controlplane.settings import Settings
 from controlplane.state.records import Model, ModelProfile, Phase
 from controlplane.state.repository import State
@@ -56,7 +56,7 @@ def profile_of(
     model: Model, shape: str, given: Path, seen: Inventory, settings: Settings
 ) -> ModelProfile | None:
     """As if the control plane had measured what the folder `given` has of this shape; None: nothing."""
-    key = profiles.key_of_model(model, seen, settings)
+    key = keys.key_of_model(model, seen, settings)
     assert key is not None
     found = [
         measurement
@@ -72,14 +72,14 @@ def profile_of(
     if not lines:
         return None
     return dataclasses.replace(
-        profiles.fresh_profile(key, time.time()), measurements=lines, phase=Phase.READY, points=len(lines)
+        progress.fresh_profile(key, time.time()), measurements=lines, phase=Phase.READY, points=len(lines)
     )
 
 
 def even_splits(state: State, name: str, free: Inventory, settings: Settings) -> list[dict[str, Any]]:
     """Of each degree that the devices allow: whether `decide` would place the model split so."""
     model, deployment = state.models[name].record, state.deployments[name].record
-    spec = profiles.spec_of(model)
+    spec = keys.spec_of(model)
     most = sum(d.kind != CPU for d in free.devices) or CPU_RANKS
     others = placement_decision.besides((d.record for d in state.deployments.values()), name)
     found = []

@@ -22,6 +22,7 @@ from controlplane.controller.group_actions import GroupActions
 from controlplane.controller.interfaces import Hooks
 from controlplane.planning import estimates
 from controlplane.settings import Settings
+from controlplane.state import transactions
 from controlplane.state.records import Model, OperationKind, Phase
 from controlplane.state.repository import Change, Put, Repository, State
 from controlplane.state.worker_groups import WorkerGroup
@@ -73,7 +74,7 @@ class Experiment:
             tell(f"{name}: {profile.points if profile else 'no'} measurements of its shape")
             records += [Put(profile, None)] if profile else []
         self._repository.commit(records)
-        context = commands.Context(f"op-{uid}", (100 + uid, 200 + uid), now_s)
+        context = transactions.Context(f"op-{uid}", (100 + uid, 200 + uid), now_s)
         outcome = commands.deploy_model(self._repository.read(), request_of(name, given), context)
         self._repository.commit(outcome.changes)
 

@@ -16,8 +16,7 @@ from pydantic import TypeAdapter
 
 from benchmarks.placement_gpu.serve import END_S, Order
 from controlplane.cluster.inventory import Heard, NodeState, Patience, inventory_of, node_states
-from controlplane.gpu_choice import gpus_of
-from controlplane.settings import Settings
+from controlplane.settings import Settings, gpus_of
 from placement.solver.cluster import LOAD_WINDOW
 from placement.types import Inventory
 from workers.agent.agent import Agent

@@ -27,7 +27,7 @@ import numpy as np
 import psutil
 from pydantic import TypeAdapter
 
-from controlplane.gpu_choice import gpus_of
+from controlplane.settings import gpus_of
 from workers.group import processes
 from workers.messages import EngineCall, EngineConfig, EngineHead
 

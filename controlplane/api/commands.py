@@ -7,40 +7,25 @@ expects, so that of two concurrent requests for one name exactly one wins.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from controlplane import errors
 from controlplane.api.schemas.deploy import DeployModelRequest, ReplicasChange
 from controlplane.api.schemas.models import RegisterModelRequest
 from controlplane.planning import autoscaling
+from controlplane.state import operations
+from controlplane.state.operations import advance
+from controlplane.state.queries import find_model, find_operation
 from controlplane.state.records import (
     Deployment,
     Model,
     ModelProfile,
-    Operation,
-    OperationEvent,
     OperationKind,
     Phase,
 )
 from controlplane.state.repository import Change, Delete, Put, State, Versioned
+from controlplane.state.transactions import Context, Outcome
 from controlplane.state.worker_groups import WorkerGroup
 from profiler.shards import tp_fits, tp_problem
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a pure function may not fetch itself: a fresh operation id, fresh uids, the time."""
-
-    operation_id: str
-    uids: tuple[int, ...]
-    now_s: float
-
-
-@dataclass(frozen=True)
-class Outcome:
-    operation: Operation
-    changes: Sequence[Change]
 
 
 def register_model(state: State, request: RegisterModelRequest, ctx: Context) -> Outcome:
@@ -61,7 +46,9 @@ def register_model(state: State, request: RegisterModelRequest, ctx: Context) ->
         compression=dict(request.compressionTechnique),
         created_at_s=ctx.now_s,
     )
-    operation = _operation(ctx, OperationKind.REGISTER, request.model, Phase.PENDING, "registration accepted")
+    operation = operations.begun(
+        ctx, OperationKind.REGISTER, request.model, Phase.PENDING, "registration accepted"
+    )
     return Outcome(operation, [Put(model, 0), *depends, Put(operation, 0)])
 
 
@@ -105,7 +92,7 @@ def deploy_model(state: State, request: DeployModelRequest, ctx: Context) -> Out
         joins = host in state.deployments
         message += f"; '{host}' will serve it" + ("" if joins else " and is deployed with it")
     changes.append(_unchanged(state.models[model.name]))
-    operation = _operation(ctx, OperationKind.DEPLOY, model.name, Phase.PENDING, message)
+    operation = operations.begun(ctx, OperationKind.DEPLOY, model.name, Phase.PENDING, message)
     return Outcome(operation, [*changes, Put(operation, 0)])
 
 
@@ -175,7 +162,7 @@ def profile_model(state: State, name: str, again: bool, ctx: Context) -> Outcome
     base = find_model(state, model.base) if model.base else model
     if base.phase is not Phase.READY:
         raise errors.NotReady(f"'{base.name}' is {base.phase}; wait until it is Ready", param="model")
-    operation = _operation(ctx, OperationKind.PROFILE, base.name, Phase.PENDING, "profile asked for")
+    operation = operations.begun(ctx, OperationKind.PROFILE, base.name, Phase.PENDING, "profile asked for")
     changes: list[Change] = [_unchanged(state.models[base.name]), Put(operation, 0)]
     present = state.profiles.get(base.profile or "")
     if again and present is not None and present.record.settled:
@@ -210,7 +197,7 @@ def undeploy_model(state: State, name: str, ctx: Context) -> Outcome:
             f"'{name}' serves the variants {', '.join(sorted(users))}; undeploy them first",
             details={"used_by": sorted(users)},
         )
-    operation = _operation(ctx, OperationKind.UNDEPLOY, name, Phase.PENDING, "undeployment accepted")
+    operation = operations.begun(ctx, OperationKind.UNDEPLOY, name, Phase.PENDING, "undeployment accepted")
     leaving = dataclasses.replace(present.record, phase=Phase.DELETING, reason="being undeployed")
     return Outcome(operation, [Put(leaving, present.version), Put(operation, 0)])
 
@@ -281,7 +268,9 @@ def delete_model(state: State, name: str, ctx: Context) -> Outcome:
         )
     if model.phase is not Phase.READY:
         raise errors.InUse(f"'{name}' is {model.phase}; cancel its operation or wait for it")
-    operation = _operation(ctx, OperationKind.DELETE, name, Phase.DELETED, "model forgotten; its files stay")
+    operation = operations.begun(
+        ctx, OperationKind.DELETE, name, Phase.DELETED, "model forgotten; its files stay"
+    )
     operation = dataclasses.replace(operation, progress=1.0)
     return Outcome(operation, [Delete(Model, name, state.models[name].version), Put(operation, 0)])
 
@@ -299,48 +288,3 @@ def cancel_operation(state: State, operation_id: str, now_s: float) -> Outcome:
         raise errors.InvalidRequest("an undeployment cannot be cancelled; deploy again when it is done")
     asked = advance(dataclasses.replace(op, cancel_requested=True), op.phase, "cancellation asked for", now_s)
     return Outcome(asked, [Put(asked, found.version)])
-
-
-def find_model(state: State, name: str) -> Model:
-    found = state.models.get(name)
-    if found is None:
-        raise errors.ModelNotFound(
-            f"no model named '{name}' is registered; `GET /models` lists those that are", param="model"
-        )
-    return found.record
-
-
-def find_operation(state: State, operation_id: str) -> Versioned[Operation]:
-    found = state.operations.get(operation_id)
-    if found is None:
-        raise errors.OperationNotFound(f"no operation '{operation_id}'; old ones are forgotten after a while")
-    return found
-
-
-def advance(
-    op: Operation, phase: Phase, message: str, now_s: float, progress: float | None = None
-) -> Operation:
-    """The operation one event later; a message repeated adds no event."""
-    repeated = op.events and op.events[-1].message == message and op.events[-1].phase == phase
-    events = op.events if repeated else (*op.events[-63:], OperationEvent(now_s, phase, message))
-    return dataclasses.replace(
-        op,
-        phase=phase,
-        reason=message,
-        progress=op.progress if progress is None else progress,
-        updated_at_s=now_s,
-        events=events,
-    )
-
-
-def _operation(ctx: Context, kind: OperationKind, target: str, phase: Phase, message: str) -> Operation:
-    return Operation(
-        id=ctx.operation_id,
-        kind=kind,
-        target=target,
-        phase=phase,
-        reason=message,
-        created_at_s=ctx.now_s,
-        updated_at_s=ctx.now_s,
-        events=(OperationEvent(ctx.now_s, phase, message),),
-    )

@@ -16,8 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from controlplane import errors
 from controlplane.api.services import Services
-from controlplane.controller.metrics import UNKNOWN
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
+from controlplane.gateway.metrics import UNKNOWN
 from controlplane.gateway.routing import Route
 from workers.messages import EngineCall, EngineHead, EngineReply
 

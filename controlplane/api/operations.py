@@ -8,13 +8,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from controlplane import errors
 from controlplane.api import commands
-from controlplane.api.commands import Context, Outcome
 from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.api.schemas.models import OperationView, RegisterModelRequest
-from controlplane.api.services import REFRESH_S, Services, fresh_context, until
-from controlplane.state import transactions
+from controlplane.api.services import Services, fresh_context, until
+from controlplane.gateway.routing import REFRESH_S
+from controlplane.state import queries, transactions
 from controlplane.state.records import IdempotencyKey, Operation, Phase
 from controlplane.state.repository import Put, State
+from controlplane.state.transactions import Context, Outcome
 
 KEEP_ALIVE_S = 10.0
 
@@ -92,7 +93,7 @@ def _answered(state: State, key: str, digest: str) -> Operation | None:
         raise errors.IdempotencyConflict(
             f"Idempotency-Key '{key}' was used for another request; use a new key for a new request"
         )
-    return commands.find_operation(state, found.record.operation_id).record
+    return queries.find_operation(state, found.record.operation_id).record
 
 
 async def run(services: Services, submitted: Awaitable[Operation]) -> Operation:
@@ -124,7 +125,7 @@ BY_CODE = errors.error_classes()
 
 async def watch(services: Services, operation_id: str) -> AsyncGenerator[bytes, None]:
     """Server-sent events: the operation at every change, the last time when it is done."""
-    commands.find_operation(await services.read(), operation_id)
+    queries.find_operation(await services.read(), operation_id)
     last: Operation | None = None
     quiet_s = 0.0
     while last is None or not last.done:

@@ -6,14 +6,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from controlplane import errors
-from controlplane.api.commands import Context, deploy_model
+from controlplane.api.commands import deploy_model
 from controlplane.api.schemas.deploy import DeployModelRequest
-from controlplane.planning import placement_decision, reclaimable_memory, rescheduling
+from controlplane.planning import placement_decision, reclaimable_memory
 from controlplane.planning.reclaimable_memory import Found, Sight
 from controlplane.profiling import queue
 from controlplane.settings import Settings
+from controlplane.state import deployments
 from controlplane.state.records import Deployment, Model
 from controlplane.state.repository import Put, State
+from controlplane.state.transactions import Context
 from controlplane.state.worker_groups import group_id
 from placement.types import Inventory, Placement
 
@@ -62,7 +64,7 @@ def _places(
             raise _named(e, group_id(deployment.host, group.number), len(places)) from e
         seen = seen.less(found.placement)
         places.append(found)
-        deployment = rescheduling.with_group(deployment, replace(group, placement=found.placement))
+        deployment = deployments.with_group(deployment, replace(group, placement=found.placement))
     return places
 
 

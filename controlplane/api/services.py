@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from controlplane import errors
-from controlplane.api.commands import Context
 from controlplane.cluster.engine_status import EngineView
 from controlplane.cluster.inventory import NodeState
-from controlplane.controller.metrics import Metrics
-from controlplane.gateway.routing import Route, RouteTable, build_table
+from controlplane.gateway.metrics import Metrics
+from controlplane.gateway.routing import REFRESH_S, RouteBook
 from controlplane.settings import Settings
 from controlplane.state.repository import Repository, State
+from controlplane.state.transactions import Context
 from placement.types import Inventory
 from workers.messages import (
     EngineCall,
@@ -27,8 +27,6 @@ from workers.messages import (
     VariantRef,
     WorkerReport,
 )
-
-REFRESH_S = 0.1
 
 
 class Engines(Protocol):
@@ -61,38 +59,6 @@ class Engines(Protocol):
         ...
 
     async def inventory(self) -> Inventory: ...
-
-
-class RouteBook:
-    """The newest route table, refreshed in the background and, for an unknown name, on demand."""
-
-    def __init__(self, repository: Repository) -> None:
-        self._repository = repository
-        self._table = RouteTable(-1, {}, {}, {})
-
-    @property
-    def table(self) -> RouteTable:
-        return self._table
-
-    async def refresh(self) -> RouteTable:
-        revision = await asyncio.to_thread(self._repository.revision)
-        if revision != self._table.revision:
-            self._table = build_table(await asyncio.to_thread(self._repository.read))
-        return self._table
-
-    async def resolve(self, name: str) -> Route:
-        try:
-            return self._table.resolve(name)
-        except errors.OstinatoError:
-            return (await self.refresh()).resolve(name)
-
-    async def keep_fresh(self, on_error: Callable[[Exception], None]) -> None:
-        while True:
-            try:
-                await self.refresh()
-            except Exception as e:  # the last table stays in force while the store is away
-                on_error(e)
-            await asyncio.sleep(REFRESH_S)
 
 
 @dataclass(frozen=True)

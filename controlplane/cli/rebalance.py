@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from controlplane.api.routes.rebalancing import MoveView, RebalanceRequest
 from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.api.schemas.placement import RankView
+from controlplane.api.schemas.rebalance import MoveView, RebalanceRequest
 from controlplane.cli.output import print_json, print_table, print_text, size
 from controlplane.cli.session import Json, session
 

@@ -14,7 +14,6 @@ import httpx
 from pydantic import BaseModel
 
 from controlplane import errors
-from controlplane.api.routes.rebalancing import RebalanceRequest, RebalanceView
 from controlplane.api.schemas.cluster import ClusterView
 from controlplane.api.schemas.deploy import DeployModelRequest, ReplicasChange
 from controlplane.api.schemas.estimates import (
@@ -35,6 +34,7 @@ from controlplane.api.schemas.models import (
     TuneRequest,
 )
 from controlplane.api.schemas.placement import PreviewView
+from controlplane.api.schemas.rebalance import RebalanceRequest, RebalanceView
 from controlplane.api.schemas.status import Deployments, Models, Operations, StatusView
 from controlplane.client.responses import (
     DEFAULT_URL,

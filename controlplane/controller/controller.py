@@ -9,14 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Protocol
 
 from controlplane import errors
-from controlplane.api.commands import advance
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState
 from controlplane.cluster.memory_usage import holdings
@@ -24,9 +21,9 @@ from controlplane.controller import registration
 from controlplane.controller.demand import DemandBook
 from controlplane.controller.deployment_actions import DeployActions
 from controlplane.controller.group_actions import GroupActions
-from controlplane.controller.interfaces import Engines, Hooks
+from controlplane.controller.interfaces import Hooks, Runtime
 from controlplane.controller.metrics import ControllerMetrics, set_counts
-from controlplane.controller.profile_actions import Measurer, ProfileActions
+from controlplane.controller.profile_actions import ProfileActions
 from controlplane.controller.reconcile import (
     Action,
     Admit,
@@ -49,36 +46,21 @@ from controlplane.controller.reconcile import (
     StopGroup,
     Undeploy,
     UnloadVariant,
-    open_operation,
     reconcile,
 )
-from controlplane.controller.transitions import End, end_open, persist, same, undone
+from controlplane.controller.transitions import End, end_open, same, undone
 from controlplane.planning import rescheduling
 from controlplane.settings import Settings
+from controlplane.state.operations import advance, open_operation
 from controlplane.state.records import IdempotencyKey, Model, Operation, OperationKind, Phase
 from controlplane.state.repository import Change, Delete, Repository, State
-from controlplane.state.transactions import Gone, edit
+from controlplane.state.transactions import Gone, edit, persist
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 OBSERVE_EVERY_S = 1.0
 RETRY_S = 3.0
-
-
-class Runtime(Measurer, Engines, Protocol):
-    """What the controller needs of the cluster."""
-
-    async def observe(self) -> dict[str, EngineView]: ...
-
-    def demand(self) -> Mapping[str, float] | None:
-        """Requests under way, waiting ones among them, by base, as a mean over the last second; None: the
-        gateways did not say lately."""
-        ...
-
-    def convert_bundled(self, name: str) -> Path:
-        """Blocking; called in a thread."""
-        ...
 
 
 class Controller:

@@ -12,8 +12,8 @@ from contextlib import suppress
 from controlplane import errors
 from controlplane.controller.interfaces import Engines, Hooks
 from controlplane.controller.transitions import End, away, deployed, dropped, end_open
-from controlplane.gateway.routing import variant_ref
 from controlplane.planning import rescheduling
+from controlplane.state.queries import variant_ref
 from controlplane.state.records import Deployment, OperationKind, Phase
 from controlplane.state.repository import Change, Repository, State, Versioned
 from controlplane.state.transactions import Gone

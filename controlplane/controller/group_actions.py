@@ -16,15 +16,22 @@ from controlplane.cluster import reservations
 from controlplane.cluster.inventory import inventory_of
 from controlplane.controller.interfaces import Engines, Hooks
 from controlplane.controller.launch_action import Fail, GroupPlacing
-from controlplane.controller.transitions import End, back, persist, serving, the_group
-from controlplane.group_edits import is_still, require_draining, unplace
+from controlplane.controller.transitions import (
+    End,
+    back,
+    is_still,
+    require_draining,
+    serving,
+    the_group,
+    unplace,
+)
 from controlplane.planning import autoscaling, rebalancing, rescheduling
 from controlplane.profiling import memory_feedback
 from controlplane.settings import Settings
 from controlplane.state import transactions
 from controlplane.state.records import Deployment, OperationKind, Phase
 from controlplane.state.repository import Change, Repository, State
-from controlplane.state.transactions import Gone
+from controlplane.state.transactions import Gone, persist
 from controlplane.state.worker_groups import MeasuredRank, WorkerGroup, host_of, is_spare, number_of
 from workers.messages import WorkerReport
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from controlplane.cluster.engine_status import EngineView
 from controlplane.cluster.inventory import NodeState
-from controlplane.controller.profile_actions import Conclude, Note
-from controlplane.state.records import Deployment
+from controlplane.controller.transitions import End
+from controlplane.state.records import Deployment, OperationKind, Phase
+from controlplane.state.repository import Change, State
 from placement.types import Inventory
+from workers.measuring.order import MeasureOrder
 from workers.messages import EngineConfig, VariantRef, WorkerReport
 
 
@@ -43,3 +46,43 @@ class Hooks:
     conclude: Conclude
     view: Callable[[str], EngineView | None]
     wanted: Callable[[Deployment], int]
+
+
+class Measurer(Protocol):
+    """What is needed of the cluster."""
+
+    async def inventory(self) -> Inventory: ...
+
+    def measure(self, order: MeasureOrder, node: str) -> AsyncGenerator[str, None]:
+        """Lines of measurements as they are made on `node`. Closing it ends the measuring.
+
+        Raises ProfilingFailed, after what was measured before.
+        """
+        ...
+
+
+class Note(Protocol):
+    def __call__(
+        self, kind: OperationKind, target: str, phase: Phase, message: str, progress: float | None = None
+    ) -> Awaitable[None]: ...
+
+
+Conclude = Callable[
+    [OperationKind, str, End, Callable[[State], Sequence[Change]]],
+    Awaitable[None],
+]
+
+
+class Runtime(Measurer, Engines, Protocol):
+    """What the controller needs of the cluster."""
+
+    async def observe(self) -> dict[str, EngineView]: ...
+
+    def demand(self) -> Mapping[str, float] | None:
+        """Requests under way, waiting ones among them, by base, as a mean over the last second; None: the
+        gateways did not say lately."""
+        ...
+
+    def convert_bundled(self, name: str) -> Path:
+        """Blocking; called in a thread."""
+        ...

@@ -17,11 +17,9 @@ from typing import TypeVar
 from controlplane import errors
 from controlplane.cluster import reservations as ledger
 from controlplane.cluster.inventory import NodeState, ray_ids
-from controlplane.controller.interfaces import Engines
-from controlplane.controller.profile_actions import LEAVING_S, Note
-from controlplane.controller.reconcile import open_operation
-from controlplane.controller.transitions import persist, starting, the_group
-from controlplane.group_edits import is_still, unplace
+from controlplane.controller.interfaces import Engines, Note
+from controlplane.controller.profile_actions import LEAVING_S
+from controlplane.controller.transitions import is_still, starting, the_group, unplace
 from controlplane.planning import (
     engine_config,
     placement_decision,
@@ -30,11 +28,13 @@ from controlplane.planning import (
     rescheduling,
 )
 from controlplane.planning.reclaimable_memory import Found, Sight
-from controlplane.profiling import memory_feedback, profiles, queue
+from controlplane.profiling import memory_feedback, progress, queue
 from controlplane.settings import Settings
+from controlplane.state import deployments
+from controlplane.state.operations import open_operation
 from controlplane.state.records import Deployment, OperationKind, Phase
 from controlplane.state.repository import Change, Put, Repository, State
-from controlplane.state.transactions import Gone
+from controlplane.state.transactions import Gone, persist
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id, host_of, is_spare
 from placement.rebalancing import without
 from placement.types import Inventory, Placement
@@ -230,7 +230,7 @@ class GroupPlacing:
         found, group = the_group(state, name)
         reason = queue.until(state, keys)
         cluster = rescheduling.cluster_key(nodes, state.ledgers, besides=name)
-        waits = rescheduling.with_group(
+        waits = deployments.with_group(
             found.record, rescheduling.refused(group, reason, cluster, time.time())
         )
         self._repository.commit([Put(waits, found.version), *ledger.release(state, name)])
@@ -276,7 +276,7 @@ def _giving_way(state: State, keys: Sequence[str], group: str, now_s: float) -> 
     """The profiles of these keys that are measured, stopped for a group."""
     found = [state.profiles[key] for key in keys if key in state.profiles]
     return [
-        Put(profiles.gives_way(one.record, group, now_s), one.version)
+        Put(progress.gives_way(one.record, group, now_s), one.version)
         for one in found
         if one.record.phase is Phase.PROFILING
     ]

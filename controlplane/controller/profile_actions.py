@@ -10,25 +10,24 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from controlplane import errors
 from controlplane.cluster import reservations
+from controlplane.controller.interfaces import Conclude, Measurer, Note
 from controlplane.controller.stream_watchdog import watched
-from controlplane.controller.transitions import End, persist, same
-from controlplane.profiling import profiles, queue
-from controlplane.profiling.profiles import Mission
+from controlplane.controller.transitions import End, same
+from controlplane.profiling import keys, progress, queue
+from controlplane.profiling.job import Mission
 from controlplane.profiling.queue import Waits
 from controlplane.settings import Settings
 from controlplane.state.records import Model, ModelProfile, OperationKind, Phase
 from controlplane.state.repository import Change, Put, Repository, State
-from controlplane.state.transactions import Gone, edit
+from controlplane.state.transactions import Gone, edit, persist
 from placement.types import Inventory
-from workers.measuring.order import MeasureOrder
 
 log = logging.getLogger(__name__)
 
@@ -37,31 +36,6 @@ LOOK_S = 1.0  # between looks whether it is a profile's turn, and whether its me
 LEAVING_S = 10.0  # as long is waited for what was stopped to give its memory back
 LEAVING = "waits until devices are seen without memory of what was stopped"
 OVERTIME_S = 90.0  # beyond its limit a measuring may take to begin and end, before it is taken to hang
-
-
-class Measurer(Protocol):
-    """What is needed of the cluster."""
-
-    async def inventory(self) -> Inventory: ...
-
-    def measure(self, order: MeasureOrder, node: str) -> AsyncGenerator[str, None]:
-        """Lines of measurements as they are made on `node`. Closing it ends the measuring.
-
-        Raises ProfilingFailed, after what was measured before.
-        """
-        ...
-
-
-class Note(Protocol):
-    def __call__(
-        self, kind: OperationKind, target: str, phase: Phase, message: str, progress: float | None = None
-    ) -> Awaitable[None]: ...
-
-
-Conclude = Callable[
-    [OperationKind, str, End, Callable[[State], Sequence[Change]]],
-    Awaitable[None],
-]
 
 
 class ProfileActions:
@@ -95,7 +69,7 @@ class ProfileActions:
             await self._admit(ready, ready.reason)
             return
         inventory = await self._cluster.inventory()
-        key = profiles.key_of_model(ready, inventory, self._settings)
+        key = keys.key_of_model(ready, inventory, self._settings)
         if key is None:
             await self._admit(ready, f"{ready.reason}; not profiled, for there is no device")
             return
@@ -103,7 +77,7 @@ class ProfileActions:
         await self._note(
             OperationKind.REGISTER, ready.name, Phase.PROFILING, f"{ready.reason}; read", READ_SHARE
         )
-        fresh = profiles.fresh_profile(key, time.time(), profiles.forms_to_measure(ready, key.dtype))
+        fresh = progress.fresh_profile(key, time.time(), keys.forms_to_measure(ready, key.dtype))
 
         def commit() -> None:
             state = self._repository.read()
@@ -118,7 +92,7 @@ class ProfileActions:
         if name not in state.models:
             raise Gone(name)
         model = state.models[name].record
-        profile = profiles.settled_profile(state, model)
+        profile = progress.settled_profile(state, model)
         await self._admit(replace(model, phase=Phase.READY), f"{model.reason}; {_outcome(profile, name)}")
 
     async def _admit(self, model: Model, message: str) -> None:
@@ -138,12 +112,12 @@ class ProfileActions:
             await self._answer(name, End.failed(errors.ModelNotFound(f"'{name}' was deleted meanwhile")))
             return
         model = state.models[name].record
-        key = profiles.key_of_model(model, await self._cluster.inventory(), self._settings)
+        key = keys.key_of_model(model, await self._cluster.inventory(), self._settings)
         if key is None:
             lacking = errors.ProfilingFailed("there is no device to measure on; add one and profile again")
             await self._answer(name, End.failed(lacking))
             return
-        fresh = profiles.fresh_profile(key, time.time(), profiles.forms_to_measure(model, key.dtype))
+        fresh = progress.fresh_profile(key, time.time(), keys.forms_to_measure(model, key.dtype))
 
         def commit() -> None:
             state = self._repository.read()
@@ -161,7 +135,7 @@ class ProfileActions:
         """The profile that an operation asked for is settled: say what came of it."""
         state = await self._read()
         found = state.models.get(name)
-        profile = profiles.settled_profile(state, found.record) if found else None
+        profile = progress.settled_profile(state, found.record) if found else None
         if profile is None:
             gone = errors.ProfilingFailed(f"the profile of '{name}' is gone; profile it again")
             await self._answer(name, End.failed(gone))
@@ -192,7 +166,7 @@ class ProfileActions:
             log.exception("measuring %s failed", key)
             await self._settle(key, f"an unexpected error: {e!r}")
         else:
-            await self._end(key, lambda _, p: profiles.done(p, task, time.time()))
+            await self._end(key, lambda _, p: progress.done(p, task, time.time()))
 
     async def _turn(self, key: str) -> Mission:
         """Wait until nothing else is measured where this is to be, and, not for ever, until devices are seen
@@ -227,18 +201,18 @@ class ProfileActions:
         waits, with nothing. Blocking. Errors: StaleWrite when something was placed or changed meanwhile."""
         state, now_s = self._repository.read(), time.time()
         profile = _wanted(state, key)
-        if profile.attempts >= profiles.MOST_ATTEMPTS:
+        if profile.attempts >= progress.MOST_ATTEMPTS:
             tries = f"{profile.attempts} attempts were cut off before anything was measured"
             raise errors.ProfilingFailed(f"{tries}; {profile.reason}")
         version = state.profiles[key].version
         found = self._decide(state, key, inventory, patient)
         if isinstance(found, Mission):
-            begun = Put(profiles.attempted(profile, found, now_s), version)
+            begun = Put(progress.attempted(profile, found, now_s), version)
             reserved = reservations.reserve_to_measure(
                 state, key, profile.rounds, found.held, found.held_bytes, now_s
             )
             self._repository.commit([begun, *reserved])
-        elif (waits := profiles.waits(profile, found.reason, now_s)) != profile:
+        elif (waits := progress.waits(profile, found.reason, now_s)) != profile:
             self._repository.commit(
                 [Put(waits, version), *reservations.release(state, reservations.measuring(key))]
             )
@@ -285,16 +259,16 @@ class ProfileActions:
             raise
 
     async def _add(self, key: str, line: str, points: int, took_s: float) -> ModelProfile:
-        return await self._edit(key, lambda p: profiles.with_line(p, line, points, took_s, time.time()))
+        return await self._edit(key, lambda p: progress.with_line(p, line, points, took_s, time.time()))
 
     async def _settle(self, key: str, problem: str) -> None:
         log.warning("the profile %s: %s", key, problem)
-        await self._end(key, lambda _, p: profiles.ended(p, problem, time.time()))
+        await self._end(key, lambda _, p: progress.ended(p, problem, time.time()))
 
     async def _settle_abandoned(self, key: str) -> None:
         def change(state: State, profile: ModelProfile) -> ModelProfile:
             if _is_awaited(state, key):  # again, since its measuring was stopped
-                return profiles.resumed(profile, time.time())
+                return progress.resumed(profile, time.time())
             reason = "nobody waits for it any more; what was measured is kept"
             return replace(profile, phase=Phase.CANCELLED, reason=reason, updated_at_s=time.time())
 
@@ -319,10 +293,10 @@ class ProfileActions:
             raise Gone(key)
         profile = state.profiles[key].record
         share = min(1.0, profile.points / max(1, profile.all_points))
-        for op in profiles.waiting(state, key):
+        for op in progress.waiting(state, key):
             if op.reason != message:
-                progress = READ_SHARE + (1 - READ_SHARE) * 0.95 * share
-                await self._note(op.kind, op.target, Phase.PROFILING, message, progress)
+                done = READ_SHARE + (1 - READ_SHARE) * 0.95 * share
+                await self._note(op.kind, op.target, Phase.PROFILING, message, done)
 
 
 class _Abandoned(Exception):
@@ -344,7 +318,7 @@ def _wanted(state: State, key: str) -> ModelProfile:
 
 
 def _is_awaited(state: State, key: str) -> bool:
-    return profiles.subject(state, key) is not None and any(profiles.waiting(state, key))
+    return progress.subject(state, key) is not None and any(progress.waiting(state, key))
 
 
 def _require_measured(state: State, key: str) -> None:
@@ -360,11 +334,11 @@ def _begun(state: State, fresh: ModelProfile, resume: Sequence[Phase]) -> list[C
     present = state.profiles.get(fresh.key)
     if present is None:
         return [Put(fresh, 0)]
-    wanted = profiles.with_forms(present.record, fresh.forms)
+    wanted = progress.with_forms(present.record, fresh.forms)
     if not wanted.settled:  # who settles it on an older sight has to look again
         return [Put(wanted, present.version)]
-    if wanted != present.record or (wanted.phase in resume and not profiles.is_whole(wanted)):
-        return [Put(profiles.resumed(wanted, time.time()), present.version)]
+    if wanted != present.record or (wanted.phase in resume and not progress.is_whole(wanted)):
+        return [Put(progress.resumed(wanted, time.time()), present.version)]
     return []
 
 

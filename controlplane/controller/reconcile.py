@@ -13,7 +13,8 @@ from controlplane.cluster import reservations
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState
 from controlplane.planning import autoscaling, rescheduling
-from controlplane.state.records import Deployment, Model, Operation, OperationKind, Phase
+from controlplane.state.operations import open_operation
+from controlplane.state.records import Deployment, Model, OperationKind, Phase
 from controlplane.state.repository import State
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id, is_spare
 
@@ -134,16 +135,6 @@ def reconcile(state: State, observed: Observed) -> tuple[Action, ...]:
     ]
     once = {action.key: action for action in wanted}
     return tuple(action for key, action in once.items() if key not in observed.busy)
-
-
-def open_operation(state: State, kind: OperationKind, target: str) -> Operation | None:
-    """The operation a phase change of `target` belongs to; the oldest, should there be several."""
-    matching = [
-        o.record
-        for o in state.operations.values()
-        if o.record.kind is kind and o.record.target == target and not o.record.done
-    ]
-    return min(matching, key=lambda o: (o.created_at_s, o.id), default=None)
 
 
 def _cancellations(state: State) -> Iterator[Action]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,13 +11,12 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from controlplane import errors
-from controlplane.api.commands import advance
 from controlplane.cluster import reservations
-from controlplane.planning import rescheduling
-from controlplane.state import transactions
+from controlplane.state import deployments
+from controlplane.state.operations import advance
 from controlplane.state.records import Deployment, Model, OperationKind, Phase
-from controlplane.state.repository import Change, Delete, Put, State, Versioned
-from controlplane.state.transactions import Gone
+from controlplane.state.repository import Change, Delete, Put, Repository, State, Versioned
+from controlplane.state.transactions import Gone, persist
 from controlplane.state.worker_groups import (
     GroupPhase,
     MeasuredRank,
@@ -89,7 +89,7 @@ def starting(
         node_ids={r.node: node_ids[r.node] for r in placement.ranks if r.node in node_ids},
     )
     begun = replace(deployment, kind=deployment.device_kind or placed.kind)
-    return rescheduling.with_group(begun, placed)
+    return deployments.with_group(begun, placed)
 
 
 def serving(
@@ -108,7 +108,7 @@ def serving(
         start_s=now_s - group.since_s,
     )
     established = replace(found.record, established=True)
-    return Put(rescheduling.with_group(established, serves), found.version), serves
+    return Put(deployments.with_group(established, serves), found.version), serves
 
 
 def the_group(state: State, name: str) -> tuple[Versioned[Deployment], WorkerGroup]:
@@ -179,11 +179,40 @@ def undone(state: State, operation_id: str) -> Sequence[Change]:
     return dropped(state, deployment)
 
 
-def persist(work: Callable[[], T]) -> T:
-    """Repeat `work` (read, decide, commit) while others are faster; StaleWrite after many lost races."""
-    for attempt in range(transactions.ATTEMPTS):
-        try:
-            return work()
-        except errors.StaleWrite:
-            transactions.pause(attempt)
-    return work()
+Unplace = Callable[[Deployment, State, WorkerGroup], WorkerGroup | None]
+
+
+async def unplace(repository: Repository, name: str, change: Unplace) -> None:
+    """Commit what becomes of a group that gives up its place; None: it is no more. Raises Gone.
+
+    `change` gets its deployment, the state and the group.
+    """
+
+    def once() -> None:
+        state = repository.read()
+        found, group = the_group(state, name)
+        left = change(found.record, state, group)
+        changed = (
+            deployments.without_group(found.record, group.number)
+            if left is None
+            else deployments.with_group(found.record, left)
+        )
+        repository.commit([Put(changed, found.version), *reservations.release(state, name)])
+
+    await asyncio.to_thread(persist, once)
+
+
+def is_still(state: State, name: str, uid: int, placement: Placement | None) -> bool:
+    """Whether a group is the one that was meant: of the same deployment, and not placed anew meanwhile."""
+    try:
+        found, group = the_group(state, name)
+    except Gone:
+        return False
+    return (found.record.uid, group.placement) == (uid, placement)
+
+
+def require_draining(state: State, name: str, uid: int) -> None:
+    """Raises Gone when the group is not, or not of the deployment of this uid."""
+    found, group = the_group(state, name)
+    if found.record.uid != uid or group.phase is not GroupPhase.DRAINING:
+        raise Gone(name)

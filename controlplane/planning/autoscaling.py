@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from controlplane.planning import rescheduling
+from controlplane.state import deployments
 from controlplane.state.records import Deployment, Scaling
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup, is_spare, next_number
 
@@ -96,7 +96,7 @@ def resized(deployment: Deployment, count: int) -> Deployment:
     going = sorted(_counted(groups), key=_worth)[: max(0, excess)]
     leaving = {group.number for group in going}
     leaving |= {group.number for group in groups if group.replaces in leaving}
-    return rescheduling.standing(
+    return deployments.standing(
         replace(
             deployment,
             groups=tuple(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from controlplane.profiling.profiles import engine_dtype, served_spec, spec_of
+from controlplane.profiling.keys import engine_dtype, served_spec, spec_of
 from controlplane.settings import Settings
 from controlplane.state.records import Model
 from placement.types import CPU, Placement, Plan, RankPlacement

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controlplane import errors
-from controlplane.api.commands import find_model
 from controlplane.planning.placement_decision import with_room_for_variants
-from controlplane.profiling.profiles import (
-    calibration_for,
+from controlplane.profiling.calibrations import calibration_for
+from controlplane.profiling.keys import (
     carrier_kind,
     carriers,
     engine_dtype,
@@ -19,6 +18,7 @@ from controlplane.profiling.profiles import (
     served_spec,
 )
 from controlplane.settings import Settings
+from controlplane.state.queries import find_model
 from controlplane.state.records import Model
 from controlplane.state.repository import State
 from placement.pareto import pareto

@@ -13,7 +13,8 @@ from types import MappingProxyType
 
 from controlplane.planning import infeasibility
 from controlplane.profiling import memory_feedback
-from controlplane.profiling.profiles import Profiles, engine_dtype, overheads, served_spec, spec_of
+from controlplane.profiling.calibrations import Profiles
+from controlplane.profiling.keys import engine_dtype, overheads, served_spec, spec_of
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Model
 from controlplane.state.worker_groups import WorkerGroup

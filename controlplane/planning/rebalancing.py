@@ -6,10 +6,11 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from controlplane import errors
-from controlplane.planning import placement_decision, reclaimable_memory, rescheduling
+from controlplane.planning import placement_decision, reclaimable_memory
 from controlplane.planning.reclaimable_memory import Sight
 from controlplane.profiling import queue
 from controlplane.settings import Settings
+from controlplane.state import deployments
 from controlplane.state.records import Deployment, Model, Phase, Relaxing
 from controlplane.state.repository import Change, Put, State
 from controlplane.state.worker_groups import (
@@ -148,7 +149,7 @@ def begun(state: State, proposal: Proposal) -> list[Change]:
             avoid=move.avoid,
             kind=kind_of(move.placement),
         )
-        changed[host] = rescheduling.standing(replace(deployment, groups=(*deployment.groups, spare)))
+        changed[host] = deployments.standing(replace(deployment, groups=(*deployment.groups, spare)))
     return [Put(record, state.deployments[host].version) for host, record in changed.items()]
 
 
@@ -164,7 +165,7 @@ def retired(deployment: Deployment, number: int) -> Deployment:
             groups.append(replace(one, phase=GroupPhase.DRAINING, reason=""))
         else:
             groups.append(one)
-    return rescheduling.standing(replace(deployment, groups=tuple(groups)))
+    return deployments.standing(replace(deployment, groups=tuple(groups)))
 
 
 def _spares(deployment: Deployment) -> list[str]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState
 from controlplane.cluster.reservations import Ledgers
-from controlplane.state.records import Deployment, Phase
+from controlplane.state.records import Deployment
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id
 from placement.types import DeviceKey, Placement, key_of
 
@@ -145,45 +144,6 @@ def cluster_key(nodes: Sequence[NodeState], ledgers: Ledgers, besides: str = "")
         if r.holder != besides
     )
     return hashlib.sha256(repr((devices, promises)).encode()).hexdigest()[:16]
-
-
-def with_group(deployment: Deployment, group: WorkerGroup) -> Deployment:
-    """The deployment with this group in the place of the one of its number."""
-    groups = tuple(group if one.number == group.number else one for one in deployment.groups)
-    return standing(replace(deployment, groups=groups))
-
-
-def without_group(deployment: Deployment, number: int) -> Deployment:
-    left = tuple(group for group in deployment.groups if group.number != number)
-    return standing(replace(deployment, groups=left, kind=deployment.device_kind))
-
-
-def standing(deployment: Deployment) -> Deployment:
-    """A base's deployment with the phase and the reason that follow from its groups.
-
-    It is Deployed while one of them serves; so is one that may have none: requests for it wait until it has.
-    """
-    if deployment.phase is Phase.DELETING:
-        return deployment
-    serving = sum(group.phase is GroupPhase.SERVING for group in deployment.groups)
-    waits = deployment.established and deployment.scaling.least == 0
-    phase = Phase.DEPLOYED if serving or waits else Phase.DEPLOYING
-    return replace(deployment, phase=phase, reason=_told(deployment, serving))
-
-
-def _told(deployment: Deployment, serving: int) -> str:
-    away = [g for g in deployment.groups if g.phase in (GroupPhase.PENDING, GroupPhase.STARTING)]
-    if not away:
-        return "" if serving else "it sleeps without an engine; the next request starts one"
-    causes = "; ".join(f"{group_id(deployment.host, g.number)}: {g.reason}" for g in away if g.reason)
-    if not deployment.established:
-        return causes or "engine starting"
-    meanwhile = "requests for it are refused with a time to retry meanwhile"
-    if serving:
-        meanwhile = f"{serving} of {len(deployment.groups)} groups answer meanwhile"
-    elif deployment.scaling.least == 0:
-        meanwhile = "requests for it wait meanwhile"
-    return f"{causes or 'engine starting'}; {meanwhile}"
 
 
 def by_group(deployments: Mapping[str, Deployment]) -> dict[str, tuple[Deployment, WorkerGroup]]:

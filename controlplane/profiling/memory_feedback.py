@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from controlplane.profiling.profiles import Profiles, calibration_on, key_on
+from controlplane.profiling.calibrations import Profiles, calibration_on
+from controlplane.profiling.keys import key_on
 from controlplane.settings import Settings
 from controlplane.state.records import Model, ModelProfile
 from controlplane.state.repository import Change, Put, State

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from controlplane import errors
 from controlplane.cluster import reservations
-from controlplane.profiling import profiles
-from controlplane.profiling.profiles import Mission
+from controlplane.profiling import job, progress
+from controlplane.profiling.job import Mission
 from controlplane.settings import Settings
 from controlplane.state.records import Model, Phase
 from controlplane.state.repository import State
@@ -59,10 +59,10 @@ def turn(state: State, key: str, inventory: Inventory, settings: Settings) -> Mi
 
 def is_leaving(state: State, key: str, inventory: Inventory, settings: Settings) -> bool:
     """Whether what was stopped is still seen with memory of a device that the profile may be measured on."""
-    model = profiles.subject(state, key)
+    model = progress.subject(state, key)
     if model is None:
         return False
-    alike = profiles.of_kind(state.profiles[key].record, model, inventory, settings)
+    alike = job.of_kind(state.profiles[key].record, model, inventory, settings)
     return bool(reservations.leaving(alike, state.ledgers, reservations.measuring(key)))
 
 
@@ -89,27 +89,27 @@ def _choice(
     It goes elsewhere only where just as much can be measured.
     """
     profile, model = state.profiles[key].record, _subject(state, key)
-    best = profiles.mission(profile, model, seen.later, settings)
+    best = job.mission(profile, model, seen.later, settings)
     others = sorted({taken[at] for at in best.held if at in taken})
     if not others:
         return best, []
     for free in _elsewhere(seen.now, taken):
         with suppress(errors.ProfilingFailed):
-            found = profiles.mission(profile, model, free, settings)
+            found = job.mission(profile, model, free, settings)
             if found.order.trials == best.order.trials:
                 return found, []
     return best, others
 
 
 def _subject(state: State, key: str) -> Model:
-    model = profiles.subject(state, key)
+    model = progress.subject(state, key)
     if model is None:
         raise errors.ProfilingFailed(f"no model has the architecture of {key} any more")
     return model
 
 
 def _candidates(state: State, key: str, inventory: Inventory, settings: Settings) -> frozenset[DeviceKey]:
-    alike = profiles.of_kind(state.profiles[key].record, _subject(state, key), inventory, settings)
+    alike = job.of_kind(state.profiles[key].record, _subject(state, key), inventory, settings)
     return frozenset(map(key_of, alike.devices))
 
 
@@ -136,7 +136,7 @@ def _before(state: State, key: str) -> list[str]:
 def _asked(state: State) -> dict[str, float]:
     """Since when somebody waits for a profile."""
     found: dict[str, float] = {}
-    for key, op in profiles.awaited(state):
+    for key, op in progress.awaited(state):
         found[key] = min(op.created_at_s, found.get(key, math.inf))
     return found
 
@@ -158,6 +158,6 @@ def until(state: State, keys: Iterable[str]) -> str:
     """That these profiles are waited for, by a model of each."""
     names = []
     for key in keys:
-        model = profiles.subject(state, key)
+        model = progress.subject(state, key)
         names.append(f"the architecture of '{model.name}' ({key})" if model else f"the profile {key}")
     return f"waits until {' and '.join(names)} {'has' if len(names) == 1 else 'have'} been measured"

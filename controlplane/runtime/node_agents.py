@@ -19,8 +19,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from controlplane.cluster.inventory import Heard, NodeState, Patience, node_states
-from controlplane.gpu_choice import gpus_of
-from controlplane.settings import Settings
+from controlplane.settings import Settings, gpus_of
 from placement.solver.cluster import LOAD_WINDOW
 from workers.agent.agent import Agent
 from workers.agent.reports import AgentOptions, AgentReport

@@ -1,4 +1,4 @@
-"""Starts Ray Serve and our application on a Ray cluster: `python -m controlplane.runtime.start_serve ADDRESS`."""
+"""Starts Ray Serve and our application on a Ray cluster: `python -m controlplane.runtime.start_serve`."""
 
 from __future__ import annotations
 

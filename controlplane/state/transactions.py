@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from controlplane import errors
-from controlplane.api.commands import Outcome
-from controlplane.state.records import R
+from controlplane.state.records import Operation, R
 from controlplane.state.repository import Change, Put, Repository, State, Versioned
+
+T = TypeVar("T")
 
 ATTEMPTS = 32
 
@@ -52,3 +55,28 @@ def submit(
         except errors.StaleWrite:
             pause(attempt)
     raise errors.StaleWrite("the state is being changed too often; try again")
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a pure function may not fetch itself: a fresh operation id, fresh uids, the time."""
+
+    operation_id: str
+    uids: tuple[int, ...]
+    now_s: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    operation: Operation
+    changes: Sequence[Change]
+
+
+def persist(work: Callable[[], T]) -> T:
+    """Repeat `work` (read, decide, commit) while others are faster; StaleWrite after many lost races."""
+    for attempt in range(ATTEMPTS):
+        try:
+            return work()
+        except errors.StaleWrite:
+            pause(attempt)
+    return work()

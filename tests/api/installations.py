@@ -19,9 +19,11 @@ from in_memory import InMemoryCluster
 from prometheus_client import CollectorRegistry
 
 from controlplane.api.app import create_app
-from controlplane.api.services import RouteBook, Services
+from controlplane.api.services import Services
 from controlplane.controller.controller import Controller
-from controlplane.controller.metrics import ControllerMetrics, Metrics
+from controlplane.controller.metrics import ControllerMetrics
+from controlplane.gateway.metrics import Metrics
+from controlplane.gateway.routing import RouteBook
 from controlplane.settings import Settings
 from controlplane.state import open_store
 from controlplane.state.repository import Repository

@@ -12,7 +12,7 @@ from installations import Installation, Start, wait_for
 
 from controlplane import errors
 from controlplane.api.operations import BY_CODE
-from controlplane.controller.metrics import UNKNOWN
+from controlplane.gateway.metrics import UNKNOWN
 
 ASK: list[Any] = [{"role": "user", "content": "one two three"}]
 

@@ -9,11 +9,12 @@ import pytest
 from builders import PLACED, deployment, model, state
 
 from controlplane import errors
-from controlplane.api.commands import Context, change_replicas, deploy_model, limit_variants
+from controlplane.api.commands import change_replicas, deploy_model, limit_variants
 from controlplane.api.schemas.deploy import DeployModelRequest, Replicas, ReplicasChange
 from controlplane.planning.autoscaling import active
 from controlplane.state.records import Deployment, Phase, Scaling
 from controlplane.state.repository import Put
+from controlplane.state.transactions import Context
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup
 
 BASE = replace(deployment("b", Phase.DEPLOYED), established=True, scaling=Scaling(1, 2, 4.0, 60.0))

@@ -10,12 +10,13 @@ from in_memory import cancel, submit
 
 from controlplane import errors
 from controlplane.api import commands
-from controlplane.api.commands import Context, delete_model, deploy_model, register_model, undeploy_model
+from controlplane.api.commands import delete_model, deploy_model, register_model, undeploy_model
 from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.api.schemas.models import RegisterModelRequest
-from controlplane.state import transactions
+from controlplane.state import operations, transactions
 from controlplane.state.records import Deployment, Model, OperationKind, Phase
 from controlplane.state.repository import Delete, Put, Repository
+from controlplane.state.transactions import Context
 from placement.types import Intent
 
 BASE = RegisterModelRequest(model="base", source="/m/base")
@@ -230,10 +231,10 @@ def test_many_variants_of_one_base_register_at_once(repository: Repository) -> N
 
 def test_a_repeated_message_adds_no_event_and_events_are_bounded(repository: Repository) -> None:
     operation = submit(repository, register_model, BASE)
-    again = commands.advance(operation, operation.phase, operation.reason, 9.0)
+    again = operations.advance(operation, operation.phase, operation.reason, 9.0)
     assert again.events == operation.events
     for n in range(100):
-        again = commands.advance(again, Phase.PROFILING, f"step {n}", float(n))
+        again = operations.advance(again, Phase.PROFILING, f"step {n}", float(n))
     assert len(again.events) == 64
     assert again.events[-1].message == "step 99"
 

@@ -18,13 +18,13 @@ from controlplane.api.commands import profile_model, register_model
 from controlplane.api.schemas.models import RegisterModelRequest
 from controlplane.planning.engine_config import engine_config
 from controlplane.planning.placement_decision import decide
-from controlplane.profiling import profiles
+from controlplane.profiling import progress
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Model, ModelProfile, Phase, Relaxing
 from controlplane.state.repository import Repository
 from placement.types import Intent, Inventory, Placement, Slos
 from profiler.measurements import Timing, from_lines
-from workers.engine.vllm_engine import engine_arguments
+from workers.group.vllm_arguments import engine_arguments
 
 ROOM = Inventory((replace(CPU, free_bytes=64 * GIB, total_bytes=64 * GIB),))
 DEPLOYMENT = Deployment("b", 1, "b", Phase.PENDING, Intent.MIN_MEMORY, 16)
@@ -144,7 +144,7 @@ async def test_a_form_is_measured_when_the_first_model_is_registered_for_it(worl
         second = await registered(world, "both", BOTH)
         assert forms(second)["none"] == forms(first)["none"]
         assert forms(second)["fp8"] > 0
-        assert profiles.is_whole(second)
+        assert progress.is_whole(second)
         told = world.cluster.told  # type: ignore[attr-defined]
         assert await registered(world, "again", BOTH) == second
         assert told == world.cluster.told == len(second.measurements)  # type: ignore[attr-defined]
@@ -167,7 +167,7 @@ async def test_a_form_that_is_asked_for_while_others_are_measured_is_measured_af
         assert [(await world.end(one)).phase for one in operations] == [Phase.READY, Phase.READY]
     (found,) = world.repository.read().profiles.values()
     assert forms(found.record)["fp8"] > 0
-    assert profiles.is_whole(found.record)
+    assert progress.is_whole(found.record)
     assert len(world.cluster.orders) == 2
 
 
@@ -179,7 +179,7 @@ async def test_a_form_whose_engine_fails_leaves_the_rest_and_can_be_measured_lat
         failed = await registered(world, "both", BOTH)
         assert (failed.phase, forms(failed)) == (Phase.READY, forms(first))
         assert "then: the engine ended" in failed.reason
-        assert not profiles.is_whole(failed)
+        assert not progress.is_whole(failed)
         assert f"{len(first.measurements) - 1} of {failed.all_points} loads" in failed.reason
         placed = await deployed(world, "both")
         assert placed.plan.quantization == "none"
@@ -188,4 +188,4 @@ async def test_a_form_whose_engine_fails_leaves_the_rest_and_can_be_measured_lat
         await world.end(submit(world.repository, profile_model, "both", False))
     (found,) = world.repository.read().profiles.values()
     assert forms(found.record)["fp8"] > 0
-    assert profiles.is_whole(found.record)
+    assert progress.is_whole(found.record)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from controlplane.runtime import app, serve
-from controlplane.runtime.app import ServeRuntime
+from controlplane.runtime import cluster, serve
+from controlplane.runtime.cluster import ServeRuntime
 from controlplane.settings import Settings
 
 
@@ -26,8 +26,8 @@ async def test_a_count_is_forgotten_when_the_next_one_does_not_come(
         return dict(answer)
 
     monkeypatch.setattr(serve, "demand", demand)
-    monkeypatch.setattr(app, "COUNT_EVERY_S", 0.01)
-    monkeypatch.setattr(app, "COUNT_FRESH_S", 0.2)
+    monkeypatch.setattr(cluster, "COUNT_EVERY_S", 0.01)
+    monkeypatch.setattr(cluster, "COUNT_FRESH_S", 0.2)
     runtime = ServeRuntime(Settings(home=tmp_path))
     assert runtime.demand() is None
     counting = asyncio.create_task(runtime.keep_counting())

@@ -9,7 +9,8 @@ from test_estimate import LLAMA_7B
 from test_predicting import RATES, measurements
 
 from controlplane.planning.placement_decision import decide
-from controlplane.profiling.profiles import fresh_profile, key_on
+from controlplane.profiling.keys import key_on
+from controlplane.profiling.progress import fresh_profile
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Model, ModelProfile, Phase
 from controlplane.state.repository import Versioned

@@ -16,8 +16,8 @@ from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.controller.group_actions import GroupActions
 from controlplane.controller.launch_action import GroupPlacing
 from controlplane.planning.autoscaling import resized
-from controlplane.planning.rescheduling import with_group
 from controlplane.settings import Settings
+from controlplane.state.deployments import with_group
 from controlplane.state.records import Phase
 from controlplane.state.repository import Put, Repository
 from controlplane.state.worker_groups import GroupPhase

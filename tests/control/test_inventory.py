@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.cluster.inventory import Heard, Patience, inventory_of, node_states, ray_ids
-from controlplane.gpu_choice import gpus_of
-from controlplane.settings import Settings
+from controlplane.settings import Settings, gpus_of
 from placement.types import Use
 from workers.agent.reports import AgentReport, DeviceSample, ProcessMemory
 from workers.messages import DeviceReport, NodeReport

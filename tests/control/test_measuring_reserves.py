@@ -25,9 +25,9 @@ from controlplane.controller import profile_actions
 from controlplane.controller.controller import Controller
 from controlplane.controller.metrics import ControllerMetrics
 from controlplane.controller.reconcile import Observed, Release, reconcile
-from controlplane.profiling import profiles as profiling
-from controlplane.profiling import queue
-from controlplane.profiling.profiles import Mission
+from controlplane.profiling import job, progress, queue
+from controlplane.profiling.job import Mission
+from controlplane.profiling.keys import key_of_model
 from controlplane.profiling.queue import Waits
 from controlplane.settings import Settings
 from controlplane.state import StateStore
@@ -76,7 +76,7 @@ async def test_it_is_held_while_it_is_measured(world: World) -> None:
         spec = world.repository.read().models["base"].record.spec
         assert spec is not None
         reach = Reach(True, 1, order.device_bytes, 64, world.settings.concurrency, 2048)
-        served = profiling.served_spec(spec, "float32")
+        served = served_spec(spec, "float32")
         needed = max(needed_bytes(served, trial, reach) for trial in order.trials)
         assert held.memory_bytes == int(1.25 * needed) < order.device_bytes
         cluster(world).go.set()
@@ -174,19 +174,19 @@ def test_on_gpus_all_that_vllm_fills_is_held_of_each_that_is_still_used(
     model = ready_base(files)
     gpus = Inventory(tuple(replace(HOST, kind="h200", model="h200", index=n) for n in range(4)))
     settings = settings.model_copy(update={"engine": "vllm"})
-    key = profiling.key_of_model(model, gpus, settings)
+    key = key_of_model(model, gpus, settings)
     assert key is not None
-    profile = profiling.fresh_profile(key, 0.0)
-    whole = profiling.mission(profile, model, gpus, settings)
+    profile = progress.fresh_profile(key, 0.0)
+    whole = job.mission(profile, model, gpus, settings)
     worlds = [trial.setting.world_size for trial in whole.order.trials]
     assert 1 < max(worlds) == len(whole.held)
     assert {at[2] for at in whole.held} == set(whole.order.devices[: max(worlds)])
     assert whole.held_bytes == whole.order.device_bytes
     alone = replace(whole.order, trials=tuple(t for t in whole.order.trials if t.setting.world_size > 1))
-    rest = profiling.mission(replace(profile, measurements=tuple(lines_of(alone))), model, gpus, settings)
+    rest = job.mission(replace(profile, measurements=tuple(lines_of(alone))), model, gpus, settings)
     assert len(rest.held) == 1
     known = tuple(lines_of(whole.order))
-    assert profiling.mission(replace(profile, measurements=known), model, gpus, settings).held == ()
+    assert job.mission(replace(profile, measurements=known), model, gpus, settings).held == ()
 
 
 PROFILE = ModelProfile("k", "a", "float32", "a CPU", "0.32.0", Phase.PROFILING, rounds=2)
@@ -248,10 +248,10 @@ class Simulated:
         self.devices, self.shares = devices, shares
         self.settings = Settings(home=shapes, engine="vllm", max_model_len=64)
         models = [replace(ready_base(shapes, name), name=name, phase=Phase.READY) for name in KINDS]
-        keys = [profiling.key_of_model(model, Inventory(devices), self.settings) for model in models]
+        keys = [key_of_model(model, Inventory(devices), self.settings) for model in models]
         self.keys = {name: key.text for name, key in zip(KINDS, keys, strict=True) if key}
         assert len(set(self.keys.values())) == len(KINDS)
-        profiles = [profiling.fresh_profile(key, 0.0) for key in keys if key]
+        profiles = [progress.fresh_profile(key, 0.0) for key in keys if key]
         operations = [
             replace(operation(OperationKind.PROFILE, name), id=name, created_at_s=float(n))
             for n, name in enumerate(KINDS)
@@ -294,7 +294,7 @@ class Simulated:
             self.begin(profile, found)
 
     def begin(self, profile: ModelProfile, found: Mission) -> None:
-        begun = Put(profiling.attempted(profile, found, 0.0), 1)
+        begun = Put(progress.attempted(profile, found, 0.0), 1)
         held = ledger.reserve_to_measure(self.state, profile.key, 0, found.held, found.held_bytes, 0.0)
         self.commit([begun, *held])
 
@@ -327,7 +327,7 @@ class Simulated:
             placed = replace(PLACED, ranks=(rank,))
             holders = [ledger.measuring(key) for key in gone]
             changes = ledger.reserve(self.state, f"m{index}", 1, placed, 0.0, instead_of=holders)
-            stopped = [Put(profiling.gives_way(self.state.profiles[k].record, "m", 0.0), 1) for k in gone]
+            stopped = [Put(progress.gives_way(self.state.profiles[k].record, "m", 0.0), 1) for k in gone]
             self.commit([*stopped, *changes])
 
     def check(self) -> None:

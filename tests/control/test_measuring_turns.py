@@ -21,9 +21,9 @@ from test_measuring_waits import measured_world, measuring, profile, waiting
 
 from controlplane import errors
 from controlplane.controller import profile_actions, stream_watchdog
-from controlplane.profiling import profiles as profiling
-from controlplane.profiling import queue
-from controlplane.profiling.profiles import Mission
+from controlplane.profiling import job, progress, queue
+from controlplane.profiling.job import Mission
+from controlplane.profiling.keys import key_of_model
 from controlplane.profiling.queue import Waits
 from controlplane.settings import Settings
 from controlplane.state import StateStore
@@ -46,7 +46,7 @@ def gpus(**nodes: int) -> tuple[Device, ...]:
 
 
 def key_of(model: Model, inventory: Inventory, settings: Settings) -> str:
-    key = profiling.key_of_model(model, inventory, settings)
+    key = key_of_model(model, inventory, settings)
     assert key is not None
     return key.text
 
@@ -64,10 +64,10 @@ def crowd(
         replace(model, name=f"m{n}", uid=n, created_at_s=float(n), spec=replace(spec, num_layers=2 + n))
         for n in range(wait + ready)
     ]
-    keys = [profiling.key_of_model(one, inventory, settings) for one in models]
+    keys = [key_of_model(one, inventory, settings) for one in models]
     texts = [key.text for key in keys if key]
     assert len(set(texts)) == wait + ready
-    fresh = [profiling.fresh_profile(key, 0.0) for key in keys if key]
+    fresh = [progress.fresh_profile(key, 0.0) for key in keys if key]
     profiles = [one if n < wait else replace(one, phase=Phase.READY) for n, one in enumerate(fresh)]
     asked = [
         replace(operation(OperationKind.PROFILE, f"m{n}"), id=f"asked-{n}", created_at_s=float(n))
@@ -143,8 +143,8 @@ def test_a_node_that_is_idle_is_preferred_to_what_is_left_of_one(
     model, settings = ready_base(tmp_path, "m"), settings.model_copy(update={"engine": "vllm"})
     inventory = Inventory(gpus(a=count, b=count, c=count))
     key = key_of(model, inventory, settings)
-    fresh = profiling.fresh_profile(profiling.key_of_model(model, inventory, settings), 0.0)  # type: ignore[arg-type]
-    alone = profiling.mission(fresh, model, inventory, settings)
+    fresh = progress.fresh_profile(key_of_model(model, inventory, settings), 0.0)  # type: ignore[arg-type]
+    alone = job.mission(fresh, model, inventory, settings)
     held = NodeLedger(
         alone.node, tuple(Reservation("measuring:k", 0, i, "h200", i, 4 * GIB, 0.0) for i in range(busy))
     )

@@ -22,7 +22,7 @@ from controlplane.cluster import reservations as ledger
 from controlplane.controller import profile_actions
 from controlplane.planning import placement_decision as deploying
 from controlplane.planning import rebalancing, reclaimable_memory
-from controlplane.profiling import profiles
+from controlplane.profiling import progress
 from controlplane.settings import Settings
 from controlplane.state import StateStore
 from controlplane.state.records import ModelProfile, NodeLedger, Operation, Phase, Reservation
@@ -119,7 +119,7 @@ async def test_two_architectures_are_measured_one_after_the_other(world: World) 
     for name in ("one", "two"):
         found = profile(world, name)
         assert found is not None
-        assert profiles.is_whole(found)
+        assert progress.is_whole(found)
 
 
 async def test_the_oldest_goes_first(world: World) -> None:
@@ -359,7 +359,7 @@ async def test_measuring_gives_way_to_an_engine_that_is_placed_anew(
         found = profile(world, "two")
     assert any("gave its memory to the engine of 'one'" in event.message for event in ended.events)
     assert found is not None
-    assert profiles.is_whole(found)
+    assert progress.is_whole(found)
     first, again = cluster(world).orders
     assert set(cut.measurements) <= set(again.known)
     assert again.device_bytes < first.device_bytes

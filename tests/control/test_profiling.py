@@ -13,7 +13,8 @@ from test_controller import World, _hurry  # noqa: F401 - a fixture
 
 from controlplane import errors
 from controlplane.api.commands import profile_model
-from controlplane.profiling import profiles as profiling
+from controlplane.profiling import job, progress
+from controlplane.profiling.keys import key_of_model, key_on, profiled_device
 from controlplane.settings import Settings
 from controlplane.state.records import Model, ModelProfile, Phase
 from controlplane.state.repository import Repository
@@ -52,7 +53,7 @@ async def test_a_registration_measures_its_architecture(measured: World) -> None
     assert any("TTFT" in e.message and "TPOT" in e.message for e in ended.events)
     (profile,) = profiles(measured)
     assert profile.phase is Phase.READY
-    assert profiling.is_whole(profile)
+    assert progress.is_whole(profile)
     assert len(profile.measurements) == cluster(measured).told
     assert profile.key.startswith("LlamaForCausalLM-2x12-")
     assert (profile.device, profile.dtype, profile.engine_version) == ("a CPU x2", "float32", "0.32.0")
@@ -112,7 +113,7 @@ async def test_a_profile_that_fails_loses_nothing_and_is_tried_again(
         cluster(measured).fails_after = None
         retried = await measured.end(submit(measured.repository, profile_model, "base", False))
     assert retried.phase is Phase.READY
-    assert profiling.is_whole(profiles(measured)[0])
+    assert progress.is_whole(profiles(measured)[0])
     assert cluster(measured).told == len(profiles(measured)[0].measurements)  # none of them twice
 
 
@@ -127,7 +128,7 @@ async def test_what_was_measured_before_a_failure_counts(measured: World) -> Non
         assert (
             await measured.end(submit(measured.repository, profile_model, "base", False))
         ).phase is Phase.READY
-    assert profiling.is_whole(profiles(measured)[0])
+    assert progress.is_whole(profiles(measured)[0])
 
 
 async def test_it_can_be_measured_afresh(measured: World) -> None:
@@ -154,7 +155,7 @@ async def test_a_controller_that_is_killed_leaves_off_where_its_successor_begins
         lives, kept = lives + 1, known(measured)
     assert lives > 1
     profile = profiles(measured)[0]
-    assert profiling.is_whole(profile)
+    assert progress.is_whole(profile)
     assert len(set(profile.measurements)) == len(profile.measurements)
     assert cluster(measured).told < 2 * len(profile.measurements)
     assert cluster(measured).ended == len(cluster(measured).orders)
@@ -172,7 +173,7 @@ async def test_a_cancelled_registration_ends_the_measuring(measured: World) -> N
         assert profiles(measured)[0].measurements
         assert measured.repository.read().models == {}
         assert (await measured.end(measured.register("base"))).phase is Phase.READY
-    assert profiling.is_whole(profiles(measured)[0])
+    assert progress.is_whole(profiles(measured)[0])
 
 
 async def test_a_cancelled_profile_leaves_the_model(measured: World) -> None:
@@ -246,7 +247,7 @@ def test_the_commonest_gpu_stands_for_all() -> None:
         return replace(CPU, node=node, index=index, kind=model, model=model, free_bytes=free)
 
     many = Inventory((gpu("a", 0, "L4", 9), gpu("b", 0, "H200", 5), gpu("b", 1, "H200", 7), HOST))  # type: ignore[arg-type]
-    found = profiling.profiled_device(many)
+    found = profiled_device(many)
     assert found is not None
     assert (found.model, found.index) == ("H200", 1)
 
@@ -257,12 +258,12 @@ def test_a_profile_is_measured_on_its_own_kind_of_device(files: Path, settings: 
     model = replace(ready_base(files), path=str(files))
     ours = replace(HOST, model="a CPU x4", free_bytes=8 * GIB)
     others = tuple(replace(HOST, node=f"new-{n}", model="a CPU x8", free_bytes=16 * GIB) for n in range(2))
-    key = profiling.key_on(model, ours, settings)
+    key = key_on(model, ours, settings)
     assert key is not None
-    profile = profiling.fresh_profile(key, 1.0)
-    assert profiling.mission(profile, model, Inventory((*others, ours)), settings).node == ours.node
+    profile = progress.fresh_profile(key, 1.0)
+    assert job.mission(profile, model, Inventory((*others, ours)), settings).node == ours.node
     with pytest.raises(errors.ProfilingFailed, match=r"this profile is of a CPU x4 .*and there is none now"):
-        profiling.mission(profile, model, Inventory(others), settings)
+        job.mission(profile, model, Inventory(others), settings)
 
 
 def test_profiles_are_of_one_shape_device_dtype_and_engine(files: Path, settings: Settings) -> None:
@@ -270,7 +271,7 @@ def test_profiles_are_of_one_shape_device_dtype_and_engine(files: Path, settings
 
     def key(of: Model = model, dtype: str = "auto", **device: object) -> str:
         inventory = Inventory((replace(HOST, **device),))  # type: ignore[arg-type]
-        found = profiling.key_of_model(of, inventory, settings.model_copy(update={"engine_dtype": dtype}))
+        found = key_of_model(of, inventory, settings.model_copy(update={"engine_dtype": dtype}))
         assert found is not None
         return found.text
 

@@ -29,9 +29,9 @@ from controlplane.controller.reconcile import (
     StopGroup,
     Undeploy,
     UnloadVariant,
-    open_operation,
     reconcile,
 )
+from controlplane.state.operations import open_operation
 from controlplane.state.records import IdempotencyKey, NodeLedger, OperationKind, Phase, Reservation
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup
 from placement.types import RankPlacement

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState
 from controlplane.planning import autoscaling, rescheduling
+from controlplane.state import deployments
 from controlplane.state.records import NodeLedger, Phase, Reservation
 from controlplane.state.repository import Versioned
 from controlplane.state.worker_groups import (
@@ -171,7 +172,7 @@ def test_a_group_remembers_on_which_kind_of_device_it_was() -> None:
     assert group.kind == ""  # as in an older record
     waits = rescheduling.refused(rescheduling.unplaced(group, "its node died", 1.0), "memory", "k", 2.0)
     assert (waits.placement, waits.kind) == (None, "h200")
-    asleep = rescheduling.without_group(replace(builders.deployment("b", Phase.DEPLOYED), groups=(group,)), 0)
+    asleep = deployments.without_group(replace(builders.deployment("b", Phase.DEPLOYED), groups=(group,)), 0)
     assert (asleep.groups, asleep.device_kind) == ((), "h200")
     (woken,) = autoscaling.resized(asleep, 1).groups
     assert woken.device_kind == "h200"
@@ -231,7 +232,7 @@ PHASES = st.lists(st.sampled_from(GroupPhase), min_size=1, max_size=5)
 def test_a_deployment_stands_as_its_groups_do(phases: list[GroupPhase], established: bool) -> None:
     groups = tuple(WorkerGroup(n, phase, reason=f"why {n}") for n, phase in enumerate(phases))
     first = builders.deployment("b", Phase.DEPLOYING)
-    found = rescheduling.standing(replace(first, groups=groups, established=established))
+    found = deployments.standing(replace(first, groups=groups, established=established))
     serving = phases.count(GroupPhase.SERVING)
     assert found.phase is (Phase.DEPLOYED if serving else Phase.DEPLOYING)
     away = [n for n, p in enumerate(phases) if p in (GroupPhase.PENDING, GroupPhase.STARTING)]

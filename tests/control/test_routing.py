@@ -8,7 +8,8 @@ import pytest
 from builders import deployment, model, state
 
 from controlplane import errors
-from controlplane.gateway.routing import RouteTable, build_table, variant_ref
+from controlplane.gateway.routing import RouteTable, build_table
+from controlplane.state.queries import variant_ref
 from controlplane.state.records import Phase
 from workers.messages import VariantRef
 

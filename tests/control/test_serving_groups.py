@@ -8,7 +8,7 @@ import pytest
 
 from controlplane import errors
 from controlplane.runtime import serve
-from controlplane.runtime.app import ServeRuntime
+from controlplane.runtime.cluster import ServeRuntime
 from controlplane.settings import Settings
 from workers.messages import EngineResidency, VariantRef, WorkerReport
 

@@ -15,8 +15,8 @@ from test_controller import NODES, World, _hurry, placed, reserved  # noqa: F401
 from controlplane import errors
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.gateway.routing import build_table
-from controlplane.planning.rescheduling import with_group
 from controlplane.settings import Settings
+from controlplane.state.deployments import with_group
 from controlplane.state.records import Deployment, Phase
 from controlplane.state.repository import Put, Repository
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup
@@ -149,7 +149,11 @@ async def test_a_group_that_cannot_go_on_is_placed_anew(
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of scaling and draining that a test can wait for."""
-    for name, value in (("scaling.UP_S", 0.1), ("scaling.DOWN_S", 0.3), ("group_actions.QUIET_S", 0.02)):
+    for name, value in (
+        ("planning.autoscaling.UP_S", 0.1),
+        ("planning.autoscaling.DOWN_S", 0.3),
+        ("controller.group_actions.QUIET_S", 0.02),
+    ):
         monkeypatch.setattr(f"controlplane.{name}", value)
     monkeypatch.setattr("controlplane.controller.group_actions.LOOK_S", 0.01)
 

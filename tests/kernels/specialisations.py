@@ -19,6 +19,7 @@ from workers.kernels.rows import Rows
 from workers.variant_config import VariantConfig
 from workers.variants import operators, warming
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice, VocabularyShape
+from workers.variants.site import Workspace
 
 SLOTS, HIDDEN, WIDE, VOCABULARY = 8, 4096, 11008, 32000
 # Among them some whose numbers of tiles are multiples of 16, or 1, which Triton would compile anew.
@@ -43,7 +44,7 @@ def layers(biased: bool) -> Iterator[tuple[Any, LayerShape]]:
 def hooked(kinds: tuple[str, ...], tokens: int, samples: int, biased: bool) -> list[warming.Hooked]:
     config = VariantConfig(SLOTS, 1 << 20, 0, 16, kinds=kinds)
     batch = SimpleNamespace(tokens=Rows(tokens, SLOTS, CPU), samples=Rows(samples, SLOTS, CPU))
-    space = operators.Workspace(config, tokens, 3, META)
+    space = Workspace(config, tokens, 3, META)
     arena = torch.empty(1 << 20, dtype=torch.uint8, device=META)
 
     def site(shape: LayerShape) -> Any:

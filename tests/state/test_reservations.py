@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from controlplane.cluster import reservations
-from controlplane.controller.transitions import persist
 from controlplane.state import StateStore, open_store
 from controlplane.state.records import Deployment, Phase
 from controlplane.state.repository import Put, Repository
+from controlplane.state.transactions import persist
 from controlplane.state.worker_groups import WorkerGroup
 from placement.solver.from_inventory import clusters_of
 from placement.solver.policies.joint import Joint

@@ -92,7 +92,8 @@ async def test_a_client_that_leaves_is_a_disconnect(streams: bool) -> None:
     async with opened(app) as door, asyncio.timeout(90):
         host, port = door.address.split(":")
         _, writer = await asyncio.open_connection(host, int(port))
-        head = f"POST / HTTP/1.1\r\nhost: x\r\n{request_headers.SECRET}: {door.secret}\r\ncontent-length: 0\r\n\r\n"
+        secret = f"{request_headers.SECRET}: {door.secret}"
+        head = f"POST / HTTP/1.1\r\nhost: x\r\n{secret}\r\ncontent-length: 0\r\n\r\n"
         writer.write(head.encode())
         await app.arrived.wait()
         assert not app.left.is_set()

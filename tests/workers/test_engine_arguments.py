@@ -11,7 +11,7 @@ from engine_configs import ranks_of
 
 from workers.engine.no_variants import NoVariants
 from workers.engine.residency import residency_of
-from workers.engine.vllm_engine import engine_arguments
+from workers.group.vllm_arguments import engine_arguments
 from workers.messages import EngineConfig
 
 CONFIG = EngineConfig(

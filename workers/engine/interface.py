@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from workers.asgi import AsgiApp
-from workers.group.launch import Launch
-from workers.messages import EngineConfig, EngineResidency, RankReport, VariantRef
+from workers.messages import EngineResidency, RankReport, VariantRef
 
 
 class Engine(Protocol):
@@ -50,14 +49,3 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-async def start_engine(config: EngineConfig, launch: Launch) -> Engine:
-    """Start the engine `config` names; heavy imports happen here, in the worker's process only."""
-    if config.engine == "echo":
-        from workers.engine.echo import EchoEngine
-
-        return EchoEngine(config)
-    from workers.engine.vllm_engine import VllmEngine
-
-    return await VllmEngine.start(config, launch)

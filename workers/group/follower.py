@@ -54,7 +54,7 @@ def serve(order: Order, launch: Launch) -> str:
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-    from workers.engine.vllm_engine import vllm_arguments
+    from workers.group.vllm_arguments import vllm_arguments
 
     arguments = vllm_arguments(order.config, launch.network_arguments())
     config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER, headless=True)

@@ -10,8 +10,8 @@ from profiler.checkpoint import CONFIG_DTYPES, spec_of
 from profiler.files import read_json
 from profiler.quantization import UNCOMPRESSED, engine_name
 from profiler.variants.synthetic import stored_bytes
-from workers.engine.vllm_engine import SCHEDULER, slot_rank
 from workers.group.cuda_graphs import compilation
+from workers.group.vllm_arguments import SCHEDULER, slot_rank
 from workers.measuring import gate, repeating
 from workers.measuring.job import VARIANTS_VARIABLE, Job
 from workers.scheduling.client import new_address

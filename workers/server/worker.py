@@ -17,7 +17,8 @@ from prometheus_client import REGISTRY
 
 from workers import asgi, request_headers
 from workers.asgi import Message
-from workers.engine.interface import Engine, start_engine
+from workers.engine.factory import start_engine
+from workers.engine.interface import Engine
 from workers.engine.residency import ResidencyWatch
 from workers.engine.variant_metrics import VariantCollector
 from workers.group.launch import Launch

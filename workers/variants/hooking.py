@@ -16,8 +16,9 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
-from workers.variants.layers import NormHook, Site, VariantEmbedding, VariantHead, VariantLinear, norm_class
+from workers.variants.layers import NormHook, VariantEmbedding, VariantHead, VariantLinear, norm_class
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice, VocabularyShape
+from workers.variants.site import Site
 
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

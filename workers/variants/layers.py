@@ -9,31 +9,17 @@ be compiled instead of one (44 s instead of 7 for 32 layers on an H200's host).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from vllm.forward_context import get_forward_context
 
 from workers.variants import operators
-from workers.variants.batch import Batch
 from workers.variants.shapes import LinearShape, NormShape, VocabularyShape
+from workers.variants.site import Site
 
 TAG = "variant_tag"  # the buffer of a hooked module that its operators are given
-
-
-@dataclass(frozen=True)
-class Site:
-    """What every hook needs: the batch, the arena, and this layer's table for each operation."""
-
-    batch: Batch
-    arena: torch.Tensor
-    tables: Mapping[str, torch.Tensor]
-    workspace: operators.Workspace
-
-    def has(self, op: str) -> bool:
-        return op in self.tables and op in self.batch.operations
 
 
 class VariantLinear:

@@ -20,11 +20,12 @@ from workers.variants import background, hooking, warming
 from workers.variants.batch import Batch
 from workers.variants.device import DeviceMemory, NoRoom
 from workers.variants.kinds import open_variant
-from workers.variants.layers import Site, define_operators, tagged
+from workers.variants.layers import define_operators, tagged
 from workers.variants.loader import Loader
-from workers.variants.operators import Workspace, operations_for, operations_of, table_width
+from workers.variants.operators import operations_for, operations_of, table_width
 from workers.variants.pieces import Contents
 from workers.variants.residents import Residents
+from workers.variants.site import Site, Workspace
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,10 @@ import torch
 from workers.kernels import bias, boft, full, lora, sparse_delta, svd_delta
 from workers.kernels.lora import layout as lora_layout
 from workers.kernels.svd_delta import layout as svd_layout
-from workers.variant_config import VariantConfig
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, VocabularyShape
 
 if TYPE_CHECKING:
-    from workers.variants.layers import Site
+    from workers.variants.site import Site
 
 # Operations that add to a linear layer's output, in this order.
 ADDITIONS = ("lora", "sparse_delta", "svd_delta")
@@ -61,19 +60,6 @@ _WIDTHS: dict[str, Callable[[int], int]] = {
     "embedding": lambda slices: full.WIDTH,
     "head": lambda slices: full.WIDTH,
 }
-
-
-class Workspace:
-    """Scratch memory of the operations on a GPU; one layer uses it at a time."""
-
-    def __init__(
-        self, config: VariantConfig, max_tokens: int, most_slices: int, device: torch.device
-    ) -> None:
-        rows = 1 if device.type == "cpu" else max_tokens  # the references need none
-        if "lora" in config.kinds:
-            self.lora = lora.Scratch(rows, config.slots, most_slices * config.max_rank, device)
-        if "svd_delta" in config.kinds:
-            self.svd = svd_delta.Scratch(rows, config.max_svd_rank, device, most_slices)
 
 
 def add(op: str, x: torch.Tensor, out: torch.Tensor, site: Site, widths: tuple[int, ...]) -> None:

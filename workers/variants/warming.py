@@ -16,7 +16,7 @@ from workers.variants import operators
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, VocabularyShape
 
 if TYPE_CHECKING:
-    from workers.variants.layers import Site
+    from workers.variants.site import Site
 
 Hooked = tuple[Any, LayerShape, "Site"]  # a module, its shape, and what its hooks use
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from fastapi import APIRouter
 
-from controlplane.api import commands, operations
+from controlplane.api import operations
 from controlplane.api.routes.parameters import IdempotencyHeader, NamePath
 from controlplane.api.schemas.estimates import (
     EstimateRequest,
@@ -22,6 +22,7 @@ from controlplane.api.schemas.models import OperationView
 from controlplane.api.services import Services
 from controlplane.cluster import reservations
 from controlplane.planning import estimates
+from controlplane.state import queries
 from controlplane.state.repository import State
 from placement.types import Inventory
 
@@ -76,7 +77,7 @@ async def _asked(services: Services, ask: Callable[[State, Inventory], T]) -> T:
 
 def profile_view(state: State, name: str) -> ProfileView:
     """A variant's is its base's. Errors: ModelNotFound."""
-    model = commands.find_model(state, name)
-    base = commands.find_model(state, model.base) if model.base else model
+    model = queries.find_model(state, name)
+    base = queries.find_model(state, model.base) if model.base else model
     found = state.profiles.get(base.profile or "")
     return ProfileView.of(base.name, found.record if found else None)

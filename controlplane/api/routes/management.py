@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 
 from controlplane import __version__, errors
-from controlplane.api import commands, inference, operations, preview
+from controlplane.api import inference, operations, preview
 from controlplane.api.inference import ClosingStream, Watch
 from controlplane.api.routes import cluster, estimates, rebalancing, variants
 from controlplane.api.routes.parameters import IdempotencyHeader, NamePath
@@ -27,6 +27,7 @@ from controlplane.api.schemas.models import (
 )
 from controlplane.api.schemas.placement import PlanView, PreviewView
 from controlplane.api.services import Services, fresh_context
+from controlplane.state import queries
 from controlplane.state.repository import State
 from controlplane.state.worker_groups import host_of
 
@@ -144,7 +145,7 @@ def _operations(services: Services) -> APIRouter:
 
     @routes.get("/operations/{operation_id}")
     async def describe_operation(operation_id: NamePath) -> OperationView:
-        return OperationView.of(commands.find_operation(await services.read(), operation_id).record)
+        return OperationView.of(queries.find_operation(await services.read(), operation_id).record)
 
     @routes.get(
         "/operations/{operation_id}/watch",
@@ -152,7 +153,7 @@ def _operations(services: Services) -> APIRouter:
         responses={200: {"content": {"text/event-stream": {}}, "description": "One event per change."}},
     )
     async def watch_operation(operation_id: NamePath) -> Response:
-        commands.find_operation(await services.read(), operation_id)
+        queries.find_operation(await services.read(), operation_id)
         events = operations.watch(services, operation_id)
         return ClosingStream(events, events.aclose, media_type="text/event-stream")
 
@@ -168,7 +169,7 @@ def _operations(services: Services) -> APIRouter:
 
 
 def model_view(state: State, name: str) -> ModelView:
-    model = commands.find_model(state, name)
+    model = queries.find_model(state, name)
     variants = sorted(variant.name for variant in state.variants_of(name))
     return ModelView.of(model, name in state.deployments, variants)
 

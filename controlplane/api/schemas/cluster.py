@@ -46,11 +46,11 @@ class ClusterDeviceView(BaseModel):
     index: int
     kind: str
     model: str
-    totalBytes: int  # noqa: N815 - the API's spelling
-    usedBytes: int  # noqa: N815
-    reservedBytes: int  # noqa: N815
-    headroomBytes: int  # noqa: N815
-    freeBytes: int  # noqa: N815
+    totalBytes: int
+    usedBytes: int
+    reservedBytes: int
+    headroomBytes: int
+    freeBytes: int
     load: float
     island: int
     reservations: list[ReservationView]
@@ -83,11 +83,11 @@ class NodeView(BaseModel):
     usable: bool
     lost: bool
     reason: str
-    reportAgeS: float  # noqa: N815
-    agentPid: int  # noqa: N815
+    reportAgeS: float
+    agentPid: int
     cores: float
     devices: list[ClusterDeviceView]
-    otherReservations: list[ReservationView]  # noqa: N815
+    otherReservations: list[ReservationView]
 
     @classmethod
     def of(cls, held: NodeHoldings) -> NodeView:

@@ -13,8 +13,8 @@ UNREAD = "not read yet; it is read when it is loaded, prefetched or asked"
 
 class RankBytesView(BaseModel):
     rank: int
-    hostBytes: int  # noqa: N815 - the API's spelling
-    deviceBytes: int  # noqa: N815
+    hostBytes: int
+    deviceBytes: int
 
 
 class VariantResidencyView(BaseModel):
@@ -37,7 +37,7 @@ class EngineResidencyView(BaseModel):
     limit: int
     skips: int
     preemptions: int
-    blockedRequests: int  # noqa: N815
+    blockedRequests: int
     variants: list[VariantResidencyView]
 
     @classmethod

@@ -11,8 +11,8 @@ class DeviceView(BaseModel):
     node: str
     index: int
     kind: str
-    totalBytes: int  # noqa: N815 - the API's spelling
-    freeBytes: int  # noqa: N815
+    totalBytes: int
+    freeBytes: int
 
 
 class EngineView(BaseModel):

@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 
 from workers.deltas.merge import merge
 from workers.variant_config import VariantConfig
-from workers.variants import operators
+from workers.variants import operators, site
 from workers.variants.batch import Batch
 from workers.variants.device import DeviceMemory
 from workers.variants.host import pack
@@ -51,7 +51,7 @@ class Site:
     batch: Batch
     arena: torch.Tensor
     tables: dict[str, torch.Tensor]
-    workspace: operators.Workspace
+    workspace: site.Workspace
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def site_of(folder: Path, base: Path, shape: LayerShape) -> Site:
     uids = [0, 7] * ROWS  # rows of the base and of the variant
     batch.describe(uids, uids[:ROWS], {7: SLOT}, held.operations)
     tables = {op: memory.table((shape.name, op)) for op in held.operations}
-    return Site(batch, memory.arena, tables, operators.Workspace(CONFIG, 2 * ROWS, 3, CPU))
+    return Site(batch, memory.arena, tables, site.Workspace(CONFIG, 2 * ROWS, 3, CPU))
 
 
 def on_rank(

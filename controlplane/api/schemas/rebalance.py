@@ -1,0 +1,93 @@
+"""Bodies of the moves of worker groups."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+from controlplane.api.schemas.common import Strict
+from controlplane.api.schemas.deploy import DeployModelRequest
+from controlplane.api.schemas.placement import MS, RankView
+from controlplane.planning.rebalancing import Asked
+from placement.rebalancing import Move
+
+
+class RebalanceRequest(Strict):
+    """`deploy` is a deployment to make room for; without it a group that found no place, or else a device is
+    to be freed. With `dryRun` nothing is done."""
+
+    dryRun: bool = True
+    deploy: DeployModelRequest | None = None
+
+
+class MoveView(BaseModel):
+    """One group's move. `loadBytes` are read again; `doubledBytes` of devices are held twice until the old
+    engine is stopped, `startS` seconds if it starts as it did the last time (null: not known), and until the
+    requests that the old one has are answered. A token is estimated to take `tpotMs` now, then `toTpotMs`."""
+
+    group: str
+    ranks: list[RankView]
+    to: list[RankView]
+    loadBytes: int
+    doubledBytes: int
+    startS: float | None
+    tpotMs: float
+    toTpotMs: float
+
+    @classmethod
+    def of(cls, move: Move) -> MoveView:
+        old = move.tenant.placement
+        return cls(
+            group=move.tenant.name,
+            ranks=[RankView.of(rank) for rank in old.ranks],
+            to=[RankView.of(rank) for rank in move.placement.ranks],
+            loadBytes=move.tenant.load_bytes,
+            doubledBytes=sum(rank.memory_bytes for rank in old.ranks),
+            startS=move.tenant.start_s or None,
+            tpotMs=old.estimate.tpot_s * MS,
+            toTpotMs=move.placement.estimate.tpot_s * MS,
+        )
+
+
+class RebalanceView(BaseModel):
+    """`possible` is whether the goal is reached by `moves`, of which there may be none; `gain` says what by.
+
+    `began`: they are under way. Each new group is started, and then the old one is drained and stopped."""
+
+    goal: str
+    possible: bool
+    gain: str
+    moves: list[MoveView] = Field(default_factory=list)
+    loadBytes: int = 0
+    doubledBytes: int = 0
+    began: bool = False
+
+    @classmethod
+    def of(cls, asked: Asked, began: bool) -> RebalanceView:
+        found = asked.proposal
+        if found is None:
+            why = f": {asked.refusal}" if asked.refusal else ""
+            return cls(goal=asked.goal, possible=False, gain=f"no moves do that{why}")
+        return cls(
+            goal=asked.goal,
+            possible=True,
+            gain=_gain(asked),
+            moves=[MoveView.of(move) for move in found.moves],
+            loadBytes=found.load_bytes,
+            doubledBytes=found.doubled_bytes,
+            began=began,
+        )
+
+
+def _gain(asked: Asked) -> str:
+    found = asked.proposal
+    assert found is not None
+    if found.freed is not None:
+        device = found.freed
+        return f"{device.kind}:{device.index} of node {device.node} has nothing of ours on it afterwards"
+    where = ", ".join(
+        sorted({f"{r.device_kind}:{r.device_index} of node {r.node}" for r in found.newcomer.ranks})
+        if found.newcomer
+        else ()
+    )
+    there = "afterwards" if found.moves else "now, without any move"
+    return f"{asked.newcomer} fits on {where} {there}"

@@ -1,0 +1,60 @@
+"""What is known from profiles: calibrations of the estimators. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from controlplane.profiling.keys import key_on, profiled_device, served_spec
+from controlplane.settings import Settings
+from controlplane.state.records import Model, ModelProfile
+from controlplane.state.repository import Versioned
+from placement.types import Device, Inventory
+from profiler.errors import MeasurementError
+from profiler.measurements import Timing, from_lines
+from profiler.physical.calibrating import calibrate
+from profiler.physical.calibration import Calibration
+from profiler.types import ModelSpec
+
+Profiles = Mapping[str, Versioned[ModelProfile]]
+
+
+def calibration_for(
+    model: Model, inventory: Inventory, settings: Settings, profiles: Profiles
+) -> Calibration | None:
+    """What was measured of this model's shape on the device that stands for all; None if nothing was."""
+    device = profiled_device(inventory)
+    return None if device is None else calibration_on(model, device, settings, profiles)
+
+
+def calibration_on(
+    model: Model, device: Device, settings: Settings, profiles: Profiles
+) -> Calibration | None:
+    """What was measured of this model's shape on devices like this one; None if nothing was."""
+    key = key_on(model, device, settings)
+    found = profiles.get(key.text) if key else None
+    if key is None or found is None or model.spec is None:
+        return None
+    known = calibration(found.record.measurements)
+    return known(served_spec(model.spec, key.dtype)) if known else None
+
+
+@dataclass(frozen=True)
+class _Calibrator:
+    lines: tuple[str, ...]
+
+    def __call__(self, spec: ModelSpec) -> Calibration:
+        return calibrate(spec, from_lines(self.lines, "a profile"))
+
+
+@lru_cache(maxsize=256)
+def calibration(lines: tuple[str, ...]) -> _Calibrator | None:
+    """A fit to these measurements, given a spec; None when they are not enough for one."""
+    try:
+        timings = [m for m in from_lines(lines, "a profile") if isinstance(m, Timing)]
+    except MeasurementError:
+        return None
+    whole = [t for t in timings if len(t.setting.layers_per_stage) == 1 and not t.point.mix]
+    one_step = len({t.setting.batched_tokens for t in timings}) == 1
+    return _Calibrator(lines) if whole and one_step else None

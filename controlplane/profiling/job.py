@@ -1,0 +1,141 @@
+"""What is to be measured for a profile, where, and within which bounds. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from controlplane import errors
+from controlplane.cluster import reservations
+from controlplane.profiling.keys import key_on, profiled_device, served_spec
+from controlplane.settings import Settings
+from controlplane.state.records import Model, ModelProfile
+from placement.types import CPU, Device, DeviceKey, Inventory
+from profiler.campaign import Reach, Trial, campaign, count_points, needed_bytes
+from profiler.measurements import Timing, from_lines
+from profiler.types import ModelSpec
+from workers.measuring.order import MeasureOrder
+
+FREE_SHARE = 0.9  # of what is free now: others may need a little meanwhile
+HELD_FACTOR = 1.25  # an engine on a CPU takes more than arithmetic says; nobody else is to lack that
+
+
+@dataclass(frozen=True)
+class Mission:
+    """An order, and the node that is to carry it out; of the devices `held` it takes `held_bytes` each.
+
+    `forms` are those that the profile was to be measured in when it was made.
+    """
+
+    node: str
+    order: MeasureOrder
+    held: tuple[DeviceKey, ...]
+    held_bytes: int
+    forms: tuple[str, ...] = ()
+
+    @property
+    def points(self) -> int:
+        return count_points(self.order.trials)
+
+    @property
+    def beginning(self) -> str:
+        """For people who wait."""
+        where = f"{self.order.device_kind} of {self.node}"
+        return f"measuring its architecture on {where}: an engine with made-up weights starts"
+
+
+def mission(profile: ModelProfile, model: Model, inventory: Inventory, settings: Settings) -> Mission:
+    """What is to be measured, where, within which bounds. Errors: ProfilingFailed, saying what is lacking.
+
+    Only a device of the profile's own kind will do: since it was asked for, others may be the commonest.
+    """
+    if not inventory.devices or model.spec is None or model.path is None:
+        raise errors.ProfilingFailed("there is no device to measure on; add one and profile again")
+    device = profiled_device(of_kind(profile, model, inventory, settings))
+    if device is None:
+        engine = f" with vLLM {profile.engine_version}" if profile.engine_version else ""
+        raise errors.ProfilingFailed(
+            f"this profile is of {profile.device}{engine}, and there is none now; add one and profile again"
+        )
+    if settings.engine != "vllm":
+        raise errors.ProfilingFailed(f"the engine '{settings.engine}' is not measured; only vllm is")
+    if not device.engine:
+        raise errors.ProfilingFailed(f"no vLLM is installed on {device.node}; install it and profile again")
+    on_cpu = device.kind == CPU
+    here = [
+        d for d in inventory.devices if (d.node, d.model, d.kind) == (device.node, device.model, device.kind)
+    ]
+    free = sorted(here, key=lambda d: -d.free_bytes)
+    device_bytes = min(settings.profile_bytes, int(device.free_bytes * FREE_SHARE))
+    enough = [d for d in free if d.free_bytes * FREE_SHARE >= device_bytes]
+    spec = served_spec(model.spec, profile.dtype)
+    max_model_len = min(settings.max_model_len, spec.max_position)
+    reach = Reach(
+        on_cpu,
+        len(enough),
+        device_bytes,
+        max_model_len,
+        settings.concurrency,
+        settings.batched_tokens,
+        settings.max_lora_rank,
+        profile.forms,
+    )
+    trials = _trials(spec, reach)
+    lacking = _lacking(trials, profile.measurements)
+    used = max((trial.setting.world_size for trial in lacking), default=0)
+    return Mission(
+        device.node,
+        held=tuple((d.node, d.kind, d.index) for d in enough[:used]),
+        held_bytes=_held_bytes(spec, lacking, reach),
+        forms=profile.forms,
+        order=MeasureOrder(
+            folder=Path(model.path),
+            scratch=settings.home / "profiles" / profile.key / str(profile.rounds),
+            trials=trials,
+            known=profile.measurements,
+            device_kind=device.kind,
+            devices=tuple(d.index for d in enough),
+            device_bytes=device_bytes,
+            dtype=profile.dtype,
+            max_model_len=max_model_len,
+            seconds=settings.profile_seconds,
+            holder=reservations.measuring(profile.key),
+        ),
+    )
+
+
+def _lacking(trials: tuple[Trial, ...], measurements: tuple[str, ...]) -> list[Trial]:
+    """Those that not all loads are known of."""
+    known = {(m.setting, m.point) for m in from_lines(measurements, "a profile") if isinstance(m, Timing)}
+    return [t for t in trials if any((t.setting, point) not in known for point in t.points)]
+
+
+def _held_bytes(spec: ModelSpec, trials: Sequence[Trial], reach: Reach) -> int:
+    """Of each device, what to keep from others. On a GPU vLLM fills all it may use with its KV cache."""
+    if not reach.on_cpu:
+        return reach.device_bytes
+    needed = max((needed_bytes(spec, trial, reach) for trial in trials), default=0)
+    return min(reach.device_bytes, int(HELD_FACTOR * needed))
+
+
+def of_kind(profile: ModelProfile, model: Model, inventory: Inventory, settings: Settings) -> Inventory:
+    """The devices that the profile may be measured on."""
+    known: dict[tuple[str, str, str], bool] = {}  # a key is a digest, and thousands of devices are alike
+
+    def fits(device: Device) -> bool:
+        alike = device.kind, device.model, device.engine
+        if alike not in known:
+            key = key_on(model, device, settings)
+            known[alike] = key is not None and key.text == profile.key
+        return known[alike]
+
+    return dataclasses.replace(inventory, devices=tuple(filter(fits, inventory.devices)))
+
+
+def _trials(spec: ModelSpec, reach: Reach) -> tuple[Trial, ...]:
+    try:
+        return campaign(spec, reach)
+    except ValueError as e:
+        raise errors.ProfilingFailed(str(e)) from e

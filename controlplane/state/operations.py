@@ -1,0 +1,48 @@
+"""How an operation goes on: pure functions from one operation to the next."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from controlplane.state.records import Operation, OperationEvent, OperationKind, Phase
+from controlplane.state.repository import State
+from controlplane.state.transactions import Context
+
+
+def advance(
+    op: Operation, phase: Phase, message: str, now_s: float, progress: float | None = None
+) -> Operation:
+    """The operation one event later; a message repeated adds no event."""
+    repeated = op.events and op.events[-1].message == message and op.events[-1].phase == phase
+    events = op.events if repeated else (*op.events[-63:], OperationEvent(now_s, phase, message))
+    return dataclasses.replace(
+        op,
+        phase=phase,
+        reason=message,
+        progress=op.progress if progress is None else progress,
+        updated_at_s=now_s,
+        events=events,
+    )
+
+
+def begun(ctx: Context, kind: OperationKind, target: str, phase: Phase, message: str) -> Operation:
+    return Operation(
+        id=ctx.operation_id,
+        kind=kind,
+        target=target,
+        phase=phase,
+        reason=message,
+        created_at_s=ctx.now_s,
+        updated_at_s=ctx.now_s,
+        events=(OperationEvent(ctx.now_s, phase, message),),
+    )
+
+
+def open_operation(state: State, kind: OperationKind, target: str) -> Operation | None:
+    """The operation a phase change of `target` belongs to; the oldest, should there be several."""
+    matching = [
+        o.record
+        for o in state.operations.values()
+        if o.record.kind is kind and o.record.target == target and not o.record.done
+    ]
+    return min(matching, key=lambda o: (o.created_at_s, o.id), default=None)

@@ -1,0 +1,115 @@
+"""What vLLM is started with: its arguments, from the plan of a worker group."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from profiler.quantization import UNCOMPRESSED, engine_name
+from workers.group.cuda_graphs import compilation
+from workers.messages import EngineConfig
+from workers.variant_config import VariantConfig
+
+SCHEDULER = "workers.scheduling.scheduler.make_scheduler"
+CPU_RANK = "workers.group.cpu.PlannedCpuRank"
+GPU_RANK = "workers.group.gpu.PlannedGpuRank"
+# The ranks vLLM's own configuration knows; ours has no such steps, but its check wants one of them.
+_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+def engine_arguments(config: EngineConfig, network: Mapping[str, str | int] | None = None) -> list[str]:
+    """The command line vLLM's own server would be given for this configuration.
+
+    `network` are the arguments that tell one member of a group on several nodes from the others. Every rank
+    replaces its share of memory by its own, see `workers.group.rank`.
+    """
+    batched_tokens = max(config.max_batched_tokens, config.max_num_seqs)
+    arguments = {
+        "--model": config.model_path,
+        "--served-model-name": config.name,
+        "--dtype": config.dtype,
+        "--load-format": config.load_format,
+        "--max-model-len": config.max_model_len,
+        "--max-num-seqs": config.max_num_seqs,
+        "--max-num-batched-tokens": batched_tokens,
+        "--tensor-parallel-size": config.tensor_parallel,
+        "--pipeline-parallel-size": len(config.layers_per_stage),
+        "--kv-cache-memory-bytes": config.ranks[0].kv_cache_bytes,
+        "--worker-cls": GPU_RANK if config.on_gpu else CPU_RANK,
+        **(
+            {"--quantization": engine_name(config.quantization)}
+            if config.quantization != UNCOMPRESSED
+            else {}
+        ),
+        **({"--distributed-executor-backend": "mp"} if len(config.ranks) > 1 else {}),
+        **(network or {}),
+    }
+    if config.max_variants:
+        arguments |= {
+            "--max-loras": config.max_variants,
+            "--max-lora-rank": slot_rank(config.max_lora_rank),
+            "--scheduler-cls": SCHEDULER,
+            "--additional-config": json.dumps(variant_config(config).as_json()),
+        }
+    if config.on_gpu:
+        chosen = compilation(config.tensor_parallel, config.max_num_seqs, batched_tokens)
+        arguments["--compilation-config"] = json.dumps(chosen)
+    flat = [str(part) for pair in arguments.items() for part in pair]
+    logging_flag = "--enable-log-requests" if config.log_requests else "--no-enable-log-requests"
+    # vLLM refuses to start with adapters on an architecture that it has none for.
+    adapters = ["--enable-lora"] if config.max_variants else []
+    return [*flat, *adapters, "--disable-fastapi-docs", logging_flag]
+
+
+def vllm_arguments(config: EngineConfig, network: Mapping[str, str | int]) -> Any:
+    """The same as vLLM's AsyncEngineArgs, for a member of a group that has no engine."""
+    vllm = _vllm()
+    return vllm["AsyncEngineArgs"].from_cli_args(vllm["parse"](engine_arguments(config, network)))
+
+
+def variant_config(config: EngineConfig) -> VariantConfig:
+    """Of the largest rank; each takes its own part (`workers.variants.manager`)."""
+    return VariantConfig(
+        slots=config.max_variants,
+        arena_bytes=max(rank.variant_memory_bytes for rank in config.ranks),
+        host_bytes=config.variant_host_bytes,
+        max_rank=config.max_lora_rank,
+        kinds=config.variant_kinds,
+    )
+
+
+def slot_rank(rank: int) -> int:
+    """The smallest rank vLLM allocates slots for that holds `rank`. Raises ValueError above 512."""
+    for allowed in _VLLM_RANKS:
+        if rank <= allowed:
+            return allowed
+    raise ValueError(f"LoRA rank {rank} is above the largest the engine supports, {_VLLM_RANKS[-1]}")
+
+
+def _vllm() -> dict[str, Any]:
+    """vLLM's names, wherever this version keeps them."""
+    import vllm
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    try:
+        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+        from vllm.entrypoints.launchers.app import build_app
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    except ImportError:  # before 0.30
+        from vllm.entrypoints.openai.api_server import build_app, init_app_state
+        from vllm.entrypoints.openai.cli_args import make_arg_parser
+
+    def parse(arguments: list[str]) -> Any:
+        return make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
+
+    return {
+        "parse": parse,
+        "AsyncEngineArgs": AsyncEngineArgs,
+        "AsyncLLM": AsyncLLM,
+        "build_app": build_app,
+        "init_app_state": init_app_state,
+        "version": vllm.__version__,
+    }
