@@ -3,8 +3,8 @@
     python -m benchmarks.gpu_worker --folder /tmp/gpu-worker --tokenizer TOKENIZER_FOLDER --out RESULT.json
 
 Everything but the gateway: the plan from `candidate_plans`, its estimate from rates measured on the GPU,
-the engine through `workers.server.worker.Worker`, requests through its OpenAI application, variants checked by
-`profiler.variants`. Reports times and memory, and whether base and variants share one engine correctly:
+the engine through `workers.server.worker.Worker`, requests through its OpenAI application, variants checked
+by `profiler.variants`. Reports times and memory, and whether base and variants share one engine correctly:
 each streamed answer in the mixed batch against the same request alone (bfloat16: the share of equal tokens).
 """
 

@@ -27,7 +27,7 @@ from controlplane.controller.metrics import ControllerMetrics
 from controlplane.controller.reconcile import Observed, Release, reconcile
 from controlplane.profiling import job, progress, queue
 from controlplane.profiling.job import Mission
-from controlplane.profiling.keys import key_of_model
+from controlplane.profiling.keys import key_of_model, served_spec
 from controlplane.profiling.queue import Waits
 from controlplane.settings import Settings
 from controlplane.state import StateStore
