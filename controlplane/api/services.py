@@ -70,7 +70,7 @@ class Services:
     metrics: Metrics
 
     async def read(self) -> State:
-        return await asyncio.to_thread(self.repository.read)
+        return await self.repository.read_async()
 
 
 def fresh_context() -> Context:

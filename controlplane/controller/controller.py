@@ -131,7 +131,7 @@ class Controller:
         busy = frozenset(self._tasks)  # before looking: what ends meanwhile may not be seen yet
         engines = await self._runtime.observe()
         nodes = await self._runtime.nodes(wait=False)
-        state = await asyncio.to_thread(self._repository.read)
+        state = await self._repository.read_async()
         now_s, deployments = time.time(), [found.record for found in state.deployments.values()]
         self._engines = rescheduling.late(engines, deployments, now_s, self._settings.start_limit_s)
         self._report(state, nodes)
@@ -175,14 +175,11 @@ class Controller:
     async def _edit_model(self, name: str, change: Callable[[Model], Model]) -> Model:
         return (await asyncio.to_thread(edit, self._repository, Model, name, change)).record
 
-    async def _read(self) -> State:
-        return await asyncio.to_thread(self._repository.read)
-
     async def _note(
         self, kind: OperationKind, target: str, phase: Phase, message: str, progress: float | None = None
     ) -> None:
         """Add an event to the open operation of `target`, if there is one."""
-        operation = open_operation(await self._read(), kind, target)
+        operation = open_operation(await self._repository.read_async(), kind, target)
         if operation is None:
             return
         now_s = time.time()
@@ -216,7 +213,7 @@ class Controller:
         model = await self._edit_model(name, lambda m: replace(m, phase=Phase.PROFILING))
         await self._note(OperationKind.REGISTER, name, Phase.PROFILING, "reading its files", 0.3)
         limits = registration.Limits(self._settings.roots, self._settings.max_lora_rank)
-        found = (await self._read()).models.get(model.base or "")
+        found = (await self._repository.read_async()).models.get(model.base or "")
         base = found.record if found else None
         try:
             ready = await asyncio.to_thread(
@@ -238,7 +235,7 @@ class Controller:
     # --- cancelling and forgetting -------------------------------------------------------------
 
     async def _cancel(self, operation_id: str) -> None:
-        found = (await self._read()).operations.get(operation_id)
+        found = (await self._repository.read_async()).operations.get(operation_id)
         if found is None or found.record.done:
             return
         op = found.record
@@ -251,7 +248,7 @@ class Controller:
         await self._conclude(op.kind, op.target, End(Phase.CANCELLED, message), lambda s: undone(s, op.id))
 
     async def _forget(self, key: str) -> None:
-        state = await self._read()
+        state = await self._repository.read_async()
         changes: list[Change] = []
         if (operation := state.operations.get(key)) is not None:
             changes.append(Delete(Operation, key, operation.version))

@@ -32,11 +32,8 @@ class DeployActions:
         self._stop = stop
         self._note, self._conclude, self._view = hooks.note, hooks.conclude, hooks.view
 
-    async def _read(self) -> State:
-        return await asyncio.to_thread(self._repository.read)
-
     async def fail(self, name: str) -> None:
-        state = await self._read()
+        state = await self._repository.read_async()
         if name not in state.deployments:
             raise Gone(name)
         deployment = state.deployments[name].record
@@ -83,7 +80,7 @@ class DeployActions:
 
     async def undeploy(self, host: str) -> None:
         await self._note(OperationKind.UNDEPLOY, host, Phase.DELETING, "stopping the engine", 0.3)
-        found = (await self._read()).deployments.get(host)
+        found = (await self._repository.read_async()).deployments.get(host)
         if found is not None:
             await self._stop_groups(found.record)
         await self._forget_deployment(host)
@@ -105,7 +102,7 @@ class DeployActions:
 
     async def _variant(self, name: str) -> tuple[Deployment | None, str, VariantRef]:
         """The deployment of its base, what that is called, and what its engines need to know of a variant."""
-        state = await self._read()
+        state = await self._repository.read_async()
         if name not in state.deployments or name not in state.models:
             raise Gone(name)
         host = state.deployments[name].record.host
@@ -143,7 +140,7 @@ class DeployActions:
 
     async def stop_cancelled(self, name: str) -> None:
         """Stop the engine of a base whose deployment is cancelled, and fail the variants that wait for it."""
-        state = await self._read()
+        state = await self._repository.read_async()
         if name not in state.deployments or state.deployments[name].record.host != name:
             return
         await self._stop_groups(state.deployments[name].record)

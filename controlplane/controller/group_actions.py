@@ -57,14 +57,11 @@ class GroupActions:
         self._placing = GroupPlacing(settings, repository, engines, hooks.note, fail)
         self.launch = self._placing.launch
 
-    async def _read(self) -> State:
-        return await asyncio.to_thread(self._repository.read)
-
     # --- serving -------------------------------------------------------------------------------
 
     async def confirm(self, group: str) -> None:
         """The engine answers. What its ranks take is kept, and its profile learns from it."""
-        begun, before = the_group(await self._read(), group)
+        begun, before = the_group(await self._repository.read_async(), group)
         ranks, host = await self._ranks(group), host_of(group)
         inventory = inventory_of(await self._runtime.nodes(wait=False))
 
@@ -141,9 +138,9 @@ class GroupActions:
 
         Raises Gone when its deployment is undeployed meanwhile: another one's engine may have its name.
         """
-        uid = the_group(await self._read(), group)[0].record.uid
+        uid = the_group(await self._repository.read_async(), group)[0].record.uid
         await self._until_quiet(group, uid)
-        require_draining(await self._read(), group, uid)
+        require_draining(await self._repository.read_async(), group, uid)
         await self.stop(group)
 
         def change(deployment: Deployment, state: State, unit: WorkerGroup) -> WorkerGroup | None:
@@ -156,7 +153,7 @@ class GroupActions:
         """An engine that does not answer for so long has no requests that could end."""
         began_s = asked_s = time.monotonic()
         while time.monotonic() - began_s < self._settings.request_timeout_s + QUIET_S:
-            require_draining(await self._read(), group, uid)
+            require_draining(await self._repository.read_async(), group, uid)
             reports: list[WorkerReport] = []
             with suppress(errors.OstinatoError):
                 reports = await self._runtime.reports(group)

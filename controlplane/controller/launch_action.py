@@ -92,9 +92,6 @@ class GroupPlacing:
         self._fail = fail
         self.stopped_s = float("-inf")
 
-    async def _read(self) -> State:
-        return await asyncio.to_thread(self._repository.read)
-
     async def launch(self, group: str) -> None:
         try:
             found = await self._decide(group)
@@ -107,7 +104,7 @@ class GroupPlacing:
         placement, uid = found.placement, found.uid
         await self._tell_waiting(host_of(group), f"{placement.reason}; starting the engine", 0.3)
         await self._until_gone(found.instead_of)
-        state = await self._read()
+        state = await self._repository.read_async()
         if not is_still(state, group, uid, placement) or _is_cancelled(state, group):
             raise Gone(group)
         try:
@@ -131,7 +128,7 @@ class GroupPlacing:
         """Wait, not for ever, until no device is seen with memory that these have no more."""
 
         async def gone(sample: _Sample) -> bool | None:
-            leaving = ledger.leaving(sample.inventory, (await self._read()).ledgers)
+            leaving = ledger.leaving(sample.inventory, (await self._repository.read_async()).ledgers)
             return sample.last or not leaving & set(holders) or None
 
         if holders:
@@ -139,7 +136,7 @@ class GroupPlacing:
 
     async def _not_launched(self, group: str, reason: str) -> None:
         """It gives up its place, to be placed anew; a few times, if it never served."""
-        found, unit = the_group(await self._read(), group)
+        found, unit = the_group(await self._repository.read_async(), group)
         if not found.record.established and unit.failures + 1 >= MOST_LAUNCHES:
             await self._fail(host_of(group), errors.EngineFailed(f"the engine of '{group}': {reason}"))
             return
@@ -238,7 +235,7 @@ class GroupPlacing:
 
     async def _refused(self, group: str, error: errors.NoFeasiblePlan) -> None:
         """There is no room: the end of a deployment that never served; another one waits for room."""
-        state, nodes = await self._read(), await self._runtime.nodes(wait=False)
+        state, nodes = await self._repository.read_async(), await self._runtime.nodes(wait=False)
         found, _ = the_group(state, group)
         if not found.record.established:
             await self._fail(host_of(group), error)
@@ -258,7 +255,7 @@ class GroupPlacing:
 
     async def _tell_waiting(self, host: str, message: str, progress: float) -> None:
         """Tell the operations of a base and of the variants that wait for it."""
-        for found in (await self._read()).deployments.values():
+        for found in (await self._repository.read_async()).deployments.values():
             d = found.record
             if d.host == host and d.phase in (Phase.PENDING, Phase.DEPLOYING):
                 await self._note(OperationKind.DEPLOY, d.model, Phase.DEPLOYING, message, progress)

@@ -55,9 +55,6 @@ class ProfileActions:
         self._note = note
         self._conclude = conclude
 
-    async def _read(self) -> State:
-        return await asyncio.to_thread(self._repository.read)
-
     async def _edit(self, key: str, change: Callable[[ModelProfile], ModelProfile]) -> ModelProfile:
         return (await asyncio.to_thread(edit, self._repository, ModelProfile, key, change)).record
 
@@ -88,7 +85,7 @@ class ProfileActions:
 
     async def admit(self, name: str) -> None:
         """A model's files are read and its profile is settled: it is Ready, profiled or not."""
-        state = await self._read()
+        state = await self._repository.read_async()
         if name not in state.models:
             raise Gone(name)
         model = state.models[name].record
@@ -107,7 +104,7 @@ class ProfileActions:
 
     async def begin(self, name: str) -> None:
         """Find out which profile a registered model needs; it is measured unless it is there."""
-        state = await self._read()
+        state = await self._repository.read_async()
         if name not in state.models:
             await self._answer(name, End.failed(errors.ModelNotFound(f"'{name}' was deleted meanwhile")))
             return
@@ -133,7 +130,7 @@ class ProfileActions:
 
     async def end(self, name: str) -> None:
         """The profile that an operation asked for is settled: say what came of it."""
-        state = await self._read()
+        state = await self._repository.read_async()
         found = state.models.get(name)
         profile = progress.settled_profile(state, found.record) if found else None
         if profile is None:
@@ -240,7 +237,7 @@ class ProfileActions:
 
         async def look() -> None:
             with suppress(errors.Unavailable):  # for a moment, perhaps: no reason to lose an engine
-                _require_measured(await self._read(), key)
+                _require_measured(await self._repository.read_async(), key)
             if time.monotonic() - began_s > limit_s:
                 raise errors.ProfilingFailed(
                     f"it had not ended {limit_s:.0f} s after it began, and was stopped"
@@ -255,7 +252,9 @@ class ProfileActions:
                     profile = await self._add(key, line, task.points, took_s)
                     await self._tell(key, profile.reason)
         except Exception:
-            _require_measured(await self._read(), key)  # who took its memory may have made it fail
+            _require_measured(
+                await self._repository.read_async(), key
+            )  # who took its memory may have made it fail
             raise
 
     async def _add(self, key: str, line: str, points: int, took_s: float) -> ModelProfile:
@@ -288,7 +287,7 @@ class ProfileActions:
         await asyncio.to_thread(persist, once)
 
     async def _tell(self, key: str, message: str) -> None:
-        state = await self._read()
+        state = await self._repository.read_async()
         if key not in state.profiles:
             raise Gone(key)
         profile = state.profiles[key].record

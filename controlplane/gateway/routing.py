@@ -132,7 +132,7 @@ class RouteBook:
     async def refresh(self) -> RouteTable:
         revision = await asyncio.to_thread(self._repository.revision)
         if revision != self._table.revision:
-            self._table = build_table(await asyncio.to_thread(self._repository.read))
+            self._table = build_table(await self._repository.read_async())
         return self._table
 
     async def resolve(self, name: str) -> Route:

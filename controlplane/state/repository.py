@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -109,6 +110,10 @@ class Repository:
         )
         self._report(broken)
         return state
+
+    async def read_async(self) -> State:
+        """`read`, in a thread."""
+        return await asyncio.to_thread(self.read)
 
     def get(self, cls: type[R], key: str) -> Versioned[R] | None:
         """The record, or None when there is none.
