@@ -14,7 +14,7 @@ from controlplane import errors
 from controlplane.cluster.engine_status import EngineView
 from controlplane.cluster.inventory import NodeState
 from controlplane.gateway.metrics import Metrics
-from controlplane.gateway.routing import REFRESH_S, RouteBook
+from controlplane.gateway.route_book import REFRESH_S, RouteBook
 from controlplane.settings import Settings
 from controlplane.state.repository import Repository, State
 from controlplane.state.transactions import Context

@@ -1,15 +1,17 @@
-"""Which engine answers for a model name: a pure function of the state."""
+"""Which base's engines answer for a model name: a pure function of the state.
+
+Which of these engines gets a request is decided in `routing_policy`.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from controlplane import errors
 from controlplane.state.queries import variant_ref
 from controlplane.state.records import Deployment, Model, Phase
-from controlplane.state.repository import Repository, State
+from controlplane.state.repository import State
 from controlplane.state.worker_groups import GroupPhase
 from workers.messages import VariantRef
 
@@ -113,38 +115,3 @@ def _route(model: Model, deployment: Deployment, host: Deployment) -> Route:
         created_at_s=deployment.created_at_s,
         variant_limit=host.max_active_variants,
     )
-
-
-REFRESH_S = 0.1
-
-
-class RouteBook:
-    """The newest route table, refreshed in the background and, for an unknown name, on demand."""
-
-    def __init__(self, repository: Repository) -> None:
-        self._repository = repository
-        self._table = RouteTable(-1, {}, {}, {})
-
-    @property
-    def table(self) -> RouteTable:
-        return self._table
-
-    async def refresh(self) -> RouteTable:
-        revision = await asyncio.to_thread(self._repository.revision)
-        if revision != self._table.revision:
-            self._table = build_table(await self._repository.read_async())
-        return self._table
-
-    async def resolve(self, name: str) -> Route:
-        try:
-            return self._table.resolve(name)
-        except errors.OstinatoError:
-            return (await self.refresh()).resolve(name)
-
-    async def keep_fresh(self, on_error: Callable[[Exception], None]) -> None:
-        while True:
-            try:
-                await self.refresh()
-            except Exception as e:  # the last table stays in force while the store is away
-                on_error(e)
-            await asyncio.sleep(REFRESH_S)

@@ -10,12 +10,13 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from controlplane import errors
 from controlplane.gateway.http1 import Connection, Pool
+from controlplane.gateway.routing_policy import has_room, least_outstanding
 from controlplane.gateway.time_average import Level
 from workers.messages import WorkerReport
 
@@ -176,18 +177,3 @@ class HostWorkers:
         for task in (self._watching, self._refreshing):
             if task is not None:
                 task.cancel()
-
-
-def least_outstanding(outstanding: Sequence[int], tie: float) -> int:
-    """Index of the worker with the fewest requests of ours; `tie` (in [0, 1)) chooses among equals.
-
-    Raises ValueError when there is no worker.
-    """
-    least = min(outstanding)
-    equals = [i for i, count in enumerate(outstanding) if count == least]
-    return equals[int(tie * len(equals))]
-
-
-def has_room(in_flight: int, ongoing_limits: Sequence[int], max_queued: int) -> bool:
-    """Whether a host with these workers takes one request more from this gateway."""
-    return in_flight < sum(ongoing_limits) + max_queued

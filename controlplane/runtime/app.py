@@ -21,7 +21,7 @@ from controlplane.api.services import Services
 from controlplane.controller.controller import Controller
 from controlplane.controller.metrics import ControllerMetrics
 from controlplane.gateway.metrics import Metrics
-from controlplane.gateway.routing import RouteBook
+from controlplane.gateway.route_book import RouteBook
 from controlplane.runtime.cluster import ServeRuntime
 from controlplane.runtime.loopback import keep_replica_on_loopback
 from controlplane.settings import Settings

@@ -23,7 +23,7 @@ from controlplane.api.services import Services
 from controlplane.controller.controller import Controller
 from controlplane.controller.metrics import ControllerMetrics
 from controlplane.gateway.metrics import Metrics
-from controlplane.gateway.routing import RouteBook
+from controlplane.gateway.route_book import RouteBook
 from controlplane.settings import Settings
 from controlplane.state import open_store
 from controlplane.state.repository import Repository

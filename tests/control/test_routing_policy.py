@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.gateway.worker_pool import has_room, least_outstanding
+from controlplane.gateway.routing_policy import has_room, least_outstanding
 
 COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=8)
 TIES = st.floats(0, 1, exclude_max=True)

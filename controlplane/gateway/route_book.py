@@ -1,0 +1,44 @@
+"""The gateway's copy of the route table, kept as new as the records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from controlplane import errors
+from controlplane.gateway.routing import Route, RouteTable, build_table
+from controlplane.state.repository import Repository
+
+REFRESH_S = 0.1
+
+
+class RouteBook:
+    """The newest route table, refreshed in the background and, for an unknown name, on demand."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+        self._table = RouteTable(-1, {}, {}, {})
+
+    @property
+    def table(self) -> RouteTable:
+        return self._table
+
+    async def refresh(self) -> RouteTable:
+        revision = await asyncio.to_thread(self._repository.revision)
+        if revision != self._table.revision:
+            self._table = build_table(await self._repository.read_async())
+        return self._table
+
+    async def resolve(self, name: str) -> Route:
+        try:
+            return self._table.resolve(name)
+        except errors.OstinatoError:
+            return (await self.refresh()).resolve(name)
+
+    async def keep_fresh(self, on_error: Callable[[Exception], None]) -> None:
+        while True:
+            try:
+                await self.refresh()
+            except Exception as e:  # the last table stays in force while the store is away
+                on_error(e)
+            await asyncio.sleep(REFRESH_S)
