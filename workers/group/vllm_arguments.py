@@ -8,6 +8,7 @@ from typing import Any
 
 from profiler.quantization import UNCOMPRESSED, engine_name
 from workers.group.cuda_graphs import compilation
+from workers.group.vllm_entrypoints import entrypoints
 from workers.messages import EngineConfig
 from workers.variant_config import VariantConfig
 
@@ -64,7 +65,7 @@ def engine_arguments(config: EngineConfig, network: Mapping[str, str | int] | No
 
 def vllm_arguments(config: EngineConfig, network: Mapping[str, str | int]) -> Any:
     """The same as vLLM's AsyncEngineArgs, for a member of a group that has no engine."""
-    vllm = _vllm()
+    vllm = entrypoints()
     return vllm["AsyncEngineArgs"].from_cli_args(vllm["parse"](engine_arguments(config, network)))
 
 
@@ -85,31 +86,3 @@ def slot_rank(rank: int) -> int:
         if rank <= allowed:
             return allowed
     raise ValueError(f"LoRA rank {rank} is above the largest the engine supports, {_VLLM_RANKS[-1]}")
-
-
-def _vllm() -> dict[str, Any]:
-    """vLLM's names, wherever this version keeps them."""
-    import vllm
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    try:
-        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-        from vllm.entrypoints.launchers.app import build_app
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    except ImportError:  # before 0.30
-        from vllm.entrypoints.openai.api_server import build_app, init_app_state
-        from vllm.entrypoints.openai.cli_args import make_arg_parser
-
-    def parse(arguments: list[str]) -> Any:
-        return make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
-
-    return {
-        "parse": parse,
-        "AsyncEngineArgs": AsyncEngineArgs,
-        "AsyncLLM": AsyncLLM,
-        "build_app": build_app,
-        "init_app_state": init_app_state,
-        "version": vllm.__version__,
-    }
