@@ -51,7 +51,7 @@ class Setting:
 
 
 @dataclass(frozen=True, order=True)
-class MadeVariant:
+class SyntheticVariant:
     """A variant made up to measure with. Zero where a number is not of its `kind` (a VariantKind's value):
     `rank` is LoRA's, `bits` a sparse delta's, `factors` and `block_size` BOFT's. Seeds tell equals apart."""
 
@@ -74,7 +74,7 @@ class Point:
 
     batch: int
     input_tokens: int
-    mix: tuple[MadeVariant, ...] = ()
+    mix: tuple[SyntheticVariant, ...] = ()
 
     def __post_init__(self) -> None:
         if min(self.batch, self.input_tokens) < 1:

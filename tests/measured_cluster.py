@@ -12,7 +12,7 @@ from in_memory import CPU, InMemoryCluster
 from controlplane import errors
 from placement.types import DeviceKey, Inventory, Use, key_of
 from profiler.measurements import Footprint, RankMemory, Timing, to_line
-from workers.measuring.order import MeasureOrder
+from workers.measuring.request import MeasureRequest
 
 HOST = replace(CPU, model="a CPU x2", engine="0.32.0")
 TPOT_S = 0.025
@@ -27,7 +27,7 @@ class MeasuredCluster(InMemoryCluster):
 
     def __init__(self) -> None:
         super().__init__(Inventory((HOST,)))
-        self.orders: list[MeasureOrder] = []
+        self.orders: list[MeasureRequest] = []
         self.told = 0
         self.fails_after: int | None = None
         self.failure: Exception = errors.ProfilingFailed("the engine ended with signal SIGKILL")
@@ -48,14 +48,14 @@ class MeasuredCluster(InMemoryCluster):
             found.append(replace(d, free_bytes=d.free_bytes - taken, uses=(*d.uses, *uses)))
         return replace(self.devices, devices=tuple(found))
 
-    async def measure(self, order: MeasureOrder, node: str) -> AsyncGenerator[str, None]:
+    async def measure(self, request: MeasureRequest, node: str) -> AsyncGenerator[str, None]:
         assert node in {d.node for d in self.devices.devices}
-        self.orders.append(order)
-        mine = [((node, order.device_kind, index), order.holder) for index in order.devices]
+        self.orders.append(request)
+        mine = [((node, request.device_kind, index), request.holder) for index in request.devices]
         self.running += mine
         self.most = max([self.most, *Counter(at for at, _ in self.running).values()])
         try:
-            for number, line in enumerate(line for line in lines_of(order) if line not in order.known):
+            for number, line in enumerate(line for line in lines_of(request) if line not in request.known):
                 if self.fails_after is not None and number >= self.fails_after:
                     raise self.failure
                 await asyncio.sleep(0.05 if self.slow else 0)
@@ -68,13 +68,13 @@ class MeasuredCluster(InMemoryCluster):
                 self.running.remove(one)
 
 
-def lines_of(order: MeasureOrder) -> list[str]:
+def lines_of(request: MeasureRequest) -> list[str]:
     lines = []
-    for trial in order.trials:
+    for run in request.engine_runs:
         memory = RankMemory(1 << 20, 0, 0, 300 << 20, 0, 100)
-        lines.append(to_line(Footprint(trial.setting, (memory,), 2.0, trial.distinct_layers, True)))
-        for point in trial.points:
+        lines.append(to_line(Footprint(run.setting, (memory,), 2.0, run.distinct_layers, True)))
+        for point in run.points:
             ttft_s = 1e-3 * point.batch * point.input_tokens
             made = (ttft_s, ttft_s, TPOT_S, ttft_s + TPOT_S * 11)
-            lines.append(to_line(Timing(trial.setting, point, trial.output_tokens, *made)))
+            lines.append(to_line(Timing(run.setting, point, run.output_tokens, *made)))
     return lines

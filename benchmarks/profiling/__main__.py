@@ -6,7 +6,7 @@
     python -m benchmarks.profiling merge --into FOLDER FOLDER ...
 
 `truth` is the whole model (made-up weights) in many plans; `fingerprints` what a profile of it measures, with
-a few layers' weights (workers/measuring/repeating.py). Rows are written as they come; what FOLDER, or one
+a few layers' weights (workers/measuring/layer_sharing.py). Rows are written as they come; what FOLDER, or one
 that is `known`, holds is not measured again. What fails, and why, is in failures.jsonl; logs are in logs/.
 Engines on one GPU may be measured on another host, with `--gpus 1`, and left out here with `--least-gpus 2`.
 """
@@ -61,7 +61,7 @@ class Host:
         task, request = slot.task, self._work / f"{number}.json"
         job = self._job(task, self._work / f"{number}.gate")
         request.write_text(job.model_dump_json())
-        assert job.gate is not None
+        assert job.start_barrier is not None
         gpus = tuple(self._first_gpu + gpu for gpu in slot.gpus)
         return Start(
             (*ENGINE, str(request), "--end-with-stdin"),
@@ -72,13 +72,13 @@ class Host:
                 "VLLM_PORT": str(FIRST_PORT + PORTS * number + PORTS_PER_GPU * self._first_gpu),
             },
             self._out / results.LOGS / f"{task.label}.log",
-            job.gate,
+            job.start_barrier,
             lambda: job.out.exists() and results.is_complete(task, read(job.out)),
             lambda: job.out.stat().st_size if job.out.exists() else 0,
             cores_of(gpus, self._host_gpus, os.sched_getaffinity(0)),
         )
 
-    def _job(self, task: Task, gate: Path) -> Job:
+    def _job(self, task: Task, barrier: Path) -> Job:
         on_gpu = self._device != "cpu"
         return Job(
             folder=shapes.folder(task.shape, task.setting.layers, self._work / task.label),
@@ -95,7 +95,7 @@ class Host:
             max_model_len=MAX_MODEL_LEN,
             seconds=self._budget_s,
             point_seconds=POINT_SECONDS,
-            gate=gate,
+            start_barrier=barrier,
         )
 
 

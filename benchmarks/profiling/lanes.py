@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.profiling.schedule import Slot, before
 from benchmarks.profiling.tasks import Task
 from workers.group import processes
-from workers.measuring.campaigning import last_words
+from workers.measuring.engine_runs import last_words
 
 POLL_S = 0.2
 SLOWER, GRACE_S = 1.3, 75.0  # than expected, until the next measurement
@@ -43,8 +43,8 @@ class Ending:
 
 @dataclass(frozen=True)
 class Start:
-    """How a slot's process is started: its command and environment, where it logs, and its gate. It is to end
-    with its standard input: nobody may be left to end it.
+    """How a slot's process is started: its command and environment, where it logs, and its barrier. It is to
+    end with its standard input: nobody may be left to end it.
 
     `complete` says whether it has measured everything, so that nobody waits for it to clean up; `progress` is
     a number that changes with each measurement. It runs on `cores`; on all if there are none.
@@ -53,7 +53,7 @@ class Start:
     command: Sequence[str]
     environment: dict[str, str]
     log: Path
-    gate: Path
+    barrier: Path
     complete: Callable[[], bool]
     progress: Callable[[], int]
     cores: frozenset[int] = frozenset()
@@ -72,7 +72,7 @@ class _Run:
 
     @property
     def limit_s(self) -> float:
-        """Since its gate was opened or it measured something."""
+        """Since its barrier was opened or it measured something."""
         return SLOWER * self.slot.task.longest_s + GRACE_S
 
     def is_stuck(self, now: float) -> bool:
@@ -145,7 +145,7 @@ class _Lanes:
         if self._is_too_late(run):
             return
         assert run.start is not None
-        run.start.gate.touch()
+        run.start.barrier.touch()
         run.state, run.since_s = State.RUNNING, time.monotonic()
 
     def _is_too_late(self, run: _Run) -> bool:

@@ -11,9 +11,9 @@ from enum import StrEnum
 from functools import cache
 
 from benchmarks.profiling.shapes import SHAPES, spec
-from profiler.campaign import Reach, campaign
 from profiler.measurements import Point, Setting
 from profiler.plans import even_stages
+from profiler.profiling_plan import Reach, profiling_plan
 from profiler.quantization import UNCOMPRESSED
 from profiler.roofline import estimate
 from profiler.types import DeviceRates, Plan, Workload
@@ -28,7 +28,7 @@ REPEATS = 3
 POINT_SECONDS = 8.0
 
 H200 = DeviceRates(3.6e12, 5e14)  # about what is reached; only to plan with
-# From the gate to the first point: seen on H200s, with torch.compile 9 to 27 s of it.
+# From the barrier to the first point: seen on H200s, with torch.compile 9 to 27 s of it.
 START_S, START_MORE_S = 30.0, 3.0  # more where there are several ranks
 SLACK_S = 5.0  # until devices are free again
 
@@ -134,14 +134,14 @@ def uneven(layers: int, stages: int) -> list[tuple[int, ...]]:
 
 
 def fingerprints(name: str, gpus: int, quantization: str = "none") -> list[Task]:
-    """What `ostinato profile` measures on such a host (profiler/campaign.py), but for variants."""
+    """What `ostinato profile` measures on such a host (profiler/profiling_plan.py), but for variants."""
     return [
         task for task in _profile(name, gpus, quantization) if not any(point.mix for point in task.points)
     ]
 
 
 def variants(name: str, gpus: int, quantization: str = "none") -> list[Task]:
-    """What a profile measures with made-up variants."""
+    """What a profile measures with synthetic variants."""
     return [
         dataclasses.replace(task, kind=Kind.VARIANTS)
         for task in _profile(name, gpus, quantization)
@@ -157,13 +157,13 @@ def _profile(name: str, gpus: int, quantization: str) -> list[Task]:
         Task(
             Kind.FINGERPRINTS,
             name,
-            trial.setting,
-            trial.points,
-            trial.output_tokens,
-            trial.distinct_layers,
+            run.setting,
+            run.points,
+            run.output_tokens,
+            run.distinct_layers,
         )
-        for trial in campaign(spec(name), reach)
-        if trial.setting.quantization == quantization
+        for run in profiling_plan(spec(name), reach)
+        if run.setting.quantization == quantization
     ]
 
 

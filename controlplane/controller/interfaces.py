@@ -13,7 +13,7 @@ from controlplane.controller.transitions import End
 from controlplane.state.records import Deployment, OperationKind, Phase
 from controlplane.state.repository import Change, State
 from placement.types import Inventory
-from workers.measuring.order import MeasureOrder
+from workers.measuring.request import MeasureRequest
 from workers.messages import EngineConfig, VariantRef, WorkerReport
 
 
@@ -53,7 +53,7 @@ class Measurer(Protocol):
 
     async def inventory(self) -> Inventory: ...
 
-    def measure(self, order: MeasureOrder, node: str) -> AsyncGenerator[str, None]:
+    def measure(self, request: MeasureRequest, node: str) -> AsyncGenerator[str, None]:
         """Lines of measurements as they are made on `node`. Closing it ends the measuring.
 
         Raises ProfilingFailed, after what was measured before.

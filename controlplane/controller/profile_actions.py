@@ -231,7 +231,7 @@ class ProfileActions:
 
         Errors: ProfilingFailed.
         """
-        limit_s = task.order.seconds + OVERTIME_S
+        limit_s = task.request.seconds + OVERTIME_S
         await self._tell(key, task.beginning)
         began_s = last_s = time.monotonic()
 
@@ -244,7 +244,7 @@ class ProfileActions:
                 )
 
         try:
-            told_lines = self._cluster.measure(task.order, task.node)
+            told_lines = self._cluster.measure(task.request, task.node)
             async with aclosing(watched(told_lines, look, LOOK_S)) as lines:
                 async for line in lines:
                     now_s = time.monotonic()

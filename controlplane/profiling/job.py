@@ -13,10 +13,10 @@ from controlplane.profiling.keys import key_on, profiled_device, served_spec
 from controlplane.settings import Settings
 from controlplane.state.records import Model, ModelProfile
 from placement.types import CPU, Device, DeviceKey, Inventory
-from profiler.campaign import Reach, Trial, campaign, count_points, needed_bytes
 from profiler.measurements import Timing, from_lines
+from profiler.profiling_plan import EngineRun, Reach, count_points, needed_bytes, profiling_plan
 from profiler.types import ModelSpec
-from workers.measuring.order import MeasureOrder
+from workers.measuring.request import MeasureRequest
 
 FREE_SHARE = 0.9  # of what is free now: others may need a little meanwhile
 HELD_FACTOR = 1.25  # an engine on a CPU takes more than arithmetic says; nobody else is to lack that
@@ -24,25 +24,25 @@ HELD_FACTOR = 1.25  # an engine on a CPU takes more than arithmetic says; nobody
 
 @dataclass(frozen=True)
 class Mission:
-    """An order, and the node that is to carry it out; of the devices `held` it takes `held_bytes` each.
+    """A request, and the node that is to carry it out; of the devices `held` it takes `held_bytes` each.
 
     `forms` are those that the profile was to be measured in when it was made.
     """
 
     node: str
-    order: MeasureOrder
+    request: MeasureRequest
     held: tuple[DeviceKey, ...]
     held_bytes: int
     forms: tuple[str, ...] = ()
 
     @property
     def points(self) -> int:
-        return count_points(self.order.trials)
+        return count_points(self.request.engine_runs)
 
     @property
     def beginning(self) -> str:
         """For people who wait."""
-        where = f"{self.order.device_kind} of {self.node}"
+        where = f"{self.request.device_kind} of {self.node}"
         return f"measuring its architecture on {where}: an engine with made-up weights starts"
 
 
@@ -82,18 +82,18 @@ def mission(profile: ModelProfile, model: Model, inventory: Inventory, settings:
         settings.max_lora_rank,
         profile.forms,
     )
-    trials = _trials(spec, reach)
-    lacking = _lacking(trials, profile.measurements)
-    used = max((trial.setting.world_size for trial in lacking), default=0)
+    engine_runs = _engine_runs(spec, reach)
+    lacking = _lacking(engine_runs, profile.measurements)
+    used = max((run.setting.world_size for run in lacking), default=0)
     return Mission(
         device.node,
         held=tuple((d.node, d.kind, d.index) for d in enough[:used]),
         held_bytes=_held_bytes(spec, lacking, reach),
         forms=profile.forms,
-        order=MeasureOrder(
+        request=MeasureRequest(
             folder=Path(model.path),
             scratch=settings.home / "profiles" / profile.key / str(profile.rounds),
-            trials=trials,
+            engine_runs=engine_runs,
             known=profile.measurements,
             device_kind=device.kind,
             devices=tuple(d.index for d in enough),
@@ -106,17 +106,17 @@ def mission(profile: ModelProfile, model: Model, inventory: Inventory, settings:
     )
 
 
-def _lacking(trials: tuple[Trial, ...], measurements: tuple[str, ...]) -> list[Trial]:
+def _lacking(engine_runs: tuple[EngineRun, ...], measurements: tuple[str, ...]) -> list[EngineRun]:
     """Those that not all loads are known of."""
     known = {(m.setting, m.point) for m in from_lines(measurements, "a profile") if isinstance(m, Timing)}
-    return [t for t in trials if any((t.setting, point) not in known for point in t.points)]
+    return [t for t in engine_runs if any((t.setting, point) not in known for point in t.points)]
 
 
-def _held_bytes(spec: ModelSpec, trials: Sequence[Trial], reach: Reach) -> int:
+def _held_bytes(spec: ModelSpec, engine_runs: Sequence[EngineRun], reach: Reach) -> int:
     """Of each device, what to keep from others. On a GPU vLLM fills all it may use with its KV cache."""
     if not reach.on_cpu:
         return reach.device_bytes
-    needed = max((needed_bytes(spec, trial, reach) for trial in trials), default=0)
+    needed = max((needed_bytes(spec, run, reach) for run in engine_runs), default=0)
     return min(reach.device_bytes, int(HELD_FACTOR * needed))
 
 
@@ -134,8 +134,8 @@ def of_kind(profile: ModelProfile, model: Model, inventory: Inventory, settings:
     return dataclasses.replace(inventory, devices=tuple(filter(fits, inventory.devices)))
 
 
-def _trials(spec: ModelSpec, reach: Reach) -> tuple[Trial, ...]:
+def _engine_runs(spec: ModelSpec, reach: Reach) -> tuple[EngineRun, ...]:
     try:
-        return campaign(spec, reach)
+        return profiling_plan(spec, reach)
     except ValueError as e:
         raise errors.ProfilingFailed(str(e)) from e

@@ -96,7 +96,7 @@ def _choice(
     for free in _elsewhere(seen.now, taken):
         with suppress(errors.ProfilingFailed):
             found = job.mission(profile, model, free, settings)
-            if found.order.trials == best.order.trials:
+            if found.request.engine_runs == best.request.engine_runs:
                 return found, []
     return best, others
 

@@ -18,7 +18,7 @@ from controlplane.runtime import serve as serve_runtime
 from controlplane.runtime.node_agents import AgentBook
 from controlplane.settings import Settings
 from placement.types import Inventory
-from workers.measuring.order import MeasureOrder
+from workers.measuring.request import MeasureRequest
 from workers.messages import (
     EngineCall,
     EngineConfig,
@@ -118,8 +118,8 @@ class ServeRuntime:
     async def inventory(self) -> Inventory:
         return inventory_of(await self._agents.nodes())
 
-    def measure(self, order: MeasureOrder, node: str) -> AsyncGenerator[str, None]:
-        return serve_runtime.measure(order, node)
+    def measure(self, request: MeasureRequest, node: str) -> AsyncGenerator[str, None]:
+        return serve_runtime.measure(request, node)
 
     def convert_bundled(self, name: str) -> Path:
         return serve_runtime.convert_bundled(name, self._settings.home / "models")

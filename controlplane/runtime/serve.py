@@ -25,7 +25,7 @@ from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.runtime.engine_replica import ENGINE, engine_application
 from controlplane.runtime.node_agents import node_name
 from controlplane.settings import Settings
-from workers.measuring.order import MeasureOrder
+from workers.measuring.request import MeasureRequest
 from workers.messages import EngineConfig, EngineResidency, VariantRef, WorkerReport
 
 log = logging.getLogger(__name__)
@@ -216,18 +216,18 @@ def _first_line(e: Exception) -> str:
 # --- profiles ----------------------------------------------------------------------------------
 
 
-async def measure(order: MeasureOrder, node: str) -> AsyncGenerator[str, None]:
+async def measure(request: MeasureRequest, node: str) -> AsyncGenerator[str, None]:
     """Lines of measurements as they are made, by a task on the named node. Errors: ProfilingFailed.
 
     Closing this kills the task's process, and the engine that it started ends with it.
     """
-    from workers.measuring.campaigning import carry_out
+    from workers.measuring.engine_runs import carry_out
 
     strategy = NodeAffinitySchedulingStrategy(node_id=await _node_id(node), soft=False)
     task = ray.remote(carry_out).options(
         num_cpus=0, max_retries=0, num_returns="streaming", scheduling_strategy=strategy
     )
-    lines = task.remote(order)
+    lines = task.remote(request)
     try:
         async for line in lines:
             yield await line

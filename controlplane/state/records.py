@@ -193,7 +193,7 @@ class ModelProfile:
     """What was measured of an architecture on a kind of device; shared by all models of its shape.
 
     `measurements` are lines as of `profiler.measurements`, each kept as soon as it was made. `points` of
-    the campaign's `all_points` loads are among them. `phase` is Pending, Profiling, or final: Ready (perhaps
+    the plan's `all_points` loads are among them. `phase` is Pending, Profiling, or final: Ready (perhaps
     with less than was planned, which `reason` says), Failed, Cancelled. `attempts` that brought nothing new;
     `rounds`: how often it was begun afresh. `memory_excess` is what ranks of a shape ("2x1": TP x PP) were
     found to take beyond their estimate. `forms` are those to be measured beside the uncompressed one.

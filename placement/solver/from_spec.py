@@ -19,7 +19,7 @@ from profiler.shards import (
 )
 from profiler.types import ModelSpec, Plan
 
-MOST_TP = 64
+MAX_TP = 64
 
 
 def figures_in_forms(name: str, spec: ModelSpec, accuracies: Mapping[str, float]) -> ModelFigures:
@@ -69,5 +69,5 @@ def figures_of(
         last_overhead_bytes=last - overhead + outer_bytes(spec),
         tables_everywhere=spec.tables_everywhere,
         spec=spec if as_it_is else None,
-        degrees=tuple(tp for tp in range(1, min(spec.num_heads, MOST_TP) + 1) if tp_fits(spec, tp)),
+        degrees=tuple(tp for tp in range(1, min(spec.num_heads, MAX_TP) + 1) if tp_fits(spec, tp)),
     )

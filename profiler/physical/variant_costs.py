@@ -17,7 +17,7 @@ from scipy.optimize import nnls
 from profiler.measurements import Point, Setting, Timing
 from profiler.physical.calibration import Calibration, Cut, VariantCost, VariantCosts
 from profiler.physical.variants import KindLoad, variant_load, work_s
-from profiler.variants.synthetic import made_spec
+from profiler.variants.synthetic import synthetic_spec
 
 PRIOR_WEIGHT = 0.005  # of the priors against one measurement
 
@@ -56,7 +56,7 @@ def _without(setting: Setting, point: Point) -> tuple[Setting, Point]:
 
 
 def _seen(calibration: Calibration, timing: Timing, mixed_s: float, alone_s: float, tokens: float) -> Seen:
-    made = {one: made_spec(calibration.spec, one) for one in timing.point.mix}
+    made = {one: synthetic_spec(calibration.spec, one) for one in timing.point.mix}
     load = variant_load(calibration.spec, [made[one] for one in timing.point.mix], timing.point.batch)
     (kind,) = load.kinds
     work = sum(work_s(calibration, Cut.of(timing.setting), kind, tokens))

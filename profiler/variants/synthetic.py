@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiler.measurements import MadeVariant
+from profiler.measurements import SyntheticVariant
 from profiler.types import ModelSpec, adaptable_linears
 from profiler.variants.types import ModuleFacts, VariantKind, VariantSpec
 
@@ -10,31 +10,31 @@ FLOAT_BYTES = 2  # adapters are stored in float16
 DELTA_BITS_PER_WEIGHT = {4: 3, 2: 2}  # half of the codes, and a position of two bits for each kept one
 
 
-def made_spec(spec: ModelSpec, made: MadeVariant) -> VariantSpec:
+def synthetic_spec(spec: ModelSpec, variant: SyntheticVariant) -> VariantSpec:
     """Of one that adapts every module it can. Raises ValueError for an unknown kind."""
-    kind = VariantKind(made.kind)
+    kind = VariantKind(variant.kind)
     modules = {
         name: ModuleFacts(
-            _module_bytes(linear.out, linear.into, made), made.rank, made.factors, made.block_size
+            _module_bytes(linear.out, linear.into, variant), variant.rank, variant.factors, variant.block_size
         )
         for name, linear in adaptable_linears(spec).items()
     }
     held = sum(facts.size_bytes for facts in modules.values())
-    return VariantSpec(kind, spec.num_layers * held, modules, (made.bits,) if made.bits else ())
+    return VariantSpec(kind, spec.num_layers * held, modules, (variant.bits,) if variant.bits else ())
 
 
-def stored_bytes(spec: ModelSpec, made: MadeVariant) -> int:
+def stored_bytes(spec: ModelSpec, variant: SyntheticVariant) -> int:
     """Of one layer."""
-    return sum(facts.size_bytes for facts in made_spec(spec, made).modules.values())
+    return sum(facts.size_bytes for facts in synthetic_spec(spec, variant).modules.values())
 
 
-def _module_bytes(out: int, into: int, made: MadeVariant) -> int:
-    match VariantKind(made.kind):
+def _module_bytes(out: int, into: int, variant: SyntheticVariant) -> int:
+    match VariantKind(variant.kind):
         case VariantKind.LORA:
-            return FLOAT_BYTES * made.rank * (out + into)
+            return FLOAT_BYTES * variant.rank * (out + into)
         case VariantKind.BOFT:
-            return FLOAT_BYTES * (made.factors * into * made.block_size + out)
+            return FLOAT_BYTES * (variant.factors * into * variant.block_size + out)
         case VariantKind.SPARSE_DELTA:
-            return out * into * DELTA_BITS_PER_WEIGHT[made.bits] // 8 + FLOAT_BYTES * out
+            return out * into * DELTA_BITS_PER_WEIGHT[variant.bits] // 8 + FLOAT_BYTES * out
         case VariantKind.SVD_DELTA:
             raise ValueError("low-rank deltas are not made up; LoRA stands for them")

@@ -34,7 +34,7 @@ from controlplane.state import StateStore
 from controlplane.state.records import ModelProfile, NodeLedger, OperationKind, Phase, Reservation
 from controlplane.state.repository import Change, Put, Repository
 from placement.types import Device, Inventory, RankPlacement, Use, key_of
-from profiler.campaign import Reach, needed_bytes
+from profiler.profiling_plan import Reach, needed_bytes
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ async def test_it_is_held_while_it_is_measured(world: World) -> None:
         assert spec is not None
         reach = Reach(True, 1, order.device_bytes, 64, world.settings.concurrency, 2048)
         served = served_spec(spec, "float32")
-        needed = max(needed_bytes(served, trial, reach) for trial in order.trials)
+        needed = max(needed_bytes(served, run, reach) for run in order.engine_runs)
         assert held.memory_bytes == int(1.25 * needed) < order.device_bytes
         cluster(world).go.set()
         assert (await world.end(registering)).phase is Phase.READY
@@ -178,14 +178,16 @@ def test_on_gpus_all_that_vllm_fills_is_held_of_each_that_is_still_used(
     assert key is not None
     profile = progress.fresh_profile(key, 0.0)
     whole = job.mission(profile, model, gpus, settings)
-    worlds = [trial.setting.world_size for trial in whole.order.trials]
+    worlds = [run.setting.world_size for run in whole.request.engine_runs]
     assert 1 < max(worlds) == len(whole.held)
-    assert {at[2] for at in whole.held} == set(whole.order.devices[: max(worlds)])
-    assert whole.held_bytes == whole.order.device_bytes
-    alone = replace(whole.order, trials=tuple(t for t in whole.order.trials if t.setting.world_size > 1))
+    assert {at[2] for at in whole.held} == set(whole.request.devices[: max(worlds)])
+    assert whole.held_bytes == whole.request.device_bytes
+    alone = replace(
+        whole.request, engine_runs=tuple(t for t in whole.request.engine_runs if t.setting.world_size > 1)
+    )
     rest = job.mission(replace(profile, measurements=tuple(lines_of(alone))), model, gpus, settings)
     assert len(rest.held) == 1
-    known = tuple(lines_of(whole.order))
+    known = tuple(lines_of(whole.request))
     assert job.mission(replace(profile, measurements=known), model, gpus, settings).held == ()
 
 

@@ -30,7 +30,7 @@ from controlplane.state import StateStore
 from controlplane.state.records import Model, ModelProfile, NodeLedger, OperationKind, Phase, Reservation
 from controlplane.state.repository import State
 from placement.types import Device, Inventory, Use
-from workers.measuring.order import MeasureOrder
+from workers.measuring.request import MeasureRequest
 
 GPU = replace(HOST, kind="h200", model="h200")
 OTHER = ModelProfile("k", "a", "bfloat16", "h200", "0.32.0", Phase.PROFILING)
@@ -153,7 +153,7 @@ def test_a_node_that_is_idle_is_preferred_to_what_is_left_of_one(
     found = queue.turn(now, key, inventory, settings)
     assert isinstance(found, Mission)
     assert found.node != alone.node
-    assert found.order.trials == alone.order.trials
+    assert found.request.engine_runs == alone.request.engine_runs
 
 
 # --- what interrupts a measuring --------------------------------------------------------------------
@@ -203,7 +203,7 @@ async def test_one_that_does_not_stop_is_said_to_have_taken_too_long(
     world.settings = world.settings.model_copy(update={"profile_seconds": 0.1})
     go = asyncio.Event()
 
-    async def deaf(order: MeasureOrder, node: str) -> AsyncGenerator[str, None]:
+    async def deaf(order: MeasureRequest, node: str) -> AsyncGenerator[str, None]:
         while not go.is_set():
             with contextlib.suppress(asyncio.CancelledError):
                 await go.wait()
@@ -257,7 +257,7 @@ async def test_who_registers_a_shape_while_its_measuring_stops_is_served(
     """The first was cancelled, and its engine takes a moment to stop."""
     real, stopping, stopped = cluster(world).measure, asyncio.Event(), asyncio.Event()
 
-    async def slow(order: MeasureOrder, node: str) -> AsyncGenerator[str, None]:
+    async def slow(order: MeasureRequest, node: str) -> AsyncGenerator[str, None]:
         try:
             async for line in real(order, node):
                 yield line

@@ -28,7 +28,7 @@ from controlplane.state import StateStore
 from controlplane.state.records import ModelProfile, NodeLedger, Operation, Phase, Reservation
 from controlplane.state.worker_groups import GroupPhase
 from placement.types import Inventory, Use
-from workers.measuring.order import MeasureOrder
+from workers.measuring.request import MeasureRequest
 from workers.messages import EngineConfig
 
 MIB = 1 << 20
@@ -396,7 +396,7 @@ async def test_what_fails_for_giving_way_is_not_the_profiles_fault(
     """Its engine fails before anybody looks whether it is to go on."""
     monkeypatch.setattr(profile_actions, "LOOK_S", 60.0)
 
-    async def displaced(order: MeasureOrder, node: str) -> AsyncGenerator[str, None]:
+    async def displaced(order: MeasureRequest, node: str) -> AsyncGenerator[str, None]:
         cluster(world).orders.append(order)
         cluster(world).running.append(((node, "cpu", 0), order.holder))
         await world.until(lambda: (found := profile(world, "two")) and found.phase is Phase.PENDING)

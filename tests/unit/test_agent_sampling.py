@@ -58,7 +58,7 @@ def test_a_process_belongs_to_the_replica_above_it(pid: int, holder: str | None)
 
 
 def test_an_engine_that_is_measured_belongs_to_its_profile() -> None:
-    """As `campaigning` starts it, with what descends from it; not who is only told of it."""
+    """As `engine_runs` starts it, with what descends from it; not who is only told of it."""
     line = (
         "/venv/bin/python -m workers.measuring /h/job.json --end-with-stdin --holder=measuring:Llama-2x8_f.1"
     )

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from test_estimate import LLAMA_7B, SMOLLM2
 from test_predicting import CALIBRATION, OUT, RATES, ground, plan
 
-from profiler.campaign import Reach, campaign
 from profiler.errors import PlanError
 from profiler.linears import Linear, Sharding
-from profiler.measurements import Footprint, MadeVariant, RankMemory, Setting
+from profiler.measurements import Footprint, RankMemory, Setting, SyntheticVariant
 from profiler.physical.calibration import Cut, CutTimes
 from profiler.physical.curves import Line
 from profiler.physical.variants import variant_load, work_s
 from profiler.plans import candidate_plans, form_names, no_form_reason
 from profiler.predicting.predict import predict, predict_all
+from profiler.profiling_plan import Reach, profiling_plan
 from profiler.roofline import estimate, stage_weight_bytes
 from profiler.shards import cut_problem, layer_moved_bytes, layer_shard_bytes
 from profiler.types import Interval, ModelSpec, Plan, Workload
-from profiler.variants.synthetic import made_spec
+from profiler.variants.synthetic import synthetic_spec
 
 ATTENTION, MLP = 4096 * 4096, 4096 * 11008  # of Llama-2-7B, in bfloat16
 WHOLE = (4 * ATTENTION + 3 * MLP) * 2 + 2 * 4096 * 2
@@ -57,7 +57,7 @@ def test_variants_are_read_at_the_pace_of_the_base_whatever_its_form() -> None:
     share = layer_shard_bytes(LLAMA_7B, 1, "fp8") / WHOLE
     plain = CALIBRATION.times[Cut(1)]
     known = replace(CALIBRATION, times={**CALIBRATION.times, Cut(1, "fp8"): scaled(plain, share)})
-    lora = made_spec(LLAMA_7B, MadeVariant("lora", rank=16))
+    lora = synthetic_spec(LLAMA_7B, SyntheticVariant("lora", rank=16))
     (load,) = variant_load(LLAMA_7B, [lora], 1).kinds
     reads = [work_s(known, cut, load, 1)[0] for cut in (Cut(1), Cut(1, "fp8"))]
     assert reads[0] == pytest.approx(reads[1])
@@ -169,20 +169,23 @@ def test_forms_that_cannot_be_are_refused(changes: dict[str, str], spec: ModelSp
 def test_a_profile_measures_the_forms_that_are_asked_for_after_everything_else() -> None:
     cpu, gpus = Reach(True, 1, 64 << 30, 2048, 16, 2048), Reach(False, 4, 100 << 30, 2048, 64, 8192)
     for reach, degrees in ((cpu, [1]), (gpus, [1, 2, 4])):
-        plain, more = campaign(LLAMA_7B, reach), campaign(LLAMA_7B, replace(reach, forms=("fp8",)))
+        plain, more = (
+            profiling_plan(LLAMA_7B, reach),
+            profiling_plan(LLAMA_7B, replace(reach, forms=("fp8",))),
+        )
         assert more[: len(plain)] == plain
-        added = [trial.setting for trial in more[len(plain) :]]
+        added = [run.setting for run in more[len(plain) :]]
         assert [s.tensor_parallel for s in added] == degrees
         assert {(s.quantization, s.layers_per_stage) for s in added} == {("fp8", (32,))}
         whole = [
-            trial
-            for trial in plain
-            if trial.setting.layers_per_stage == (32,) and (trial.variants == () or reach.on_cpu)
+            run
+            for run in plain
+            if run.setting.layers_per_stage == (32,) and (run.variants == () or reach.on_cpu)
         ]
-        alike = {trial.setting.tensor_parallel: trial.points for trial in whole}
+        alike = {run.setting.tensor_parallel: run.points for run in whole}
         assert all(t.points == alike[t.setting.tensor_parallel] or reach.on_cpu for t in more[len(plain) :])
     narrow = replace(SMOLLM2, linear_shapes={**SMOLLM2.linear_shapes, "gate_proj": (1000, 576)})
-    assert len(campaign(narrow, replace(cpu, forms=("fp8",)))) == 1
+    assert len(profiling_plan(narrow, replace(cpu, forms=("fp8",)))) == 1
 
 
 def test_the_plan_of_an_alias_is_the_uncompressed_one() -> None:

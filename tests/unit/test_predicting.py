@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_estimate import LLAMA_7B
 
-from profiler.campaign import Reach, campaign
 from profiler.errors import PlanError
-from profiler.measurements import Footprint, MadeVariant, Measurement, Point, RankMemory, Setting
+from profiler.measurements import Footprint, Measurement, Point, RankMemory, Setting, SyntheticVariant
 from profiler.physical.calibrating import calibrate
 from profiler.physical.calibration import Calibration, Cut
 from profiler.physical.variants import decode_time, prefill_time, variant_load, work_s
 from profiler.plans import even_stages
 from profiler.predicting.predict import Ground, Prediction, predict, predict_all
+from profiler.profiling_plan import Reach, profiling_plan
 from profiler.roofline import estimate, variant_bytes
 from profiler.types import Basis, DeviceRates, Interval, ModelSpec, Plan, Workload
-from profiler.variants.synthetic import made_spec
+from profiler.variants.synthetic import synthetic_spec
 from profiler.variants.types import ModuleFacts, VariantKind, VariantSpec
 
 BUDGET, OUT, MIB = 8192, 64, 1 << 20
@@ -34,15 +34,15 @@ RATES = DeviceRates(3.5e12, 600e12)
 
 def measurements() -> list[Measurement]:
     """What a profile on two GPUs measures, but for its pipeline: TP of 1 and 2."""
-    trials = campaign(LLAMA_7B, Reach(False, 2, 80 << 30, 4096, 128, BUDGET))
+    engine_runs = profiling_plan(LLAMA_7B, Reach(False, 2, 80 << 30, 4096, 128, BUDGET))
     memory = RankMemory(0, 300 * MIB, 100 * MIB, 500 * MIB, 0, 0)
     found: list[Measurement] = []
-    for trial in trials:
-        setting = trial.setting
+    for run in engine_runs:
+        setting = run.setting
         if len(setting.layers_per_stage) == 1:
             found.append(Footprint(setting, (memory,) * setting.tensor_parallel, 1.0))
-            points = [point for point in trial.points if not point.mix]
-            found += [measured(MACHINE, setting, p, trial.output_tokens, BUDGET) for p in points]
+            points = [point for point in run.points if not point.mix]
+            found += [measured(MACHINE, setting, p, run.output_tokens, BUDGET) for p in points]
     return found
 
 
@@ -209,10 +209,10 @@ def added_s(spec: ModelSpec, mix: list[VariantSpec | None], batch: int, tokens: 
 
 
 def with_variants() -> Calibration:
-    mixed = [p for trial in campaign(LLAMA_7B, REACH) for p in trial.points if p.mix]
+    mixed = [p for run in profiling_plan(LLAMA_7B, REACH) for p in run.points if p.mix]
     found: list[Measurement] = measurements()
     for point in mixed:
-        mix = [made_spec(LLAMA_7B, one) for one in point.mix]
+        mix = [synthetic_spec(LLAMA_7B, one) for one in point.mix]
         alone = measured(
             MACHINE, Setting((32,), batched_tokens=BUDGET), Point(point.batch, point.input_tokens), 32, BUDGET
         )
@@ -238,7 +238,7 @@ MIXED = with_variants()
 def test_what_variants_take_is_learnt(kind: str, batch: int, distinct: int) -> None:
     """Of another number of variants and another batch than were measured."""
     facts = {"lora": {"rank": 12}, "sparse_delta": {"bits": 4}, "boft": {"factors": 1, "block_size": 8}}[kind]
-    mix = [made_spec(LLAMA_7B, MadeVariant(kind, seed=seed, **facts)) for seed in range(distinct)]
+    mix = [synthetic_spec(LLAMA_7B, SyntheticVariant(kind, seed=seed, **facts)) for seed in range(distinct)]
     load = variant_load(LLAMA_7B, mix, batch)
     expected = added_s(LLAMA_7B, list(mix), batch, 1)
     assert decode_time(MIXED, Cut(1), load).added_s == pytest.approx(expected, rel=0.15)

@@ -15,8 +15,8 @@ from vllm.v1.worker.worker_base import WorkerBase
 from workers.agent import host
 from workers.agent.reports import DeviceSample
 from workers.group import devices
-from workers.group.claim import NoMemory, refusal, shortage
 from workers.group.journal import READY, Journal
+from workers.group.memory_check import NoMemory, refusal, shortage
 from workers.group.plan import from_environment
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from profiler.measurements import Footprint, Log, MadeVariant, Measurement, Point, RankMemory, Timing, read
+from profiler.measurements import (
+    Footprint,
+    Log,
+    Measurement,
+    Point,
+    RankMemory,
+    SyntheticVariant,
+    Timing,
+    read,
+)
 from workers.group import processes
-from workers.measuring import engine, made_variants
+from workers.measuring import engine, synthetic_variants
 from workers.measuring.job import Job
 from workers.measuring.timing import run, timing, warm_up_tokens
 
@@ -52,22 +61,22 @@ def missing(job: Job, known: tuple[Measurement, ...]) -> list[Point]:
     return sorted(set(job.points) - done)
 
 
-def requested(job: Job) -> dict[MadeVariant, Any]:
+def requested(job: Job) -> dict[SyntheticVariant, Any]:
     """Write the job's variants into its folder; vLLM's requests for them."""
     if not job.variants:
         return {}
     from vllm.lora.request import LoRARequest
 
-    base = made_variants.write_weightless(job.folder, job.dtype)
+    base = synthetic_variants.write_weightless(job.folder, job.dtype)
     layers = job.distinct_layers or job.setting.layers
     found = {}
     for number, one in enumerate(job.variants, 1):
-        folder = made_variants.write(one, base, layers, job.folder / f"variant-{number}")
+        folder = synthetic_variants.write(one, base, layers, job.folder / f"variant-{number}")
         found[one] = LoRARequest(folder.name, number, str(folder))
     return found
 
 
-def measure_point(llm: Any, job: Job, point: Point, variants: Mapping[MadeVariant, Any]) -> Timing:
+def measure_point(llm: Any, job: Job, point: Point, variants: Mapping[SyntheticVariant, Any]) -> Timing:
     """All decode together for about `job.output_tokens` steps: the first also while the others are filled.
 
     The device is watched while it warms up: events between its kernels would take the others time.

@@ -12,7 +12,7 @@ from profiler.quantization import UNCOMPRESSED, engine_name
 from profiler.variants.synthetic import stored_bytes
 from workers.group.cuda_graphs import compilation
 from workers.group.vllm_arguments import SCHEDULER, slot_rank
-from workers.measuring import gate, repeating
+from workers.measuring import layer_sharing, start_barrier
 from workers.measuring.job import VARIANTS_VARIABLE, Job
 from workers.scheduling.client import new_address
 from workers.variant_config import ADDRESS_VARIABLE, VariantConfig
@@ -105,13 +105,13 @@ def _set_environment(job: Job) -> None:
     set_environment(setting.layers_per_stage, setting.tensor_parallel, KV_CACHE_BYTES, on_gpus)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(job.own_process))
     if job.distinct_layers:
-        os.environ[repeating.VARIABLE] = str(job.distinct_layers)
+        os.environ[layer_sharing.VARIABLE] = str(job.distinct_layers)
         # What is compiled of a repeated layer must not be taken for that of a whole model.
         os.environ["VLLM_CACHE_ROOT"] = f"{vllm_cache()}/repeated-{job.distinct_layers}"
     if job.variants:
         os.environ[ADDRESS_VARIABLE] = new_address()
         os.environ[VARIANTS_VARIABLE] = "1"
-    if job.gate is not None:
-        os.environ[gate.VARIABLE] = str(job.gate)
+    if job.start_barrier is not None:
+        os.environ[start_barrier.VARIABLE] = str(job.start_barrier)
     os.environ["VLLM_PLUGINS"] = ""  # where there are variants, the probe brings ours
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from profiler.measurements import MadeVariant, Point, Setting
+from profiler.measurements import Point, Setting, SyntheticVariant
 
 VARIANTS_VARIABLE = "OSTINATO_MEASURING_VARIANTS"  # tells an engine's ranks that there are some
 
@@ -16,7 +16,7 @@ class Job(BaseModel):
 
     At most `device_bytes` of each device are used, and no point is begun after `seconds`. Measurements are
     appended to `out`; points it already has are not measured again. A point is repeated while it took less
-    than `point_seconds`. No device is touched before the file `gate` is there, if one is named.
+    than `point_seconds`. No device is touched before the file `start_barrier` is there, if one is named.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -32,13 +32,13 @@ class Job(BaseModel):
     repeats: int = Field(default=3, ge=1)
     seconds: float = Field(default=600.0, gt=0)
     point_seconds: float = Field(default=120.0, gt=0)
-    gate: Path | None = None
+    start_barrier: Path | None = None
     distinct_layers: int = Field(default=0, ge=0)  # held by each stage and repeated; 0: all
     max_model_len: int = Field(default=4096, ge=8)
     graphs: bool = True
     own_process: bool = True  # the engine's core in a process beside its client, as in production
 
     @property
-    def variants(self) -> tuple[MadeVariant, ...]:
+    def variants(self) -> tuple[SyntheticVariant, ...]:
         """All that the points ask for; where there are any, the engine can serve variants."""
         return tuple(dict.fromkeys(one for point in self.points for one in point.mix))

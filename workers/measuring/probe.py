@@ -12,17 +12,17 @@ import torch
 
 from workers import plugin
 from workers.group import attention_splits
-from workers.measuring import captured, gate, repeating
+from workers.measuring import graph_memory, layer_sharing, start_barrier
+from workers.measuring.free_memory_wait import Sample, stable_free_bytes, taken
 from workers.measuring.job import VARIANTS_VARIABLE
-from workers.measuring.settling import Look, settled, taken
 from workers.measuring.timing import decode_ms
 
 # vLLM imports this module in each rank before that touches its device or builds its part of the model.
-repeating.install()
+layer_sharing.install()
 if VARIANTS_VARIABLE in os.environ:
     plugin.register()
 if torch.cuda.is_available():
-    captured.install()
+    graph_memory.install()
     attention_splits.install()
 
 
@@ -43,15 +43,15 @@ def _free_bytes() -> tuple[int, ...]:
         except pynvml.NVMLError:  # not told in every container
             return 0
 
-    def look() -> Look:
+    def look() -> Sample:
         free = tuple(int(pynvml.nvmlDeviceGetMemoryInfo(handle).free) for handle in handles)
-        return Look(free, sum(map(processes, handles)))
+        return Sample(free, sum(map(processes, handles)))
 
-    return settled(look)
+    return stable_free_bytes(look)
 
 
 _BEGAN_S = time.monotonic()
-gate.wait()
+start_barrier.wait()
 FREE_BYTES = _free_bytes()
 WAITED_S = time.monotonic() - _BEGAN_S
 
@@ -69,7 +69,7 @@ class Probe:
     total_consumed: int
 
     def probe_waited(self) -> float:
-        """Seconds for which this rank was held back (see workers.measuring.gate, and settling)."""
+        """Seconds this rank was held back, by `start_barrier` and `free_memory_wait`."""
         return WAITED_S
 
     def probe_memory(self) -> dict[str, int]:
@@ -90,7 +90,7 @@ class Probe:
         return {
             "weights": weights,
             "activations": int(getattr(self, "peak_activation_memory", 0)),
-            "graphs": captured.captured_bytes(self),
+            "graphs": graph_memory.graph_bytes(self),
             "runtime": runtime,
             "kv_cache": kv_cache,
             "kv_tokens": blocks * block,

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from profiler.measurements import MadeVariant, Point, Setting, Timing
+from profiler.measurements import Point, Setting, SyntheticVariant, Timing
 
 WARM_UP_STEPS = 8
-LEAST_REPLAYS = 4
+MIN_REPLAYS = 4
 VOCABULARY = 1000  # prompts use ids 10 to this; every model has more
 
 
@@ -45,7 +45,7 @@ class Arrivals:
 
 
 def run(
-    llm: Any, point: Point, tokens: int, seed: int, variants: Mapping[MadeVariant, Any] | None = None
+    llm: Any, point: Point, tokens: int, seed: int, variants: Mapping[SyntheticVariant, Any] | None = None
 ) -> Arrivals:
     """Have `point.batch` requests begin at once and wait for `tokens` tokens of each (at least 2).
 
@@ -105,7 +105,7 @@ def warm_up_tokens(fills: int, tokens: int) -> int:
 def decode_ms(replays: Sequence[Sequence[float]]) -> float:
     """Of the replays of each captured graph, those of a step in which all decode: the longest that was
     replayed several times, for one that fills prompts has a graph for each piece of a layer."""
-    often = [one for one in replays if len(one) >= LEAST_REPLAYS] or replays
+    often = [one for one in replays if len(one) >= MIN_REPLAYS] or replays
     return max(statistics.median(one) for one in often)
 
 

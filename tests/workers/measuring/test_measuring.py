@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import random_variants
 
-from profiler.measurements import Footprint, MadeVariant, Point, Setting, Timing, read
+from profiler.measurements import Footprint, Point, Setting, SyntheticVariant, Timing, read
 from workers.measuring.job import Job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -26,7 +26,11 @@ SHAPE = {
     "max_position_embeddings": 512,
 }
 POINTS = (Point(1, 16), Point(3, 40))
-MIX = (MadeVariant("lora", rank=4), MadeVariant("sparse_delta", bits=4), MadeVariant("boft", 0, 0, 1, 8))
+MIX = (
+    SyntheticVariant("lora", rank=4),
+    SyntheticVariant("sparse_delta", bits=4),
+    SyntheticVariant("boft", 0, 0, 1, 8),
+)
 MIXED = tuple(Point(3, 16, mix) for mix in (MIX[:1], MIX))
 
 
@@ -103,9 +107,11 @@ def test_a_burst_begins_at_once_in_an_engine_of_another_process(tmp_path: Path) 
 
 
 def test_variants_of_each_kind_in_one_batch_of_a_model_whose_layers_repeat(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    gate.touch()
-    job = a_job(tmp_path, Setting((4,)), (POINTS[0], *MIXED), repeats=5, distinct_layers=2, gate=gate)
+    barrier = tmp_path / "barrier"
+    barrier.touch()
+    job = a_job(
+        tmp_path, Setting((4,)), (POINTS[0], *MIXED), repeats=5, distinct_layers=2, start_barrier=barrier
+    )
     printed = measured(job, tmp_path)
     assert "batch 3, 16 tokens in of lora, sparse_delta, boft: TTFT" in printed
     footprint, *timings = read(job.out)

@@ -13,27 +13,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.measurements import Setting
-from workers.measuring import settling
-from workers.measuring.captured import captured_bytes, record
-from workers.measuring.settling import STILL_LOOKS, STILL_LOOKS_SHARED, Look, is_still, settled, taken
+from workers.measuring import free_memory_wait
+from workers.measuring.free_memory_wait import (
+    STABLE_SAMPLES,
+    STABLE_SAMPLES_SHARED,
+    Sample,
+    is_stable,
+    stable_free_bytes,
+    taken,
+)
+from workers.measuring.graph_memory import graph_bytes, record
 from workers.measuring.timing import warm_up_tokens
 
 
-@given(st.lists(st.builds(Look, st.tuples(st.integers(0, 2)), st.integers(0, 1)), min_size=1, max_size=60))
-def test_memory_that_still_moves_is_not_taken_for_free(seen: list[Look]) -> None:
+@given(st.lists(st.builds(Sample, st.tuples(st.integers(0, 2)), st.integers(0, 1)), min_size=1, max_size=60))
+def test_memory_that_still_moves_is_not_taken_for_free(seen: list[Sample]) -> None:
     """By a count of how long ago the last change was."""
     changed = next((i for i, one in enumerate(reversed(seen)) if one != seen[-1]), len(seen))
-    assert is_still(seen) == (changed >= (STILL_LOOKS_SHARED if seen[-1].processes else STILL_LOOKS))
+    assert is_stable(seen) == (changed >= (STABLE_SAMPLES_SHARED if seen[-1].processes else STABLE_SAMPLES))
 
 
 def test_what_the_last_engine_gives_back_late_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling, "POLL_S", 0.0)
-    looks: Iterator[Look] = iter([Look((1,), 1)] * 5 + [Look((1,), 0), Look((4,), 0)] + [Look((9,), 0)] * 9)
-    assert settled(lambda: next(looks)) == (9,)
+    monkeypatch.setattr(free_memory_wait, "POLL_S", 0.0)
+    looks: Iterator[Sample] = iter(
+        [Sample((1,), 1)] * 5 + [Sample((1,), 0), Sample((4,), 0)] + [Sample((9,), 0)] * 9
+    )
+    assert stable_free_bytes(lambda: next(looks)) == (9,)
 
 
 def test_memory_that_never_stands_still_is_waited_for_a_while() -> None:
-    assert settled(lambda: Look((1,), 3), most_s=0.0) == (1,)
+    assert stable_free_bytes(lambda: Sample((1,), 3), max_s=0.0) == (1,)
 
 
 def test_memory_that_somebody_gave_back_is_no_measurement() -> None:
@@ -58,7 +67,7 @@ def test_graphs_are_what_capturing_them_returned() -> None:
     record(Worker)
     one, other = Worker(), Worker()
     assert one.compile_or_warm_up_model() == "took 123"
-    assert (captured_bytes(one), captured_bytes(other)) == (123, 0)
+    assert (graph_bytes(one), graph_bytes(other)) == (123, 0)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 8, 32, 128])

@@ -6,7 +6,7 @@ from workers.agent.reports import DeviceSample, ProcessMemory
 from workers.messages import RankConfig
 
 GIB = 2**30
-MOST_NAMED = 4
+MAX_NAMED = 4
 
 
 class NoMemory(RuntimeError):
@@ -32,8 +32,8 @@ def refusal(number: int, rank: RankConfig, found: DeviceSample) -> str:
 
 def _users(found: DeviceSample) -> str:
     largest = sorted(found.processes, key=lambda p: -p.memory_bytes)
-    named = [f"{_gib(p.memory_bytes)} GiB by {_holder(p)}" for p in largest[:MOST_NAMED]]
-    rest = found.used_bytes - sum(p.memory_bytes for p in largest[:MOST_NAMED])
+    named = [f"{_gib(p.memory_bytes)} GiB by {_holder(p)}" for p in largest[:MAX_NAMED]]
+    rest = found.used_bytes - sum(p.memory_bytes for p in largest[:MAX_NAMED])
     if not named or rest > found.total_bytes // 100:
         named.append(f"{_gib(max(0, rest))} GiB by processes that cannot be told apart here")
     return ", ".join(named)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from profiler.campaign import Trial
+from profiler.profiling_plan import EngineRun
 
 
 @dataclass(frozen=True)
-class MeasureOrder:
-    """Measure the fingerprints of the model in `folder` as `trials` say.
+class MeasureRequest:
+    """Measure the fingerprints of the model in `folder` as `engine_runs` say.
 
     `known` are lines (profiler.measurements) that need not be measured again. Each of the node's `devices`
     (indices; the CPU is 0) may be filled with `device_bytes`, and everything ends after `seconds`. What is
@@ -20,7 +20,7 @@ class MeasureOrder:
 
     folder: Path
     scratch: Path
-    trials: tuple[Trial, ...]
+    engine_runs: tuple[EngineRun, ...]
     known: tuple[str, ...]
     device_kind: str
     devices: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Carries out a `MeasureOrder`: each trial in a process of its own, watched, and ended when it oversteps.
+"""Carries out a `MeasureRequest`: each engine run in a process of its own, ended when it oversteps.
 
 Whatever happens to the engine happens to that process. It ends with this one too, for it reads a pipe whose
 other end closes then, however this one ends.
@@ -19,14 +19,14 @@ from pathlib import Path
 
 import psutil
 
-from profiler.campaign import Trial
 from profiler.fingerprints.folder import write_fingerprint
-from profiler.measurements import Timing, from_lines, read, to_line
+from profiler.measurements import Timing, read, to_line
+from profiler.profiling_plan import EngineRun
 from profiler.types import CPU
 from workers.group import processes
 from workers.group.members import visible_gpus
 from workers.measuring.job import Job
-from workers.measuring.order import MeasureOrder
+from workers.measuring.request import MeasureRequest
 
 POLL_S = 0.2
 LOCK_WAIT_S = 30.0
@@ -37,30 +37,30 @@ class MeasuringError(RuntimeError):
     """A measurement that could not be finished; the message says why, for the user."""
 
 
-def carry_out(order: MeasureOrder) -> Iterator[str]:
+def carry_out(request: MeasureRequest) -> Iterator[str]:
     """Lines of what was not `known`, as they are measured. Raises MeasuringError; lines before it count.
 
     Closing the iterator ends what runs.
     """
-    order.scratch.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + order.seconds
-    with _alone(order.scratch):
-        found = _Found(order)
+    request.scratch.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + request.seconds
+    with _alone(request.scratch):
+        found = _Found(request)
         yield from found.fresh()
-        for trial in order.trials:
-            if found.lacks(trial):
-                yield from _run(order, trial, found, deadline)
+        for run in request.engine_runs:
+            if found.lacks(run):
+                yield from _run(request, run, found, deadline)
 
 
 class _Found:
     """The file that measuring processes append to, and how much of it has been told."""
 
-    def __init__(self, order: MeasureOrder) -> None:
-        self.path = order.scratch / "measurements.jsonl"
-        self._told = set(order.known)
+    def __init__(self, request: MeasureRequest) -> None:
+        self.path = request.scratch / "measurements.jsonl"
+        self._told = set(request.known)
         here = {to_line(m) for m in read(self.path)} if self.path.exists() else set()
         with self.path.open("a", encoding="utf-8") as file:
-            file.writelines(line + "\n" for line in order.known if line not in here)
+            file.writelines(line + "\n" for line in request.known if line not in here)
 
     def fresh(self) -> Iterator[str]:
         for measurement in read(self.path):
@@ -69,23 +69,23 @@ class _Found:
                 self._told.add(line)
                 yield line
 
-    def lacks(self, trial: Trial) -> bool:
-        done = {m.point for m in read(self.path) if isinstance(m, Timing) and m.setting == trial.setting}
-        return not done.issuperset(trial.points)
+    def lacks(self, run: EngineRun) -> bool:
+        done = {m.point for m in read(self.path) if isinstance(m, Timing) and m.setting == run.setting}
+        return not done.issuperset(run.points)
 
 
-def _run(order: MeasureOrder, trial: Trial, found: _Found, deadline: float) -> Iterator[str]:
+def _run(request: MeasureRequest, run: EngineRun, found: _Found, deadline: float) -> Iterator[str]:
     left_s = deadline - time.monotonic()
     if left_s <= 0:
-        raise MeasuringError(f"not finished within {order.seconds:.0f} s; raise OSTINATO_PROFILE_SECONDS")
-    log = order.scratch / "engine.log"
-    job = _job(order, trial, found.path, left_s)
-    process = _start(order, job, log)
+        raise MeasuringError(f"not finished within {request.seconds:.0f} s; raise OSTINATO_PROFILE_SECONDS")
+    log = request.scratch / "engine.log"
+    job = _job(request, run, found.path, left_s)
+    process = _start(request, job, log)
     try:
         while process.poll() is None:
             time.sleep(POLL_S)
             yield from found.fresh()
-            _check(order, process, deadline)
+            _check(request, process, deadline)
     finally:
         _end(process)
         shutil.rmtree(job.folder, ignore_errors=True)
@@ -94,41 +94,41 @@ def _run(order: MeasureOrder, trial: Trial, found: _Found, deadline: float) -> I
         raise MeasuringError(f"the engine ended with {_exit(process.returncode)}: {last_words(log)}")
 
 
-def _job(order: MeasureOrder, trial: Trial, out: Path, left_s: float) -> Job:
-    on_cpu = order.device_kind == CPU
+def _job(request: MeasureRequest, run: EngineRun, out: Path, left_s: float) -> Job:
+    on_cpu = request.device_kind == CPU
     return Job(
-        folder=_fingerprint(order, trial.setting.layers),
+        folder=_fingerprint(request, run.setting.layers),
         out=out,
-        setting=trial.setting,
-        points=trial.points,
+        setting=run.setting,
+        points=run.points,
         device_kind="cpu" if on_cpu else "cuda",
-        device_bytes=order.device_bytes,
-        dtype=order.dtype,
-        output_tokens=trial.output_tokens,
+        device_bytes=request.device_bytes,
+        dtype=request.dtype,
+        output_tokens=run.output_tokens,
         seconds=left_s,
-        distinct_layers=trial.distinct_layers,
-        max_model_len=order.max_model_len,
+        distinct_layers=run.distinct_layers,
+        max_model_len=request.max_model_len,
         graphs=not on_cpu,
         own_process=not on_cpu,  # on a CPU a step takes far longer than telling another process of it
     )
 
 
-def _fingerprint(order: MeasureOrder, layers: int) -> Path:
-    target = order.scratch / f"fingerprint-{layers}"
+def _fingerprint(request: MeasureRequest, layers: int) -> Path:
+    target = request.scratch / f"fingerprint-{layers}"
     shutil.rmtree(target, ignore_errors=True)  # of another checkpoint of the same shape, or another tokenizer
-    return write_fingerprint(order.folder, target, layers)
+    return write_fingerprint(request.folder, target, layers)
 
 
-def _start(order: MeasureOrder, job: Job, log: Path) -> subprocess.Popen[bytes]:
-    request = order.scratch / "job.json"
-    request.write_text(job.model_dump_json())
+def _start(request: MeasureRequest, job: Job, log: Path) -> subprocess.Popen[bytes]:
+    job_file = request.scratch / "job.json"
+    job_file.write_text(job.model_dump_json())
     environment = dict(os.environ)
-    if order.device_kind != CPU:
-        environment |= visible_gpus(order.devices[: job.setting.world_size])
-    named = [f"--holder={order.holder}"] if order.holder else []  # the node's agent reads it
+    if request.device_kind != CPU:
+        environment |= visible_gpus(request.devices[: job.setting.world_size])
+    named = [f"--holder={request.holder}"] if request.holder else []  # the node's agent reads it
     with log.open("wb") as out:
         return subprocess.Popen(
-            [sys.executable, "-m", "workers.measuring", str(request), "--end-with-stdin", *named],
+            [sys.executable, "-m", "workers.measuring", str(job_file), "--end-with-stdin", *named],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=out,
@@ -137,12 +137,12 @@ def _start(order: MeasureOrder, job: Job, log: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def _check(order: MeasureOrder, process: subprocess.Popen[bytes], deadline: float) -> None:
+def _check(request: MeasureRequest, process: subprocess.Popen[bytes], deadline: float) -> None:
     if time.monotonic() > deadline:
-        raise MeasuringError(f"not finished within {order.seconds:.0f} s; raise OSTINATO_PROFILE_SECONDS")
-    if order.device_kind == CPU and (held := _resident_bytes(process.pid)) > order.device_bytes:
+        raise MeasuringError(f"not finished within {request.seconds:.0f} s; raise OSTINATO_PROFILE_SECONDS")
+    if request.device_kind == CPU and (held := _resident_bytes(process.pid)) > request.device_bytes:
         raise MeasuringError(
-            f"the engine took {held >> 20} MiB where {order.device_bytes >> 20} MiB may be used; raise "
+            f"the engine took {held >> 20} MiB where {request.device_bytes >> 20} MiB may be used; raise "
             "OSTINATO_PROFILE_BYTES, or free memory"
         )
 
@@ -191,8 +191,3 @@ def _alone(scratch: Path) -> Iterator[None]:
                     raise MeasuringError(f"something else is measuring in {scratch}; try again later") from e
                 time.sleep(POLL_S)
         yield
-
-
-def points_of(lines: tuple[str, ...]) -> int:
-    """How many loads the lines hold."""
-    return sum(isinstance(m, Timing) for m in from_lines(lines, "what was measured"))

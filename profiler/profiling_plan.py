@@ -2,7 +2,7 @@
 
 A fingerprint is as deep as the model but holds only as many different layers as do not fit the device's
 caches (docs/profiler.md); on GPUs a second, shallower one tells apart what depends on depth, each TP that
-fits is measured, one pipeline, one engine that is asked for made-up variants of each kind, and each TP in
+fits is measured, one pipeline, one engine that is asked for synthetic variants of each kind, and each TP in
 every other form that is asked for. The largest load takes a third of what all do: the shallow one and those
 with TP are spared it. A CPU is one device, on which a model is not split, and starting an engine is most of
 the cost: one fingerprint for each form, whose head and layers are told apart by their bytes.
@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from profiler.measurements import MadeVariant, Point, Setting
+from profiler.measurements import Point, Setting, SyntheticVariant
 from profiler.plans import even_stages
 from profiler.roofline import allowance_bytes
 from profiler.shards import (
@@ -36,7 +36,7 @@ CPU_OUTPUT_TOKENS, GPU_OUTPUT_TOKENS = 12, 32
 CPU_PROCESS_BYTES = 1536 * MIB  # an engine's own process, with torch
 # Of a rank on H200s: CUDA context and captured graphs; and channels, of one that has others to talk to.
 GPU_RUNTIME_BYTES, GPU_COMPANY_BYTES = 1536 * MIB, 2048 * MIB
-MOST_TP = 8
+MAX_TP = 8
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Reach:
 
 
 @dataclass(frozen=True)
-class Trial:
+class EngineRun:
     """One start of the engine: its setting, its loads, and how many different layers it holds."""
 
     setting: Setting
@@ -67,85 +67,87 @@ class Trial:
     output_tokens: int
 
     @property
-    def variants(self) -> tuple[MadeVariant, ...]:
+    def variants(self) -> tuple[SyntheticVariant, ...]:
         """All that its loads ask for."""
         return tuple(dict.fromkeys(one for point in self.points for one in point.mix))
 
 
-def campaign(spec: ModelSpec, reach: Reach) -> tuple[Trial, ...]:
+def profiling_plan(spec: ModelSpec, reach: Reach) -> tuple[EngineRun, ...]:
     """Trials that fit `reach.device_bytes`, most telling first.
 
     Raises ValueError when not even the first fits, with what it needs.
     """
-    trials = tuple(_trials(spec, reach))
-    first = needed_bytes(spec, trials[0], reach)
+    engine_runs = tuple(_engine_runs(spec, reach))
+    first = needed_bytes(spec, engine_runs[0], reach)
     if first > reach.device_bytes:
         raise ValueError(
             f"measuring needs {first / MIB:.0f} MiB on one device, and {reach.device_bytes / MIB:.0f} MiB "
             "may be used; free memory there, or raise OSTINATO_PROFILE_BYTES"
         )
-    return tuple(trial for trial in trials if needed_bytes(spec, trial, reach) <= reach.device_bytes)
+    return tuple(run for run in engine_runs if needed_bytes(spec, run, reach) <= reach.device_bytes)
 
 
-def needed_bytes(spec: ModelSpec, trial: Trial, reach: Reach) -> int:
+def needed_bytes(spec: ModelSpec, run: EngineRun, reach: Reach) -> int:
     """Of each device, at most: the stage with embedding and head, the loads' KV cache, working memory."""
-    setting = trial.setting
+    setting = run.setting
     tp, layers = setting.tensor_parallel, max(setting.layers_per_stage)
-    held = min(layers, trial.distinct_layers)
+    held = min(layers, run.distinct_layers)
     weights = held * layer_shard_bytes(spec, tp) + 2 * vocab_table_bytes(spec, tp) + outer_bytes(spec)
     plan = Plan(
         tp, setting.layers_per_stage, "none", reach.max_model_len, 0, 0, 0, 0, 0, reach.batched_tokens
     )
     working = allowance_bytes(spec, plan, plan.pipeline_parallel - 1)
-    variants = sum(held * stored_bytes(spec, one) for one in trial.variants)
+    variants = sum(held * stored_bytes(spec, one) for one in run.variants)
     if reach.on_cpu:  # a CPU engine packs its weights beside the originals, and keeps variants in both tiers
-        return 2 * (weights + variants) + cached_bytes(spec, trial) + working + CPU_PROCESS_BYTES
+        return 2 * (weights + variants) + cached_bytes(spec, run) + working + CPU_PROCESS_BYTES
     company = GPU_COMPANY_BYTES if setting.world_size > 1 else 0
-    return weights + variants + cached_bytes(spec, trial) + working + GPU_RUNTIME_BYTES + company
+    return weights + variants + cached_bytes(spec, run) + working + GPU_RUNTIME_BYTES + company
 
 
-def cached_bytes(spec: ModelSpec, trial: Trial) -> int:
-    """Keys and values of the trial's largest load, on each device."""
-    setting = trial.setting
-    held = min(max(setting.layers_per_stage), trial.distinct_layers)
+def cached_bytes(spec: ModelSpec, run: EngineRun) -> int:
+    """Keys and values of the run's largest load, on each device."""
+    setting = run.setting
+    held = min(max(setting.layers_per_stage), run.distinct_layers)
     tokens = max(
-        p.batch * (p.input_tokens + trial.output_tokens + setting.fills(p.batch, p.input_tokens))
-        for p in trial.points
+        p.batch * (p.input_tokens + run.output_tokens + setting.fills(p.batch, p.input_tokens))
+        for p in run.points
     )
     return held * kv_bytes_per_token(spec, setting.tensor_parallel) * tokens
 
 
-def count_points(trials: tuple[Trial, ...]) -> int:
-    return sum(len(trial.points) for trial in trials)
+def count_points(engine_runs: tuple[EngineRun, ...]) -> int:
+    return sum(len(run.points) for run in engine_runs)
 
 
-def _trials(spec: ModelSpec, reach: Reach) -> Iterator[Trial]:
+def _engine_runs(spec: ModelSpec, reach: Reach) -> Iterator[EngineRun]:
     layers = spec.num_layers
     points, mixed = _points(reach), _mixed_points(spec, reach)
     if reach.on_cpu:
-        yield _trial(spec, reach, Setting((layers,), batched_tokens=reach.batched_tokens), points + mixed)
+        yield _engine_run(
+            spec, reach, Setting((layers,), batched_tokens=reach.batched_tokens), points + mixed
+        )
         yield from _in_forms(spec, reach, 1, points)
         return
     for tp in _degrees(spec, reach):
         setting = Setting((layers,), tp, batched_tokens=reach.batched_tokens)
-        yield _trial(spec, reach, setting, points if tp == 1 else _without_largest(points))
+        yield _engine_run(spec, reach, setting, points if tp == 1 else _without_largest(points))
         if tp == 1 and layers > 1:  # tells a layer from the rest, for every TP
             shallow = Setting((layers // 2,), tp, batched_tokens=reach.batched_tokens)
-            yield _trial(spec, reach, shallow, _without_largest(points))
+            yield _engine_run(spec, reach, shallow, _without_largest(points))
     if reach.devices > 1 and layers > 1:
         pipeline = Setting(even_stages(layers, 2), batched_tokens=reach.batched_tokens)
-        yield _trial(spec, reach, pipeline, points)
+        yield _engine_run(spec, reach, pipeline, points)
     if mixed:
-        yield _trial(spec, reach, Setting((layers,), batched_tokens=reach.batched_tokens), mixed)
+        yield _engine_run(spec, reach, Setting((layers,), batched_tokens=reach.batched_tokens), mixed)
     for tp in _degrees(spec, reach):
         yield from _in_forms(spec, reach, tp, points)
 
 
-def _in_forms(spec: ModelSpec, reach: Reach, tp: int, points: tuple[Point, ...]) -> Iterator[Trial]:
+def _in_forms(spec: ModelSpec, reach: Reach, tp: int, points: tuple[Point, ...]) -> Iterator[EngineRun]:
     for form in reach.forms:
         if cut_problem(spec, tp, form) is None:
             setting = Setting((spec.num_layers,), tp, form, batched_tokens=reach.batched_tokens)
-            yield _trial(spec, reach, setting, points if tp == 1 else _without_largest(points))
+            yield _engine_run(spec, reach, setting, points if tp == 1 else _without_largest(points))
 
 
 def _without_largest(points: tuple[Point, ...]) -> tuple[Point, ...]:
@@ -157,14 +159,14 @@ def _without_largest(points: tuple[Point, ...]) -> tuple[Point, ...]:
 
 
 def _degrees(spec: ModelSpec, reach: Reach) -> list[int]:
-    return [tp for tp in range(1, min(reach.devices, MOST_TP) + 1) if tp_fits(spec, tp)]
+    return [tp for tp in range(1, min(reach.devices, MAX_TP) + 1) if tp_fits(spec, tp)]
 
 
-def _trial(spec: ModelSpec, reach: Reach, setting: Setting, points: tuple[Point, ...]) -> Trial:
+def _engine_run(spec: ModelSpec, reach: Reach, setting: Setting, points: tuple[Point, ...]) -> EngineRun:
     cache = CPU_CACHE_BYTES if reach.on_cpu else GPU_CACHE_BYTES
     layer = layer_shard_bytes(spec, setting.tensor_parallel, setting.quantization)
     distinct = max(2, math.ceil(cache / layer))
-    return Trial(setting, points, min(distinct, spec.num_layers), _output_tokens(reach))
+    return EngineRun(setting, points, min(distinct, spec.num_layers), _output_tokens(reach))
 
 
 def _output_tokens(reach: Reach) -> int:
@@ -182,7 +184,7 @@ def _points(reach: Reach) -> tuple[Point, ...]:
     return tuple(dict.fromkeys(_within(reach, batch, length) for batch, length in wanted))
 
 
-def _within(reach: Reach, batch: int, length: int, mix: tuple[MadeVariant, ...] = ()) -> Point:
+def _within(reach: Reach, batch: int, length: int, mix: tuple[SyntheticVariant, ...] = ()) -> Point:
     """The load, or a smaller one that the deployed engines take; prompts leave room for the steps of all."""
     batch = min(batch, reach.max_sequences)
     room = max(1, reach.max_model_len - _output_tokens(reach))
@@ -200,24 +202,31 @@ def _mixed_points(spec: ModelSpec, reach: Reach) -> tuple[Point, ...]:
     one, many = ((1, 32), (4, 64)) if reach.on_cpu else ((1, 128), (8, 128))
     wanted = (
         _within(reach, batch, length, mix)
-        for first, others in _made_variants(spec, reach.max_lora_rank)
+        for first, others in _synthetic_variants(spec, reach.max_lora_rank)
         for (batch, length), mix in ((one, (first,)), (many, (first,)), (many, others))
         if not (reach.on_cpu and (batch, length) == one) or first.kind == VariantKind.LORA
     )
     return tuple(dict.fromkeys(wanted))
 
 
-def _made_variants(spec: ModelSpec, max_rank: int) -> Iterator[tuple[MadeVariant, tuple[MadeVariant, ...]]]:
+def _synthetic_variants(
+    spec: ModelSpec, max_rank: int
+) -> Iterator[tuple[SyntheticVariant, tuple[SyntheticVariant, ...]]]:
     """By kind one and several, where the model's widths allow them."""
     widths = {linear.into for linear in adaptable_linears(spec).values()}
     ranks = [max(1, max_rank // share) for share in (1, 2, 4, 1)]
-    lora = tuple(MadeVariant(VariantKind.LORA.value, rank=rank, seed=seed) for seed, rank in enumerate(ranks))
+    lora = tuple(
+        SyntheticVariant(VariantKind.LORA.value, rank=rank, seed=seed) for seed, rank in enumerate(ranks)
+    )
     yield lora[0], lora
     if all(width % 8 == 0 for width in widths):
-        sparse = tuple(MadeVariant(VariantKind.SPARSE_DELTA.value, bits=4, seed=seed) for seed in range(2))
+        sparse = tuple(
+            SyntheticVariant(VariantKind.SPARSE_DELTA.value, bits=4, seed=seed) for seed in range(2)
+        )
         yield sparse[0], sparse
     if all(width % 32 == 0 for width in widths):
         boft = tuple(
-            MadeVariant(VariantKind.BOFT.value, factors=m, block_size=b, seed=m) for m, b in ((1, 8), (2, 16))
+            SyntheticVariant(VariantKind.BOFT.value, factors=m, block_size=b, seed=m)
+            for m, b in ((1, 8), (2, 16))
         )
         yield boft[0], boft

@@ -25,10 +25,10 @@ def install() -> None:
     if VARIABLE in os.environ:
         from vllm.model_executor.offloader.base import NoopOffloader
 
-        NoopOffloader.wrap_modules = _repeated
+        NoopOffloader.wrap_modules = _shared_layers
 
 
-def _repeated(self: Any, modules: Iterator[Any], *others: Any) -> list[Any]:
+def _shared_layers(self: Any, modules: Iterator[Any], *others: Any) -> list[Any]:
     """Build the first few of `modules`, and repeat them for the layers of this pipeline stage."""
     layers = _layers_of_stage()
     distinct = list(islice(modules, min(layers, int(os.environ[VARIABLE]))))

@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 import random_variants
 
-from profiler.campaign import Reach, campaign
-from profiler.measurements import MadeVariant
+from profiler.measurements import SyntheticVariant
+from profiler.profiling_plan import Reach, profiling_plan
 from profiler.types import ModelSpec
 from profiler.variants.reading import read_variant
-from profiler.variants.synthetic import made_spec
+from profiler.variants.synthetic import synthetic_spec
 from profiler.variants.types import VariantKind, VariantLimits
 from workers.deltas import sparse
-from workers.measuring import made_variants
+from workers.measuring import synthetic_variants
 
 WIDE = {**random_variants.TINY, "hidden_size": 64, "head_dim": 16, "intermediate_size": 96}
 MADE = (
-    MadeVariant("lora", rank=4),
-    MadeVariant("sparse_delta", bits=4),
-    MadeVariant("sparse_delta", bits=2),
-    MadeVariant("boft", factors=1, block_size=8),
-    MadeVariant("boft", factors=2, block_size=16),
+    SyntheticVariant("lora", rank=4),
+    SyntheticVariant("sparse_delta", bits=4),
+    SyntheticVariant("sparse_delta", bits=2),
+    SyntheticVariant("boft", factors=1, block_size=8),
+    SyntheticVariant("boft", factors=2, block_size=16),
 )
 
 
@@ -32,29 +32,29 @@ MADE = (
 def base(tmp_path: Path) -> ModelSpec:
     (tmp_path / "config.json").write_text(json.dumps(WIDE))
     (tmp_path / "tokenizer.json").write_text("{}")
-    return made_variants.write_weightless(tmp_path, "float32")
+    return synthetic_variants.write_weightless(tmp_path, "float32")
 
 
 @pytest.mark.parametrize("made", MADE, ids=str)
 def test_the_engine_would_read_what_arithmetic_says(
-    base: ModelSpec, tmp_path: Path, made: MadeVariant
+    base: ModelSpec, tmp_path: Path, made: SyntheticVariant
 ) -> None:
-    folder = made_variants.write(made, base, 2, tmp_path / "made")
+    folder = synthetic_variants.write(made, base, 2, tmp_path / "made")
     read = read_variant(folder, base, VariantLimits(8))
-    expected = made_spec(base, made)
+    expected = synthetic_spec(base, made)
     assert (read.kind, read.modules, read.bits) == (expected.kind, expected.modules, expected.bits)
     assert read.weight_bytes == expected.weight_bytes
 
 
 def test_only_the_first_layers_are_written(base: ModelSpec, tmp_path: Path) -> None:
-    made = MadeVariant("lora", rank=2)
-    one = read_variant(made_variants.write(made, base, 1, tmp_path / "one"), base, VariantLimits(8))
-    assert 2 * one.weight_bytes == made_spec(base, made).weight_bytes
+    made = SyntheticVariant("lora", rank=2)
+    one = read_variant(synthetic_variants.write(made, base, 1, tmp_path / "one"), base, VariantLimits(8))
+    assert 2 * one.weight_bytes == synthetic_spec(base, made).weight_bytes
 
 
 def test_seeds_make_them_differ(base: ModelSpec, tmp_path: Path) -> None:
     files = [
-        made_variants.write(MadeVariant("lora", rank=2, seed=seed), base, 1, tmp_path / str(number))
+        synthetic_variants.write(SyntheticVariant("lora", rank=2, seed=seed), base, 1, tmp_path / str(number))
         / "adapter_model.safetensors"
         for number, seed in enumerate((1, 1, 2))
     ]
@@ -64,21 +64,21 @@ def test_seeds_make_them_differ(base: ModelSpec, tmp_path: Path) -> None:
 
 def test_low_rank_deltas_are_not_made(base: ModelSpec, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="LoRA stands for them"):
-        made_spec(base, MadeVariant("svd_delta"))
+        synthetic_spec(base, SyntheticVariant("svd_delta"))
     with pytest.raises(ValueError, match="LoRA stands for them"):
-        made_variants.write(MadeVariant("svd_delta"), base, 1, tmp_path / "made")
+        synthetic_variants.write(SyntheticVariant("svd_delta"), base, 1, tmp_path / "made")
 
 
 def test_only_what_the_widths_allow_is_measured(base: ModelSpec) -> None:
     reach = Reach(True, 1, 1 << 40, 64, 16, 2048, max_lora_rank=4)
-    kinds = {one.kind for trial in campaign(base, reach) for one in trial.variants}
+    kinds = {one.kind for run in profiling_plan(base, reach) for one in run.variants}
     assert kinds == {"lora", "sparse_delta", "boft"}
     odd = {name: (out + 4, into + 4) for name, (out, into) in base.linear_shapes.items()}
-    (trial,) = campaign(replace(base, linear_shapes=odd), reach)
-    assert {one.kind for one in trial.variants} == {VariantKind.LORA}
-    assert max(one.rank for one in trial.variants) == 4
-    (trial,) = campaign(replace(base, linear_shapes={}, linears={}), reach)
-    assert not trial.variants
+    (run,) = profiling_plan(replace(base, linear_shapes=odd), reach)
+    assert {one.kind for one in run.variants} == {VariantKind.LORA}
+    assert max(one.rank for one in run.variants) == 4
+    (run,) = profiling_plan(replace(base, linear_shapes={}, linears={}), reach)
+    assert not run.variants
 
 
 def test_a_sparse_delta_has_as_many_bytes_as_its_code(base: ModelSpec, tmp_path: Path) -> None:
@@ -87,4 +87,4 @@ def test_a_sparse_delta_has_as_many_bytes_as_its_code(base: ModelSpec, tmp_path:
 
     code = sparse.encode(torch.randn(64, 64), 4)
     held = sum(tensor.nbytes for tensor in (code.values, code.indices, code.scales))
-    assert made_spec(base, MadeVariant("sparse_delta", bits=4)).modules["q_proj"].size_bytes == held
+    assert synthetic_spec(base, SyntheticVariant("sparse_delta", bits=4)).modules["q_proj"].size_bytes == held

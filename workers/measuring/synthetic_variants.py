@@ -16,7 +16,7 @@ import torch
 from safetensors.numpy import save_file
 
 from profiler.checkpoint import block_of, expected_tensors, read_model
-from profiler.measurements import MadeVariant
+from profiler.measurements import SyntheticVariant
 from profiler.types import ModelSpec, adaptable_linears
 from profiler.variants.delta import DELTA, FORMAT, VERSION, layer_file
 from profiler.variants.types import VariantKind
@@ -46,17 +46,17 @@ def write_weightless(folder: Path, dtype: str) -> ModelSpec:
     return read_model(folder)
 
 
-def write(made: MadeVariant, base: ModelSpec, layers: int, folder: Path) -> Path:
+def write(variant: SyntheticVariant, base: ModelSpec, layers: int, folder: Path) -> Path:
     """Write the first `layers` layers of a variant as the new folder `folder`."""
     folder.mkdir(parents=True)
-    rng = np.random.default_rng(made.seed)
-    match VariantKind(made.kind):
+    rng = np.random.default_rng(variant.seed)
+    match VariantKind(variant.kind):
         case VariantKind.LORA:
-            _write_lora(made, list(_modules(base, layers)), folder, rng)
+            _write_lora(variant, list(_modules(base, layers)), folder, rng)
         case VariantKind.BOFT:
-            _write_boft(made, list(_modules(base, layers)), folder, rng)
+            _write_boft(variant, list(_modules(base, layers)), folder, rng)
         case VariantKind.SPARSE_DELTA:
-            _write_sparse(made, base, layers, folder, rng)
+            _write_sparse(variant, base, layers, folder, rng)
         case VariantKind.SVD_DELTA:
             raise ValueError("low-rank deltas are not made up; LoRA stands for them")
     return folder
@@ -74,28 +74,28 @@ def _small(rng: np.random.Generator, *shape: int) -> npt.NDArray[np.float16]:
 
 
 def _write_lora(
-    made: MadeVariant, modules: list[tuple[str, int, int]], folder: Path, rng: np.random.Generator
+    variant: SyntheticVariant, modules: list[tuple[str, int, int]], folder: Path, rng: np.random.Generator
 ) -> None:
     tensors: Arrays = {}
     for name, out, into in modules:
-        tensors[f"base_model.model.{name}.lora_A.weight"] = _small(rng, made.rank, into)
-        tensors[f"base_model.model.{name}.lora_B.weight"] = _small(rng, out, made.rank)
-    _save(folder, tensors, modules, {"peft_type": "LORA", "r": made.rank, "lora_alpha": made.rank})
+        tensors[f"base_model.model.{name}.lora_A.weight"] = _small(rng, variant.rank, into)
+        tensors[f"base_model.model.{name}.lora_B.weight"] = _small(rng, out, variant.rank)
+    _save(folder, tensors, modules, {"peft_type": "LORA", "r": variant.rank, "lora_alpha": variant.rank})
 
 
 def _write_boft(
-    made: MadeVariant, modules: list[tuple[str, int, int]], folder: Path, rng: np.random.Generator
+    variant: SyntheticVariant, modules: list[tuple[str, int, int]], folder: Path, rng: np.random.Generator
 ) -> None:
     tensors: Arrays = {}
     for name, out, into in modules:
-        size = made.block_size
-        tensors[f"base_model.model.{name}.boft_R"] = _small(rng, made.factors, into // size, size, size)
+        size = variant.block_size
+        tensors[f"base_model.model.{name}.boft_R"] = _small(rng, variant.factors, into // size, size, size)
         tensors[f"base_model.model.{name}.boft_s"] = np.ones((out, 1), np.float16)
     config = {
         "peft_type": "BOFT",
-        "boft_block_size": made.block_size,
+        "boft_block_size": variant.block_size,
         "boft_block_num": 0,
-        "boft_n_butterfly_factor": made.factors,
+        "boft_n_butterfly_factor": variant.factors,
     }
     _save(folder, tensors, modules, config)
 
@@ -110,7 +110,7 @@ def _save(
 
 
 def _write_sparse(
-    made: MadeVariant, base: ModelSpec, layers: int, folder: Path, rng: np.random.Generator
+    variant: SyntheticVariant, base: ModelSpec, layers: int, folder: Path, rng: np.random.Generator
 ) -> None:
     """Coding is slow, so modules of one shape have the same code."""
     described: dict[str, dict[str, object]] = {"files": {}, "modules": {}, "full": {}}
@@ -120,7 +120,7 @@ def _write_sparse(
         for name, out, into in _modules(base, layer + 1, layer):
             if (out, into) not in codes:
                 matrix = torch.from_numpy(_small(rng, out, into)).float()
-                codes[out, into] = sparse_parts(encode(matrix, made.bits)).parts
+                codes[out, into] = sparse_parts(encode(matrix, variant.bits)).parts
             parts |= {f"{name}.{part}": tensor for part, tensor in codes[out, into].items()}
             described["modules"][name] = {"file": file}
         with SafetensorsWriter(
@@ -129,6 +129,12 @@ def _write_sparse(
             for name in writer.order:
                 writer.write(name, parts[name])
         described["files"][file] = {"size_bytes": writer.size_bytes, "sha256": writer.sha256}
-    facts = {"format": FORMAT, "version": VERSION, "kind": made.kind, "bits": made.bits, "group_size": None}
+    facts = {
+        "format": FORMAT,
+        "version": VERSION,
+        "kind": variant.kind,
+        "bits": variant.bits,
+        "group_size": None,
+    }
     origin = {"method": "random", "tool": "a profile", "base": {"fingerprint": base.fingerprint}}
     (folder / DELTA).write_text(json.dumps({**facts, **origin, **described}))

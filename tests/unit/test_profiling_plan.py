@@ -14,9 +14,9 @@ from test_estimate import LLAMA_7B
 from benchmarks.profiling.results import by_shape
 from benchmarks.profiling.shapes import spec
 from benchmarks.profiling.tasks import DEVICE_BYTES, MAX_MODEL_LEN
-from profiler.campaign import Reach, cached_bytes, campaign, needed_bytes
 from profiler.measurements import Footprint, Point
 from profiler.profile_key import profile_key
+from profiler.profiling_plan import Reach, cached_bytes, needed_bytes, profiling_plan
 
 GIB = 1 << 30
 CPU = Reach(True, 1, 64 * GIB, 2048, 16, 2048)
@@ -24,24 +24,24 @@ GPUS = Reach(False, 4, 100 * GIB, 2048, 64, 8192)
 
 
 def test_a_cpu_starts_one_engine() -> None:
-    (trial,) = campaign(LLAMA_7B, CPU)
-    assert trial.setting.layers_per_stage == (32,)
-    assert (trial.setting.tensor_parallel, trial.setting.batched_tokens) == (1, 2048)
-    assert trial.distinct_layers == 2  # of 405 MB each
+    (run,) = profiling_plan(LLAMA_7B, CPU)
+    assert run.setting.layers_per_stage == (32,)
+    assert (run.setting.tensor_parallel, run.setting.batched_tokens) == (1, 2048)
+    assert run.distinct_layers == 2  # of 405 MB each
 
 
 def test_gpus_measure_each_tp_one_in_two_depths_and_a_pipeline() -> None:
-    found = [(t.setting.tensor_parallel, t.setting.layers_per_stage) for t in campaign(LLAMA_7B, GPUS)]
+    found = [(t.setting.tensor_parallel, t.setting.layers_per_stage) for t in profiling_plan(LLAMA_7B, GPUS)]
     assert found == [(1, (32,)), (1, (16,)), (2, (32,)), (4, (32,)), (1, (16, 16)), (1, (32,))]
 
 
 def test_tp_is_spared_the_largest_load_where_others_tell_of_its_batch_and_its_length() -> None:
-    one, half, two, four, pipeline, _mixed = (set(trial.points) for trial in campaign(LLAMA_7B, GPUS))
+    one, half, two, four, pipeline, _mixed = (set(run.points) for run in profiling_plan(LLAMA_7B, GPUS))
     assert one - two == one - four == one - half == {Point(64, 1024)}
     assert one == pipeline
     short, single = replace(GPUS, max_model_len=128), replace(GPUS, max_sequences=1)
     for reach in (short, single):
-        one, half, two, *_ = (set(trial.points) for trial in campaign(LLAMA_7B, reach))
+        one, half, two, *_ = (set(run.points) for run in profiling_plan(LLAMA_7B, reach))
         assert one == half == two
 
 
@@ -58,28 +58,28 @@ def test_everything_fits_the_budget_and_the_engines(
     reach = Reach(on_cpu, devices, gib * GIB, length, sequences, 2048)
     if gib < 8:
         with contextlib.suppress(ValueError):
-            campaign(LLAMA_7B, reach)
+            profiling_plan(LLAMA_7B, reach)
         return
-    trials = campaign(LLAMA_7B, reach)
-    assert trials
-    for trial in trials:
-        assert needed_bytes(LLAMA_7B, trial, reach) <= reach.device_bytes
-        assert trial.setting.world_size <= (1 if on_cpu else devices)
-        assert len(set(trial.points)) == len(trial.points)
-        for point in trial.points:
+    engine_runs = profiling_plan(LLAMA_7B, reach)
+    assert engine_runs
+    for run in engine_runs:
+        assert needed_bytes(LLAMA_7B, run, reach) <= reach.device_bytes
+        assert run.setting.world_size <= (1 if on_cpu else devices)
+        assert len(set(run.points)) == len(run.points)
+        for point in run.points:
             assert point.batch <= sequences
-            assert point.input_tokens + trial.output_tokens <= length
+            assert point.input_tokens + run.output_tokens <= length
 
 
 def test_a_budget_that_is_too_small_is_named() -> None:
     with pytest.raises(ValueError, match=r"measuring needs \d+ MiB on one device, and 1024 MiB may be used"):
-        campaign(LLAMA_7B, replace(CPU, device_bytes=GIB))
+        profiling_plan(LLAMA_7B, replace(CPU, device_bytes=GIB))
 
 
 def test_small_layers_are_held_until_no_cache_holds_them() -> None:
     small = replace(LLAMA_7B, linears={}, linear_shapes={}, layer_weight_bytes=64 << 20)
-    (trial,) = campaign(small, CPU)
-    assert trial.distinct_layers == 8
+    (run,) = profiling_plan(small, CPU)
+    assert run.distinct_layers == 8
 
 
 def test_keys_can_name_files() -> None:
@@ -111,10 +111,10 @@ def test_engines_took_less_than_was_set_aside_for_them() -> None:
     seen, compared = by_shape(RESULTS), 0
     for name, measurements in seen.items():
         reach = Reach(False, 4, DEVICE_BYTES, MAX_MODEL_LEN, 128, 2048, forms=("fp8",))
-        trials = {trial.setting: trial for trial in campaign(spec(name), reach) if not trial.variants}
+        engine_runs = {run.setting: run for run in profiling_plan(spec(name), reach) if not run.variants}
         for found in measurements:
-            if isinstance(found, Footprint) and (trial := trials.get(found.setting)):
-                set_aside = needed_bytes(spec(name), trial, reach) - cached_bytes(spec(name), trial)
+            if isinstance(found, Footprint) and (run := engine_runs.get(found.setting)):
+                set_aside = needed_bytes(spec(name), run, reach) - cached_bytes(spec(name), run)
                 assert max(map(found.taken, found.ranks)) < set_aside, (name, found.setting)
                 compared += 1
     assert compared >= 14  # four of each model, and two of one in fp8

@@ -8,8 +8,8 @@ from pathlib import Path
 from engine_configs import echo_config
 
 from workers.agent.reports import DeviceSample, ProcessMemory
-from workers.group.claim import refusal, shortage
 from workers.group.launch import reports_of, threads
+from workers.group.memory_check import refusal, shortage
 from workers.group.plan import VARIABLE, from_environment, plan_of
 from workers.messages import RankConfig
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any
 
-ATTRIBUTE = "captured_bytes"
+ATTRIBUTE = "graph_bytes"
 
 
 def install() -> None:
@@ -38,6 +38,6 @@ def record(worker: Any) -> None:
     worker.compile_or_warm_up_model = recorded
 
 
-def captured_bytes(worker: Any) -> int:
+def graph_bytes(worker: Any) -> int:
     """0 where nothing was captured."""
     return int(getattr(worker, ATTRIBUTE, 0))

@@ -11,31 +11,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 POLL_S = 0.1
-MOST_S = 10.0
-STILL_LOOKS, STILL_LOOKS_SHARED = 3, 20  # a process that is there may be one that is ending
+MAX_S = 10.0
+STABLE_SAMPLES, STABLE_SAMPLES_SHARED = 3, 20  # a process that is there may be one that is ending
 
 
 @dataclass(frozen=True)
-class Look:
+class Sample:
     """Free bytes of each GPU, and how many processes the driver names on them."""
 
     free: tuple[int, ...]
     processes: int
 
 
-def settled(look: Callable[[], Look], most_s: float = MOST_S) -> tuple[int, ...]:
-    """Free bytes of each GPU when they stand still, or after `most_s`."""
-    deadline = time.monotonic() + most_s
+def stable_free_bytes(look: Callable[[], Sample], max_s: float = MAX_S) -> tuple[int, ...]:
+    """Free bytes of each GPU when they stand still, or after `max_s`."""
+    deadline = time.monotonic() + max_s
     seen = [look()]
-    while not is_still(seen) and time.monotonic() < deadline:
+    while not is_stable(seen) and time.monotonic() < deadline:
         time.sleep(POLL_S)
         seen.append(look())
     return seen[-1].free
 
 
-def is_still(seen: Sequence[Look]) -> bool:
+def is_stable(seen: Sequence[Sample]) -> bool:
     """Whether the last looks were alike: a few of GPUs without processes, more of others."""
-    wanted = STILL_LOOKS_SHARED if seen[-1].processes else STILL_LOOKS
+    wanted = STABLE_SAMPLES_SHARED if seen[-1].processes else STABLE_SAMPLES
     return len(seen) >= wanted and len(set(seen[-wanted:])) == 1
 
 
