@@ -12,6 +12,7 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
+REHEARSED_BY = "benchmarks.gateway"
 ANSWER = (
     b'{"id": "echo", "object": "chat.completion", "created": 0, "model": "smollm2-135m-instruct", "choices": '
     b'[{"index": 0, "finish_reason": "stop", "logprobs": null, '

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +27,15 @@ from typing import Any
 
 import aiohttp
 
+from benchmarks import gpu_engine, rehearsing
+from benchmarks.serving.settings import SHAPES
 from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.api.schemas.models import RegisterModelRequest
 from controlplane.client.client import Client
 from controlplane.runtime import local
 from controlplane.settings import Settings
 
-RESULTS = Path(__file__).parent / "results" / "gateway.json"
+RESULT = rehearsing.RESULTS / "gateway.json"
 MODEL = "smollm2-135m-instruct"
 CHAT = "/v1/chat/completions"
 
@@ -51,6 +53,10 @@ class Side:
 class Load:
     concurrency: int
     requests: int
+
+
+ECHO_LOADS = [Load(1, 400), Load(8, 1600), Load(32, 1600)]
+REHEARSED_LOADS = [Load(1, 4), Load(4, 8)]
 
 
 async def measure(side: Side, load: Load) -> dict[str, float]:
@@ -119,26 +125,33 @@ def _row(
 
 @contextmanager
 def cluster(engine: str, haproxy: bool) -> Iterator[local.LocalCluster]:
-    """A cluster in a temporary home with the bundled model deployed on `engine`."""
+    """In a temporary home, with the bundled model (in a rehearsal a tiny one) deployed on `engine`."""
     with tempfile.TemporaryDirectory(prefix="ostinato-bench-") as home:
-        models = Settings().home / "models"
-        models.mkdir(parents=True, exist_ok=True)
-        (Path(home) / "models").symlink_to(models)
+        source = source_in(Path(home))
         chosen = {"home": Path(home), "http_port": local.free_port(), "engine": engine, "haproxy": haproxy}
+        chosen |= {"allowed_roots": home} if rehearsing.is_rehearsal() else {}
         settings = Settings.model_validate({**Settings().model_dump(), **chosen})
         try:
             running = local.up(settings, print)
             with Client(running.url) as client:
-                client.wait(
-                    client.register_model(RegisterModelRequest(model=MODEL, source=f"bundled://{MODEL}")).id
-                )
+                registering = client.register_model(RegisterModelRequest(model=MODEL, source=source))
+                client.wait(registering.id)
                 client.wait(client.deploy_model(DeployModelRequest(model=MODEL)).id)
             yield running
         finally:
             local.down(settings, print)
 
 
-def echo_against_bare(rounds: int, haproxy: bool) -> list[dict[str, Any]]:
+def source_in(home: Path) -> str:
+    if rehearsing.is_rehearsal():
+        return str(gpu_engine.write_dummy_base(home / "tiny", SHAPES["tiny"]))
+    models = Settings().home / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    (home / "models").symlink_to(models)
+    return f"bundled://{MODEL}"
+
+
+def echo_against_bare(rounds: int, haproxy: bool, loads: list[Load]) -> list[dict[str, Any]]:
     """An instant engine behind our whole path, against a bare Serve handler that answers the same bytes."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
     with cluster("echo", haproxy) as running:
@@ -148,7 +161,7 @@ def echo_against_bare(rounds: int, haproxy: bool) -> list[dict[str, Any]]:
         proxy = "HAProxy" if haproxy else "Serve's proxy"
         ours = Side(f"ostinato, echo engine, {proxy}", running.url + CHAT, body)
         bare = Side(f"bare Serve handler, {proxy}", running.url + "/bare", body)
-        return compare(ours, bare, [Load(1, 400), Load(8, 1600), Load(32, 1600)], rounds)
+        return compare(ours, bare, loads, rounds)
 
 
 @contextmanager
@@ -215,29 +228,39 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--skip-vllm", action="store_true")
-    args = parser.parse_args()
+    parser.add_argument("--only-haproxy", action="store_true", help="not behind Serve's own proxy")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    args = parser.parse_args(argv)
+    loads = REHEARSED_LOADS if rehearsing.is_rehearsal() else ECHO_LOADS
     rows: list[dict[str, Any]] = []
     comparisons = [
-        lambda: echo_against_bare(args.rounds, haproxy=True),
-        lambda: echo_against_bare(args.rounds, haproxy=False),
-        lambda: vllm_against_ours(args.rounds),
+        lambda: echo_against_bare(args.rounds, True, loads),
+        *([] if args.only_haproxy else [lambda: echo_against_bare(args.rounds, False, loads)]),
+        *([] if args.skip_vllm else [lambda: vllm_against_ours(args.rounds)]),
     ]
-    for run in comparisons[: 2 if args.skip_vllm else 3]:
+    for run in comparisons:
         rows += run()
         result = {
-            "command": "python -m benchmarks.gateway " + " ".join(sys.argv[1:]),
+            "command": "python -m benchmarks.gateway " + " ".join(sys.argv[1:] if argv is None else argv),
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
             "rows": rows,
         }
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+        rehearsing.write_result(args.out, result)
     print(table(rows))
 
 
+def rehearse(folder: Path) -> None:
+    """A cluster whose engine echoes, against the bare handler: a few requests, one round."""
+    out = folder / "gateway.json"
+    main(["--rounds", "1", "--skip-vllm", "--only-haproxy", "--out", str(out)])
+    assert len(rehearsing.check(out)["rows"]) == len(REHEARSED_LOADS)
+
+
 if __name__ == "__main__":
-    main()
+    rehearsing.run(main, rehearse)

@@ -15,14 +15,15 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import gpu_engine
+from benchmarks import gpu_engine, rehearsing
 from benchmarks.serving import deltas
+from benchmarks.serving.settings import SHAPES
 from workers.variant_config import VariantConfig
 from workers.variants.background import Background
 from workers.variants.host import pack
@@ -70,17 +71,18 @@ def measured(base: Path, delta: Path, shape: dict[str, int], threads: int, round
     }
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    options.add_argument("--shape", choices=SHAPES, default="7b")
     options.add_argument("--layers", type=int, default=32)
     options.add_argument("--bits", default="4,2")
     options.add_argument("--threads", default="1,2,4,8")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--out", type=Path, required=True, help="JSON")
-    given = options.parse_args()
-    shape = {**gpu_engine.LLAMA_7B, "num_hidden_layers": given.layers}
+    given = options.parse_args(argv)
+    shape = {**SHAPES[given.shape], "num_hidden_layers": given.layers}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         base = gpu_engine.write_dummy_base(Path(folder) / "base", shape)
@@ -89,9 +91,16 @@ def main() -> None:
             for threads in map(int, given.threads.split(",")):
                 rows.append({"bits": bits, **measured(base, delta, shape, threads, given.rounds)})
                 print(json.dumps(rows[-1]), flush=True)
-    command = f"python -m benchmarks.packing {' '.join(sys.argv[1:])}"
-    given.out.write_text(json.dumps({"command": command, "rows": rows}, indent=1))
+    command = f"python -m benchmarks.packing {' '.join(sys.argv[1:] if argv is None else argv)}"
+    rehearsing.write_result(given.out, {"command": command, "rows": rows})
+
+
+def rehearse(folder: Path) -> None:
+    """Deltas of both widths of a tiny model, by one thread and by two."""
+    out = folder / "packing.json"
+    main(["--shape", "tiny", "--layers", "1", "--threads", "1,2", "--rounds", "1", "--out", str(out)])
+    assert len(rehearsing.check(out)["rows"]) == 4
 
 
 if __name__ == "__main__":
-    main()
+    rehearsing.run(main, rehearse)

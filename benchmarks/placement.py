@@ -16,13 +16,14 @@ import platform
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import placement_instances as instances
+from benchmarks import placement_plot, rehearsing
 from benchmarks.alpaserve_like import greedy
 from placement.solver.cluster import Cluster
 from placement.solver.layout import after
@@ -36,6 +37,7 @@ from placement.types import Intent
 POLICIES: tuple[Policy, ...] = (Joint(), *(Maveriq(selection) for selection in Selection))
 SIZES = (10, 100, 1000, 10000)
 MOST_MODELS = 300
+PAPERS_MODELS = 21
 PER_SIZE = 8  # decisions
 
 
@@ -76,11 +78,11 @@ def _spread(values: list[float]) -> dict[str, Any]:
     }
 
 
-def scale() -> list[dict[str, Any]]:
+def scale(sizes: Sequence[int]) -> list[dict[str, Any]]:
     """One decision each for several models and intents, on roomy clusters and on fragments of 2 to 8 GiB."""
     rows = []
     for free_gib in (None, (2, 8)):
-        for size in SIZES:
+        for size in sizes:
             models = min(MOST_MODELS, 3 * size)
             cluster = instances.large_cluster(random.Random(size), size, models, free_gib)
             for policy in (POLICIES[0], POLICIES[1]):
@@ -108,22 +110,23 @@ def _requests() -> Iterator[Request]:
             yield Request("new", instances.model(name, "fp16"), goal, rate_per_s=0.5)
 
 
-def paper() -> list[dict[str, Any]]:
-    """Uneven against even stages: every policy with both, and an AlpaServe-like greedy, by intent."""
+def paper(count: int) -> list[dict[str, Any]]:
+    """Of the first `count` models. Uneven against even stages: every policy with both, and an AlpaServe-like
+    greedy, by intent."""
     policies: list[Policy] = [Joint(), Joint(uneven=False)]
     policies += [Maveriq(selection, uneven=uneven) for selection in Selection for uneven in (True, False)]
     rows = []
     for forms in (("fp16", "int8", "int4"), ("fp16",)):
         for goal in Intent if len(forms) > 1 else (Intent.MIN_LATENCY,):
-            cluster, requests = instances.paper_cluster(), instances.paper_models(goal, *forms)
+            cluster, requests = instances.paper_cluster(), instances.paper_models(goal, *forms)[:count]
             for policy in policies:
                 rows.append({**_row(cluster, requests, policy), "goal": goal, "forms": forms})
                 print(rows[-1], flush=True)
-        count, throughput = greedy(
-            instances.paper_cluster(), instances.paper_models(Intent.MIN_LATENCY, "fp16")
+        fit, throughput = greedy(
+            instances.paper_cluster(), instances.paper_models(Intent.MIN_LATENCY, "fp16")[:count]
         )
         rows.append(
-            {"policy": "alpaserve-like", "fit": count, "throughput_per_s": throughput, "forms": ["fp16"]}
+            {"policy": "alpaserve-like", "fit": fit, "throughput_per_s": throughput, "forms": ["fp16"]}
         )
     return rows[:-1]  # the greedy knows no compression: once is enough
 
@@ -152,24 +155,37 @@ def _timed(decide: Callable[[], Any]) -> tuple[Any, float]:
     return outcome, time.process_time() - began
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--instances", type=int, default=200)
     parser.add_argument("--only", default="gaps,scale,paper")
-    asked = parser.parse_args()
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="GPUs of the clusters of `scale`")
+    parser.add_argument("--models", type=int, default=PAPERS_MODELS, help="how many of the paper's")
+    asked = parser.parse_args(argv)
+    sizes = [int(size) for size in asked.sizes.split(",")]
     result = json.loads(asked.out.read_text()) if asked.out.exists() else {}
     result["host"] = {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
-    parts = {"gaps": lambda: gaps(asked.instances), "scale": scale, "paper": paper}
+    parts = {
+        "gaps": lambda: gaps(asked.instances),
+        "scale": lambda: scale(sizes),
+        "paper": lambda: paper(asked.models),
+    }
     for name in asked.only.split(","):
         result[name] = parts[name]()
-        asked.out.write_text(json.dumps(result, indent=1) + "\n")
-    from benchmarks.placement_plot import plot
+        rehearsing.write_result(asked.out, result)
+    placement_plot.plot(result, asked.out.with_suffix(".png"))
 
-    plot(result, asked.out.with_suffix(".png"))
+
+def rehearse(folder: Path) -> None:
+    """All three parts, of few instances, a cluster of ten GPUs and four models, and their plot."""
+    out = folder / "placement.json"
+    main(["--out", str(out), "--instances", "4", "--sizes", "10", "--models", "4"])
+    rehearsing.check(out, "gaps", "scale", "paper")
+    assert out.with_suffix(".png").stat().st_size > 1000
 
 
 if __name__ == "__main__":
-    main()
+    rehearsing.run(main, rehearse)

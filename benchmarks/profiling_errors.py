@@ -10,7 +10,6 @@ and by batch; and how often the intervals, which are to hold nine times in ten, 
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -19,9 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import rehearsing
 from benchmarks.profiling.cost import compared
-from benchmarks.profiling.results import by_shape
+from benchmarks.profiling.results import by_shape, merged
 from benchmarks.profiling.shapes import spec
+from benchmarks.profiling.tasks import Kind
 from profiler.measurements import Footprint, Measurement, Setting, Timing
 from profiler.physical.calibrating import calibrate
 from profiler.physical.calibration import Calibration, Cut
@@ -30,6 +31,7 @@ from profiler.predicting.predict import Ground, predict
 from profiler.types import DeviceRates, Interval, Plan, Workload
 
 FIGURES = ("TTFT", "TPOT", "memory")
+REHEARSED = "llama-2-7b"
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ def write(
     record = {"command": command, "rows": rows, **({"costs": costs} if costs else {})}
     if gaps:
         record["not_predicted"] = [asdict(gap) for gap in gaps]
-    out.write_text(json.dumps(record, indent=1) + "\n")
+    rehearsing.write_result(out, record)
     if found:
         plot(found, out.with_suffix(".png"), title)
 
@@ -221,12 +223,12 @@ def _by_batch(axis: Any, found: list[Error]) -> None:
     axis.set(xlabel="batch", ylabel="error (%)")
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fingerprints", type=Path, required=True)
     parser.add_argument("--truth", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     fingerprints, truth = by_shape(given.fingerprints), by_shape(given.truth)
     scored = [errors(name, fingerprints.get(name, []), truth[name]) for name in truth]
     found = [error for errors_here, _ in scored for error in errors_here]
@@ -244,5 +246,18 @@ def costs_of(fingerprints: list[Measurement], truth: list[Measurement]) -> dict[
         return {"not_compared": str(e)}
 
 
+def rehearse(folder: Path) -> None:
+    """With what was measured of one shape, as it is committed."""
+    for kind in Kind.FINGERPRINTS, Kind.TRUTH:
+        lines = merged(kind, rehearsing.RESULTS / "profiling").read_text().splitlines()
+        of_one = [line for line in lines if f'"{REHEARSED}"' in line]
+        merged(kind, folder).write_text("\n".join(of_one) + "\n")
+    out = folder / "errors.json"
+    files = [f"--{kind}={merged(kind, folder)}" for kind in (Kind.FINGERPRINTS, Kind.TRUTH)]
+    main([*files, "--out", str(out)])
+    rehearsing.check(out, "rows", "costs")
+    assert out.with_suffix(".png").stat().st_size > 1000
+
+
 if __name__ == "__main__":
-    main()
+    rehearsing.run(main, rehearse)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from engine_simulator import Machine, measured
 
+from benchmarks import rehearsing
 from benchmarks.profiling.shapes import spec
 from benchmarks.profiling.tasks import Task, fingerprints, truth
 from benchmarks.profiling_errors import errors_of, write
@@ -37,14 +38,23 @@ def simulated(tasks: Iterable[Task], noise: float, more: tuple[Point, ...] = ())
             yield measured(machine, setting, point, tokens, setting.batched_tokens, slower)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    calibration = calibrate(spec(NAME), simulated(fingerprints(NAME, GPUS), NOISE))
-    found = list(errors_of(NAME, calibration, simulated(truth(NAME, GPUS), 0.0, MORE_POINTS)))
+    parser.add_argument("--gpus", type=int, default=GPUS)
+    given = parser.parse_args(argv)
+    calibration = calibrate(spec(NAME), simulated(fingerprints(NAME, given.gpus), NOISE))
+    found = list(errors_of(NAME, calibration, simulated(truth(NAME, given.gpus), 0.0, MORE_POINTS)))
     write(found, f"{COMMAND} --out {given.out}", given.out, "Against a simulated engine")
 
 
+def rehearse(folder: Path) -> None:
+    """A host of one GPU."""
+    out = folder / "simulated.json"
+    main(["--out", str(out), "--gpus", "1"])
+    rehearsing.check(out, "rows")
+    assert out.with_suffix(".png").stat().st_size > 1000
+
+
 if __name__ == "__main__":
-    main()
+    rehearsing.run(main, rehearse)

@@ -14,6 +14,8 @@ import uvicorn
 from workers.engine.vllm_engine import VllmEngine
 from workers.messages import EngineConfig, RankConfig
 
+REHEARSED_BY = "benchmarks.gateway"
+
 
 async def serve(folder: str, port: int) -> None:
     config = EngineConfig(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,8 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.profiling.results import by_shape
+from benchmarks import rehearsing
+from benchmarks.profiling.results import by_shape, merged
 from benchmarks.profiling.shapes import SHAPES, spec
+from benchmarks.profiling.tasks import Kind
 from profiler.measurements import Footprint, Measurement, Point, Setting, Timing
 from profiler.physical.calibrating import calibrate
 from profiler.physical.calibration import Calibration, Cut
@@ -153,13 +156,13 @@ def summary(rows: Sequence[Compared]) -> list[dict[str, Any]]:
     return table
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="aiconfigurator's estimates and ours, beside measurements.")
     parser.add_argument("--python", required=True, help="of an environment with aiconfigurator")
     parser.add_argument("--fingerprints", type=Path, required=True)
     parser.add_argument("--truth", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     fingerprints, truth = by_shape(given.fingerprints), by_shape(given.truth)
     calibrations = {name: calibrate(spec(name), fingerprints[name]) for name in truth}
     asked = [pair for name, measured in truth.items() for pair in common(name, measured)]
@@ -183,8 +186,40 @@ def main() -> None:
         "refused": dict(refused),
         "rows": table,
     }
-    given.out.write_text(json.dumps(record, indent=1) + "\n")
+    rehearsing.write_result(given.out, record)
+
+
+# What is asked instead of aiconfigurator: it answers one figure for everything, and knows no fp8.
+STAND_IN = """
+from types import SimpleNamespace
+
+GIB = {"total": 2.0, "kvcache": 1.0}
+
+
+def cli_estimate(**asked):
+    if "gemm_quant_mode" in asked:
+        raise ValueError("a stand-in knows no fp8")
+    summary = SimpleNamespace(get_memory=lambda: GIB)
+    return SimpleNamespace(ttft=1000.0, tpot=1000.0, summary=summary, backend_version="stand-in")
+"""
+
+
+def rehearse(folder: Path) -> None:
+    """What is committed of our measurements, beside answers of a stand-in for aiconfigurator."""
+    package = folder / "aiconfigurator" / "cli"
+    package.mkdir(parents=True)
+    (package / "api.py").write_text(STAND_IN)
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    measured = rehearsing.RESULTS / "profiling"
+    out = folder / "aiconfigurator.json"
+    files = [f"--{kind}={merged(kind, measured)}" for kind in (Kind.FINGERPRINTS, Kind.TRUTH)]
+    main(["--python", str(python), *files, "--out", str(out)])
+    record = rehearsing.check(out, "rows", "refused")
+    assert record["database"] == ["stand-in"]
+    assert {row["figure"] for row in record["rows"]} == {"TTFT of the last", "TPOT", "memory"}
 
 
 if __name__ == "__main__":
-    main()
+    rehearsing.run(main, rehearse)

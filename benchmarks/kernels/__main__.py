@@ -12,23 +12,32 @@ theirs. `python -m benchmarks.kernels.plot` draws them.
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
+from benchmarks import rehearsing
 from benchmarks.kernels import one
 
 GRACE_S = 30.0  # for the case under way when an operation's time is up, and not more
 
 
-def main() -> int:
+# Cases of each operation that tell most; of a CPU's interpreter, which takes its time.
+REHEARSED = {"lora": "batch=8", "sparse_delta": "batch=8", "svd_delta": "batch=8", "boft": "adapters=2"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.kernels", description="Times variant kernels."
     )
     parser.add_argument(
         "operations", nargs="*", help=f"of {', '.join(one.OPERATIONS)}; all when none is named"
     )
-    arguments = one.options(parser).parse_args()
+    arguments = one.options(parser).parse_args(argv)
     ends = time.monotonic() + arguments.budget_s
     operations = arguments.operations or one.OPERATIONS
     if unknown := set(operations) - set(one.OPERATIONS):
@@ -49,7 +58,8 @@ def _ran(operation: str, arguments: argparse.Namespace, seconds: float) -> bool:
     command += ["--where", *arguments.where] if arguments.where else []
     begun = time.monotonic()
     try:
-        status = subprocess.run(command, check=False, timeout=seconds + GRACE_S).returncode
+        environment = {**os.environ, **({"TRITON_INTERPRET": "1"} if rehearsing.is_rehearsal() else {})}
+        status = subprocess.run(command, env=environment, check=False, timeout=seconds + GRACE_S).returncode
     except subprocess.TimeoutExpired:
         status = -1
         print(f"{operation}: ended; a case takes longer than {GRACE_S:.0f} s", flush=True)
@@ -57,5 +67,14 @@ def _ran(operation: str, arguments: argparse.Namespace, seconds: float) -> bool:
     return status == 0
 
 
+def rehearse(folder: Path) -> None:
+    """Every operation on tiny shapes, in Triton's interpreter: each result is checked, and none is timed."""
+    for operation in one.OPERATIONS:
+        assert main([operation, "--check", "--out", str(folder), "--where", REHEARSED[operation]]) == 0
+        rows = rehearsing.check(one.path_of(operation, folder), "rows", "versions")["rows"]
+        assert "ostinato" in {row["contender"] for row in rows}
+        assert all(row["correct"] and row["us"] is None for row in rows), json.dumps(rows)
+
+
 if __name__ == "__main__":
-    raise SystemExit(main())
+    rehearsing.run(main, rehearse)

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from benchmarks import rehearsing
 from workers.kernels import bias, boft, full, low_rank, sparse_delta
 from workers.kernels.bias import kernel as bias_kernel
 from workers.kernels.boft import kernel as boft_kernel
@@ -242,8 +244,26 @@ def _type(value: Any) -> str:
     return "i32" if -(1 << 31) <= value < 1 << 31 else "i64"
 
 
-if __name__ == "__main__":
+def main() -> None:
     only = sys.argv[1:]
     for each in launches():
         if not only or each.operation in only:
             print(json.dumps(asdict(compiled(each))), flush=True)
+
+
+def rehearse(folder: Path) -> None:
+    """The cheapest operation, in a process that does not interpret kernels; nothing is taken from a cache."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    printed = subprocess.run(
+        [sys.executable, "-m", "benchmarks.kernels.compiling", "bias"],
+        env={**environment, "TRITON_CACHE_DIR": str(folder)},
+        stdout=subprocess.PIPE,
+        check=True,
+    ).stdout
+    kernels = [json.loads(line) for line in printed.splitlines()]
+    assert kernels
+    assert all(kernel["registers"] > 0 for kernel in kernels)
+
+
+if __name__ == "__main__":
+    rehearsing.run(main, rehearse)

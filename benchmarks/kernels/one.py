@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import platform
 import sys
@@ -18,16 +17,17 @@ from typing import Any
 
 import torch
 
+from benchmarks import rehearsing
 from benchmarks.kernels import harness
 
+REHEARSED_BY = "benchmarks.kernels"
 OPERATIONS = ("lora", "sparse_delta", "boft", "svd_delta")
-RESULTS = Path(__file__).parents[1] / "results"
 
 
 def options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Those of one operation's process and of all operations' alike."""
     parser.add_argument("--where", nargs="*", default=[], help="key=value[,value]: only cases so labelled")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", RESULTS)))
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", rehearsing.RESULTS)))
     parser.add_argument("--budget-s", type=float, default=600, help="no case begins later")
     parser.add_argument("--tune", action="store_true", help="ways to cut up the work, against one another")
     parser.add_argument(
@@ -108,29 +108,29 @@ def _write(
     rows: list[harness.Measurement],
     left: int,
 ) -> None:
-    if rates is None:
+    if rates is None and not rehearsing.is_rehearsal():
         return
     record: dict[str, Any] = {
         "operation": arguments.operation,
         "command": "python -m benchmarks.kernels.one " + " ".join(sys.argv[1:]),
-        "device": torch.cuda.get_device_name(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
             "triton": importlib.import_module("triton").__version__,
         },
-        "copy_tb_per_s": rates.copy_bytes_per_s / 1e12,
-        "bf16_tflop_per_s": rates.flops_per_s / 1e12,
+        "copy_tb_per_s": rates and rates.copy_bytes_per_s / 1e12,
+        "bf16_tflop_per_s": rates and rates.flops_per_s / 1e12,
         "cases_left": left,
         "rows": [asdict(row) for row in rows],
     }
-    suffix = "_tuning" if arguments.tune else ""
-    path = arguments.out / f"kernels_{arguments.operation}{suffix}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    whole = path.with_suffix(".part")
-    whole.write_text(json.dumps(record, indent=1) + "\n")
-    whole.replace(path)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    rehearsing.write_result(path_of(arguments.operation, arguments.out, arguments.tune), record)
+
+
+def path_of(operation: str, folder: Path, tune: bool = False) -> Path:
+    return folder / f"kernels_{operation}{'_tuning' if tune else ''}.json"
 
 
 if __name__ == "__main__":

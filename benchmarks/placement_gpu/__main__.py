@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import json
 import os
 import shlex
 import signal
@@ -28,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import rehearsing
 from benchmarks.placement_gpu.asking import named
 from benchmarks.placement_gpu.experiment import Experiment
 from benchmarks.placement_gpu.host import BALLAST_S, Children, Host, rates_of
@@ -54,7 +54,9 @@ async def carry_out(given: argparse.Namespace, result: dict[str, Any]) -> None:
 
 
 async def _carry_out(given: argparse.Namespace, children: Children, result: dict[str, Any]) -> None:
-    settings = Settings(home=given.work, max_model_len=given.max_model_len, concurrency=given.concurrency)
+    chosen: dict[str, Any] = {"max_model_len": given.max_model_len, "concurrency": given.concurrency}
+    chosen |= {"engine": "echo"} if rehearsing.is_rehearsal() else {}
+    settings = Settings(home=given.work, **chosen)
     rates = await rates_of(socket.gethostname(), children)
     told = settings.model_dump(mode="json", exclude={"api_key", "store_url", "home"})
     result |= {"settings": told, "rates": told_rates(rates)}
@@ -91,7 +93,7 @@ def told_rates(rates: NodeReport) -> list[dict[str, Any]]:
     return [{**dataclasses.asdict(d), "engine": rates.engine_version} for d in rates.devices]
 
 
-def options() -> argparse.Namespace:
+def options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -106,23 +108,27 @@ def options() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--input-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=128)
-    parser.add_argument("--batches", type=lambda text: [int(n) for n in text.split(",")], default=[1, 8])
+    parser.add_argument("--batches", type=_numbers, default=[1, 8])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tokens-below", type=int, default=32000, help="of prompts")
     parser.add_argument("--settle-s", type=float, default=5.0, help="before each decision")
     parser.add_argument("--limit-s", type=float, default=560.0, help="for all but the ending of processes")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 def _ballast(text: str) -> list[tuple[str, str]]:
     return [(index, gib) for index, _, gib in (part.partition(":") for part in text.split(","))]
 
 
-def main() -> None:
-    given = options()
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    given = options(argv)
     given.work = given.work.absolute()
     given.work.mkdir(parents=True)
-    command = f"python -m benchmarks.placement_gpu {shlex.join(sys.argv[1:])}"
+    command = f"python -m benchmarks.placement_gpu {shlex.join(sys.argv[1:] if argv is None else argv)}"
     result: dict[str, Any] = {"command": command, "host": os.uname().nodename}
     try:
         asyncio.run(carry_out(given, result))
@@ -131,9 +137,22 @@ def main() -> None:
         raise
     finally:
         result["seconds"] = time.monotonic() - BEGAN_S
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+        rehearsing.write_result(given.out, result)
     print(table(result["models"]))
 
 
+def rehearse(folder: Path) -> None:
+    """Two tiny models beside some ballast on this host's CPU; engines echo, and so are not measured."""
+    tokenizer, out = folder / "tokenizer", folder / "placement_gpu.json"
+    tokenizer.mkdir()
+    (tokenizer / "tokenizer.json").write_text("{}")
+    paths = ["--tokenizer", str(tokenizer), "--work", str(folder / "work"), "--out", str(out)]
+    small = "--models tiny,tiny --ballast 0:0.05 --settle-s 0 --max-model-len 512 --concurrency 1"
+    main([*paths, *shlex.split(small), "--batches", ""])
+    models = rehearsing.check(out, "models", "rates", "after")["models"]
+    assert set(models) == {"tiny", "tiny-2"}
+    assert all(one["plan"]["layers_per_stage"] and one["even_splits"] for one in models.values())
+
+
 if __name__ == "__main__":
-    main()
+    rehearsing.run(main, rehearse)

@@ -31,6 +31,7 @@ from controlplane.settings import gpus_of
 from workers.group import processes
 from workers.messages import EngineCall, EngineConfig, EngineHead
 
+REHEARSED_BY = "benchmarks.placement_gpu"
 GIB = 2**30
 END_S = 60.0  # to end in order, before whatever is left is killed
 FIRST_TOKEN = 100  # of a prompt: those below may be special

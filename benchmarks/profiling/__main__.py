@@ -17,10 +17,13 @@ import argparse
 import json
 import os
 import resource
+import shlex
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import rehearsing
 from benchmarks.profiling import results, shapes
 from benchmarks.profiling.lanes import Ending, Start, carry_out
 from benchmarks.profiling.schedule import Slot, cores_of, describe, pack
@@ -38,7 +41,9 @@ from profiler.measurements import read
 from workers.group.members import visible_gpus
 from workers.measuring.job import Job
 
-ENGINE = (sys.executable, "-X", "faulthandler", "-m", "workers.measuring")
+PYTHON = (sys.executable, "-X", "faulthandler", "-m")
+ENGINE = "workers.measuring"
+STAND_IN = "benchmarks.profiling.stand_in"
 # Engines choose ports long before they use them: each from a range of its own, below the ephemeral ones.
 # Benchmarks that share a host, each from another first GPU, do not share ports either.
 FIRST_PORT, PORTS, PORTS_PER_GPU = 12_000, 100, 5_000
@@ -54,6 +59,7 @@ class Host:
         """There are `gpus` from `first_gpu` on."""
         self._out, self._work, self._device, self._budget_s = out, work, device, budget_s
         self._first_gpu, self._host_gpus = first_gpu, first_gpu + gpus
+        self._engine = STAND_IN if rehearsing.is_rehearsal() else ENGINE
         for folder in (results.PARTS, results.LOGS):
             (out / folder).mkdir(parents=True, exist_ok=True)
 
@@ -64,7 +70,7 @@ class Host:
         assert job.start_barrier is not None
         gpus = tuple(self._first_gpu + gpu for gpu in slot.gpus)
         return Start(
-            (*ENGINE, str(request), "--end-with-stdin"),
+            (*PYTHON, self._engine, str(request), "--end-with-stdin"),
             {
                 **os.environ,
                 **visible_gpus(gpus),
@@ -133,7 +139,7 @@ def merge(into: Path, folders: list[Path]) -> None:
         print(f"{results.merged(kind, into)}: {count} measurements")
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -158,9 +164,24 @@ def main() -> None:
     merging.set_defaults(run=lambda given: merge(given.into, given.folders))
     merging.add_argument("--into", type=Path, required=True)
     merging.add_argument("folders", type=Path, nargs="+")
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     given.run(given)
 
 
+def rehearse(folder: Path) -> None:
+    """The schedule of a tiny model on two GPUs, with processes that stand in for engines; and merging."""
+    out, again = folder / "measured", folder / "merged"
+    options = "--device cpu --shapes tiny --gpus 2 --kinds truth,fingerprints,variants --tier 3"
+    command = ["measure", "--out", str(out), *shlex.split(options)]
+    main([*command, "--dry-run"])
+    main(command)
+    rehearsing.write_result(out / "rehearsal.json", {"measured_by": STAND_IN})
+    assert not (out / results.FAILURES).exists(), (out / results.FAILURES).read_text()
+    main(["merge", "--into", str(again), str(out)])
+    assert results.by_shape(results.merged(Kind.TRUTH, again)).keys() == {"tiny"}
+    tasks = chosen(list(Kind), ["tiny"], ["none"], 2, 3)
+    assert not results.missing(map(on_cpu, tasks), [again]), "not everything was measured"
+
+
 if __name__ == "__main__":
-    main()
+    rehearsing.run(main, rehearse)
