@@ -14,6 +14,7 @@ __all__ = [
     "CostMeasure",
     "Device",
     "DeviceKey",
+    "HolderMemory",
     "Intent",
     "Inventory",
     "Placement",
@@ -23,13 +24,12 @@ __all__ = [
     "Scope",
     "Slos",
     "Unusable",
-    "Use",
     "key_of",
 ]
 
 
 @dataclass(frozen=True)
-class Use:
+class HolderMemory:
     """Memory of a device that processes of `holder`, a worker group or a measuring of ours, have taken.
 
     "" is somebody else; None: the node cannot tell whose it is.
@@ -58,7 +58,7 @@ class Device:
     engine: str = ""
     load: float = 0.0
     island: int = 0
-    uses: tuple[Use, ...] = ()
+    uses: tuple[HolderMemory, ...] = ()
 
 
 @dataclass(frozen=True)

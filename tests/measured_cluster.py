@@ -10,7 +10,7 @@ from dataclasses import replace
 from in_memory import CPU, InMemoryCluster
 
 from controlplane import errors
-from placement.types import DeviceKey, Inventory, Use, key_of
+from placement.types import DeviceKey, HolderMemory, Inventory, key_of
 from profiler.measurements import Footprint, RankMemory, Timing, to_line
 from workers.measuring.request import MeasureRequest
 
@@ -44,7 +44,7 @@ class MeasuredCluster(InMemoryCluster):
         for d in self.devices.devices:
             holders = [holder for at, holder in self.running if at == key_of(d)]
             taken = self.takes_bytes * len(holders)
-            uses = tuple(Use(holder, self.takes_bytes) for holder in holders if taken)
+            uses = tuple(HolderMemory(holder, self.takes_bytes) for holder in holders if taken)
             found.append(replace(d, free_bytes=d.free_bytes - taken, uses=(*d.uses, *uses)))
         return replace(self.devices, devices=tuple(found))
 

@@ -84,18 +84,18 @@ def even_splits(state: State, name: str, free: Inventory, settings: Settings) ->
     others = placement_decision.besides((d.record for d in state.deployments.values()), name)
     found = []
     for tp, pp in ((tp, pp) for tp in EVEN_TP for pp in EVEN_PP if tp * pp <= most and tp_fits(spec, tp)):
-        bounds = dataclasses.replace(
-            deployment.bounds,
+        constraints = dataclasses.replace(
+            deployment.constraints,
             tensor_parallel=(tp,),
             pipeline_parallel=(),
             layers_per_stage=even_stages(spec.num_layers, pp),
         )
-        asked = dataclasses.replace(deployment, bounds=bounds)
+        asked = dataclasses.replace(deployment, constraints=constraints)
         fits, answer = True, "there is room"
         try:
             placement_decision.decide(model, asked, free, settings, (), state.profiles, others)
         except errors.NoFeasiblePlan as e:
             fits, answer = False, e.message
-        layers = list(bounds.layers_per_stage)
+        layers = list(constraints.layers_per_stage)
         found.append({"tp": tp, "pp": pp, "layers_per_stage": layers, "fits": fits, "answer": answer})
     return found

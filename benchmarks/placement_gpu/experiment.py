@@ -88,7 +88,7 @@ class Experiment:
         return reservations.available(inventory, state.ledgers, self._settings.headroom, besides=name)
 
     def _group(self, name: str) -> WorkerGroup:
-        return transitions.the_group(self._repository.read(), name)[1]
+        return transitions.find_group(self._repository.read(), name)[1]
 
     async def _conclude(
         self,

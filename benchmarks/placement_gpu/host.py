@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from benchmarks.placement_gpu.serve import END_S, Order
-from controlplane.cluster.inventory import Heard, NodeState, Patience, inventory_of, node_states
+from controlplane.cluster.inventory import NodeContact, NodeState, Timeouts, inventory_of, node_states
 from controlplane.settings import Settings, gpus_of
 from placement.solver.cluster import LOAD_WINDOW
 from placement.types import Inventory
@@ -138,9 +138,9 @@ class Host:
 
     async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
         report = self._agent.report()
-        patience = Patience(self._settings.report_stale_s, self._settings.node_lost_s)
-        heard = Heard(self._rates.node, True, report.age_s, report, report.problem, id="this-host")
-        return node_states([heard], patience)
+        timeouts = Timeouts(self._settings.report_stale_s, self._settings.node_lost_s)
+        contact = NodeContact(self._rates.node, True, report.age_s, report, report.problem, id="this-host")
+        return node_states([contact], timeouts)
 
     async def launch(self, config: EngineConfig) -> None:
         path = self._work / f"{config.group_name}.json"

@@ -114,8 +114,8 @@ def _host_changes(state: State, host: str, request: DeployModelRequest, ctx: Con
 
 
 def _deployment(name: str, host: str, request: DeployModelRequest, uid: int, now_s: float) -> Deployment:
-    asked = request.to_scaling()
-    begun = max(1, asked.least) if name == host else 0
+    scaling = request.to_scaling()
+    begun = max(1, scaling.min_groups) if name == host else 0
     return Deployment(
         model=name,
         uid=uid,
@@ -126,9 +126,9 @@ def _deployment(name: str, host: str, request: DeployModelRequest, uid: int, now
         slos=request.SLOs.to_slos(),
         created_at_s=now_s,
         load=request.load.to_load(),
-        bounds=request.to_bounds(),
-        relaxing=request.to_relaxing(),
-        scaling=asked,
+        constraints=request.to_constraints(),
+        auto_relax=request.to_auto_relax(),
+        scaling=scaling,
         groups=tuple(WorkerGroup(number) for number in range(begun)),
     )
 

@@ -59,17 +59,18 @@ def engine_call(path: str, body: dict[str, Any], route: Route) -> EngineCall:
         raise errors.InvalidRequest("the body is nested too deeply") from e
 
 
-def _bounded(path: str, body: dict[str, Any], most: int) -> dict[str, int]:
+def _bounded(path: str, body: dict[str, Any], max_tokens: int) -> dict[str, int]:
     asked = [(name, body[name]) for name in _LIMIT_FIELDS if body.get(name) is not None]
     for name, value in asked:
         if type(value) is not int:
             raise errors.InvalidRequest(f"{name}: expected an integer, got {value!r:.200}", param=name)
-        if value > most:
+        if value > max_tokens:
             raise errors.InvalidRequest(
-                f"{name} is {value}, but '{body['model']}' was deployed for answers of at most {most} tokens",
+                f"{name} is {value}, but '{body['model']}' was deployed for answers of at most "
+                f"{max_tokens} tokens",
                 param=name,
             )
-    return {} if asked or path != CHAT else {"max_completion_tokens": most}
+    return {} if asked or path != CHAT else {"max_completion_tokens": max_tokens}
 
 
 @dataclass

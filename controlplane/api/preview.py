@@ -9,7 +9,7 @@ from controlplane import errors
 from controlplane.api.commands import deploy_model
 from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.planning import placement_decision, reclaimable_memory
-from controlplane.planning.reclaimable_memory import Found, Sight
+from controlplane.planning.reclaimable_memory import Found, FreeMemory
 from controlplane.profiling import queue
 from controlplane.settings import Settings
 from controlplane.state import deployments
@@ -41,15 +41,15 @@ def preview(
     host = wanted[request.model].host
     if host in state.deployments:
         return Preview(request.model, host, True, state.deployments[host].record.placement)
-    seen = reclaimable_memory.sight(inventory, state.ledgers, settings.headroom, besides=host)
+    seen = reclaimable_memory.free_memory(inventory, state.ledgers, settings.headroom, exclude=host)
     found = _places(state, state.models[host].record, wanted[host], seen, settings)
-    in_the_way = sorted({key for place in found for key in place.in_the_way})
-    waits = queue.until(state, in_the_way) if in_the_way else ""
+    victims = sorted({key for place in found for key in place.victims})
+    waits = queue.waiting_reason(state, victims) if victims else ""
     return Preview(request.model, host, False, found[0].placement, waits)
 
 
 def _places(
-    state: State, base: Model, deployment: Deployment, seen: Sight, settings: Settings
+    state: State, base: Model, deployment: Deployment, seen: FreeMemory, settings: Settings
 ) -> list[Found]:
     """Where its groups would be, one after the other, as they are placed (`group_placing`).
 
@@ -59,7 +59,7 @@ def _places(
     for group in deployment.groups:
         decide = partial(_decide, state, base, deployment, settings)
         try:
-            found = reclaimable_memory.find(decide, seen)
+            found = reclaimable_memory.place(decide, seen)
         except errors.NoFeasiblePlan as e:
             raise _named(e, group_id(deployment.host, group.number), len(places)) from e
         seen = seen.less(found.placement)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from placement.solver.cluster import load_of
-from placement.types import CPU, Device, Inventory, Unusable, Use
+from placement.types import CPU, Device, HolderMemory, Inventory, Unusable
 from profiler.types import DeviceRates
 from workers.agent.reports import AgentReport, DeviceSample
 from workers.messages import DeviceReport, NodeReport
 
 
 @dataclass(frozen=True)
-class Heard:
+class NodeContact:
     """What was last heard of a node. `silent_s` is the age of its devices' last sample, or, without a report,
     how long it has been known. `problem` is why there is nothing newer, as far as that is known. `id` is
     Ray's: a node that was restarted has another one."""
@@ -29,7 +29,7 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """A node that was not heard of for `stale_s` gets nothing new; after `lost_s` it is lost."""
 
     stale_s: float
@@ -53,12 +53,12 @@ class NodeState:
     ids: tuple[str, ...] = ()
 
 
-def node_states(heard: Iterable[Heard], patience: Patience) -> tuple[NodeState, ...]:
+def node_states(contact: Iterable[NodeContact], timeouts: Timeouts) -> tuple[NodeState, ...]:
     """All nodes by name."""
-    by_name: dict[str, list[Heard]] = defaultdict(list)
-    for one in heard:
+    by_name: dict[str, list[NodeContact]] = defaultdict(list)
+    for one in contact:
         by_name[one.node].append(one)
-    return tuple(_state(_foremost(ones), patience, ones) for _, ones in sorted(by_name.items()))
+    return tuple(_state(_current(ones), timeouts, ones) for _, ones in sorted(by_name.items()))
 
 
 def inventory_of(nodes: Sequence[NodeState]) -> Inventory:
@@ -72,57 +72,57 @@ def ray_ids(nodes: Iterable[NodeState]) -> dict[str, str]:
     return {node.name: node.ids[0] for node in nodes if len(node.ids) == 1}
 
 
-def _foremost(ones: Sequence[Heard]) -> Heard:
+def _current(ones: Sequence[NodeContact]) -> NodeContact:
     """A node that came back has a new id; the old one is dead."""
     return min(ones, key=lambda one: (not one.alive, one.silent_s))
 
 
-def _state(heard: Heard, patience: Patience, same_name: Sequence[Heard]) -> NodeState:
-    report = heard.report
-    lost = not heard.alive or heard.silent_s > patience.lost_s
-    problem = _problem(heard, patience, sum(one.alive for one in same_name))
-    devices = _devices(heard.node, report, report.rates) if report and report.rates else ()
+def _state(contact: NodeContact, timeouts: Timeouts, namesakes: Sequence[NodeContact]) -> NodeState:
+    report = contact.report
+    lost = not contact.alive or contact.silent_s > timeouts.lost_s
+    problem = _problem(contact, timeouts, sum(one.alive for one in namesakes))
+    devices = _devices(contact.node, report, report.rates) if report and report.rates else ()
     return NodeState(
-        heard.node,
+        contact.node,
         devices,
-        heard.silent_s,
-        problem or ("" if devices else f"node {heard.node} has no device"),
+        contact.silent_s,
+        problem or ("" if devices else f"node {contact.node} has no device"),
         lost,
         max((d.cores for d in report.devices), default=0.0) if report else 0.0,
         report.pid if report else 0,
-        gone=not heard.alive,
-        ids=tuple(sorted(one.id for one in same_name if one.alive and one.id)),
+        gone=not contact.alive,
+        ids=tuple(sorted(one.id for one in namesakes if one.alive and one.id)),
     )
 
 
-def _problem(heard: Heard, patience: Patience, living: int) -> str:
-    if not heard.alive:
-        return f"node {heard.node} is gone; it last reported {_ago(heard)}"
+def _problem(contact: NodeContact, timeouts: Timeouts, living: int) -> str:
+    if not contact.alive:
+        return f"node {contact.node} is gone; it last reported {_ago(contact)}"
     if living > 1:
         return (
-            f"{living} living nodes are called {heard.node}, and a device is known by its node's name; give "
-            "each a name of its own (ray start --node-name)"
+            f"{living} living nodes are called {contact.node}, and a device is known by its node's name; "
+            "give each a name of its own (ray start --node-name)"
         )
-    late = _lateness(heard, patience)
-    return f"{late}: {_cause(heard)}" if late and _cause(heard) else late
+    overdue = _lateness(contact, timeouts)
+    return f"{overdue}: {_cause(contact)}" if overdue and _cause(contact) else overdue
 
 
-def _lateness(heard: Heard, patience: Patience) -> str:
-    if heard.report is None:
-        return f"node {heard.node} has not reported yet, {heard.silent_s:.1f} s after it was found"
-    if heard.silent_s > patience.lost_s:
-        return f"node {heard.node} is lost, it last reported {_ago(heard)}"
-    if heard.silent_s > patience.stale_s:
-        return f"stale report: node {heard.node} last reported {_ago(heard)}"
-    return "" if heard.report.rates else f"the devices of node {heard.node} are being measured"
+def _lateness(contact: NodeContact, timeouts: Timeouts) -> str:
+    if contact.report is None:
+        return f"node {contact.node} has not reported yet, {contact.silent_s:.1f} s after it was found"
+    if contact.silent_s > timeouts.lost_s:
+        return f"node {contact.node} is lost, it last reported {_ago(contact)}"
+    if contact.silent_s > timeouts.stale_s:
+        return f"stale report: node {contact.node} last reported {_ago(contact)}"
+    return "" if contact.report.rates else f"the devices of node {contact.node} are being measured"
 
 
-def _ago(heard: Heard) -> str:
-    return f"{heard.silent_s:.1f} s ago"
+def _ago(contact: NodeContact) -> str:
+    return f"{contact.silent_s:.1f} s ago"
 
 
-def _cause(heard: Heard) -> str:
-    return heard.problem or (heard.report.problem if heard.report else "")
+def _cause(contact: NodeContact) -> str:
+    return contact.problem or (contact.report.problem if contact.report else "")
 
 
 def _devices(node: str, report: AgentReport, rates: NodeReport) -> tuple[Device, ...]:
@@ -157,11 +157,11 @@ def _load(sample: DeviceSample) -> float:
     return load_of(sample.utilisation)
 
 
-def _uses(sample: DeviceSample) -> tuple[Use, ...]:
+def _uses(sample: DeviceSample) -> tuple[HolderMemory, ...]:
     """By holder; those without a name first."""
     found: dict[str | None, int] = defaultdict(int)
     for process in sample.processes:
         found[process.holder] += process.memory_bytes
     return tuple(
-        Use(holder, count) for holder, count in sorted(found.items(), key=lambda item: item[0] or "")
+        HolderMemory(holder, count) for holder, count in sorted(found.items(), key=lambda item: item[0] or "")
     )

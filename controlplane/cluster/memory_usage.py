@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 from controlplane.cluster import reservations as ledger
 from controlplane.cluster.inventory import NodeState
-from controlplane.cluster.reservations import Account, Ledgers
+from controlplane.cluster.reservations import Ledgers, MemoryUsage
 from controlplane.state.records import Reservation
 from placement.types import Device, key_of
 
 
 @dataclass(frozen=True)
-class DeviceHoldings:
+class DeviceMemory:
     """A device, where its memory is, and what was promised of it."""
 
     device: Device
-    account: Account
+    usage: MemoryUsage
     reservations: tuple[Reservation, ...]
 
     @property
@@ -26,32 +26,32 @@ class DeviceHoldings:
 
 
 @dataclass(frozen=True)
-class NodeHoldings:
+class NodeMemory:
     """A node as last reported. `elsewhere` are reservations on devices it does not report."""
 
     node: NodeState
-    devices: tuple[DeviceHoldings, ...]
+    devices: tuple[DeviceMemory, ...]
     elsewhere: tuple[Reservation, ...]
 
 
-def holdings(nodes: Sequence[NodeState], ledgers: Ledgers, headroom: float) -> tuple[NodeHoldings, ...]:
+def memory_by_node(nodes: Sequence[NodeState], ledgers: Ledgers, headroom: float) -> tuple[NodeMemory, ...]:
     """Of all nodes that were heard of, and of those that only the ledgers know."""
     unknown = sorted(set(ledgers) - {node.name for node in nodes})
     absent = [NodeState(name, (), 0.0, f"node {name} is not in the cluster", lost=True) for name in unknown]
     return tuple(_of_node(node, ledgers, headroom) for node in (*nodes, *absent))
 
 
-def _of_node(node: NodeState, ledgers: Ledgers, headroom: float) -> NodeHoldings:
+def _of_node(node: NodeState, ledgers: Ledgers, headroom: float) -> NodeMemory:
     found = ledgers.get(node.name)
     reservations = found.record.reservations if found else ()
     promises = ledger.promised({node.name: found} if found else {})
     devices = tuple(
-        DeviceHoldings(
+        DeviceMemory(
             device,
-            ledger.account(device, promises.get(key_of(device), {}), headroom),
+            ledger.memory_usage(device, promises.get(key_of(device), {}), headroom),
             tuple(r for r in reservations if (r.kind, r.index) == (device.kind, device.index)),
         )
         for device in node.devices
     )
     shown = {r for d in devices for r in d.reservations}
-    return NodeHoldings(node, devices, tuple(r for r in reservations if r not in shown))
+    return NodeMemory(node, devices, tuple(r for r in reservations if r not in shown))

@@ -22,7 +22,7 @@ MEASURING = "measuring:"  # no group is called so: models' names have no colon
 
 
 @dataclass(frozen=True)
-class Account:
+class MemoryUsage:
     """Where a device's memory is: the parts, and what is `free` for the next placement, sum to its total,
     unless more is taken than there is.
 
@@ -51,16 +51,16 @@ def reserve(
     uid: int,
     placement: Placement,
     now_s: float,
-    instead_of: Collection[str] = (),
+    preempting: Collection[str] = (),
 ) -> list[Change]:
     """Promise each rank of a placement its memory, in the place of all that `holder` and those that it is
-    placed `instead_of` had before."""
+    placed `preempting` had before."""
     wanted: dict[str, list[Reservation]] = defaultdict(list)
     for r in placement.ranks:
         wanted[r.node].append(
             Reservation(holder, uid, r.rank, r.device_kind, r.device_index, r.memory_bytes, now_s)
         )
-    return _replaced(state.ledgers, (holder, *instead_of), wanted)
+    return _replaced(state.ledgers, (holder, *preempting), wanted)
 
 
 def reserve_to_measure(
@@ -116,17 +116,17 @@ def _uid_of(state: State, holder: str) -> int | None:
 
 
 def available(
-    inventory: Inventory, ledgers: Ledgers, headroom: float, besides: str = "", measured: bool = True
+    inventory: Inventory, ledgers: Ledgers, headroom: float, exclude: str = "", measured: bool = True
 ) -> Inventory:
     """The inventory with what is free for the next placement.
 
-    `headroom` is the share of each device to leave free. What `besides` was promised does not count: it is
+    `headroom` is the share of each device to leave free. What `exclude` was promised does not count: it is
     to be placed anew. Without `measured` it is what will be free once nothing is measured any more.
     """
-    promises = promised(ledgers, besides)
+    promises = promised(ledgers, exclude)
 
     def free_bytes(device: Device) -> int:
-        found = account(device, promises.get(key_of(device), {}), headroom)
+        found = memory_usage(device, promises.get(key_of(device), {}), headroom)
         if measured:
             return found.free
         kept = sum(count for holder, count in found.ours.items() if not is_measuring(holder))
@@ -135,20 +135,20 @@ def available(
     return replace(inventory, devices=tuple(replace(d, free_bytes=free_bytes(d)) for d in inventory.devices))
 
 
-def promised(ledgers: Ledgers, besides: str = "") -> dict[DeviceKey, dict[str, int]]:
+def promised(ledgers: Ledgers, exclude: str = "") -> dict[DeviceKey, dict[str, int]]:
     """Bytes by device and holder."""
     found: dict[DeviceKey, dict[str, int]] = {}
     for ledger in ledgers.values():
         for r in ledger.record.reservations:
-            if r.holder != besides:
+            if r.holder != exclude:
                 holders = found.setdefault((ledger.record.node, r.kind, r.index), {})
                 holders[r.holder] = holders.get(r.holder, 0) + r.memory_bytes
     return found
 
 
-def leaving(inventory: Inventory, ledgers: Ledgers, besides: str = "") -> frozenset[str]:
+def stale_holders(inventory: Inventory, ledgers: Ledgers, exclude: str = "") -> frozenset[str]:
     """Holders seen on a device that they are promised nothing of: engines that were stopped, or are to be."""
-    promises = promised(ledgers, besides)
+    promises = promised(ledgers, exclude)
     return frozenset(
         use.holder
         for d in inventory.devices
@@ -157,7 +157,7 @@ def leaving(inventory: Inventory, ledgers: Ledgers, besides: str = "") -> frozen
     )
 
 
-def account(device: Device, promises: Mapping[str, int], headroom: float) -> Account:
+def memory_usage(device: Device, promises: Mapping[str, int], headroom: float) -> MemoryUsage:
     """Where the memory of one device is, given the bytes promised by holder.
 
     A process that the node cannot name (it is in another container) is taken for one of a holder whose
@@ -171,7 +171,7 @@ def account(device: Device, promises: Mapping[str, int], headroom: float) -> Acc
     known = sum(taken[holder] for holder in promises) + min(taken[None], unseen)
     others = max(0, device.total_bytes - device.free_bytes - known)
     kept = int(device.total_bytes * headroom)
-    return Account(ours, others, kept, max(0, device.total_bytes - kept - sum(ours.values()) - others))
+    return MemoryUsage(ours, others, kept, max(0, device.total_bytes - kept - sum(ours.values()) - others))
 
 
 def _replaced(

@@ -16,10 +16,10 @@ from dataclasses import replace
 from controlplane import errors
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState
-from controlplane.cluster.memory_usage import holdings
+from controlplane.cluster.memory_usage import memory_by_node
 from controlplane.controller import registration
 from controlplane.controller.demand import DemandBook
-from controlplane.controller.deployment_actions import DeployActions
+from controlplane.controller.deployment_actions import DeploymentActions
 from controlplane.controller.group_actions import GroupActions
 from controlplane.controller.interfaces import Hooks, Runtime
 from controlplane.controller.metrics import ControllerMetrics, set_counts
@@ -38,7 +38,7 @@ from controlplane.controller.reconcile import (
     LoadVariant,
     Measure,
     Observed,
-    Profile,
+    ReadModel,
     Release,
     Replan,
     Retire,
@@ -48,13 +48,13 @@ from controlplane.controller.reconcile import (
     UnloadVariant,
     reconcile,
 )
-from controlplane.controller.transitions import End, end_open, same, undone
+from controlplane.controller.transitions import End, end_open_operations, require_same, undo_operation
 from controlplane.planning import rescheduling
 from controlplane.settings import Settings
 from controlplane.state.operations import advance, open_operation
 from controlplane.state.records import IdempotencyKey, Model, Operation, OperationKind, Phase
 from controlplane.state.repository import Change, Delete, Repository, State
-from controlplane.state.transactions import Gone, edit, persist
+from controlplane.state.transactions import Superseded, edit, persist
 
 log = logging.getLogger(__name__)
 
@@ -79,9 +79,9 @@ class Controller:
         self._demand = DemandBook(settings.concurrency)
         hooks = Hooks(self._note, self._conclude, self._view, self._demand.wanted)
         self._groups = GroupActions(settings, repository, runtime, hooks, self._fail_all)
-        self._deployments = DeployActions(repository, runtime, hooks, self._groups.stop)
+        self._deployments = DeploymentActions(repository, runtime, hooks, self._groups.stop)
         self._do: dict[type[Action], Callable[[str], Awaitable[None]]] = {
-            Profile: self._profile,
+            ReadModel: self._read_model,
             Admit: self._profiles.admit,
             Measure: self._profiles.measure,
             BeginProfile: self._profiles.begin,
@@ -133,7 +133,9 @@ class Controller:
         nodes = await self._runtime.nodes(wait=False)
         state = await self._repository.read_async()
         now_s, deployments = time.time(), [found.record for found in state.deployments.values()]
-        self._engines = rescheduling.late(engines, deployments, now_s, self._settings.start_limit_s)
+        self._engines = rescheduling.mark_start_timeouts(
+            engines, deployments, now_s, self._settings.start_limit_s
+        )
         self._report(state, nodes)
         wanted = self._demand.note(deployments, self._runtime.demand(), now_s)
         observed = Observed(self._engines, busy, now_s, tuple(nodes), wanted)
@@ -151,7 +153,7 @@ class Controller:
         return self._engines.get(host)
 
     def _report(self, state: State, nodes: Sequence[NodeState]) -> None:
-        self._metrics.devices.show(holdings(nodes, state.ledgers, self._settings.headroom))
+        self._metrics.devices.show(memory_by_node(nodes, state.ledgers, self._settings.headroom))
         set_counts(self._metrics.deployments, (d.record.phase for d in state.deployments.values()), Phase)
         set_counts(self._metrics.models, (m.record.phase for m in state.models.values()), Phase)
         set_counts(self._metrics.engines, (e.status for e in self._engines.values()), EngineStatus)
@@ -160,7 +162,7 @@ class Controller:
         kind, outcome = type(action).__name__, "ok"
         try:
             await self._do[type(action)](action.target)
-        except Gone as e:
+        except Superseded as e:
             log.info("%s is moot: %s is gone", action.key, e)
         except Exception as e:
             outcome = "failed"
@@ -183,7 +185,7 @@ class Controller:
         if operation is None:
             return
         now_s = time.time()
-        with suppress(Gone):
+        with suppress(Superseded):
             await asyncio.to_thread(
                 edit,
                 self._repository,
@@ -197,19 +199,19 @@ class Controller:
     ) -> None:
         """Change records and end the open operations about `target`, in one commit.
 
-        Raises Gone when `change` does, and for a success of what is to be cancelled.
+        Raises Superseded when `change` does, and for a success of what is to be cancelled.
         """
 
         def once() -> None:
             state = self._repository.read()
             changes = list(change(state))
-            self._repository.commit([*changes, *end_open(state, kind, target, end)])
+            self._repository.commit([*changes, *end_open_operations(state, kind, target, end)])
 
         await asyncio.to_thread(persist, once)
 
     # --- registration --------------------------------------------------------------------------
 
-    async def _profile(self, name: str) -> None:
+    async def _read_model(self, name: str) -> None:
         model = await self._edit_model(name, lambda m: replace(m, phase=Phase.PROFILING))
         await self._note(OperationKind.REGISTER, name, Phase.PROFILING, "reading its files", 0.3)
         limits = registration.Limits(self._settings.roots, self._settings.max_lora_rank)
@@ -217,7 +219,7 @@ class Controller:
         base = found.record if found else None
         try:
             ready = await asyncio.to_thread(
-                registration.profile, model, base, limits, self._runtime.convert_bundled
+                registration.read_model_files, model, base, limits, self._runtime.convert_bundled
             )
         except Exception as e:  # reading the same files again would fail alike
             if not isinstance(e, errors.OstinatoError):
@@ -227,7 +229,7 @@ class Controller:
                 OperationKind.REGISTER,
                 name,
                 End.failed(e),
-                lambda s: [Delete(Model, name, same(s.models, name, model.uid).version)],
+                lambda s: [Delete(Model, name, require_same(s.models, name, model.uid).version)],
             )
             return
         await self._profiles.admit_or_measure(ready)
@@ -245,7 +247,9 @@ class Controller:
         if op.kind is OperationKind.DEPLOY:
             message = "cancelled; nothing is deployed"
             await self._deployments.stop_cancelled(op.target)
-        await self._conclude(op.kind, op.target, End(Phase.CANCELLED, message), lambda s: undone(s, op.id))
+        await self._conclude(
+            op.kind, op.target, End(Phase.CANCELLED, message), lambda s: undo_operation(s, op.id)
+        )
 
     async def _forget(self, key: str) -> None:
         state = await self._repository.read_async()

@@ -11,18 +11,24 @@ from contextlib import suppress
 
 from controlplane import errors
 from controlplane.controller.interfaces import Engines, Hooks
-from controlplane.controller.transitions import End, away, deployed, dropped, end_open
+from controlplane.controller.transitions import (
+    End,
+    delete_deployment,
+    end_open_operations,
+    mark_deployed,
+    mark_unavailable,
+)
 from controlplane.planning import rescheduling
 from controlplane.state.queries import variant_ref
 from controlplane.state.records import Deployment, OperationKind, Phase
 from controlplane.state.repository import Change, Repository, State, Versioned
-from controlplane.state.transactions import Gone
+from controlplane.state.transactions import Superseded
 from workers.messages import VariantRef
 
 Stop = Callable[[str], Awaitable[None]]
 
 
-class DeployActions:
+class DeploymentActions:
     """One method per action of `reconcile`, which is named for the base, or the variant, that it is about."""
 
     def __init__(self, repository: Repository, engines: Engines, hooks: Hooks, stop: Stop) -> None:
@@ -35,13 +41,13 @@ class DeployActions:
     async def fail(self, name: str) -> None:
         state = await self._repository.read_async()
         if name not in state.deployments:
-            raise Gone(name)
+            raise Superseded(name)
         deployment = state.deployments[name].record
         if deployment.host != name:
             await self._fail_one(name, errors.EngineFailed(f"the base of '{name}' could not be deployed"))
             return
         if deployment.established:
-            raise Gone(name)  # its groups say why
+            raise Superseded(name)  # its groups say why
         failed = [view for g in deployment.group_ids() if (view := self._view(g)) and view.status == "failed"]
         detail = rescheduling.readable(failed[0].message) if failed else "no reason given"
         await self._stop_groups(deployment)
@@ -58,11 +64,11 @@ class DeployActions:
         def change(state: State) -> Sequence[Change]:
             base = state.deployments.get(host)
             if base is not None and (base.record.serving_ids() or base.record.phase is Phase.DELETING):
-                raise Gone(host)
+                raise Superseded(host)
             changes = _failed(state, base, error) if base else []
             return [*changes, *_failed_variants(state, host, error)]
 
-        with suppress(Gone):
+        with suppress(Superseded):
             await self._conclude(OperationKind.DEPLOY, host, End.failed(error), change)
 
     async def _fail_one(self, name: str, error: errors.OstinatoError) -> None:
@@ -72,10 +78,10 @@ class DeployActions:
         def change(state: State) -> Sequence[Change]:
             found = state.deployments.get(name)
             if found is None or found.record.phase is Phase.DELETING:
-                raise Gone(name)
+                raise Superseded(name)
             return _failed(state, found, error)
 
-        with suppress(Gone):
+        with suppress(Superseded):
             await self._conclude(OperationKind.DEPLOY, name, End.failed(error), change)
 
     async def undeploy(self, host: str) -> None:
@@ -92,9 +98,9 @@ class DeployActions:
         def change(state: State) -> Sequence[Change]:
             found = state.deployments.get(name)
             if found is None or found.record.phase is not Phase.DELETING:
-                raise Gone(name)
-            endings = end_open(state, OperationKind.DEPLOY, name, overtaken)
-            return [*dropped(state, found), *endings]
+                raise Superseded(name)
+            endings = end_open_operations(state, OperationKind.DEPLOY, name, overtaken)
+            return [*delete_deployment(state, found), *endings]
 
         await self._conclude(OperationKind.UNDEPLOY, name, End(Phase.DELETED, "undeployed"), change)
 
@@ -104,7 +110,7 @@ class DeployActions:
         """The deployment of its base, what that is called, and what its engines need to know of a variant."""
         state = await self._repository.read_async()
         if name not in state.deployments or name not in state.models:
-            raise Gone(name)
+            raise Superseded(name)
         host = state.deployments[name].record.host
         found = state.deployments.get(host)
         return found.record if found else None, host, variant_ref(state.models[name].record)
@@ -128,7 +134,7 @@ class DeployActions:
             OperationKind.DEPLOY,
             name,
             End(Phase.DEPLOYED, message),
-            lambda s: [deployed(s, name, variant.uid)],
+            lambda s: [mark_deployed(s, name, variant.uid)],
         )
 
     async def unload_variant(self, name: str) -> None:
@@ -154,7 +160,7 @@ def _failed(state: State, found: Versioned[Deployment], error: errors.OstinatoEr
     record = found.record
     if record.phase is Phase.DELETING or (record.established and record.host == record.model):
         return []
-    return away(found, error.message) if record.established else dropped(state, found)
+    return mark_unavailable(found, error.message) if record.established else delete_deployment(state, found)
 
 
 def _failed_variants(state: State, host: str, error: errors.OstinatoError) -> list[Change]:
@@ -162,7 +168,7 @@ def _failed_variants(state: State, host: str, error: errors.OstinatoError) -> li
     changes: list[Change] = []
     for found in _variants(state, host):
         changes += _failed(state, found, error)
-        changes += end_open(state, OperationKind.DEPLOY, found.record.model, End.failed(error))
+        changes += end_open_operations(state, OperationKind.DEPLOY, found.record.model, End.failed(error))
     return changes
 
 

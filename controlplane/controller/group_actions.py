@@ -15,14 +15,14 @@ from controlplane import errors
 from controlplane.cluster import reservations
 from controlplane.cluster.inventory import inventory_of
 from controlplane.controller.interfaces import Engines, Hooks
-from controlplane.controller.launch_action import Fail, GroupPlacing
+from controlplane.controller.launch_action import Fail, LaunchAction
 from controlplane.controller.transitions import (
     End,
-    back,
+    clear_reasons,
+    find_group,
     is_still,
+    mark_serving,
     require_draining,
-    serving,
-    the_group,
     unplace,
 )
 from controlplane.planning import autoscaling, rebalancing, rescheduling
@@ -31,7 +31,7 @@ from controlplane.settings import Settings
 from controlplane.state import transactions
 from controlplane.state.records import Deployment, OperationKind, Phase
 from controlplane.state.repository import Change, Repository, State
-from controlplane.state.transactions import Gone, persist
+from controlplane.state.transactions import Superseded, persist
 from controlplane.state.worker_groups import MeasuredRank, WorkerGroup, host_of, is_spare, number_of
 from workers.messages import WorkerReport
 
@@ -54,28 +54,28 @@ class GroupActions:
         self._repository = repository
         self._runtime = engines
         self._hooks = hooks
-        self._placing = GroupPlacing(settings, repository, engines, hooks.note, fail)
-        self.launch = self._placing.launch
+        self._launching = LaunchAction(settings, repository, engines, hooks.note, fail)
+        self.launch = self._launching.launch
 
     # --- serving -------------------------------------------------------------------------------
 
     async def confirm(self, group: str) -> None:
         """The engine answers. What its ranks take is kept, and its profile learns from it."""
-        begun, before = the_group(await self._repository.read_async(), group)
+        begun, before = find_group(await self._repository.read_async(), group)
         ranks, host = await self._ranks(group), host_of(group)
         inventory = inventory_of(await self._runtime.nodes(wait=False))
 
         def change(state: State) -> Sequence[Change]:
             if not is_still(state, group, begun.record.uid, before.placement):
-                raise Gone(group)  # placed anew while its ranks were asked
-            served, unit = serving(state, group, ranks, time.time())
+                raise Superseded(group)  # placed anew while its ranks were asked
+            served, record = mark_serving(state, group, ranks, time.time())
             return [
                 served,
-                *back(state, host),
-                *memory_feedback.lesson(state, host, unit, inventory, self._settings),
+                *clear_reasons(state, host),
+                *memory_feedback.memory_correction(state, host, record, inventory, self._settings),
             ]
 
-        told = "; ".join(filter(None, ("the engine answers", memory_feedback.told(ranks))))
+        told = "; ".join(filter(None, ("the engine answers", memory_feedback.describe(ranks))))
         await self._hooks.conclude(OperationKind.DEPLOY, host, End(Phase.DEPLOYED, told), change)
 
     async def _ranks(self, group: str) -> tuple[MeasuredRank, ...]:
@@ -92,14 +92,14 @@ class GroupActions:
         """Give up the group's place, and stop what is left there; then it is launched elsewhere."""
         nodes, view = await self._runtime.nodes(wait=False), self._hooks.view(group)
 
-        def change(deployment: Deployment, state: State, unit: WorkerGroup) -> WorkerGroup | None:
-            reason = rescheduling.trouble(unit, view, nodes)
+        def change(deployment: Deployment, state: State, record: WorkerGroup) -> WorkerGroup | None:
+            reason = rescheduling.replacement_reason(record, view, nodes)
             if not reason:
-                raise Gone(f"the trouble of {group}")
+                raise Superseded(f"the trouble of {group}")
             log.warning("%s gives up its place: %s", group, reason)
-            if is_spare(unit, deployment.groups):
+            if is_spare(record, deployment.groups):
                 return None
-            return rescheduling.unplaced(unit, reason, time.time())
+            return rescheduling.unplaced(record, reason, time.time())
 
         await unplace(self._repository, group, change)
         await self.stop(group)
@@ -109,7 +109,7 @@ class GroupActions:
 
         def change(deployment: Deployment) -> Deployment:
             if deployment.phase is Phase.DELETING:
-                raise Gone(host)
+                raise Superseded(host)
             count = self._hooks.wanted(deployment)
             log.info("%s gets %d groups instead of %d", host, count, autoscaling.active(deployment))
             return autoscaling.resized(deployment, count)
@@ -121,7 +121,7 @@ class GroupActions:
 
         def change(deployment: Deployment) -> Deployment:
             if deployment.phase is Phase.DELETING:
-                raise Gone(group)
+                raise Superseded(group)
             return rebalancing.retired(deployment, number_of(group))
 
         await asyncio.to_thread(transactions.edit, self._repository, Deployment, host_of(group), change)
@@ -131,19 +131,19 @@ class GroupActions:
     async def stop(self, group: str) -> None:
         """Stop an engine; what it held is not free at once."""
         await self._runtime.stop(group)
-        self._placing.stopped_s = time.monotonic()
+        self._launching.stopped_s = time.monotonic()
 
     async def drain(self, group: str) -> None:
         """Stop the engine when it had no request for a while, or when a request may last no longer.
 
-        Raises Gone when its deployment is undeployed meanwhile: another one's engine may have its name.
+        Raises Superseded when its deployment is undeployed meanwhile: another one's engine may have its name.
         """
-        uid = the_group(await self._repository.read_async(), group)[0].record.uid
+        uid = find_group(await self._repository.read_async(), group)[0].record.uid
         await self._until_quiet(group, uid)
         require_draining(await self._repository.read_async(), group, uid)
         await self.stop(group)
 
-        def change(deployment: Deployment, state: State, unit: WorkerGroup) -> WorkerGroup | None:
+        def change(deployment: Deployment, state: State, record: WorkerGroup) -> WorkerGroup | None:
             require_draining(state, group, uid)
             return None
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
-from controlplane.cluster.memory_usage import DeviceHoldings, NodeHoldings
+from controlplane.cluster.memory_usage import DeviceMemory, NodeMemory
 
 
 class ControllerMetrics:
@@ -53,7 +53,7 @@ class DeviceMetrics:
         )
         self._shown: set[tuple[Gauge, tuple[str, ...]]] = set()
 
-    def show(self, held: Iterable[NodeHoldings]) -> None:
+    def show(self, held: Iterable[NodeMemory]) -> None:
         """Set all series to what is now; those of what is gone end."""
         series: dict[tuple[Gauge, tuple[str, ...]], float] = {}
         for node in held:
@@ -72,12 +72,12 @@ class DeviceMetrics:
         self._shown = set(series)
 
 
-def _states(one: DeviceHoldings) -> dict[str, int]:
+def _states(one: DeviceMemory) -> dict[str, int]:
     return {
         "total": one.device.total_bytes,
         "used": one.device.total_bytes - one.device.free_bytes,
         "reserved": one.reserved_bytes,
-        "free": one.account.free,
+        "free": one.usage.free,
     }
 
 

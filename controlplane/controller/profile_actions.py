@@ -19,22 +19,22 @@ from controlplane import errors
 from controlplane.cluster import reservations
 from controlplane.controller.interfaces import Conclude, Measurer, Note
 from controlplane.controller.stream_watchdog import watched
-from controlplane.controller.transitions import End, same
+from controlplane.controller.transitions import End, require_same
 from controlplane.profiling import keys, progress, queue
-from controlplane.profiling.job import Mission
-from controlplane.profiling.queue import Waits
+from controlplane.profiling.job import ProfilingJob
+from controlplane.profiling.queue import Queued
 from controlplane.settings import Settings
 from controlplane.state.records import Model, ModelProfile, OperationKind, Phase
 from controlplane.state.repository import Change, Put, Repository, State
-from controlplane.state.transactions import Gone, edit, persist
+from controlplane.state.transactions import Superseded, edit, persist
 from placement.types import Inventory
 
 log = logging.getLogger(__name__)
 
 READ_SHARE = 0.3  # of a registration's progress is done when its files are read
 LOOK_S = 1.0  # between looks whether it is a profile's turn, and whether its measuring is to go on
-LEAVING_S = 10.0  # as long is waited for what was stopped to give its memory back
-LEAVING = "waits until devices are seen without memory of what was stopped"
+RECLAIM_WAIT_S = 10.0  # as long is waited for what was stopped to give its memory back
+AWAITING_RECLAIM = "waits until devices are seen without memory of what was stopped"
 OVERTIME_S = 90.0  # beyond its limit a measuring may take to begin and end, before it is taken to hang
 
 
@@ -70,7 +70,7 @@ class ProfileActions:
         if key is None:
             await self._admit(ready, f"{ready.reason}; not profiled, for there is no device")
             return
-        waits = replace(ready, phase=Phase.PROFILING, profile=key.text)
+        queued = replace(ready, phase=Phase.PROFILING, profile=key.text)
         await self._note(
             OperationKind.REGISTER, ready.name, Phase.PROFILING, f"{ready.reason}; read", READ_SHARE
         )
@@ -79,7 +79,9 @@ class ProfileActions:
         def commit() -> None:
             state = self._repository.read()
             begun = _begun(state, fresh, (Phase.CANCELLED,))
-            self._repository.commit([Put(waits, same(state.models, ready.name, ready.uid).version), *begun])
+            self._repository.commit(
+                [Put(queued, require_same(state.models, ready.name, ready.uid).version), *begun]
+            )
 
         await asyncio.to_thread(persist, commit)
 
@@ -87,7 +89,7 @@ class ProfileActions:
         """A model's files are read and its profile is settled: it is Ready, profiled or not."""
         state = await self._repository.read_async()
         if name not in state.models:
-            raise Gone(name)
+            raise Superseded(name)
         model = state.models[name].record
         profile = progress.settled_profile(state, model)
         await self._admit(replace(model, phase=Phase.READY), f"{model.reason}; {_outcome(profile, name)}")
@@ -97,7 +99,7 @@ class ProfileActions:
             OperationKind.REGISTER,
             model.name,
             End(Phase.READY, message),
-            lambda s: [Put(model, same(s.models, model.name, model.uid).version)],
+            lambda s: [Put(model, require_same(s.models, model.name, model.uid).version)],
         )
 
     # --- a profile that was asked for ----------------------------------------------------------
@@ -120,7 +122,7 @@ class ProfileActions:
             state = self._repository.read()
             found = state.models.get(name)
             if found is None or found.record.uid != model.uid:
-                raise Gone(name)
+                raise Superseded(name)
             begun = _begun(state, fresh, (Phase.CANCELLED, Phase.FAILED, Phase.READY))
             known = replace(found.record, profile=key.text)
             self._repository.commit([Put(known, found.version), *begun])
@@ -151,12 +153,12 @@ class ProfileActions:
         try:
             task = await self._turn(key)
             await self._follow(key, task)
-        except (errors.Unavailable, errors.StaleWrite, Gone):
+        except (errors.Unavailable, errors.StaleWrite, Superseded):
             raise  # the state store's matter: tried again
         except _Abandoned:
             await self._settle_abandoned(key)
-        except _GaveWay as e:
-            await self._tell(key, str(e))
+        except _Preempted as e:
+            await self._notify(key, str(e))
         except errors.OstinatoError as e:
             await self._settle(key, e.message)
         except Exception as e:
@@ -165,7 +167,7 @@ class ProfileActions:
         else:
             await self._end(key, lambda _, p: progress.done(p, task, time.time()))
 
-    async def _turn(self, key: str) -> Mission:
+    async def _turn(self, key: str) -> ProfilingJob:
         """Wait until nothing else is measured where this is to be, and, not for ever, until devices are seen
         without memory of what was stopped. Errors: ProfilingFailed."""
         give_up_s = math.inf
@@ -178,11 +180,11 @@ class ProfileActions:
                 continue
             patient = time.monotonic() < give_up_s
             found = await asyncio.to_thread(persist, partial(self._begin, key, inventory, patient))
-            if isinstance(found, Mission):
+            if isinstance(found, ProfilingJob):
                 return found
-            leaves = found.reason == LEAVING
-            give_up_s = min(give_up_s, time.monotonic() + LEAVING_S) if leaves else math.inf
-            await self._tell(key, found.reason)
+            leaves = found.reason == AWAITING_RECLAIM
+            give_up_s = min(give_up_s, time.monotonic() + RECLAIM_WAIT_S) if leaves else math.inf
+            await self._notify(key, found.reason)
             await asyncio.sleep(LOOK_S)
 
     async def _look_at_devices(self) -> Inventory:
@@ -193,7 +195,7 @@ class ProfileActions:
             log.exception("the devices cannot be looked at")
             raise errors.Unavailable(f"the devices cannot be looked at: {e!r}") from e
 
-    def _begin(self, key: str, inventory: Inventory, patient: bool) -> Mission | Waits:
+    def _begin(self, key: str, inventory: Inventory, patient: bool) -> ProfilingJob | Queued:
         """Decide on the newest state, and commit that it is begun, with what is reserved for it, or that it
         waits, with nothing. Blocking. Errors: StaleWrite when something was placed or changed meanwhile."""
         state, now_s = self._repository.read(), time.time()
@@ -203,36 +205,36 @@ class ProfileActions:
             raise errors.ProfilingFailed(f"{tries}; {profile.reason}")
         version = state.profiles[key].version
         found = self._decide(state, key, inventory, patient)
-        if isinstance(found, Mission):
+        if isinstance(found, ProfilingJob):
             begun = Put(progress.attempted(profile, found, now_s), version)
             reserved = reservations.reserve_to_measure(
                 state, key, profile.rounds, found.held, found.held_bytes, now_s
             )
             self._repository.commit([begun, *reserved])
-        elif (waits := progress.waits(profile, found.reason, now_s)) != profile:
+        elif (queued := progress.queued(profile, found.reason, now_s)) != profile:
             self._repository.commit(
-                [Put(waits, version), *reservations.release(state, reservations.measuring(key))]
+                [Put(queued, version), *reservations.release(state, reservations.measuring(key))]
             )
         return found
 
-    def _decide(self, state: State, key: str, inventory: Inventory, patient: bool) -> Mission | Waits:
+    def _decide(self, state: State, key: str, inventory: Inventory, patient: bool) -> ProfilingJob | Queued:
         """Who is `patient` does not begin with less, or fail, for memory that is about to be free."""
-        leaves = patient and queue.is_leaving(state, key, inventory, self._settings)
+        leaves = patient and queue.has_stale_holders(state, key, inventory, self._settings)
         try:
-            found = queue.turn(state, key, inventory, self._settings)
+            found = queue.next_job(state, key, inventory, self._settings)
         except errors.ProfilingFailed:
             if not leaves:
                 raise
-            return Waits(LEAVING)
-        return Waits(LEAVING) if leaves and isinstance(found, Mission) else found
+            return Queued(AWAITING_RECLAIM)
+        return Queued(AWAITING_RECLAIM) if leaves and isinstance(found, ProfilingJob) else found
 
-    async def _follow(self, key: str, task: Mission) -> None:
+    async def _follow(self, key: str, task: ProfilingJob) -> None:
         """Keep each measurement as it comes. Stops when it is not to go on: _Abandoned or _GaveWay is raised.
 
         Errors: ProfilingFailed.
         """
         limit_s = task.request.seconds + OVERTIME_S
-        await self._tell(key, task.beginning)
+        await self._notify(key, task.beginning)
         began_s = last_s = time.monotonic()
 
         async def look() -> None:
@@ -250,7 +252,7 @@ class ProfileActions:
                     now_s = time.monotonic()
                     took_s, last_s = now_s - last_s, now_s
                     profile = await self._add(key, line, task.points, took_s)
-                    await self._tell(key, profile.reason)
+                    await self._notify(key, profile.reason)
         except Exception:
             _require_measured(
                 await self._repository.read_async(), key
@@ -280,16 +282,16 @@ class ProfileActions:
             state = self._repository.read()
             found = state.profiles.get(key)
             if found is None:
-                raise Gone(key)
+                raise Superseded(key)
             released = reservations.release(state, reservations.measuring(key))
             self._repository.commit([Put(change(state, found.record), found.version), *released])
 
         await asyncio.to_thread(persist, once)
 
-    async def _tell(self, key: str, message: str) -> None:
+    async def _notify(self, key: str, message: str) -> None:
         state = await self._repository.read_async()
         if key not in state.profiles:
-            raise Gone(key)
+            raise Superseded(key)
         profile = state.profiles[key].record
         share = min(1.0, profile.points / max(1, profile.all_points))
         for op in progress.waiting(state, key):
@@ -302,15 +304,15 @@ class _Abandoned(Exception):
     """Nobody waits for the profile any more."""
 
 
-class _GaveWay(Exception):
+class _Preempted(Exception):
     """The profile's memory went to an engine; the message says to which."""
 
 
 def _wanted(state: State, key: str) -> ModelProfile:
-    """Raises Gone when it is settled, _Abandoned."""
+    """Raises Superseded when it is settled, _Abandoned."""
     found = state.profiles.get(key)
     if found is None or found.record.settled:
-        raise Gone(key)
+        raise Superseded(key)
     if not _is_awaited(state, key):
         raise _Abandoned
     return found.record
@@ -321,10 +323,10 @@ def _is_awaited(state: State, key: str) -> bool:
 
 
 def _require_measured(state: State, key: str) -> None:
-    """Raises Gone, _Abandoned, or _GaveWay when another took the memory that was reserved for it."""
+    """Raises Superseded, _Abandoned, or _GaveWay when another took the memory that was reserved for it."""
     found = _wanted(state, key)
     if found.phase is not Phase.PROFILING:
-        raise _GaveWay(found.reason)
+        raise _Preempted(found.reason)
 
 
 def _begun(state: State, fresh: ModelProfile, resume: Sequence[Phase]) -> list[Change]:

@@ -42,7 +42,7 @@ class Action:
         return f"{type(self).__name__}:{self.target}"
 
 
-class Profile(Action):
+class ReadModel(Action):
     """Read and check a registered model's files."""
 
 
@@ -151,7 +151,7 @@ def _profiles(state: State) -> Iterator[Action]:
         ):
             continue
         if model.profile is None:
-            yield Profile(model.name)
+            yield ReadModel(model.name)
         elif _is_settled(state, model):
             yield Admit(model.name)
 
@@ -221,7 +221,7 @@ def _group(deployment: Deployment, group: WorkerGroup, cluster: str, observed: O
             yield StopGroup(name)
     elif _is_to_fail(deployment, group, engine, observed):
         yield FailDeployment(deployment.host)
-    elif rescheduling.trouble(group, engine, observed.nodes):
+    elif rescheduling.replacement_reason(group, engine, observed.nodes):
         yield Replan(name)
     elif _has_started(group, engine):
         if FailDeployment(deployment.host).key not in observed.busy:
@@ -241,7 +241,7 @@ def _is_to_fail(deployment: Deployment, group: WorkerGroup, engine: EngineView, 
         engine.status is EngineStatus.FAILED
         and not deployment.established
         and not any(view and _has_started(one, view) for one, view in views)
-        and not rescheduling.trouble(group, None, observed.nodes)
+        and not rescheduling.replacement_reason(group, None, observed.nodes)
     )
 
 

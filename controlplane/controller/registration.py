@@ -23,7 +23,7 @@ class Limits:
     max_lora_rank: int
 
 
-def profile(model: Model, base: Model | None, limits: Limits, convert: Convert) -> Model:
+def read_model_files(model: Model, base: Model | None, limits: Limits, convert: Convert) -> Model:
     """The model, Ready, with its folder and what was read from it.
 
     `convert(name)` makes the folder of a bundled model. Errors: InvalidRequest, PathNotAllowed,

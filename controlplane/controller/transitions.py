@@ -16,7 +16,7 @@ from controlplane.state import deployments
 from controlplane.state.operations import advance
 from controlplane.state.records import Deployment, Model, OperationKind, Phase
 from controlplane.state.repository import Change, Delete, Put, Repository, State, Versioned
-from controlplane.state.transactions import Gone, persist
+from controlplane.state.transactions import Superseded, persist
 from controlplane.state.worker_groups import (
     GroupPhase,
     MeasuredRank,
@@ -44,29 +44,29 @@ class End:
         return cls(Phase.FAILED, error.message, error.body())
 
 
-def end_open(state: State, kind: OperationKind, target: str, end: End) -> list[Change]:
-    """The open operations about `target`, ended. A success gives way to a cancellation: Gone."""
+def end_open_operations(state: State, kind: OperationKind, target: str, end: End) -> list[Change]:
+    """The open operations about `target`, ended. A success gives way to a cancellation: Superseded."""
     changes: list[Change] = []
     for found in state.operations.values():
         op = found.record
         if op.kind is not kind or op.target != target or op.done:
             continue
         if op.cancel_requested and end.phase in (Phase.READY, Phase.DEPLOYED):
-            raise Gone(f"{op.id} is to be cancelled")
+            raise Superseded(f"{op.id} is to be cancelled")
         ended = replace(advance(op, end.phase, end.message, time.time(), 1.0), error=end.error)
         changes.append(Put(ended, found.version))
     return changes
 
 
-def same(records: Mapping[str, Versioned[RM]], name: str, uid: int) -> Versioned[RM]:
-    """The record of this name, if it still is the one that was meant. Raises Gone."""
+def require_same(records: Mapping[str, Versioned[RM]], name: str, uid: int) -> Versioned[RM]:
+    """The record of this name, if it still is the one that was meant. Raises Superseded."""
     found = records.get(name)
     if found is None or found.record.uid != uid:
-        raise Gone(name)
+        raise Superseded(name)
     return found
 
 
-def starting(
+def mark_starting(
     deployment: Deployment,
     group: WorkerGroup,
     placement: Placement,
@@ -76,7 +76,7 @@ def starting(
 ) -> Deployment:
     """`memory_excess` is what the plan gives each rank beyond its calibrated estimate, `node_ids` Ray's."""
     if deployment.phase is Phase.DELETING:
-        raise Gone(deployment.model)
+        raise Superseded(deployment.model)
     placed = replace(
         group,
         phase=GroupPhase.STARTING,
@@ -92,13 +92,13 @@ def starting(
     return deployments.with_group(begun, placed)
 
 
-def serving(
+def mark_serving(
     state: State, name: str, measured: tuple[MeasuredRank, ...], now_s: float
 ) -> tuple[Change, WorkerGroup]:
-    """The deployment of which the group `name` serves from now on, and that group. Raises Gone."""
-    found, group = the_group(state, name)
+    """The deployment of which the group `name` serves from now on, and that group. Raises Superseded."""
+    found, group = find_group(state, name)
     if group.phase is not GroupPhase.STARTING:
-        raise Gone(name)
+        raise Superseded(name)
     serves = replace(
         group,
         phase=GroupPhase.SERVING,
@@ -111,27 +111,28 @@ def serving(
     return Put(deployments.with_group(established, serves), found.version), serves
 
 
-def the_group(state: State, name: str) -> tuple[Versioned[Deployment], WorkerGroup]:
-    """The deployment that the group `name` is of, unless that is being undeployed. Raises Gone."""
+def find_group(state: State, name: str) -> tuple[Versioned[Deployment], WorkerGroup]:
+    """The deployment that the group `name` is of, unless that is being undeployed. Raises Superseded."""
     found = state.deployments.get(host_of(name))
     group = found.record.group(number_of(name)) if found else None
     if found is None or group is None or found.record.phase is Phase.DELETING:
-        raise Gone(name)
+        raise Superseded(name)
     return found, group
 
 
-def deployed(state: State, name: str, model_uid: int) -> Change:
-    """The deployment of a variant, served from now on. Raises Gone when it, or the model it was begun for,
-    is no more."""
+def mark_deployed(state: State, name: str, model_uid: int) -> Change:
+    """The deployment of a variant, served from now on.
+
+    Raises Superseded when the deployment, or the model that it was begun for, is gone."""
     found = state.deployments.get(name)
     if found is None or found.record.phase not in (Phase.PENDING, Phase.DEPLOYING):
-        raise Gone(name)
-    same(state.models, name, model_uid)
+        raise Superseded(name)
+    require_same(state.models, name, model_uid)
     served = replace(found.record, phase=Phase.DEPLOYED, reason="", established=True)
     return Put(served, found.version)
 
 
-def away(variant: Versioned[Deployment], reason: str) -> list[Change]:
+def mark_unavailable(variant: Versioned[Deployment], reason: str) -> list[Change]:
     """An established variant says why its base is away; nothing while the reason is the same."""
     if _without_figures(variant.record.reason) == _without_figures(reason):
         return []
@@ -143,7 +144,7 @@ def _without_figures(text: str) -> str:
     return re.sub(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)", "", text)
 
 
-def back(state: State, host: str) -> list[Change]:
+def clear_reasons(state: State, host: str) -> list[Change]:
     """The variants of a base whose engine answers again no longer say why it was away."""
     variants = [d for d in state.deployments.values() if d.record.host == host != d.record.model]
     return [
@@ -153,7 +154,7 @@ def back(state: State, host: str) -> list[Change]:
     ]
 
 
-def dropped(state: State, deployment: Versioned[Deployment]) -> list[Change]:
+def delete_deployment(state: State, deployment: Versioned[Deployment]) -> list[Change]:
     """A deployment is no more, and what its groups were promised of devices is free again."""
     groups = deployment.record.group_ids()
     return [
@@ -162,11 +163,11 @@ def dropped(state: State, deployment: Versioned[Deployment]) -> list[Change]:
     ]
 
 
-def undone(state: State, operation_id: str) -> Sequence[Change]:
-    """What an operation began, taken back. Raises Gone when it ended."""
+def undo_operation(state: State, operation_id: str) -> Sequence[Change]:
+    """What an operation began, taken back. Raises Superseded when it ended."""
     found = state.operations.get(operation_id)
     if found is None or found.record.done:
-        raise Gone(operation_id)
+        raise Superseded(operation_id)
     op = found.record
     if op.kind is OperationKind.PROFILE:
         return []
@@ -176,21 +177,21 @@ def undone(state: State, operation_id: str) -> Sequence[Change]:
     deployment = state.deployments.get(op.target)
     if deployment is None or deployment.record.phase is Phase.DELETING:
         return []
-    return dropped(state, deployment)
+    return delete_deployment(state, deployment)
 
 
 Unplace = Callable[[Deployment, State, WorkerGroup], WorkerGroup | None]
 
 
 async def unplace(repository: Repository, name: str, change: Unplace) -> None:
-    """Commit what becomes of a group that gives up its place; None: it is no more. Raises Gone.
+    """Commit what becomes of a group that gives up its place; None: it is no more. Raises Superseded.
 
     `change` gets its deployment, the state and the group.
     """
 
     def once() -> None:
         state = repository.read()
-        found, group = the_group(state, name)
+        found, group = find_group(state, name)
         left = change(found.record, state, group)
         changed = (
             deployments.without_group(found.record, group.number)
@@ -205,14 +206,14 @@ async def unplace(repository: Repository, name: str, change: Unplace) -> None:
 def is_still(state: State, name: str, uid: int, placement: Placement | None) -> bool:
     """Whether a group is the one that was meant: of the same deployment, and not placed anew meanwhile."""
     try:
-        found, group = the_group(state, name)
-    except Gone:
+        found, group = find_group(state, name)
+    except Superseded:
         return False
     return (found.record.uid, group.placement) == (uid, placement)
 
 
 def require_draining(state: State, name: str, uid: int) -> None:
-    """Raises Gone when the group is not, or not of the deployment of this uid."""
-    found, group = the_group(state, name)
+    """Raises Superseded when the group is not, or not of the deployment of this uid."""
+    found, group = find_group(state, name)
     if found.record.uid != uid or group.phase is not GroupPhase.DRAINING:
-        raise Gone(name)
+        raise Superseded(name)

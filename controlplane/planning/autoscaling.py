@@ -56,7 +56,7 @@ def noted(
 def wanted(scaling: Scaling, target: float, current: int, history: History, now_s: float) -> int:
     """How many groups there should be where there are `current`, with `target` requests under way in each."""
     latest = history.samples[-1][1] if history.samples else 0.0
-    if scaling.least == 0 and latest <= 0 and (current == 0 or now_s - history.busy_s >= scaling.idle_s):
+    if scaling.min_groups == 0 and latest <= 0 and (current == 0 or now_s - history.busy_s >= scaling.idle_s):
         return 0
     steady_s = now_s - history.steady_s if history.groups == current else 0.0
     count = current
@@ -71,7 +71,7 @@ def wanted(scaling: Scaling, target: float, current: int, history: History, now_
 
 def bounded(scaling: Scaling, count: int) -> int:
     """So many, or the nearest number that there may be."""
-    return min(max(count, scaling.least), max(1, scaling.least, scaling.most))
+    return min(max(count, scaling.min_groups), max(1, scaling.min_groups, scaling.max_groups))
 
 
 def _needed(in_flight: float, target: float) -> int:
@@ -96,7 +96,7 @@ def resized(deployment: Deployment, count: int) -> Deployment:
     going = sorted(_counted(groups), key=_worth)[: max(0, excess)]
     leaving = {group.number for group in going}
     leaving |= {group.number for group in groups if group.replaces in leaving}
-    return deployments.standing(
+    return deployments.with_derived_phase(
         replace(
             deployment,
             groups=tuple(

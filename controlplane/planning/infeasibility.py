@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from controlplane import errors
-from controlplane.state.records import Relaxing
+from controlplane.state.records import AutoRelax
 from placement.solver.numbers import rounded
 from placement.solver.outcome import NotPlaced
 from placement.types import Constraint, Inventory, Relaxation, Unusable
@@ -28,7 +28,7 @@ _NAMES = {
 
 
 def refusal(
-    outcome: NotPlaced, relaxing: Relaxing | None = None, unusable: Sequence[Unusable] = ()
+    outcome: NotPlaced, auto_relax: AutoRelax | None = None, unusable: Sequence[Unusable] = ()
 ) -> errors.NoFeasiblePlan:
     """`details` has the binding constraint, and the relaxations: any one suffices, or all `together`.
 
@@ -37,7 +37,7 @@ def refusal(
     told = [as_data(one) for one in outcome.relaxations]
     left_out = f"; not looked at: {_reasons(unusable)}" if unusable else ""
     return errors.NoFeasiblePlan(
-        f"{_sentence(outcome, told)}{_not_relaxed(outcome, relaxing)}{left_out}",
+        f"{_sentence(outcome, told)}{_not_relaxed(outcome, auto_relax)}{left_out}",
         details=_details(name_of(outcome.binding), told, outcome.together, unusable),
     )
 
@@ -101,8 +101,8 @@ def _sentence(outcome: NotPlaced, told: list[dict[str, Any]]) -> str:
     return f"{what}; possible: {'; or '.join(texts)}" if texts else what
 
 
-def _not_relaxed(outcome: NotPlaced, relaxing: Relaxing | None) -> str:
-    if relaxing is None or not relaxing.allowed or not outcome.relaxations:
+def _not_relaxed(outcome: NotPlaced, auto_relax: AutoRelax | None) -> str:
+    if auto_relax is None or not auto_relax.allowed or not outcome.relaxations:
         return ""
-    most = relaxing.most_factor
-    return " (none was applied" + (f": more than the {most:g} times allowed)" if most else " by itself)")
+    limit = auto_relax.max_factor
+    return " (none was applied" + (f": more than the {limit:g} times allowed)" if limit else " by itself)")

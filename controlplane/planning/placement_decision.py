@@ -67,7 +67,7 @@ def decide(
     """The placement that best meets the deployment's intent, with room for the base's `variants`.
 
     GPUs come before CPU hosts, and of several types the one that serves the intent best. `others` are the
-    deployments that anti-affinity and the devices' expected load are about (`besides`). Estimates are
+    deployments that anti-affinity and the devices' expected load are about (`exclude_group`). Estimates are
     calibrated where `profiles` has this architecture on this kind of device, else scaled from another's or
     rough.
     Errors: NoFeasiblePlan, saying which constraint binds and what would do; NotReady.
@@ -82,19 +82,19 @@ def decide(
         raise infeasibility.no_technique(model.compression, _served(model, clusters[0], settings))
     answers = [(question, question.answer()) for question in questions]
     found = _best([outcome for _, outcome in answers if isinstance(outcome, Placement)])
-    if found is None and deployment.relaxing.allowed:
-        most = deployment.relaxing.most_factor
-        found = _best([one for q, refusal in answers if (one := _eased(q, refusal, most)) is not None])
+    if found is None and deployment.auto_relax.allowed:
+        max_factor = deployment.auto_relax.max_factor
+        found = _best([one for q, refusal in answers if (one := _eased(q, refusal, max_factor)) is not None])
     if found is None:
         missed = [outcome for _, outcome in answers if isinstance(outcome, NotPlaced)]
-        raise infeasibility.refusal(_nearest(missed), deployment.relaxing, inventory.unusable)
+        raise infeasibility.refusal(_nearest(missed), deployment.auto_relax, inventory.unusable)
     return dataclasses.replace(found, reason=reason(found, inventory))
 
 
-def _eased(question: Question, outcome: Outcome, most: float | None) -> Placement | None:
+def _eased(question: Question, outcome: Outcome, max_factor: float | None) -> Placement | None:
     if isinstance(outcome, Placement):
         return None
-    found = eased(question.cluster, question.request, outcome, POLICY, question.estimator, most)
+    found = eased(question.cluster, question.request, outcome, POLICY, question.estimator, max_factor)
     return found and question.noted(found)
 
 
@@ -194,7 +194,7 @@ def _request(
     settings: Settings,
 ) -> Request:
     accuracies = {form: accuracy_of(model.compression, form) for form in forms}
-    bounds = deployment.bounds
+    constraints = deployment.constraints
     inputs, outputs = _lengths(deployment, context)
     return Request(
         name=model.name,
@@ -202,18 +202,18 @@ def _request(
         intent=deployment.intent,
         cost=settings.cost_measure,
         slos=deployment.slos,
-        rate_per_s=deployment.load.rate_per_s / max(1, deployment.scaling.least),
+        rate_per_s=deployment.load.rate_per_s / max(1, deployment.scaling.min_groups),
         input_tokens=inputs,
         output_tokens=outputs,
         concurrency=settings.concurrency,
-        max_tp=max(MOST_PARALLEL, *bounds.tensor_parallel, 0),
-        max_pp=max(MOST_PARALLEL, *bounds.pipeline_parallel, len(bounds.layers_per_stage)),
-        only_tp=bounds.tensor_parallel,
-        only_pp=bounds.pipeline_parallel,
-        layers=bounds.layers_per_stage,
+        max_tp=max(MOST_PARALLEL, *constraints.tensor_parallel, 0),
+        max_pp=max(MOST_PARALLEL, *constraints.pipeline_parallel, len(constraints.layers_per_stage)),
+        only_tp=constraints.tensor_parallel,
+        only_pp=constraints.pipeline_parallel,
+        layers=constraints.layers_per_stage,
         context=context,
-        group=bounds.group,
-        scope=bounds.scope,
+        group=constraints.group,
+        scope=constraints.scope,
     )
 
 
@@ -264,7 +264,7 @@ def suited(inventory: Inventory, kind: str) -> Inventory:
     return dataclasses.replace(inventory, devices=devices, unusable=(*inventory.unusable, *left_out))
 
 
-def besides(deployments: Iterable[Deployment], group: str) -> list[Deployment]:
+def exclude_group(deployments: Iterable[Deployment], group: str) -> list[Deployment]:
     """The deployments, without the place of a group that is to be placed anew: it is not in its own way."""
     return [dataclasses.replace(d, groups=_without(d, group)) for d in deployments]
 
@@ -285,7 +285,7 @@ def _residents(others: Iterable[Deployment]) -> dict[DeviceKey, list[Resident]]:
                 continue
             for rank in placed.ranks:
                 key = rank.node, rank.device_kind, rank.device_index
-                held = resident(name, rank, placed, other.bounds.group, other.bounds.scope)
+                held = resident(name, rank, placed, other.constraints.group, other.constraints.scope)
                 found.setdefault(key, []).append(held)
     return found
 

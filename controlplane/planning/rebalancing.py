@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from controlplane import errors
 from controlplane.planning import placement_decision, reclaimable_memory
-from controlplane.planning.reclaimable_memory import Sight
+from controlplane.planning.reclaimable_memory import FreeMemory
 from controlplane.profiling import queue
 from controlplane.settings import Settings
 from controlplane.state import deployments
-from controlplane.state.records import Deployment, Model, Phase, Relaxing
+from controlplane.state.records import AutoRelax, Deployment, Model, Phase
 from controlplane.state.repository import Change, Put, State
 from controlplane.state.worker_groups import (
     GroupPhase,
@@ -50,7 +50,7 @@ def propose(
     lasting = [d for d in present if d.phase is not Phase.DELETING]
     if busy := [name for d in lasting for name in _spares(d)]:
         raise errors.NotReady(f"{', '.join(busy)} is being moved to; rebalance when that is done")
-    seen = reclaimable_memory.sight(inventory, state.ledgers, settings.headroom)
+    seen = reclaimable_memory.free_memory(inventory, state.ledgers, settings.headroom)
     free = seen.now
     tenants = _tenants(state, lasting)
     movable = frozenset(tenant.name for tenant in tenants)
@@ -83,15 +83,15 @@ class _Places:
         except errors.NoFeasiblePlan:
             return None
 
-    def waits(self, name: str, seen: Sight) -> str:
+    def waits(self, name: str, seen: FreeMemory) -> str:
         """What is measured now where there would be a place: that ends without moves."""
         if not seen.measured:
             return ""
         try:
-            found = reclaimable_memory.find(lambda free: self._place(name, free, (), True), seen)
+            found = reclaimable_memory.place(lambda free: self._place(name, free, (), True), seen)
         except errors.NoFeasiblePlan:
             return ""
-        return queue.until(self.state, found.in_the_way) if found.in_the_way else ""
+        return queue.waiting_reason(self.state, found.victims) if found.victims else ""
 
     def refusal(self, name: str, free: Inventory) -> str:
         """Why there is no place without moves."""
@@ -106,7 +106,7 @@ class _Places:
         state, host, asked = self.state, host_of(name), self._asked(name)
         group = asked.group(number_of(name))
         present = [found.record for found in state.deployments.values()]
-        others = placement_decision.besides(_moved(present, moves, settled), name)
+        others = placement_decision.exclude_group(_moved(present, moves, settled), name)
         return placement_decision.decide(
             state.models[host].record,
             asked,
@@ -133,7 +133,7 @@ def _in_one(refusals: Mapping[str, str]) -> str:
 
 def unrelaxed(deployment: Deployment) -> Deployment:
     """What a group that is moved must meet: none of its limits gives way to a move."""
-    return replace(deployment, relaxing=Relaxing())
+    return replace(deployment, auto_relax=AutoRelax())
 
 
 def begun(state: State, proposal: Proposal) -> list[Change]:
@@ -149,7 +149,9 @@ def begun(state: State, proposal: Proposal) -> list[Change]:
             avoid=move.avoid,
             kind=kind_of(move.placement),
         )
-        changed[host] = deployments.standing(replace(deployment, groups=(*deployment.groups, spare)))
+        changed[host] = deployments.with_derived_phase(
+            replace(deployment, groups=(*deployment.groups, spare))
+        )
     return [Put(record, state.deployments[host].version) for host, record in changed.items()]
 
 
@@ -165,7 +167,7 @@ def retired(deployment: Deployment, number: int) -> Deployment:
             groups.append(replace(one, phase=GroupPhase.DRAINING, reason=""))
         else:
             groups.append(one)
-    return deployments.standing(replace(deployment, groups=tuple(groups)))
+    return deployments.with_derived_phase(replace(deployment, groups=tuple(groups)))
 
 
 def _spares(deployment: Deployment) -> list[str]:

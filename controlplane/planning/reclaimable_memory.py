@@ -14,14 +14,14 @@ from controlplane.cluster.reservations import Ledgers
 from controlplane.planning.placement_decision import preference
 from controlplane.state.repository import State
 from placement.rebalancing import less, taken_by
-from placement.types import CPU, Device, DeviceKey, Inventory, Placement, Use, key_of
+from placement.types import CPU, Device, DeviceKey, HolderMemory, Inventory, Placement, key_of
 
 T = TypeVar("T")
 Decide = Callable[[Inventory], Placement]
 
 
 @dataclass(frozen=True)
-class Sight:
+class FreeMemory:
     """The devices with what is free `now`, and `once_measured`, when no measuring has a promise any more; the
     profile that is `measured` on a device."""
 
@@ -29,11 +29,11 @@ class Sight:
     once_measured: Inventory
     measured: Mapping[DeviceKey, str]
 
-    def beside(self) -> Sight:
+    def beside(self) -> FreeMemory:
         """As if no measuring ended: a place is only sought beside them."""
-        return Sight(self.now, self.now, {})
+        return FreeMemory(self.now, self.now, {})
 
-    def less(self, placed: Placement) -> Sight:
+    def less(self, placed: Placement) -> FreeMemory:
         """What is free beside this placement too."""
         now, once_measured = (less(free, [placed]) for free in (self.now, self.once_measured))
         return replace(self, now=now, once_measured=once_measured)
@@ -44,20 +44,20 @@ class Found:
     """A placement, and the profiles whose measuring is in its way; without any it is possible now."""
 
     placement: Placement
-    in_the_way: tuple[str, ...] = ()
+    victims: tuple[str, ...] = ()
 
 
-def sight(inventory: Inventory, ledgers: Ledgers, headroom: float, besides: str = "") -> Sight:
-    """What `besides` was promised does not count: it is to be placed anew."""
+def free_memory(inventory: Inventory, ledgers: Ledgers, headroom: float, exclude: str = "") -> FreeMemory:
+    """What `exclude` was promised does not count: it is to be placed anew."""
     free, measured = (
-        partial(reservations.available, inventory, ledgers, headroom, besides),
+        partial(reservations.available, inventory, ledgers, headroom, exclude),
         reservations.being_measured(ledgers),
     )
     now = free()
-    return Sight(now, free(measured=False) if measured else now, measured)
+    return FreeMemory(now, free(measured=False) if measured else now, measured)
 
 
-def find(decide: Decide, seen: Sight) -> Found:
+def place(decide: Decide, seen: FreeMemory) -> Found:
     """The placement that is possible now, unless a better one will be: on GPUs rather than CPUs, with less
     of the limits relaxed, or any at all.
 
@@ -69,27 +69,30 @@ def find(decide: Decide, seen: Sight) -> Found:
     later = decide(seen.once_measured) if now is None else _tried(lambda: decide(seen.once_measured)) or now
     if now is not None and preference(now) <= preference(later):
         return Found(now)
-    return Found(later, _in_the_way(later, seen))
+    return Found(later, _victims(later, seen))
 
 
-def find_patiently(decide: Decide, seen: Sight, given_back: Sight) -> Found | None:
-    """As `find`; None when newer samples should be awaited: it finds nothing, or something better once memory
-    is `given_back`. Better is also what is in no measuring's way."""
-    found = _tried(lambda: find(decide, seen))
-    if found is None or given_back == seen:
+def place_or_resample(decide: Decide, seen: FreeMemory, reclaimed: FreeMemory) -> Found | None:
+    """As `place`; None when it is worth waiting for newer samples of the devices.
+
+    That is so when nothing fits now, or when a better placement is possible once memory is `reclaimed`: one
+    that is preferred, or as good and with fewer victims.
+    """
+    found = _tried(lambda: place(decide, seen))
+    if found is None or reclaimed == seen:
         return found
-    later = _tried(lambda: find(decide, given_back))
+    later = _tried(lambda: place(decide, reclaimed))
     return None if later is not None and _worth(later) < _worth(found) else found
 
 
-def given_back(
-    inventory: Inventory, ledgers: Ledgers, besides: str = "", unnamed_on: Collection[str] = ()
+def reclaimed(
+    inventory: Inventory, ledgers: Ledgers, exclude: str = "", unnamed_on: Collection[str] = ()
 ) -> Inventory:
     """The devices once nobody has memory there any more who is promised none: engines that were stopped,
     measurings that ended. Also without that of processes without a name, on these models of devices."""
-    promises, at_all = reservations.promised(ledgers, besides), _holders_of_nodes(ledgers, besides)
+    promises, at_all = reservations.promised(ledgers, exclude), _holders_of_nodes(ledgers, exclude)
 
-    def goes(device: Device, use: Use) -> bool:
+    def goes(device: Device, use: HolderMemory) -> bool:
         if use.holder is None:
             return _model(device) in unnamed_on
         if device.kind == CPU:  # engines on GPUs take of their host, too
@@ -117,14 +120,14 @@ def _model(device: Device) -> str:
     return device.model or device.kind
 
 
-def _holders_of_nodes(ledgers: Ledgers, besides: str) -> dict[str, set[str]]:
+def _holders_of_nodes(ledgers: Ledgers, exclude: str) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for (node, _, _), holders in reservations.promised(ledgers, besides).items():
+    for (node, _, _), holders in reservations.promised(ledgers, exclude).items():
         found.setdefault(node, set()).update(holders)
     return found
 
 
-def _without(device: Device, goes: Callable[[Use], bool]) -> Device:
+def _without(device: Device, goes: Callable[[HolderMemory], bool]) -> Device:
     gone_bytes = sum(use.memory_bytes for use in device.uses if goes(use))
     free_bytes = min(device.total_bytes, device.free_bytes + gone_bytes)
     return replace(device, free_bytes=free_bytes, uses=tuple(use for use in device.uses if not goes(use)))
@@ -139,10 +142,10 @@ def _tried(found: Callable[[], T]) -> T | None:
 
 def _worth(found: Found) -> tuple[bool, float, int]:
     """Least is best."""
-    return *preference(found.placement), len(found.in_the_way)
+    return *preference(found.placement), len(found.victims)
 
 
-def _in_the_way(placed: Placement, seen: Sight) -> tuple[str, ...]:
+def _victims(placed: Placement, seen: FreeMemory) -> tuple[str, ...]:
     """Of the devices whose memory it does not find free now."""
     free = {key_of(device): device.free_bytes for device in seen.now.devices}
     short = {at for at, count in taken_by([placed]).items() if count > free.get(at, 0)}

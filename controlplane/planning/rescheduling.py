@@ -18,7 +18,7 @@ NO_ROOM_S = 30.0  # a cluster that had no room and looks the same is asked again
 STEADY_S = 600.0  # a group that served for so long did not fail in a row
 
 
-def trouble(group: WorkerGroup, engine: EngineView | None, nodes: Sequence[NodeState]) -> str:
+def replacement_reason(group: WorkerGroup, engine: EngineView | None, nodes: Sequence[NodeState]) -> str:
     """Why a group that has a placement has to be placed anew; empty when it has not."""
     if group.placement is None:
         return ""
@@ -29,7 +29,7 @@ def trouble(group: WorkerGroup, engine: EngineView | None, nodes: Sequence[NodeS
     return ""
 
 
-def late(
+def mark_start_timeouts(
     engines: Mapping[str, EngineView], deployments: Iterable[Deployment], now_s: float, limit_s: float
 ) -> dict[str, EngineView]:
     """The engines, those that have not started within the limit as failed: Serve waits for them for ever."""
@@ -132,8 +132,8 @@ def due(group: WorkerGroup, cluster: str, now_s: float) -> bool:
     return group.phase is not GroupPhase.PENDING or changed or now_s >= group.retry_at_s
 
 
-def cluster_key(nodes: Sequence[NodeState], ledgers: Ledgers, besides: str = "") -> str:
-    """Differs when devices do, or what others than `besides` were promised of them, not what is used."""
+def cluster_key(nodes: Sequence[NodeState], ledgers: Ledgers, exclude: str = "") -> str:
+    """Differs when devices do, or what others than `exclude` were promised of them, not what is used."""
     devices = sorted(
         (*key_of(device), device.total_bytes) for node in nodes if not node.problem for device in node.devices
     )
@@ -141,7 +141,7 @@ def cluster_key(nodes: Sequence[NodeState], ledgers: Ledgers, besides: str = "")
         (name, r.holder, r.rank, r.kind, r.index, r.memory_bytes)
         for name, found in ledgers.items()
         for r in found.record.reservations
-        if r.holder != besides
+        if r.holder != exclude
     )
     return hashlib.sha256(repr((devices, promises)).encode()).hexdigest()[:16]
 

@@ -23,7 +23,7 @@ HELD_FACTOR = 1.25  # an engine on a CPU takes more than arithmetic says; nobody
 
 
 @dataclass(frozen=True)
-class Mission:
+class ProfilingJob:
     """A request, and the node that is to carry it out; of the devices `held` it takes `held_bytes` each.
 
     `forms` are those that the profile was to be measured in when it was made.
@@ -46,7 +46,9 @@ class Mission:
         return f"measuring its architecture on {where}: an engine with made-up weights starts"
 
 
-def mission(profile: ModelProfile, model: Model, inventory: Inventory, settings: Settings) -> Mission:
+def profiling_job(
+    profile: ModelProfile, model: Model, inventory: Inventory, settings: Settings
+) -> ProfilingJob:
     """What is to be measured, where, within which bounds. Errors: ProfilingFailed, saying what is lacking.
 
     Only a device of the profile's own kind will do: since it was asked for, others may be the commonest.
@@ -85,7 +87,7 @@ def mission(profile: ModelProfile, model: Model, inventory: Inventory, settings:
     engine_runs = _engine_runs(spec, reach)
     lacking = _lacking(engine_runs, profile.measurements)
     used = max((run.setting.world_size for run in lacking), default=0)
-    return Mission(
+    return ProfilingJob(
         device.node,
         held=tuple((d.node, d.kind, d.index) for d in enough[:used]),
         held_bytes=_held_bytes(spec, lacking, reach),

@@ -31,7 +31,7 @@ def measured(reports: Sequence[RankReport]) -> tuple[MeasuredRank, ...]:
     return tuple(sorted(found, key=lambda r: r.rank))
 
 
-def told(ranks: Sequence[MeasuredRank]) -> str:
+def describe(ranks: Sequence[MeasuredRank]) -> str:
     """For the operation's event; empty when nothing was measured."""
     parts = [
         f"rank {r.rank}: planned {r.planned_bytes / GIB:.2f} GiB, measured {r.measured_bytes / GIB:.2f} GiB"
@@ -65,7 +65,7 @@ def applied(
     return known.excess.get(shape, 0) if known else None
 
 
-def lesson(
+def memory_correction(
     state: State, host: str, group: WorkerGroup, inventory: Inventory, settings: Settings
 ) -> list[Change]:
     """What a base's profile learns from the ranks of a group, if they are all on one type of device."""
@@ -76,11 +76,11 @@ def lesson(
     calibrated = device is not None and known_on(model, device, settings, state.profiles) is not None
     if found is None or not calibrated or group.memory_excess is None or not group.measured:
         return []
-    wiser = learned(found.record, group)
-    return [] if wiser == found.record else [Put(wiser, found.version)]
+    improved = corrected(found.record, group)
+    return [] if improved == found.record else [Put(improved, found.version)]
 
 
-def learned(profile: ModelProfile, group: WorkerGroup) -> ModelProfile:
+def corrected(profile: ModelProfile, group: WorkerGroup) -> ModelProfile:
     """The profile once at least one rank of a group was measured that was placed by its calibration."""
     assert group.placement is not None
     assert group.memory_excess is not None

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from controlplane.profiling.calibrations import calibration
-from controlplane.profiling.job import Mission
+from controlplane.profiling.job import ProfilingJob
 from controlplane.state.records import Model, ModelProfile, Operation, OperationKind, Phase
 from controlplane.state.repository import State
 from profiler.errors import MeasurementError
@@ -38,7 +38,7 @@ def fresh_profile(key: ProfileKey, now_s: float, forms: tuple[str, ...] = ()) ->
     )
 
 
-def attempted(profile: ModelProfile, task: Mission, now_s: float) -> ModelProfile:
+def attempted(profile: ModelProfile, task: ProfilingJob, now_s: float) -> ModelProfile:
     return dataclasses.replace(
         profile,
         phase=Phase.PROFILING,
@@ -81,7 +81,7 @@ def described(line: str, points: int, all_points: int) -> str:
     return f"{count}; {load}: TTFT {found.ttft_s * 1e3:.0f} ms, TPOT {found.tpot_s * 1e3:.1f} ms"
 
 
-def done(profile: ModelProfile, task: Mission, now_s: float) -> ModelProfile:
+def done(profile: ModelProfile, task: ProfilingJob, now_s: float) -> ModelProfile:
     """What is left by a measuring that had no problem: it goes on if more forms were asked for meanwhile."""
     grown = not set(profile.forms) <= set(task.forms)
     return resumed(profile, now_s) if grown else ended(profile, "", now_s)
@@ -105,14 +105,14 @@ def resumed(profile: ModelProfile, now_s: float) -> ModelProfile:
     )
 
 
-def waits(profile: ModelProfile, reason: str, now_s: float) -> ModelProfile:
+def queued(profile: ModelProfile, reason: str, now_s: float) -> ModelProfile:
     """Not its turn. That is no attempt, and changes nothing while the reason is the same."""
     if (profile.phase, profile.reason) == (Phase.PENDING, reason):
         return profile
     return dataclasses.replace(profile, phase=Phase.PENDING, reason=reason, updated_at_s=now_s)
 
 
-def gives_way(profile: ModelProfile, group: str, now_s: float) -> ModelProfile:
+def preempted(profile: ModelProfile, group: str, now_s: float) -> ModelProfile:
     """Its memory goes to a worker group that had to be placed anew. What was measured is kept, and that it
     was begun is no attempt."""
     return dataclasses.replace(

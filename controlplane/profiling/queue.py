@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from controlplane import errors
 from controlplane.cluster import reservations
 from controlplane.profiling import job, progress
-from controlplane.profiling.job import Mission
+from controlplane.profiling.job import ProfilingJob
 from controlplane.settings import Settings
 from controlplane.state.records import Model, Phase
 from controlplane.state.repository import State
@@ -23,28 +23,28 @@ from placement.types import DeviceKey, Inventory, key_of
 
 
 @dataclass(frozen=True)
-class Waits:
+class Queued:
     """Not yet; `reason` says for what."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class _Sight:
+class _FreeMemory:
     """What is free `now`, and `later`, when nothing is measured any more."""
 
     now: Inventory
     later: Inventory
 
 
-def turn(state: State, key: str, inventory: Inventory, settings: Settings) -> Mission | Waits:
+def next_job(state: State, key: str, inventory: Inventory, settings: Settings) -> ProfilingJob | Queued:
     """What is to be measured now for a profile that somebody waits for, or why it waits.
 
     Errors: ProfilingFailed, when it cannot be measured even once nothing else is.
     """
     if engine := _waiting_engine(state):
-        return Waits(f"waits until the engine of '{engine}' has its place")
-    seen = _sight(state, key, inventory, settings)
+        return Queued(f"waits until the engine of '{engine}' has its place")
+    seen = _free_memory(state, key, inventory, settings)
     taken = {at: one for at, one in reservations.being_measured(state.ledgers).items() if one != key}
     devices = _candidates(state, key, inventory, settings)
     for older in _before(state, key):
@@ -54,48 +54,48 @@ def turn(state: State, key: str, inventory: Inventory, settings: Settings) -> Mi
             wanted, _ = _choice(state, older, seen, settings, taken)
             taken = dict.fromkeys(wanted.held, older) | taken
     found, others = _choice(state, key, seen, settings, taken)
-    return Waits(until(state, others)) if others else found
+    return Queued(waiting_reason(state, others)) if others else found
 
 
-def is_leaving(state: State, key: str, inventory: Inventory, settings: Settings) -> bool:
+def has_stale_holders(state: State, key: str, inventory: Inventory, settings: Settings) -> bool:
     """Whether what was stopped is still seen with memory of a device that the profile may be measured on."""
     model = progress.subject(state, key)
     if model is None:
         return False
     alike = job.of_kind(state.profiles[key].record, model, inventory, settings)
-    return bool(reservations.leaving(alike, state.ledgers, reservations.measuring(key)))
+    return bool(reservations.stale_holders(alike, state.ledgers, reservations.measuring(key)))
 
 
-def _sight(state: State, key: str, inventory: Inventory, settings: Settings) -> _Sight:
+def _free_memory(state: State, key: str, inventory: Inventory, settings: Settings) -> _FreeMemory:
     """As if nothing were reserved for `key`. Others that wait have nothing, so it is theirs too."""
     now, later = (
         reservations.available(
             inventory,
             state.ledgers,
             settings.headroom,
-            besides=reservations.measuring(key),
+            exclude=reservations.measuring(key),
             measured=measured,
         )
         for measured in (True, False)
     )
-    return _Sight(now, later)
+    return _FreeMemory(now, later)
 
 
 def _choice(
-    state: State, key: str, seen: _Sight, settings: Settings, taken: Mapping[DeviceKey, str]
-) -> tuple[Mission, list[str]]:
+    state: State, key: str, seen: _FreeMemory, settings: Settings, taken: Mapping[DeviceKey, str]
+) -> tuple[ProfilingJob, list[str]]:
     """What is best to be measured, and the profiles that have to be measured on its devices before it.
 
     It goes elsewhere only where just as much can be measured.
     """
     profile, model = state.profiles[key].record, _subject(state, key)
-    best = job.mission(profile, model, seen.later, settings)
+    best = job.profiling_job(profile, model, seen.later, settings)
     others = sorted({taken[at] for at in best.held if at in taken})
     if not others:
         return best, []
     for free in _elsewhere(seen.now, taken):
         with suppress(errors.ProfilingFailed):
-            found = job.mission(profile, model, free, settings)
+            found = job.profiling_job(profile, model, free, settings)
             if found.request.engine_runs == best.request.engine_runs:
                 return found, []
     return best, others
@@ -154,7 +154,7 @@ def _waiting_engine(state: State) -> str:
     )
 
 
-def until(state: State, keys: Iterable[str]) -> str:
+def waiting_reason(state: State, keys: Iterable[str]) -> str:
     """That these profiles are waited for, by a model of each."""
     names = []
     for key in keys:

@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from controlplane.cluster.inventory import Heard, NodeState, Patience, node_states
+from controlplane.cluster.inventory import NodeContact, NodeState, Timeouts, node_states
 from controlplane.settings import Settings, gpus_of
 from placement.solver.cluster import LOAD_WINDOW
 from workers.agent.agent import Agent
@@ -56,9 +56,9 @@ class _Node:
     replaced: int = 0  # how often its agent was, since it last answered
     replaced_s: float = 0.0
 
-    def heard(self, now_s: float) -> Heard:
+    def contact(self, now_s: float) -> NodeContact:
         silent_s = now_s - (self.sampled_s if self.report else self.since_s)
-        return Heard(self.name, self.alive, max(0.0, silent_s), self.report, self.problem, self.id)
+        return NodeContact(self.name, self.alive, max(0.0, silent_s), self.report, self.problem, self.id)
 
     def is_new(self, now_s: float) -> bool:
         speaks = self.report is not None and self.report.rates is not None
@@ -91,8 +91,8 @@ class AgentBook:
             if not wait or now_s - began_s > FIRST_WORD_S or not self._is_starting(now_s):
                 break
             await asyncio.sleep(0.1)
-        patience = Patience(self._settings.report_stale_s, self._settings.node_lost_s)
-        return node_states((node.heard(now_s) for node in self._nodes.values()), patience)
+        timeouts = Timeouts(self._settings.report_stale_s, self._settings.node_lost_s)
+        return node_states((node.contact(now_s) for node in self._nodes.values()), timeouts)
 
     def _is_starting(self, now_s: float) -> bool:
         return not self._nodes or any(node.is_new(now_s) for node in self._nodes.values())

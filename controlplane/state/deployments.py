@@ -11,15 +11,15 @@ from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id
 def with_group(deployment: Deployment, group: WorkerGroup) -> Deployment:
     """The deployment with this group in the place of the one of its number."""
     groups = tuple(group if one.number == group.number else one for one in deployment.groups)
-    return standing(replace(deployment, groups=groups))
+    return with_derived_phase(replace(deployment, groups=groups))
 
 
 def without_group(deployment: Deployment, number: int) -> Deployment:
     left = tuple(group for group in deployment.groups if group.number != number)
-    return standing(replace(deployment, groups=left, kind=deployment.device_kind))
+    return with_derived_phase(replace(deployment, groups=left, kind=deployment.device_kind))
 
 
-def standing(deployment: Deployment) -> Deployment:
+def with_derived_phase(deployment: Deployment) -> Deployment:
     """A base's deployment with the phase and the reason that follow from its groups.
 
     It is Deployed while one of them serves; so is one that may have none: requests for it wait until it has.
@@ -27,21 +27,21 @@ def standing(deployment: Deployment) -> Deployment:
     if deployment.phase is Phase.DELETING:
         return deployment
     serving = sum(group.phase is GroupPhase.SERVING for group in deployment.groups)
-    waits = deployment.established and deployment.scaling.least == 0
+    waits = deployment.established and deployment.scaling.min_groups == 0
     phase = Phase.DEPLOYED if serving or waits else Phase.DEPLOYING
-    return replace(deployment, phase=phase, reason=_told(deployment, serving))
+    return replace(deployment, phase=phase, reason=_describe(deployment, serving))
 
 
-def _told(deployment: Deployment, serving: int) -> str:
-    away = [g for g in deployment.groups if g.phase in (GroupPhase.PENDING, GroupPhase.STARTING)]
-    if not away:
+def _describe(deployment: Deployment, serving: int) -> str:
+    absent = [g for g in deployment.groups if g.phase in (GroupPhase.PENDING, GroupPhase.STARTING)]
+    if not absent:
         return "" if serving else "it sleeps without an engine; the next request starts one"
-    causes = "; ".join(f"{group_id(deployment.host, g.number)}: {g.reason}" for g in away if g.reason)
+    causes = "; ".join(f"{group_id(deployment.host, g.number)}: {g.reason}" for g in absent if g.reason)
     if not deployment.established:
         return causes or "engine starting"
     meanwhile = "requests for it are refused with a time to retry meanwhile"
     if serving:
         meanwhile = f"{serving} of {len(deployment.groups)} groups answer meanwhile"
-    elif deployment.scaling.least == 0:
+    elif deployment.scaling.min_groups == 0:
         meanwhile = "requests for it wait meanwhile"
     return f"{causes or 'engine starting'}; {meanwhile}"

@@ -1,4 +1,7 @@
-"""What the state store remembers: models, profiles, deployments, reservations, operations, keys."""
+"""What the state store remembers: models, profiles, deployments, reservations, operations, keys.
+
+A field with an alias is stored under that name: it is the one of an earlier version, whose stores must open.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, TypeAdapter, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id
 from placement.types import Intent, Placement, Scope, Slos
@@ -80,7 +83,7 @@ class ExpectedLoad:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class PlanConstraints:
     """What a plan must keep beside SLOs. Empty: any degree of parallelism, any split of layers.
 
     Deployments of one anti-affinity `group` share no GPU or no node, as `scope` says.
@@ -94,23 +97,23 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Relaxing:
+class AutoRelax:
     """Whether the nearest relaxation may be applied when nothing fits, and up to which factor."""
 
     allowed: bool = False
-    most_factor: float | None = None
+    max_factor: Annotated[float | None, Field(alias="most_factor")] = None
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """How many groups a base's deployment has: from `least` to `most`, as the load asks.
+    """How many groups a base's deployment has: from `min_groups` to `max_groups`, as the load asks.
 
     One is added while more than `target_in_flight` requests are under way for each (None: as many as an
-    engine takes at once). With `least` 0 the last one goes after `idle_s` without a request.
+    engine takes at once). With `min_groups` 0 the last one goes after `idle_s` without a request.
     """
 
-    least: int = 1
-    most: int = 1
+    min_groups: Annotated[int, Field(alias="least")] = 1
+    max_groups: Annotated[int, Field(alias="most")] = 1
     target_in_flight: float | None = None
     idle_s: float = 300.0
 
@@ -137,8 +140,8 @@ class Deployment:
     established: bool = False
     max_active_variants: int | None = None
     load: ExpectedLoad = field(default_factory=ExpectedLoad)
-    bounds: Bounds = field(default_factory=Bounds)
-    relaxing: Relaxing = field(default_factory=Relaxing)
+    constraints: Annotated[PlanConstraints, Field(alias="bounds")] = field(default_factory=PlanConstraints)
+    auto_relax: Annotated[AutoRelax, Field(alias="relaxing")] = field(default_factory=AutoRelax)
     scaling: Scaling = field(default_factory=Scaling)
     groups: tuple[WorkerGroup, ...] = ()
     kind: str = ""
@@ -313,7 +316,7 @@ def key_of(record: Record) -> str:
 
 
 def dump(record: Record) -> str:
-    return _ADAPTERS[type(record)].dump_json(record).decode()
+    return _ADAPTERS[type(record)].dump_json(record, by_alias=True).decode()
 
 
 def load(cls: type[R], text: str) -> R:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 ATTEMPTS = 32
 
 
-class Gone(Exception):
+class Superseded(Exception):
     """The record to change no longer exists: whoever deleted it decides, and this work is moot."""
 
 
@@ -52,12 +52,12 @@ def _pause(attempt: int) -> None:
 
 
 def edit(repository: Repository, cls: type[R], key: str, change: Callable[[R], R]) -> Versioned[R]:
-    """Replace the record by `change` of it. Raises Gone; StaleWrite after many lost races."""
+    """Replace the record by `change` of it. Raises Superseded; StaleWrite after many lost races."""
 
     def once() -> Versioned[R]:
         found = repository.get(cls, key)
         if found is None:
-            raise Gone(f"{cls.__name__} {key}")
+            raise Superseded(f"{cls.__name__} {key}")
         new = change(found.record)
         return Versioned(new, repository.commit([Put(new, found.version)]))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from controlplane import errors
-from controlplane.controller.registration import Limits, profile
+from controlplane.controller.registration import Limits, read_model_files
 from controlplane.state.records import (
     Deployment,
     IdempotencyKey,
@@ -72,4 +72,4 @@ def variant(files: Path, folder: str) -> Model:
 
 
 def ready_base(files: Path, folder: str = "base") -> Model:
-    return profile(base(files, folder), None, Limits((files,), 16), no_bundles)
+    return read_model_files(base(files, folder), None, Limits((files,), 16), no_bundles)

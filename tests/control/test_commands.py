@@ -240,5 +240,5 @@ def test_a_repeated_message_adds_no_event_and_events_are_bounded(repository: Rep
 
 
 def test_a_change_of_what_is_gone_is_refused(repository: Repository) -> None:
-    with pytest.raises(transactions.Gone):
+    with pytest.raises(transactions.Superseded):
         transactions.edit(repository, Deployment, "none", lambda d: d)

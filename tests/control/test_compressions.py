@@ -20,7 +20,7 @@ from controlplane.planning.engine_config import engine_config
 from controlplane.planning.placement_decision import decide
 from controlplane.profiling import progress
 from controlplane.settings import Settings
-from controlplane.state.records import Deployment, Model, ModelProfile, Phase, Relaxing
+from controlplane.state.records import AutoRelax, Deployment, Model, ModelProfile, Phase
 from controlplane.state.repository import Repository
 from placement.types import Intent, Inventory, Placement, Slos
 from profiler.measurements import Timing, from_lines
@@ -79,7 +79,7 @@ def test_less_accuracy_is_what_would_do_where_memory_is_short(model: Model, sett
         decide(model, asked, short, settings)
     offers = [one["constraint"] for one in (caught.value.details or {})["relaxations"]]
     assert "SLOs.accuracy" in offers
-    relaxed = decide(model, replace(asked, relaxing=Relaxing(True)), short, settings)
+    relaxed = decide(model, replace(asked, auto_relax=AutoRelax(True)), short, settings)
     assert relaxed.plan.quantization == "fp8"
     assert [one.constraint.value for one in relaxed.choice.relaxed] == ["accuracy"]
 

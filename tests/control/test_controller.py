@@ -220,7 +220,7 @@ async def test_an_unexpected_error_ends_a_registration(world: World, monkeypatch
     def profile(*args: Any) -> Model:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(registration, "profile", profile)
+    monkeypatch.setattr(registration, "read_model_files", profile)
     async with world.controlled():
         failed = await world.end(world.register("base"))
     assert failed.error is not None
@@ -231,13 +231,13 @@ async def test_an_unexpected_error_ends_a_registration(world: World, monkeypatch
 @pytest.fixture
 def slow_profile(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Profiling waits for this event."""
-    release, real = threading.Event(), registration.profile
+    release, real = threading.Event(), registration.read_model_files
 
     def profile(*args: Any) -> Model:
         release.wait(5)
         return real(*args)
 
-    monkeypatch.setattr(registration, "profile", profile)
+    monkeypatch.setattr(registration, "read_model_files", profile)
     yield release
     release.set()
 

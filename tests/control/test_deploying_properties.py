@@ -18,7 +18,7 @@ from test_estimate import llama
 from controlplane import errors
 from controlplane.planning.placement_decision import decide
 from controlplane.settings import Settings
-from controlplane.state.records import Bounds, Deployment, ExpectedLoad, Model, Phase, Relaxing
+from controlplane.state.records import AutoRelax, Deployment, ExpectedLoad, Model, Phase, PlanConstraints
 from controlplane.state.worker_groups import WorkerGroup
 from placement.types import CPU, Device, Intent, Inventory, Placement, RankPlacement, Scope, Slos
 from profiler.types import DeviceRates, ModelSpec
@@ -54,14 +54,14 @@ def random_inventory(rng: random.Random) -> Inventory:
 def random_deployment(rng: random.Random, spec: ModelSpec) -> Deployment:
     maybe = lambda value: rng.choice((None, None, value))  # noqa: E731
     split = rng.randint(1, spec.num_layers - 1)
-    bounds = rng.choice(
+    constraints = rng.choice(
         (
-            Bounds(),
-            Bounds(),
-            Bounds(tensor_parallel=(1, 3)),
-            Bounds(pipeline_parallel=(2,)),
-            Bounds(layers_per_stage=(split, spec.num_layers - split)),
-            Bounds(group="g", scope=rng.choice((Scope.GPU, Scope.NODE))),
+            PlanConstraints(),
+            PlanConstraints(),
+            PlanConstraints(tensor_parallel=(1, 3)),
+            PlanConstraints(pipeline_parallel=(2,)),
+            PlanConstraints(layers_per_stage=(split, spec.num_layers - split)),
+            PlanConstraints(group="g", scope=rng.choice((Scope.GPU, Scope.NODE))),
         )
     )
     slos = Slos(
@@ -76,8 +76,8 @@ def random_deployment(rng: random.Random, spec: ModelSpec) -> Deployment:
         rng.choice((16, 256)),
         slos,
         load=ExpectedLoad(rng.choice((0.0, 0.1, 2.0)), maybe(200), maybe(100)),
-        bounds=bounds,
-        relaxing=rng.choice((Relaxing(), Relaxing(True), Relaxing(True, 1.5))),
+        constraints=constraints,
+        auto_relax=rng.choice((AutoRelax(), AutoRelax(True), AutoRelax(True, 1.5))),
     )
 
 
@@ -93,7 +93,7 @@ def neighbour(rng: random.Random, inventory: Inventory) -> Deployment:
         Phase.DEPLOYED,
         Intent.MIN_COST,
         16,
-        bounds=Bounds(group="g"),
+        constraints=PlanConstraints(group="g"),
         groups=(WorkerGroup(0, placement=ranks),),
     )
 
@@ -153,7 +153,7 @@ def broken(spec: ModelSpec, wanted: Deployment, inventory: Inventory, placed: Pl
 
 def beyond(wanted: Deployment, placed: Placement) -> list[str]:
     """What was asked and is not kept."""
-    plan, bounds, slos, choice = placed.plan, wanted.bounds, wanted.slos, placed.choice
+    plan, constraints, slos, choice = placed.plan, wanted.constraints, wanted.slos, placed.choice
     pairs = (
         (slos.latency_s, choice.latency_s),
         (slos.ttft_s, placed.estimate.ttft_s),
@@ -162,11 +162,11 @@ def beyond(wanted: Deployment, placed: Placement) -> list[str]:
     wrong = [f"{value} is more than {limit}" for limit, value in pairs if limit is not None and value > limit]
     if placed.estimate.accuracy < (slos.accuracy or 0) or choice.throughput_per_s < wanted.load.rate_per_s:
         wrong.append("accuracy, rate")
-    if plan.tensor_parallel not in (bounds.tensor_parallel or (plan.tensor_parallel,)):
+    if plan.tensor_parallel not in (constraints.tensor_parallel or (plan.tensor_parallel,)):
         wrong.append("TP")
-    if plan.pipeline_parallel not in (bounds.pipeline_parallel or (plan.pipeline_parallel,)):
+    if plan.pipeline_parallel not in (constraints.pipeline_parallel or (plan.pipeline_parallel,)):
         wrong.append("PP")
-    if plan.layers_per_stage != (bounds.layers_per_stage or plan.layers_per_stage):
+    if plan.layers_per_stage != (constraints.layers_per_stage or plan.layers_per_stage):
         wrong.append("layers")
     return wrong
 
@@ -193,17 +193,17 @@ def check(seed: int) -> bool:
     assert (spec, wanted, inventory, beside) == before
     assert decide(model(spec), wanted, inventory, SETTINGS, others=[beside]) == placed
     assert broken(spec, wanted, inventory, placed) == []
-    if wanted.bounds.scope is not Scope.NONE:
+    if wanted.constraints.scope is not Scope.NONE:
         at = beside.placement.ranks[0] if beside.placement else None
         assert at is not None
         for rank in placed.ranks:
             assert rank.node != at.node or (
-                wanted.bounds.scope is Scope.GPU
+                wanted.constraints.scope is Scope.GPU
                 and (rank.device_kind, rank.device_index) != (at.device_kind, at.device_index)
             )
     for one in placed.choice.relaxed:
-        assert wanted.relaxing.allowed
-        assert one.factor <= (wanted.relaxing.most_factor or one.factor)
+        assert wanted.auto_relax.allowed
+        assert one.factor <= (wanted.auto_relax.max_factor or one.factor)
     return True
 
 

@@ -43,7 +43,9 @@ def test_the_next_plan_has_what_the_last_one_took_and_never_less_than_estimated(
     profile = PROFILE
     for took in needs:
         planned, group = planned_on(profile, estimate)
-        profile = memory_feedback.learned(profile, replace(group, measured=(MeasuredRank(0, planned, took),)))
+        profile = memory_feedback.corrected(
+            profile, replace(group, measured=(MeasuredRank(0, planned, took),))
+        )
         assert planned_on(profile, estimate)[0] == max(estimate, took)
 
 
@@ -52,7 +54,7 @@ def test_two_deployments_planned_alike_do_not_teach_the_same_twice(needs: int, e
     planned, group = planned_on(PROFILE, estimate)
     profile = PROFILE
     for _ in range(2):
-        profile = memory_feedback.learned(
+        profile = memory_feedback.corrected(
             profile, replace(group, measured=(MeasuredRank(0, planned, needs),))
         )
     assert planned_on(profile, estimate)[0] == max(estimate, needs)
@@ -62,7 +64,7 @@ def test_the_rank_that_exceeds_its_plan_most_counts_and_shapes_are_apart() -> No
     ranks = (MeasuredRank(0, 100, 90), MeasuredRank(1, 100, 130), MeasuredRank(2, 200, 210))
     group = WorkerGroup(0, GroupPhase.SERVING, builders.PLACED, ranks)
     known = replace(PROFILE, memory_excess={"2x1": 5})
-    assert memory_feedback.learned(known, group).memory_excess == {"2x1": 5, "1x1": 30}
+    assert memory_feedback.corrected(known, group).memory_excess == {"2x1": 5, "1x1": 30}
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from builders import base, model, no_bundles, ready_base, variant
 
 from controlplane import errors
-from controlplane.controller.registration import Limits, profile
+from controlplane.controller.registration import Limits, read_model_files
 from controlplane.state.records import Model, Phase
 
 
@@ -21,7 +21,7 @@ def test_a_base(files: Path) -> None:
 
 
 def test_a_variant(files: Path) -> None:
-    ready = profile(variant(files, "v1"), ready_base(files), Limits((files,), 16), no_bundles)
+    ready = read_model_files(variant(files, "v1"), ready_base(files), Limits((files,), 16), no_bundles)
     assert ready.phase is Phase.READY
     assert ready.variant_spec is not None
     assert (ready.variant_spec.max_rank, set(ready.variant_spec.target_modules)) == (
@@ -33,7 +33,7 @@ def test_a_variant(files: Path) -> None:
 def test_a_bundled_model_is_converted(files: Path) -> None:
     bundled = Model("b", 1, Phase.PROFILING, source="bundled://smollm2-135m-instruct")
     asked: list[str] = []
-    ready = profile(bundled, None, Limits((), 16), lambda name: asked.append(name) or files / "base")
+    ready = read_model_files(bundled, None, Limits((), 16), lambda name: asked.append(name) or files / "base")
     assert asked == ["smollm2-135m-instruct"]
     assert ready.path == str(files / "base")
 
@@ -41,7 +41,7 @@ def test_a_bundled_model_is_converted(files: Path) -> None:
 @pytest.mark.parametrize("folder", ["missing", "torn", "v1", "base/config.json"])
 def test_an_unreadable_base(files: Path, folder: str) -> None:
     with pytest.raises(errors.SourceUnreadable) as refusal:
-        profile(base(files, folder), None, Limits((files,), 16), no_bundles)
+        read_model_files(base(files, folder), None, Limits((files,), 16), no_bundles)
     assert refusal.value.param == "source"
 
 
@@ -56,23 +56,23 @@ def test_an_unreadable_base(files: Path, folder: str) -> None:
 )
 def test_a_variant_that_does_not_do(files: Path, folder: str, error: type[errors.OstinatoError]) -> None:
     with pytest.raises(error) as refusal:
-        profile(variant(files, folder), ready_base(files), Limits((files,), 16), no_bundles)
+        read_model_files(variant(files, folder), ready_base(files), Limits((files,), 16), no_bundles)
     assert refusal.value.param == "adapter"
     assert 400 <= refusal.value.status < 500
 
 
 def test_a_rank_above_the_limit(files: Path) -> None:
     with pytest.raises(errors.AdapterMismatch, match="rank"):
-        profile(variant(files, "v1"), ready_base(files), Limits((files,), 2), no_bundles)
+        read_model_files(variant(files, "v1"), ready_base(files), Limits((files,), 2), no_bundles)
 
 
 def test_a_base_that_left(files: Path) -> None:
     for gone in (None, model("b", Phase.PENDING)):
         with pytest.raises(errors.ModelNotFound):
-            profile(variant(files, "v1"), gone, Limits((files,), 16), no_bundles)
+            read_model_files(variant(files, "v1"), gone, Limits((files,), 16), no_bundles)
 
 
 def test_adapters_are_not_bundled(files: Path) -> None:
     v = Model("v", 2, Phase.PROFILING, base="b", adapter="bundled://smollm2-135m-instruct")
     with pytest.raises(errors.InvalidRequest):
-        profile(v, ready_base(files), Limits((files,), 16), no_bundles)
+        read_model_files(v, ready_base(files), Limits((files,), 16), no_bundles)

@@ -14,7 +14,7 @@ from test_worker_groups import base_of, quick, two_groups
 from controlplane import errors
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.controller.group_actions import GroupActions
-from controlplane.controller.launch_action import GroupPlacing
+from controlplane.controller.launch_action import LaunchAction
 from controlplane.planning.autoscaling import resized
 from controlplane.settings import Settings
 from controlplane.state.deployments import with_group
@@ -153,7 +153,7 @@ async def test_a_group_that_is_to_go_by_now_gets_no_place(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is to drain while its place is sought."""
-    look, place = world.cluster.inventory, GroupPlacing._decide
+    look, place = world.cluster.inventory, LaunchAction._decide
     sought, go_on, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def inventory() -> Inventory:
@@ -161,7 +161,7 @@ async def test_a_group_that_is_to_go_by_now_gets_no_place(
         await go_on.wait()
         return await look()
 
-    async def decide(self: GroupPlacing, group: str) -> Any:
+    async def decide(self: LaunchAction, group: str) -> Any:
         try:
             return await place(self, group)
         finally:
@@ -175,7 +175,7 @@ async def test_a_group_that_is_to_go_by_now_gets_no_place(
         await world.end(world.register("base"))
         await world.end(world.deploy("base", replicas={"min": 1, "max": 2}))
         monkeypatch.setattr(world.cluster, "inventory", inventory)
-        monkeypatch.setattr(GroupPlacing, "_decide", decide)
+        monkeypatch.setattr(LaunchAction, "_decide", decide)
         monkeypatch.setattr(
             "controlplane.controller.group_actions.QUIET_S", 30.0
         )  # so that it is there to the end

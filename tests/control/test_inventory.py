@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.cluster.inventory import Heard, Patience, inventory_of, node_states, ray_ids
+from controlplane.cluster.inventory import NodeContact, Timeouts, inventory_of, node_states, ray_ids
 from controlplane.settings import Settings, gpus_of
-from placement.types import Use
+from placement.types import HolderMemory
 from workers.agent.reports import AgentReport, DeviceSample, ProcessMemory
 from workers.messages import DeviceReport, NodeReport
 
 GIB = 1 << 30
-PATIENCE = Patience(stale_s=5, lost_s=30)
+PATIENCE = Timeouts(stale_s=5, lost_s=30)
 RATES = NodeReport("a", (DeviceReport(0, "h200", 4e12, 8e14, "H200"),), "0.32.0")
 PROCESSES = (ProcessMemory(1, 2, "m"), ProcessMemory(2, 3, "m"), ProcessMemory(3, 4, None))
 SAMPLE = DeviceSample(0, "h200", 140 * GIB, 40 * GIB, (0.0, 0.5, 0.005, 1.0), PROCESSES, island=2)
 REPORT = AgentReport(77, (SAMPLE,), 0.1, rates=RATES)
-HEARD = Heard("a", alive=True, silent_s=0.4, report=REPORT)
+HEARD = NodeContact("a", alive=True, silent_s=0.4, report=REPORT)
 
 
 def test_a_device_as_reported() -> None:
@@ -32,7 +32,7 @@ def test_a_device_as_reported() -> None:
     assert (device.rates.memory_bytes_per_s, device.model, device.engine) == (4e12, "H200", "0.32.0")
     assert device.load == 0.5  # busy in two of four samples; 0.5% is not busy
     assert device.island == 2
-    assert set(device.uses) == {Use("m", 5), Use(None, 4)}
+    assert set(device.uses) == {HolderMemory("m", 5), HolderMemory(None, 4)}
     assert inventory.unusable == ()
 
 
@@ -44,7 +44,7 @@ def test_the_load_of_a_host_is_its_mean_utilisation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("heard", "reason", "lost"),
+    ("contact", "reason", "lost"),
     [
         (replace(HEARD, silent_s=7.2), "stale report: node a last reported 7.2 s ago", False),
         (
@@ -60,7 +60,7 @@ def test_the_load_of_a_host_is_its_mean_utilisation() -> None:
         (replace(HEARD, silent_s=31), "node a is lost, it last reported 31.0 s ago", True),
         (replace(HEARD, alive=False), "node a is gone; it last reported 0.4 s ago", True),
         (
-            Heard("a", True, 3.0, None, "it has no agent yet"),
+            NodeContact("a", True, 3.0, None, "it has no agent yet"),
             "node a has not reported yet, 3.0 s after it was found: it has no agent yet",
             False,
         ),
@@ -72,8 +72,8 @@ def test_the_load_of_a_host_is_its_mean_utilisation() -> None:
         (replace(HEARD, report=replace(REPORT, devices=())), "node a has no device", False),
     ],
 )
-def test_why_nothing_new_may_be_placed_on_a_node(heard: Heard, reason: str, lost: bool) -> None:
-    (node,) = node_states([heard], PATIENCE)
+def test_why_nothing_new_may_be_placed_on_a_node(contact: NodeContact, reason: str, lost: bool) -> None:
+    (node,) = node_states([contact], PATIENCE)
     assert (node.problem, node.lost) == (reason, lost)
     inventory = inventory_of([node])
     assert inventory.devices == ()
@@ -92,13 +92,13 @@ def test_which_nodes_of_a_name_live_by_rays_word() -> None:
     again = replace(HEARD, id="new")
     seen = {
         name: (node.lost, node.gone, node.ids)
-        for name, heard in {
+        for name, contact in {
             "dead": [dead],
             "silent": [silent],
             "back": [dead, again],
             "both": [silent, again],
         }.items()
-        for node in node_states(heard, PATIENCE)
+        for node in node_states(contact, PATIENCE)
     }
     assert seen == {
         "dead": (True, True, ()),
@@ -121,8 +121,8 @@ AGES = st.floats(0, 100)
 
 @given(ages=st.dictionaries(st.sampled_from("abcdef"), AGES))
 def test_devices_are_those_of_fresh_reports(ages: dict[str, float]) -> None:
-    heard = [replace(HEARD, node=name, silent_s=age) for name, age in ages.items()]
-    states = node_states(heard, PATIENCE)
+    contact = [replace(HEARD, node=name, silent_s=age) for name, age in ages.items()]
+    states = node_states(contact, PATIENCE)
     inventory = inventory_of(states)
     assert {d.node for d in inventory.devices} == {name for name, age in ages.items() if age <= 5}
     assert {u.node: u.lost for u in inventory.unusable} == {n: age > 30 for n, age in ages.items() if age > 5}

@@ -13,12 +13,12 @@ from test_controller import World, _hurry  # noqa: F401 - a fixture
 
 from controlplane.controller.group_actions import GroupActions
 from controlplane.controller.interfaces import Hooks
-from controlplane.controller.transitions import undone
+from controlplane.controller.transitions import undo_operation
 from controlplane.planning.autoscaling import active
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Operation, Phase
 from controlplane.state.repository import Put, Repository
-from controlplane.state.transactions import Gone
+from controlplane.state.transactions import Superseded
 from controlplane.state.worker_groups import WorkerGroup
 
 
@@ -32,7 +32,7 @@ def asked_to_cancel(world: World, deploying: Operation) -> None:
 
 
 def cancelled(world: World, deploying: Operation) -> None:
-    world.repository.commit(undone(world.repository.read(), deploying.id))
+    world.repository.commit(undo_operation(world.repository.read(), deploying.id))
 
 
 def undeployed(world: World, deploying: Operation) -> None:
@@ -72,7 +72,7 @@ async def launched(world: World, meanwhile: Callable[[World, Operation], None]) 
 async def test_what_is_no_longer_wanted_is_not_started(
     world: World, meanwhile: Callable[[World, Operation], None]
 ) -> None:
-    with pytest.raises(Gone):
+    with pytest.raises(Superseded):
         await launched(world, meanwhile)
     assert world.cluster.launches == []
 

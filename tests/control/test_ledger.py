@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from controlplane.cluster import reservations
 from controlplane.state.records import NodeLedger, Phase, Reservation
 from controlplane.state.repository import Delete, Put, State, Versioned
-from placement.types import Device, Inventory, Placement, RankPlacement, Use
+from placement.types import Device, HolderMemory, Inventory, Placement, RankPlacement
 from profiler.types import DeviceRates
 
 GIB = 1 << 30
 RATES = DeviceRates(1e12, 1e14)
 
 
-def gpu(index: int, total: int, used: int, *uses: Use, node: str = "n") -> Device:
+def gpu(index: int, total: int, used: int, *uses: HolderMemory, node: str = "n") -> Device:
     return Device(node, index, "h200", total, total - used, RATES, uses=uses)
 
 
@@ -61,7 +61,7 @@ TENANTS = st.lists(st.builds(Tenant, st.integers(0, 40), st.integers(0, 40), st.
 
 
 def tenancy(tenants: list[Tenant], strangers: int, total: int) -> tuple[Device, dict[str, int]]:
-    uses = [Use(f"m{n}" if t.seen else None, t.taken) for n, t in enumerate(tenants) if t.taken]
+    uses = [HolderMemory(f"m{n}" if t.seen else None, t.taken) for n, t in enumerate(tenants) if t.taken]
     used = sum(t.taken for t in tenants) + strangers
     return gpu(0, total, used, *uses), {f"m{n}": t.promised for n, t in enumerate(tenants) if t.promised}
 
@@ -75,13 +75,13 @@ def test_what_is_free_is_what_nobody_has_or_was_promised(
     total = sum(t.taken for t in tenants) + strangers + spare
     device, promises = tenancy(tenants, strangers, total)
     left = total - strangers - sum(max(t.promised, t.taken) for t in tenants)
-    assert reservations.account(device, promises, 0.0).free == max(0, left)
+    assert reservations.memory_usage(device, promises, 0.0).free == max(0, left)
 
 
 @given(tenants=TENANTS, strangers=st.integers(0, 40), spare=st.integers(0, 200), share=st.floats(0, 0.5))
 def test_an_account_adds_up(tenants: list[Tenant], strangers: int, spare: int, share: float) -> None:
     device, promises = tenancy(tenants, strangers, sum(t.taken for t in tenants) + strangers + spare + 1)
-    a = reservations.account(device, promises, share)
+    a = reservations.memory_usage(device, promises, share)
     parts = sum(a.ours.values()) + a.others + a.headroom
     assert a.free == max(0, device.total_bytes - parts)
     assert a.free <= device.free_bytes
@@ -96,33 +96,35 @@ def test_a_promise_to_who_has_nothing_yet_takes_its_bytes(
 ) -> None:
     tenants = [replace(t, seen=True) for t in tenants]
     device, promises = tenancy(tenants, strangers, sum(t.taken for t in tenants) + strangers + spare + 1)
-    before = reservations.account(device, promises, 0.0).free
-    assert reservations.account(device, {**promises, "new": more}, 0.0).free == max(0, before - more)
+    before = reservations.memory_usage(device, promises, 0.0).free
+    assert reservations.memory_usage(device, {**promises, "new": more}, 0.0).free == max(0, before - more)
 
 
 def test_an_engine_that_its_node_cannot_name_is_not_counted_twice() -> None:
-    device = gpu(0, 100, 35, Use(None, 30))
-    a = reservations.account(device, {"m": 40}, 0.0)
+    device = gpu(0, 100, 35, HolderMemory(None, 30))
+    a = reservations.memory_usage(device, {"m": 40}, 0.0)
     assert (a.ours, a.others, a.free) == ({"m": 40}, 5, 55)
-    seen = gpu(0, 100, 65, Use(None, 30), Use("m", 30))  # here it can: the other 30 are somebody's
-    assert reservations.account(seen, {"m": 40}, 0.0).free == 100 - 40 - 35
+    seen = gpu(
+        0, 100, 65, HolderMemory(None, 30), HolderMemory("m", 30)
+    )  # here it can: the other 30 are somebody's
+    assert reservations.memory_usage(seen, {"m": 40}, 0.0).free == 100 - 40 - 35
 
 
 def test_an_engine_without_a_promise_is_a_stranger() -> None:
-    device = gpu(0, 100, 30, Use("old", 30))
-    assert reservations.account(device, {}, 0.1).free == 60
+    device = gpu(0, 100, 30, HolderMemory("old", 30))
+    assert reservations.memory_usage(device, {}, 0.1).free == 60
 
 
 def test_who_leaves_has_memory_without_a_promise_of_that_device() -> None:
     state = builders.state()
     for holder, index in (("m", 0), ("new", 1)):
         state = after(state, reservations.reserve(state, holder, 1, placement(("n", index, 9)), 0.0))
-    uses = (Use("m", 9), Use("old", 9), Use("", 9), Use(None, 9))
+    uses = (HolderMemory("m", 9), HolderMemory("old", 9), HolderMemory("", 9), HolderMemory(None, 9))
     inventory = Inventory((gpu(0, 100, 36, *uses),))
-    assert reservations.leaving(inventory, state.ledgers) == {"old"}
-    assert reservations.leaving(inventory, state.ledgers, "m") == {"old", "m"}  # it is placed anew
-    elsewhere = Inventory((gpu(1, 100, 9, Use("m", 9)),))
-    assert reservations.leaving(elsewhere, state.ledgers) == {"m"}
+    assert reservations.stale_holders(inventory, state.ledgers) == {"old"}
+    assert reservations.stale_holders(inventory, state.ledgers, "m") == {"old", "m"}  # it is placed anew
+    elsewhere = Inventory((gpu(1, 100, 9, HolderMemory("m", 9)),))
+    assert reservations.stale_holders(elsewhere, state.ledgers) == {"m"}
 
 
 # --- reserving and releasing -----------------------------------------------------------------------
@@ -201,7 +203,7 @@ def test_what_is_measured_counts_until_it_ends(
     )
     assert reservations.being_measured(state.ledgers) == {("n", "h200", 0): "k"}
     assert builders.holders(state) == {*promises, "measuring:k"}
-    uses = (*before.uses, Use("measuring:k", own.taken)) if own.taken else before.uses
+    uses = (*before.uses, HolderMemory("measuring:k", own.taken)) if own.taken else before.uses
     now = replace(before, free_bytes=before.free_bytes - own.taken, uses=uses)
     assert free(now, False) == without
     left = total - strangers - sum(max(t.promised, t.taken) for t in (*tenants, own))

@@ -20,20 +20,20 @@ from test_ledger import after
 
 from controlplane import errors
 from controlplane.cluster import reservations as ledger
-from controlplane.cluster.memory_usage import holdings
+from controlplane.cluster.memory_usage import memory_by_node
 from controlplane.controller import profile_actions
 from controlplane.controller.controller import Controller
 from controlplane.controller.metrics import ControllerMetrics
 from controlplane.controller.reconcile import Observed, Release, reconcile
 from controlplane.profiling import job, progress, queue
-from controlplane.profiling.job import Mission
+from controlplane.profiling.job import ProfilingJob
 from controlplane.profiling.keys import key_of_model, served_spec
-from controlplane.profiling.queue import Waits
+from controlplane.profiling.queue import Queued
 from controlplane.settings import Settings
 from controlplane.state import StateStore
 from controlplane.state.records import ModelProfile, NodeLedger, OperationKind, Phase, Reservation
 from controlplane.state.repository import Change, Put, Repository
-from placement.types import Device, Inventory, RankPlacement, Use, key_of
+from placement.types import Device, HolderMemory, Inventory, RankPlacement, key_of
 from profiler.profiling_plan import Reach, needed_bytes
 
 
@@ -159,10 +159,10 @@ async def test_what_a_measuring_takes_is_shown_as_its_own(world: World) -> None:
         (held,) = reservations(world)
         (device,) = (await cluster(world).inventory()).devices
         nodes = [replace(node, devices=(device,)) for node in await cluster(world).nodes()]
-        (shown,) = holdings(nodes, world.repository.read().ledgers, 0.0)[0].devices
-        assert shown.account.ours == {held.holder: held.memory_bytes}
-        assert (shown.account.others, shown.reserved_bytes) == (0, held.memory_bytes)
-        assert shown.account.free == HOST.total_bytes - held.memory_bytes
+        (shown,) = memory_by_node(nodes, world.repository.read().ledgers, 0.0)[0].devices
+        assert shown.usage.ours == {held.holder: held.memory_bytes}
+        assert (shown.usage.others, shown.reserved_bytes) == (0, held.memory_bytes)
+        assert shown.usage.free == HOST.total_bytes - held.memory_bytes
         await Controller(world.settings, world.repository, world.cluster, ControllerMetrics(registry)).step()
     labels = {"node": HOST.node, "device": "cpu:0", "state": "reserved"}
     assert registry.get_sample_value("ostinato_device_memory_bytes", labels) == held.memory_bytes
@@ -177,7 +177,7 @@ def test_on_gpus_all_that_vllm_fills_is_held_of_each_that_is_still_used(
     key = key_of_model(model, gpus, settings)
     assert key is not None
     profile = progress.fresh_profile(key, 0.0)
-    whole = job.mission(profile, model, gpus, settings)
+    whole = job.profiling_job(profile, model, gpus, settings)
     worlds = [run.setting.world_size for run in whole.request.engine_runs]
     assert 1 < max(worlds) == len(whole.held)
     assert {at[2] for at in whole.held} == set(whole.request.devices[: max(worlds)])
@@ -185,10 +185,10 @@ def test_on_gpus_all_that_vllm_fills_is_held_of_each_that_is_still_used(
     alone = replace(
         whole.request, engine_runs=tuple(t for t in whole.request.engine_runs if t.setting.world_size > 1)
     )
-    rest = job.mission(replace(profile, measurements=tuple(lines_of(alone))), model, gpus, settings)
+    rest = job.profiling_job(replace(profile, measurements=tuple(lines_of(alone))), model, gpus, settings)
     assert len(rest.held) == 1
     known = tuple(lines_of(whole.request))
-    assert job.mission(replace(profile, measurements=known), model, gpus, settings).held == ()
+    assert job.profiling_job(replace(profile, measurements=known), model, gpus, settings).held == ()
 
 
 PROFILE = ModelProfile("k", "a", "float32", "a CPU", "0.32.0", Phase.PROFILING, rounds=2)
@@ -267,7 +267,7 @@ class Simulated:
         for device in self.devices:
             holders = sorted(promises.get(key_of(device), {}).items())
             uses = tuple(
-                Use(holder, int(count * self.shares[n % len(self.shares)]))
+                HolderMemory(holder, int(count * self.shares[n % len(self.shares)]))
                 for n, (holder, count) in enumerate(holders)
             )
             used = sum(use.memory_bytes for use in uses)
@@ -287,15 +287,15 @@ class Simulated:
         if profile.phase is Phase.PROFILING:
             return
         try:
-            found = queue.turn(self.state, profile.key, self.inventory(), self.settings)
+            found = queue.next_job(self.state, profile.key, self.inventory(), self.settings)
         except errors.ProfilingFailed:
             return
-        if isinstance(found, Waits):
+        if isinstance(found, Queued):
             assert ledger.being_measured(self.state.ledgers) or name != KINDS[0]  # it waits for somebody
         else:
             self.begin(profile, found)
 
-    def begin(self, profile: ModelProfile, found: Mission) -> None:
+    def begin(self, profile: ModelProfile, found: ProfilingJob) -> None:
         begun = Put(progress.attempted(profile, found, 0.0), 1)
         held = ledger.reserve_to_measure(self.state, profile.key, 0, found.held, found.held_bytes, 0.0)
         self.commit([begun, *held])
@@ -317,7 +317,7 @@ class Simulated:
         """As a solver: only what it sees free. One that displaces takes what is measured too."""
         device = self.devices[index % len(self.devices)]
         sight = ledger.available(
-            self.inventory(), self.state.ledgers, 0.03, besides=f"m{index}", measured=not displaces
+            self.inventory(), self.state.ledgers, 0.03, exclude=f"m{index}", measured=not displaces
         )
         (free,) = (d.free_bytes for d in sight.devices if key_of(d) == key_of(device))
         rank = RankPlacement(
@@ -328,8 +328,8 @@ class Simulated:
             gone = [measured] if measured and displaces else []
             placed = replace(PLACED, ranks=(rank,))
             holders = [ledger.measuring(key) for key in gone]
-            changes = ledger.reserve(self.state, f"m{index}", 1, placed, 0.0, instead_of=holders)
-            stopped = [Put(progress.gives_way(self.state.profiles[k].record, "m", 0.0), 1) for k in gone]
+            changes = ledger.reserve(self.state, f"m{index}", 1, placed, 0.0, preempting=holders)
+            stopped = [Put(progress.preempted(self.state.profiles[k].record, "m", 0.0), 1) for k in gone]
             self.commit([*stopped, *changes])
 
     def check(self) -> None:

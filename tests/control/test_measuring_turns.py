@@ -22,14 +22,14 @@ from test_measuring_waits import measured_world, measuring, profile, waiting
 from controlplane import errors
 from controlplane.controller import profile_actions, stream_watchdog
 from controlplane.profiling import job, progress, queue
-from controlplane.profiling.job import Mission
+from controlplane.profiling.job import ProfilingJob
 from controlplane.profiling.keys import key_of_model
-from controlplane.profiling.queue import Waits
+from controlplane.profiling.queue import Queued
 from controlplane.settings import Settings
 from controlplane.state import StateStore
 from controlplane.state.records import Model, ModelProfile, NodeLedger, OperationKind, Phase, Reservation
 from controlplane.state.repository import State
-from placement.types import Device, Inventory, Use
+from placement.types import Device, HolderMemory, Inventory
 from workers.measuring.request import MeasureRequest
 
 GPU = replace(HOST, kind="h200", model="h200")
@@ -85,7 +85,7 @@ def crowd(
 
 def seconds_of_a_turn(now: State, key: str, devices: Sequence[Device], settings: Settings) -> float:
     began_s = time.process_time()
-    queue.turn(now, key, Inventory(tuple(devices)), settings)
+    queue.next_job(now, key, Inventory(tuple(devices)), settings)
     return time.process_time() - began_s
 
 
@@ -118,13 +118,13 @@ def test_only_those_that_somebody_waits_for_longer_go_first(files: Path, setting
     settings = settings.model_copy(update={"engine": "vllm"})
     now, keys = crowd(ready_base(files), (HOST,), settings, wait=3, ready=1, done=0)
     inventory = Inventory((HOST,))
-    assert isinstance(queue.turn(now, keys[0], inventory, settings), Mission)
-    second = queue.turn(now, keys[1], inventory, settings)
-    assert second == Waits(queue.until(now, [keys[0]]))
+    assert isinstance(queue.next_job(now, keys[0], inventory, settings), ProfilingJob)
+    second = queue.next_job(now, keys[1], inventory, settings)
+    assert second == Queued(queue.waiting_reason(now, [keys[0]]))
     cancelled = replace(now.operations["asked-0"].record, cancel_requested=True)
     known = {**now.operations, "asked-0": replace(now.operations["asked-0"], record=cancelled)}
     now = replace(now, operations=known)
-    assert isinstance(queue.turn(now, keys[1], inventory, settings), Mission)
+    assert isinstance(queue.next_job(now, keys[1], inventory, settings), ProfilingJob)
 
 
 # --- elsewhere --------------------------------------------------------------------------------------
@@ -144,14 +144,14 @@ def test_a_node_that_is_idle_is_preferred_to_what_is_left_of_one(
     inventory = Inventory(gpus(a=count, b=count, c=count))
     key = key_of(model, inventory, settings)
     fresh = progress.fresh_profile(key_of_model(model, inventory, settings), 0.0)  # type: ignore[arg-type]
-    alone = job.mission(fresh, model, inventory, settings)
+    alone = job.profiling_job(fresh, model, inventory, settings)
     held = NodeLedger(
         alone.node, tuple(Reservation("measuring:k", 0, i, "h200", i, 4 * GIB, 0.0) for i in range(busy))
     )
     asked = operation(OperationKind.PROFILE, model.name)
     now = state(replace(model, profile=key), fresh, OTHER, held, asked)
-    found = queue.turn(now, key, inventory, settings)
-    assert isinstance(found, Mission)
+    found = queue.next_job(now, key, inventory, settings)
+    assert isinstance(found, ProfilingJob)
     assert found.node != alone.node
     assert found.request.engine_runs == alone.request.engine_runs
 
@@ -284,7 +284,7 @@ async def test_the_second_is_not_measured_with_less_for_memory_of_the_first(
     world: World, monkeypatch: pytest.MonkeyPatch, for_ever: bool
 ) -> None:
     """It is seen for a few samples after the end; if it stays, the second has to do with less."""
-    monkeypatch.setattr(profile_actions, "LEAVING_S", 0.1 if for_ever else 60.0)
+    monkeypatch.setattr(profile_actions, "RECLAIM_WAIT_S", 0.1 if for_ever else 60.0)
     big, samples = replace(GPU, total_bytes=8 * GIB, free_bytes=8 * GIB), [3]
     cluster(world).devices = Inventory((big,))
     async with world.controlled():
@@ -298,7 +298,7 @@ async def test_the_second_is_not_measured_with_less_for_memory_of_the_first(
                 samples[0] -= 1
             if samples[0] < 0 or len(cluster(world).orders) > 1:
                 return Inventory((big,))
-            return Inventory((replace(big, free_bytes=3 * GIB, uses=(Use(holder, 5 * GIB),)),))
+            return Inventory((replace(big, free_bytes=3 * GIB, uses=(HolderMemory(holder, 5 * GIB),)),))
 
         monkeypatch.setattr(cluster(world), "inventory", late)
         cluster(world).go.set()
@@ -314,10 +314,10 @@ async def test_who_waits_decides_anew_only_when_something_changed(
     async with world.controlled():
         first = await measuring(world, "one")
         second = await waiting(world, "two", "of 'one'")
-        real, turns, looks = queue.turn, [0], [0]
+        real, turns, looks = queue.next_job, [0], [0]
         sample = cluster(world).inventory
 
-        def counted(*args: Any) -> Mission | Waits:
+        def counted(*args: Any) -> ProfilingJob | Queued:
             turns[0] += 1
             return real(*args)
 
@@ -325,7 +325,7 @@ async def test_who_waits_decides_anew_only_when_something_changed(
             looks[0] += 1
             return await sample()
 
-        monkeypatch.setattr(queue, "turn", counted)
+        monkeypatch.setattr(queue, "next_job", counted)
         monkeypatch.setattr(cluster(world), "inventory", looked)
         await world.until(lambda: looks[0] >= 20)
         assert turns[0] <= 3  # what it told was a change

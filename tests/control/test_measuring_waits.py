@@ -27,7 +27,7 @@ from controlplane.settings import Settings
 from controlplane.state import StateStore
 from controlplane.state.records import ModelProfile, NodeLedger, Operation, Phase, Reservation
 from controlplane.state.worker_groups import GroupPhase
-from placement.types import Inventory, Use
+from placement.types import HolderMemory, Inventory
 from workers.measuring.request import MeasureRequest
 from workers.messages import EngineConfig
 
@@ -191,7 +191,7 @@ async def test_memory_that_the_first_gives_back_slowly_does_not_fail_the_second(
             if not any(who == holder for _, who in cluster(world).running) and samples[0]:
                 samples[0] -= 1
                 return Inventory(
-                    (replace(TIGHT, free_bytes=TIGHT.free_bytes - GIB, uses=(Use(holder, GIB),)),)
+                    (replace(TIGHT, free_bytes=TIGHT.free_bytes - GIB, uses=(HolderMemory(holder, GIB),)),)
                 )
             return await real()
 
@@ -290,20 +290,18 @@ async def test_plans_and_moves_say_what_they_would_wait_for(world: World) -> Non
         assert "it fits, and waits until the architecture of 'two'" in told.refusal
 
 
-@pytest.mark.parametrize(
-    ("holder", "kind", "in_the_way"), [("measuring:k", "h200", ("k",)), ("m", "cpu", ())]
-)
+@pytest.mark.parametrize(("holder", "kind", "victims"), [("measuring:k", "h200", ("k",)), ("m", "cpu", ())])
 def test_a_host_is_no_place_for_what_a_gpu_is_measured_on_for_now(
-    files: Path, settings: Settings, holder: str, kind: str, in_the_way: tuple[str, ...]
+    files: Path, settings: Settings, holder: str, kind: str, victims: tuple[str, ...]
 ) -> None:
     """A deployment keeps to the kind of device that its first engine is on."""
     gpu = replace(HOST, node="gpu", kind="h200", model="h200")
     held = NodeLedger("gpu", (Reservation(holder, 1, 0, "h200", 0, gpu.total_bytes, 0.0),))
     now, base = state(held), ready_base(files)
-    seen = reclaimable_memory.sight(Inventory((gpu, HOST)), now.ledgers, 0.0)
+    seen = reclaimable_memory.free_memory(Inventory((gpu, HOST)), now.ledgers, 0.0)
     asked_for = deployment("b", Phase.PENDING, placed=None)
-    found = reclaimable_memory.find(lambda free: deploying.decide(base, asked_for, free, settings), seen)
-    assert (found.placement.ranks[0].device_kind, found.in_the_way) == (kind, in_the_way)
+    found = reclaimable_memory.place(lambda free: deploying.decide(base, asked_for, free, settings), seen)
+    assert (found.placement.ranks[0].device_kind, found.victims) == (kind, victims)
 
 
 # --- engines that do not ----------------------------------------------------------------------------

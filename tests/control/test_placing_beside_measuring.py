@@ -22,7 +22,7 @@ from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.api.services import fresh_context
 from controlplane.controller import launch_action
 from controlplane.planning import reclaimable_memory
-from controlplane.planning.reclaimable_memory import Sight
+from controlplane.planning.reclaimable_memory import FreeMemory
 from controlplane.settings import Settings
 from controlplane.state import StateStore
 from controlplane.state.records import ModelProfile, NodeLedger, Phase, Reservation
@@ -30,11 +30,11 @@ from placement.types import (
     Choice,
     Constraint,
     Device,
+    HolderMemory,
     Inventory,
     Placement,
     RankPlacement,
     Relaxation,
-    Use,
     key_of,
 )
 
@@ -95,7 +95,7 @@ class Late:
         if any(holder == self.holder for _, holder in self.cluster.running) or not self.samples:
             return found
         self.samples -= 1
-        use = Use(self.holder if self.named else None, 2 * GIB)
+        use = HolderMemory(self.holder if self.named else None, 2 * GIB)
         devices = [
             replace(d, free_bytes=d.free_bytes - 2 * GIB, uses=(use,)) if d.kind == "h200" else d
             for d in found.devices
@@ -133,7 +133,7 @@ async def test_an_engine_that_waited_for_a_gpu_gets_it_though_its_memory_is_seen
 async def test_one_that_never_gives_its_memory_back_is_not_waited_for_for_ever(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch_action, "LEAVING_S", 0.1)
+    monkeypatch.setattr(launch_action, "RECLAIM_WAIT_S", 0.1)
     cluster(world).takes_bytes = 2 * GIB
     on(world, GPU, replace(HOST, node="cpu"))
     async with world.controlled():
@@ -160,13 +160,30 @@ async def test_what_does_not_fit_is_refused_at_once_though_other_models_became_r
 
 def test_what_is_given_back_is_what_is_promised_to_nobody() -> None:
     """A host whose GPU has an engine: that takes of the host too, and stays."""
-    gpu = replace(GPU, uses=(Use("stays", 5), Use("measuring:k", 7), Use("", 11), Use(None, 13)))
-    host = replace(HOST, node="gpu", uses=(Use("stays", 5), Use("went", 7), Use("", 11), Use(None, 13)))
+    gpu = replace(
+        GPU,
+        uses=(
+            HolderMemory("stays", 5),
+            HolderMemory("measuring:k", 7),
+            HolderMemory("", 11),
+            HolderMemory(None, 13),
+        ),
+    )
+    host = replace(
+        HOST,
+        node="gpu",
+        uses=(
+            HolderMemory("stays", 5),
+            HolderMemory("went", 7),
+            HolderMemory("", 11),
+            HolderMemory(None, 13),
+        ),
+    )
     seen = [replace(d, free_bytes=d.total_bytes - 36) for d in (gpu, host)]
     ledgers = state(NodeLedger("gpu", (Reservation("stays", 1, 0, "h200", 0, 5, 0.0),))).ledgers
 
     def free(besides: str = "", unnamed_on: Collection[str] = ()) -> list[int]:
-        found = reclaimable_memory.given_back(Inventory(tuple(seen)), ledgers, besides, unnamed_on)
+        found = reclaimable_memory.reclaimed(Inventory(tuple(seen)), ledgers, besides, unnamed_on)
         return [d.free_bytes - d.total_bytes for d in found.devices]
 
     assert free() == [-29, -29]
@@ -200,7 +217,7 @@ def freest(free: Inventory) -> Placement:
     return replace(PLACED, ranks=(rank,))
 
 
-def relaxing(free: Inventory) -> Placement:
+def auto_relax(free: Inventory) -> Placement:
     """The more devices have room, the less is relaxed."""
     usable = sum(d.free_bytes > 0 for d in free.devices)
     relaxed = Relaxation(Constraint.LATENCY, 1.0, 2.0, 3.0 - usable, "")
@@ -212,7 +229,7 @@ OTHER, TAKEN = replace(GPU, node="b", free_bytes=9), replace(GPU, node="b", free
 
 
 @pytest.mark.parametrize(
-    ("now", "given_back", "awaited"),
+    ("now", "reclaimed", "awaited"),
     [
         ((FULL, OTHER), (IDLE, OTHER), True),  # less would be relaxed
         ((FULL, OTHER), (FULL, OTHER), False),
@@ -222,12 +239,12 @@ OTHER, TAKEN = replace(GPU, node="b", free_bytes=9), replace(GPU, node="b", free
     ],
 )
 def test_newer_samples_are_awaited_for_a_better_place(
-    now: tuple[Device, ...], given_back: tuple[Device, ...], awaited: bool
+    now: tuple[Device, ...], reclaimed: tuple[Device, ...], awaited: bool
 ) -> None:
-    seen, after = (Sight(Inventory(one), Inventory(one), {}) for one in (now, given_back))
-    found = reclaimable_memory.find_patiently(relaxing, seen, after)
+    seen, after = (FreeMemory(Inventory(one), Inventory(one), {}) for one in (now, reclaimed))
+    found = reclaimable_memory.place_or_resample(auto_relax, seen, after)
     assert (found is None) is awaited
-    assert found is None or found.placement == relaxing(Inventory(now))
+    assert found is None or found.placement == auto_relax(Inventory(now))
 
 
 @pytest.mark.parametrize(("back", "awaited"), [(IDLE, True), (FULL, False)])
@@ -236,8 +253,8 @@ def test_no_measuring_is_in_the_way_of_what_finds_its_place_a_moment_later(
 ) -> None:
     """One is measured on `b`; of `a` memory is given back."""
     measured = {key_of(OTHER): "k"}
-    seen = Sight(Inventory((FULL, TAKEN)), Inventory((FULL, OTHER)), measured)
-    after = Sight(Inventory((back, TAKEN)), Inventory((back, OTHER)), measured)
-    found = reclaimable_memory.find_patiently(freest, seen, after)
+    seen = FreeMemory(Inventory((FULL, TAKEN)), Inventory((FULL, OTHER)), measured)
+    after = FreeMemory(Inventory((back, TAKEN)), Inventory((back, OTHER)), measured)
+    found = reclaimable_memory.place_or_resample(freest, seen, after)
     assert (found is None) is awaited
-    assert found is None or found.in_the_way == ("k",)
+    assert found is None or found.victims == ("k",)

@@ -12,9 +12,17 @@ from in_memory import CPU, GIB
 
 from controlplane import errors
 from controlplane.api.operations import failure_of
-from controlplane.planning.placement_decision import besides, decide
+from controlplane.planning.placement_decision import decide, exclude_group
 from controlplane.settings import Settings
-from controlplane.state.records import Bounds, Deployment, ExpectedLoad, Model, OperationKind, Phase, Relaxing
+from controlplane.state.records import (
+    AutoRelax,
+    Deployment,
+    ExpectedLoad,
+    Model,
+    OperationKind,
+    Phase,
+    PlanConstraints,
+)
 from controlplane.state.worker_groups import WorkerGroup
 from placement.types import Constraint, CostMeasure, Device, Intent, Inventory, Scope, Slos, Unusable
 from profiler.types import DeviceRates
@@ -52,7 +60,7 @@ def test_a_limit_that_nothing_meets_is_offered_what_there_is_in_its_own_unit(
 
 
 def test_the_nearest_is_applied_where_the_user_allowed_it(base: Model, settings: Settings) -> None:
-    wanted = replace(WANTED, slos=Slos(latency_s=1e-9), relaxing=Relaxing(True))
+    wanted = replace(WANTED, slos=Slos(latency_s=1e-9), auto_relax=AutoRelax(True))
     placed = decide(base, wanted, HERE, settings)
     (one,) = placed.choice.relaxed
     assert (one.constraint, one.asked) == (Constraint.LATENCY, 1e-9)
@@ -61,7 +69,7 @@ def test_the_nearest_is_applied_where_the_user_allowed_it(base: Model, settings:
 
 
 def test_no_further_than_the_user_allowed(base: Model, settings: Settings) -> None:
-    error = refused(base, settings, slos=Slos(latency_s=1e-9), relaxing=Relaxing(True, 2.0))
+    error = refused(base, settings, slos=Slos(latency_s=1e-9), auto_relax=AutoRelax(True, 2.0))
     assert "more than the 2 times allowed" in error.message
     assert error.details["relaxations"]
 
@@ -77,7 +85,7 @@ def test_limits_that_fail_together_are_all_named(base: Model, settings: Settings
     error = refused(base, settings, slos=Slos(latency_s=1e-9, accuracy=99.0))
     assert error.details["together"] is True
     assert {one["constraint"] for one in error.details["relaxations"]} == {"SLOs.e2e_ms", "SLOs.accuracy"}
-    wanted = replace(WANTED, slos=Slos(latency_s=1e-9, accuracy=99.0), relaxing=Relaxing(True))
+    wanted = replace(WANTED, slos=Slos(latency_s=1e-9, accuracy=99.0), auto_relax=AutoRelax(True))
     assert len(decide(base, wanted, HERE, settings).choice.relaxed) == 2
 
 
@@ -100,7 +108,7 @@ def test_a_cache_for_which_there_is_no_room_is_offered_smaller(base: Model, sett
     assert "GiB" in error.message
     offered = error.details["relaxations"][0]["offered"]
     assert offered == settings.concurrency - 1
-    eased = decide(base, replace(WANTED, relaxing=Relaxing(True)), tight, settings)
+    eased = decide(base, replace(WANTED, auto_relax=AutoRelax(True)), tight, settings)
     assert eased.plan.kv_cache_tokens == offered * eased.plan.max_model_len
     assert sum(eased.estimate.memory_bytes) < need
 
@@ -172,7 +180,7 @@ def test_of_two_types_of_gpus_the_one_that_serves_the_intent(base: Model, settin
     assert error.details == alone.details  # the quicker type comes nearer
     eased = decide(
         base,
-        replace(WANTED, slos=Slos(tpot_s=1e-9), relaxing=Relaxing(True)),
+        replace(WANTED, slos=Slos(tpot_s=1e-9), auto_relax=AutoRelax(True)),
         Inventory((slow, GPU)),
         settings,
     )
@@ -180,7 +188,7 @@ def test_of_two_types_of_gpus_the_one_that_serves_the_intent(base: Model, settin
 
 
 def test_ranks_that_are_asked_for_share_a_cpu(base: Model, settings: Settings) -> None:
-    wanted = replace(WANTED, bounds=Bounds(layers_per_stage=(1, 1)))
+    wanted = replace(WANTED, constraints=PlanConstraints(layers_per_stage=(1, 1)))
     placed = decide(base, wanted, HERE, settings)
     assert [(r.stage, r.layer_start, r.layer_end, r.device_index) for r in placed.ranks] == [
         (0, 0, 1, 0),
@@ -193,18 +201,18 @@ def test_anti_affinity_keeps_apart_from_what_is_placed_and_not_from_itself(
     base: Model, settings: Settings
 ) -> None:
     two = Inventory((CPU, replace(CPU, node="other", free_bytes=CPU.free_bytes - GIB)))
-    wanted = replace(WANTED, bounds=Bounds(group="g", scope=Scope.NODE))
+    wanted = replace(WANTED, constraints=PlanConstraints(group="g", scope=Scope.NODE))
     first = decide(base, wanted, two, settings)
     assert first.ranks[0].node == "node"
     mine = replace(wanted, groups=(WorkerGroup(0, placement=first),))
     theirs = replace(mine, model="c", host="c")
-    again = besides([mine, theirs], mine.host)
+    again = exclude_group([mine, theirs], mine.host)
     assert [one.placement for one in again] == [None, first]
     assert decide(base, wanted, two, settings, others=again[:1]).ranks[0].node == "node"
     assert decide(base, wanted, two, settings, others=[mine]).ranks[0].node == "other"  # another replica
     assert decide(base, wanted, two, settings, others=[theirs]).ranks[0].node == "other"
     with pytest.raises(errors.NoFeasiblePlan) as refusal:
-        decide(base, replace(wanted, relaxing=Relaxing(True)), HERE, settings, others=[theirs])
+        decide(base, replace(wanted, auto_relax=AutoRelax(True)), HERE, settings, others=[theirs])
     assert refusal.value.details["binding"] == "antiAffinity"
 
 

@@ -261,9 +261,9 @@ def test_a_profile_is_measured_on_its_own_kind_of_device(files: Path, settings: 
     key = key_on(model, ours, settings)
     assert key is not None
     profile = progress.fresh_profile(key, 1.0)
-    assert job.mission(profile, model, Inventory((*others, ours)), settings).node == ours.node
+    assert job.profiling_job(profile, model, Inventory((*others, ours)), settings).node == ours.node
     with pytest.raises(errors.ProfilingFailed, match=r"this profile is of a CPU x4 .*and there is none now"):
-        job.mission(profile, model, Inventory(others), settings)
+        job.profiling_job(profile, model, Inventory(others), settings)
 
 
 def test_profiles_are_of_one_shape_device_dtype_and_engine(files: Path, settings: Settings) -> None:

@@ -23,7 +23,7 @@ from controlplane.controller.reconcile import (
     Launch,
     LoadVariant,
     Observed,
-    Profile,
+    ReadModel,
     Release,
     Replan,
     StopGroup,
@@ -49,8 +49,8 @@ DEPLOY, REGISTER = OperationKind.DEPLOY, OperationKind.REGISTER
 
 SITUATIONS: list[tuple[str, tuple[Any, ...], dict[str, EngineView], tuple[Any, ...]]] = [
     ("nothing", (), {}, ()),
-    ("a new model", (model("b", Phase.PENDING),), {}, (Profile("b"),)),
-    ("profiling was interrupted", (model("b", Phase.PROFILING),), {}, (Profile("b"),)),
+    ("a new model", (model("b", Phase.PENDING),), {}, (ReadModel("b"),)),
+    ("profiling was interrupted", (model("b", Phase.PROFILING),), {}, (ReadModel("b"),)),
     ("a ready model", (model("b", Phase.READY),), {}, ()),
     (
         "a cancelled registration",

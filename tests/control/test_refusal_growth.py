@@ -13,7 +13,7 @@ from test_estimate import LLAMA_7B, llama
 from controlplane import errors
 from controlplane.planning.placement_decision import decide
 from controlplane.settings import Settings
-from controlplane.state.records import Bounds, Deployment, ExpectedLoad, Model, Phase
+from controlplane.state.records import Deployment, ExpectedLoad, Model, Phase, PlanConstraints
 from placement.types import Device, Intent, Inventory, Slos
 from profiler.types import DeviceRates, ModelSpec
 
@@ -67,7 +67,7 @@ def test_a_refusal_takes_seconds_at_most(spec: ModelSpec, count: int) -> None:
         ({"slos": UNREACHABLE}, ["SLOs.e2e_ms"]),
         ({"load": UNBEARABLE}, ["load.ratePerS"]),
         ({"slos": UNREACHABLE, "load": UNBEARABLE}, ["SLOs.e2e_ms", "load.ratePerS"]),
-        ({"slos": UNREACHABLE, "bounds": Bounds(tensor_parallel=(1,))}, ["SLOs.e2e_ms"]),
+        ({"slos": UNREACHABLE, "bounds": PlanConstraints(tensor_parallel=(1,))}, ["SLOs.e2e_ms"]),
     ):
         found, took_s = refused(spec, inventory, **limits)
         assert (found, took_s < MOST_S) == (expected, True), (limits, took_s)

@@ -101,7 +101,7 @@ def test_a_group_moves_exactly_if_something_it_needs_is_gone(
 ) -> None:
     nodes = cluster(faults)
     if not nodes:  # nothing was heard: nothing is known
-        assert not rescheduling.trouble(on(*seats), engine, nodes)
+        assert not rescheduling.replacement_reason(on(*seats), engine, nodes)
         return
     by_name = {node.name: node for node in nodes}
 
@@ -116,7 +116,7 @@ def test_a_group_moves_exactly_if_something_it_needs_is_gone(
         room = {d.index: d.total_bytes for d in found.devices}.get(index, 0)
         return room >= sum(size for n, i, size in seats if (n, i) == (node, index))
 
-    troubled = bool(rescheduling.trouble(on(*seats), engine, nodes))
+    troubled = bool(rescheduling.replacement_reason(on(*seats), engine, nodes))
     assert troubled == (not all(stands(node, index) for node, index, _ in seats))
 
 
@@ -134,25 +134,25 @@ def test_a_group_moves_exactly_if_something_it_needs_is_gone(
     ],
 )
 def test_what_serve_says(view: EngineView | None, reason: str) -> None:
-    assert rescheduling.trouble(on(("a", 0, 1)), view, cluster([])) == reason
-    assert rescheduling.trouble(WorkerGroup(0), view, cluster([])) == ""
+    assert rescheduling.replacement_reason(on(("a", 0, 1)), view, cluster([])) == reason
+    assert rescheduling.replacement_reason(WorkerGroup(0), view, cluster([])) == ""
 
 
 def test_silence_of_an_agent_alone_stops_no_engine_that_runs() -> None:
     silent = cluster([("silent", "a", 0)])
-    assert rescheduling.trouble(on(("a", 0, 1)), RUNNING, silent) == ""
+    assert rescheduling.replacement_reason(on(("a", 0, 1)), RUNNING, silent) == ""
     for view in (ILL, EngineView(EngineStatus.FAILED), None):
-        assert rescheduling.trouble(on(("a", 0, 1)), view, silent) == "node a is lost"
+        assert rescheduling.replacement_reason(on(("a", 0, 1)), view, silent) == "node a is lost"
     dead = cluster([("dies", "a", 0)])
-    assert rescheduling.trouble(on(("a", 0, 1)), RUNNING, dead) == "node a is gone"
+    assert rescheduling.replacement_reason(on(("a", 0, 1)), RUNNING, dead) == "node a is gone"
 
 
 def test_a_node_that_was_restarted_under_its_name_has_nothing_of_what_ran_there() -> None:
     """Serve's replica is pinned to Ray's old id, and waits for it for ever."""
     again = cluster([("restarts", "a", 0)])
-    assert rescheduling.trouble(on(("a", 0, 1)), RUNNING, again) == "node a was restarted"
+    assert rescheduling.replacement_reason(on(("a", 0, 1)), RUNNING, again) == "node a was restarted"
     older = replace(on(("a", 0, 1)), node_ids={})  # a record from before ids were kept
-    assert rescheduling.trouble(older, RUNNING, again) == ""
+    assert rescheduling.replacement_reason(older, RUNNING, again) == ""
 
 
 def test_an_engine_that_does_not_start_in_time_failed() -> None:
@@ -160,11 +160,11 @@ def test_an_engine_that_does_not_start_in_time_failed() -> None:
     deployment = replace(builders.deployment("b", Phase.DEPLOYING), groups=(begun, replace(begun, number=1)))
     starting = EngineView(EngineStatus.STARTING)
     engines = {"b": starting, "b@1": RUNNING, "x": starting}
-    assert rescheduling.late(engines, [deployment], 160.0, 60.0) == engines
-    found = rescheduling.late(engines, [deployment], 160.1, 60.0)
+    assert rescheduling.mark_start_timeouts(engines, [deployment], 160.0, 60.0) == engines
+    found = rescheduling.mark_start_timeouts(engines, [deployment], 160.1, 60.0)
     assert found == engines | {"b": EngineView(EngineStatus.FAILED, "it did not start within 60 s")}
     serving = replace(deployment, groups=(replace(begun, phase=GroupPhase.SERVING),))
-    assert rescheduling.late(engines, [serving], 1e6, 60.0) == engines
+    assert rescheduling.mark_start_timeouts(engines, [serving], 1e6, 60.0) == engines
 
 
 def test_a_group_remembers_on_which_kind_of_device_it_was() -> None:
@@ -220,7 +220,7 @@ def test_what_makes_a_cluster_another() -> None:
     )
     assert rescheduling.cluster_key(used[::-1], ledgers) == key
     assert rescheduling.cluster_key(nodes, {}) != key
-    assert rescheduling.cluster_key(nodes, {}) == rescheduling.cluster_key(nodes, ledgers, besides="b@1")
+    assert rescheduling.cluster_key(nodes, {}) == rescheduling.cluster_key(nodes, ledgers, exclude="b@1")
     for what in ("leaves", "dies", "silent", "late", "loses", "shrinks"):
         assert rescheduling.cluster_key(cluster([(what, "a", 0)]), ledgers) != key
 
@@ -232,7 +232,7 @@ PHASES = st.lists(st.sampled_from(GroupPhase), min_size=1, max_size=5)
 def test_a_deployment_stands_as_its_groups_do(phases: list[GroupPhase], established: bool) -> None:
     groups = tuple(WorkerGroup(n, phase, reason=f"why {n}") for n, phase in enumerate(phases))
     first = builders.deployment("b", Phase.DEPLOYING)
-    found = deployments.standing(replace(first, groups=groups, established=established))
+    found = deployments.with_derived_phase(replace(first, groups=groups, established=established))
     serving = phases.count(GroupPhase.SERVING)
     assert found.phase is (Phase.DEPLOYED if serving else Phase.DEPLOYING)
     away = [n for n, p in enumerate(phases) if p in (GroupPhase.PENDING, GroupPhase.STARTING)]

@@ -18,7 +18,7 @@ from controlplane.controller.metrics import ControllerMetrics
 from controlplane.settings import Settings
 from controlplane.state.records import NodeLedger, Phase, Reservation
 from controlplane.state.repository import Put, Repository, State
-from placement.types import Device, Inventory, Unusable, Use
+from placement.types import Device, HolderMemory, Inventory, Unusable
 from workers.messages import EngineConfig
 
 
@@ -117,7 +117,7 @@ async def test_memory_that_a_stopped_engine_gives_back_is_waited_for(
     """The nodes' samples are older than the stop, and processes end a while after it."""
     async with world.controlled():
         device, taken = await tight(world)
-        full = replace(device, free_bytes=device.free_bytes - taken, uses=(Use("one", taken),))
+        full = replace(device, free_bytes=device.free_bytes - taken, uses=(HolderMemory("one", taken),))
         seen = [Inventory((full,))] * samples + [Inventory((device,))]
 
         async def inventory() -> Inventory:
@@ -131,10 +131,10 @@ async def test_memory_that_a_stopped_engine_gives_back_is_waited_for(
 async def test_memory_that_is_not_given_back_is_not_placed_on(
     world: World, monkeypatch: pytest.MonkeyPatch, holder: str | None
 ) -> None:
-    monkeypatch.setattr(launch_action, "LEAVING_S", 0.05)
+    monkeypatch.setattr(launch_action, "RECLAIM_WAIT_S", 0.05)
     async with world.controlled():
         device, taken = await tight(world)
-        full = replace(device, free_bytes=device.free_bytes - taken, uses=(Use(holder, taken),))
+        full = replace(device, free_bytes=device.free_bytes - taken, uses=(HolderMemory(holder, taken),))
         world.cluster.devices = Inventory((full,))
         failed = await world.end(world.deploy("two"))
         assert failed.error is not None
@@ -146,7 +146,7 @@ async def test_an_engine_that_takes_more_than_it_was_promised_leaves_less(world:
     async with world.controlled():
         await world.up()
         await world.end(world.register("other", folder="base"))
-        everything = Use("base", CPU.total_bytes)
+        everything = HolderMemory("base", CPU.total_bytes)
         world.cluster.devices = Inventory((replace(CPU, free_bytes=0, uses=(everything,)),))
         failed = await world.end(world.deploy("other"))
     assert failed.phase is Phase.FAILED

@@ -9,9 +9,9 @@ import pytest
 from test_estimate import LLAMA_7B
 
 from controlplane import errors
-from controlplane.planning.placement_decision import besides, decide
+from controlplane.planning.placement_decision import decide, exclude_group
 from controlplane.settings import Settings
-from controlplane.state.records import Bounds, Deployment, ExpectedLoad, Model, Phase
+from controlplane.state.records import Deployment, ExpectedLoad, Model, Phase, PlanConstraints
 from controlplane.state.worker_groups import WorkerGroup
 from placement.types import CPU, Device, Intent, Inventory, Placement, Scope
 from profiler.types import DeviceRates
@@ -71,13 +71,13 @@ def test_what_is_expected_slows_a_newcomer(busy: Deployment) -> None:
 
 
 def test_its_own_work_is_not_in_its_way(busy: Deployment) -> None:
-    assert where(placed(busy, gpu(0), others=tuple(besides([busy], busy.host)))) == [("n", 0)]
+    assert where(placed(busy, gpu(0), others=tuple(exclude_group([busy], busy.host)))) == [("n", 0)]
 
 
 def test_the_first_ones_node_stays_its_own_when_the_second_only_asks_for_a_gpu() -> None:
-    first = wanted("a", bounds=Bounds(group="g", scope=Scope.NODE))
+    first = wanted("a", constraints=PlanConstraints(group="g", scope=Scope.NODE))
     first = replace(first, groups=(WorkerGroup(0, placement=placed(first, gpu(0))),))
-    second = wanted("b", bounds=Bounds(group="g", scope=Scope.GPU))
+    second = wanted("b", constraints=PlanConstraints(group="g", scope=Scope.GPU))
     crowded, other = (gpu(0, 100), gpu(1)), gpu(0, 140, "other")
     assert where(placed(second, *crowded, other, others=(first,))) == [("other", 0)]
     with pytest.raises(errors.NoFeasiblePlan) as refusal:
@@ -87,13 +87,13 @@ def test_the_first_ones_node_stays_its_own_when_the_second_only_asks_for_a_gpu()
 
 def test_a_node_is_kept_for_its_deployment_on_devices_of_other_types_too() -> None:
     """The first is on the node's GPU; the second would fit nowhere but on that node's or another's CPU."""
-    apart = Bounds(group="g", scope=Scope.NODE)
-    first = wanted("a", bounds=apart)
+    apart = PlanConstraints(group="g", scope=Scope.NODE)
+    first = wanted("a", constraints=apart)
     first = replace(first, groups=(WorkerGroup(0, placement=placed(first, gpu(0))),))
     own, other = (
         Device(node, 0, CPU, size * GIB, size * GIB, DeviceRates(1e11, 1e12))
         for node, size in (("n", 400), ("other", 200))
     )
-    second = wanted("b", bounds=apart)
+    second = wanted("b", constraints=apart)
     assert where(placed(second, own, other)) == [("n", 0)]
     assert where(placed(second, gpu(0, 100), own, other, others=(first,))) == [("other", 0)]

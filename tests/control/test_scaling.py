@@ -46,14 +46,14 @@ def test_bounds_are_kept_and_none_is_only_for_the_idle(
     counts = play(scaling, loads, start)
     for second, count in enumerate(counts):
         before = counts[second - 1] if second else start
-        assert count <= scaling.most
+        assert count <= scaling.max_groups
         if count == 0:
-            assert scaling.least == 0
+            assert scaling.min_groups == 0
             assert loads[second] == 0
             recent = loads[max(0, second - 29) : second + 1]
             assert before == 0 or (second >= 30 and not any(recent))
         else:
-            assert count >= scaling.least
+            assert count >= scaling.min_groups
         if loads[second]:  # what comes is never left without a group
             assert count >= 1
 
@@ -65,13 +65,13 @@ def test_a_steady_load_gets_what_it_needs_and_nothing_changes_any_more(
     counts = play(scaling, [load] * 900, start)  # from ten to one takes ten times DOWN_S
     assert len(set(counts[-180:])) == 1
     final = counts[-1]
-    if load == 0 and scaling.least == 0:
+    if load == 0 and scaling.min_groups == 0:
         assert final == 0
         return
     low, high = math.ceil(load / TARGET), max(1, math.ceil(load / (TARGET * BAND)))
     assert all(a - b <= 1 for a, b in pairwise(counts[1:])), "more than one went at once"
-    assert min(scaling.most, max(scaling.least, low)) <= final
-    assert final <= max(scaling.least, min(scaling.most, high), 1)
+    assert min(scaling.max_groups, max(scaling.min_groups, low)) <= final
+    assert final <= max(scaling.min_groups, min(scaling.max_groups, high), 1)
 
 
 @given(groups=st.integers(2, 8), data=st.data())
@@ -113,8 +113,8 @@ def test_no_target_that_a_record_may_hold_raises(target: float, load: float) -> 
 @given(scaling=BOUNDS, count=st.integers(0, 10))
 def test_bounds(scaling: Scaling, count: int) -> None:
     found = bounded(scaling, count)
-    assert scaling.least <= found <= scaling.most
-    assert found == count or not scaling.least <= count <= scaling.most
+    assert scaling.min_groups <= found <= scaling.max_groups
+    assert found == count or not scaling.min_groups <= count <= scaling.max_groups
 
 
 @given(phases=st.lists(st.sampled_from(GroupPhase), max_size=6), count=st.integers(0, 8))

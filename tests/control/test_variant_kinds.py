@@ -13,7 +13,7 @@ from random_variants import EVERY_KIND, RandomVariant
 
 from controlplane import errors
 from controlplane.api.schemas.models import ModelView
-from controlplane.controller.registration import Limits, profile
+from controlplane.controller.registration import Limits, read_model_files
 from controlplane.state.records import Model, Phase, dump, load
 from profiler.variants.types import VariantKind
 
@@ -29,7 +29,7 @@ WORDS = {
 def base(tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = make.write_tiny_base(tmp_path_factory.mktemp("models") / "base")
     registered = Model("b", 1, Phase.PROFILING, source=str(folder))
-    return profile(registered, None, Limits((folder.parent,), 16), no_bundles)
+    return read_model_files(registered, None, Limits((folder.parent,), 16), no_bundles)
 
 
 @pytest.mark.parametrize("variant", EVERY_KIND, ids=lambda variant: variant.name)
@@ -38,7 +38,7 @@ def test_every_kind_is_registered_and_shown(base: Model, variant: RandomVariant)
     root = Path(base.path).parent
     folder = make.write(Path(base.path), root / variant.name, variant)
     asked = Model("v", 2, Phase.PROFILING, base="b", adapter=f"file://{folder}")
-    ready = profile(asked, base, Limits((root,), 16), no_bundles)
+    ready = read_model_files(asked, base, Limits((root,), 16), no_bundles)
     assert ready.phase is Phase.READY
     spec = ready.variant_spec
     assert spec is not None
@@ -59,8 +59,8 @@ def test_a_delta_of_another_base_is_a_mismatch(base: Model) -> None:
     folder = make.write(other, root / "of-other", make.RandomDelta("d", 1))
     asked = Model("v", 2, Phase.PROFILING, base="b", adapter=str(folder))
     with pytest.raises(errors.AdapterMismatch, match="made from the base"):
-        profile(asked, base, Limits((root,), 16), no_bundles)
+        read_model_files(asked, base, Limits((root,), 16), no_bundles)
     assert base.spec is not None
     early = replace(base, spec=replace(base.spec, fingerprint=""))
     with pytest.raises(errors.AdapterMismatch, match="register it again"):
-        profile(asked, early, Limits((root,), 16), no_bundles)
+        read_model_files(asked, early, Limits((root,), 16), no_bundles)

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from controlplane.state.records import Bounds, Deployment, ExpectedLoad, Phase, Relaxing, Scaling, dump, load
+from controlplane.state.records import (
+    AutoRelax,
+    Deployment,
+    ExpectedLoad,
+    Phase,
+    PlanConstraints,
+    Scaling,
+    dump,
+    load,
+)
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup
 from placement.types import (
     Choice,
@@ -83,7 +92,11 @@ def test_a_deployment_of_an_older_version() -> None:
         Estimate(0.1, 0.01, (1000,), 100.0, Basis.ROUGH),
         "it fits",
     )
-    assert (found.load, found.bounds, found.relaxing) == (ExpectedLoad(), Bounds(), Relaxing())
+    assert (found.load, found.constraints, found.auto_relax) == (
+        ExpectedLoad(),
+        PlanConstraints(),
+        AutoRelax(),
+    )
     assert [(g.number, g.phase, g.measured) for g in found.groups] == [(0, GroupPhase.SERVING, ())]
     assert found.group_ids() == ("base",)  # as the cluster and the ledgers of that version call it
     assert load(Deployment, dump(found)) == found
@@ -126,8 +139,8 @@ def test_what_is_new_is_read_back_as_it_was_written() -> None:
         ),
         scaling=Scaling(0, 3, 2.5, 60.0),
         load=ExpectedLoad(1.5, 100, None),
-        bounds=Bounds((1, 3), (2,), (10, 20), "g", Scope.NODE),
-        relaxing=Relaxing(True, 1.5),
+        constraints=PlanConstraints((1, 3), (2,), (10, 20), "g", Scope.NODE),
+        auto_relax=AutoRelax(True, 1.5),
         phase=Phase.PENDING,
     )
     assert load(Deployment, dump(new)) == new

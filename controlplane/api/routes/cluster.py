@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from controlplane.api.schemas.cluster import ClusterView, NodeView
 from controlplane.api.services import Services
-from controlplane.cluster.memory_usage import holdings
+from controlplane.cluster.memory_usage import memory_by_node
 
 
 def router(services: Services) -> APIRouter:
@@ -18,7 +18,7 @@ def router(services: Services) -> APIRouter:
     async def describe_cluster() -> ClusterView:
         """Nodes and devices as last reported: memory used, promised and free, load, who holds what."""
         state, nodes = await asyncio.gather(services.read(), services.engines.nodes(wait=False))
-        held = holdings(nodes, state.ledgers, services.settings.headroom)
+        held = memory_by_node(nodes, state.ledgers, services.settings.headroom)
         return ClusterView(nodes=[NodeView.of(node) for node in held])
 
     return routes

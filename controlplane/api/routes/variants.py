@@ -74,7 +74,7 @@ async def tune(services: Services, name: str, asked: TuneRequest) -> DeploymentV
 
     try:
         await asyncio.to_thread(transactions.edit, services.repository, Deployment, name, change)
-    except transactions.Gone as e:
+    except transactions.Superseded as e:
         raise errors.NotDeployed(f"'{name}' was undeployed meanwhile") from e
     if limit is not None:
         try:

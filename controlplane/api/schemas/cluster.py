@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from controlplane.cluster.memory_usage import DeviceHoldings, NodeHoldings
+from controlplane.cluster.memory_usage import DeviceMemory, NodeMemory
 from controlplane.state.records import Reservation
 
 
@@ -57,7 +57,7 @@ class ClusterDeviceView(BaseModel):
     uses: list[UseView]
 
     @classmethod
-    def of(cls, held: DeviceHoldings) -> ClusterDeviceView:
+    def of(cls, held: DeviceMemory) -> ClusterDeviceView:
         d = held.device
         return cls(
             index=d.index,
@@ -66,8 +66,8 @@ class ClusterDeviceView(BaseModel):
             totalBytes=d.total_bytes,
             usedBytes=d.total_bytes - d.free_bytes,
             reservedBytes=held.reserved_bytes,
-            headroomBytes=held.account.headroom,
-            freeBytes=held.account.free,
+            headroomBytes=held.usage.headroom,
+            freeBytes=held.usage.free,
             load=d.load,
             island=d.island,
             reservations=[ReservationView.of(r) for r in held.reservations],
@@ -90,7 +90,7 @@ class NodeView(BaseModel):
     otherReservations: list[ReservationView]
 
     @classmethod
-    def of(cls, held: NodeHoldings) -> NodeView:
+    def of(cls, held: NodeMemory) -> NodeView:
         node = held.node
         return cls(
             name=node.name,

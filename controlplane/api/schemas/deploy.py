@@ -9,7 +9,8 @@ from pydantic import AliasChoices, Field, model_validator
 from controlplane import errors
 from controlplane.api.schemas.common import Name, Strict
 from controlplane.planning.autoscaling import LEAST_TARGET
-from controlplane.state.records import Bounds, ExpectedLoad, Relaxing, Scaling
+from controlplane.state import records
+from controlplane.state.records import ExpectedLoad, PlanConstraints, Scaling
 from placement.types import Intent, Scope, Slos
 
 IntentName = Literal["minCost", "minLat", "minMem", "minGpuHours", "latSLO", "costSLO", "accSLO"]
@@ -83,10 +84,10 @@ class AntiAffinity(Strict):
     scope: Literal["gpu", "node"] = "node"
 
     @classmethod
-    def of(cls, bounds: Bounds) -> AntiAffinity | None:
-        if bounds.scope is Scope.NONE:
+    def of(cls, constraints: PlanConstraints) -> AntiAffinity | None:
+        if constraints.scope is Scope.NONE:
             return None
-        return cls(group=bounds.group, scope="gpu" if bounds.scope is Scope.GPU else "node")
+        return cls(group=constraints.group, scope="gpu" if constraints.scope is Scope.GPU else "node")
 
 
 class AutoRelax(Strict):
@@ -95,8 +96,8 @@ class AutoRelax(Strict):
     maxFactor: float | None = Field(default=None, ge=1, allow_inf_nan=False)
 
     @classmethod
-    def of(cls, relaxing: Relaxing) -> AutoRelax | None:
-        return cls(maxFactor=relaxing.most_factor) if relaxing.allowed else None
+    def of(cls, auto_relax: records.AutoRelax) -> AutoRelax | None:
+        return cls(maxFactor=auto_relax.max_factor) if auto_relax.allowed else None
 
 
 class Replicas(Strict):
@@ -126,7 +127,9 @@ class Replicas(Strict):
         target = scaling.target_in_flight
         if target is not None:
             target = min(max(target, LEAST_TARGET), MOST_TARGET)
-        return cls(min=scaling.least, max=scaling.most, targetInFlight=target, idleS=scaling.idle_s)
+        return cls(
+            min=scaling.min_groups, max=scaling.max_groups, targetInFlight=target, idleS=scaling.idle_s
+        )
 
 
 class ReplicasChange(Strict):
@@ -139,16 +142,16 @@ class ReplicasChange(Strict):
 
     def apply_to(self, scaling: Scaling) -> Scaling:
         """Errors: InvalidRequest when the bounds are not in order then."""
-        least = scaling.least if self.min is None else self.min
-        most = scaling.most if self.max is None else self.max
-        if least > most:
+        minimum = scaling.min_groups if self.min is None else self.min
+        maximum = scaling.max_groups if self.max is None else self.max
+        if minimum > maximum:
             raise errors.InvalidRequest(
-                f"expected min <= max, got min {least} and max {most}; change both", param="replicas"
+                f"expected min <= max, got min {minimum} and max {maximum}; change both", param="replicas"
             )
         target = (
             self.targetInFlight if "targetInFlight" in self.model_fields_set else scaling.target_in_flight
         )
-        return Scaling(least, most, target, scaling.idle_s if self.idleS is None else self.idleS)
+        return Scaling(minimum, maximum, target, scaling.idle_s if self.idleS is None else self.idleS)
 
 
 _SLO_FIELDS: dict[str, tuple[str, ...]] = {
@@ -196,9 +199,9 @@ class DeployModelRequest(Strict):
     def decided_intent(self) -> Intent:
         return Intent.MIN_COST if self.intent in _SLO_FIELDS else Intent(self.intent)
 
-    def to_bounds(self) -> Bounds:
+    def to_constraints(self) -> PlanConstraints:
         apart = self.antiAffinity
-        return Bounds(
+        return PlanConstraints(
             tuple(self.tensorParallel),
             tuple(self.pipelineParallel),
             tuple(self.layersPerStage),
@@ -209,5 +212,6 @@ class DeployModelRequest(Strict):
     def to_scaling(self) -> Scaling:
         return (self.replicas or Replicas()).to_scaling()
 
-    def to_relaxing(self) -> Relaxing:
-        return Relaxing() if self.autoRelax is None else Relaxing(True, self.autoRelax.maxFactor)
+    def to_auto_relax(self) -> records.AutoRelax:
+        chosen = self.autoRelax
+        return records.AutoRelax() if chosen is None else records.AutoRelax(True, chosen.maxFactor)
