@@ -1,4 +1,4 @@
-"""The table of docs/profiler.md: PYTHONPATH=.:tests/unit python tests/unit/simulated_errors.py"""
+"""The table of docs/profiler-results.md: PYTHONPATH=.:tests/unit python tests/unit/simulated_errors.py"""
 
 from __future__ import annotations
 
