@@ -25,9 +25,9 @@ from benchmarks import gpu_engine, rehearsing
 from benchmarks.serving import deltas
 from benchmarks.serving.settings import SHAPES
 from workers.variant_config import VariantConfig
-from workers.variants.background import Background
 from workers.variants.host import pack
 from workers.variants.kinds import open_variant
+from workers.variants.loader_threads import LoaderThreads
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice, VocabularyShape
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
@@ -52,13 +52,13 @@ def layers(shape: dict[str, int]) -> Iterator[LayerShape]:
 
 def measured(base: Path, delta: Path, shape: dict[str, int], threads: int, rounds: int) -> dict[str, Any]:
     """Medians over `rounds`, after one that is not counted."""
-    config, background = VariantConfig(1, 0, 0, 8), Background(threads)
+    config, threads = VariantConfig(1, 0, 0, 8), LoaderThreads(threads)
     gigabytes = sum(path.stat().st_size for path in delta.glob("*.safetensors")) / 1e9
     walls, cpus = [], []
     for _ in range(rounds + 1):
         start, cpu = time.perf_counter(), time.process_time()
         opened, pinned = open_variant(delta, base, config), torch.cuda.is_available()
-        held = pack(opened, list(layers(shape)), torch.bfloat16, pinned, background)
+        held = pack(opened, list(layers(shape)), torch.bfloat16, pinned, threads)
         walls.append(time.perf_counter() - start)
         cpus.append(time.process_time() - cpu)
         del held

@@ -46,7 +46,7 @@ class HostModel:
 
 
 class WholeModels:
-    """In the place of `workers.variants.residents.Residents`: the same calls, whole models in the slots."""
+    """In the place of `VariantCache` (`workers.variants`): the same calls, whole models in the slots."""
 
     def __init__(self, weights: Sequence[torch.Tensor], slots: int, copies: int) -> None:
         self._weights = list(weights)
@@ -133,22 +133,22 @@ def _layout(weights: Sequence[torch.Tensor]) -> tuple[list[int], int]:
 class WholeModelManager(VariantManager):
     """What vLLM takes for its manager of adapters; an adapter is a whole model. No layer is hooked."""
 
-    residents: Any
+    variant_cache: Any
 
     def create_lora_manager(self, model: torch.nn.Module, vllm_config: Any) -> torch.nn.Module:
         own = SwapConfig.of(vllm_config)
         weights = [parameter.data for parameter in model.parameters() if parameter.numel()]
-        self.residents = WholeModels(weights, self.config.slots, own.host_copies)
-        self._loader = Loader.connect(self._parallel.rank, self.residents)
+        self.variant_cache = WholeModels(weights, self.config.slots, own.host_copies)
+        self._loader = Loader.connect(self._parallel.rank, self.variant_cache)
         return model
 
     def set_active_adapters(self, requests: set[Any], mapping: Any) -> None:
-        if self._device.type == "cuda" and self.residents.compute is None:
-            self.residents.compute = torch.cuda.current_stream(self._device)
+        if self._device.type == "cuda" and self.variant_cache.compute is None:
+            self.variant_cache.compute = torch.cuda.current_stream(self._device)
         uids = {request.lora_int_id for request in requests} - self._dummies.keys()
         if uids:
             (uid,) = uids  # `turns` sees to it
-            self.residents.activate(uid)
+            self.variant_cache.activate(uid)
 
 
 def _worker_class() -> Any:

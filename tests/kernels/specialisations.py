@@ -18,8 +18,8 @@ from benchmarks.kernels.compiling import CPU, META, Launch, _recorded
 from workers.kernels.rows import Rows
 from workers.variant_config import VariantConfig
 from workers.variants import operators, warming
+from workers.variants.layer_context import Workspace
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice, VocabularyShape
-from workers.variants.site import Workspace
 
 SLOTS, HIDDEN, WIDE, VOCABULARY = 8, 4096, 11008, 32000
 # Among them some whose numbers of tiles are multiples of 16, or 1, which Triton would compile anew.

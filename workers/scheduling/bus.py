@@ -40,28 +40,26 @@ def _split(address: str) -> tuple[str, bytes]:
     return place, token.encode()
 
 
-class Hub:
-    """The scheduler's end. `received(sender, message)` runs in the hub's thread; `send` from any."""
+class _Socket:
+    """A socket and the one thread that owns it: sends what any thread hands over, handles what comes."""
 
-    def __init__(self, address: str, received: Callable[[bytes, Message], None]) -> None:
-        self._received = received
-        place, self._token = _split(address)
-        context: zmq.Context[Any] = zmq.Context.instance()
-        self._socket = context.socket(zmq.ROUTER)
+    def __init__(self, kind: int, address: str) -> None:
+        self._place, self._token = _split(address)
+        self._context: zmq.Context[Any] = zmq.Context.instance()
+        self._socket = self._context.socket(kind)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.set_hwm(UNLIMITED)
-        self._socket.bind(place)
-        self._wake = _Pipe(context)
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="variant-hub", daemon=True)
-        self._thread.start()
 
-    def send(self, to: bytes, message: Message) -> None:
-        self._wake.put([to, json.dumps(message).encode()])
+    def _start(self, name: str) -> None:
+        """Once the socket is bound or connected."""
+        self._wake = _Pipe(self._context)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         self._closing.set()
-        self._wake.put([b"", b""])
+        self._wake.put([])
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
@@ -70,18 +68,34 @@ class Hub:
         poller.register(self._wake.out, zmq.POLLIN)
         while not self._closing.is_set():
             ready = dict(poller.poll(POLL_MS))
-            if self._wake.out in ready:
-                to, body = self._wake.out.recv_multipart()
-                if to:
-                    self._socket.send_multipart([to, body])
+            if self._wake.out in ready and (parts := self._wake.take()):
+                self._socket.send_multipart(parts)
             if self._socket in ready:
                 self._handle(*self._socket.recv_multipart())
         self._socket.close()
         self._wake.close()
 
-    def _handle(self, sender: bytes, *parts: bytes) -> None:
+    def _handle(self, *parts: bytes) -> None:
+        """One message. May not raise: all variants depend on this thread."""
+        raise NotImplementedError
+
+
+class SchedulerSocket(_Socket):
+    """The scheduler's end. `received(sender, message)` runs in the socket's thread; `send` from any."""
+
+    def __init__(self, address: str, received: Callable[[bytes, Message], None]) -> None:
+        super().__init__(zmq.ROUTER, address)
+        self._received = received
+        self._socket.bind(self._place)
+        self._start("variant-scheduler-socket")
+
+    def send(self, to: bytes, message: Message) -> None:
+        self._wake.put([to, json.dumps(message).encode()])
+
+    def _handle(self, *parts: bytes) -> None:
+        sender, *rest = parts
         try:
-            token, body = parts
+            token, body = rest
             if hmac.compare_digest(token, self._token):
                 self._received(sender, json.loads(body))
             else:
@@ -90,45 +104,18 @@ class Hub:
             log.exception("a message of %r could not be handled", sender)
 
 
-class Line:
-    """A rank's (or an onlooker's) end. `received(message)` runs in the line's thread."""
+class RankSocket(_Socket):
+    """A rank's (or an onlooker's) end. `received(message)` runs in the socket's thread."""
 
     def __init__(self, address: str, name: str, received: Callable[[Message], None]) -> None:
+        super().__init__(zmq.DEALER, address)
         self._received = received
-        place, self._token = _split(address)
-        context: zmq.Context[Any] = zmq.Context.instance()
-        self._socket = context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.set_hwm(UNLIMITED)
         self._socket.setsockopt(zmq.IDENTITY, name.encode())
-        self._socket.connect(place)
-        self._wake = _Pipe(context)
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"variant-line-{name}", daemon=True)
-        self._thread.start()
+        self._socket.connect(self._place)
+        self._start(f"variant-rank-socket-{name}")
 
     def send(self, message: Message) -> None:
-        self._wake.put([json.dumps(message).encode()])
-
-    def close(self) -> None:
-        self._closing.set()
-        self._wake.put([b""])
-        self._thread.join(timeout=5)
-
-    def _run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake.out, zmq.POLLIN)
-        while not self._closing.is_set():
-            ready = dict(poller.poll(POLL_MS))
-            if self._wake.out in ready:
-                (body,) = self._wake.out.recv_multipart()
-                if body:
-                    self._socket.send_multipart([self._token, body])
-            if self._socket in ready:
-                self._handle(*self._socket.recv_multipart())
-        self._socket.close()
-        self._wake.close()
+        self._wake.put([self._token, json.dumps(message).encode()])
 
     def _handle(self, *parts: bytes) -> None:
         try:
@@ -153,8 +140,14 @@ class _Pipe:
         self._lock = threading.Lock()
 
     def put(self, parts: list[bytes]) -> None:
+        """A message, or nothing but a wake-up where `parts` is empty."""
         with self._lock:
-            self._in.send_multipart(parts)
+            self._in.send_multipart(parts or [b""])
+
+    def take(self) -> list[bytes]:
+        """What was put; empty for a wake-up."""
+        parts: list[bytes] = self.out.recv_multipart()
+        return [] if parts == [b""] else parts
 
     def close(self) -> None:
         with self._lock:

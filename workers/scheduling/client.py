@@ -9,7 +9,7 @@ import tempfile
 import uuid
 from typing import Any
 
-from workers.scheduling.bus import Line, Message
+from workers.scheduling.bus import Message, RankSocket
 from workers.variant_config import ADDRESS_VARIABLE
 
 
@@ -25,7 +25,7 @@ class VariantClient:
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count()
         self._pending: dict[str, asyncio.Future[Message]] = {}
-        self._line = Line(address, f"worker-{os.getpid()}-{uuid.uuid4().hex[:6]}", self._received)
+        self._socket = RankSocket(address, f"worker-{os.getpid()}-{uuid.uuid4().hex[:6]}", self._received)
 
     async def prepare(self, uid: int, path: str, timeout_s: float = 300.0) -> None:
         """Have every rank read and check a variant. Raises ValueError when it cannot be served."""
@@ -49,14 +49,14 @@ class VariantClient:
         asked = str(next(self._ids))
         answer: asyncio.Future[Message] = self._loop.create_future()
         self._pending[asked] = answer
-        self._line.send({**question, "id": asked})
+        self._socket.send({**question, "id": asked})
         try:
             return await asyncio.wait_for(answer, timeout_s)
         finally:
             self._pending.pop(asked, None)
 
     def _received(self, message: Message) -> None:
-        """In the line's thread."""
+        """In the socket's thread."""
         self._loop.call_soon_threadsafe(self._settle, message)
 
     def _settle(self, message: Message) -> None:
@@ -65,7 +65,7 @@ class VariantClient:
             answer.set_result(message)
 
     def close(self) -> None:
-        self._line.close()
+        self._socket.close()
 
 
 __all__ = ["ADDRESS_VARIABLE", "VariantClient", "new_address"]

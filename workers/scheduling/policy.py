@@ -25,7 +25,7 @@ class Readiness(StrEnum):
 
     READY = "ready"  # in a slot on every rank
     LOADING = "loading"  # on its way into a slot
-    CROWDED = "crowded"  # there is no room for it in some rank's memory until others leave
+    NO_MEMORY = "no_memory"  # there is no room for it in some rank's memory until others leave
     ABSENT = "absent"
 
 
@@ -64,14 +64,14 @@ class Snapshot:
 class Decision:
     """`admit` in order; `parents` of those among them that skip the line; `preempt` first of all;
     `load` are variants that should get a slot, `blocked` requests wait for a running variant to end.
-    `seats` are all variants that run or may run next: no slot is taken from one of them."""
+    `active_variants` are all variants that run or may run next: no slot is taken from one of them."""
 
     admit: list[str] = field(default_factory=list)
     parents: dict[str, str] = field(default_factory=dict)
     preempt: list[str] = field(default_factory=list)
     load: list[int] = field(default_factory=list)
     blocked: list[str] = field(default_factory=list)
-    seats: frozenset[int] = frozenset()
+    active_variants: frozenset[int] = frozenset()
 
 
 def decide(snapshot: Snapshot) -> Decision:
@@ -86,21 +86,21 @@ def decide(snapshot: Snapshot) -> Decision:
 
 def _in_turn(snapshot: Snapshot, decision: Decision) -> int:
     """Seats are given in order of arrival, up to the first request for which there is none; its index."""
-    seats = {r.variant for r in snapshot.running} - {BASE}
+    active_variants = {r.variant for r in snapshot.running} - {BASE}
     index = 0
     for request in snapshot.waiting:
         variant = request.variant
         readiness = snapshot.readiness[variant]
-        if variant != BASE and variant not in seats:
-            if readiness is Readiness.CROWDED or len(seats) >= snapshot.limit:
+        if variant != BASE and variant not in active_variants:
+            if readiness is Readiness.NO_MEMORY or len(active_variants) >= snapshot.limit:
                 break
-            seats.add(variant)  # its seat, even while it loads: those behind may not take it
+            active_variants.add(variant)  # even while it loads: those behind may not take its place
             if readiness is Readiness.ABSENT:
                 decision.load.append(variant)
         if readiness is Readiness.READY:
             decision.admit.append(request.id)
         index += 1
-    decision.seats = frozenset(seats)
+    decision.active_variants = frozenset(active_variants)
     return index
 
 
@@ -113,12 +113,12 @@ def _out_of_turn(snapshot: Snapshot, in_turn: int, decision: Decision) -> None:
         variant = request.variant
         if variant == BASE:
             decision.admit.append(request.id)
-        elif variant not in decision.seats:
+        elif variant not in decision.active_variants:
             decision.blocked.append(request.id)
         elif variant in parents and snapshot.readiness[variant] is Readiness.READY:
             decision.admit.append(request.id)
             decision.parents[request.id] = parents[variant]
-    if snapshot.readiness[blocked.variant] is Readiness.CROWDED:
+    if snapshot.readiness[blocked.variant] is Readiness.NO_MEMORY:
         decision.load.append(blocked.variant)  # this one only: two would take each other's room
 
 

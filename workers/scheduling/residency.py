@@ -31,7 +31,7 @@ class Variant:
     preparing: int = 0
     unprepared: set[int] = field(default_factory=set)
     error: str = ""
-    crowded: bool = False  # some rank had no room for it in its slot
+    no_memory: bool = False  # some rank had no room for it in its slot
     used: int = 0
 
 
@@ -58,7 +58,7 @@ class Residency:
             return Readiness.ABSENT
         if len(found.device) == len(self._ranks):
             return Readiness.READY
-        return Readiness.CROWDED if found.crowded else Readiness.LOADING
+        return Readiness.NO_MEMORY if found.no_memory else Readiness.LOADING
 
     def error(self, uid: int) -> str:
         """Why a variant cannot be loaded; empty when nothing speaks against trying."""
@@ -91,7 +91,7 @@ class Residency:
             if slot is None:
                 return False
             found.slot, self._in_slot[slot] = slot, uid
-        elif found.unplaced or not found.crowded:
+        elif found.unplaced or not found.no_memory:
             return True  # on its way, or there
         elif not self._make_room(busy, keep=uid):
             return False
@@ -172,9 +172,9 @@ class Residency:
             self._fail(found, message["error"])
         elif message["did"] == PLACED:
             found.device[rank] = message["bytes"]
-            found.crowded = found.crowded and len(found.device) < len(self._ranks)
+            found.no_memory = found.no_memory and len(found.device) < len(self._ranks)
         else:
-            found.crowded = True
+            found.no_memory = True
 
     def _fail(self, variant: Variant, error: str) -> None:
         variant.error = error
@@ -224,7 +224,7 @@ class Residency:
     def _leave(self, variant: Variant) -> None:
         if variant.slot is not None:
             del self._in_slot[variant.slot]
-        variant.slot, variant.crowded = None, False
+        variant.slot, variant.no_memory = None, False
         variant.device.clear()
 
     def _order(self, message: dict[str, Any]) -> int:
@@ -255,7 +255,7 @@ class Residency:
             return variant.error
         if ready:
             return ""
-        if variant.crowded:
+        if variant.no_memory:
             return "waiting for room: the variants in other slots take the memory"
         if variant.slot is None:
             return "not in a slot; it gets one when a request asks for it"

@@ -21,7 +21,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
-from workers.scheduling.bus import Hub, Message
+from workers.scheduling.bus import Message, SchedulerSocket
 from workers.scheduling.policy import BASE, Decision, Readiness, Running, Snapshot, Waiting, decide
 from workers.scheduling.residency import Residency
 from workers.variant_config import ADDRESS_VARIABLE, from_additional
@@ -72,7 +72,7 @@ class _Variants:
         self._residency = Residency(config.slots, self.parallel_config.world_size)
         self._ranks: dict[int, bytes] = {}
         self._askers: list[tuple[bytes, str, int]] = []
-        self._hub = Hub(os.environ[ADDRESS_VARIABLE], self._received)
+        self._socket = SchedulerSocket(os.environ[ADDRESS_VARIABLE], self._received)
 
     # --- vLLM's two calls per step ---------------------------------------------------------------
 
@@ -96,7 +96,7 @@ class _Variants:
         return outputs
 
     def shutdown(self) -> None:
-        self._hub.close()
+        self._socket.close()
         super().shutdown()  # type: ignore[misc]
 
     # --- admission -------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class _Variants:
         if not uids:
             return
         paths = {_variant(r): r.lora_request.lora_path for r in waiting if r.lora_request}
-        busy = frozenset(self._uses) | self._decision.seats
+        busy = frozenset(self._uses) | self._decision.active_variants
         for uid in uids:
             if not self._residency.error(uid):  # its requests end in `_end_failed`
                 self._residency.load(uid, paths[uid], busy)
@@ -199,11 +199,11 @@ class _Variants:
             return
         for message in self._residency.outbox:
             for rank in self._ranks.values():
-                self._hub.send(rank, message)
+                self._socket.send(rank, message)
         self._residency.outbox.clear()
 
     def _received(self, sender: bytes, message: Message) -> None:
-        """In the hub's thread: a report of a rank (`did`), or a question of the worker (`ask`)."""
+        """In the socket's thread: a report of a rank (`did`), or a question of the worker (`ask`)."""
         with self._lock:
             match message.get("did") or message.get("ask"):
                 case "hello":
@@ -212,15 +212,15 @@ class _Variants:
                     self._residency.prepare(message["uid"], message["path"])
                     self._askers.append((sender, message["id"], message["uid"]))
                 case "state":
-                    self._hub.send(sender, {"id": message["id"], **self._state()})
+                    self._socket.send(sender, {"id": message["id"], **self._state()})
                 case "forget":
                     self._residency.forget(message["uid"])
                     if not self.requests and not self._uses:  # no step would come to do it
                         self._residency.let_go(frozenset())
-                    self._hub.send(sender, {"id": message["id"]})
+                    self._socket.send(sender, {"id": message["id"]})
                 case "limit":
                     self._limit = min(max(1, message["limit"]), self._residency.slots)
-                    self._hub.send(sender, {"id": message["id"], "limit": self._limit})
+                    self._socket.send(sender, {"id": message["id"], "limit": self._limit})
                 case _:
                     self._residency.reported(message["rank"], message)
                     self._answer_askers()
@@ -232,7 +232,7 @@ class _Variants:
         for sender, asked, uid in self._askers:
             error = self._residency.error(uid)
             if error or self._residency.prepared(uid):
-                self._hub.send(sender, {"id": asked, "error": error})
+                self._socket.send(sender, {"id": asked, "error": error})
             else:
                 waiting.append((sender, asked, uid))
         self._askers = waiting

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from workers.kernels.types import ALIGNMENT
-from workers.variants.extents import Extents
+from workers.variants.arena_allocator import ArenaAllocator
 from workers.variants.host import HostVariant, TableKey
 
 
@@ -30,7 +30,7 @@ class DeviceMemory:
     ) -> None:
         self._device = device
         self._slots = slots
-        self._extents = Extents(arena_bytes // ALIGNMENT * ALIGNMENT)
+        self._allocator = ArenaAllocator(arena_bytes // ALIGNMENT * ALIGNMENT)
         self.arena = torch.zeros(arena_bytes, dtype=torch.uint8, device=device)
         self._widths = dict(widths)
         self._starts: dict[TableKey, int] = {}
@@ -48,14 +48,14 @@ class DeviceMemory:
 
     @property
     def capacity_bytes(self) -> int:
-        return self._extents.capacity
+        return self._allocator.capacity
 
     @property
     def taken_bytes(self) -> int:
-        return self._extents.taken_bytes
+        return self._allocator.taken_bytes
 
     def bytes_of(self, slot: int) -> int:
-        return self._extents.size_of(slot)
+        return self._allocator.size_of(slot)
 
     def place(self, slot: int, variant: HostVariant, compute: torch.cuda.Stream | None = None) -> None:
         """Copy a variant into a slot that no running batch uses; returns when it is there.
@@ -63,8 +63,8 @@ class DeviceMemory:
         The copy waits for what `compute` was given so far (it may still read the slot's old weights)
         and runs beside what comes later. Raises NoRoom.
         """
-        self._extents.give_back(slot)
-        start = self._extents.take(slot, variant.size_bytes)
+        self._allocator.give_back(slot)
+        start = self._allocator.take(slot, variant.size_bytes)
         if start is None:
             self._write(slot, self._empty_row(), None, compute)
             raise NoRoom(f"{variant.size_bytes} bytes; {self.taken_bytes} of {self.capacity_bytes} are taken")
@@ -72,7 +72,7 @@ class DeviceMemory:
 
     def clear(self, slot: int, compute: torch.cuda.Stream | None = None) -> None:
         """Empty a slot that no running batch uses."""
-        self._extents.give_back(slot)
+        self._allocator.give_back(slot)
         self._write(slot, self._empty_row(), None, compute)
 
     def _write(

@@ -16,9 +16,9 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
+from workers.variants.layer_context import LayerContext
 from workers.variants.layers import NormHook, VariantEmbedding, VariantHead, VariantLinear, norm_class
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice, VocabularyShape
-from workers.variants.site import Site
 
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -91,18 +91,18 @@ def _vocabulary(name: str, module: Any, tied: bool) -> VocabularyShape:
     )
 
 
-def hook(module: Any, shape: LayerShape, site: Site, register: Callable[[Any, Any], None]) -> None:
+def hook(module: Any, shape: LayerShape, context: LayerContext, register: Callable[[Any, Any], None]) -> None:
     """Put the hook in place. `register(module, hook)` makes it findable from inside torch.compile."""
     match shape:
         case LinearShape():
-            module.quant_method = VariantLinear(module.quant_method, module, shape, site)
+            module.quant_method = VariantLinear(module.quant_method, module, shape, context)
             module.requires_unquantized_input = True  # vLLM would fuse its activation with quantizing
             register(module, module.quant_method)
         case VocabularyShape(is_head=True):
-            module.quant_method = VariantHead(module.quant_method, site)
+            module.quant_method = VariantHead(module.quant_method, context)
         case VocabularyShape():
-            module.quant_method = VariantEmbedding(module.quant_method, module, shape, site)
+            module.quant_method = VariantEmbedding(module.quant_method, module, shape, context)
             register(module, module.quant_method)
         case NormShape():
             module.__class__ = norm_class(type(module))
-            register(module, NormHook(shape, module.variance_epsilon, site))
+            register(module, NormHook(shape, module.variance_epsilon, context))

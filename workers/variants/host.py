@@ -14,15 +14,15 @@ import numpy as np
 import torch
 
 from workers.kernels.types import Part, offsets, views
-from workers.variants.background import Background
-from workers.variants.pieces import Contents, Piece, Row
+from workers.variants.layer_weights import Contents, LayerWeights, Row
+from workers.variants.loader_threads import LoaderThreads
 from workers.variants.shapes import LayerShape
 from workers.variants.tensors import Buffers, File, loaded
 
 log = logging.getLogger(__name__)
 
 TableKey = tuple[str, str]  # (layer, operation)
-Placed = tuple[Piece, int]  # and where it begins in the variant's memory
+Placed = tuple[LayerWeights, int]  # and where it begins in the variant's memory
 
 
 @dataclass(frozen=True)
@@ -60,54 +60,58 @@ def pack(
     layers: Iterable[LayerShape],
     dtype: torch.dtype,
     pinned: bool,
-    background: Background | None = None,
-    most_bytes: int | None = None,
+    threads: LoaderThreads | None = None,
+    max_bytes: int | None = None,
 ) -> HostVariant:
     """Read, verify, cut, repack: everything a rank needs of one variant. Blocking, seconds for a large delta.
 
-    File by file, in `background`'s threads where there are any: as many files are in memory at once as there
-    are threads. Raises ValueError when a file is not sound or does not fit the layers, and before anything is
-    read when more than `most_bytes` are needed.
+    File by file, in `threads` where there are any: as many files are in memory at once as there are
+    threads. Raises ValueError when a file is not sound or does not fit the layers, and before anything is
+    read when more than `max_bytes` are needed.
     """
-    pieces = [piece for layer in layers for piece in contents.pieces(layer, dtype)]
-    starts = _starts(pieces)
+    all_weights = [weights for layer in layers for weights in contents.layer_weights(layer, dtype)]
+    starts = _starts(all_weights)
     size = starts.pop()
-    if most_bytes is not None and size > most_bytes:
+    if max_bytes is not None and size > max_bytes:
         raise ValueError(
-            f"the variant needs {size} bytes on this rank, but only {most_bytes} are set aside for all "
+            f"the variant needs {size} bytes on this rank, but only {max_bytes} are set aside for all "
             "variants; deploy its base with more"
         )
     memory = _whole_pages(size)
-    placed = list(zip(pieces, starts, strict=True))
+    placed = list(zip(all_weights, starts, strict=True))
     buffers = Buffers()
     jobs = [partial(_fill, files, own, memory, buffers) for files, own in _by_files(placed)]
-    if background is None:
+    if threads is None:
         for job in jobs:
             job()
     else:
-        background.run(jobs)
-    entries = (Entry((piece.layer, piece.op), piece.parts, start, piece.row) for piece, start in placed)
+        threads.run(jobs)
+    entries = (
+        Entry((weights.layer, weights.op), weights.parts, start, weights.row) for weights, start in placed
+    )
     return HostVariant(_page_locked(memory) if pinned else memory, tuple(entries))
 
 
-def _fill(files: Sequence[File], pieces: Sequence[Placed], memory: torch.Tensor, buffers: Buffers) -> None:
+def _fill(
+    files: Sequence[File], all_weights: Sequence[Placed], memory: torch.Tensor, buffers: Buffers
+) -> None:
     with loaded(files, buffers):
-        for piece, start in pieces:
-            piece.fill(views(memory, piece.parts, start))
+        for weights, start in all_weights:
+            weights.fill(views(memory, weights.parts, start))
 
 
 def _by_files(placed: Iterable[Placed]) -> list[tuple[tuple[File, ...], list[Placed]]]:
-    """What can be filled by itself: some files, and the pieces that come of these alone. Of pieces that
-    share their memory the first is among them. Largest first, so that none is left over at the end."""
+    """What can be written by itself: some files, and the weights that come of these alone. Of weights that
+    share their memory the first are among them. Largest first, so that none is left over at the end."""
     groups: list[tuple[tuple[File, ...], list[Placed]]] = []
     filled: set[str] = set()
-    for piece, start in placed:
-        if piece.source in filled:
+    for weights, start in placed:
+        if weights.source in filled:
             continue
-        filled.update([piece.source] if piece.source else ())
-        joined = [group for group in groups if not set(piece.files).isdisjoint(group[0])]
-        files = tuple(dict.fromkeys([*(f for group in joined for f in group[0]), *piece.files]))
-        own = [*(one for group in joined for one in group[1]), (piece, start)]
+        filled.update([weights.source] if weights.source else ())
+        joined = [group for group in groups if not set(weights.files).isdisjoint(group[0])]
+        files = tuple(dict.fromkeys([*(f for group in joined for f in group[0]), *weights.files]))
+        own = [*(one for group in joined for one in group[1]), (weights, start)]
         groups = [*(group for group in groups if group not in joined), (files, own)]
     return sorted(groups, key=lambda group: -sum(file.size_bytes for file in group[0]))
 
@@ -132,16 +136,16 @@ def _page_locked(memory: torch.Tensor) -> torch.Tensor:
     return memory
 
 
-def _starts(pieces: Iterable[Piece]) -> list[int]:
-    """Where each piece begins, and last of all how many bytes they take together."""
+def _starts(all_weights: Iterable[LayerWeights]) -> list[int]:
+    """Where the weights of each layer begin, and last of all how many bytes they take together."""
     starts, at = [], 0
     shared: dict[str, int] = {}
-    for piece in pieces:
-        if piece.source in shared:
-            starts.append(shared[piece.source])
+    for weights in all_weights:
+        if weights.source in shared:
+            starts.append(shared[weights.source])
             continue
-        if piece.source:
-            shared[piece.source] = at
+        if weights.source:
+            shared[weights.source] = at
         starts.append(at)
-        at += piece.size_bytes
+        at += weights.size_bytes
     return [*starts, at]

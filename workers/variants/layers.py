@@ -16,8 +16,8 @@ import torch
 from vllm.forward_context import get_forward_context
 
 from workers.variants import operators
+from workers.variants.layer_context import LayerContext
 from workers.variants.shapes import LinearShape, NormShape, VocabularyShape
-from workers.variants.site import Site
 
 TAG = "variant_tag"  # the buffer of a hooked module that its operators are given
 
@@ -25,11 +25,11 @@ TAG = "variant_tag"  # the buffer of a hooked module that its operators are give
 class VariantLinear:
     """A linear layer's arithmetic: the base's product on (rotated) inputs, plus what variants add."""
 
-    def __init__(self, inner: Any, layer: torch.nn.Module, shape: LinearShape, site: Site) -> None:
+    def __init__(self, inner: Any, layer: torch.nn.Module, shape: LinearShape, context: LayerContext) -> None:
         self._inner = inner
         self._layer = layer
         self._shape = shape
-        self._site = site
+        self._context = context
         self._out_size = shape.out_size
 
     def __getattr__(self, name: str) -> Any:
@@ -43,15 +43,15 @@ class VariantLinear:
 
     def run(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [..., in] -> [..., out], on this rank."""
-        if not self._site.batch.operations:
+        if not self._context.batch.operations:
             return self._base(x, bias)
         rows = x.reshape(-1, x.shape[-1])
-        out = self._rotated(rows, bias) if self._site.has("boft") else self._base(rows, bias)
+        out = self._rotated(rows, bias) if self._context.has("boft") else self._base(rows, bias)
         for op in operators.ADDITIONS:
-            if self._site.has(op):
-                operators.add(op, rows, out, self._site, self._shape.widths)
-        if self._site.has("bias"):
-            operators.replace_bias(out, bias, self._site)
+            if self._context.has(op):
+                operators.add(op, rows, out, self._context, self._shape.widths)
+        if self._context.has("bias"):
+            operators.replace_bias(out, bias, self._context)
         return out.view(*x.shape[:-1], out.shape[-1])
 
     def _base(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -59,9 +59,9 @@ class VariantLinear:
 
     def _rotated(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """The base's product with rows of some variants rotated before and rescaled after it."""
-        rotated = operators.rotate(self._whole_input(x), self._site, self._shape)  # [slices, rows, in]
+        rotated = operators.rotate(self._whole_input(x), self._context, self._shape)  # [slices, rows, in]
         out = self._product(rotated, bias)
-        operators.rescale(out, bias, self._site, self._shape.widths)
+        operators.rescale(out, bias, self._context, self._shape.widths)
         return out
 
     def _product(self, rotated: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -101,10 +101,12 @@ class VariantLinear:
 class VariantEmbedding:
     """The embedding's arithmetic: rows of variants with a table of their own are looked up there."""
 
-    def __init__(self, inner: Any, layer: torch.nn.Module, shape: VocabularyShape, site: Site) -> None:
+    def __init__(
+        self, inner: Any, layer: torch.nn.Module, shape: VocabularyShape, context: LayerContext
+    ) -> None:
         self._inner = inner
         self._layer = layer
-        self._site = site
+        self._context = context
         self._width = shape.width
 
     def __getattr__(self, name: str) -> Any:
@@ -118,17 +120,17 @@ class VariantEmbedding:
     def run(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [...] of this rank's vocabulary -> [..., width]."""
         out: torch.Tensor = self._inner.embedding(self._layer, ids)
-        if self._site.has("embedding"):
-            operators.embed(ids.reshape(-1), out.view(-1, out.shape[-1]), self._site)
+        if self._context.has("embedding"):
+            operators.embed(ids.reshape(-1), out.view(-1, out.shape[-1]), self._context)
         return out
 
 
 class VariantHead:
     """The head's arithmetic. Runs outside torch.compile and CUDA graphs, on the rows that are sampled."""
 
-    def __init__(self, inner: Any, site: Site) -> None:
+    def __init__(self, inner: Any, context: LayerContext) -> None:
         self._inner = inner
-        self._site = site
+        self._context = context
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -137,8 +139,8 @@ class VariantHead:
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         logits: torch.Tensor = self._inner.apply(layer, x, bias=bias)
-        if self._site.has("head"):
-            operators.head(x, logits, self._site)
+        if self._context.has("head"):
+            operators.head(x, logits, self._context)
         return logits
 
 
@@ -159,18 +161,18 @@ def norm_class(base: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
 
 class NormHook:
-    def __init__(self, shape: NormShape, epsilon: float, site: Site) -> None:
+    def __init__(self, shape: NormShape, epsilon: float, context: LayerContext) -> None:
         self._shape = shape
         self._epsilon = epsilon
-        self._site = site
+        self._context = context
 
     def run(self, out: torch.Tensor, source: torch.Tensor) -> None:
         """`source` is what was normalised into `out`: [tokens, width], or [tokens, heads, width]."""
-        if not self._site.has("norm"):
+        if not self._context.has("norm"):
             return
         pairs = [(out, source)] if out.ndim == 2 else zip(out.unbind(1), source.unbind(1), strict=True)
         for normed, before in pairs:
-            operators.norm(normed, before, self._epsilon, self._site)
+            operators.norm(normed, before, self._epsilon, self._context)
 
 
 # --- the operators torch.compile sees ----------------------------------------------------------

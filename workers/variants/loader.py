@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from workers.scheduling import residency
-from workers.scheduling.bus import Line, Message
+from workers.scheduling.bus import Message, RankSocket
 from workers.variant_config import ADDRESS_VARIABLE
 from workers.variants.device import NoRoom
-from workers.variants.residents import Residents
+from workers.variants.variant_cache import VariantCache
 
 log = logging.getLogger(__name__)
 
@@ -27,21 +27,21 @@ class Loader:
     newer one has overtaken, while its variant was read, is not carried out.
     """
 
-    def __init__(self, address: str, rank: int, residents: Residents) -> None:
+    def __init__(self, address: str, rank: int, variant_cache: VariantCache) -> None:
         self._rank = rank
-        self._residents = residents
+        self._variant_cache = variant_cache
         self._readers = ThreadPoolExecutor(READERS, "variant-reader")
         self._urgent = ThreadPoolExecutor(READERS, "variant-loader")
         self._placer = ThreadPoolExecutor(1, "variant-placer")
         self._newest: dict[int, int] = {}  # by slot: the newest order about it
-        self._line = Line(address, f"rank-{rank}", self._received)
-        self._line.send({"did": "hello", "rank": rank})
+        self._socket = RankSocket(address, f"rank-{rank}", self._received)
+        self._socket.send({"did": "hello", "rank": rank})
 
     @classmethod
-    def connect(cls, rank: int, residents: Residents) -> Loader | None:
+    def connect(cls, rank: int, variant_cache: VariantCache) -> Loader | None:
         """The loader of this rank, if a scheduler of ours listens."""
         address = os.environ.get(ADDRESS_VARIABLE)
-        return cls(address, rank, residents) if address else None
+        return cls(address, rank, variant_cache) if address else None
 
     def _received(self, message: Message) -> None:
         match message["do"]:
@@ -52,23 +52,23 @@ class Loader:
                 self._urgent.submit(self._report, message, self._read_then_place)
             case residency.CLEAR:
                 self._newest[message["slot"]] = message["order"]
-                self._placer.submit(self._residents.clear, message["slot"])
+                self._placer.submit(self._variant_cache.clear, message["slot"])
             case residency.FORGET:  # after it has left its slot
-                self._placer.submit(self._residents.forget, message["uid"])
+                self._placer.submit(self._variant_cache.forget, message["uid"])
 
     def _prepare(self, message: Message) -> Message | None:
-        made = self._residents.prepare(message["uid"], message["path"])
+        made = self._variant_cache.prepare(message["uid"], message["path"])
         return {"did": residency.PREPARED, "bytes": made.size_bytes}
 
     def _read_then_place(self, message: Message) -> Message | None:
-        self._residents.prepare(message["uid"], message["path"])
+        self._variant_cache.prepare(message["uid"], message["path"])
         self._placer.submit(self._report, message, self._place)
         return None
 
     def _place(self, message: Message) -> Message | None:
         if self._newest[message["slot"]] != message["order"]:
             return None
-        placed = self._residents.place(message["uid"], message["path"], message["slot"])
+        placed = self._variant_cache.place(message["uid"], message["path"], message["slot"])
         return {"did": residency.PLACED, "bytes": placed}
 
     def _report(self, message: Message, work: Callable[[Message], Message | None]) -> None:
@@ -84,5 +84,5 @@ class Loader:
             log.warning("variant %d could not be loaded: %r", message["uid"], e)
             done = {"did": residency.FAILED, "error": str(e) or type(e).__name__}
         if done is not None:
-            host = self._residents.in_host()
-            self._line.send({**about, **done, "host": host, "took_s": time.monotonic() - started})
+            host = self._variant_cache.in_host()
+            self._socket.send({**about, **done, "host": host, "took_s": time.monotonic() - started})

@@ -16,16 +16,16 @@ import torch
 
 from workers.group import plan
 from workers.variant_config import VariantConfig, from_additional
-from workers.variants import background, hooking, warming
+from workers.variants import hooking, loader_threads, warming
 from workers.variants.batch import Batch
 from workers.variants.device import DeviceMemory, NoRoom
 from workers.variants.kinds import open_variant
+from workers.variants.layer_context import LayerContext, Workspace
+from workers.variants.layer_weights import Contents
 from workers.variants.layers import define_operators, tagged
 from workers.variants.loader import Loader
 from workers.variants.operators import operations_for, operations_of, table_width
-from workers.variants.pieces import Contents
-from workers.variants.residents import Residents
-from workers.variants.site import Site, Workspace
+from workers.variants.variant_cache import VariantCache
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +66,10 @@ class VariantManager:
             return open_variant(folder, base, self.config)
 
         shapes = [shape for _, shape in layers]
-        threads = background.Background(background.threads_for(self._parallel.world_size))
-        self.residents = Residents(opener, memory, shapes, self._dtype, self.config.host_bytes, threads)
+        threads = loader_threads.LoaderThreads(loader_threads.threads_for(self._parallel.world_size))
+        self.variant_cache = VariantCache(
+            opener, memory, shapes, self._dtype, self.config.host_bytes, threads
+        )
         workspace = Workspace(self.config, self.batch.tokens.max_rows, 3, self._device)
         context = vllm_config.compilation_config.static_forward_context
 
@@ -78,12 +80,12 @@ class VariantManager:
         for module, shape in layers:
             tables = {op: memory.table((name, op)) for name, op in widths if name == shape.name}
             if tables:
-                site = Site(self.batch, memory.arena, tables, workspace)
-                hooking.hook(module, shape, site, register)
-                hooked.append((module, shape, site))
+                context = LayerContext(self.batch, memory.arena, tables, workspace)
+                hooking.hook(module, shape, context, register)
+                hooked.append((module, shape, context))
         if self._device.type == "cuda":
             warming.warm_up(hooked, self._dtype)
-        self._loader = Loader.connect(self._parallel.rank, self.residents)
+        self._loader = Loader.connect(self._parallel.rank, self.variant_cache)
         return model
 
     def _arena_bytes(self) -> int:
@@ -95,8 +97,8 @@ class VariantManager:
 
     def set_active_adapters(self, requests: set[Any], mapping: Any) -> None:
         """The next forward pass is of this batch. `mapping` gives a uid (0: base) for each row."""
-        if self._device.type == "cuda" and self.residents.compute is None:
-            self.residents.compute = torch.cuda.current_stream(self._device)
+        if self._device.type == "cuda" and self.variant_cache.compute is None:
+            self.variant_cache.compute = torch.cuda.current_stream(self._device)
         uids = {request.lora_int_id for request in requests}
         for request in requests:
             if request.lora_int_id not in self._dummies:
@@ -109,23 +111,23 @@ class VariantManager:
         )
 
     def _slot(self, uid: int) -> int:
-        return self._dummies[uid] if uid in self._dummies else self.residents.slot_of[uid]
+        return self._dummies[uid] if uid in self._dummies else self.variant_cache.slot_of[uid]
 
     def _operations(self, uids: set[int]) -> frozenset[str]:
         """What the batch's variants need. Stand-ins need everything: graphs are captured with them."""
         if uids & self._dummies.keys():
             return self._all
-        return frozenset().union(*(self.residents.operations_of[uid] for uid in uids)) & self._all
+        return frozenset().union(*(self.variant_cache.operations_of[uid] for uid in uids)) & self._all
 
     def _ensure(self, uid: int, path: str, running: set[int]) -> None:
         """Our scheduler runs only what lies in a slot. Under vLLM's own, slots are taken in turn here."""
-        if uid in self.residents.slot_of:
+        if uid in self.variant_cache.slot_of:
             return
         if self._loader is not None:
             raise RuntimeError(f"variant {uid} was scheduled before it was in a slot")
         for slot in self._slots_to_try(running):
             try:
-                self.residents.place(uid, path, slot)
+                self.variant_cache.place(uid, path, slot)
                 return
             except NoRoom:
                 continue
@@ -133,7 +135,7 @@ class VariantManager:
 
     def _slots_to_try(self, running: set[int]) -> list[int]:
         """Free slots, then those of variants that are not in this batch."""
-        taken = self.residents.slot_of
+        taken = self.variant_cache.slot_of
         free = [slot for slot in range(self.config.slots) if slot not in set(taken.values())]
         return [*free, *(slot for uid, slot in taken.items() if uid not in running)]
 
@@ -141,18 +143,18 @@ class VariantManager:
 
     def add_adapter(self, request: Any) -> bool:
         """Read a variant and check it. Raises ValueError when it cannot be served."""
-        self.residents.prepare(request.lora_int_id, request.lora_path)
+        self.variant_cache.prepare(request.lora_int_id, request.lora_path)
         return True
 
     def remove_adapter(self, uid: int) -> bool:
-        self.residents.forget(uid)
+        self.variant_cache.forget(uid)
         return True
 
     def pin_adapter(self, uid: int) -> bool:
         raise NotImplementedError("variants are not pinned; slots are taken from those used longest ago")
 
     def list_adapters(self) -> set[int]:
-        return {*self.residents.in_host(), *self.residents.slot_of}
+        return {*self.variant_cache.in_host(), *self.variant_cache.slot_of}
 
     # --- stand-ins, with which vLLM profiles, warms up and captures CUDA graphs ------------------
 

@@ -13,7 +13,7 @@ from workers.kernels.svd_delta import layout as svd_layout
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, VocabularyShape
 
 if TYPE_CHECKING:
-    from workers.variants.site import Site
+    from workers.variants.layer_context import LayerContext
 
 # Operations that add to a linear layer's output, in this order.
 ADDITIONS = ("lora", "sparse_delta", "svd_delta")
@@ -62,43 +62,45 @@ _WIDTHS: dict[str, Callable[[int], int]] = {
 }
 
 
-def add(op: str, x: torch.Tensor, out: torch.Tensor, site: Site, widths: tuple[int, ...]) -> None:
+def add(op: str, x: torch.Tensor, out: torch.Tensor, context: LayerContext, widths: tuple[int, ...]) -> None:
     """out [T, O] += what `op` makes of x [T, K], on the rows of variants."""
-    rows, table, space = site.batch.tokens, site.tables[op], site.workspace
+    rows, table, space = context.batch.tokens, context.tables[op], context.workspace
     match op:
         case "lora":
-            lora.apply(x, out, site.arena, table, rows, widths, space.lora)
+            lora.apply(x, out, context.arena, table, rows, widths, space.lora)
         case "sparse_delta":
-            sparse_delta.apply(x, out, site.arena, table, rows, widths)
+            sparse_delta.apply(x, out, context.arena, table, rows, widths)
         case "svd_delta":
-            svd_delta.apply(x, out, site.arena, table, rows, widths, space.svd)
+            svd_delta.apply(x, out, context.arena, table, rows, widths, space.svd)
 
 
-def rotate(x: torch.Tensor, site: Site, shape: LinearShape) -> torch.Tensor:
+def rotate(x: torch.Tensor, context: LayerContext, shape: LinearShape) -> torch.Tensor:
     """The whole input [T, in] -> each slice's input on this rank, [slices, T, in here]."""
     into = x.new_empty(len(shape.slices), x.shape[0], shape.in_size)
-    table, rows = site.tables["boft"], site.batch.tokens
-    boft.rotate(x, into, site.arena, table, rows, start=shape.in_start, most_factors=MOST_FACTORS)
+    table, rows = context.tables["boft"], context.batch.tokens
+    boft.rotate(x, into, context.arena, table, rows, start=shape.in_start, most_factors=MOST_FACTORS)
     return into
 
 
-def rescale(out: torch.Tensor, base_bias: torch.Tensor | None, site: Site, widths: tuple[int, ...]) -> None:
-    boft.rescale(out, base_bias, site.arena, site.tables["boft"], site.batch.tokens, widths)
+def rescale(
+    out: torch.Tensor, base_bias: torch.Tensor | None, context: LayerContext, widths: tuple[int, ...]
+) -> None:
+    boft.rescale(out, base_bias, context.arena, context.tables["boft"], context.batch.tokens, widths)
 
 
-def replace_bias(out: torch.Tensor, base_bias: torch.Tensor | None, site: Site) -> None:
-    bias.apply(out, base_bias, site.arena, site.tables["bias"], site.batch.tokens)
+def replace_bias(out: torch.Tensor, base_bias: torch.Tensor | None, context: LayerContext) -> None:
+    bias.apply(out, base_bias, context.arena, context.tables["bias"], context.batch.tokens)
 
 
-def embed(ids: torch.Tensor, out: torch.Tensor, site: Site) -> None:
+def embed(ids: torch.Tensor, out: torch.Tensor, context: LayerContext) -> None:
     """`ids` [T] count from this rank's first token."""
-    full.embed(ids, out, 0, site.arena, site.tables["embedding"], site.batch.tokens)
+    full.embed(ids, out, 0, context.arena, context.tables["embedding"], context.batch.tokens)
 
 
-def norm(out: torch.Tensor, source: torch.Tensor, epsilon: float, site: Site) -> None:
-    full.norm(source, out, epsilon, site.arena, site.tables["norm"], site.batch.tokens)
+def norm(out: torch.Tensor, source: torch.Tensor, epsilon: float, context: LayerContext) -> None:
+    full.norm(source, out, epsilon, context.arena, context.tables["norm"], context.batch.tokens)
 
 
-def head(x: torch.Tensor, out: torch.Tensor, site: Site) -> None:
+def head(x: torch.Tensor, out: torch.Tensor, context: LayerContext) -> None:
     """Rows are those a token is sampled for."""
-    full.head(x, out, site.arena, site.tables["head"], site.batch.samples)
+    full.head(x, out, context.arena, context.tables["head"], context.batch.samples)

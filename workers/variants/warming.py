@@ -16,9 +16,9 @@ from workers.variants import operators
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, VocabularyShape
 
 if TYPE_CHECKING:
-    from workers.variants.site import Site
+    from workers.variants.layer_context import LayerContext
 
-Hooked = tuple[Any, LayerShape, "Site"]  # a module, its shape, and what its hooks use
+Hooked = tuple[Any, LayerShape, "LayerContext"]  # a module, its shape, and what its hooks use
 
 
 def warm_up(hooked: Iterable[Hooked], dtype: torch.dtype) -> None:
@@ -28,13 +28,13 @@ def warm_up(hooked: Iterable[Hooked], dtype: torch.dtype) -> None:
     is the activations'.
     """
     seen = set()
-    for module, shape, site in hooked:
+    for module, shape, context in hooked:
         if (kind := _kind(module, shape)) in seen:
             continue
         seen.add(kind)
-        rows = site.batch.samples if _is_head(shape) else site.batch.tokens
+        rows = context.batch.samples if _is_head(shape) else context.batch.tokens
         for count in _magnitudes(rows.max_rows):
-            _run(module, shape, site, count, dtype)
+            _run(module, shape, context, count, dtype)
 
 
 def _magnitudes(most: int) -> Iterator[int]:
@@ -56,39 +56,43 @@ def _kind(module: Any, shape: LayerShape) -> tuple[Any, ...]:
             return (shape.is_head, *module.weight.shape)
 
 
-def _run(module: Any, shape: LayerShape, site: Site, count: int, dtype: torch.dtype) -> None:
-    device = site.arena.device
+def _run(module: Any, shape: LayerShape, context: LayerContext, count: int, dtype: torch.dtype) -> None:
+    device = context.arena.device
 
     def values(columns: int) -> torch.Tensor:
         return torch.zeros(count, columns, dtype=dtype, device=device)
 
     match shape:
         case LinearShape():
-            _linear(shape, site, values(shape.in_full), values(shape.out_size), _bias(module))
-        case NormShape() if "norm" in site.tables:
-            operators.norm(values(shape.width), values(shape.width), 1e-6, site)
-        case VocabularyShape(is_head=True) if "head" in site.tables:
-            operators.head(values(shape.width), values(module.weight.shape[0]), site)
-        case VocabularyShape(is_head=False) if "embedding" in site.tables:
+            _linear(shape, context, values(shape.in_full), values(shape.out_size), _bias(module))
+        case NormShape() if "norm" in context.tables:
+            operators.norm(values(shape.width), values(shape.width), 1e-6, context)
+        case VocabularyShape(is_head=True) if "head" in context.tables:
+            operators.head(values(shape.width), values(module.weight.shape[0]), context)
+        case VocabularyShape(is_head=False) if "embedding" in context.tables:
             ids = torch.zeros(count, dtype=torch.int64, device=device)
-            operators.embed(ids, values(shape.width), site)
+            operators.embed(ids, values(shape.width), context)
 
 
 def _linear(
-    shape: LinearShape, site: Site, whole: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
+    shape: LinearShape,
+    context: LayerContext,
+    whole: torch.Tensor,
+    out: torch.Tensor,
+    bias: torch.Tensor | None,
 ) -> None:
     """`whole`: the input of all ranks, [rows, in]."""
     here = whole[:, shape.columns].contiguous()
     for op in operators.ADDITIONS:
-        if op in site.tables:
-            operators.add(op, here, out, site, shape.widths)
+        if op in context.tables:
+            operators.add(op, here, out, context, shape.widths)
     for given in {id(b): b for b in (None, bias)}.values():  # one rank adds it for all
-        if "boft" in site.tables:
-            operators.rescale(out, given, site, shape.widths)
-        if "bias" in site.tables:
-            operators.replace_bias(out, given, site)
-    if "boft" in site.tables:
-        operators.rotate(whole, site, shape)
+        if "boft" in context.tables:
+            operators.rescale(out, given, context, shape.widths)
+        if "bias" in context.tables:
+            operators.replace_bias(out, given, context)
+    if "boft" in context.tables:
+        operators.rotate(whole, context, shape)
 
 
 def _bias(module: Any) -> torch.Tensor | None:

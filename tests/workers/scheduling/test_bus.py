@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import zmq
 
-from workers.scheduling.bus import Hub, Line, Message, with_token
+from workers.scheduling.bus import Message, RankSocket, SchedulerSocket, with_token
 from workers.scheduling.client import VariantClient, new_address
 
 WAIT_S = 60
@@ -29,10 +29,10 @@ class Inbox:
     def __init__(self) -> None:
         self.all: queue.Queue[Any] = queue.Queue()
 
-    def of_hub(self, sender: bytes, message: Message) -> None:
+    def at_scheduler(self, sender: bytes, message: Message) -> None:
         self.all.put((sender, message))
 
-    def of_line(self, message: Message) -> None:
+    def at_rank(self, message: Message) -> None:
         self.all.put(message)
 
     def take(self, count: int) -> list[Any]:
@@ -45,50 +45,54 @@ def inbox() -> Inbox:
 
 
 @pytest.fixture
-def hub(address: str, inbox: Inbox) -> Iterator[Hub]:
-    made = Hub(address, inbox.of_hub)
+def scheduler_socket(address: str, inbox: Inbox) -> Iterator[SchedulerSocket]:
+    made = SchedulerSocket(address, inbox.at_scheduler)
     yield made
     made.close()
 
 
-def test_messages_of_every_line_arrive_in_order(address: str, hub: Hub, inbox: Inbox) -> None:
-    lines = [Line(address, f"rank-{n}", print) for n in range(8)]
+def test_messages_of_every_line_arrive_in_order(
+    address: str, scheduler_socket: SchedulerSocket, inbox: Inbox
+) -> None:
+    rank_sockets = [RankSocket(address, f"rank-{n}", print) for n in range(8)]
     for number in range(100):
-        for line in lines:
-            line.send({"number": number})
+        for rank_socket in rank_sockets:
+            rank_socket.send({"number": number})
     received = inbox.take(800)
     for n in range(8):
         assert [m["number"] for s, m in received if s == f"rank-{n}".encode()] == list(range(100))
-    for line in lines:
-        line.close()
+    for rank_socket in rank_sockets:
+        rank_socket.close()
 
 
-def test_what_is_sent_to_a_line_reaches_that_one_in_order(address: str, hub: Hub, inbox: Inbox) -> None:
+def test_what_is_sent_to_a_line_reaches_that_one_in_order(
+    address: str, scheduler_socket: SchedulerSocket, inbox: Inbox
+) -> None:
     inboxes = [Inbox() for _ in range(4)]
-    lines = [Line(address, f"rank-{n}", box.of_line) for n, box in enumerate(inboxes)]
-    for line in lines:
-        line.send({"did": "hello"})
+    rank_sockets = [RankSocket(address, f"rank-{n}", box.at_rank) for n, box in enumerate(inboxes)]
+    for rank_socket in rank_sockets:
+        rank_socket.send({"did": "hello"})
     senders = [sender for sender, _ in inbox.take(4)]
     for number in range(200):
         for sender in senders:
-            hub.send(sender, {"to": sender.decode(), "number": number})
+            scheduler_socket.send(sender, {"to": sender.decode(), "number": number})
     for n, box in enumerate(inboxes):
         assert box.take(200) == [{"to": f"rank-{n}", "number": number} for number in range(200)]
-    for line in lines:
-        line.close()
+    for rank_socket in rank_sockets:
+        rank_socket.close()
 
 
 def test_a_rank_may_be_there_before_its_scheduler(address: str, inbox: Inbox) -> None:
     early = Inbox()
-    line = Line(address, "rank-0", early.of_line)
-    line.send({"did": "hello"})
-    hub = Hub(address, inbox.of_hub)
+    rank_socket = RankSocket(address, "rank-0", early.at_rank)
+    rank_socket.send({"did": "hello"})
+    scheduler_socket = SchedulerSocket(address, inbox.at_scheduler)
     ((sender, message),) = inbox.take(1)
     assert message == {"did": "hello"}
-    hub.send(sender, {"do": "prepare"})
+    scheduler_socket.send(sender, {"do": "prepare"})
     assert early.take(1) == [{"do": "prepare"}]
-    line.close()
-    hub.close()
+    rank_socket.close()
+    scheduler_socket.close()
 
 
 def test_a_bad_message_or_handler_does_not_end_the_thread(address: str) -> None:
@@ -97,9 +101,9 @@ def test_a_bad_message_or_handler_does_not_end_the_thread(address: str) -> None:
     def handle(sender: bytes, message: Message) -> None:
         if message["number"] == 1:
             raise KeyError("of a handler")
-        seen.of_hub(sender, message)
+        seen.at_scheduler(sender, message)
 
-    hub = Hub(address, handle)
+    scheduler_socket = SchedulerSocket(address, handle)
     stranger = zmq.Context.instance().socket(zmq.DEALER)
     stranger.connect(address)
     for parts in (
@@ -115,18 +119,18 @@ def test_a_bad_message_or_handler_does_not_end_the_thread(address: str) -> None:
     stranger.send_multipart([b"", b'{"number": 2}'])
     ((sender, message),) = seen.take(1)
     assert message == {"number": 2}
-    hub.send(b"nobody", {})  # of that name: lost, as for a rank that has gone
-    hub.send(sender, {"number": 3})
+    scheduler_socket.send(b"nobody", {})  # of that name: lost, as for a rank that has gone
+    scheduler_socket.send(sender, {"number": 3})
     assert stranger.poll(WAIT_S * 1000)
     assert stranger.recv() == b'{"number": 3}'
     stranger.close(linger=0)
-    hub.close()
+    scheduler_socket.close()
 
 
 def test_nobody_is_heard_without_the_token_of_the_address(inbox: Inbox) -> None:
     address = with_token(f"tcp://127.0.0.1:{free_port()}")
     place, _, token = address.partition("#")
-    hub = Hub(address, inbox.of_hub)
+    scheduler_socket = SchedulerSocket(address, inbox.at_scheduler)
     stranger = zmq.Context.instance().socket(zmq.DEALER)
     stranger.connect(place)
     known, body = token.encode(), b'{"did": "harm"}'
@@ -135,11 +139,11 @@ def test_nobody_is_heard_without_the_token_of_the_address(inbox: Inbox) -> None:
     stranger.send_multipart([known, b'{"number": 1}'])  # the messages of a socket keep their order
     ((_, message),) = inbox.take(1)
     assert message == {"number": 1}
-    told = Line(address, "rank-0", print)
+    told = RankSocket(address, "rank-0", print)
     told.send({"did": "hello"})
     assert inbox.take(1) == [(b"rank-0", {"did": "hello"})]
     told.close()
-    hub.close()
+    scheduler_socket.close()
     stranger.close(linger=0)
 
 
@@ -159,31 +163,31 @@ def test_a_bad_message_does_not_end_a_lines_thread(address: str) -> None:
     router = zmq.Context.instance().socket(zmq.ROUTER)
     router.bind(address)
     seen = Inbox()
-    line = Line(address, "rank-0", seen.of_line)
-    line.send({})
+    rank_socket = RankSocket(address, "rank-0", seen.at_rank)
+    rank_socket.send({})
     sender, *_ = router.recv_multipart()
     for parts in ([b"not json"], [b"{}", b"{}"], [b'{"number": 2}']):
         router.send_multipart([sender, *parts])
     assert seen.take(1) == [{"number": 2}]
-    line.close()
+    rank_socket.close()
     router.close(linger=0)
 
 
 def test_a_handler_may_send_more_than_any_queue_would_hold(address: str) -> None:
-    """All orders since the start go out when the last rank says hello, from the hub's own thread."""
+    """All orders since the start go out when the last rank says hello, from the socket's own thread."""
     count = 20_000
 
     def greet(sender: bytes, message: Message) -> None:
         for number in range(count):
-            hub.send(sender, {"number": number})
+            scheduler_socket.send(sender, {"number": number})
 
-    hub = Hub(address, greet)
+    scheduler_socket = SchedulerSocket(address, greet)
     seen = Inbox()
-    line = Line(address, "rank-0", seen.of_line)
-    line.send({"did": "hello"})
+    rank_socket = RankSocket(address, "rank-0", seen.at_rank)
+    rank_socket.send({"did": "hello"})
     assert [m["number"] for m in seen.take(count)] == list(range(count))
-    line.close()
-    hub.close()
+    rank_socket.close()
+    scheduler_socket.close()
 
 
 def test_closing_ends_the_threads_and_frees_the_address(address: str, inbox: Inbox) -> None:
@@ -191,12 +195,12 @@ def test_closing_ends_the_threads_and_frees_the_address(address: str, inbox: Inb
         return {t.name for t in threading.enumerate() if t.name.startswith("variant-")}
 
     for _ in range(3):
-        hub = Hub(address, inbox.of_hub)
-        line = Line(address, "rank-0", print)
-        line.send({"did": "hello"})
+        scheduler_socket = SchedulerSocket(address, inbox.at_scheduler)
+        rank_socket = RankSocket(address, "rank-0", print)
+        rank_socket.send({"did": "hello"})
         inbox.take(1)
-        line.close()
-        hub.close()
+        rank_socket.close()
+        scheduler_socket.close()
         assert threads() == set()
 
 
@@ -206,12 +210,12 @@ async def test_a_client_gets_the_answer_to_its_own_question() -> None:
     def answer(sender: bytes, message: Message) -> None:
         if message["ask"] == "prepare":
             error = "no such folder" if message["path"] == "/bad" else ""
-            hub.send(sender, {"id": message["id"], "error": error})
+            scheduler_socket.send(sender, {"id": message["id"], "error": error})
         elif message["ask"] == "limit":
-            hub.send(sender, {"id": "of somebody else", "limit": 0})
-            hub.send(sender, {"id": message["id"], "limit": message["limit"] + 1})
+            scheduler_socket.send(sender, {"id": "of somebody else", "limit": 0})
+            scheduler_socket.send(sender, {"id": message["id"], "limit": message["limit"] + 1})
 
-    hub = Hub(address, answer)
+    scheduler_socket = SchedulerSocket(address, answer)
     client = VariantClient(address)
     await client.prepare(1, "/good")
     with pytest.raises(ValueError, match="no such folder"):
@@ -220,4 +224,4 @@ async def test_a_client_gets_the_answer_to_its_own_question() -> None:
     with pytest.raises(TimeoutError):
         await client.state(timeout_s=0.05)
     client.close()
-    hub.close()
+    scheduler_socket.close()

@@ -47,10 +47,10 @@ def running_variants(s: Snapshot) -> set[int]:
 def first_blocked(s: Snapshot) -> Waiting | None:
     """By definition: all before it have seats; with its own there would be too many, or no room."""
     for number, request in enumerate(s.waiting):
-        seated = running_variants(s) | {w.variant for w in s.waiting[:number]} | {BASE}
-        if request.variant in seated:
+        active = running_variants(s) | {w.variant for w in s.waiting[:number]} | {BASE}
+        if request.variant in active:
             continue
-        if len(seated - {BASE}) >= s.limit or s.readiness[request.variant] is Readiness.CROWDED:
+        if len(active - {BASE}) >= s.limit or s.readiness[request.variant] is Readiness.NO_MEMORY:
             return request
     return None
 
@@ -58,11 +58,11 @@ def first_blocked(s: Snapshot) -> Waiting | None:
 @given(situations())
 def test_no_more_variants_than_the_limit_get_seats(s: Snapshot) -> None:
     decision = decide(s)
-    assert running_variants(s) <= decision.seats
-    assert len(decision.seats) <= max(s.limit, len(running_variants(s)))
+    assert running_variants(s) <= decision.active_variants
+    assert len(decision.active_variants) <= max(s.limit, len(running_variants(s)))
     admitted = {w.variant for w in s.waiting if w.id in decision.admit}
-    assert admitted - {BASE} <= decision.seats
-    assert set(decision.load) <= decision.seats | {w.variant for w in [first_blocked(s)] if w}
+    assert admitted - {BASE} <= decision.active_variants
+    assert set(decision.load) <= decision.active_variants | {w.variant for w in [first_blocked(s)] if w}
 
 
 @given(situations())
@@ -148,8 +148,8 @@ def test_admissions_are_in_order_of_arrival_and_depend_on_nothing_else(s: Snapsh
 def test_only_the_first_of_those_without_room_asks_for_it(s: Snapshot) -> None:
     """Two variants that take room from each other would never be ready."""
     decision, blocked = decide(s), first_blocked(s)
-    crowded = [uid for uid in decision.load if s.readiness[uid] is Readiness.CROWDED]
-    wanted = blocked is not None and s.readiness[blocked.variant] is Readiness.CROWDED
-    assert crowded == ([blocked.variant] if blocked and wanted else [])
+    no_memory = [uid for uid in decision.load if s.readiness[uid] is Readiness.NO_MEMORY]
+    wanted = blocked is not None and s.readiness[blocked.variant] is Readiness.NO_MEMORY
+    assert no_memory == ([blocked.variant] if blocked and wanted else [])
     if wanted and blocked:
-        assert blocked.variant not in decision.seats
+        assert blocked.variant not in decision.active_variants

@@ -70,7 +70,7 @@ class Engine:
 
     def load(self, decision: Decision) -> None:
         for uid in decision.load:
-            idle = [v for v in self.ready_at if v not in decision.seats]
+            idle = [v for v in self.ready_at if v not in decision.active_variants]
             if len(self.ready_at) >= self.limit:
                 del self.ready_at[idle[0]]  # the policy never seats more than there are slots
             self.ready_at[uid] = self.now + LOAD_STEPS
@@ -100,17 +100,23 @@ def as_vllm(s: Snapshot) -> Decision:
     """Whoever's variant runs skips the line, for ever."""
     decision = decide(s)
     extra = [
-        w.id for w in s.waiting if w.variant in decision.seats and s.readiness[w.variant] is Readiness.READY
+        w.id
+        for w in s.waiting
+        if w.variant in decision.active_variants and s.readiness[w.variant] is Readiness.READY
     ]
     admitted = {*decision.admit, *extra}
-    return Decision([w.id for w in s.waiting if w.id in admitted], load=decision.load, seats=decision.seats)
+    return Decision(
+        [w.id for w in s.waiting if w.id in admitted],
+        load=decision.load,
+        active_variants=decision.active_variants,
+    )
 
 
 def in_turn_only(s: Snapshot) -> Decision:
     """First come, first served: nobody passes a blocked request."""
     decision = decide(s)
     admitted = [i for i in decision.admit if i not in decision.parents]
-    return Decision(admitted, load=decision.load, seats=decision.seats)
+    return Decision(admitted, load=decision.load, active_variants=decision.active_variants)
 
 
 def simulate(

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from workers.kernels.types import Part
-from workers.scheduling.bus import Hub, Message
+from workers.scheduling.bus import Message, SchedulerSocket
 from workers.variants.device import DeviceMemory
+from workers.variants.layer_weights import LayerWeights
 from workers.variants.loader import READERS, Loader
-from workers.variants.pieces import Piece
-from workers.variants.residents import Residents
 from workers.variants.shapes import LayerShape, NormShape
+from workers.variants.variant_cache import VariantCache
 
 WAIT_S = 60
 CPU = torch.device("cpu")
@@ -29,10 +29,10 @@ class Variant:
     def __init__(self, number: int) -> None:
         self._number = number
 
-    def pieces(self, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
+    def layer_weights(self, layer: LayerShape, dtype: torch.dtype) -> Sequence[LayerWeights]:
         parts = (Part("x", torch.uint8, (128,)),)
         return [
-            Piece(
+            LayerWeights(
                 layer.name, "norm", parts, lambda into: into["x"].fill_(self._number), lambda at: (1, at["x"])
             )
         ]
@@ -44,10 +44,10 @@ class Rank:
     def __init__(self, address: str) -> None:
         self.gates: dict[str, threading.Event] = {}
         self.reports: queue.Queue[Message] = queue.Queue()
-        self.hub = Hub(address, lambda sender, message: self.reports.put(message))
+        self.scheduler_socket = SchedulerSocket(address, lambda sender, message: self.reports.put(message))
         memory = DeviceMemory({("a", "norm"): 2}, 2, 1 << 10, CPU)
-        self.residents = Residents(self.open, memory, [NormShape("a", 8)], torch.float32, 1 << 20)
-        self.loader = Loader(address, 0, self.residents)
+        self.variant_cache = VariantCache(self.open, memory, [NormShape("a", 8)], torch.float32, 1 << 20)
+        self.loader = Loader(address, 0, self.variant_cache)
         assert self.next() == {"did": "hello", "rank": 0}
 
     def open(self, path: Path) -> Variant:
@@ -62,7 +62,7 @@ class Rank:
 
     def tell(self, do: str, uid: int, order: int, slot: int | None = None, path: str = "") -> None:
         about = {"uid": uid, "path": path or str(uid)} if do != "clear" else {}
-        self.hub.send(b"rank-0", {"do": do, "order": order, "slot": slot, **about})
+        self.scheduler_socket.send(b"rank-0", {"do": do, "order": order, "slot": slot, **about})
 
     def next(self) -> Message:
         return self.reports.get(timeout=WAIT_S)
@@ -74,8 +74,8 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
     yield made
     for gate in made.gates.values():
         gate.set()
-    made.loader._line.close()
-    made.hub.close()
+    made.loader._socket.close()
+    made.scheduler_socket.close()
 
 
 def told(report: Message) -> tuple[Any, ...]:
@@ -89,7 +89,7 @@ def test_reports_repeat_what_they_answer(rank: Rank) -> None:
     assert (report["bytes"], report["host"]) == (128, {"1": 128})
     rank.tell("place", 1, order=8, slot=1)
     assert told(rank.next()) == ("placed", 1, 1, 8)
-    assert rank.residents.slot_of == {1: 1}
+    assert rank.variant_cache.slot_of == {1: 1}
     rank.tell("place", 2, order=9, slot=0, path="nothing")
     report = rank.next()
     assert told(report) == ("failed", 2, 0, 9)
@@ -108,7 +108,7 @@ def test_an_order_that_was_overtaken_while_its_variant_was_read_is_not_carried_o
     assert {told(rank.next()) for _ in range(2)} == {("placed", 3, 1, 3), ("prepared", 1, None, 4)}
     rank.loader._urgent.shutdown()
     rank.loader._placer.shutdown()
-    assert rank.residents.slot_of == {2: 0, 3: 1}
+    assert rank.variant_cache.slot_of == {2: 0, 3: 1}
     assert rank.reports.empty()
 
 
@@ -121,7 +121,7 @@ def test_a_slot_that_was_cleared_meanwhile_stays_empty(rank: Rank) -> None:
     slow.set()
     rank.loader._urgent.shutdown()
     rank.loader._placer.shutdown()
-    assert rank.residents.slot_of == {}
+    assert rank.variant_cache.slot_of == {}
     assert rank.reports.empty()
 
 

@@ -1,4 +1,4 @@
-"""Where variants lie: extents, tables, what a rank holds, and the rows of a batch, each against a plainer
+"""Where variants lie: allocator, tables, what a rank holds, and the rows of a batch, each against a plainer
 account of the same."""
 
 from __future__ import annotations
@@ -17,52 +17,52 @@ from hypothesis import strategies as st
 
 from workers.kernels.rows import BASE, LARGE_BLOCK, SMALL_BLOCK, Rows, group, max_tiles
 from workers.kernels.types import Part
+from workers.variants.arena_allocator import ArenaAllocator
 from workers.variants.batch import Batch
 from workers.variants.device import DeviceMemory, NoRoom
-from workers.variants.extents import Extents
 from workers.variants.host import pack
-from workers.variants.pieces import Piece
-from workers.variants.residents import Residents
+from workers.variants.layer_weights import LayerWeights
 from workers.variants.shapes import LayerShape, NormShape
+from workers.variants.variant_cache import VariantCache
 
 CPU = torch.device("cpu")
 UNIT = 128
 POISON = 0xA5
 
 
-# --- extents ----------------------------------------------------------------------------------------
+# --- allocator ----------------------------------------------------------------------------------------
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9), st.booleans()), max_size=60), st.integers(1, 20)
 )
 def test_extents_are_first_fit_over_a_bitmap(steps: list[tuple[int, int, bool]], capacity: int) -> None:
-    extents, owner_of = Extents(capacity), [-1] * capacity
+    allocator, owner_of = ArenaAllocator(capacity), [-1] * capacity
     holding: dict[int, int] = {}
     for owner, size, giving in steps:
         if giving:
-            extents.give_back(owner)
+            allocator.give_back(owner)
             holding.pop(owner, None)
             owner_of = [-1 if o == owner else o for o in owner_of]
         elif owner in holding:
             with pytest.raises(ValueError, match="already"):
-                extents.take(owner, size)
+                allocator.take(owner, size)
         else:
             gaps = (s for s in range(capacity - size + 1) if set(owner_of[s : s + size]) <= {-1})
             expected = next(gaps, None)
-            assert extents.take(owner, size) == expected
+            assert allocator.take(owner, size) == expected
             if expected is not None:
                 holding[owner] = size
                 owner_of[expected : expected + size] = [owner] * size
-        assert extents.taken_bytes == sum(holding.values())
-        assert [extents.size_of(o) for o in range(6)] == [holding.get(o, 0) for o in range(6)]
+        assert allocator.taken_bytes == sum(holding.values())
+        assert [allocator.size_of(o) for o in range(6)] == [holding.get(o, 0) for o in range(6)]
 
 
 # --- packing and placing ----------------------------------------------------------------------------
 
 
-def filled(value: int, bytes_: int, layer: str, op: str = "norm", source: str = "") -> Piece:
-    """A piece of one array that is `value` everywhere; its row tells where that is, and the value."""
+def filled(value: int, bytes_: int, layer: str, op: str = "norm", source: str = "") -> LayerWeights:
+    """A weights of one array that is `value` everywhere; its row tells where that is, and the value."""
 
     def fill(into: Mapping[str, torch.Tensor]) -> None:
         into["x"].fill_(value)
@@ -71,17 +71,17 @@ def filled(value: int, bytes_: int, layer: str, op: str = "norm", source: str = 
         return (offsets["x"], value) if bytes_ else (0, value)
 
     parts = (Part("x", torch.uint8, (bytes_,)),) if bytes_ else ()
-    return Piece(layer, op, parts, fill if bytes_ else lambda into: None, row, source)
+    return LayerWeights(layer, op, parts, fill if bytes_ else lambda into: None, row, source)
 
 
-class Pieces:
-    """A variant given by its pieces, by layer."""
+class Weights:
+    """A variant given by its weights, by layer."""
 
-    def __init__(self, *pieces: Piece) -> None:
-        self._pieces = pieces
+    def __init__(self, *weights: LayerWeights) -> None:
+        self._weights = weights
 
-    def pieces(self, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
-        return [piece for piece in self._pieces if piece.layer == layer.name]
+    def layer_weights(self, layer: LayerShape, dtype: torch.dtype) -> Sequence[LayerWeights]:
+        return [weights for weights in self._weights if weights.layer == layer.name]
 
 
 LAYERS = [NormShape(name, 8) for name in "abc"]
@@ -94,17 +94,17 @@ def memory(slots: int = 3, units: int = 8) -> DeviceMemory:
     return made
 
 
-def one(value: int, bytes_: int = UNIT) -> Pieces:
-    return Pieces(filled(value, bytes_, "a"))
+def one(value: int, bytes_: int = UNIT) -> Weights:
+    return Weights(filled(value, bytes_, "a"))
 
 
-def packed(contents: Pieces):  # type: ignore[no-untyped-def]
+def packed(contents: Weights):  # type: ignore[no-untyped-def]
     return pack(contents, LAYERS, torch.float32, pinned=False)
 
 
-def test_pieces_lie_one_after_the_other_and_shared_ones_once() -> None:
+def test_weights_lie_one_after_the_other_and_shared_ones_once() -> None:
     held = packed(
-        Pieces(
+        Weights(
             filled(1, 100, "a", source="tied"),
             filled(2, 0, "b"),
             filled(3, 130, "b", "second"),
@@ -126,7 +126,7 @@ def test_pieces_lie_one_after_the_other_and_shared_ones_once() -> None:
 
 def test_tables_say_where_a_slots_weights_lie_and_nothing_of_other_slots() -> None:
     device = memory()
-    first = packed(Pieces(filled(1, UNIT, "a"), filled(2, 2 * UNIT, "c")))
+    first = packed(Weights(filled(1, UNIT, "a"), filled(2, 2 * UNIT, "c")))
     device.place(1, first)
     device.place(2, packed(one(7)))
     assert device.table(("a", "norm")).tolist() == [[0, 0], [0, 1], [3 * UNIT, 7]]
@@ -138,8 +138,8 @@ def test_tables_say_where_a_slots_weights_lie_and_nothing_of_other_slots() -> No
 
 def test_a_slot_is_used_again_without_a_trace_of_who_was_there() -> None:
     device = memory()
-    device.place(0, packed(Pieces(filled(1, UNIT, "a"), filled(2, UNIT, "c"))))
-    device.place(0, packed(Pieces(filled(3, UNIT, "b"))))
+    device.place(0, packed(Weights(filled(1, UNIT, "a"), filled(2, UNIT, "c"))))
+    device.place(0, packed(Weights(filled(3, UNIT, "b"))))
     assert [device.table((name, "norm"))[0].tolist() for name in "abc"] == [[0, 0], [0, 3], [0, 0]]
     assert device.taken_bytes == UNIT
     device.clear(0)
@@ -186,7 +186,7 @@ class Library:
         self.gate = threading.Event()
         self.gate.set()
 
-    def __call__(self, path: Path) -> Pieces:
+    def __call__(self, path: Path) -> Weights:
         self.opened.append(path.name)
         assert self.gate.wait(60)
         value, units = path.name.split(":")
@@ -195,13 +195,13 @@ class Library:
         return one(int(value), int(units) * UNIT)
 
 
-def residents(library: Library, units: int = 8, host_units: int = 100, slots: int = 3) -> Residents:
-    return Residents(library, memory(slots, units), LAYERS, torch.float32, host_units * UNIT)
+def variant_cache(library: Library, units: int = 8, host_units: int = 100, slots: int = 3) -> VariantCache:
+    return VariantCache(library, memory(slots, units), LAYERS, torch.float32, host_units * UNIT)
 
 
 def test_those_who_prepare_one_variant_together_read_it_once() -> None:
     library = Library()
-    held = residents(library)
+    held = variant_cache(library)
     library.gate.clear()
     with ThreadPoolExecutor(8) as pool:
         made = [pool.submit(held.prepare, 1, "5:2") for _ in range(8)]
@@ -213,7 +213,7 @@ def test_those_who_prepare_one_variant_together_read_it_once() -> None:
 
 def test_host_memory_forgets_who_was_used_longest_ago() -> None:
     library = Library()
-    held = residents(library, host_units=5)
+    held = variant_cache(library, host_units=5)
     for uid, path in ((1, "1:2"), (2, "2:2"), (1, "1:2"), (3, "3:2")):
         held.prepare(uid, path)
     assert held.in_host() == {1: 2 * UNIT, 3: 2 * UNIT}
@@ -226,7 +226,7 @@ def test_host_memory_forgets_who_was_used_longest_ago() -> None:
 
 def test_a_variant_that_cannot_be_read_is_tried_again() -> None:
     library = Library()
-    held = residents(library)
+    held = variant_cache(library)
     for _ in range(2):
         with pytest.raises(ValueError, match="not sound"):
             held.prepare(1, "bad:1")
@@ -237,13 +237,19 @@ def test_a_variant_that_cannot_be_read_is_tried_again() -> None:
     assert held.in_host() == {}
 
 
+def in_slots(held: VariantCache) -> dict[int, int]:
+    """Bytes by slot."""
+    with held._placing:
+        return {slot: held._memory.bytes_of(slot) for slot in held._uid_in}
+
+
 def test_a_variant_is_in_one_slot_and_a_slot_has_one_variant() -> None:
-    held = residents(Library())
+    held = variant_cache(Library())
     held.place(1, "1:2", 0)
     held.place(2, "2:2", 1)
     held.place(1, "1:2", 2)  # it moves
     assert held.slot_of == {1: 2, 2: 1}
-    assert held.in_slots() == {1: 2 * UNIT, 2: 2 * UNIT}
+    assert in_slots(held) == {1: 2 * UNIT, 2: 2 * UNIT}
     held.place(3, "3:2", 0)  # where it was before
     assert held.slot_of == {1: 2, 2: 1, 3: 0}
     held.clear(1)
@@ -252,7 +258,7 @@ def test_a_variant_is_in_one_slot_and_a_slot_has_one_variant() -> None:
 
 
 def test_places_and_clears_of_many_threads_leave_one_truth() -> None:
-    held = residents(Library(), units=6)
+    held = variant_cache(Library(), units=6)
 
     def work(seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -263,14 +269,14 @@ def test_places_and_clears_of_many_threads_leave_one_truth() -> None:
             else:
                 with contextlib.suppress(NoRoom):
                     assert held.place(uid, f"{uid}:{1 + uid % 3}", slot) == (1 + uid % 3) * UNIT
-            assert sum(held.in_slots().values()) <= 6 * UNIT
+            assert sum(in_slots(held).values()) <= 6 * UNIT
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     table = held._memory.table(("a", "norm")).tolist()
     values = {slot: row[1] for slot, row in enumerate(table) if row[1]}
     assert values == {slot: uid for uid, slot in held.slot_of.items()}
-    assert held.in_slots() == {slot: (1 + uid % 3) * UNIT for uid, slot in held.slot_of.items()}
+    assert in_slots(held) == {slot: (1 + uid % 3) * UNIT for uid, slot in held.slot_of.items()}
 
 
 # --- the rows of a batch --------------------------------------------------------------------------------

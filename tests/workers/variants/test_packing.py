@@ -21,10 +21,10 @@ from random_variants import RandomDelta
 
 from workers.kernels.types import Part
 from workers.variant_config import VariantConfig
-from workers.variants.background import MOST_THREADS, Background, threads_for
 from workers.variants.host import HostVariant, pack
 from workers.variants.kinds import open_variant
-from workers.variants.pieces import Piece
+from workers.variants.layer_weights import LayerWeights
+from workers.variants.loader_threads import MAX_THREADS, LoaderThreads, threads_for
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice
 from workers.variants.tensors import Buffers
 
@@ -57,12 +57,12 @@ def layers() -> list[LayerShape]:
     return found
 
 
-def packed(folder: Path, base: Path, background: Background | None) -> HostVariant:
-    return pack(open_variant(folder, base, CONFIG), layers(), torch.float32, False, background)
+def packed(folder: Path, base: Path, threads: LoaderThreads | None) -> HostVariant:
+    return pack(open_variant(folder, base, CONFIG), layers(), torch.float32, False, threads)
 
 
 def test_threads_change_nothing(base: Path, delta: Path) -> None:
-    alone, together = packed(delta, base, None), packed(delta, base, Background(3))
+    alone, together = packed(delta, base, None), packed(delta, base, LoaderThreads(3))
     for one, other in zip(alone.entries, together.entries, strict=True):
         assert (one.key, one.parts, one.row_at(0)) == (other.key, other.parts, other.row_at(0))
     spans = [slice(e.start, e.start + e.parts[0].size_bytes) for e in alone.entries]
@@ -79,10 +79,10 @@ def test_a_damaged_file_is_refused_before_any_of_it_is_used(
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
-    background = Background(threads) if threads else None
+    threads = LoaderThreads(threads) if threads else None
     with pytest.raises(ValueError, match=r"layer-00001.*corrupt"):
-        packed(folder, base, background)
-    assert packed(delta, base, background).size_bytes  # those threads are still of use
+        packed(folder, base, threads)
+    assert packed(delta, base, threads).size_bytes  # those threads are still of use
 
 
 def test_a_file_that_shrinks_after_it_was_opened_is_an_error(base: Path, tmp_path: Path) -> None:
@@ -102,18 +102,18 @@ def test_what_never_fits_is_refused_before_it_is_read(base: Path, tmp_path: Path
         pack(opened, layers(), torch.float32, False, None, 1000)
 
 
-def test_pieces_of_several_files_wait_for_all_of_them(base: Path, delta: Path) -> None:
+def test_weights_of_several_files_wait_for_all_of_them(base: Path, delta: Path) -> None:
     """None of our own writers makes such a delta."""
     opened = open_variant(delta, base, CONFIG)
-    files = {f for layer in layers() for p in opened.pieces(layer, torch.float32) for f in p.files}
+    files = {f for layer in layers() for p in opened.layer_weights(layer, torch.float32) for f in p.files}
     seen: list[bool] = []
 
     class Spread:
-        def pieces(self, layer: LayerShape, dtype: torch.dtype) -> list[Piece]:
+        def layer_weights(self, layer: LayerShape, dtype: torch.dtype) -> list[LayerWeights]:
             used = tuple(sorted(files, key=lambda f: f.ref.name)[: 1 if layer.name == "a" else None])
             parts = (Part("x", torch.uint8, (128,)),)
             return [
-                Piece(
+                LayerWeights(
                     layer.name,
                     "norm",
                     parts,
@@ -123,7 +123,7 @@ def test_pieces_of_several_files_wait_for_all_of_them(base: Path, delta: Path) -
                 )
             ]
 
-    pack(Spread(), [NormShape(name, 8) for name in "aba"], torch.float32, False, Background(2))
+    pack(Spread(), [NormShape(name, 8) for name in "aba"], torch.float32, False, LoaderThreads(2))
     assert seen == [True] * 3
     assert all(file.data is None for file in files)
 
@@ -169,7 +169,7 @@ def test_memory_is_page_locked_once_it_is_full_and_unlocked_when_it_goes(
 
 
 def test_callers_take_turns() -> None:
-    background, order = Background(1), []
+    threads, order = LoaderThreads(1), []
     gate, waiting = threading.Event(), threading.Event()
 
     def first() -> None:
@@ -177,15 +177,15 @@ def test_callers_take_turns() -> None:
         assert gate.wait(WAIT_S)
 
     def caller(name: str) -> threading.Thread:
-        made = threading.Thread(target=background.run, args=([lambda: order.append(name)] * 3,))
+        made = threading.Thread(target=threads.run, args=([lambda: order.append(name)] * 3,))
         made.start()
         return made
 
-    large = threading.Thread(target=background.run, args=([first, *[lambda: order.append("large")] * 3],))
+    large = threading.Thread(target=threads.run, args=([first, *[lambda: order.append("large")] * 3],))
     large.start()
     assert waiting.wait(WAIT_S)
     small = caller("small")
-    while len(background._callers) < 2:
+    while len(threads._callers) < 2:
         pass
     gate.set()
     for each in (large, small):
@@ -195,7 +195,7 @@ def test_callers_take_turns() -> None:
 
 
 def test_the_first_error_comes_back_once_nothing_runs_any_more() -> None:
-    background, done = Background(2), []
+    threads, done = LoaderThreads(2), []
     failed = threading.Event()
 
     def fail() -> None:
@@ -207,26 +207,26 @@ def test_the_first_error_comes_back_once_nothing_runs_any_more() -> None:
         done.append("slow")
 
     with pytest.raises(ValueError, match="not sound"):
-        background.run([slow, fail, *[lambda: done.append("later")] * 50])
+        threads.run([slow, fail, *[lambda: done.append("later")] * 50])
     assert "slow" in done
     before = list(done)
-    background.run([])
-    background.run([lambda: done.append("next")])
+    threads.run([])
+    threads.run([lambda: done.append("next")])
     assert done == [*before, "next"]
 
 
 def test_threads_are_few() -> None:
     cores = len(os.sched_getaffinity(0))
-    assert threads_for(1) == max(1, min(MOST_THREADS, cores // 2))
+    assert threads_for(1) == max(1, min(MAX_THREADS, cores // 2))
     assert threads_for(1000) == 1
 
 
 LOOKED_AT = """
 import json, os, threading, torch
-from workers.variants.background import Background
+from workers.variants.loader_threads import LoaderThreads
 torch.set_num_threads(2)
 inside, later = [], []
-Background(2).run([lambda: inside.append((torch.get_num_threads(), os.getpriority(os.PRIO_PROCESS, 0)))])
+LoaderThreads(2).run([lambda: inside.append((torch.get_num_threads(), os.getpriority(os.PRIO_PROCESS, 0)))])
 stranger = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
 stranger.start()
 stranger.join()

@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 
 from workers.deltas.merge import merge
 from workers.variant_config import VariantConfig
-from workers.variants import operators, site
+from workers.variants import layer_context, operators
 from workers.variants.batch import Batch
 from workers.variants.device import DeviceMemory
 from workers.variants.host import pack
@@ -45,13 +45,13 @@ ALL = operators.operations_for(CONFIG.kinds)
 
 
 @dataclass(frozen=True)
-class Site:
+class LayerContext:
     """What the operators want of a layer."""
 
     batch: Batch
     arena: torch.Tensor
     tables: dict[str, torch.Tensor]
-    workspace: site.Workspace
+    workspace: layer_context.Workspace
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def layers(ranks: int) -> dict[str, list[LinearShape]]:
     }
 
 
-def site_of(folder: Path, base: Path, shape: LayerShape) -> Site:
+def context_of(folder: Path, base: Path, shape: LayerShape) -> LayerContext:
     """A rank that holds nothing but the variant's share of one layer."""
     ops = operators.LINEAR if isinstance(shape, LinearShape) else ("norm", "embedding", "head")
     widths = {(shape.name, op): operators.table_width(op, shape) for op in ops if op in ALL}
@@ -110,29 +110,29 @@ def site_of(folder: Path, base: Path, shape: LayerShape) -> Site:
     uids = [0, 7] * ROWS  # rows of the base and of the variant
     batch.describe(uids, uids[:ROWS], {7: SLOT}, held.operations)
     tables = {op: memory.table((shape.name, op)) for op in held.operations}
-    return Site(batch, memory.arena, tables, site.Workspace(CONFIG, 2 * ROWS, 3, CPU))
+    return LayerContext(batch, memory.arena, tables, layer_context.Workspace(CONFIG, 2 * ROWS, 3, CPU))
 
 
 def on_rank(
-    site: Site, shape: LinearShape, x: torch.Tensor, weights: dict[str, torch.Tensor]
+    context: LayerContext, shape: LinearShape, x: torch.Tensor, weights: dict[str, torch.Tensor]
 ) -> torch.Tensor:
     """What this rank makes of the whole input, as the hook of a linear layer does."""
     own = [weights[f"{p.name}.weight"][p.rows, shape.columns] for p in shape.slices]
     biases = [weights[f"{p.name}.bias"][p.rows] for p in shape.slices if f"{p.name}.bias" in weights]
     bias = torch.cat(biases) if biases and shape.in_start == 0 else None  # one rank adds it for all
     local = x[:, shape.columns].contiguous()
-    if "boft" in site.batch.operations:
-        rotated = operators.rotate(x, site, shape)  # type: ignore[arg-type]
+    if "boft" in context.batch.operations:
+        rotated = operators.rotate(x, context, shape)  # type: ignore[arg-type]
         out = torch.cat([linear(part, weight) for part, weight in zip(rotated, own, strict=True)], 1)
         out = out if bias is None else out + bias
-        operators.rescale(out, bias, site, shape.widths)  # type: ignore[arg-type]
+        operators.rescale(out, bias, context, shape.widths)  # type: ignore[arg-type]
     else:
         out = linear(local, torch.cat(own), bias)
     for op in operators.ADDITIONS:
-        if op in site.batch.operations:
-            operators.add(op, local, out, site, shape.widths)  # type: ignore[arg-type]
-    if "bias" in site.batch.operations:
-        operators.replace_bias(out, bias, site)  # type: ignore[arg-type]
+        if op in context.batch.operations:
+            operators.add(op, local, out, context, shape.widths)  # type: ignore[arg-type]
+    if "bias" in context.batch.operations:
+        operators.replace_bias(out, bias, context)  # type: ignore[arg-type]
     return out
 
 
@@ -164,7 +164,7 @@ def test_all_ranks_together_are_the_variant(
     weights, tuned = (dict(random_variants.weights(path)) for path in (base, merged))
     shapes = layers(ranks)[layer]
     x = torch.randn(2 * ROWS, shapes[0].in_full, generator=torch.Generator().manual_seed(1))
-    outs = [on_rank(site_of(folder, base, shape), shape, x, weights) for shape in shapes]
+    outs = [on_rank(context_of(folder, base, shape), shape, x, weights) for shape in shapes]
     for name, out in put_together(shapes, outs).items():
         for rows, reference in ((slice(0, None, 2), weights), (slice(1, None, 2), tuned)):
             expected = linear(x[rows], reference[f"{name}.weight"], reference.get(f"{name}.bias"))

@@ -1,7 +1,7 @@
-"""One folder per kind of variant: from a manifest to the pieces of each layer.
+"""One folder per kind of variant: from a manifest to the weights of each layer.
 
-A new kind is a folder here with `pieces(manifest, files, layer, dtype)`, a line in `_KINDS`, and whatever
-operation it needs in `workers/kernels`.
+A new kind is a folder here with `layer_weights(manifest, files, layer, dtype)`, a line in `_KINDS`, and
+whatever operation it needs in `workers/kernels`.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from profiler.variants.reading import read_manifest
 from profiler.variants.types import Manifest, SvdManifest, VariantKind, VariantLimits
 from workers.variant_config import VariantConfig
 from workers.variants.kinds import boft, full, lora, sparse_delta, svd_delta
-from workers.variants.pieces import Piece
+from workers.variants.layer_weights import LayerWeights
 from workers.variants.shapes import LayerShape
 from workers.variants.tensors import Files
 
-Pieces = Callable[[Any, Files, LayerShape, torch.dtype], Sequence[Piece]]
+Reader = Callable[[Any, Files, LayerShape, torch.dtype], Sequence[LayerWeights]]
 
-_KINDS: dict[VariantKind, Pieces] = {
-    VariantKind.LORA: lora.pieces,
-    VariantKind.SPARSE_DELTA: sparse_delta.pieces,
-    VariantKind.SVD_DELTA: svd_delta.pieces,
-    VariantKind.BOFT: boft.pieces,
+_KINDS: dict[VariantKind, Reader] = {
+    VariantKind.LORA: lora.layer_weights,
+    VariantKind.SPARSE_DELTA: sparse_delta.layer_weights,
+    VariantKind.SVD_DELTA: svd_delta.layer_weights,
+    VariantKind.BOFT: boft.layer_weights,
 }
 
 
 class OpenVariant:
-    """One variant's files, their headers checked against the base: `workers.variants.pieces.Contents`."""
+    """One variant's files, their headers checked against the base: a `layer_weights.Contents`."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
         self._files = Files(manifest)
 
-    def pieces(self, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
+    def layer_weights(self, layer: LayerShape, dtype: torch.dtype) -> Sequence[LayerWeights]:
         given = self._manifest, self._files, layer, dtype
-        return [*_KINDS[self._manifest.spec.kind](*given), *full.pieces(*given)]
+        return [*_KINDS[self._manifest.spec.kind](*given), *full.layer_weights(*given)]
 
 
 def open_variant(folder: Path, base: Path, config: VariantConfig) -> OpenVariant:

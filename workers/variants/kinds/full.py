@@ -10,14 +10,16 @@ from profiler.types import TensorRef
 from profiler.variants.types import BoftManifest, Manifest
 from workers.kernels.bias import layout as bias_layout
 from workers.kernels.full import layout
-from workers.variants.pieces import Piece
+from workers.variants.layer_weights import LayerWeights
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, VocabularyShape
 from workers.variants.tensors import Files
 
 EMBEDDING = "model.embed_tokens.weight"
 
 
-def pieces(manifest: Manifest, files: Files, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
+def layer_weights(
+    manifest: Manifest, files: Files, layer: LayerShape, dtype: torch.dtype
+) -> Sequence[LayerWeights]:
     match layer:
         case NormShape():
             return _whole(manifest, files, (layer.name, "norm"), f"{layer.name}.weight", layer.width, dtype)
@@ -35,7 +37,7 @@ def _whole(
     columns: int,
     dtype: torch.dtype,
     cut: slice | None = None,
-) -> Sequence[Piece]:
+) -> Sequence[LayerWeights]:
     """A tensor [columns] or [rows, columns], of which rows `cut` are held here."""
     ref = manifest.full.get(name)
     if ref is None:
@@ -51,21 +53,21 @@ def _piece(
     shape: tuple[int, int],
     dtype: torch.dtype,
     cut: slice,
-) -> Piece:
+) -> LayerWeights:
     def fill(into: Mapping[str, torch.Tensor]) -> None:
         layout.pack(files.read(ref, cut).to(dtype), into)
 
     def row(offsets: Mapping[str, int]) -> tuple[int, ...]:
         return layout.describe(shape[0], offsets)
 
-    return Piece(
+    return LayerWeights(
         *key, layout.parts(*shape, dtype), fill, row, source=f"{ref.name} {cut}", files=files.holding([ref])
     )
 
 
 def _vocabulary(
     manifest: Manifest, files: Files, layer: VocabularyShape, dtype: torch.dtype
-) -> Sequence[Piece]:
+) -> Sequence[LayerWeights]:
     """A tied head is the embedding, unless the variant has a head of its own."""
     if layer.is_head:
         own = "lm_head.weight" in manifest.full
@@ -74,7 +76,7 @@ def _vocabulary(
     return _whole(manifest, files, (layer.name, "embedding"), EMBEDDING, layer.width, dtype, layer.rows)
 
 
-def _biases(manifest: Manifest, files: Files, layer: LinearShape) -> Sequence[Piece]:
+def _biases(manifest: Manifest, files: Files, layer: LinearShape) -> Sequence[LayerWeights]:
     """Biases of a linear without a rotation there (whose operation brings its own)."""
     rotated = manifest.modules.keys() if isinstance(manifest, BoftManifest) else ()
     refs = [manifest.full.get(f"{part.name}.bias") for part in layer.slices]
@@ -91,4 +93,4 @@ def _biases(manifest: Manifest, files: Files, layer: LinearShape) -> Sequence[Pi
         return bias_layout.describe(offsets)
 
     holding = files.holding(ref for ref in refs if ref)
-    return (Piece(layer.name, "bias", bias_layout.parts(layer.out_size), fill, row, files=holding),)
+    return (LayerWeights(layer.name, "bias", bias_layout.parts(layer.out_size), fill, row, files=holding),)

@@ -14,12 +14,14 @@ from profiler.variants.types import BoftManifest, BoftModule
 from profiler.variants.verifying import refs_of
 from workers.deltas.boft import cayley
 from workers.kernels.boft import layout
-from workers.variants.pieces import Piece
+from workers.variants.layer_weights import LayerWeights
 from workers.variants.shapes import LayerShape, LinearShape, Slice
 from workers.variants.tensors import Files
 
 
-def pieces(manifest: BoftManifest, files: Files, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
+def layer_weights(
+    manifest: BoftManifest, files: Files, layer: LayerShape, dtype: torch.dtype
+) -> Sequence[LayerWeights]:
     if not isinstance(layer, LinearShape):
         return ()
     modules = [manifest.modules.get(part.name) for part in layer.slices]
@@ -43,7 +45,7 @@ def pieces(manifest: BoftManifest, files: Files, layer: LayerShape, dtype: torch
     refs = [ref for module in modules if module for ref in refs_of(module)]
     refs += [ref for part in layer.slices if (ref := manifest.full.get(f"{part.name}.bias"))]
     parts = layout.parts(shapes, dtype)
-    return (Piece(layer.name, "boft", parts, fill, row, files=files.holding(refs)),)
+    return (LayerWeights(layer.name, "boft", parts, fill, row, files=files.holding(refs)),)
 
 
 def _shape(manifest: BoftManifest, module: BoftModule, part: Slice, layer: LinearShape) -> layout.Shape:

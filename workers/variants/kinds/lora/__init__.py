@@ -13,12 +13,14 @@ import torch
 from profiler.variants.types import LoraManifest, LoraModule
 from profiler.variants.verifying import refs_of
 from workers.kernels.lora import layout
-from workers.variants.pieces import Piece
+from workers.variants.layer_weights import LayerWeights
 from workers.variants.shapes import LayerShape, LinearShape
 from workers.variants.tensors import Files
 
 
-def pieces(manifest: LoraManifest, files: Files, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
+def layer_weights(
+    manifest: LoraManifest, files: Files, layer: LayerShape, dtype: torch.dtype
+) -> Sequence[LayerWeights]:
     if not isinstance(layer, LinearShape):
         return ()
     modules = [manifest.modules.get(part.name) for part in layer.slices]
@@ -34,7 +36,7 @@ def pieces(manifest: LoraManifest, files: Files, layer: LayerShape, dtype: torch
 
     parts = layout.parts(layer.in_size, layer.widths, ranks, dtype)
     refs = (ref for module in modules if module for ref in refs_of(module))
-    return (Piece(layer.name, "lora", parts, fill, row, files=files.holding(refs)),)
+    return (LayerWeights(layer.name, "lora", parts, fill, row, files=files.holding(refs)),)
 
 
 def _factors(

@@ -13,7 +13,7 @@ import torch
 from profiler.variants.types import SparseManifest, SparseModule
 from profiler.variants.verifying import refs_of
 from workers.kernels.sparse_delta import layout
-from workers.variants.pieces import Piece
+from workers.variants.layer_weights import LayerWeights
 from workers.variants.shapes import LayerShape, LinearShape, Slice
 from workers.variants.tensors import Files
 
@@ -21,7 +21,9 @@ from workers.variants.tensors import Files
 COLUMNS_PER_BYTE = 8
 
 
-def pieces(manifest: SparseManifest, files: Files, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
+def layer_weights(
+    manifest: SparseManifest, files: Files, layer: LayerShape, dtype: torch.dtype
+) -> Sequence[LayerWeights]:
     if not isinstance(layer, LinearShape):
         return ()
     modules = [manifest.modules.get(part.name) for part in layer.slices]
@@ -44,7 +46,7 @@ def pieces(manifest: SparseManifest, files: Files, layer: LayerShape, dtype: tor
 
     refs = (ref for module in modules if module for ref in refs_of(module))
     parts = layout.parts(shapes)
-    return (Piece(layer.name, "sparse_delta", parts, fill, row, files=files.holding(refs)),)
+    return (LayerWeights(layer.name, "sparse_delta", parts, fill, row, files=files.holding(refs)),)
 
 
 def _shape(module: SparseModule, part: Slice, layer: LinearShape) -> layout.Shape:

@@ -15,14 +15,16 @@ from profiler.variants.types import SVD_GROUP, SvdFactor, SvdGroup, SvdManifest,
 from profiler.variants.verifying import refs_of
 from workers.kernels import svd_delta
 from workers.kernels.svd_delta import layout
-from workers.variants.pieces import Piece
+from workers.variants.layer_weights import LayerWeights
 from workers.variants.shapes import LayerShape, LinearShape, Slice
 from workers.variants.tensors import Files
 
 FLOAT16 = 16
 
 
-def pieces(manifest: SvdManifest, files: Files, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
+def layer_weights(
+    manifest: SvdManifest, files: Files, layer: LayerShape, dtype: torch.dtype
+) -> Sequence[LayerWeights]:
     if not isinstance(layer, LinearShape):
         return ()
     modules = [manifest.modules.get(part.name) for part in layer.slices]
@@ -42,7 +44,7 @@ def pieces(manifest: SvdManifest, files: Files, layer: LayerShape, dtype: torch.
 
     refs = (ref for module in modules if module for ref in refs_of(module))
     parts = layout.parts(layer.in_size, layer.widths, ranks)
-    return (Piece(layer.name, "svd_delta", parts, fill, row, files=files.holding(refs)),)
+    return (LayerWeights(layer.name, "svd_delta", parts, fill, row, files=files.holding(refs)),)
 
 
 def _ranks(module: SvdModule | None, part: Slice, layer: LinearShape) -> dict[int, int]:

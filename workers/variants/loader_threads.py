@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 
 import torch
 
-MOST_THREADS = 8
+MAX_THREADS = 8
 # To Linux' scheduler: a thread of the engine weighs three of these. Much lower, and on a busy machine a
 # thread that holds Python's lock could make the engine wait for it.
 NICENESS = 5
@@ -21,16 +21,16 @@ Job = Callable[[], None]
 
 def threads_for(ranks: int) -> int:
     """Of one rank of `ranks` on this machine: together they take at most half of its cores."""
-    return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // (2 * ranks)))
+    return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // (2 * ranks)))
 
 
-class Background:
+class LoaderThreads:
     """Runs jobs of several callers, one of each in turn: a large load does not hold up a small one."""
 
     def __init__(self, threads: int) -> None:
         self._callers: deque[deque[tuple[Job, Future[None]]]] = deque()
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(threads, "variant-background", initializer=_modest)
+        self._threads = ThreadPoolExecutor(threads, "variant-loader-threads", initializer=_modest)
         self._start(threads)
 
     def run(self, jobs: Sequence[Job]) -> None:

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import torch
 
-from workers.variants.background import Background
 from workers.variants.device import DeviceMemory
 from workers.variants.host import HostVariant, pack
-from workers.variants.pieces import Contents
+from workers.variants.layer_weights import Contents
+from workers.variants.loader_threads import LoaderThreads
 from workers.variants.shapes import LayerShape
 
 log = logging.getLogger(__name__)
 
 
-class Residents:
+class VariantCache:
     """`slot_of` and `operations_of` tell, by uid, of the variants in slots."""
 
     def __init__(
@@ -33,14 +33,14 @@ class Residents:
         layers: Sequence[LayerShape],
         dtype: torch.dtype,
         host_bytes: int,
-        background: Background | None = None,
+        threads: LoaderThreads | None = None,
     ) -> None:
         self._open = opener
-        self._most_host_bytes = host_bytes
+        self._max_host_bytes = host_bytes
         self._memory = memory
         self._layers = layers
         self._dtype = dtype
-        self._background = background
+        self._threads = threads
         self._pinned = memory.arena.device.type == "cuda"
         self._host: OrderedDict[int, HostVariant] = OrderedDict()
         self._reading: dict[int, threading.Lock] = {}
@@ -82,13 +82,13 @@ class Residents:
             self._layers,
             self._dtype,
             self._pinned,
-            self._background,
+            self._threads,
             self._memory.capacity_bytes,
         )
 
     def _shrink_host(self) -> None:
         """Forget those used longest ago, down to the limit; the newest stays whatever its size."""
-        while len(self._host) > 1 and self._held_bytes() > self._most_host_bytes:
+        while len(self._host) > 1 and self._held_bytes() > self._max_host_bytes:
             uid, _ = self._host.popitem(last=False)
             log.info("variant %d leaves host memory", uid)
 
@@ -142,8 +142,3 @@ class Residents:
         if uid is not None:
             self.slot_of.pop(uid, None)
             self.operations_of.pop(uid, None)
-
-    def in_slots(self) -> dict[int, int]:
-        """Bytes by slot."""
-        with self._placing:
-            return {slot: self._memory.bytes_of(slot) for slot in self._uid_in}

@@ -15,18 +15,16 @@ from workers.variants.batch import Batch
 class Workspace:
     """Scratch memory of the operations on a GPU; one layer uses it at a time."""
 
-    def __init__(
-        self, config: VariantConfig, max_tokens: int, most_slices: int, device: torch.device
-    ) -> None:
+    def __init__(self, config: VariantConfig, max_tokens: int, max_slices: int, device: torch.device) -> None:
         rows = 1 if device.type == "cpu" else max_tokens  # the references need none
         if "lora" in config.kinds:
-            self.lora = lora.Scratch(rows, config.slots, most_slices * config.max_rank, device)
+            self.lora = lora.Scratch(rows, config.slots, max_slices * config.max_rank, device)
         if "svd_delta" in config.kinds:
-            self.svd = svd_delta.Scratch(rows, config.max_svd_rank, device, most_slices)
+            self.svd = svd_delta.Scratch(rows, config.max_svd_rank, device, max_slices)
 
 
 @dataclass(frozen=True)
-class Site:
+class LayerContext:
     """What every hook needs: the batch, the arena, and this layer's table for each operation."""
 
     batch: Batch

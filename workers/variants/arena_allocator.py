@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Extents:
+class ArenaAllocator:
     """Non-overlapping [start, start + size) in `capacity` bytes, one per owner (a slot)."""
 
     def __init__(self, capacity: int) -> None:

@@ -20,12 +20,12 @@ Row = Callable[[Mapping[str, int]], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Piece:
+class LayerWeights:
     """What operation `op` needs in `layer`: `parts` of memory, `fill` to write them, and `row`, the
     operation's table row once the parts' offsets in the arena are known. `fill` runs while `files` are
-    loaded, perhaps beside those of other pieces.
+    loaded, perhaps beside those of other layers.
 
-    Pieces with the same `source` (not empty) share one memory: a tied head is the embedding.
+    Those with the same `source` (not empty) share one memory: a tied head is the embedding.
     """
 
     layer: str
@@ -44,6 +44,6 @@ class Piece:
 class Contents(Protocol):
     """One variant's opened files."""
 
-    def pieces(self, layer: LayerShape, dtype: torch.dtype) -> Sequence[Piece]:
+    def layer_weights(self, layer: LayerShape, dtype: torch.dtype) -> Sequence[LayerWeights]:
         """What this variant puts into `layer`, cut for this rank. Raises ValueError if it does not fit."""
         ...
