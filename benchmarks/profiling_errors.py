@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import rehearsing
+from benchmarks import plot_style, rehearsing
 from benchmarks.profiling.cost import compared
 from benchmarks.profiling.results import by_shape, merged
 from benchmarks.profiling.shapes import spec
@@ -32,6 +32,7 @@ from profiler.types import DeviceRates, Interval, Plan, Workload
 
 FIGURES = ("TTFT", "TPOT", "memory")
 REHEARSED = "llama-2-7b"
+GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -185,31 +186,27 @@ def write(
 
 def plot(found: list[Error], path: Path, title: str) -> None:
     """Above predicted against measured, below the errors by batch: medians, and up to the 90th percentile."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
     figures = [name for name in FIGURES if any(error.figure == name for error in found)]
-    drawing, axes = plt.subplots(2, len(figures), figsize=(4.4 * len(figures), 7.4), squeeze=False)
+    drawing, axes = plot_style.new(2, len(figures), (4.6, 3.9))
     for (above, below), figure in zip(axes.T, figures, strict=True):
         mine = [error for error in found if error.figure == figure]
         _scatter(above, mine, figure)
         _by_batch(below, mine)
-    axes[0][0].legend(fontsize=8)
+    plot_style.legend(drawing, axes)
     drawing.suptitle(title)
-    drawing.tight_layout()
-    drawing.savefig(path, dpi=100)
+    plot_style.save(drawing, path)
 
 
 def _scatter(axis: Any, found: list[Error], figure: str) -> None:
+    per, unit = (GIB, "GiB") if figure == "memory" else (1e-3, "ms")
     for shape in sorted({error.shape for error in found}):
         mine = [error for error in found if error.shape == shape]
-        axis.loglog([e.actual for e in mine], [e.predicted for e in mine], ".", alpha=0.5, label=shape)
+        actual, predicted = [e.actual / per for e in mine], [e.predicted / per for e in mine]
+        axis.loglog(actual, predicted, ".", alpha=0.5, label=shape)
     low, high = axis.get_xlim()
     axis.plot([low, high], [low, high], color="black", linewidth=0.8)
-    unit = "bytes" if figure == "memory" else "s"
-    axis.minorticks_off()
+    for each in axis.xaxis, axis.yaxis:
+        plot_style.plain_log(each)
     axis.set(title=figure, xlabel=f"measured ({unit})", ylabel=f"predicted ({unit})")
 
 
@@ -220,7 +217,7 @@ def _by_batch(axis: Any, found: list[Error]) -> None:
     most = np.array([np.quantile(errors_of[b], 0.9) for b in batches])
     names = ["any" if batch == 0 else str(batch) for batch in batches]
     axis.bar(names, median, yerr=[np.zeros_like(median), most - median], capsize=4)
-    axis.set(xlabel="batch", ylabel="error (%)")
+    axis.set(xlabel="batch", ylabel="error (%): median, 90th percentile")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

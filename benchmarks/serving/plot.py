@@ -8,16 +8,18 @@ Writes RESULT.png beside the first file; several files are read as one.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import plot_style, rehearsing
 from benchmarks.serving.workload import parse_case
 
 PANELS = (
-    ("e2e_mean_s", "mean E2E, s", "log"),
-    ("ttft_mean_s", "mean TTFT, s", "log"),
+    ("e2e_mean_s", "mean E2E (s)", "log"),
+    ("ttft_mean_s", "mean TTFT (s)", "log"),
     ("requests_per_s", "finished requests per s", "linear"),
 )
 TITLES = {"zipf": "Zipf-1.5", "uniform": "uniform", "azure": "DeltaZip's Azure traces"}
@@ -39,42 +41,43 @@ def lines(rows: Sequence[dict[str, Any]], kind: str) -> dict[tuple[str, int], li
 
 
 def draw(rows: Sequence[dict[str, Any]], target: Path) -> None:
-    import matplotlib.pyplot as plt
-
     by_kind = {kind: found for kind in TITLES if (found := lines(rows, kind))}
-    figure, grid = plt.subplots(
-        len(PANELS),
-        len(by_kind),
-        figsize=(4 * len(by_kind), 9),
-        squeeze=False,
-        sharex="col",
-        layout="constrained",
-    )
+    limits = sorted({limit for found in by_kind.values() for _, limit in found})
+    figure, grid = plot_style.new(len(PANELS), len(by_kind), (4.2, 3.2), sharex="col")
     for column, (kind, found) in enumerate(by_kind.items()):
         for row, (name, label, scale) in enumerate(PANELS):
             axes = grid[row][column]
-            for index, ((engine, limit), points) in enumerate(sorted(found.items())):
+            for (engine, limit), points in sorted(found.items()):
                 what = f"{engine}, N={limit}" if engine == "ours" else f"whole models, {limit} on the GPU"
                 axes.plot(
                     [p["rate"] for p in points],
                     [p[name] for p in points],
-                    marker="os^v"[index % 4],
+                    marker="os^v"[limits.index(limit) % 4],
                     color=COLOURS[engine],
                     label=what,
                 )
             axes.set(yscale=scale, ylabel=label if not column else "")
+            if scale == "log":
+                plot_style.plain_log(axes.yaxis)
             axes.grid(alpha=0.3)
         grid[0][column].set_title(TITLES[kind])
         grid[-1][column].set_xlabel("requests per s")
-    grid[0][0].legend(fontsize=8)
-    figure.savefig(target, dpi=120)
+    plot_style.legend(figure, grid)
+    plot_style.save(figure, target)
 
 
-def main() -> None:
-    files = [Path(name) for name in sys.argv[1:]]
+def main(argv: Sequence[str] | None = None) -> None:
+    files = [Path(name) for name in (sys.argv[1:] if argv is None else argv)]
     rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
     draw(rows, files[0].with_suffix(".png"))
 
 
+def rehearse(folder: Path) -> None:
+    """What is committed."""
+    copied = Path(shutil.copy(rehearsing.RESULTS / "serving.json", folder))
+    main([str(copied)])
+    assert copied.with_suffix(".png").stat().st_size > 1000
+
+
 if __name__ == "__main__":
-    main()
+    rehearsing.run(main, rehearse)
