@@ -40,7 +40,7 @@ def plan(
 
         draw(found, plot)
     if cli.json:
-        print_json(_document(found))
+        print_json(_camel_case(_document(found)))
         return
     print_table(PLACED, (_placed(*one) for one in found.placed), "nothing fits")
     print_text("")
@@ -97,11 +97,23 @@ def _gpus(found: WhatIf) -> Iterator[tuple[str, ...]]:
             yield (node.name, str(gpu.index), gpu.type, *amounts, " ".join(held))
 
 
+def _camel_case(value: Any) -> Any:
+    """The same document with its keys written as the API writes them."""
+    if isinstance(value, dict):
+        return {_camel(key): _camel_case(entry) for key, entry in value.items()}
+    return [_camel_case(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
 def _document(found: WhatIf) -> dict[str, Any]:
     return {
         "policy": found.policy,
         "placed": [_placed_document(*one) for one in found.placed],
-        "notPlaced": [_missed_document(one) for one in found.not_placed],
+        "not_placed": [_missed_document(one) for one in found.not_placed],
         "gpus": [{"node": node.name, **asdict(gpu)} for node in found.cluster.nodes for gpu in node.gpus],
     }
 
@@ -111,8 +123,8 @@ def _placed_document(request: Request, found: Placement) -> dict[str, Any]:
     return {
         "deployment": request.name,
         "compression": plan.quantization,
-        "tensorParallel": plan.tensor_parallel,
-        "layersPerStage": plan.layers_per_stage,
+        "tensor_parallel": plan.tensor_parallel,
+        "layers_per_stage": plan.layers_per_stage,
         "objective": choice.objective,
         "unit": choice.unit,
         "figures": {

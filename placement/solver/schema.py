@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
 
 from placement.solver.cluster import Cluster, Gpu, GpuType, Node
 from placement.solver.from_spec import figures_in_forms, figures_of
@@ -35,7 +36,11 @@ class ScenarioError(ValueError):
 
 
 class _Form(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    """Names may be written like_this or likeThis, as the API writes them."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True, loc_by_alias=False
+    )
 
 
 class TypeForm(_Form):

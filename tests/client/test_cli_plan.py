@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,12 +38,21 @@ def test_json_says_all(scenario: Path, capfd: pytest.CaptureFixture[str]) -> Non
     document = json.loads(capfd.readouterr().out)
     (chat,) = document["placed"]
     assert sum(chat["layersPerStage"]) == 32
-    assert [(rank["gpu"], rank["layer_end"] - rank["layer_start"]) for rank in chat["ranks"]] == list(
+    assert [(rank["gpu"], rank["layerEnd"] - rank["layerStart"]) for rank in chat["ranks"]] == list(
         zip((rank["gpu"] for rank in chat["ranks"]), chat["layersPerStage"], strict=True)
     )
     (code,) = document["notPlaced"]
     assert (code["deployment"], code["binding"]) == ("code", "memory")
     assert document["gpus"][0]["residents"][0]["deployment"] == "chat"
+    assert not [key for key in keys_of(document) if "_" in key]
+
+
+def keys_of(value: Any) -> Iterator[str]:
+    """Of all objects in a JSON document."""
+    if isinstance(value, dict):
+        yield from value
+    for entry in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from keys_of(entry)
 
 
 def test_tables_and_a_picture(scenario: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

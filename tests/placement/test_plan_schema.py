@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic.alias_generators import to_camel
 
 from placement.solver.memory import figures_lines, rank_bytes
 from placement.solver.plan import Shape
@@ -48,6 +49,17 @@ def document(**gpu: Any) -> dict[str, Any]:
         },
         "deployments": [{"name": "m", "model": dict(MODEL)}],
     }
+
+
+def test_names_may_be_written_as_the_api_writes_them() -> None:
+    def camel(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {to_camel(key): camel(entry) for key, entry in value.items()}
+        return [camel(entry) for entry in value] if isinstance(value, list) else value
+
+    asked = document(free_gib=40)
+    asked["deployments"][0] |= {"anti_affinity": "gpu", "rate_per_s": 2.5}
+    assert read_scenario(camel(asked), Path()) == read_scenario(asked, Path())
 
 
 def test_a_file_becomes_a_cluster_and_requests() -> None:
