@@ -35,8 +35,8 @@ from benchmarks.placement_gpu.serve import GIB
 from benchmarks.placement_gpu.telling import BEGAN_S, table, tell
 from controlplane import errors
 from controlplane.settings import Settings
-from controlplane.state import open_store
 from controlplane.state.repository import Repository
+from controlplane.state.stores import open_store
 from workers.messages import NodeReport
 
 

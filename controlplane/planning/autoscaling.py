@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 from controlplane.state import deployments
-from controlplane.state.records import Deployment, Scaling
+from controlplane.state.records import LEAST_TARGET, Deployment, Scaling
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup, is_spare, next_number
 
 UP_S = 5.0
@@ -22,8 +22,6 @@ GAP_S = 5.0
 # A group goes only if those that stay have at most this share of their target each. Answers take longer the
 # more requests share an engine, so more will be under way then.
 BAND = 0.5
-# Records may hold less; a division by nearly nothing has no result.
-LEAST_TARGET = 0.01
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from controlplane.gateway.route_book import RouteBook
 from controlplane.runtime.cluster import ServeRuntime
 from controlplane.runtime.loopback import keep_replica_on_loopback
 from controlplane.settings import Settings
-from controlplane.state import open_store
 from controlplane.state.repository import Repository
+from controlplane.state.stores import open_store
 from workers.server.metrics_server import serve_metrics
 
 log = logging.getLogger(__name__)

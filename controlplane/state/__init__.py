@@ -1,57 +1,7 @@
-"""Durable state: one revisioned compare-and-set store, in a local SQLite file or on Redis."""
+"""Durable state: one revisioned compare-and-set store, in a local SQLite file or on Redis (stores.py)."""
 
 from __future__ import annotations
 
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
-
-from controlplane.errors import InvalidRequest
 from controlplane.state.base import Entry, Snapshot, StateStore, Write
-from controlplane.state.redis import DEFAULT_PREFIX, RedisStore
-from controlplane.state.sqlite import SqliteStore
 
-__all__ = ["Entry", "Snapshot", "StateStore", "Write", "open_store"]
-
-_ACCEPTED = (
-    "sqlite:///absolute/path.db, redis://host:port/db[?prefix=name], rediss://host:port/db[?prefix=name] "
-    "or unix:///path/redis.sock[?db=0&prefix=name]"
-)
-
-
-def open_store(url: str) -> StateStore:
-    """Open the store that `url` names.
-
-    Errors: `InvalidRequest` for a URL that names no store; `Unavailable` when the store is there but
-    cannot be used (damaged, from newer software, not answering).
-    """
-    scheme = url.partition("://")[0]
-    if scheme == "sqlite":
-        return SqliteStore(_sqlite_path(url))
-    if scheme in {"redis", "rediss", "unix"}:
-        return _open_redis(url)
-    # Only the scheme is repeated: the rest of a mistyped URL may hold a password.
-    raise InvalidRequest(f"unknown state store {scheme.split(':')[0]!r}: expected {_ACCEPTED}", param="state")
-
-
-def _sqlite_path(url: str) -> str:
-    parts = urlsplit(url)
-    path = unquote(parts.path)
-    if parts.netloc or parts.query or parts.fragment or not path.startswith("/") or path.endswith("/"):
-        raise InvalidRequest(
-            f"{url!r} is no absolute path of a file: expected sqlite:///absolute/path.db, three slashes "
-            "and no options (write '?' and '#' in a path as %3F and %23)",
-            param="state",
-        )
-    return path
-
-
-def _open_redis(url: str) -> RedisStore:
-    """Take `prefix` out of the query; what else it holds is for redis-py."""
-    parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    prefix = options.pop("prefix", DEFAULT_PREFIX)
-    # redis-py would silently use database 0 for a path that is no number.
-    if parts.scheme != "unix" and parts.path.strip("/") and not parts.path.strip("/").isdecimal():
-        raise InvalidRequest(f"{parts.path!r} is no database number: expected {_ACCEPTED}", param="state")
-    # Not geturl(): it loses the slashes of unix:///path.
-    base = url.partition("?")[0]
-    return RedisStore(f"{base}?{urlencode(options)}" if options else base, prefix=prefix)
+__all__ = ["Entry", "Snapshot", "StateStore", "Write"]

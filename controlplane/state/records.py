@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
@@ -102,6 +103,10 @@ class AutoRelax:
 
     allowed: bool = False
     max_factor: Annotated[float | None, Field(alias="most_factor")] = None
+
+
+# Stored records may hold less; a division by nearly nothing has no result.
+LEAST_TARGET = 0.01
 
 
 @dataclass(frozen=True)
@@ -304,7 +309,10 @@ KINDS: dict[type[Any], str] = {
 }
 
 
-_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {cls: TypeAdapter(cls) for cls in KINDS}
+@cache
+def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
+    """Made at first use: a client has the records' types, but reads and writes none."""
+    return TypeAdapter(cls)
 
 
 def key_of(record: Record) -> str:
@@ -316,9 +324,9 @@ def key_of(record: Record) -> str:
 
 
 def dump(record: Record) -> str:
-    return _ADAPTERS[type(record)].dump_json(record, by_alias=True).decode()
+    return _adapter(type(record)).dump_json(record, by_alias=True).decode()
 
 
 def load(cls: type[R], text: str) -> R:
-    record: R = _ADAPTERS[cls].validate_json(text)
+    record: R = _adapter(cls).validate_json(text)
     return record

@@ -25,8 +25,8 @@ from controlplane.controller.metrics import ControllerMetrics
 from controlplane.gateway.metrics import Metrics
 from controlplane.gateway.route_book import RouteBook
 from controlplane.settings import Settings
-from controlplane.state import open_store
 from controlplane.state.repository import Repository
+from controlplane.state.stores import open_store
 
 
 @dataclass

@@ -9,8 +9,9 @@ import checkpoints
 import pytest
 
 from controlplane.settings import Settings
-from controlplane.state import StateStore, open_store
+from controlplane.state import StateStore
 from controlplane.state.repository import Repository
+from controlplane.state.stores import open_store
 
 
 @pytest.fixture

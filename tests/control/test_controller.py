@@ -31,9 +31,10 @@ from controlplane.controller.metrics import ControllerMetrics
 from controlplane.controller.reconcile import Observed, reconcile
 from controlplane.planning import rescheduling
 from controlplane.settings import Settings
-from controlplane.state import Entry, Snapshot, StateStore, Write, open_store
+from controlplane.state import Entry, Snapshot, StateStore, Write
 from controlplane.state.records import Deployment, Model, Operation, OperationKind, Phase
 from controlplane.state.repository import Repository, State
+from controlplane.state.stores import open_store
 from controlplane.state.worker_groups import GroupPhase
 from placement.types import Inventory, Unusable
 

@@ -28,9 +28,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from controlplane.errors import InvalidRequest, StaleWrite, Unavailable
-from controlplane.state import Entry, StateStore, Write, open_store
+from controlplane.state import Entry, StateStore, Write
 from controlplane.state.redis import RedisStore
 from controlplane.state.sqlite import SqliteStore
+from controlplane.state.stores import open_store
 
 pytestmark = pytest.mark.slow  # a real Redis, several processes, kill -9
 
@@ -252,7 +253,8 @@ def test_concurrent_increments_lose_nothing(store: StateStore) -> None:
 CREATE = """
 import sys
 from controlplane.errors import StaleWrite
-from controlplane.state import Write, open_store
+from controlplane.state import Write
+from controlplane.state.stores import open_store
 url, name = sys.argv[1:]
 print("ready", flush=True)
 sys.stdin.readline()
@@ -291,7 +293,8 @@ def test_of_two_processes_that_create_a_key_exactly_one_wins(url: str) -> None:
 
 COMMIT_FOR_EVER = """
 import itertools, sys
-from controlplane.state import Write, open_store
+from controlplane.state import Write
+from controlplane.state.stores import open_store
 store = open_store(sys.argv[1])
 for i in itertools.count(1):
     store.commit([Write("model", f"a{i}", "x" * 500, 0), Write("deployment", f"b{i}", "x" * 500, 0)])
@@ -541,7 +544,7 @@ def test_a_second_store_in_the_process_leaves_the_first_ones_locks(tmp_path: Pat
     first.commit([put("a", "1")])
     SqliteStore(path).close()
     # If the locks of `first` were gone, this process would take itself for the last and remove the log.
-    script = "import sys; from controlplane.state import open_store; open_store(sys.argv[1]).close()"
+    script = "import sys; from controlplane.state.stores import open_store; open_store(sys.argv[1]).close()"
     assert child(script, f"sqlite://{path}").wait(90) == 0
     assert path.with_name("state.db-wal").exists()
     first.commit([put("b", "1")])

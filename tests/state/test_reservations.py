@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from controlplane.cluster import reservations
-from controlplane.state import StateStore, open_store
+from controlplane.state import StateStore
 from controlplane.state.records import Deployment, Phase
 from controlplane.state.repository import Put, Repository
+from controlplane.state.stores import open_store
 from controlplane.state.transactions import persist
 from controlplane.state.worker_groups import WorkerGroup
 from placement.solver.from_inventory import clusters_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from controlplane.errors import StaleWrite, Unavailable
-from controlplane.state import StateStore, Write, open_store
+from controlplane.state import StateStore, Write
 from controlplane.state.records import (
     Deployment,
     IdempotencyKey,
@@ -25,6 +25,7 @@ from controlplane.state.records import (
     dump,
 )
 from controlplane.state.repository import Delete, Put, Repository, State, Versioned
+from controlplane.state.stores import open_store
 from placement.types import Intent, Slos
 from profiler.types import ModelSpec
 from profiler.variants.types import ModuleFacts, VariantKind, VariantSpec

@@ -13,6 +13,7 @@ from controlplane.api.routes.parameters import IdempotencyHeader, NamePath
 from controlplane.api.schemas.estimates import (
     EstimateRequest,
     EstimateView,
+    LoadRequest,
     PlansRequest,
     PlansView,
     ProfileRequest,
@@ -49,7 +50,7 @@ def router(services: Services) -> APIRouter:
         found = await _asked(
             services,
             lambda state, devices: estimates.answer(
-                state, devices, services.settings, name, body.to_shape(), body.to_load()
+                state, devices, services.settings, name, _shape(body), _load(body)
             ),
         )
         return EstimateView.of(found)
@@ -59,13 +60,20 @@ def router(services: Services) -> APIRouter:
         """What every plan costs under a load; nothing is changed."""
         found = await _asked(
             services,
-            lambda state, devices: estimates.answer_all(
-                state, devices, services.settings, name, body.to_load()
-            ),
+            lambda state, devices: estimates.answer_all(state, devices, services.settings, name, _load(body)),
         )
         return PlansView(plans=[EstimateView.of(one) for one in found])
 
     return routes
+
+
+def _load(body: LoadRequest) -> estimates.Load:
+    return estimates.Load(body.batch, body.inputTokens, body.outputTokens, tuple(body.variants), body.devices)
+
+
+def _shape(body: EstimateRequest) -> estimates.Shape:
+    split = None if body.layersPerStage is None else tuple(body.layersPerStage)
+    return estimates.Shape(body.tensorParallel, body.pipelineParallel, split, body.quantization)
 
 
 async def _asked(services: Services, ask: Callable[[State, Inventory], T]) -> T:

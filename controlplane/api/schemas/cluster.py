@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import BaseModel
 
-from controlplane.cluster.memory_usage import DeviceMemory, NodeMemory
-from controlplane.state.records import Reservation
+if TYPE_CHECKING:
+    from controlplane.cluster.memory_usage import DeviceMemory, NodeMemory
+    from controlplane.state.records import Reservation
 
 
 class ReservationView(BaseModel):

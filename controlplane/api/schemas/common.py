@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from profiler.types import Interval
+if TYPE_CHECKING:
+    from profiler.types import Interval
+
 
 Name = Annotated[
     str,

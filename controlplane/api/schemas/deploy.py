@@ -8,9 +8,8 @@ from pydantic import AliasChoices, Field, model_validator
 
 from controlplane import errors
 from controlplane.api.schemas.common import Name, Strict
-from controlplane.planning.autoscaling import LEAST_TARGET
 from controlplane.state import records
-from controlplane.state.records import ExpectedLoad, PlanConstraints, Scaling
+from controlplane.state.records import LEAST_TARGET, ExpectedLoad, PlanConstraints, Scaling
 from placement.types import Intent, Scope, Slos
 
 IntentName = Literal["minCost", "minLat", "minMem", "minGpuHours", "latSLO", "costSLO", "accSLO"]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, Field, StringConstraints
 
 from controlplane.api.schemas.common import IntervalView, Strict
-from controlplane.planning.estimates import Answer, Load, Shape
-from controlplane.state.records import ModelProfile
 from profiler.errors import MeasurementError
-from profiler.measurements import Timing, from_lines
-from profiler.predicting.predict import RankCost
+
+if TYPE_CHECKING:
+    from controlplane.planning.estimates import Answer
+    from controlplane.state.records import ModelProfile
+    from profiler.predicting.predict import RankCost
 
 _VariantName = Annotated[str, StringConstraints(min_length=1, max_length=192)]
 
@@ -32,9 +33,6 @@ class LoadRequest(Strict):
         description="As if there were so many like the cluster's, one for each rank; else those there are.",
     )
 
-    def to_load(self) -> Load:
-        return Load(self.batch, self.inputTokens, self.outputTokens, tuple(self.variants), self.devices)
-
 
 class PlansRequest(LoadRequest):
     """A load, and the devices that plans may use."""
@@ -47,10 +45,6 @@ class EstimateRequest(LoadRequest):
     pipelineParallel: int | None = None
     layersPerStage: list[int] | None = Field(default=None, max_length=1000)
     quantization: Annotated[str, StringConstraints(max_length=64)] = "none"
-
-    def to_shape(self) -> Shape:
-        split = None if self.layersPerStage is None else tuple(self.layersPerStage)
-        return Shape(self.tensorParallel, self.pipelineParallel, split, self.quantization)
 
 
 class RankCostView(BaseModel):
@@ -229,6 +223,8 @@ class ProfileView(BaseModel):
 
 
 def _measured(profile: ModelProfile) -> list[MeasuredView]:
+    from profiler.measurements import Timing, from_lines  # the server's: a client reads no measurements
+
     try:
         timings = [m for m in from_lines(profile.measurements, profile.key) if isinstance(m, Timing)]
     except MeasurementError:  # written by another version: it is measured again when it is used

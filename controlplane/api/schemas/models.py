@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
@@ -17,8 +17,10 @@ from controlplane.api.schemas.deploy import (
 )
 from controlplane.api.schemas.placement import GroupView, PlanView
 from controlplane.api.schemas.residency import EngineResidencyView
-from controlplane.state.records import Deployment, Model, Operation
-from profiler.variants.types import VariantSpec
+
+if TYPE_CHECKING:
+    from controlplane.state.records import Deployment, Model, Operation
+    from profiler.variants.types import VariantSpec
 
 Uri = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 

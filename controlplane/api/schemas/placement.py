@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from controlplane.api.schemas.common import IntervalView
-from controlplane.planning import infeasibility
-from controlplane.state.worker_groups import MeasuredRank, WorkerGroup, group_id
-from placement.types import Placement, RankPlacement, Relaxation
-from profiler.types import Interval
+from controlplane.state.worker_groups import group_id
+
+if TYPE_CHECKING:
+    from controlplane.state.worker_groups import MeasuredRank, WorkerGroup
+    from placement.types import Placement, RankPlacement, Relaxation
+    from profiler.types import Interval
 
 MS = 1000
 
@@ -50,6 +53,8 @@ class RelaxationView(BaseModel):
 
     @classmethod
     def of(cls, relaxation: Relaxation) -> RelaxationView:
+        from controlplane.planning import infeasibility  # the server's: a client decides nothing
+
         return cls(**infeasibility.as_data(relaxation))
 
 

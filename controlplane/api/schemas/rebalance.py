@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import BaseModel, Field
 
 from controlplane.api.schemas.common import Strict
 from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.api.schemas.placement import MS, RankView
-from controlplane.planning.rebalancing import Asked
-from placement.rebalancing import Move
+
+if TYPE_CHECKING:
+    from controlplane.planning.rebalancing import Asked
+    from placement.rebalancing import Move
 
 
 class RebalanceRequest(Strict):
