@@ -6,14 +6,16 @@ import sys
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from controlplane.cli.output import print_json, print_text
 from controlplane.cli.session import Json, session
 from controlplane.cli.waiting import live_line
-from controlplane.settings import Settings
+
+if TYPE_CHECKING:
+    from controlplane.settings import Settings
 
 Home = Annotated[Path | None, typer.Option(help="Caches, logs and state; default OSTINATO_HOME.")]
 Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Where the API listens.")]
@@ -65,6 +67,8 @@ def demo(ctx: typer.Context, json: Json = False) -> None:
 
 def _settings(port: int | None, home: Path | None) -> Settings:
     """The environment's settings, but for what the options say."""
+    from controlplane.settings import Settings
+
     chosen = {"http_port": port, "home": home}
     return Settings.model_validate(
         {**Settings().model_dump(), **{name: value for name, value in chosen.items() if value is not None}}

@@ -5,30 +5,123 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import ValidationError
+from typer.core import TyperGroup
 
-from controlplane.cli import (
-    checkpoints,
-    cluster,
-    deployments,
-    estimates,
-    estimators,
-    failures,
-    inference,
-    models,
-    nodes,
-    operations,
-    overview,
-    plan,
-    rebalance,
-    variants,
-)
-from controlplane.cli.failures import ExitCode
+from controlplane.cli.lazy_commands import LazyCommand
 from controlplane.cli.session import Json, Session, asked_for_json, session
 from controlplane.errors import OstinatoError
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+    from controlplane.cli.failures import ExitCode
+
+# The help of each is its function's docstring: here too, for a list that imports none of them.
+COMMANDS = (
+    LazyCommand(
+        "up", "controlplane.cli.cluster", "Start Ostinato on this machine and return when it answers."
+    ),
+    LazyCommand("down", "controlplane.cli.cluster", "Stop what `up` started; state and caches stay."),
+    LazyCommand(
+        "demo",
+        "controlplane.cli.cluster",
+        "Register, deploy and ask a base model and its variants, on this machine.",
+    ),
+    LazyCommand(
+        "register",
+        "controlplane.cli.models",
+        "Register a base by its SOURCE, or a variant by --base and --adapter.",
+    ),
+    LazyCommand("models", "controlplane.cli.models", "List the registered models."),
+    LazyCommand(
+        "describe", "controlplane.cli.models", "Show all that is known of one model and its deployment."
+    ),
+    LazyCommand("delete", "controlplane.cli.models", "Forget a registered model; its files stay."),
+    LazyCommand(
+        "profile",
+        "controlplane.cli.estimates",
+        "Measure a model's architecture on the cluster's devices, as far as it is not yet, and show it.",
+    ),
+    LazyCommand(
+        "estimate",
+        "controlplane.cli.estimates",
+        "Say what a plan of a model would cost under a load: latency, throughput, memory, with intervals.",
+    ),
+    LazyCommand(
+        "deploy",
+        "controlplane.cli.deployments",
+        "Deploy a registered model; Ostinato chooses how and where by the intent.",
+    ),
+    LazyCommand("undeploy", "controlplane.cli.deployments", "Stop serving a model; it stays registered."),
+    LazyCommand("logs", "controlplane.cli.deployments", "Print the last lines of a deployment's engine."),
+    LazyCommand(
+        "tune",
+        "controlplane.cli.variants",
+        "Set how many variants of a base run at once, now and after restarts, or measure what is best; "
+        "or change how many engines it has.",
+    ),
+    LazyCommand(
+        "prefetch",
+        "controlplane.cli.variants",
+        "Read variants into host memory, ahead of their next requests.",
+    ),
+    LazyCommand(
+        "rebalance",
+        "controlplane.cli.rebalance",
+        "Move engines to make room for what waits, or else to free a device; no request is dropped.",
+    ),
+    LazyCommand("infer", "controlplane.cli.inference", "Ask a deployed model once and print its answer."),
+    LazyCommand(
+        "chat",
+        "controlplane.cli.inference",
+        "Talk with a deployed model. /exit or Ctrl-D ends; Ctrl-C stops an answer.",
+    ),
+    LazyCommand(
+        "operations", "controlplane.cli.operations", "List the operations: what was asked and how far it is."
+    ),
+    LazyCommand(
+        "watch",
+        "controlplane.cli.operations",
+        "Follow an operation until it is done; with --json, one line per change.",
+    ),
+    LazyCommand(
+        "cancel", "controlplane.cli.operations", "Ask an operation to stop; what it made is taken back."
+    ),
+    LazyCommand(
+        "compress",
+        "controlplane.cli.checkpoints",
+        "Compress a full fine-tune to a delta that can be registered as a variant.",
+    ),
+    LazyCommand(
+        "merge",
+        "controlplane.cli.checkpoints",
+        "Write a plain checkpoint with a variant merged into its base.",
+    ),
+    LazyCommand(
+        "evaluate-estimator",
+        "controlplane.cli.estimators",
+        "Predict measured plans from fingerprints, and say how far off the predictions are.",
+    ),
+    LazyCommand(
+        "plan",
+        "controlplane.cli.plan",
+        "Place deployments on a described cluster, in order; say what goes where and what does not fit.",
+    ),
+    LazyCommand(
+        "status",
+        "controlplane.cli.overview",
+        "Show models, deployments, engines and devices; with a name, where its variants are.",
+    ),
+    LazyCommand(
+        "cluster",
+        "controlplane.cli.nodes",
+        "Show nodes and devices: memory used, reserved and free, load, and who holds what.",
+    ),
+    LazyCommand("version", "controlplane.cli.overview", "Print the version of this command."),
+)
 
 app = typer.Typer(
     name="ostinato",
@@ -36,18 +129,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (
-    *(cluster.up, cluster.down, cluster.demo),
-    *(models.register, models.models, models.describe, models.delete),
-    *(estimates.profile, estimates.estimate),
-    *(deployments.deploy, deployments.undeploy, deployments.logs),
-    *(variants.tune, variants.prefetch, rebalance.rebalance),
-    *(inference.infer, inference.chat),
-    *(operations.operations, operations.watch, operations.cancel),
-    *(checkpoints.compress, checkpoints.merge, estimators.evaluate_estimator, plan.plan),
-    *(overview.status, nodes.cluster, overview.version),
-):
-    app.command()(command)
 
 
 @app.callback(invoke_without_command=True)
@@ -69,17 +150,27 @@ def run(argv: Sequence[str]) -> int:
     """One command line, and its exit code. With --debug a traceback comes before the two lines."""
     cli = Session()
     try:
-        result = typer.main.get_command(app)(
-            args=list(argv), prog_name="ostinato", standalone_mode=False, obj=cli
-        )
+        result = _group()(args=list(argv), prog_name="ostinato", standalone_mode=False, obj=cli)
     except (Exception, KeyboardInterrupt) as error:
         if cli.debug:
             traceback.print_exc()
         return int(_report(error, cli.json or asked_for_json(argv)))
-    return result if isinstance(result, int) else ExitCode.OK
+    return result if isinstance(result, int) else 0
+
+
+def _group() -> TyperGroup:
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    for command in COMMANDS:
+        group.add_command(command)
+    return group
 
 
 def _report(error: BaseException, as_json: bool) -> ExitCode:
+    from pydantic import ValidationError
+
+    from controlplane.cli import failures
+
     match error:
         case OstinatoError():
             return failures.report_error(error, as_json)
@@ -88,18 +179,23 @@ def _report(error: BaseException, as_json: bool) -> ExitCode:
         case failures.Interrupted():
             return failures.report_interrupt(error.operation, as_json)
         case ValidationError():
-            return failures.report(_problems(error), failures.USAGE, ExitCode.USAGE, as_json)
+            return failures.report(_problems(error), failures.USAGE, failures.ExitCode.USAGE, as_json)
         case typer.Abort() | KeyboardInterrupt():
-            return ExitCode.INTERRUPTED
+            return failures.ExitCode.INTERRUPTED
     return _report_other(error, as_json)
 
 
 def _report_other(error: BaseException, as_json: bool) -> ExitCode:
+    from controlplane.cli import failures
+
     if hasattr(error, "format_message"):  # click's usage errors, whichever click typer brings
-        return failures.report(error.format_message(), failures.USAGE, ExitCode.USAGE, as_json)
+        return failures.report(error.format_message(), failures.USAGE, failures.ExitCode.USAGE, as_json)
     what = f"{type(error).__name__}: {error}".rstrip(": ")
     return failures.report(
-        f"{what}; run `ostinato --debug ...` to see where", "internal_error", ExitCode.FAILED, as_json
+        f"{what}; run `ostinato --debug ...` to see where",
+        "internal_error",
+        failures.ExitCode.FAILED,
+        as_json,
     )
 
 

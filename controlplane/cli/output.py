@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from profiler.quantization import UNCOMPRESSED
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _PIPED_WIDTH = 240  # a table cut at 80 columns would lose what grep looks for
 
 
 def console(stderr: bool = False) -> Console:
     """A console that prints names and reasons as they are, without markup."""
+    from rich.console import Console
+
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else _PIPED_WIDTH
     return Console(file=stream, width=width, markup=False, emoji=False, highlight=False)
@@ -48,6 +50,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: st
     if not rows:
         print_text(empty)
         return
+    from rich import box
+    from rich.table import Table
+
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")

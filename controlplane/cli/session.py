@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from controlplane import errors
-from controlplane.client.client import Client
+
+if TYPE_CHECKING:
+    from controlplane.client.client import Client
 
 JSON_FLAG = "--json"
 
@@ -23,6 +25,8 @@ class Session:
     debug: bool = False
 
     def client(self) -> Client:
+        from controlplane.client.client import Client  # help needs none of it
+
         try:
             return Client(self.url)
         except errors.InvalidRequest as error:

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from rich.text import Text
-
 from controlplane.api.schemas.models import OperationView
 from controlplane.cli.failures import Interrupted
 from controlplane.cli.output import console
@@ -28,6 +26,8 @@ def live_line(quiet: bool) -> Iterator[Progress]:
     if not screen.is_terminal:
         yield lambda line: screen.print(line, soft_wrap=True)
         return
+    from rich.text import Text
+
     with screen.status("") as status:
         yield lambda line: status.update(Text(line))
 
