@@ -1,0 +1,40 @@
+"""Documents name what exists: their links, the files and the folders that they speak of."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    path.relative_to(ROOT)
+    for pattern in ("*.md", "docs/*.md", "deploy/*.md", "requirements/*.md", "helm/**/*.md")
+    for path in ROOT.glob(pattern)
+)
+CODE = ("controlplane", "workers", "placement", "profiler", "benchmarks", "scripts", "tests", "docs")
+PATH = re.compile(rf"`((?:{'|'.join(CODE)})/[\w/.-]*)`")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)?(?:#([^)\s]+))?\)")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_every_file_and_folder_that_a_document_names_exists(document: Path) -> None:
+    named = PATH.findall((ROOT / document).read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_every_link_of_a_document_leads_somewhere(document: Path) -> None:
+    text = (ROOT / document).read_text()
+    assert [f"{to}#{at}" for to, at in LINK.findall(text) if not leads(document, to, at)] == []
+
+
+def leads(document: Path, to: str, anchor: str) -> bool:
+    target = (ROOT / document).parent / to if to else ROOT / document
+    return target.exists() and (not anchor or anchor in anchors(target))
+
+
+def anchors(document: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
