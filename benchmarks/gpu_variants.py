@@ -161,7 +161,7 @@ def parallel(case: str) -> dict[str, int]:
 
 
 def compilation(case: str) -> dict[str, Any]:
-    """As engines that are deployed have it: steps that fill prompts are captured, too."""
+    """As engines that are deployed have it: prefill steps are captured, too."""
     chosen = cuda_graphs.compilation(parallel(case)["tensor_parallel_size"], SEQUENCES, STEP_TOKENS)
     if "eager" in case:
         del chosen["cudagraph_capture_sizes"]

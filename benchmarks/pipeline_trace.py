@@ -1,4 +1,4 @@
-"""Where steps that fill prompts spend their time on each GPU of a pipeline: torch's traces of an engine, and
+"""Where prefill steps spend their time on each GPU of a pipeline: torch's traces of an engine, and
 of each step how long its kernels and each of the longest take, and how long a broadcast waits beside them.
 
     python -m benchmarks.pipeline_trace measure --shape qwen2.5-14b --split 24-24 --out FOLDER
@@ -55,7 +55,7 @@ def told(first_s: list[float]) -> None:
 
 
 def steps_of(trace: dict[str, Any]) -> list[dict[str, Any]]:
-    """In milliseconds, of the steps that fill prompts with most of their room."""
+    """In milliseconds, of the prefill steps with most of their room."""
     events = trace["traceEvents"]
     kernels = [event for event in events if event.get("cat") == "kernel"]
     steps = [

@@ -34,7 +34,7 @@ def simulated(tasks: Iterable[Task], noise: float, more: tuple[Point, ...] = ())
         for point in (*task.points, *more):
             slower = 1 + rng.uniform(-noise, noise)
             setting = task.setting
-            tokens = task.output_tokens + setting.fills(point.batch, point.input_tokens) - 1
+            tokens = task.output_tokens + setting.prefill_steps(point.batch, point.input_tokens) - 1
             yield measured(machine, setting, point, tokens, setting.batched_tokens, slower)
 
 

@@ -23,7 +23,7 @@ from profiler.errors import MeasurementError
 class Setting:
     """One way to start the engine. `layers_per_stage` of a fingerprint sums to its few hidden layers.
 
-    `quantization` is a form (`profiler.quantization`) or an engine's own name, `kv_dtype` the engine's name;
+    `quantization` is one of `profiler.quantization` or an engine's own name, `kv_dtype` the engine's name;
     "none" and "auto" leave the model as it is. A step takes at most `batched_tokens` tokens.
     """
 
@@ -41,8 +41,8 @@ class Setting:
     def layers(self) -> int:
         return sum(self.layers_per_stage)
 
-    def fills(self, batch: int, input_tokens: int) -> int:
-        """Steps that it takes to fill so many prompts."""
+    def prefill_steps(self, batch: int, input_tokens: int) -> int:
+        """Steps that so many prompts take."""
         return math.ceil(batch * input_tokens / self.batched_tokens)
 
     @property
@@ -106,7 +106,7 @@ class Timing:
     def together(self) -> bool:
         """Whether the first request still decodes when the last one's prompt is filled."""
         point = self.point
-        return self.output_tokens > self.setting.fills(point.batch, point.input_tokens) + 1
+        return self.output_tokens > self.setting.prefill_steps(point.batch, point.input_tokens) + 1
 
 
 @dataclass(frozen=True)

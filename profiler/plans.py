@@ -4,69 +4,72 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from profiler.quantization import FORMS, SERVABLE, UNCOMPRESSED, allows_uncompressed
+from profiler.quantization import QUANTIZATIONS, SERVABLE, UNCOMPRESSED, allows_uncompressed
 from profiler.shards import cut_problem
 from profiler.types import ModelSpec, Plan
 
 
 def candidate_plans(
     spec: ModelSpec,
-    forms: Sequence[str],
+    quantizations: Sequence[str],
     devices: int,
     max_model_len: int,
     concurrency: int,
     max_variants: int,
     max_lora_rank: int,
 ) -> tuple[Plan, ...]:
-    """Every (TP, PP) with TP x PP <= devices that the engine can launch, in each form, fewest ranks first.
+    """Every (TP, PP) with TP x PP <= devices that the engine can launch, in each quantization, fewest ranks
+    first.
 
     The KV cache holds `concurrency` sequences of `max_model_len` tokens. There are slots for variants only
     where the model can have some. Raises ValueError for impossible settings.
     """
     _check(spec, devices, max_model_len, concurrency, max_variants, max_lora_rank)
     splits = [
-        (tp, pp, form)
-        for form in forms
+        (tp, pp, quantization)
+        for quantization in quantizations
         for tp in range(1, min(devices, spec.num_heads) + 1)
-        if cut_problem(spec, tp, form) is None
+        if cut_problem(spec, tp, quantization) is None
         for pp in range(1, min(devices // tp, spec.num_layers) + 1)
     ]
     return tuple(
         Plan(
             tensor_parallel=tp,
             layers_per_stage=even_stages(spec.num_layers, pp),
-            quantization=form,
+            quantization=quantization,
             max_model_len=max_model_len,
             kv_cache_tokens=concurrency * max_model_len,
             max_variants=max_variants if spec.adaptable else 0,
             max_lora_rank=max_lora_rank if spec.adaptable else 0,
         )
-        for tp, pp, form in sorted(splits, key=lambda split: (split[0] * split[1], split))
+        for tp, pp, quantization in sorted(splits, key=lambda split: (split[0] * split[1], split))
     )
 
 
-def form_names(compression: Mapping[str, float], served: ModelSpec) -> tuple[str, ...]:
-    """The forms that a model registered with these techniques can have in an engine that holds it as `served`
-    says, uncompressed first. Empty when there are none: `no_form_reason` says why."""
-    known = sorted(FORMS.keys() & compression.keys())
-    quantized = [form for form in known if form_problem(served, form) is None]
+def quantization_names(compression: Mapping[str, float], served: ModelSpec) -> tuple[str, ...]:
+    """The quantizations that a model registered with these techniques can have in an engine that holds it as
+    `served` says, uncompressed first. Empty when there are none: `no_quantization_reason` says why."""
+    known = sorted(QUANTIZATIONS.keys() & compression.keys())
+    quantized = [quantization for quantization in known if quantization_problem(served, quantization) is None]
     return ((UNCOMPRESSED,) if allows_uncompressed(compression) else ()) + tuple(quantized)
 
 
-def form_problem(served: ModelSpec, form: str) -> str | None:
-    """Why no engine can hold a model in this form; None if it can, on one rank at least."""
-    if FORMS[form].dtype_bytes != served.dtype_bytes:
+def quantization_problem(served: ModelSpec, quantization: str) -> str | None:
+    """Why no engine can hold a model in this quantization; None if it can, on one rank at least."""
+    if QUANTIZATIONS[quantization].dtype_bytes != served.dtype_bytes:
         return (
-            f"engines have {form} for bfloat16 and float16, and here they are of another dtype "
+            f"engines have {quantization} for bfloat16 and float16, and here they are of another dtype "
             "(OSTINATO_ENGINE_DTYPE)"
         )
-    return cut_problem(served, 1, form)
+    return cut_problem(served, 1, quantization)
 
 
-def no_form_reason(compression: Mapping[str, float], served: ModelSpec) -> str:
-    """Why `form_names` found none, in words for the user."""
-    known = sorted(FORMS.keys() & compression.keys())
-    why = "; ".join(problem for form in known if (problem := form_problem(served, form)))
+def no_quantization_reason(compression: Mapping[str, float], served: ModelSpec) -> str:
+    """Why `quantization_names` found none, in words for the user."""
+    known = sorted(QUANTIZATIONS.keys() & compression.keys())
+    why = "; ".join(
+        problem for quantization in known if (problem := quantization_problem(served, quantization))
+    )
     servable = ", ".join(sorted(SERVABLE))
     return (
         f"the model is registered for {', '.join(sorted(compression))} only, which cannot be served"

@@ -3,9 +3,9 @@
 A fingerprint is as deep as the model but holds only as many different layers as do not fit the device's
 caches (docs/profiler.md); on GPUs a second, shallower one tells apart what depends on depth, each TP that
 fits is measured, one pipeline, one engine that is asked for synthetic variants of each kind, and each TP in
-every other form that is asked for. The largest load takes a third of what all do: the shallow one and those
-with TP are spared it. A CPU is one device, on which a model is not split, and starting an engine is most of
-the cost: one fingerprint for each form, whose head and layers are told apart by their bytes.
+every other quantization that is asked for. The largest load takes a third of what all do: the shallow one and
+those with TP are spared it. A CPU is one device, on which a model is not split, and starting an engine is
+most of the cost: one fingerprint for each quantization, whose head and layers are told apart by their bytes.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ MAX_TP = 8
 class Reach:
     """What may be used, and how the engines that will be deployed are set up.
 
-    `devices` of one node, each with `device_bytes` free for this. `forms` are those to be measured beside the
-    uncompressed one.
-    """
+    `devices` of one node, each with `device_bytes` free for this. `quantizations` are those to be measured
+    beside the uncompressed one."""
 
     on_cpu: bool
     devices: int
@@ -54,7 +53,7 @@ class Reach:
     max_sequences: int
     batched_tokens: int
     max_lora_rank: int = 16
-    forms: tuple[str, ...] = ()
+    quantizations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def cached_bytes(spec: ModelSpec, run: EngineRun) -> int:
     setting = run.setting
     held = min(max(setting.layers_per_stage), run.distinct_layers)
     tokens = max(
-        p.batch * (p.input_tokens + run.output_tokens + setting.fills(p.batch, p.input_tokens))
+        p.batch * (p.input_tokens + run.output_tokens + setting.prefill_steps(p.batch, p.input_tokens))
         for p in run.points
     )
     return held * kv_bytes_per_token(spec, setting.tensor_parallel) * tokens
@@ -126,7 +125,7 @@ def _engine_runs(spec: ModelSpec, reach: Reach) -> Iterator[EngineRun]:
         yield _engine_run(
             spec, reach, Setting((layers,), batched_tokens=reach.batched_tokens), points + mixed
         )
-        yield from _in_forms(spec, reach, 1, points)
+        yield from _in_quantizations(spec, reach, 1, points)
         return
     for tp in _degrees(spec, reach):
         setting = Setting((layers,), tp, batched_tokens=reach.batched_tokens)
@@ -140,13 +139,15 @@ def _engine_runs(spec: ModelSpec, reach: Reach) -> Iterator[EngineRun]:
     if mixed:
         yield _engine_run(spec, reach, Setting((layers,), batched_tokens=reach.batched_tokens), mixed)
     for tp in _degrees(spec, reach):
-        yield from _in_forms(spec, reach, tp, points)
+        yield from _in_quantizations(spec, reach, tp, points)
 
 
-def _in_forms(spec: ModelSpec, reach: Reach, tp: int, points: tuple[Point, ...]) -> Iterator[EngineRun]:
-    for form in reach.forms:
-        if cut_problem(spec, tp, form) is None:
-            setting = Setting((spec.num_layers,), tp, form, batched_tokens=reach.batched_tokens)
+def _in_quantizations(
+    spec: ModelSpec, reach: Reach, tp: int, points: tuple[Point, ...]
+) -> Iterator[EngineRun]:
+    for quantization in reach.quantizations:
+        if cut_problem(spec, tp, quantization) is None:
+            setting = Setting((spec.num_layers,), tp, quantization, batched_tokens=reach.batched_tokens)
             yield _engine_run(spec, reach, setting, points if tp == 1 else _without_largest(points))
 
 
@@ -188,9 +189,7 @@ def _within(reach: Reach, batch: int, length: int, mix: tuple[SyntheticVariant, 
     """The load, or a smaller one that the deployed engines take; prompts leave room for the steps of all."""
     batch = min(batch, reach.max_sequences)
     room = max(1, reach.max_model_len - _output_tokens(reach))
-    per_token = (
-        1 + batch / reach.batched_tokens
-    )  # each token of a prompt, and its share of the steps that fill
+    per_token = 1 + batch / reach.batched_tokens  # each token of a prompt, and its share of the prefill steps
     return Point(batch, max(1, min(length, int((room - 1) / per_token))), mix)
 
 

@@ -1,8 +1,7 @@
-"""The forms in which an engine can hold a model's hidden layers: as they are, or quantized as it reads them.
+"""How an engine can hold a model's hidden layers: as they are, or quantized as it reads them.
 
-A model is registered with the accuracy of each technique (MaverIQ, Table 1). Those that are a form here can
-be launched; others are kept with the model, and never chosen.
-"""
+A model is registered with the accuracy of each technique (MaverIQ, Table 1). Those that are a quantization
+here can be launched; others are kept with the model, and never chosen."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ ALIASES = frozenset({"none", "bf16", "fp16", "float32"})
 
 
 @dataclass(frozen=True)
-class Form:
+class Quantization:
     """`engine` is vLLM's name of it (`--quantization`). Each weight of a linear layer takes `weight_bytes`,
     each of its outputs `output_bytes` for a scale, and rows and columns must be multiples of `multiple`;
     biases, routers, norms, embedding and head stay as they are. Engines have it for numbers of `dtype_bytes`
@@ -28,16 +27,16 @@ class Form:
     once_bytes: int = 0
 
 
-FORMS: Mapping[str, Form] = {
+QUANTIZATIONS: Mapping[str, Quantization] = {
     # e4m3, a scale for each output; activations are quantized token by token as they come. What comes once:
     # vLLM 0.26 on H200s, whatever the depth (benchmarks/results/profiling).
-    "fp8": Form(
+    "fp8": Quantization(
         "fp8_per_channel", weight_bytes=1, output_bytes=4, multiple=16, dtype_bytes=2, once_bytes=32 << 20
     ),
 }
 
 
-SERVABLE = ALIASES | FORMS.keys()  # what a technique may be called that can be launched
+SERVABLE = ALIASES | QUANTIZATIONS.keys()  # what a technique may be called that can be launched
 
 
 def canonical(quantization: str) -> str:
@@ -46,15 +45,15 @@ def canonical(quantization: str) -> str:
 
 
 def engine_name(quantization: str) -> str:
-    """What vLLM calls a form; a name that is not one of ours is taken for the engine's own."""
-    form = FORMS.get(quantization)
-    return form.engine if form else quantization
+    """What vLLM calls a quantization; a name that is not one of ours is taken for the engine's own."""
+    known = QUANTIZATIONS.get(quantization)
+    return known.engine if known else quantization
 
 
 def once_bytes(quantization: str) -> int:
-    """What each rank takes for a form, whatever its layers."""
-    form = FORMS.get(quantization)
-    return form.once_bytes if form else 0
+    """What each rank takes for a quantization, whatever its layers."""
+    known = QUANTIZATIONS.get(quantization)
+    return known.once_bytes if known else 0
 
 
 def allows_uncompressed(compression: Mapping[str, float]) -> bool:

@@ -144,7 +144,7 @@ def stage_weight_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
     every stage (`tables_everywhere`); the last norm last.
 
     A tied head is the embedding itself, but a pipeline's last stage needs its own copy of it. What an engine
-    takes once for a form is with them.
+    takes once for a quantization is with them.
     """
     tp, table = plan.tensor_parallel, vocab_table_bytes(spec, plan.tensor_parallel)
     first, last = stage == 0, stage == plan.pipeline_parallel - 1

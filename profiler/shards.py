@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from profiler.linears import Linear, Sharding, distinct_experts
-from profiler.quantization import FORMS, UNCOMPRESSED
+from profiler.quantization import QUANTIZATIONS, UNCOMPRESSED
 from profiler.types import ModelSpec, Plan, adaptable_linears, linears_of
 
 VOCAB_PADDING = 64  # vLLM pads the vocabulary to this multiple before it shards it
@@ -30,16 +30,16 @@ def tp_problem(spec: ModelSpec, tensor_parallel: int) -> str | None:
 
 
 def cut_problem(spec: ModelSpec, tensor_parallel: int, quantization: str) -> str | None:
-    """Why vLLM cannot shard this model so in this form; None if it can."""
+    """Why vLLM cannot shard this model so in this quantization; None if it can."""
     if problem := tp_problem(spec, tensor_parallel):
         return problem
-    form = FORMS.get(quantization)
-    for name, linear in linears_of(spec).items() if form else ():
+    known = QUANTIZATIONS.get(quantization)
+    for name, linear in linears_of(spec).items() if known else ():
         out, into = linear.shard(tensor_parallel, spec.heads)
-        if form and linear.quantizable and (out % form.multiple or into % form.multiple):
+        if known and linear.quantizable and (out % known.multiple or into % known.multiple):
             return (
-                f"{quantization} takes multiples of {form.multiple}, and {name} is {out} x {into} on each of "
-                f"{tensor_parallel} ranks"
+                f"{quantization} takes multiples of {known.multiple}, and {name} is {out} x {into} on each "
+                f"of {tensor_parallel} ranks"
             )
     return None
 
@@ -47,7 +47,7 @@ def cut_problem(spec: ModelSpec, tensor_parallel: int, quantization: str) -> str
 def layer_shard_bytes(spec: ModelSpec, tp: int, quantization: str = UNCOMPRESSED) -> int:
     """A rank's part of a hidden layer: linear layers are sharded, norms (and biases of old records) whole.
 
-    What is stored in a form that is not known here counts as it is unquantized.
+    What is stored in a quantization that is not known here counts as it is unquantized.
     """
     linears = linears_of(spec).values()
     whole = spec.layer_weight_bytes - sum(linear.elements for linear in linears) * spec.dtype_bytes
@@ -55,7 +55,7 @@ def layer_shard_bytes(spec: ModelSpec, tp: int, quantization: str = UNCOMPRESSED
 
 
 def layer_share(spec: ModelSpec, tp: int, quantization: str) -> float:
-    """A rank's part of a hidden layer in this form, over that of the uncompressed one."""
+    """A rank's part of a hidden layer in this quantization, over that of the uncompressed one."""
     return layer_shard_bytes(spec, tp, quantization) / layer_shard_bytes(spec, tp)
 
 
@@ -71,12 +71,12 @@ def layer_moved_bytes(spec: ModelSpec, tp: int, tokens: float, quantization: str
 
 def _linear_bytes(spec: ModelSpec, linear: Linear, tp: int, quantization: str) -> int:
     """One rank's part of a linear layer, with all its experts."""
-    elements, form = linear.shard_elements(tp, spec.heads), FORMS.get(quantization)
-    if form is None or not linear.quantizable:
+    elements, known = linear.shard_elements(tp, spec.heads), QUANTIZATIONS.get(quantization)
+    if known is None or not linear.quantizable:
         return elements * spec.dtype_bytes
     outs = linear.experts * linear.shard(tp, spec.heads)[0]
     biases = outs * linear.bias
-    return (elements - biases) * form.weight_bytes + outs * form.output_bytes + biases * spec.dtype_bytes
+    return (elements - biases) * known.weight_bytes + outs * known.output_bytes + biases * spec.dtype_bytes
 
 
 def active_shard_elements(spec: ModelSpec, tp: int) -> int:

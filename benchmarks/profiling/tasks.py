@@ -88,11 +88,11 @@ def _point_s(shape: str, setting: Setting, point: Point, output_tokens: int) -> 
     """Of the run that warms up and those that are measured."""
     model = dataclasses.replace(spec(shape), num_layers=setting.layers)
     plan = Plan(setting.tensor_parallel, setting.layers_per_stage, "none", MAX_MODEL_LEN, 0, 0, 0)
-    fills = setting.fills(point.batch, point.input_tokens)
-    tokens = output_tokens + fills
+    prefill_steps = setting.prefill_steps(point.batch, point.input_tokens)
+    tokens = output_tokens + prefill_steps
     load = Workload(point.batch, point.input_tokens, tokens)
     once = estimate(model, plan, [H200] * setting.world_size, load, 1.0)
-    run_s, warm_up_s = once.latency_s(tokens), once.latency_s(warm_up_tokens(fills, tokens))
+    run_s, warm_up_s = once.latency_s(tokens), once.latency_s(warm_up_tokens(prefill_steps, tokens))
     return warm_up_s + max(1, min(REPEATS, math.ceil((POINT_SECONDS - warm_up_s) / run_s))) * run_s
 
 
@@ -150,9 +150,17 @@ def variants(name: str, gpus: int, quantization: str = "none") -> list[Task]:
 
 
 def _profile(name: str, gpus: int, quantization: str) -> list[Task]:
-    """In this form; what a profile measures in another form than none is less."""
-    forms = () if quantization == UNCOMPRESSED else (quantization,)
-    reach = Reach(False, gpus, DEVICE_BYTES, MAX_MODEL_LEN, max(p.batch for p in POINTS), 2048, forms=forms)
+    """In this quantization; what a profile measures in another quantization than none is less."""
+    quantizations = () if quantization == UNCOMPRESSED else (quantization,)
+    reach = Reach(
+        False,
+        gpus,
+        DEVICE_BYTES,
+        MAX_MODEL_LEN,
+        max(p.batch for p in POINTS),
+        2048,
+        quantizations=quantizations,
+    )
     return [
         Task(
             Kind.FINGERPRINTS,

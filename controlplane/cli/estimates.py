@@ -17,7 +17,14 @@ from controlplane.api.schemas.estimates import (
     RankCostView,
 )
 from controlplane.cli.failures import require_success
-from controlplane.cli.output import form_suffix, print_facts, print_json, print_table, print_text, size
+from controlplane.cli.output import (
+    print_facts,
+    print_json,
+    print_table,
+    print_text,
+    quantization_suffix,
+    size,
+)
 from controlplane.cli.session import Json, NoWait, session
 from controlplane.cli.waiting import follow
 
@@ -68,7 +75,7 @@ def _print_profile(found: ProfileView) -> None:
     rows = [
         (
             f"{load.tensorParallel} x {'+'.join(map(str, load.layersPerStage))}"
-            + form_suffix(load.quantization),
+            + quantization_suffix(load.quantization),
             str(load.batch),
             str(load.inputTokens),
             str(load.outputTokens),
@@ -208,7 +215,7 @@ def _rank_row(r: RankCostView) -> tuple[str, ...]:
 def _print_plans(plans: list[EstimateView]) -> None:
     rows = [
         (
-            _split(p) + form_suffix(p.quantization),
+            _split(p) + quantization_suffix(p.quantization),
             f"{_number(p.latencyMs.value)} ms",
             _number(p.costGibS),
             size(round(p.memoryBytes)),

@@ -78,6 +78,6 @@ def size(number_bytes: int) -> str:
     return f"{value:.1f} TiB"
 
 
-def form_suffix(quantization: str) -> str:
+def quantization_suffix(quantization: str) -> str:
     """For after a plan: nothing where layers are as they are."""
     return "" if quantization == UNCOMPRESSED else f" {quantization}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from controlplane.api.schemas.estimates import EstimateView
-from controlplane.cli.output import form_suffix
+from controlplane.cli.output import quantization_suffix
 from controlplane.cli.picture import drawing
 
 GIB = 2**30
@@ -48,5 +48,5 @@ def _draw(figure: Any, axes: Any, plans: Sequence[EstimateView], chosen: Estimat
 
 
 def label(e: EstimateView) -> str:
-    """TP x the layers of its stages, and their form."""
-    return f"{e.tensorParallel}x({'+'.join(map(str, e.layersPerStage))}){form_suffix(e.quantization)}"
+    """TP x the layers of its stages, and their quantization."""
+    return f"{e.tensorParallel}x({'+'.join(map(str, e.layersPerStage))}){quantization_suffix(e.quantization)}"

@@ -74,7 +74,7 @@ class ProfileActions:
         await self._note(
             OperationKind.REGISTER, ready.name, Phase.PROFILING, f"{ready.reason}; read", READ_SHARE
         )
-        fresh = progress.fresh_profile(key, time.time(), keys.forms_to_measure(ready, key.dtype))
+        fresh = progress.fresh_profile(key, time.time(), keys.quantizations_to_measure(ready, key.dtype))
 
         def commit() -> None:
             state = self._repository.read()
@@ -116,7 +116,7 @@ class ProfileActions:
             lacking = errors.ProfilingFailed("there is no device to measure on; add one and profile again")
             await self._answer(name, End.failed(lacking))
             return
-        fresh = progress.fresh_profile(key, time.time(), keys.forms_to_measure(model, key.dtype))
+        fresh = progress.fresh_profile(key, time.time(), keys.quantizations_to_measure(model, key.dtype))
 
         def commit() -> None:
             state = self._repository.read()
@@ -331,11 +331,11 @@ def _require_measured(state: State, key: str) -> None:
 
 def _begun(state: State, fresh: ModelProfile, resume: Sequence[Phase]) -> list[Change]:
     """The profile, new if there is none. One that is not whole goes on from the phases `resume`, and from all
-    for forms that nobody asked for before."""
+    for quantizations that nobody asked for before."""
     present = state.profiles.get(fresh.key)
     if present is None:
         return [Put(fresh, 0)]
-    wanted = progress.with_forms(present.record, fresh.forms)
+    wanted = progress.with_quantizations(present.record, fresh.forms)
     if not wanted.settled:  # who settles it on an older sight has to look again
         return [Put(wanted, present.version)]
     if wanted != present.record or (wanted.phase in resume and not progress.is_whole(wanted)):

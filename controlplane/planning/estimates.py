@@ -25,7 +25,7 @@ from placement.pareto import pareto
 from placement.types import CPU, Inventory
 from profiler.errors import PlanError
 from profiler.physical.calibration import Calibration
-from profiler.plans import candidate_plans, even_stages, form_names
+from profiler.plans import candidate_plans, even_stages, quantization_names
 from profiler.predicting.predict import Ground, Prediction, check_plan, predict
 from profiler.quantization import UNCOMPRESSED
 from profiler.types import DeviceRates, ModelSpec, Plan, Workload
@@ -93,8 +93,8 @@ def answer(
 def answer_all(
     state: State, inventory: Inventory, settings: Settings, name: str, load: Load
 ) -> tuple[Answer, ...]:
-    """Every plan of a model, in each form it is registered for, on the cluster's devices or those of `load`,
-    fewest ranks first.
+    """Every plan of a model, in each quantization it is registered for, on the cluster's devices or those of
+    `load`, fewest ranks first.
 
     Errors: as `answer`.
     """
@@ -104,8 +104,8 @@ def answer_all(
         raise errors.InvalidRequest(
             f"expected 1 to {MOST_DEVICES} devices, got {count}; correct it", param="devices"
         )
-    forms = form_names(asked.base.compression, asked.spec)
-    plans = candidate_plans(asked.spec, forms, count, asked.spec.max_position, 1, 0, 0)
+    quantizations = quantization_names(asked.base.compression, asked.spec)
+    plans = candidate_plans(asked.spec, quantizations, count, asked.spec.max_position, 1, 0, 0)
     found = [asked.about(plan) for plan in plans]
     best = pareto([(a.prediction.latency_s.value, a.cost_gib_s, a.memory_bytes) for a in found])
     return tuple(dataclasses.replace(a, pareto=good) for a, good in zip(found, best, strict=True))

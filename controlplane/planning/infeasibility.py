@@ -10,7 +10,7 @@ from controlplane.state.records import AutoRelax
 from placement.solver.numbers import rounded
 from placement.solver.outcome import NotPlaced
 from placement.types import Constraint, Inventory, Relaxation, Unusable
-from profiler.plans import no_form_reason
+from profiler.plans import no_quantization_reason
 from profiler.types import ModelSpec
 
 # What a constraint is called in a request, and how many of its units are one of the solver's.
@@ -53,7 +53,7 @@ def no_device(inventory: Inventory) -> errors.NoFeasiblePlan:
 def no_technique(compression: Mapping[str, float], served: ModelSpec) -> errors.NoFeasiblePlan:
     """Of a model that is registered for compression techniques only that no engine serves."""
     return errors.NoFeasiblePlan(
-        no_form_reason(compression, served), details=_details("compressionTechnique")
+        no_quantization_reason(compression, served), details=_details("compressionTechnique")
     )
 
 

@@ -23,7 +23,7 @@ from placement.solver.decide import decide as decide_on
 from placement.solver.decide import eased
 from placement.solver.explain import reason
 from placement.solver.from_inventory import clusters_of, type_name
-from placement.solver.from_spec import figures_in_forms
+from placement.solver.from_spec import figures_by_quantization
 from placement.solver.layout import resident
 from placement.solver.outcome import NotPlaced, Outcome
 from placement.solver.plan import Estimator
@@ -41,7 +41,7 @@ from placement.types import (
     Relaxation,
     Unusable,
 )
-from profiler.plans import form_names
+from profiler.plans import quantization_names
 from profiler.quantization import UNCOMPRESSED, accuracy_of
 from profiler.types import ModelSpec
 from profiler.variants.types import VariantKind
@@ -123,8 +123,8 @@ def _nearest(missed: Sequence[NotPlaced]) -> NotPlaced:
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be placed on which devices, and what is known of the model there. `left_out` are forms of it
-    that are not looked at."""
+    """What is to be placed on which devices, and what is known of the model there. `left_out` are
+    quantizations of it that are not looked at."""
 
     cluster: Cluster
     request: Request
@@ -136,7 +136,10 @@ class Question:
         return self.noted(found) if isinstance(found, Placement) else found
 
     def noted(self, found: Placement) -> Placement:
-        notes = (f"{form} was left out: it has not been measured on such a device" for form in self.left_out)
+        notes = (
+            f"{quantization} was left out: it has not been measured on such a device"
+            for quantization in self.left_out
+        )
         return dataclasses.replace(
             found, choice=dataclasses.replace(found.choice, notes=(*found.choice.notes, *notes))
         )
@@ -154,22 +157,27 @@ def _question(
     variants: Sequence[Model],
     profiles: Profiles,
 ) -> Question | None:
-    """None where engines have the model in no form that it is registered for.
+    """None where engines have the model in no quantization that it is registered for.
 
     Errors: NoFeasiblePlan when the expected lengths exceed what the engine takes.
     """
     spec = _served(model, cluster, settings)
-    every = form_names(model.compression, spec)
+    every = quantization_names(model.compression, spec)
     if not every:
         return None
     context = min(settings.max_model_len, spec.max_position)
     measured = _measured(model, cluster, inventory, settings, profiles)
-    forms = _tried(every, cluster, measured)
-    request = _request(model, deployment, spec, forms, context, settings)
+    quantizations = _tried(every, cluster, measured)
+    request = _request(model, deployment, spec, quantizations, context, settings)
     plan = Plan(1, (spec.num_layers,), UNCOMPRESSED, context, request.kv_tokens, 0, 0)
     room = with_room_for_variants(plan, spec, settings, variants)
     known = Knowledge(spec, room, measured, overheads(settings, cluster.types[0].kind))
-    return Question(cluster, request, known, tuple(form for form in every if form not in forms))
+    return Question(
+        cluster,
+        request,
+        known,
+        tuple(quantization for quantization in every if quantization not in quantizations),
+    )
 
 
 def _served(model: Model, cluster: Cluster, settings: Settings) -> ModelSpec:
@@ -177,28 +185,32 @@ def _served(model: Model, cluster: Cluster, settings: Settings) -> ModelSpec:
     return served_spec(spec_of(model), engine_dtype(settings, cluster.types[0].kind))
 
 
-def _tried(forms: tuple[str, ...], cluster: Cluster, measured: Mapping[str, Measured]) -> tuple[str, ...]:
-    """Where the model was measured on such a device, the forms it was measured in: an engine that failed then
-    would fail again. All of them, if it was in none."""
+def _tried(
+    quantizations: tuple[str, ...], cluster: Cluster, measured: Mapping[str, Measured]
+) -> tuple[str, ...]:
+    """Where the model was measured on such a device, the quantizations it was measured in: an engine that
+    failed then would fail again. All of them, if it was in none."""
     known = [measured[kind.name].calibration for kind in cluster.types if kind.name in measured]
     tried = {cut.quantization for one in known for cut in one.times}
-    return tuple(form for form in forms if form in tried) or forms
+    return tuple(quantization for quantization in quantizations if quantization in tried) or quantizations
 
 
 def _request(
     model: Model,
     deployment: Deployment,
     spec: ModelSpec,
-    forms: Sequence[str],
+    quantizations: Sequence[str],
     context: int,
     settings: Settings,
 ) -> Request:
-    accuracies = {form: accuracy_of(model.compression, form) for form in forms}
+    accuracies = {
+        quantization: accuracy_of(model.compression, quantization) for quantization in quantizations
+    }
     constraints = deployment.constraints
     inputs, outputs = _lengths(deployment, context)
     return Request(
         name=model.name,
-        model=figures_in_forms(model.name, spec, accuracies),
+        model=figures_by_quantization(model.name, spec, accuracies),
         intent=deployment.intent,
         cost=settings.cost_measure,
         slos=deployment.slos,

@@ -26,14 +26,14 @@ HELD_FACTOR = 1.25  # an engine on a CPU takes more than arithmetic says; nobody
 class ProfilingJob:
     """A request, and the node that is to carry it out; of the devices `held` it takes `held_bytes` each.
 
-    `forms` are those that the profile was to be measured in when it was made.
+    `quantizations` are those that the profile was to be measured in when it was made.
     """
 
     node: str
     request: MeasureRequest
     held: tuple[DeviceKey, ...]
     held_bytes: int
-    forms: tuple[str, ...] = ()
+    quantizations: tuple[str, ...] = ()
 
     @property
     def points(self) -> int:
@@ -91,7 +91,7 @@ def profiling_job(
         device.node,
         held=tuple((d.node, d.kind, d.index) for d in enough[:used]),
         held_bytes=_held_bytes(spec, lacking, reach),
-        forms=profile.forms,
+        quantizations=profile.forms,
         request=MeasureRequest(
             folder=Path(model.path),
             scratch=settings.home / "profiles" / profile.key / str(profile.rounds),

@@ -9,7 +9,7 @@ from controlplane import errors
 from controlplane.settings import Settings
 from controlplane.state.records import Model
 from placement.types import CPU, Device, Inventory
-from profiler.plans import form_names
+from profiler.plans import quantization_names
 from profiler.profile_key import ProfileKey, profile_key
 from profiler.quantization import UNCOMPRESSED
 from profiler.roofline import CONTEXT_ONLY, VLLM_ON_CPU, VLLM_ON_GPU, Overheads
@@ -87,7 +87,8 @@ def key_on(model: Model, device: Device, settings: Settings) -> ProfileKey | Non
     return profile_key(served_spec(model.spec, dtype), dtype, device.model or device.kind, device.engine)
 
 
-def forms_to_measure(model: Model, dtype: str) -> tuple[str, ...]:
-    """What a model is registered for beside its uncompressed form, of what engines of this dtype have."""
-    names = form_names(model.compression, served_spec(spec_of(model), dtype))
+def quantizations_to_measure(model: Model, dtype: str) -> tuple[str, ...]:
+    """What a model is registered for beside its uncompressed quantization, of what engines of this dtype
+    have."""
+    names = quantization_names(model.compression, served_spec(spec_of(model), dtype))
     return tuple(name for name in names if name != UNCOMPRESSED)

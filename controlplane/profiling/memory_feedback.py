@@ -90,16 +90,17 @@ def corrected(profile: ModelProfile, group: WorkerGroup) -> ModelProfile:
 
 
 def _text(plan: Plan) -> str:
-    """Of a plan's shape, as a profile keeps it: "2x1" is TP x PP, and "2x1 fp8" that in another form."""
+    """Of a plan's shape, as a profile keeps it: "2x1" is TP x PP, and "2x1 fp8" that in another
+    quantization."""
     degrees = f"{plan.tensor_parallel}x{plan.pipeline_parallel}"
     return degrees if plan.quantization == UNCOMPRESSED else f"{degrees} {plan.quantization}"
 
 
 def _shape(text: str) -> tuple[str, int, int]:
-    """(form, TP, PP)."""
-    degrees, _, form = text.partition(" ")
+    """(quantization, TP, PP)."""
+    degrees, _, quantization = text.partition(" ")
     tp, pp = degrees.split("x")
-    return form or UNCOMPRESSED, int(tp), int(pp)
+    return quantization or UNCOMPRESSED, int(tp), int(pp)
 
 
 def only_type(placement: Placement, inventory: Inventory) -> Device | None:

@@ -17,13 +17,13 @@ from profiler.quantization import UNCOMPRESSED
 MOST_ATTEMPTS = 3  # in a row that bring nothing new
 
 
-def with_forms(profile: ModelProfile, forms: Sequence[str]) -> ModelProfile:
+def with_quantizations(profile: ModelProfile, quantizations: Sequence[str]) -> ModelProfile:
     """To be measured in these as well, from the next time it is begun."""
-    every = tuple(sorted({*profile.forms, *forms}))
+    every = tuple(sorted({*profile.forms, *quantizations}))
     return profile if every == profile.forms else dataclasses.replace(profile, forms=every)
 
 
-def fresh_profile(key: ProfileKey, now_s: float, forms: tuple[str, ...] = ()) -> ModelProfile:
+def fresh_profile(key: ProfileKey, now_s: float, quantizations: tuple[str, ...] = ()) -> ModelProfile:
     return ModelProfile(
         key.text,
         key.architecture,
@@ -34,7 +34,7 @@ def fresh_profile(key: ProfileKey, now_s: float, forms: tuple[str, ...] = ()) ->
         reason="waits to be measured",
         created_at_s=now_s,
         updated_at_s=now_s,
-        forms=forms,
+        forms=quantizations,
     )
 
 
@@ -82,8 +82,9 @@ def described(line: str, points: int, all_points: int) -> str:
 
 
 def done(profile: ModelProfile, task: ProfilingJob, now_s: float) -> ModelProfile:
-    """What is left by a measuring that had no problem: it goes on if more forms were asked for meanwhile."""
-    grown = not set(profile.forms) <= set(task.forms)
+    """What is left by a measuring that had no problem: it goes on if more quantizations were asked for
+    meanwhile."""
+    grown = not set(profile.forms) <= set(task.quantizations)
     return resumed(profile, now_s) if grown else ended(profile, "", now_s)
 
 
@@ -125,12 +126,12 @@ def preempted(profile: ModelProfile, group: str, now_s: float) -> ModelProfile:
 
 
 def is_whole(profile: ModelProfile) -> bool:
-    """Whether everything that was planned has been measured, in every form that was asked for."""
+    """Whether everything that was planned has been measured, in every quantization that was asked for."""
     counted = profile.phase is Phase.READY and 0 < profile.all_points <= profile.points
-    return counted and set(profile.forms) <= {UNCOMPRESSED, *_measured_forms(profile)}
+    return counted and set(profile.forms) <= {UNCOMPRESSED, *_measured_quantizations(profile)}
 
 
-def _measured_forms(profile: ModelProfile) -> set[str]:
+def _measured_quantizations(profile: ModelProfile) -> set[str]:
     try:
         return {one.setting.quantization for one in from_lines(profile.measurements, profile.key)}
     except MeasurementError:  # written by another version

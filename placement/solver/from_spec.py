@@ -22,17 +22,23 @@ from profiler.types import ModelSpec, Plan
 MAX_TP = 64
 
 
-def figures_in_forms(name: str, spec: ModelSpec, accuracies: Mapping[str, float]) -> ModelFigures:
-    """A model in forms that engines have (`profiler.plans.form_names`), with the accuracy of each; `spec` is
-    as they hold it unquantized. Estimates are made from the spec and the form's name, not these figures."""
-    shares = {form: (accuracy, layer_share(spec, 1, form)) for form, accuracy in accuracies.items()}
+def figures_by_quantization(name: str, spec: ModelSpec, accuracies: Mapping[str, float]) -> ModelFigures:
+    """A model in quantizations that engines have (`quantization_names`), with the accuracy of each; `spec` is
+    as they hold it unquantized. Estimates are made from the spec and the quantization's name, not these
+    figures."""
+    shares = {
+        quantization: (accuracy, layer_share(spec, 1, quantization))
+        for quantization, accuracy in accuracies.items()
+    }
     found = figures_of(name, spec, shares)
-    forms = tuple(replace(one, degrees=_degrees(spec, found.degrees, one.name)) for one in found.compressions)
-    return replace(found, compressions=forms, spec=spec)
+    quantizations = tuple(
+        replace(one, degrees=_degrees(spec, found.degrees, one.name)) for one in found.compressions
+    )
+    return replace(found, compressions=quantizations, spec=spec)
 
 
-def _degrees(spec: ModelSpec, degrees: Sequence[int], form: str) -> tuple[int, ...]:
-    return tuple(tp for tp in degrees if cut_problem(spec, tp, form) is None)
+def _degrees(spec: ModelSpec, degrees: Sequence[int], quantization: str) -> tuple[int, ...]:
+    return tuple(tp for tp in degrees if cut_problem(spec, tp, quantization) is None)
 
 
 def figures_of(
@@ -40,11 +46,11 @@ def figures_of(
 ) -> ModelFigures:
     """`compressions`: accuracy, and a layer's bytes as a share of the uncompressed layer's; by name.
 
-    The profiler's estimates know the uncompressed model: with other forms these figures are what counts, and
-    working memory is `profiler.roofline`'s allowance for an unsharded rank, an upper bound under TP.
-    """
-    forms = compressions or {UNCOMPRESSED: (1.0, 1.0)}
-    as_it_is = set(forms) == {UNCOMPRESSED}
+    The profiler's estimates know the uncompressed model: with other quantizations these figures are what
+    counts, and working memory is `profiler.roofline`'s allowance for an unsharded rank, an upper bound under
+    TP."""
+    quantizations = compressions or {UNCOMPRESSED: (1.0, 1.0)}
+    as_it_is = set(quantizations) == {UNCOMPRESSED}
     tied, table = head_is_embedding(spec), vocab_table_bytes(spec, 1)
     plan = Plan(1, even_stages(spec.num_layers, min(2, spec.num_layers)), UNCOMPRESSED, 1, 0, 0, 0)
     overhead = allowance_bytes(spec, plan, 0)
@@ -61,9 +67,12 @@ def figures_of(
         overhead_bytes=overhead,
         compressions=tuple(
             Compression(
-                form, accuracy, round(share * spec.layer_weight_bytes), spec.kv_bytes_per_token_per_layer
+                quantization,
+                accuracy,
+                round(share * spec.layer_weight_bytes),
+                spec.kv_bytes_per_token_per_layer,
             )
-            for form, (accuracy, share) in forms.items()
+            for quantization, (accuracy, share) in quantizations.items()
         ),
         tied=tied,
         last_overhead_bytes=last - overhead + outer_bytes(spec),

@@ -38,8 +38,8 @@ def total_bytes(estimator: Estimator, shape: Shape, layers: int) -> int:
 
 def figures_lines(request: Request, shape: Shape, stage: int) -> Lines:
     """Of a model's explicit figures: weights, and keys and values of all tokens that the cache holds."""
-    form, tp = shape.compression, shape.tp
-    each = -(-form.layer_bytes // tp) + request.kv_tokens * kv_rank_bytes(request.model, shape)
+    compression, tp = shape.compression, shape.tp
+    each = -(-compression.layer_bytes // tp) + request.kv_tokens * kv_rank_bytes(request.model, shape)
     return ((_fixed_bytes(request.model, shape, stage), each),)
 
 

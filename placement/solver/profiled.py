@@ -34,8 +34,8 @@ from profiler.types import DeviceRates, Interval, ModelSpec, Plan, Workload
 class Measured:
     """A calibration of a model on one kind of device, and that device's rates.
 
-    `excess` is how many bytes more than estimated each rank took, by form, TP and PP, when such a plan ran.
-    """
+    `excess` is how many bytes more than estimated each rank took, by quantization, TP and PP, when such a
+    plan ran."""
 
     calibration: Calibration
     rates: DeviceRates
@@ -68,7 +68,8 @@ class Knowledge:
         )
 
     def excess(self, kind: GpuType, shape: tuple[str, int, int]) -> int:
-        """Bytes of each rank beyond its estimate, `shape` being (form, TP, PP); from others if need be."""
+        """Bytes of each rank beyond its estimate, `shape` being (quantization, TP, PP); from others if need
+        be."""
         own = self.profiles.get(kind.name)
         known = (own,) if own else tuple(self.profiles.values())
         return max((one.excess.get(shape, 0) for one in known), default=0)

@@ -10,7 +10,7 @@ from profiler.types import ModelSpec
 
 @dataclass(frozen=True)
 class Compression:
-    """One registered form of a model: unsharded bytes of a layer and a cached token, its accuracy.
+    """One registered compression of a model: unsharded bytes of a layer and a cached token, its accuracy.
 
     TP must be one of `degrees`, if there are any, as well as one of the model's.
     Accuracies of a model and of what is asked of it have one unit: shares in what-if files, else percent.
@@ -68,9 +68,9 @@ class ModelFigures:
             wrong.append("hidden_bytes and layer_flops (expected positive)")
         if not self.compressions:
             wrong.append("no compression (expected at least 'none')")
-        for form in self.compressions:
-            if form.layer_bytes < 1 or form.kv_bytes_per_token < 0 or form.accuracy < 0:
-                wrong.append(f"{form} (expected layer_bytes >= 1, kv bytes >= 0, accuracy >= 0)")
+        for compression in self.compressions:
+            if compression.layer_bytes < 1 or compression.kv_bytes_per_token < 0 or compression.accuracy < 0:
+                wrong.append(f"{compression} (expected layer_bytes >= 1, kv bytes >= 0, accuracy >= 0)")
         if wrong:
             raise ValueError(f"model {self.name}: " + "; ".join(wrong))
 

@@ -38,8 +38,8 @@ class Roofline(StageEstimator):
     def account(self, plan: CandidatePlan) -> Account:
         request, shape = self._request, plan.shape
         length = request.context or request.input_tokens + request.output_tokens
-        form = shape.compression.name
-        made = Plan(shape.tp, plan.layers, form, length, request.kv_tokens, 0, 0)
+        quantization = shape.compression.name
+        made = Plan(shape.tp, plan.layers, quantization, length, request.kv_tokens, 0, 0)
         share = (1 / ROUGH_FACTOR, ROUGH_FACTOR)
         return Account(made, Basis.ROUGH, share, share)
 

@@ -10,14 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic.alias_generators import to_camel
 
 from placement.solver.cluster import Cluster, Gpu, GpuType, Node
-from placement.solver.from_spec import figures_in_forms, figures_of
+from placement.solver.from_spec import figures_by_quantization, figures_of
 from placement.solver.gpu_types import KNOWN
 from placement.solver.request import Compression, ModelFigures, Request
 from placement.types import CostMeasure, Intent, Scope, Slos
 from profiler.architectures.registry import describe
 from profiler.checkpoint import declared_dtype_bytes, spec_of
 from profiler.errors import CheckpointError
-from profiler.plans import form_names
+from profiler.plans import quantization_names
 from profiler.quantization import canonical
 from profiler.shards import layer_share
 from profiler.types import ModelSpec
@@ -254,14 +254,14 @@ def _from_config(form: DeploymentForm, folder: Path) -> ModelFigures:
     spec = spec_of(describe(raw, path), declared_dtype_bytes(raw, path) or BF16_BYTES)
     given = {canonical(name): one for name, one in form.model.compressions.items()}
     sized = any(one.layer_mib or one.share for one in given.values())
-    if not sized and given.keys() == set(form_names(dict.fromkeys(given, 0.0), spec)):
-        return figures_in_forms(form.name, spec, {name: one.accuracy for name, one in given.items()})
+    if not sized and given.keys() == set(quantization_names(dict.fromkeys(given, 0.0), spec)):
+        return figures_by_quantization(form.name, spec, {name: one.accuracy for name, one in given.items()})
     shares = {name: (one.accuracy, _share(name, one, spec)) for name, one in given.items()}
     return figures_of(form.name, spec, shares)
 
 
 def _share(name: str, form: CompressionForm, spec: ModelSpec) -> float:
-    """Of a layer's uncompressed bytes; what is not told is known of the forms that engines have."""
+    """Of a layer's uncompressed bytes; what is not told is known of the quantizations that engines have."""
     if form.layer_mib:
         return form.layer_mib * MIB / spec.layer_weight_bytes
     return form.share or layer_share(spec, 1, name)

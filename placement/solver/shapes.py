@@ -17,10 +17,10 @@ def shapes(request: Request, gpus: int) -> tuple[Shape, ...]:
     """Every compression, TP and PP that model and request allow for `gpus` ranks, fewest ranks first."""
     model = request.model
     found = [
-        Shape(form, tp, pp)
-        for form in model.compressions
+        Shape(compression, tp, pp)
+        for compression in model.compressions
         for tp in range(1, min(request.max_tp, model.heads, gpus) + 1)
-        if tp_divides(model, tp) and tp in (form.degrees or (tp,)) and tp in (request.only_tp or (tp,))
+        if tp_divides(model, tp) and tp in (compression.degrees or (tp,)) and tp in (request.only_tp or (tp,))
         for pp in range(1, min(request.max_pp, model.layers, gpus // tp) + 1)
         if pp in (request.only_pp or (pp,)) and pp == (len(request.layers) or pp)
     ]

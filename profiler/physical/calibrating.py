@@ -14,7 +14,7 @@ from profiler.measurements import Footprint, Measurement, Timing
 from profiler.physical.calibration import HOP_S, Calibration, Cut, CutTimes
 from profiler.physical.curves import Burst, Line, Part, Step, fit, fit_bursts
 from profiler.physical.pipeline import Latency, latency
-from profiler.physical.prefill import filling
+from profiler.physical.prefill import split_prefill
 from profiler.physical.variant_costs import fit_variants
 from profiler.shards import (
     active_shard_elements,
@@ -141,17 +141,19 @@ def decode_step(timing: Timing) -> Step:
 def prefill_bursts(timing: Timing, batched_tokens: int) -> list[Burst]:
     """The steps until the last request's first token; where there are several, also until the mean one's."""
     load, layers = _load(timing), timing.setting.layers
-    fills = filling(load, batched_tokens).fills
-    parts = tuple(fill.part(load.input_tokens, not number) for number, fill in enumerate(fills))
+    prefill_steps = split_prefill(load, batched_tokens).steps
+    parts = tuple(
+        prefill_step.part(load.input_tokens, not number) for number, prefill_step in enumerate(prefill_steps)
+    )
     last = Burst(parts, layers, timing.ttft_last_s)
-    if len(fills) == 1 and fills[0].count == 1:
+    if len(prefill_steps) == 1 and prefill_steps[0].count == 1:
         return [last]
     waited, after = list[Part](), 1.0
-    for number, fill in enumerate(fills):
-        # Those whose prompts end in a fill wait for half of it, and later ones for all.
-        share = fill.requests / load.batch
-        weight = after - share * (fill.count - 1) / fill.count / 2
-        waited.append(fill.part(load.input_tokens, not number, weight))
+    for number, prefill_step in enumerate(prefill_steps):
+        # Those whose prompts end in a step wait for half of it, and later ones for all.
+        share = prefill_step.requests / load.batch
+        weight = after - share * (prefill_step.count - 1) / prefill_step.count / 2
+        waited.append(prefill_step.part(load.input_tokens, not number, weight))
         after -= share
     return [last, Burst(tuple(waited), layers, timing.ttft_s)]
 
@@ -179,7 +181,7 @@ def _turn(calibration: Calibration, pipelines: Sequence[Timing]) -> tuple[float,
     several = []
     for timing in pipelines:
         stages = len(timing.setting.layers_per_stage)
-        groups = len(filling(_load(timing), calibration.batched_tokens, stages).groups)
+        groups = len(split_prefill(_load(timing), calibration.batched_tokens, stages).groups)
         if timing.together and groups > 1:
             several.append(_Turn(_predicted(calibration, timing).tpot_s / groups, timing.tpot_s / groups))
     several.sort(key=lambda one: one.without_s)
@@ -211,9 +213,11 @@ def _lost_pace(calibration: Calibration, pipelines: Sequence[Timing]) -> dict[st
     several: defaultdict[str, list[Timing]] = defaultdict(list)
     for timing in pipelines:
         stages = len(timing.setting.layers_per_stage)
-        if round(filling(_load(timing), calibration.batched_tokens, stages).telling) > 1:
+        if round(split_prefill(_load(timing), calibration.batched_tokens, stages).reporting) > 1:
             several[timing.setting.quantization].append(timing)
-    return {form: _lost_share(calibration, form, seen) for form, seen in several.items()}
+    return {
+        quantization: _lost_share(calibration, quantization, seen) for quantization, seen in several.items()
+    }
 
 
 def _lost_share(calibration: Calibration, quantization: str, several: Sequence[Timing]) -> float:

@@ -61,7 +61,7 @@ class VariantCost:
 
 @dataclass(frozen=True)
 class VariantCosts:
-    """Of one kind of variant, in steps that decode and in steps that fill prompts."""
+    """Of one kind of variant, in steps that decode and in prefill steps."""
 
     decode: VariantCost
     prefill: VariantCost
@@ -93,7 +93,7 @@ class Calibration:
         raise KeyError(cut)
 
     def lost_pace_at(self, cut: Cut) -> float:
-        """Other kernels lose another share: of a form without a measured pipeline LOST_PACE, where one of
-        another form loses any."""
+        """Other kernels lose another share: of a quantization without a measured pipeline LOST_PACE, where
+        one of another quantization loses any."""
         elsewhere = LOST_PACE if max(self.lost_pace.values(), default=0.0) > LEAST_LOST else 0.0
         return self.lost_pace.get(cut.quantization, elsewhere)

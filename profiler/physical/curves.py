@@ -3,7 +3,7 @@
 A step takes `rest(x) + n (layer(x) + pair_s q)`: what does not depend on depth, and per layer its linear
 parts and its attention. `x` is the step's work (sequences that decode, or prompt tokens), `q` the pairs of
 tokens that attend to each other; `layer` and `rest` rise along straight lines between the measured `x`,
-never fall, and go on along the last line beyond them. A burst of steps that fill prompts takes `once` more,
+never fall, and go on along the last line beyond them. A burst of prefill steps takes `once` more,
 before the first: the host's part, which later steps hide. The steps after the first take `later` more for
 each token and layer: a GPU that is kept busy lowers its clock. In such a step each sequence that decodes
 along takes `along` more, and each cached token that it reads `along_pair`. That is MaverIQ's equations 4 and
@@ -132,7 +132,7 @@ def fit_bursts(
     pair_to_token: float = 0.0,
     later_to_token: float | None = None,
 ) -> StepTime:
-    """As `fit`, from bursts of one or several steps that fill prompts. Unless bursts say otherwise, reading a
+    """As `fit`, from bursts of one or several prefill steps. Unless bursts say otherwise, reading a
     cached token takes `decode_pair_s`, and a pair `pair_to_token` of what a layer takes for a token of the
     largest step (the ratio of their operations). What steps take later, over the same, is `later_to_token`:
     one depth does not tell it from what comes once. Raises ValueError without a burst."""

@@ -83,13 +83,13 @@ class _Seen:
 
 @dataclass(frozen=True)
 class Ranks:
-    """What is known of ranks of one cut. Where no fingerprint was cut so, those of the nearest TP; where
-    none was stored so, those of other forms, for all but weights; where there are none, allowances. `placed`:
-    beside those `seen` ranks of other forms in places where none of them was, a pipeline's: in these they
-    take about the same. `graphs`: bytes of captured graphs, and of each layer in them. `runtimes`: of a rank
-    that is alone, and of one in company; `handing`: what a stage of several takes later, whatever its cut.
-    `is_measured`: fingerprints of this very cut are known. `layer_share`: bytes of a layer as it is stored,
-    over those it has unquantized; `form_bytes`: what storing so takes once.
+    """What is known of ranks of one cut. Where no fingerprint was cut so, those of the nearest TP; where none
+    was stored so, those of other quantizations, for all but weights; where there are none, allowances.
+    `placed`: beside those `seen` ranks of other quantizations in places where none of them was, a pipeline's:
+    in these they take about the same. `graphs`: bytes of captured graphs, and of each layer in them.
+    `runtimes`: of a rank that is alone, and of one in company; `handing`: what a stage of several takes
+    later, whatever its cut. `is_measured`: fingerprints of this very cut are known. `layer_share`: bytes of a
+    layer as it is stored, over those it has unquantized; `quantization_bytes`: what storing so takes once.
     """
 
     spec: ModelSpec
@@ -100,7 +100,7 @@ class Ranks:
     handing: int
     is_measured: bool
     layer_share: float = 1.0
-    form_bytes: int = 0
+    quantization_bytes: int = 0
 
     def stage(self, plan: Plan, stage: int) -> RankBytes:
         """Of each rank of this stage."""
@@ -111,7 +111,7 @@ class Ranks:
         as_it_is = replace(plan, quantization=UNCOMPRESSED)
         saved = (1 - self.layer_share) * layers * layer_shard_bytes(spec, plan.tensor_parallel)
         return RankBytes(
-            weights=stage_weight_bytes(spec, as_it_is, stage) + self.form_bytes - round(saved),
+            weights=stage_weight_bytes(spec, as_it_is, stage) + self.quantization_bytes - round(saved),
             activations=max(
                 (one.activations(graphs) for one in self._placed_as(plan, stage)), default=allowed
             ),
@@ -120,8 +120,8 @@ class Ranks:
             kv_per_token=layers * kv_bytes_per_token(spec, plan.tensor_parallel),
         )
 
-    def is_of_other_form(self, plan: Plan, stage: int) -> bool:
-        """Whether what its place takes was measured in other forms only."""
+    def is_of_other_quantization(self, plan: Plan, stage: int) -> bool:
+        """Whether what its place takes was measured in other quantizations only."""
         return any(one not in self.seen for one in self._placed_as(plan, stage))
 
     def _later(self, plan: Plan, stage: int) -> int:
@@ -163,7 +163,7 @@ def known_ranks(calibration: Calibration, cut: Cut) -> Ranks:
         max((one.later for one in every if one.is_stage), default=HANDING_BYTES if on_gpus else 0),
         is_measured=any(Cut.of(footprint.setting) == cut for footprint in alike),
         layer_share=_layer_share(calibration, cut, stored),
-        form_bytes=once_bytes(cut.quantization),
+        quantization_bytes=once_bytes(cut.quantization),
     )
 
 
@@ -190,7 +190,7 @@ def _stored(footprints: Sequence[Footprint], cut: Cut) -> list[Footprint]:
 
 
 def _cached(footprints: Sequence[Footprint], cut: Cut) -> list[Footprint]:
-    """In whatever form: what is not weights differs little."""
+    """In whatever quantization: what is not weights differs little."""
     return [fp for fp in footprints if fp.setting.kv_dtype == cut.kv_dtype]
 
 
@@ -215,8 +215,8 @@ def _held(calibration: Calibration, footprint: Footprint, stage: int) -> int:
 
 
 def _layer_share(calibration: Calibration, cut: Cut, footprints: Sequence[Footprint]) -> float:
-    """Median over ranks of the footprints in this form; embedding and head stay as they are. By arithmetic
-    where there are none."""
+    """Median over ranks of the footprints in this quantization; embedding and head stay as they are. By
+    arithmetic where there are none."""
     spec = calibration.spec
     if cut.quantization == UNCOMPRESSED:
         return 1.0
@@ -256,7 +256,8 @@ def _line(seen: Sequence[_Seen]) -> tuple[float, float]:
 
 def _runtimes(groups: Sequence[Sequence[_Seen]], channel_bytes: int) -> tuple[int, int]:
     """Of a rank that is alone, and of one that talks to others; the latter from the first of `groups` with
-    one that did (nearest in form and TP, in TP, any), or with `channel_bytes` more, where none has."""
+    one that did (nearest in quantization and TP, in TP, any), or with `channel_bytes` more, where none
+    has."""
 
     def most(ranks: Sequence[_Seen], is_alone: bool) -> int | None:
         return max((one.runtime for one in ranks if one.is_alone == is_alone), default=None)

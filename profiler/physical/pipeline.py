@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from profiler.physical.calibration import Calibration, Cut, CutTimes
 from profiler.physical.curves import StepTime
-from profiler.physical.prefill import Fill, filling
+from profiler.physical.prefill import PrefillSteps, split_prefill
 from profiler.types import Workload
 
 Floats = npt.NDArray[np.float64]
@@ -66,11 +66,11 @@ def latencies(
 ) -> Latencies:
     """`latency` of each of `splits`, [splits, stages] in layers. Raises KeyError."""
     times, layers = calibration.at(cut), splits.T.astype(np.float64)
-    found = filling(workload, calibration.batched_tokens, len(layers))
-    ends = _ends_s(calibration, cut, layers, workload.input_tokens, found.fills)
+    found = split_prefill(workload, calibration.batched_tokens, len(layers))
+    ends = _ends_s(calibration, cut, layers, workload.input_tokens, found.steps)
     total = np.zeros(len(splits))
-    for fill, (mean, _) in zip(found.fills, ends, strict=True):
-        total += fill.requests * mean
+    for prefill_step, (mean, _) in zip(found.steps, ends, strict=True):
+        total += prefill_step.requests * mean
     decode_s = _decode_s(calibration, times, layers, workload, found.groups)
     turns = len(found.groups) if len(found.groups) > 1 else 0
     turns_s, most_s = turns * calibration.turn_s, turns * calibration.turn_most_s
@@ -79,9 +79,13 @@ def latencies(
 
 
 def _ends_s(
-    calibration: Calibration, cut: Cut, layers: Floats, input_tokens: int, fills: Sequence[Fill]
+    calibration: Calibration,
+    cut: Cut,
+    layers: Floats,
+    input_tokens: int,
+    prefill_steps: Sequence[PrefillSteps],
 ) -> list[tuple[Floats, Floats]]:
-    """When each fill has passed all stages: of several alike the mean, and the last.
+    """When each prefill step has passed all stages: of several alike the mean, and the last.
 
     `layers` are [stages, splits]. A stage takes one step after the other. As many are in flight as there are
     stages: the next one waits for the oldest one's tokens. A stage but the last loses a share of its pace
@@ -89,36 +93,36 @@ def _ends_s(
     """
     times, stages, lost = calibration.at(cut), len(layers), calibration.lost_pace_at(cut)
     free, ends, landed = np.full_like(layers, times.prefill.once_s), [], list[Floats]()
-    told_s, telling = np.zeros(layers.shape[1]), 0.0
-    for number, fill in enumerate(fills):
-        part = fill.part(input_tokens, not number)
+    reported_s, reporting = np.zeros(layers.shape[1]), 0.0
+    for number, prefill_step in enumerate(prefill_steps):
+        part = prefill_step.part(input_tokens, not number)
         first = _stages_s(layers, part.work, part.pairs, times.prefill)
         first += layers * times.prefill.along_pair_s * part.along_pairs
         first[-1] += times.prefill.along_s * part.along
         taken = first + layers * times.prefill.later_s * part.work
-        each_s = _paced_s(taken, calibration.hop_s, lost, fill.telling)
-        more_s = (fill.count - 1) * each_s
+        each_s = _paced_s(taken, calibration.hop_s, lost, prefill_step.reporting)
+        more_s = (prefill_step.count - 1) * each_s
         at = np.maximum(free[0], landed[0]) if len(landed) == stages else free[0]
         for stage, seconds in enumerate(taken if number else first):
             at = np.maximum(at, free[stage])
-            share = lost * telling * (stage < stages - 1)
-            at = at + seconds + _lost_s(seconds, told_s - at, share)
+            share = lost * reporting * (stage < stages - 1)
+            at = at + seconds + _lost_s(seconds, reported_s - at, share)
             free[stage] = at + more_s
             at = at + calibration.hop_s * (stage < stages - 1)
         ends.append((at + more_s / 2, at + more_s))
-        back = range(min(fill.count, stages) - 1, -1, -1)
-        if fill.telling:
-            told_s, telling = at + more_s, fill.telling
+        back = range(min(prefill_step.count, stages) - 1, -1, -1)
+        if prefill_step.reporting:
+            reported_s, reporting = at + more_s, prefill_step.reporting
         landed = [*landed, *(at + more_s - steps * each_s for steps in back)][-stages:]
     return ends
 
 
-def _paced_s(taken: Floats, hop_s: float, lost: float, telling: float) -> Floats:
-    """How far apart steps that take as long end, of `taken` [stages, splits], of which `telling` have tokens:
-    those of one come after as many steps as there are later stages."""
+def _paced_s(taken: Floats, hop_s: float, lost: float, reporting: float) -> Floats:
+    """How far apart steps that take as long end, of `taken` [stages, splits], of which `reporting` have
+    tokens: those of one come after as many steps as there are later stages."""
     later = np.arange(len(taken))[::-1, None]
     until_s = np.cumsum(taken[::-1], axis=0)[::-1] - taken + hop_s * later
-    slowed = taken + _lost_s(taken, until_s, lost * np.minimum(1.0, telling * later))
+    slowed = taken + _lost_s(taken, until_s, lost * np.minimum(1.0, reporting * later))
     turn_s = (slowed.sum(axis=0) + (len(taken) - 1) * hop_s) / len(taken)
     found: Floats = np.maximum(slowed.max(axis=0), turn_s)
     return found

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from profiler.errors import PlanError
-from profiler.plans import form_problem
-from profiler.quantization import FORMS, SERVABLE
+from profiler.plans import quantization_problem
+from profiler.quantization import QUANTIZATIONS, SERVABLE
 from profiler.shards import cut_problem
 from profiler.types import ModelSpec, Plan, Workload
 
@@ -12,19 +12,19 @@ MAX_COUNT = 1_000_000  # of a batch, and of its tokens
 
 
 def check_plan(spec: ModelSpec, plan: Plan) -> None:
-    check_form(spec, plan.quantization)
+    check_quantization(spec, plan.quantization)
     check_degree(spec, plan.tensor_parallel, plan.quantization)
     check_split(spec, plan)
 
 
-def check_form(spec: ModelSpec, quantization: str) -> None:
+def check_quantization(spec: ModelSpec, quantization: str) -> None:
     if quantization not in SERVABLE:
         raise PlanError(
             "quantization",
             f"expected one of {', '.join(sorted(SERVABLE))}, got {quantization!r}; other formats "
             "cannot be served",
         )
-    if quantization in FORMS and (problem := form_problem(spec, quantization)):
+    if quantization in QUANTIZATIONS and (problem := quantization_problem(spec, quantization)):
         raise PlanError("quantization", f"{problem}; ask about another format")
 
 

@@ -25,10 +25,10 @@ LAUNCH_S = 0.1e-3  # of a layer: steps of few tokens take what hosts take to lau
 PER_DOUBLING = 0.10  # of the work beyond the largest measured, or of TP away from the nearest measured
 PER_STAGE = 0.03  # of a pipeline
 ELSEWHERE = 0.30  # scaled from another kind of device than the one that was measured
-OTHER_FORM = 0.30  # scaled from another form of the layers than the one that was measured
+OTHER_QUANTIZATION = 0.30  # scaled from another quantization of the layers than the one that was measured
 ROUGH_FACTOR = 3.0  # a roofline knows no launches and no caches
 VARIANTS = 0.4  # of what variants add, where they were measured; assumed, for they are in a few loads only
-# Of what is not weights or KV cache; `PLACED`: where ranks of other forms were measured in such a place.
+# Of what is not weights or KV cache; `PLACED`: where ranks of other quantizations were in such a place.
 MEASURED_MEMORY, PLACED_MEMORY, ALLOWED_MEMORY = 0.10, 0.20, 0.60
 
 

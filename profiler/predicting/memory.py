@@ -77,7 +77,7 @@ class Memory:
         if known is None or not known.is_measured:
             share = ALLOWED_MEMORY
         else:
-            share = PLACED_MEMORY if known.is_of_other_form(plan, stage) else MEASURED_MEMORY
+            share = PLACED_MEMORY if known.is_of_other_quantization(plan, stage) else MEASURED_MEMORY
         unsure = share * (part.activations + part.graphs + part.runtime)
         return RankCost(
             part.weights,

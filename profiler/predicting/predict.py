@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from profiler.physical.variants import VariantLoad, variant_load
-from profiler.predicting.checks import check_degree, check_form, check_load, check_plan, check_split
+from profiler.predicting.checks import check_degree, check_load, check_plan, check_quantization, check_split
 from profiler.predicting.intervals import inverse
 from profiler.predicting.memory import Memory, kv_capacity
 from profiler.predicting.times import Times, times_of
@@ -71,7 +71,7 @@ def check(spec: ModelSpec, plan: Plan, workload: Workload) -> None:
 
 def _check_all(spec: ModelSpec, plans: Sequence[Plan]) -> None:
     for degree, quantization in dict.fromkeys((plan.tensor_parallel, plan.quantization) for plan in plans):
-        check_form(spec, quantization)
+        check_quantization(spec, quantization)
         check_degree(spec, degree, quantization)
     for plan in plans:
         check_split(spec, plan)

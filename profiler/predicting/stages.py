@@ -1,9 +1,8 @@
 """What one stage of a plan takes and holds, linear in its layers: what the placement's solver needs. Pure.
 
-Where this architecture was measured its steps take what was measured; a TP, a form, or a device, that was not
-is the nearest that was, times the ratio that the roofline of `profiler.roofline` sees between the two.
-Elsewhere the roofline answers alone.
-"""
+Where this architecture was measured its steps take what was measured; a TP, a quantization, or a device, that
+was not is the nearest that was, times the ratio that the roofline of `profiler.roofline` sees between the
+two. Elsewhere the roofline answers alone."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from profiler.predicting.intervals import (
     ELSEWHERE,
     LAUNCH_S,
     NOISE,
-    OTHER_FORM,
+    OTHER_QUANTIZATION,
     PER_DOUBLING,
     PER_STAGE,
     Floats,
@@ -99,7 +99,7 @@ def _physical(
     times = calibration.at(cut)
     elsewhere = PER_DOUBLING * (abs(math.log2(tp / cut.tensor_parallel)) + math.log2(ground.shared))
     elsewhere += PER_STAGE * (run.shape[1] - 1) + (0.0 if ground.measured is None else ELSEWHERE)
-    elsewhere += 0.0 if cut.quantization == how.quantization else OTHER_FORM
+    elsewhere += 0.0 if cut.quantization == how.quantization else OTHER_QUANTIZATION
     wider = stretch(times.decode.widest, workload.batch)
     step = decode_time(calibration, cut, load)
     turns = calibration.turn_error * found.in_turns.astype(np.float64)

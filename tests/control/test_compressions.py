@@ -1,4 +1,4 @@
-"""Models registered in several forms: which is deployed, how it is launched, measured and refused."""
+"""Models registered in several quantizations: which is deployed, how it is launched, measured and refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def model(files: Path) -> Model:
     return replace(ready_base(files), spec=SMOLLM2, compression=BOTH)
 
 
-def test_the_least_memory_is_that_of_the_quantized_form(model: Model, settings: Settings) -> None:
+def test_the_least_memory_is_that_of_the_quantized_model(model: Model, settings: Settings) -> None:
     """It is launched as vLLM calls it; what cannot be launched, int4, is never chosen."""
     found = decide(model, DEPLOYMENT, ROOM, settings)
     assert (found.plan.quantization, found.estimate.accuracy) == ("fp8", 97.0)
@@ -56,7 +56,7 @@ def test_the_least_memory_is_that_of_the_quantized_form(model: Model, settings: 
     assert "--quantization" not in engine_arguments(engine_config(model, whole, settings))
 
 
-def test_an_accuracy_keeps_a_form_away(model: Model, settings: Settings) -> None:
+def test_an_accuracy_keeps_a_quantization_away(model: Model, settings: Settings) -> None:
     asked = replace(DEPLOYMENT, slos=Slos(accuracy=99.0))
     found = decide(model, asked, ROOM, settings)
     assert (found.plan.quantization, found.estimate.accuracy) == ("none", 99.5)
@@ -68,10 +68,12 @@ def test_an_accuracy_keeps_a_form_away(model: Model, settings: Settings) -> None
 
 
 def test_less_accuracy_is_what_would_do_where_memory_is_short(model: Model, settings: Settings) -> None:
-    """Between what the two forms take; the user may allow it beforehand."""
+    """Between what the two quantizations take; the user may allow it beforehand."""
     sizes = [
-        decide(replace(model, compression={form: 99.0}), DEPLOYMENT, ROOM, settings).ranks[0].memory_bytes
-        for form in ("none", "fp8")
+        decide(replace(model, compression={quantization: 99.0}), DEPLOYMENT, ROOM, settings)
+        .ranks[0]
+        .memory_bytes
+        for quantization in ("none", "fp8")
     ]
     short = Inventory((replace(CPU, free_bytes=sum(sizes) // 2, total_bytes=64 * GIB),))
     asked = replace(DEPLOYMENT, slos=Slos(accuracy=99.0))
@@ -84,7 +86,7 @@ def test_less_accuracy_is_what_would_do_where_memory_is_short(model: Model, sett
     assert [one.constraint.value for one in relaxed.choice.relaxed] == ["accuracy"]
 
 
-def test_engines_of_float32_have_the_uncompressed_form_only(model: Model, settings: Settings) -> None:
+def test_engines_of_float32_have_the_uncompressed_quantization_only(model: Model, settings: Settings) -> None:
     in_float32 = settings.model_copy(update={"engine_dtype": "auto"})
     assert decide(model, DEPLOYMENT, ROOM, in_float32).plan.quantization == "none"
     with pytest.raises(errors.NoFeasiblePlan, match="OSTINATO_ENGINE_DTYPE") as caught:
@@ -92,7 +94,7 @@ def test_engines_of_float32_have_the_uncompressed_form_only(model: Model, settin
     assert (caught.value.details or {})["binding"] == "compressionTechnique"
 
 
-def test_a_model_too_narrow_for_a_form_is_served_without_it(files: Path, settings: Settings) -> None:
+def test_a_model_too_narrow_for_a_quantization_is_served_without_it(files: Path, settings: Settings) -> None:
     """Its 12 features are no multiple of 16."""
     narrow = replace(ready_base(files), compression=BOTH)
     assert decide(narrow, DEPLOYMENT, ROOM, settings).plan.quantization == "none"
@@ -130,27 +132,28 @@ async def deployed(world: World, name: str) -> Placement:
     return found
 
 
-def forms(profile: ModelProfile) -> dict[str, int]:
+def quantizations(profile: ModelProfile) -> dict[str, int]:
     """How many loads were measured in each."""
     timings = [m for m in from_lines(profile.measurements, "") if isinstance(m, Timing)]
     return {q: sum(t.setting.quantization == q for t in timings) for q in ("none", "fp8")}
 
 
-async def test_a_form_is_measured_when_the_first_model_is_registered_for_it(world: World) -> None:
-    """Only what lacks is: the second model's registration adds the loads of its form, the third's nothing."""
+async def test_a_quantization_is_measured_when_the_first_model_is_registered_for_it(world: World) -> None:
+    """Only what lacks is: the second model's registration adds the loads of its quantization, the third's
+    nothing."""
     async with world.controlled():
         first = await registered(world, "plain", {"none": 100.0, "int4": 90.0})
-        assert forms(first)["fp8"] == 0
+        assert quantizations(first)["fp8"] == 0
         second = await registered(world, "both", BOTH)
-        assert forms(second)["none"] == forms(first)["none"]
-        assert forms(second)["fp8"] > 0
+        assert quantizations(second)["none"] == quantizations(first)["none"]
+        assert quantizations(second)["fp8"] > 0
         assert progress.is_whole(second)
         told = world.cluster.told  # type: ignore[attr-defined]
         assert await registered(world, "again", BOTH) == second
         assert told == world.cluster.told == len(second.measurements)  # type: ignore[attr-defined]
 
 
-async def test_a_form_that_is_asked_for_while_others_are_measured_is_measured_after_them(
+async def test_a_quantization_that_is_asked_for_while_others_are_measured_is_measured_after_them(
     world: World,
 ) -> None:
     assert isinstance(world.cluster, MeasuredCluster)
@@ -166,18 +169,20 @@ async def test_a_form_that_is_asked_for_while_others_are_measured_is_measured_af
         world.cluster.go.set()
         assert [(await world.end(one)).phase for one in operations] == [Phase.READY, Phase.READY]
     (found,) = world.repository.read().profiles.values()
-    assert forms(found.record)["fp8"] > 0
+    assert quantizations(found.record)["fp8"] > 0
     assert progress.is_whole(found.record)
     assert len(world.cluster.orders) == 2
 
 
-async def test_a_form_whose_engine_fails_leaves_the_rest_and_can_be_measured_later(world: World) -> None:
+async def test_a_quantization_whose_engine_fails_leaves_the_rest_and_can_be_measured_later(
+    world: World,
+) -> None:
     assert isinstance(world.cluster, MeasuredCluster)
     async with world.controlled():
         first = await registered(world, "plain", {"none": 100.0})
         world.cluster.fails_after = 0
         failed = await registered(world, "both", BOTH)
-        assert (failed.phase, forms(failed)) == (Phase.READY, forms(first))
+        assert (failed.phase, quantizations(failed)) == (Phase.READY, quantizations(first))
         assert "then: the engine ended" in failed.reason
         assert not progress.is_whole(failed)
         assert f"{len(first.measurements) - 1} of {failed.all_points} loads" in failed.reason
@@ -187,5 +192,5 @@ async def test_a_form_whose_engine_fails_leaves_the_rest_and_can_be_measured_lat
         world.cluster.fails_after = None
         await world.end(submit(world.repository, profile_model, "both", False))
     (found,) = world.repository.read().profiles.values()
-    assert forms(found.record)["fp8"] > 0
+    assert quantizations(found.record)["fp8"] > 0
     assert progress.is_whole(found.record)

@@ -76,7 +76,7 @@ def test_no_further_than_the_user_allowed(base: Model, settings: Settings) -> No
 
 def test_one_limit_among_several_is_named(base: Model, settings: Settings) -> None:
     error = refused(base, settings, slos=Slos(latency_s=100.0, accuracy=99.0))
-    assert "97" not in error.details  # the one form there is has 97%: no form comes nearer by less
+    assert "97" not in error.details  # the one quantization there is has 97%: none comes nearer by less
     assert error.details["binding"] == "SLOs.accuracy"
     assert error.details["relaxations"][0]["offered"] == 97.0
 

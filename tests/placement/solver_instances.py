@@ -31,7 +31,7 @@ class Pausing(Roofline):
 def model(
     layers: int = 32, heads: int = 32, kv_heads: int = 8, layer_bytes: int = 400 * 2**20
 ) -> ModelFigures:
-    forms = (
+    compressions = (
         Compression("none", 1.0, layer_bytes, 2 * kv_heads * 128 * 2),
         Compression("int4", 0.9, layer_bytes // 4, 2 * kv_heads * 128 * 2),
     )
@@ -45,7 +45,7 @@ def model(
         hidden_bytes=heads * 256,
         layer_flops=float(layer_bytes),
         overhead_bytes=GIB // 2,
-        compressions=forms,
+        compressions=compressions,
         last_overhead_bytes=100 * 2**20,
     )
 
@@ -86,18 +86,20 @@ def random_request(rng: random.Random) -> Request:
     )
 
 
-def form_of(request: Request, placed: Placement) -> Compression:
-    (form,) = (c for c in request.model.compressions if c.name == placed.plan.quantization)
-    return form
+def compression_of(request: Request, placed: Placement) -> Compression:
+    (compression,) = (c for c in request.model.compressions if c.name == placed.plan.quantization)
+    return compression
 
 
 def rank_bytes(request: Request, placed: Placement, stage: int) -> int:
     """What a rank needs, written down again from the definition: no function of the solver is used."""
-    figures, form, plan = request.model, form_of(request, placed), placed.plan
+    figures, compression, plan = request.model, compression_of(request, placed), placed.plan
     tp, pp = plan.tensor_parallel, plan.pipeline_parallel
     tokens = request.concurrency * (request.input_tokens + request.output_tokens)
     copies = max(figures.kv_heads / tp, 1) / figures.kv_heads
-    layer = -(-form.layer_bytes // tp) + tokens * -(-int(form.kv_bytes_per_token * copies * 1000) // 1000)
+    layer = -(-compression.layer_bytes // tp) + tokens * -(
+        -int(compression.kv_bytes_per_token * copies * 1000) // 1000
+    )
     need = placed.plan.layers_per_stage[stage] * layer + figures.overhead_bytes
     if stage == 0:
         need += -(-figures.embedding_bytes // tp)

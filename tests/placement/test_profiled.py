@@ -96,8 +96,8 @@ def test_a_slower_link_makes_all_reduces_slower() -> None:
     assert node - fast == pytest.approx(2 * sent * (10 / FAST - 1 / FAST))
 
 
-@pytest.mark.parametrize("form", ["none", "fp8"])
-def test_what_if_with_a_config_is_estimated_as_a_deployment(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+def test_what_if_with_a_config_is_estimated_as_a_deployment(tmp_path: Path, quantization: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     document = {
         "cluster": {
@@ -107,7 +107,7 @@ def test_what_if_with_a_config_is_estimated_as_a_deployment(tmp_path: Path, form
         "deployments": [
             {
                 "name": "m",
-                "model": {"config": ".", "compressions": {form: {"accuracy": 0.99}}},
+                "model": {"config": ".", "compressions": {quantization: {"accuracy": 0.99}}},
                 "input_tokens": IN,
                 "output_tokens": OUT,
                 "concurrency": 1,
@@ -116,7 +116,7 @@ def test_what_if_with_a_config_is_estimated_as_a_deployment(tmp_path: Path, form
     }
     cluster, requests = read_scenario(document, tmp_path)
     ((_, placed),) = what_if(cluster, requests, Joint()).placed
-    assert (placed.plan.quantization, placed.estimate.accuracy) == (form, 0.99)
+    assert (placed.plan.quantization, placed.estimate.accuracy) == (quantization, 0.99)
     rates = DeviceRates(3500e9, 600e12)
     here = Ground(LLAMA_7B, (rates,), overheads=VLLM_ON_GPU)
     found = predict(here, placed.plan, Workload(1, IN, OUT))
@@ -125,7 +125,9 @@ def test_what_if_with_a_config_is_estimated_as_a_deployment(tmp_path: Path, form
     assert placed.estimate.memory_bytes[0] == pytest.approx(found.ranks[0].total.value, rel=1e-6)
 
 
-def test_in_what_if_forms_that_engines_have_need_no_sizes_beside_those_that_do(tmp_path: Path) -> None:
+def test_in_what_if_quantizations_that_engines_have_need_no_sizes_beside_those_that_do(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     given = {"bf16": {"accuracy": 1.0}, "fp8": {"accuracy": 0.9}, "int4": {"accuracy": 0.8, "share": 0.25}}
     nodes = [{"name": "a", "gpus": [{"type": "H200", "total_gib": 140}]}]

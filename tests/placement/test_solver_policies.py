@@ -207,7 +207,7 @@ def test_what_binds_and_what_would_do() -> None:
     assert "10.00 GiB are free on 2 GPUs" in full.reason
 
 
-def test_accuracy_binds_where_only_a_compressed_form_fits() -> None:
+def test_accuracy_binds_where_only_a_compressed_model_fits() -> None:
     asked = replace(request(max_pp=1), model=model(32, layer_bytes=500 * 2**20), slos=Slos(accuracy=0.95))
     outcome = decide(cluster((8,)), asked, Joint())
     assert isinstance(outcome, NotPlaced)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.plans import candidate_plans, even_stages, form_names, no_form_reason
+from profiler.plans import candidate_plans, even_stages, no_quantization_reason, quantization_names
 from profiler.quantization import accuracy_of
 from profiler.roofline import allowance_bytes, estimate, tp_fits
 from profiler.types import DeviceRates, Estimate, ModelSpec, Plan, Workload
@@ -207,8 +207,8 @@ def test_candidate_plans_are_those_the_engine_can_launch() -> None:
 
 
 def test_compression_that_cannot_be_served_yields_no_plan_and_a_reason() -> None:
-    assert form_names({"int8": 0.9}, SMOLLM2) == ()
-    assert "int8" in no_form_reason({"int8": 0.9}, SMOLLM2)
+    assert quantization_names({"int8": 0.9}, SMOLLM2) == ()
+    assert "int8" in no_quantization_reason({"int8": 0.9}, SMOLLM2)
     assert accuracy_of({"fp16": 45.3, "int8": 44.0}) == 45.3
     assert accuracy_of({}) == 1.0
     with pytest.raises(ValueError, match="positions"):

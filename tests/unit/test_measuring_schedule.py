@@ -172,7 +172,7 @@ def test_tiers_and_quantizations_are_chosen() -> None:
     assert set(first) < set(everything)
 
 
-def test_a_form_is_measured_as_a_profile_does() -> None:
+def test_a_quantization_is_measured_as_a_profile_does() -> None:
     """One depth, and no pipeline: those are known of the model as it is."""
     found = chosen([Kind.FINGERPRINTS], ["llama-2-7b"], ["fp8"], 4, 1)
     assert {t.setting for t in found} == {Setting((32,), tp, "fp8") for tp in (1, 2, 4)}

@@ -20,7 +20,7 @@ from profiler.physical.calibrating import TURN_ERROR, calibrate
 from profiler.physical.calibration import LOST_PACE, Calibration, Cut
 from profiler.physical.curves import Step, fit
 from profiler.physical.pipeline import latency
-from profiler.physical.prefill import MOST_STEPS, filling
+from profiler.physical.prefill import MAX_STEPS, split_prefill
 from profiler.predicting.predict import Ground, predict
 from profiler.types import DeviceRates, Plan, Workload
 
@@ -104,8 +104,9 @@ def test_nobody_waits_for_steps_that_end_no_prompt(split: tuple[int, ...], calib
     assert slower > other
 
 
-def test_a_form_without_a_measured_pipeline_loses_what_fp8_was_seen_to() -> None:
-    """Where another form's pipeline loses any: elsewhere stages may be of a device that shares nothing."""
+def test_a_quantization_without_a_measured_pipeline_loses_what_fp8_was_seen_to() -> None:
+    """Where another quantization's pipeline loses any: elsewhere stages may be of a device that shares
+    nothing."""
     points = [Point(b, i) for b in (1, 8, 32, 128) for i in (128, 1024)]
     settings = [Setting((32,)), Setting((16,)), Setting((32,), quantization="fp8")]
     seen = [measured(MACHINE, s, p, OUT + 63, 2048) for s in settings for p in points]
@@ -207,11 +208,11 @@ def test_profiles_of_few_loads_keep_to_what_they_saw() -> None:
 
 def test_no_load_takes_long_to_follow() -> None:
     for workload in (Workload(4096, 128, 16), Workload(1024, 32768, 512), Workload(512, 64, 100_000)):
-        filling.cache_clear()
+        split_prefill.cache_clear()
         began = time.process_time()
-        found = filling(workload, 2048, 4)
+        found = split_prefill(workload, 2048, 4)
         assert time.process_time() - began < 0.1
-        assert sum(f.tokens * f.count for f in found.fills) == pytest.approx(
+        assert sum(f.tokens * f.count for f in found.steps) == pytest.approx(
             workload.batch * workload.input_tokens
         )
 
@@ -340,12 +341,12 @@ def test_one_depth_is_divided_as_the_bytes_are() -> None:
 
 @given(st.integers(1, 200), st.integers(1, 4000), st.integers(16, 8192))
 def test_fills_take_every_token_and_end_every_prompt(batch: int, length: int, budget: int) -> None:
-    found = filling(Workload(batch, length, 8), budget)
-    fills = found.fills
-    assert len(fills) <= MOST_STEPS
-    assert 1 - 1e-6 <= found.telling <= sum(f.count for f in fills) + 1e-6
-    assert sum(f.pairs * f.count for f in fills) == pytest.approx(batch * length * (length + 1) / 2)
-    assert sum(f.tokens * f.count for f in fills) == pytest.approx(batch * length)
-    assert sum(f.requests for f in fills) == pytest.approx(batch)
-    assert all(0 < f.tokens <= budget for f in fills)
-    assert all(f.tokens + f.decoding <= max(budget, batch + budget / 16 + 1) for f in fills)
+    found = split_prefill(Workload(batch, length, 8), budget)
+    steps = found.steps
+    assert len(steps) <= MAX_STEPS
+    assert 1 - 1e-6 <= found.reporting <= sum(f.count for f in steps) + 1e-6
+    assert sum(f.pairs * f.count for f in steps) == pytest.approx(batch * length * (length + 1) / 2)
+    assert sum(f.tokens * f.count for f in steps) == pytest.approx(batch * length)
+    assert sum(f.requests for f in steps) == pytest.approx(batch)
+    assert all(0 < f.tokens <= budget for f in steps)
+    assert all(f.tokens + f.decoding <= max(budget, batch + budget / 16 + 1) for f in steps)

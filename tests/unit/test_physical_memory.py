@@ -97,7 +97,7 @@ def test_what_the_device_counts_is_what_a_rank_needs() -> None:
     assert needed(2, 16, 16) == [5160 - 2120 - 862 + 6502 - (2663 + 330 + 669 + 1600)] * 2
 
 
-def test_a_form_that_was_measured_alone_is_placed_as_the_model_is() -> None:
+def test_a_quantization_that_was_measured_alone_is_placed_as_the_model_is() -> None:
     """In fp8 one GPU was measured; in bfloat16 also stages, of which the last took 933 MiB later."""
     held = (RankMemory(1, 269 * MIB, 532 * MIB, 1522 * MIB, 0, 0, (269 + 532 + 1522 + 933) * MIB + 1),)
     stages = footprint((16, 16), 1, (282, 548, 1525), (0, 0, 0))
@@ -120,8 +120,8 @@ def test_a_form_that_was_measured_alone_is_placed_as_the_model_is() -> None:
     )
     assert tp.runtime // MIB == 2239, "not that of stages"
     placed = known_ranks(known, Cut(1, "fp8"))
-    assert all(placed.is_of_other_form(halves, stage) for stage in (0, 1))
-    assert not known_ranks(known, Cut(1)).is_of_other_form(halves, 0)
+    assert all(placed.is_of_other_quantization(halves, stage) for stage in (0, 1))
+    assert not known_ranks(known, Cut(1)).is_of_other_quantization(halves, 0)
 
 
 def test_graphs_take_what_a_pass_gave_back() -> None:

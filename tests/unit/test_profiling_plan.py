@@ -110,7 +110,7 @@ def test_engines_took_less_than_was_set_aside_for_them() -> None:
     """On H200s; beside what the loads kept in their caches, which was of any size there."""
     seen, compared = by_shape(RESULTS), 0
     for name, measurements in seen.items():
-        reach = Reach(False, 4, DEVICE_BYTES, MAX_MODEL_LEN, 128, 2048, forms=("fp8",))
+        reach = Reach(False, 4, DEVICE_BYTES, MAX_MODEL_LEN, 128, 2048, quantizations=("fp8",))
         engine_runs = {run.setting: run for run in profiling_plan(spec(name), reach) if not run.variants}
         for found in measurements:
             if isinstance(found, Footprint) and (run := engine_runs.get(found.setting)):

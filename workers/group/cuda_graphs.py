@@ -13,7 +13,7 @@ def graph_sizes(max_sequences: int, batched_tokens: int) -> list[int]:
     """Tokens of a step for which a graph is captured, ascending; a step runs in the next larger one.
 
     Each is at most an eighth (or 8 tokens) above the one before, up to the largest step. vLLM by itself stops
-    at twice `max_sequences`: steps that fill prompts are then launched one kernel at a time, which takes the
+    at twice `max_sequences`: prefill steps are then launched one kernel at a time, which takes the
     host 0.4 to 0.8 ms a layer, longer than the GPU needs for them with TP or a small model.
     """
     most = min(MOST_TOKENS, batched_tokens)

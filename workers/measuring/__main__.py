@@ -82,12 +82,12 @@ def measure_point(llm: Any, job: Job, point: Point, variants: Mapping[SyntheticV
     The device is watched while it warms up: events between its kernels would take the others time.
     """
     began = time.monotonic()
-    fills = job.setting.fills(point.batch, point.input_tokens)
+    prefill_steps = job.setting.prefill_steps(point.batch, point.input_tokens)
     if point.mix:
         warm_up, tokens, repeats = MIX_WARM_UP_TOKENS, min(MIX_TOKENS, job.output_tokens), 1
     else:
-        tokens, repeats = job.output_tokens + fills - 1, job.repeats
-        warm_up = warm_up_tokens(fills, tokens)
+        tokens, repeats = job.output_tokens + prefill_steps - 1, job.repeats
+        warm_up = warm_up_tokens(prefill_steps, tokens)
     llm.collective_rpc("probe_begin")
     run(llm, point, warm_up, 0, variants)
     steps = llm.collective_rpc("probe_end")

@@ -95,16 +95,15 @@ def _held(core: Any) -> Iterator[None]:
     call("resume_scheduler")
 
 
-def warm_up_tokens(fills: int, tokens: int) -> int:
-    """Tokens of each request with which all of them decode together for some steps after the `fills` steps
-    that fill their prompts, so that the step seen most often is that of the whole batch; at most `tokens`.
-    """
-    return min(tokens, fills - 1 + WARM_UP_STEPS)
+def warm_up_tokens(prefill_steps: int, tokens: int) -> int:
+    """Tokens of each request with which all of them decode together for some steps after the `prefill_steps`
+    steps of their prefill, so that the step seen most often is that of the whole batch; at most `tokens`."""
+    return min(tokens, prefill_steps - 1 + WARM_UP_STEPS)
 
 
 def decode_ms(replays: Sequence[Sequence[float]]) -> float:
     """Of the replays of each captured graph, those of a step in which all decode: the longest that was
-    replayed several times, for one that fills prompts has a graph for each piece of a layer."""
+    replayed several times, for one that prefill_steps prompts has a graph for each piece of a layer."""
     often = [one for one in replays if len(one) >= MIN_REPLAYS] or replays
     return max(statistics.median(one) for one in often)
 

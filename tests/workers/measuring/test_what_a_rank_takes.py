@@ -75,7 +75,7 @@ def test_graphs_are_what_capturing_them_returned() -> None:
 def test_most_steps_that_replay_a_graph_are_of_the_whole_batch(batch: int, length: int) -> None:
     """vLLM replays the graph of the next size that was captured where all of a step decode; up to 512."""
     requests = [Request(number, length) for number in range(batch)]
-    tokens = warm_up_tokens(Setting((1,)).fills(batch, length), 1000)
+    tokens = warm_up_tokens(Setting((1,)).prefill_steps(batch, length), 1000)
     seen: Counter[int] = Counter()
     while step := schedule(requests, tokens, 2048):
         if all(count == 1 for _, count, _ in step.parts):

@@ -16,7 +16,7 @@ from profiler.measurements import Footprint, RankMemory, Setting, SyntheticVaria
 from profiler.physical.calibration import Cut, CutTimes
 from profiler.physical.curves import Line
 from profiler.physical.variants import variant_load, work_s
-from profiler.plans import candidate_plans, form_names, no_form_reason
+from profiler.plans import candidate_plans, no_quantization_reason, quantization_names
 from profiler.predicting.predict import predict, predict_all
 from profiler.profiling_plan import Reach, profiling_plan
 from profiler.roofline import estimate, stage_weight_bytes
@@ -52,7 +52,7 @@ def test_routers_are_not_quantized() -> None:
     assert cut_problem(spec, 2, "fp8") is None
 
 
-def test_variants_are_read_at_the_pace_of_the_base_whatever_its_form() -> None:
+def test_variants_are_read_at_the_pace_of_the_base_whatever_its_quantization() -> None:
     """A layer in fp8 that takes its share of the bytes' time is read just as fast."""
     share = layer_shard_bytes(LLAMA_7B, 1, "fp8") / WHOLE
     plain = CALIBRATION.times[Cut(1)]
@@ -81,15 +81,19 @@ def test_embedding_and_head_are_not_quantized() -> None:
     assert whole - quantized + 32 * 2**20 == 32 * (WHOLE - layer_shard_bytes(LLAMA_7B, 1, "fp8"))
 
 
-def test_a_model_has_the_forms_it_is_registered_for_in_engines_of_two_bytes() -> None:
+def test_a_model_has_the_quantizations_it_is_registered_for_in_engines_of_two_bytes() -> None:
     in_float32 = replace(LLAMA_7B, dtype_bytes=4)
-    assert form_names({"fp8": 98.0, "bf16": 99.0, "int4": 90.0}, LLAMA_7B) == ("none", "fp8")
-    assert form_names({"fp8": 98.0}, LLAMA_7B) == ("fp8",)
-    assert form_names({}, LLAMA_7B) == form_names({"fp8": 98.0, "none": 99.0}, in_float32) == ("none",)
-    assert form_names({"fp8": 98.0}, in_float32) == ()
-    assert "(OSTINATO_ENGINE_DTYPE)" in no_form_reason({"fp8": 98.0, "int4": 90.0}, in_float32)
-    assert "engines have" not in no_form_reason({"int4": 90.0}, in_float32)
-    assert "register it with one of" in no_form_reason({"int4": 90.0}, in_float32)
+    assert quantization_names({"fp8": 98.0, "bf16": 99.0, "int4": 90.0}, LLAMA_7B) == ("none", "fp8")
+    assert quantization_names({"fp8": 98.0}, LLAMA_7B) == ("fp8",)
+    assert (
+        quantization_names({}, LLAMA_7B)
+        == quantization_names({"fp8": 98.0, "none": 99.0}, in_float32)
+        == ("none",)
+    )
+    assert quantization_names({"fp8": 98.0}, in_float32) == ()
+    assert "(OSTINATO_ENGINE_DTYPE)" in no_quantization_reason({"fp8": 98.0, "int4": 90.0}, in_float32)
+    assert "engines have" not in no_quantization_reason({"int4": 90.0}, in_float32)
+    assert "register it with one of" in no_quantization_reason({"int4": 90.0}, in_float32)
 
 
 def test_rows_and_columns_of_a_rank_are_multiples_of_16() -> None:
@@ -99,7 +103,10 @@ def test_rows_and_columns_of_a_rank_are_multiples_of_16() -> None:
     assert "multiples of 16, and gate_proj is 344 x 4096" in str(cut_problem(LLAMA_7B, 32, "fp8"))
     assert "heads" in str(cut_problem(LLAMA_7B, 3, "fp8"))
     found = candidate_plans(LLAMA_7B, ("none", "fp8"), 32, 128, 1, 0, 0)
-    widths = {form: {p.tensor_parallel for p in found if p.quantization == form} for form in ("none", "fp8")}
+    widths = {
+        quantization: {p.tensor_parallel for p in found if p.quantization == quantization}
+        for quantization in ("none", "fp8")
+    }
     assert widths == {"none": {1, 2, 4, 8, 16, 32}, "fp8": {1, 2, 4, 8, 16}}
 
 
@@ -114,7 +121,7 @@ def test_what_is_read_is_all_that_counts_for_a_token_of_one_request() -> None:
     assert quantized / whole == pytest.approx(read, rel=0.01)
 
 
-def test_a_form_that_was_not_measured_is_scaled_less_certain_and_says_so() -> None:
+def test_a_quantization_that_was_not_measured_is_scaled_less_certain_and_says_so() -> None:
     load = Workload(1, 128, OUT)
     quantized, whole = (predict(ground(plan()), plan(quantization=q), load) for q in ("fp8", "bf16"))
     assert quantized.tpot_s.value < 0.7 * whole.tpot_s.value
@@ -126,7 +133,7 @@ def test_a_form_that_was_not_measured_is_scaled_less_certain_and_says_so() -> No
     assert quantized.ranks[0].total.value < whole.ranks[0].total.value
 
 
-def test_a_form_that_was_measured_takes_and_holds_what_was_measured() -> None:
+def test_a_quantization_that_was_measured_takes_and_holds_what_was_measured() -> None:
     """Twice as long for each layer, and two thirds of its bytes."""
     slow = CALIBRATION.times[Cut(1)]
     times = {**CALIBRATION.times, Cut(1, "fp8"): scaled(slow, 2.0)}
@@ -143,8 +150,8 @@ def test_a_form_that_was_measured_takes_and_holds_what_was_measured() -> None:
 
 
 @given(st.sampled_from(["fp8", "none", "fp16"]), st.sampled_from([1, 2, 4]), st.integers(1, 31))
-def test_plans_together_are_predicted_as_each_alone(form: str, tp: int, first: int) -> None:
-    wanted, load = plan(tp, (first, 32 - first), quantization=form), Workload(2, 64, OUT)
+def test_plans_together_are_predicted_as_each_alone(quantization: str, tp: int, first: int) -> None:
+    wanted, load = plan(tp, (first, 32 - first), quantization=quantization), Workload(2, 64, OUT)
     others = [plan(tp, (first, 32 - first), quantization=other) for other in ("none", "fp8")]
     for known in (True, False):
         together = predict_all(ground(plan(), known), [*others, wanted], load)[-1]
@@ -166,12 +173,12 @@ def test_forms_that_cannot_be_are_refused(changes: dict[str, str], spec: ModelSp
         assert caught.value.field == "quantization"
 
 
-def test_a_profile_measures_the_forms_that_are_asked_for_after_everything_else() -> None:
+def test_a_profile_measures_the_quantizations_that_are_asked_for_after_everything_else() -> None:
     cpu, gpus = Reach(True, 1, 64 << 30, 2048, 16, 2048), Reach(False, 4, 100 << 30, 2048, 64, 8192)
     for reach, degrees in ((cpu, [1]), (gpus, [1, 2, 4])):
         plain, more = (
             profiling_plan(LLAMA_7B, reach),
-            profiling_plan(LLAMA_7B, replace(reach, forms=("fp8",))),
+            profiling_plan(LLAMA_7B, replace(reach, quantizations=("fp8",))),
         )
         assert more[: len(plain)] == plain
         added = [run.setting for run in more[len(plain) :]]
@@ -185,7 +192,7 @@ def test_a_profile_measures_the_forms_that_are_asked_for_after_everything_else()
         alike = {run.setting.tensor_parallel: run.points for run in whole}
         assert all(t.points == alike[t.setting.tensor_parallel] or reach.on_cpu for t in more[len(plain) :])
     narrow = replace(SMOLLM2, linear_shapes={**SMOLLM2.linear_shapes, "gate_proj": (1000, 576)})
-    assert len(profiling_plan(narrow, replace(cpu, forms=("fp8",)))) == 1
+    assert len(profiling_plan(narrow, replace(cpu, quantizations=("fp8",)))) == 1
 
 
 def test_the_plan_of_an_alias_is_the_uncompressed_one() -> None:
