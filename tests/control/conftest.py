@@ -8,6 +8,8 @@ from pathlib import Path
 import checkpoints
 import pytest
 
+from controlplane.controller import controller, group_actions, launch_action, profile_actions
+from controlplane.planning import autoscaling, rescheduling
 from controlplane.settings import Settings
 from controlplane.state import StateStore
 from controlplane.state.repository import Repository
@@ -47,3 +49,25 @@ def _wide() -> checkpoints.Tensors:
 @pytest.fixture
 def settings(tmp_path: Path, files: Path) -> Settings:
     return Settings(home=tmp_path / "home", allowed_roots=str(files), engine="echo", max_model_len=64)
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller that looks, waits and tries again within milliseconds."""
+    monkeypatch.setattr(controller, "TICK_S", 0.002)
+    monkeypatch.setattr(controller, "OBSERVE_EVERY_S", 0.02)
+    monkeypatch.setattr(controller, "RETRY_S", 0.01)
+    monkeypatch.setattr(rescheduling, "FIRST_DELAY_S", 0.005)
+    monkeypatch.setattr(rescheduling, "MOST_DELAY_S", 0.02)
+    monkeypatch.setattr(launch_action, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(launch_action, "SAMPLED_S", 0.02)
+    monkeypatch.setattr(profile_actions, "LOOK_S", 0.01)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of scaling and draining that a test can wait for."""
+    monkeypatch.setattr(autoscaling, "UP_S", 0.1)
+    monkeypatch.setattr(autoscaling, "DOWN_S", 0.3)
+    monkeypatch.setattr(group_actions, "QUIET_S", 0.02)
+    monkeypatch.setattr(group_actions, "LOOK_S", 0.01)

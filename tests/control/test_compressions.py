@@ -9,9 +9,9 @@ import pytest
 import random_variants
 from builders import ready_base
 from in_memory import CPU, GIB, submit
+from known_models import SMOLLM2
 from measured_cluster import MeasuredCluster
-from test_controller import World, _hurry  # noqa: F401 - a fixture
-from test_estimate import SMOLLM2
+from world import World
 
 from controlplane import errors
 from controlplane.api.commands import profile_model, register_model
@@ -25,6 +25,8 @@ from controlplane.state.repository import Repository
 from placement.types import Intent, Inventory, Placement, Slos
 from profiler.measurements import Timing, from_lines
 from workers.group.vllm_arguments import engine_arguments
+
+pytestmark = pytest.mark.usefixtures("hurry")
 
 ROOM = Inventory((replace(CPU, free_bytes=64 * GIB, total_bytes=64 * GIB),))
 DEPLOYMENT = Deployment("b", 1, "b", Phase.PENDING, Intent.MIN_MEMORY, 16)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_estimate import LLAMA_7B
-from test_predicting import RATES, measurements
+from known_models import LLAMA_7B
+from simulated_profile import RATES, measurements
 
 from controlplane.planning.placement_decision import decide
 from controlplane.profiling.keys import key_on

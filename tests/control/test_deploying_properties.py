@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from test_estimate import llama
+from known_models import llama
 
 from controlplane import errors
 from controlplane.planning.placement_decision import decide

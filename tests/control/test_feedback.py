@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from in_memory import submit
 from measured_cluster import HOST, MeasuredCluster
-from test_controller import World, _hurry  # noqa: F401 - a fixture
+from world import World
 
 from controlplane import errors
 from controlplane.api.commands import profile_model
@@ -24,6 +24,8 @@ from controlplane.state.repository import Repository
 from controlplane.state.worker_groups import GroupPhase, MeasuredRank, WorkerGroup
 from placement.types import Inventory
 from workers.messages import RankReport, WorkerReport
+
+pytestmark = pytest.mark.usefixtures("hurry")
 
 MIB = 1 << 20
 PROFILE = ModelProfile("k", "a", "bfloat16", "h200", "0.32.0", Phase.READY)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_controller import World, reserved
-from test_worker_groups import base_of, quick, two_groups
+from world import World, reserved
+from world_groups import base_of, two_groups
 
 from controlplane import errors
 from controlplane.cluster.engine_status import EngineStatus, EngineView
@@ -23,8 +23,6 @@ from controlplane.state.repository import Put, Repository
 from controlplane.state.worker_groups import GroupPhase
 from placement.types import Inventory
 from workers.messages import EngineConfig, VariantRef, WorkerReport
-
-__all__ = ["quick"]
 
 
 @pytest.fixture

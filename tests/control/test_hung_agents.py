@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_agent_book import Actor, FakeRay, in_its_place, node, until
+from fake_ray import Actor, FakeRay, in_its_place, node, until
 
 from controlplane.runtime import node_agents
 from controlplane.runtime.node_agents import AgentBook

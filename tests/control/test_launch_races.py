@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from in_memory import cancel
-from test_controller import World, _hurry  # noqa: F401 - a fixture
+from world import World
 
 from controlplane.controller.group_actions import GroupActions
 from controlplane.controller.interfaces import Hooks
@@ -20,6 +20,8 @@ from controlplane.state.records import Deployment, Operation, Phase
 from controlplane.state.repository import Put, Repository
 from controlplane.state.transactions import Superseded
 from controlplane.state.worker_groups import WorkerGroup
+
+pytestmark = pytest.mark.usefixtures("hurry")
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import builders
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ledger_steps import after
 
 from controlplane.cluster import reservations
 from controlplane.state.records import NodeLedger, Phase, Reservation
-from controlplane.state.repository import Delete, Put, State, Versioned
 from placement.types import Device, HolderMemory, Inventory, Placement, RankPlacement
 from profiler.types import DeviceRates
 
@@ -30,19 +30,6 @@ def placement(*ranks: tuple[str, int, int]) -> Placement:
         for n, (node, index, size) in enumerate(ranks)
     )
     return replace(builders.PLACED, ranks=seats)
-
-
-def after(state: State, changes: list[Put | Delete]) -> State:
-    """The state once the changes are committed, as a store would have it."""
-    ledgers = dict(state.ledgers)
-    for change in changes:
-        key = change.record.node if isinstance(change, Put) else change.key  # type: ignore[union-attr]
-        assert change.expected_version == (ledgers[key].version if key in ledgers else 0)
-        ledgers.pop(key, None)
-        if isinstance(change, Put):
-            assert isinstance(change.record, NodeLedger)
-            ledgers[key] = Versioned(change.record, state.revision + 1)
-    return replace(state, revision=state.revision + 1, ledgers=ledgers)
 
 
 # --- one device, lived through ---------------------------------------------------------------------

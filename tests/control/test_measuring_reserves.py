@@ -9,14 +9,15 @@ from typing import Any
 
 import checkpoints
 import pytest
-from builders import PLACED, holders, operation, ready_base, state
+from builders import PLACED, operation, ready_base, state
 from hypothesis import given
 from hypothesis import strategies as st
 from in_memory import GIB, cancel
+from ledger_steps import after
 from measured_cluster import HOST, MeasuredCluster, lines_of
 from prometheus_client import CollectorRegistry
-from test_controller import World, _hurry  # noqa: F401 - a fixture
-from test_ledger import after
+from world import World
+from world_reservations import Checked, cluster, reservations
 
 from controlplane import errors
 from controlplane.cluster import reservations as ledger
@@ -36,6 +37,8 @@ from controlplane.state.repository import Change, Put, Repository
 from placement.types import Device, HolderMemory, Inventory, RankPlacement, key_of
 from profiler.profiling_plan import Reach, needed_bytes
 
+pytestmark = pytest.mark.usefixtures("hurry")
+
 
 @pytest.fixture
 def world(settings: Settings, store: StateStore, files: Path) -> World:
@@ -43,24 +46,6 @@ def world(settings: Settings, store: StateStore, files: Path) -> World:
     made = World(settings.model_copy(update={"engine": "vllm"}), Checked(store), files)
     made.cluster = MeasuredCluster()
     return made
-
-
-class Checked(Repository):
-    def commit(self, changes: Sequence[Change]) -> int:
-        revision = super().commit(changes)
-        now = self.read()
-        begun = {key for key, found in now.profiles.items() if found.record.phase is Phase.PROFILING}
-        assert {f"measuring:{key}" for key in begun} == {h for h in holders(now) if ":" in h}
-        return revision
-
-
-def cluster(world: World) -> MeasuredCluster:
-    assert isinstance(world.cluster, MeasuredCluster)
-    return world.cluster
-
-
-def reservations(world: World) -> list[Reservation]:
-    return [r for found in world.repository.read().ledgers.values() for r in found.record.reservations]
 
 
 async def test_it_is_held_while_it_is_measured(world: World) -> None:

@@ -15,9 +15,9 @@ import pytest
 from builders import operation, ready_base, state
 from in_memory import GIB, cancel
 from measured_cluster import HOST
-from test_controller import World, _hurry  # noqa: F401 - a fixture
-from test_measuring_reserves import cluster, reservations
-from test_measuring_waits import measured_world, measuring, profile, waiting
+from world import World
+from world_measuring import measured_world, measuring, profile, waiting
+from world_reservations import cluster, reservations
 
 from controlplane import errors
 from controlplane.controller import profile_actions, stream_watchdog
@@ -31,6 +31,8 @@ from controlplane.state.records import Model, ModelProfile, NodeLedger, Operatio
 from controlplane.state.repository import State
 from placement.types import Device, HolderMemory, Inventory
 from workers.measuring.request import MeasureRequest
+
+pytestmark = pytest.mark.usefixtures("hurry")
 
 GPU = replace(HOST, kind="h200", model="h200")
 OTHER = ModelProfile("k", "a", "bfloat16", "h200", "0.32.0", Phase.PROFILING)

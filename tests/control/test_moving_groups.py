@@ -8,53 +8,25 @@ from typing import Any
 
 import pytest
 from in_memory import CPU
-from test_controller import NODES, World, _hurry, placed, reserved  # noqa: F401 - a fixture
-from test_worker_groups import base_of, nodes_of, quick  # noqa: F401 - a fixture
+from world import World, placed, reserved
+from world_groups import base_of, nodes_of
+from world_moves import apart, begin, fill, needs, proposed, wanted
 
 from controlplane import errors
-from controlplane.api.commands import deploy_model
-from controlplane.api.schemas.deploy import DeployModelRequest
-from controlplane.api.services import fresh_context
 from controlplane.gateway.routing import build_table
 from controlplane.planning import rebalancing
 from controlplane.settings import Settings
-from controlplane.state.records import Deployment, Phase
-from controlplane.state.repository import Put, Repository
+from controlplane.state.records import Phase
+from controlplane.state.repository import Repository
 from controlplane.state.worker_groups import GroupPhase
-from placement.rebalancing import Proposal
 from placement.types import Inventory
+
+pytestmark = pytest.mark.usefixtures("hurry")
 
 
 @pytest.fixture
 def world(settings: Settings, repository: Repository, files: Path) -> World:
     return World(settings, repository, files)
-
-
-def fill(world: World, *free: int) -> None:
-    """The nodes with so many bytes free for newcomers."""
-    devices = tuple(replace(d, free_bytes=n) for d, n in zip(NODES.devices, free, strict=True))
-    world.cluster.devices = Inventory(devices)
-
-
-async def apart(world: World) -> None:
-    """A base on one node, another on the other, which had no room for both."""
-    await world.end(world.register("base"))
-    await world.end(world.register("second", folder="base"))
-    assert (await world.end(world.deploy("base"))).phase is Phase.DEPLOYED
-    world.cluster.devices = Inventory((replace(NODES.devices[0], free_bytes=0), NODES.devices[1]))
-    assert (await world.end(world.deploy("second"))).phase is Phase.DEPLOYED
-    world.cluster.devices = NODES
-
-
-def proposed(world: World) -> Proposal:
-    found = rebalancing.propose(world.repository.read(), world.cluster.devices, world.settings)
-    assert found.goal == "free a device"
-    assert found.proposal is not None
-    return found.proposal
-
-
-def begin(world: World, proposal: Proposal) -> None:
-    world.repository.commit(rebalancing.begun(world.repository.read(), proposal))
 
 
 @pytest.mark.usefixtures("quick")
@@ -114,21 +86,6 @@ async def test_a_move_that_fails_leaves_the_group_where_it_is(world: World, trou
         found = world.repository.read().deployments[host].record
         assert [(g.number, g.phase) for g in found.groups] == [(0, GroupPhase.SERVING)]
         assert (found.phase, found.reason) == (Phase.DEPLOYED, "")
-
-
-def needs(world: World) -> int:
-    """Bytes that the base was promised."""
-    placement = base_of(world).placement
-    assert placement is not None
-    return sum(rank.memory_bytes for rank in placement.ranks)
-
-
-def wanted(world: World, name: str, options: dict[str, Any]) -> Deployment:
-    """The deployment that this would be."""
-    request = DeployModelRequest.model_validate({"model": name, **options})
-    changes = deploy_model(world.repository.read(), request, fresh_context()).changes
-    (found,) = (c.record for c in changes if isinstance(c, Put) and isinstance(c.record, Deployment))
-    return found
 
 
 @pytest.mark.usefixtures("quick")

@@ -12,9 +12,9 @@ import pytest
 from builders import PLACED, state
 from in_memory import GIB
 from measured_cluster import HOST
-from test_controller import World, _hurry  # noqa: F401 - a fixture
-from test_measuring_reserves import cluster, reservations
-from test_measuring_waits import MIB, TIGHT, asked, known, measured_world, measuring, on
+from world import World
+from world_measuring import MIB, TIGHT, asked, known, measured_world, measuring, on
+from world_reservations import cluster, reservations
 
 from controlplane import errors
 from controlplane.api import preview as planning
@@ -37,6 +37,8 @@ from placement.types import (
     Relaxation,
     key_of,
 )
+
+pytestmark = pytest.mark.usefixtures("hurry")
 
 # Room for one engine beside which nothing else has any.
 SMALL = replace(HOST, node="small", total_bytes=400 * MIB, free_bytes=400 * MIB)

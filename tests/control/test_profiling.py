@@ -9,7 +9,7 @@ import pytest
 from builders import ready_base
 from in_memory import CPU, GIB, cancel, submit
 from measured_cluster import HOST, TPOT_S, MeasuredCluster
-from test_controller import World, _hurry  # noqa: F401 - a fixture
+from world import World
 
 from controlplane import errors
 from controlplane.api.commands import profile_model
@@ -20,6 +20,8 @@ from controlplane.state.records import Model, ModelProfile, Phase
 from controlplane.state.repository import Repository
 from placement.types import Inventory
 from profiler.types import Basis
+
+pytestmark = pytest.mark.usefixtures("hurry")
 
 
 @pytest.fixture

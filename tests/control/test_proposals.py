@@ -9,9 +9,9 @@ from typing import Any
 import checkpoints
 import pytest
 from in_memory import CPU, GIB
-from test_controller import NODES, World, _hurry, placed, reserved  # noqa: F401 - a fixture
-from test_moving_groups import apart, needs, proposed, wanted
-from test_worker_groups import base_of, nodes_of, quick  # noqa: F401 - a fixture
+from world import World, placed, reserved
+from world_groups import base_of, nodes_of
+from world_moves import apart, needs, proposed, wanted
 
 from controlplane.planning import rebalancing
 from controlplane.planning.rebalancing import Asked
@@ -21,6 +21,8 @@ from controlplane.state.repository import Change, Put, Repository
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup
 from placement.types import Device, Inventory
 from profiler.types import DeviceRates
+
+pytestmark = pytest.mark.usefixtures("hurry")
 
 GPU = replace(CPU, node="gpu", kind="h200", rates=DeviceRates(4e12, 5e14))
 APART: dict[str, Any] = {"antiAffinity": {"group": "g", "scope": "node"}}

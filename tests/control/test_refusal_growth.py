@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_estimate import LLAMA_7B, llama
+from known_models import LLAMA_7B, llama
 
 from controlplane import errors
 from controlplane.planning.placement_decision import decide

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from in_memory import CPU, cancel
 from prometheus_client import CollectorRegistry
-from test_controller import World, _hurry, placed, reserved  # noqa: F401 - a fixture
+from world import World, placed, reserved
 
 from controlplane.cluster import reservations
 from controlplane.controller import launch_action
@@ -20,6 +20,8 @@ from controlplane.state.records import NodeLedger, Phase, Reservation
 from controlplane.state.repository import Put, Repository, State
 from placement.types import Device, HolderMemory, Inventory, Unusable
 from workers.messages import EngineConfig
+
+pytestmark = pytest.mark.usefixtures("hurry")
 
 
 @pytest.fixture

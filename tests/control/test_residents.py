@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_estimate import LLAMA_7B
+from known_models import LLAMA_7B
 
 from controlplane import errors
 from controlplane.planning.placement_decision import decide, exclude_group

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from in_memory import CPU
-from test_controller import World, _hurry  # noqa: F401 - a fixture
-from test_worker_groups import base_of, group, until_serving
+from world import World
+from world_groups import base_of, group, until_serving
 
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.planning.placement_decision import suited
@@ -20,6 +20,8 @@ from controlplane.state.repository import Put, Repository
 from controlplane.state.worker_groups import GroupPhase
 from placement.types import Inventory, Unusable
 from profiler.types import DeviceRates
+
+pytestmark = pytest.mark.usefixtures("hurry")
 
 GPU = replace(CPU, kind="h200", rates=DeviceRates(1e12, 1e14))
 HOST = replace(CPU, node="host")

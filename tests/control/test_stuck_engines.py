@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 from in_memory import CPU
-from test_controller import NODES, World, _hurry  # noqa: F401 - a fixture
-from test_worker_groups import base_of, group, until_serving
+from world import NODES, World
+from world_groups import base_of, group, until_serving
 
 from controlplane.settings import Settings
 from controlplane.state.records import Phase
 from controlplane.state.repository import Repository
 from placement.types import Inventory
+
+pytestmark = pytest.mark.usefixtures("hurry")
 
 
 @pytest.fixture

@@ -10,55 +10,25 @@ from typing import Any
 
 import pytest
 from in_memory import CPU
-from test_controller import NODES, World, _hurry, placed, reserved  # noqa: F401 - a fixture
+from world import NODES, World, placed, reserved
+from world_groups import APART, base_of, group, nodes_of, two_groups, until_serving
 
 from controlplane import errors
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.gateway.routing import build_table
 from controlplane.settings import Settings
 from controlplane.state.deployments import with_group
-from controlplane.state.records import Deployment, Phase
+from controlplane.state.records import Phase
 from controlplane.state.repository import Put, Repository
-from controlplane.state.worker_groups import GroupPhase, WorkerGroup
+from controlplane.state.worker_groups import GroupPhase
 from placement.types import Inventory
 
-APART = {"antiAffinity": {"group": "g", "scope": "node"}}
-TWO = {"replicas": {"min": 2, "max": 2}}
+pytestmark = pytest.mark.usefixtures("hurry")
 
 
 @pytest.fixture
 def world(settings: Settings, repository: Repository, files: Path) -> World:
     return World(settings, repository, files)
-
-
-def base_of(world: World) -> Deployment:
-    return world.repository.read().deployments["base"].record
-
-
-def nodes_of(deployment: Deployment) -> dict[str, set[str]]:
-    """Where the ranks of each placed group are."""
-    return {
-        name: {rank.node for rank in group.placement.ranks}
-        for name, group in zip(deployment.group_ids(), deployment.groups, strict=True)
-        if group.placement
-    }
-
-
-def group(world: World, number: int) -> WorkerGroup:
-    found = base_of(world).group(number)
-    assert found is not None
-    return found
-
-
-async def until_serving(world: World, count: int) -> None:
-    await world.until(lambda: sum(g.phase is GroupPhase.SERVING for g in base_of(world).groups) == count)
-
-
-async def two_groups(world: World, **options: Any) -> None:
-    await world.end(world.register("base"))
-    await world.end(world.register("v1", "base"))
-    assert (await world.end(world.deploy("base", **TWO, **options))).phase is Phase.DEPLOYED
-    await until_serving(world, 2)
 
 
 async def test_two_groups_have_an_engine_and_reservations_each(world: World) -> None:
@@ -144,18 +114,6 @@ async def test_a_group_that_cannot_go_on_is_placed_anew(
         await until_serving(world, 1)
         assert nodes_of(base_of(world))["base"] <= nodes
         assert group(world, 0).failures == 1
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows of scaling and draining that a test can wait for."""
-    for name, value in (
-        ("planning.autoscaling.UP_S", 0.1),
-        ("planning.autoscaling.DOWN_S", 0.3),
-        ("controller.group_actions.QUIET_S", 0.02),
-    ):
-        monkeypatch.setattr(f"controlplane.{name}", value)
-    monkeypatch.setattr("controlplane.controller.group_actions.LOOK_S", 0.01)
 
 
 @pytest.mark.usefixtures("quick")

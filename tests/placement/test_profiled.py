@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from known_models import LLAMA_7B
+from simulated_profile import CALIBRATION, RATES
 from solver_instances import GIB
-from test_estimate import LLAMA_7B
-from test_predicting import CALIBRATION, RATES
 
 from placement.solver.cluster import Cluster, Gpu, GpuType, Link, Node
 from placement.solver.from_spec import figures_of

@@ -7,49 +7,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from known_models import LLAMA_7B, RATES, SMOLLM2, plan
 
 from profiler.plans import candidate_plans, even_stages, no_quantization_reason, quantization_names
 from profiler.quantization import accuracy_of
 from profiler.roofline import allowance_bytes, estimate, tp_fits
 from profiler.types import DeviceRates, Estimate, ModelSpec, Plan, Workload
-
-
-def llama(
-    layers: int, hidden: int, heads: int, kv: int, inter: int, vocab: int, size: int, *, tied: bool
-) -> ModelSpec:
-    """A Llama's facts from its published dimensions, by hand."""
-    dim = hidden // heads
-    linear = {
-        "q_proj": (hidden, hidden), "k_proj": (kv * dim, hidden), "v_proj": (kv * dim, hidden),
-        "o_proj": (hidden, hidden), "gate_proj": (inter, hidden), "up_proj": (inter, hidden),
-        "down_proj": (hidden, inter),
-    }  # fmt: skip
-    layer = 2 * hidden * hidden + 2 * kv * dim * hidden + 3 * inter * hidden + 2 * hidden
-    other = vocab * hidden * (1 if tied else 2) + hidden
-    return ModelSpec(
-        "LlamaForCausalLM",
-        layers,
-        hidden,
-        heads,
-        kv,
-        dim,
-        vocab,
-        4096,
-        size,
-        layer * size,
-        other * size,
-        linear,
-    )
-
-
-SMOLLM2 = llama(30, 576, 9, 3, 1536, 49152, 4, tied=True)
-LLAMA_7B = llama(32, 4096, 32, 32, 11008, 32000, 2, tied=False)
-RATES = DeviceRates(20e9, 100e9)
-
-
-def plan(spec: ModelSpec = SMOLLM2, tp: int = 1, pp: int = 1, **changes: int) -> Plan:
-    base = Plan(tp, even_stages(spec.num_layers, pp), "none", 2048, 0, 0, 0)
-    return replace(base, **changes)
 
 
 def run(

@@ -13,7 +13,7 @@ import pytest
 from engine_simulator import Machine, measured, simulate
 from hypothesis import given
 from hypothesis import strategies as st
-from test_estimate import LLAMA_7B
+from known_models import LLAMA_7B
 
 from profiler.measurements import Measurement, Point, Setting
 from profiler.physical.calibrating import TURN_ERROR, calibrate

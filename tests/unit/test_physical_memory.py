@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_estimate import LLAMA_7B, plan
+from known_models import LLAMA_7B, plan
 
 from profiler.measurements import Footprint, RankMemory, Setting
 from profiler.physical.calibration import Calibration, Cut

@@ -9,13 +9,14 @@ import time
 from dataclasses import replace
 
 import pytest
-from engine_simulator import Machine, measured
+from engine_simulator import measured
 from hypothesis import given
 from hypothesis import strategies as st
-from test_estimate import LLAMA_7B
+from known_models import LLAMA_7B
+from simulated_profile import BUDGET, CALIBRATION, MACHINE, MIB, OUT, RATES, ground, measurements, plan
 
 from profiler.errors import PlanError
-from profiler.measurements import Footprint, Measurement, Point, RankMemory, Setting, SyntheticVariant
+from profiler.measurements import Measurement, Point, Setting, SyntheticVariant
 from profiler.physical.calibrating import calibrate
 from profiler.physical.calibration import Calibration, Cut
 from profiler.physical.variants import decode_time, prefill_time, variant_load, work_s
@@ -23,41 +24,9 @@ from profiler.plans import even_stages
 from profiler.predicting.predict import Ground, Prediction, predict, predict_all
 from profiler.profiling_plan import Reach, profiling_plan
 from profiler.roofline import estimate, variant_bytes
-from profiler.types import Basis, DeviceRates, Interval, ModelSpec, Plan, Workload
+from profiler.types import Basis, Interval, ModelSpec, Plan, Workload
 from profiler.variants.synthetic import synthetic_spec
 from profiler.variants.types import ModuleFacts, VariantKind, VariantSpec
-
-BUDGET, OUT, MIB = 8192, 64, 1 << 20
-MACHINE = Machine()
-RATES = DeviceRates(3.5e12, 600e12)
-
-
-def measurements() -> list[Measurement]:
-    """What a profile on two GPUs measures, but for its pipeline: TP of 1 and 2."""
-    engine_runs = profiling_plan(LLAMA_7B, Reach(False, 2, 80 << 30, 4096, 128, BUDGET))
-    memory = RankMemory(0, 300 * MIB, 100 * MIB, 500 * MIB, 0, 0)
-    found: list[Measurement] = []
-    for run in engine_runs:
-        setting = run.setting
-        if len(setting.layers_per_stage) == 1:
-            found.append(Footprint(setting, (memory,) * setting.tensor_parallel, 1.0))
-            points = [point for point in run.points if not point.mix]
-            found += [measured(MACHINE, setting, p, run.output_tokens, BUDGET) for p in points]
-    return found
-
-
-CALIBRATION = calibrate(LLAMA_7B, measurements())
-
-
-def plan(tp: int = 1, layers: tuple[int, ...] = (32,), **changes: object) -> Plan:
-    made = Plan(tp, layers, "none", 4096, 16 * 4096, 0, 0, batched_tokens=BUDGET)
-    return replace(made, **changes)  # type: ignore[arg-type]
-
-
-def ground(p: Plan, known: bool = True, free: int = 0, shared: int = 1) -> Ground:
-    rates = tuple(replace(RATES) for _ in range(max(1, p.world_size)))
-    free_bytes = (free,) * p.world_size if free else ()
-    return Ground(LLAMA_7B, rates, CALIBRATION if known else None, free_bytes, shared)
 
 
 @pytest.mark.parametrize("tp", [1, 2])

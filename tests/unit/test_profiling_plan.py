@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_estimate import LLAMA_7B
+from known_models import LLAMA_7B
 
 from benchmarks.profiling.results import by_shape
 from benchmarks.profiling.shapes import spec

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_estimate import LLAMA_7B, SMOLLM2
-from test_predicting import CALIBRATION, OUT, RATES, ground, plan
+from known_models import LLAMA_7B, SMOLLM2
+from simulated_profile import CALIBRATION, OUT, RATES, ground, plan
 
 from profiler.errors import PlanError
 from profiler.linears import Linear, Sharding

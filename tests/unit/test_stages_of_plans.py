@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_predicting import BUDGET, CALIBRATION, MIB, OUT, RATES, ground, plan
+from simulated_profile import BUDGET, CALIBRATION, MIB, OUT, RATES, ground, plan
 
 from profiler.measurements import Footprint, RankMemory, Setting
 from profiler.physical.calibration import Cut

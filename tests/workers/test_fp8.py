@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 import random_adapters
-import test_variants
 import torch
-from test_variants import BASE, KINDS, LAYERS, MODELS, PROMPTS, Answer, Checkpoints, Lab
+import variant_lab
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
+from variant_lab import BASE, KINDS, LAYERS, MODELS, PROMPTS, Answer, Checkpoints, Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-checkpoints = test_variants.checkpoints
 # The engine computes in float16, so some inputs round to another of fp8's few numbers than in float32: that
 # alone moves log-probabilities of this reference by 0.05 in the mean, quantizing by 0.07.
 MEAN_TOLERANCE = 0.1
@@ -57,9 +56,9 @@ def reference(checkpoints: Checkpoints, model: str) -> Any:
 
 @pytest.fixture(scope="module")
 def lab(checkpoints: Checkpoints) -> Iterator[Lab]:
-    plain = test_variants.engine_config(checkpoints.base, 1, (LAYERS,))
+    plain = variant_lab.engine_config(checkpoints.base, 1, (LAYERS,))
     config = dataclasses.replace(plain, dtype="float16", quantization="fp8")
-    with test_variants.running(checkpoints, config) as lab:
+    with variant_lab.running(checkpoints, config) as lab:
         yield lab
 
 

@@ -3,40 +3,25 @@ equals what transformers answers with its merged (dequantised) weights."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
-import os
-from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
-import loops
 import pytest
-import random_adapters
-import random_variants
-import torch
-from engine_configs import ranks_of
-from transformers import AutoModelForCausalLM
-
-from profiler.variants.types import VariantKind
-from workers.deltas.merge import merge
-from workers.messages import EngineCall, EngineConfig, VariantRef
-from workers.server.worker import Worker
+from variant_lab import (
+    KINDS,
+    LAYERS,
+    MODELS,
+    PROMPTS,
+    Checkpoints,
+    Lab,
+    engine_config,
+    running,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-BASE = "base"
-TOKENS = 12
 # Float32 throughout: the engine sums in another order than transformers, no more.
 LOGPROB_TOLERANCE = 5e-4
 TIE = 1e-4
-PROMPTS = ("The capital of France is", "Once upon a time, in a village by the sea, there lived")
-KINDS = tuple(variant.name for variant in random_variants.EVERY_KIND)
-MODELS = (BASE, *KINDS)
-# SmolLM2's own sizes in fewer layers: there is every shape, in two stages of different depth.
-LAYERS = 3
 PLANS = {
     "one process": (1, (LAYERS,)),
     "two stages": (1, (1, LAYERS - 1)),
@@ -44,113 +29,10 @@ PLANS = {
 }
 
 
-@dataclass(frozen=True)
-class Answer:
-    prompt: list[int]
-    tokens: list[int]
-    logprobs: list[float]
-
-
-@dataclass(frozen=True)
-class Checkpoints:
-    """The base in float32, variants of it, and the log-probabilities that merged weights give."""
-
-    base: Path
-    variants: dict[str, VariantRef]
-    merged: dict[str, Path]
-
-    def differences(self, model: str, answers: list[Answer]) -> tuple[float, float]:
-        """How far the worst token is from the reference's best, and the largest |log-probability| error."""
-        reference = AutoModelForCausalLM.from_pretrained(self.merged[model], dtype=torch.float32).eval()
-        short, error = 0.0, 0.0
-        for answer in answers:
-            expected = random_adapters.log_probabilities(reference, answer.prompt, answer.tokens)
-            chosen = expected[torch.arange(len(answer.tokens)), torch.tensor(answer.tokens)]
-            short = max(short, float((expected.max(dim=-1).values - chosen).max()))
-            error = max(error, float((chosen - torch.tensor(answer.logprobs)).abs().max()))
-        return short, error
-
-
-@pytest.fixture(scope="module")
-def checkpoints(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    folder = tmp_path_factory.mktemp("variants")
-    base = random_variants.first_layers(smollm2_folder, folder / BASE, LAYERS)
-    variants, merged = {}, {BASE: base}
-    for uid, variant in enumerate(random_variants.EVERY_KIND, 1):
-        written = random_variants.write(base, folder / variant.name, variant)
-        merged[variant.name] = folder / f"{variant.name}.merged"
-        merge(base, written, merged[variant.name])
-        variants[variant.name] = VariantRef(variant.name, uid, str(written))
-    return Checkpoints(base, variants, merged)
-
-
-@dataclass
-class Lab:
-    worker: Worker
-    loop: asyncio.AbstractEventLoop
-    checkpoints: Checkpoints
-
-    def run(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float = 600) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
-
-    async def ask(self, model: str, prompt: str, salt: str | None) -> Answer:
-        body = {
-            "model": model,
-            "prompt": prompt,
-            "max_tokens": TOKENS,
-            "temperature": 0,
-            "ignore_eos": True,
-            "logprobs": 1,
-            "return_token_ids": True,
-            **({"cache_salt": salt} if salt else {}),
-        }
-        variant = self.checkpoints.variants.get(model)
-        reply = await self.worker.call(EngineCall("/v1/completions", json.dumps(body).encode(), variant))
-        assert reply.status == 200, reply.body
-        choice = json.loads(reply.body)["choices"][0]
-        return Answer(choice["prompt_token_ids"], choice["token_ids"], choice["logprobs"]["token_logprobs"])
-
-    async def ask_all(self, rows: list[tuple[str, str]], salted: bool) -> list[Answer]:
-        asked = [self.ask(m, p, f"{m}{i}" if salted else None) for i, (m, p) in enumerate(rows)]
-        return list(await asyncio.gather(*asked))
-
-
-@contextlib.contextmanager
-def running(checkpoints: Checkpoints, config: EngineConfig) -> Iterator[Lab]:
-    environment = dict(os.environ)
-    os.environ["OMP_NUM_THREADS"] = "1"  # each rank would take all cores, and wait for the others by spinning
-    with loops.in_a_thread() as loop:
-        worker = Worker(config, "127.0.0.1")
-        try:
-            asyncio.run_coroutine_threadsafe(worker.start(), loop).result(600)
-            yield Lab(worker, loop, checkpoints)
-        finally:
-            asyncio.run_coroutine_threadsafe(worker.close(), loop).result(60)
-            os.environ.clear()
-            os.environ.update(environment)
-
-
 @pytest.fixture(scope="module", params=PLANS)
 def lab(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> Iterator[Lab]:
     with running(checkpoints, engine_config(checkpoints.base, *PLANS[request.param])) as lab:
         yield lab
-
-
-def engine_config(base: Path, tensor_parallel: int, layers_per_stage: tuple[int, ...]) -> EngineConfig:
-    return EngineConfig(
-        engine="vllm",
-        name=BASE,
-        model_path=str(base),
-        dtype="float32",
-        tensor_parallel=tensor_parallel,
-        ranks=ranks_of(layers_per_stage, tensor_parallel, variant_memory_bytes=640 << 20),
-        max_model_len=256,
-        max_num_seqs=len(MODELS) * len(PROMPTS),
-        max_variants=len(KINDS),
-        max_lora_rank=16,
-        variant_host_bytes=1 << 30,
-        variant_kinds=tuple(VariantKind),
-    )
 
 
 def test_one_batch_equals_merged_weights(lab: Lab) -> None:

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import random_variants
+from measuring_jobs import a_job, measured
 
 from profiler.measurements import Footprint, Point, Setting, SyntheticVariant, Timing, read
-from workers.measuring.job import Job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-SHAPE = {
-    "hidden_size": 128,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 64,
-    "intermediate_size": 128,
-    "vocab_size": 1024,
-    "max_position_embeddings": 512,
-}
 POINTS = (Point(1, 16), Point(3, 40))
 MIX = (
     SyntheticVariant("lora", rank=4),
@@ -32,45 +18,6 @@ MIX = (
     SyntheticVariant("boft", 0, 0, 1, 8),
 )
 MIXED = tuple(Point(3, 16, mix) for mix in (MIX[:1], MIX))
-
-
-def a_job(tmp_path: Path, setting: Setting, points: tuple[Point, ...], **more: Any) -> Job:
-    """Of a model in `tmp_path` whose weights are not there: none is read."""
-    folder = random_variants.write_tiny_base(
-        tmp_path / "model", **SHAPE, num_hidden_layers=max(2, setting.layers)
-    )
-    (folder / "model.safetensors").unlink()
-    return job_of(folder, tmp_path, setting, points, **more)
-
-
-def job_of(folder: Path, tmp_path: Path, setting: Setting, points: tuple[Point, ...], **more: Any) -> Job:
-    return Job(
-        folder=folder,
-        out=tmp_path / "found.jsonl",
-        setting=setting,
-        points=points,
-        device_kind="cpu",
-        device_bytes=1 << 30,
-        dtype="float32",
-        max_model_len=128,
-        graphs=False,
-        **{"output_tokens": 6, "repeats": 1, "own_process": False, **more},
-    )
-
-
-def measured(job: Job, tmp_path: Path) -> str:
-    request = tmp_path / "job.json"
-    request.write_text(job.model_dump_json())
-    done = subprocess.run(
-        [sys.executable, "-m", "workers.measuring", str(request)],
-        capture_output=True,
-        text=True,
-        timeout=540,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize("stages", [(2,), (1, 1)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_measuring import job_of, measured
+from measuring_jobs import job_of, measured
 from tiny_families import Tiny
 
 from profiler.checkpoint import read_model
