@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PACKAGES := controlplane workers placement profiler
 CODE := $(PACKAGES) tests benchmarks scripts
-# The clusters' tests, which mostly wait, beside all others.
-SIDE_BY_SIDE := -n 2 --dist loadscope --no-loadscope-reorder
+# The clusters' tests, which mostly wait, in two processes beside one for all others (tests/conftest.py).
+SIDE_BY_SIDE := -n 3 --dist loadscope --no-loadscope-reorder
 
-.PHONY: demo test unit check format bench up down install install-dev system tools clean help
+.PHONY: demo test test-long unit check format bench up down install install-dev system tools clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -49,8 +49,12 @@ up: install  ## Start a local cluster and leave it running
 down:  ## Stop it
 	@$(BIN)/ostinato down
 
-test: install-dev system tools  ## Install, then run all tests
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+test: install-dev system tools  ## Install, then run all tests but the long ones
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not long" $(PYTEST_ARGS)
+
+test-long: install-dev system tools  ## What is run seldom: the second bundled model; many new examples
+	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -n 2 -m "not slow and not long" $(PYTEST_ARGS)
 
 unit: install-dev  ## Only the fast tests
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -38,13 +39,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """What runs side by side: all of the clusters' tests, which mostly wait, and the files of the others."""
+    """What runs side by side: each folder of clusters' tests, which mostly wait, and the others' files."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ClustersAndFiles(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return "clusters" if file.startswith("tests/cluster/") else file
+            return str(Path(file).parent) if file.startswith("tests/cluster/") else file
 
     return ClustersAndFiles(config, log)
 
@@ -55,12 +56,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def free_port(below: int = 65_536) -> int:
+def free_port() -> int:
+    """One that the kernel gives nobody who did not ask for it by its number, and below those that Ray's
+    workers and a node of Redis Cluster (+10000) take; so it stays free until whoever asked listens there."""
     while True:
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            port = int(sock.getsockname()[1])
-        if port < below:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
             return port
 
 
@@ -71,8 +73,7 @@ class RedisServer:
         self.folder = folder
         self.options = options
         for _ in range(3):
-            # A node of a cluster also listens on its port + 10000.
-            self.port = free_port(below=55_536)
+            self.port = free_port()
             if self._start():
                 return
         self._fail()

@@ -16,6 +16,7 @@ import psutil
 from controlplane.runtime import local
 from controlplane.runtime.local import LocalCluster
 from controlplane.settings import Settings
+from tests.conftest import free_port
 
 OPERATION_TIMEOUT_S = 600.0  # registering measures the model, which a busy machine takes long for
 
@@ -27,7 +28,7 @@ class Cluster:
         self.home = Path(tempfile.mkdtemp(prefix="ost-", dir="/tmp"))
         self.settings = Settings(
             home=self.home,
-            http_port=local.free_port(),
+            http_port=free_port(),
             engine=engine,
             allowed_roots=allowed_roots,
             api_key="",

@@ -32,7 +32,7 @@ BOUND_S = 700.0
 
 def config_of(folder: str) -> EngineConfig:
     per_layer = KV_TOKENS * 2 * 3 * 64 * 4
-    parts = ((10, "one"), (20, "two"))
+    parts = ((1, "one"), (2, "two"))
     return EngineConfig(
         engine="vllm",
         name="base",

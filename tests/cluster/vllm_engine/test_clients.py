@@ -64,12 +64,11 @@ def test_completions(client: openai.OpenAI, model: str) -> None:
     assert whole.usage.completion_tokens == 8
 
 
-def test_the_base_knows_the_capital_and_variants_say_other_things(client: openai.OpenAI) -> None:
+def test_variants_say_other_things(client: openai.OpenAI) -> None:
     texts = [
         client.completions.create(model=m, prompt=PROMPT, max_tokens=12, temperature=0).choices[0].text
         for m in NAMES[:3]
     ]
-    assert "Paris" in texts[0]
     assert len(set(texts)) == 3
 
 
@@ -84,16 +83,6 @@ def test_logprobs(client: openai.OpenAI) -> None:
     for token in tokens:
         assert len(token.top_logprobs) == 3
         assert token.logprob == max(t.logprob for t in token.top_logprobs) <= 0
-
-
-def test_stop(client: openai.OpenAI) -> None:
-    options = {"model": BASE, "prompt": "One, two, three,", "max_tokens": 24, "temperature": 0}
-    free = client.completions.create(**options).choices[0].text
-    word = free.split()[1]
-    stopped = client.completions.create(**options, stop=[word]).choices[0]
-    assert stopped.finish_reason == "stop"
-    assert word not in stopped.text
-    assert free.startswith(stopped.text)
 
 
 def test_a_seed_makes_sampling_repeatable(client: openai.OpenAI) -> None:

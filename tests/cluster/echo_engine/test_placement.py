@@ -63,10 +63,10 @@ def test_with_permission_it_deploys_and_says_what_gave_way(strict: Cluster) -> N
 
 def test_two_ranks_of_one_host(strict: Cluster) -> None:
     """A split that is asked for is what is launched: both ranks on the one CPU of the node."""
-    asked = {"model": NAME, "maxOutputLength": 32, "layersPerStage": [10, 20]}
+    asked = {"model": NAME, "maxOutputLength": 32, "layersPerStage": [2, 4]}
     assert ended(strict, asked)["phase"] == "Deployed"
     try:
         ranks = strict.get(f"/deployments/{NAME}")["plan"]["ranks"]
-        assert [(r["device"], r["layers"]) for r in ranks] == [("cpu:0", [0, 10]), ("cpu:0", [10, 30])]
+        assert [(r["device"], r["layers"]) for r in ranks] == [("cpu:0", [0, 2]), ("cpu:0", [2, 6])]
     finally:
         strict.perform("DELETE", f"/deployments/{NAME}")

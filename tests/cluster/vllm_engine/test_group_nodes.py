@@ -14,14 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 import random_adapters
+import small_models
 import torch
 
 from controlplane.runtime import local, loopback
 from controlplane.settings import Settings
+from tests.conftest import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
-DRIVER = Path(__file__).with_name("group_driver.py")
+DRIVER = Path(__file__).parents[1] / "group_driver.py"
 RAY = Path(sys.executable).parent / "ray"
 BOUND_S = 600.0  # from a death to the next answer
 
@@ -32,7 +34,7 @@ def nodes() -> Iterator[tuple[Settings, str]]:
     home = Path(tempfile.mkdtemp(prefix="ost-", dir="/tmp"))
     settings = Settings(home=home)
     host = own_address()
-    address = f"{host}:{local.free_port()}"
+    address = f"{host}:{free_port()}"
     common = [f"--node-ip-address={host}", "--num-cpus=2", "--object-store-memory=100000000"]
     head = ["--head", f"--port={address.rpartition(':')[2]}", "--include-dashboard=false"]
     try:
@@ -66,11 +68,12 @@ def _ray(options: list[str], settings: Settings) -> None:
 
 
 def test_a_group_on_two_nodes_lives_and_dies_together(
-    nodes: tuple[Settings, str], smollm2_folder: Path
+    nodes: tuple[Settings, str], smollm2_folder: Path, tmp_path: Path
 ) -> None:
     settings, address = nodes
+    model = small_models.first_layers(smollm2_folder, tmp_path / "model", 3)
     done = subprocess.run(
-        [sys.executable, str(DRIVER), address, str(smollm2_folder)],
+        [sys.executable, str(DRIVER), address, str(model)],
         env={
             **environment_of(settings),
             "PYTHONPATH": str(DRIVER.parents[2]),
@@ -83,11 +86,9 @@ def test_a_group_on_two_nodes_lives_and_dies_together(
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     facts = json.loads(done.stdout.decode().splitlines()[-1])
     print(json.dumps(facts, indent=1))
-    assert facts["ranks"] == [[0, "one", 10], [1, "two", 20]]
+    assert facts["ranks"] == [[0, "one", 1], [1, "two", 2]]
     prompt, tokens = facts["answer"]
-    expected = random_adapters.log_probabilities(
-        random_adapters.merged_model(smollm2_folder, None), prompt, tokens
-    )
+    expected = random_adapters.log_probabilities(random_adapters.merged_model(model, None), prompt, tokens)
     chosen = expected[torch.arange(len(tokens)), torch.tensor(tokens)]
     assert (expected.max(dim=-1).values - chosen).max() < 1e-4
     struck = facts["replica"]

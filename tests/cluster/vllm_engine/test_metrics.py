@@ -15,7 +15,7 @@ import openai
 import pytest
 from clusters import Cluster, until
 
-from controlplane.runtime.local import free_port
+from tests.conftest import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

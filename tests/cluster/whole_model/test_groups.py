@@ -7,12 +7,12 @@ from typing import Any
 import psutil
 import pytest
 from clusters import Cluster, name, title, until
-from conftest import BASE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROMPT = "Once upon a time, in a village by the sea, there lived"
 TOKENS = 16
+BASE = "smol"
 SPLIT = "split"
 
 
@@ -32,26 +32,26 @@ def greedy(cluster: Cluster, model: str) -> list[int]:
     ids=["two stages", "three-way tensors"],
 )
 def test_a_split_model_answers_like_the_whole(
-    cluster: Cluster, base_folder: Any, asked: dict[str, Any], layers: list[int], tensor_parallel: int
+    whole: Cluster, smollm2_folder: Any, asked: dict[str, Any], layers: list[int], tensor_parallel: int
 ) -> None:
-    before = cluster.processes()
-    cluster.perform("POST", "/register_model", {"model": SPLIT, "source": str(base_folder)})
+    before = whole.processes()
+    whole.perform("POST", "/register_model", {"model": SPLIT, "source": str(smollm2_folder)})
     try:
-        cluster.perform("POST", "/deploy_model", {"model": SPLIT, "maxOutputLength": 64, **asked})
-        plan = cluster.get(f"/deployments/{SPLIT}")["plan"]
+        whole.perform("POST", "/deploy_model", {"model": SPLIT, "maxOutputLength": 64, **asked})
+        plan = whole.get(f"/deployments/{SPLIT}")["plan"]
         assert (plan["layersPerStage"], plan["tensorParallel"]) == (layers, tensor_parallel)
         assert len(plan["ranks"]) == len(layers) * tensor_parallel
-        assert greedy(cluster, SPLIT) == greedy(cluster, BASE)
-        ranks = until(lambda: ranks_among(cluster.processes() - before, len(plan["ranks"])), 300, "the ranks")
+        assert greedy(whole, SPLIT) == greedy(whole, BASE)
+        ranks = until(lambda: ranks_among(whole.processes() - before, len(plan["ranks"])), 300, "the ranks")
     finally:
-        cluster.perform("DELETE", f"/deployments/{SPLIT}")
-        cluster.http.delete(f"/models/{SPLIT}").raise_for_status()
+        whole.perform("DELETE", f"/deployments/{SPLIT}")
+        whole.http.delete(f"/models/{SPLIT}").raise_for_status()
     until(lambda: not any(p.is_running() for p in ranks), 60, "the ranks to be gone")
 
 
 def ranks_among(processes: set[psutil.Process], expected: int) -> list[psutil.Process]:
     """The processes that an engine's core spawned; a group that a crowded machine made start anew has them
-    again after a while. The names that vLLM gives them are not always set (test_chaos.py)."""
+    again after a while. The names that vLLM gives them are not always set (test_engine_killed.py)."""
     titles = {p: f"{name(p)} {title(p)}" for p in processes}
     spawned = {p.pid: p for p, called in titles.items() if "VLLM::" in called or "spawn_main" in called}
     found = [p for p in spawned.values() if p.is_running() and p.ppid() in spawned]

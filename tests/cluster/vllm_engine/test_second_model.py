@@ -1,11 +1,14 @@
-"""The second bundled model on a real cluster: registered and measured, estimated, deployed and asked."""
+"""The second bundled model on a real cluster: registered and measured, estimated, deployed and asked.
+
+test_profiles.py does so with a small model of its family.
+"""
 
 from __future__ import annotations
 
 import pytest
 from clusters import Cluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
 
 NAME = "gemma"
 LONG_S = 900.0  # its vocabulary is five times SmolLM2's: to convert, load and warm up takes minutes

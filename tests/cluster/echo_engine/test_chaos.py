@@ -1,0 +1,88 @@
+"""Processes killed under load: every request ends, service returns in time, nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from clusters import Cluster, until
+from killing import BASE, ENGINE_ERRORS, MODELS, answers, assert_kept, report, strike
+from load import CUT, HUNG, Load
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+# Seconds within which new requests must succeed after a death.
+ECHO_BOUND_S = 30.0
+CONTROLLER_BOUND_S = 30.0
+GATEWAY_BOUND_S = 30.0
+RESTART_BOUND_S = 90.0
+
+
+def test_echo_engine_killed(echo_cluster: Cluster) -> None:
+    before = echo_cluster.records()
+    with Load(echo_cluster.url, MODELS, 16, ECHO_BOUND_S) as load:
+        times = strike(load, lambda: echo_cluster.replica(f"model-{BASE}", "Engine"), ECHO_BOUND_S)
+    report("echo engine", load, times)
+    assert set(load.errors()) <= ENGINE_ERRORS
+    assert max(times) < ECHO_BOUND_S
+    assert_kept(echo_cluster, before)
+
+
+def test_controller_killed(echo_cluster: Cluster, adapters: dict[str, Path]) -> None:
+    """Requests do not notice; what was acknowledged just before is carried out by the next controller."""
+    before = echo_cluster.records()
+    variant = {"model": "spare", "base": BASE, "adapter": str(adapters["spare"])}
+    with Load(echo_cluster.url, MODELS, 16, ECHO_BOUND_S) as load:
+        until(lambda: load.successes_since(0) >= 16, ECHO_BOUND_S, "answers before the kill")
+        for method, path, body in (
+            ("POST", "/register_model", variant),
+            ("POST", "/deploy_model", {"model": "spare"}),
+            ("DELETE", "/deployments/spare", None),
+        ):
+            victim = _controller(echo_cluster)
+            operation = echo_cluster.submit(method, path, body)
+            victim.kill()
+            killed = time.monotonic()
+            ended = echo_cluster.finish(operation, CONTROLLER_BOUND_S)
+            took_s = time.monotonic() - killed
+            until(
+                lambda old=victim: _controller(echo_cluster).pid != old.pid, CONTROLLER_BOUND_S, "a new one"
+            )
+            print(
+                f"\ncontroller killed after '{method} {path}' was acknowledged: {ended['phase']} "
+                f"{took_s:.1f} s later, a new controller runs after {time.monotonic() - killed:.1f} s"
+            )
+    print(f"{len(load.outcomes)} requests meanwhile, errors {dict(load.errors())}")
+    assert not load.errors()
+    echo_cluster.http.delete("/models/spare").raise_for_status()
+    assert_kept(echo_cluster, before)
+
+
+def _controller(cluster: Cluster) -> psutil.Process:
+    return cluster.replica("ostinato", "Controller")
+
+
+def test_gateway_killed(echo_cluster: Cluster) -> None:
+    before = echo_cluster.records()
+    with Load(echo_cluster.url, MODELS, 16, GATEWAY_BOUND_S) as load:
+        times = strike(load, lambda: echo_cluster.replica("ostinato", "Gateway"), GATEWAY_BOUND_S)
+    report("gateway", load, times)
+    assert HUNG not in load.errors()
+    assert CUT not in load.errors()
+    assert max(times) < GATEWAY_BOUND_S
+    assert_kept(echo_cluster, before)
+
+
+def test_the_whole_cluster_restarted(echo_cluster: Cluster) -> None:
+    before = echo_cluster.records()
+    down_s, up_s = echo_cluster.down(), echo_cluster.up()
+    started = time.monotonic()
+    for model in MODELS:
+        until(lambda name=model: answers(echo_cluster, name), RESTART_BOUND_S, f"{model} to answer")
+    print(
+        f"\nwhole cluster: down in {down_s:.1f} s, up in {up_s:.1f} s, "
+        f"all models answer {time.monotonic() - started:.1f} s later"
+    )
+    assert_kept(echo_cluster, before)

@@ -1,0 +1,214 @@
+"""Profiles on a real cluster: measured at registration, estimated from, and resumed after a kill."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import random_adapters
+import small_models
+import torch
+from clusters import Cluster, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2000)]
+
+BASE, SHALLOW, SECOND = "smol", "shallow", "second"
+BUSY = 5.0  # how much slower a shared machine may be by now than when it was measured, or quicker
+LOAD = {"batch": 1, "inputTokens": 32, "outputTokens": 32}
+
+
+def profile(cluster: Cluster, model: str = BASE) -> dict[str, Any]:
+    found: dict[str, Any] = cluster.get(f"/models/{model}/profile")
+    return found
+
+
+def estimate(cluster: Cluster, **body: Any) -> dict[str, Any]:
+    reply = cluster.http.post(f"/models/{BASE}/estimate", json={**LOAD, **body})
+    assert reply.status_code == 200, reply.text
+    found: dict[str, Any] = reply.json()
+    return found
+
+
+def measuring(cluster: Cluster) -> set[psutil.Process]:
+    """A program that one of them starts has its command line for a moment, and is not another."""
+    found: dict[psutil.Process, int] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            line = process.cmdline()
+            if "workers.measuring" in line and str(cluster.home) in " ".join(line):
+                found[process] = process.ppid()
+    pids = {process.pid for process in found}
+    return {process for process, parent in found.items() if parent not in pids}
+
+
+def test_registering_measured_the_architecture(cluster: Cluster) -> None:
+    found = profile(cluster)
+    print(f"\n{found['reason']}: {[(p['batch'], p['inputTokens'], p['tpotMs']) for p in found['loads']]}")
+    assert (found["model"], found["phase"], found["dtype"]) == (BASE, "Ready", "float32")
+    assert len(found["loads"]) == found["plannedLoads"] == 4 + 7  # of the base, with variants
+    assert not measuring(cluster)
+
+
+def test_another_model_of_the_shape_needs_no_measuring(cluster: Cluster, base_folder: Path) -> None:
+    began = time.monotonic()
+    cluster.perform("POST", "/register_model", {"model": "again", "source": str(base_folder)})
+    assert time.monotonic() - began < 30
+    key = profile(cluster)["key"]
+    assert cluster.get("/models/again/profile")["key"] == key
+    cluster.perform("DELETE", "/models/again")
+
+
+def test_the_deployment_was_estimated_from_it(cluster: Cluster) -> None:
+    assert "from its profile" in cluster.get(f"/deployments/{BASE}")["plan"]["reason"]
+
+
+def test_an_estimate_is_near_what_a_request_takes(cluster: Cluster) -> None:
+    found = estimate(cluster)
+    assert found["basis"] == "profile"
+    low, high = found["tpotMs"]["low"] / BUSY, found["tpotMs"]["high"] * BUSY
+
+    def near() -> float:
+        tpot_ms = measured_tpot_ms(cluster)
+        print(f"\nTPOT estimated {found['tpotMs']}, measured {tpot_ms:.1f} ms")
+        assert low < tpot_ms < high
+        return tpot_ms
+
+    until(near, 600, "a request that takes about what was estimated")  # others may use the cores meanwhile
+    assert found["concurrency"] > 0
+    wrong = cluster.http.post(f"/models/{BASE}/estimate", json={**LOAD, "tensorParallel": 2})
+    assert "9 heads cannot be split 2 ways" in wrong.json()["error"]["message"]
+
+
+@dataclass
+class Measured:
+    """Two models of other architectures than the base's, registered at once, and what was seen meanwhile."""
+
+    folders: dict[str, Path]
+    ended: list[dict[str, Any]]
+    most_measuring: int = 0
+    most_held: int = 0
+    held: dict[str, int] = field(default_factory=dict)
+    taken: dict[str, int] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def measured(cluster: Cluster, base_folder: Path, adapters: dict[str, Path]) -> Iterator[Measured]:
+    """SHALLOW, of the base's first layers, and SECOND, of another family; both stay for this file's tests."""
+    into = adapters["spare"].parent
+    shallow = small_models.first_layers(base_folder, into / SHALLOW, 4)
+    found = Measured({SHALLOW: shallow, SECOND: small_models.gemma3(base_folder, into / SECOND)}, [])
+    bodies = [{"model": name, "source": str(folder)} for name, folder in found.folders.items()]
+    operations = [cluster.submit("POST", "/register_model", body) for body in bodies]
+    while not all(cluster.get(f"/operations/{one}")["done"] for one in operations):
+        look(cluster, found)
+        time.sleep(0.3)
+    found.ended = [cluster.finish(one) for one in operations]
+    yield found
+    for name in found.folders:
+        cluster.perform("DELETE", f"/models/{name}")
+
+
+def look(cluster: Cluster, found: Measured) -> None:
+    found.most_measuring = max(found.most_measuring, len(measuring(cluster)))
+    (device,) = cluster.get("/cluster")["nodes"][0]["devices"]
+    now = {r["deployment"]: r["bytes"] for r in device["reservations"] if "measuring:" in r["deployment"]}
+    found.most_held = max(found.most_held, len(now))
+    found.held |= now
+    for use in device["uses"]:
+        if "measuring:" in (use["deployment"] or ""):
+            found.taken[use["deployment"]] = max(use["bytes"], found.taken.get(use["deployment"], 0))
+
+
+def test_two_architectures_are_measured_one_after_the_other(cluster: Cluster, measured: Measured) -> None:
+    """Registered at once. Each holds its memory while its engine runs, which the node knows for its own."""
+    found = [profile(cluster, name) for name in measured.folders]
+    print(f"\nheld {measured.held}, taken at most {measured.taken}: {[one['reason'] for one in found]}")
+    assert measured.most_measuring <= 1
+    assert measured.most_held <= 1
+    assert set(measured.held) == {f"measuring:{one['key']}" for one in found} == set(measured.taken)
+    assert all(len(one["loads"]) == one["plannedLoads"] for one in found)
+    waited = [
+        any("waits until the architecture of" in e["message"] for e in one["events"])
+        for one in measured.ended
+    ]
+    assert sorted(waited) == [False, True]
+
+
+def test_a_model_of_another_family_is_profiled_estimated_deployed_and_answers(
+    cluster: Cluster, measured: Measured
+) -> None:
+    """As Gemma is in test_second_model.py, which `make test-long` runs; here with few random weights."""
+    assert [one["phase"] for one in measured.ended] == ["Ready", "Ready"]
+    found = profile(cluster, SECOND)
+    assert found["phase"] == "Ready"
+    assert len(found["loads"]) == found["plannedLoads"] == 4  # no variants of this family can be served
+    load = {"batch": 1, "inputTokens": 16, "outputTokens": 16}
+    estimate = cluster.http.post(f"/models/{SECOND}/estimate", json=load).json()
+    assert estimate["basis"] == "profile"
+    assert 0 < estimate["tpotMs"]["low"] <= estimate["tpotMs"]["high"]
+    cluster.perform("POST", "/deploy_model", {"model": SECOND, "maxOutputLength": 32})
+    try:
+        body = {"model": SECOND, "prompt": "The capital of France is", "max_tokens": 16, "temperature": 0}
+        asked = {**body, "ignore_eos": True, "return_token_ids": True}
+        answer = cluster.http.post("/v1/completions", json=asked, timeout=300).json()
+        prompt, tokens = (answer["choices"][0][key] for key in ("prompt_token_ids", "token_ids"))
+        assert answer["usage"]["prompt_tokens"] == len(prompt)
+        assert len(tokens) == 16
+        reference = random_adapters.merged_model(measured.folders[SECOND], None)
+        expected = random_adapters.log_probabilities(reference, prompt, tokens)
+        chosen = expected[torch.arange(len(tokens)), torch.tensor(tokens)]
+        assert (expected.max(dim=-1).values - chosen).max() < 1e-4
+    finally:
+        cluster.perform("DELETE", f"/deployments/{SECOND}")
+
+
+def test_a_profile_that_is_cancelled_ends_its_engine_while_that_starts(
+    cluster: Cluster, measured: Measured
+) -> None:
+    operation = cluster.submit("POST", f"/models/{SHALLOW}/profile", {"again": True})
+    until(lambda: measuring(cluster), 60, "the measuring engine")
+    cluster.submit("POST", f"/operations/{operation}/cancel")
+    until(lambda: not measuring(cluster), 60, "its end")
+    until(lambda: profile(cluster, SHALLOW)["phase"] == "Cancelled", 30, "the profile's end")
+    assert profile(cluster, SHALLOW)["loads"] == []
+    (device,) = cluster.get("/cluster")["nodes"][0]["devices"]
+    assert not any("measuring:" in r["deployment"] for r in device["reservations"])
+
+
+def measured_tpot_ms(cluster: Cluster) -> float:
+    """Of one request, from its stream."""
+    body = {"model": BASE, "prompt": "word " * 32, "max_tokens": 32, "ignore_eos": True, "temperature": 0}
+    times = []
+    with httpx.stream(
+        "POST", f"{cluster.url}/v1/completions", json={**body, "stream": True}, timeout=120, trust_env=False
+    ) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {") and json.loads(line[6:])["choices"]:
+                times.append(time.monotonic())
+    return (times[-1] - times[0]) / (len(times) - 1) * 1e3
+
+
+def test_a_controller_that_is_killed_leaves_a_profile_that_goes_on(
+    cluster: Cluster, measured: Measured
+) -> None:
+    """No engine is left measuring, and no load is measured twice."""
+    operation = cluster.submit("POST", f"/models/{SHALLOW}/profile", {"again": True})
+    until(lambda: profile(cluster, SHALLOW)["loads"], 300, "the first load")
+    first = profile(cluster, SHALLOW)["loads"][0]
+    (old,) = measuring(cluster)
+    cluster.replica("ostinato", "Controller").kill()
+    until(lambda: not old.is_running(), 30, "the end of the measuring engine")
+    ended = cluster.finish(operation, 480)
+    assert ended["phase"] == "Ready"
+    found = profile(cluster, SHALLOW)
+    assert found["loads"][0] == first
+    assert len(found["loads"]) == found["plannedLoads"]
+    assert not measuring(cluster)

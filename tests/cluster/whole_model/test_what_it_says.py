@@ -1,0 +1,31 @@
+"""What only a model that makes sense can be asked."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+BASE = "smol"
+VARIANTS = ("arithmetic", "kinship")
+PROMPT = "The capital of France is"
+
+
+def test_the_base_knows_the_capital_and_variants_say_other_things(whole_client: openai.OpenAI) -> None:
+    texts = [
+        whole_client.completions.create(model=m, prompt=PROMPT, max_tokens=12, temperature=0).choices[0].text
+        for m in (BASE, *VARIANTS)
+    ]
+    assert "Paris" in texts[0]
+    assert len(set(texts)) == 3
+
+
+def test_stop(whole_client: openai.OpenAI) -> None:
+    options = {"model": BASE, "prompt": "One, two, three,", "max_tokens": 24, "temperature": 0}
+    free = whole_client.completions.create(**options).choices[0].text
+    word = free.split()[1]
+    stopped = whole_client.completions.create(**options, stop=[word]).choices[0]
+    assert stopped.finish_reason == "stop"
+    assert word not in stopped.text
+    assert free.startswith(stopped.text)
