@@ -45,7 +45,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ClustersAndFiles(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return str(Path(file).parent) if file.startswith("tests/cluster/") else file
+            folder = str(Path(file).parent)
+            return folder if folder.startswith("tests/cluster/") else file
 
     return ClustersAndFiles(config, log)
 

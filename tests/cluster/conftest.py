@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def order(item: pytest.Item) -> tuple[bool, int, bool]:
         here = Path(__file__).parent in item.path.parents
-        place = FOLDERS.index(item.path.parent.name) if here else 0
+        place = (*FOLDERS, "cluster").index(item.path.parent.name) if here else 0
         kills = item.path.name in ("test_chaos.py", "test_engine_killed.py")
         return here is not side_by_side, place, here and kills
 

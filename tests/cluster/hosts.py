@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class HostPair(Cluster):
     """
 
     def __init__(self, engine: str, allowed_roots: str, redis: Callable[..., RedisServer]) -> None:
-        number = os.getpid() % 250 + 1
+        number = _claimed_bridge()
         self._net = f"198.18.{number}"  # set apart for tests of networks (RFC 2544)
         self._bridge = f"ost{number}"
         self._names = {HEAD: f"ost{number}a", OTHER: f"ost{number}b"}
@@ -47,7 +47,6 @@ class HostPair(Cluster):
     # --- its life --------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        _ip("link", "add", self._bridge, "type", "bridge")
         _ip("addr", "add", f"{self._net}.254/24", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")
         for host, space in self._names.items():
@@ -122,3 +121,15 @@ class HostPair(Cluster):
 
 def _ip(*arguments: str) -> str:
     return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def _claimed_bridge() -> int:
+    """The number N of a bridge ostN, made here: what else runs on this machine cannot make it too."""
+    for number in random.SystemRandom().sample(range(1, 251), 5):
+        try:
+            _ip("link", "add", f"ost{number}", "type", "bridge")
+        except subprocess.CalledProcessError as e:
+            last = e.stderr.strip()
+        else:
+            return number
+    raise AssertionError(f"no bridge could be made: {last}")

@@ -63,7 +63,7 @@ def test_n_changes_while_requests_run(wide: Client, cluster: Cluster) -> None:
 
 
 def test_a_profile_measures_and_applies(wide: Client) -> None:
-    burst = Burst(seconds=15, concurrency=4)  # on a busy machine a request takes seconds
+    burst = Burst(seconds=8, concurrency=4)  # on a busy machine a request takes seconds
     profile = variant_limit_profile.run(wide, BASE, burst, None, print)
     print([json.dumps(vars(m)) for m in profile.measurements])
     assert [m.limit for m in profile.measurements] == [1, 2]
