@@ -16,7 +16,7 @@ from controlplane.state import deployments
 from controlplane.state.records import Deployment, Model
 from controlplane.state.repository import Put, State
 from controlplane.state.transactions import Context
-from controlplane.state.worker_groups import group_id
+from controlplane.state.worker_groups import group_id_of
 from placement.types import Inventory, Placement
 
 
@@ -51,7 +51,7 @@ def preview(
 def _places(
     state: State, base: Model, deployment: Deployment, seen: FreeMemory, settings: Settings
 ) -> list[Found]:
-    """Where its groups would be, one after the other, as they are placed (`group_placing`).
+    """Where its groups would be, one after the other, as they are placed (`launch_action`).
 
     Errors: NoFeasiblePlan when there is not room for all.
     """
@@ -61,7 +61,7 @@ def _places(
         try:
             found = reclaimable_memory.place(decide, seen)
         except errors.NoFeasiblePlan as e:
-            raise _named(e, group_id(deployment.host, group.number), len(places)) from e
+            raise _named(e, group_id_of(deployment.host, group.number), len(places)) from e
         seen = seen.less(found.placement)
         places.append(found)
         deployment = deployments.with_group(deployment, replace(group, placement=found.placement))

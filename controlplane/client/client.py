@@ -134,7 +134,7 @@ class Client:
         return parse(OperationView, self._create("POST", "/deploy_model", request))
 
     def plan_deployment(self, request: DeployModelRequest) -> PreviewView:
-        """What deploying would do as the cluster is now. Errors: also NoFeasiblePlan, as its end would be."""
+        """What deploying would do as the cluster is now. Errors: also NoFeasiblePlan, where it would fail."""
         return parse(PreviewView, self._retry(lambda: self._http.post("/plan", json=body_of(request))))
 
     def rebalance(self, request: RebalanceRequest) -> RebalanceView:

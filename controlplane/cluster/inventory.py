@@ -1,4 +1,4 @@
-"""The devices of the cluster from what was last heard of its nodes: pure functions."""
+"""The devices of the cluster, as its nodes last reported them: pure functions."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class NodeState:
     ids: tuple[str, ...] = ()
 
 
-def node_states(contact: Iterable[NodeContact], timeouts: Timeouts) -> tuple[NodeState, ...]:
+def node_states(contacts: Iterable[NodeContact], timeouts: Timeouts) -> tuple[NodeState, ...]:
     """All nodes by name."""
     by_name: dict[str, list[NodeContact]] = defaultdict(list)
-    for one in contact:
-        by_name[one.node].append(one)
-    return tuple(_state(_current(ones), timeouts, ones) for _, ones in sorted(by_name.items()))
+    for contact in contacts:
+        by_name[contact.node].append(contact)
+    return tuple(_state(_current(same), timeouts, same) for _, same in sorted(by_name.items()))
 
 
 def inventory_of(nodes: Sequence[NodeState]) -> Inventory:
@@ -68,19 +68,19 @@ def inventory_of(nodes: Sequence[NodeState]) -> Inventory:
 
 
 def ray_ids(nodes: Iterable[NodeState]) -> dict[str, str]:
-    """Ray's id of each living node, by name; of those that share a name none."""
+    """Ray's id of each living node, by name. Nodes that share a name are left out."""
     return {node.name: node.ids[0] for node in nodes if len(node.ids) == 1}
 
 
-def _current(ones: Sequence[NodeContact]) -> NodeContact:
+def _current(namesakes: Sequence[NodeContact]) -> NodeContact:
     """A node that came back has a new id; the old one is dead."""
-    return min(ones, key=lambda one: (not one.alive, one.silent_s))
+    return min(namesakes, key=lambda contact: (not contact.alive, contact.silent_s))
 
 
 def _state(contact: NodeContact, timeouts: Timeouts, namesakes: Sequence[NodeContact]) -> NodeState:
     report = contact.report
     lost = not contact.alive or contact.silent_s > timeouts.lost_s
-    problem = _problem(contact, timeouts, sum(one.alive for one in namesakes))
+    problem = _problem(contact, timeouts, sum(namesake.alive for namesake in namesakes))
     devices = _devices(contact.node, report, report.rates) if report and report.rates else ()
     return NodeState(
         contact.node,
@@ -91,7 +91,7 @@ def _state(contact: NodeContact, timeouts: Timeouts, namesakes: Sequence[NodeCon
         max((d.cores for d in report.devices), default=0.0) if report else 0.0,
         report.pid if report else 0,
         gone=not contact.alive,
-        ids=tuple(sorted(one.id for one in namesakes if one.alive and one.id)),
+        ids=tuple(sorted(namesake.id for namesake in namesakes if namesake.alive and namesake.id)),
     )
 
 
@@ -158,10 +158,11 @@ def _load(sample: DeviceSample) -> float:
 
 
 def _uses(sample: DeviceSample) -> tuple[HolderMemory, ...]:
-    """By holder; those without a name first."""
-    found: dict[str | None, int] = defaultdict(int)
+    """The memory taken on a device, by holder; processes without a known holder come first."""
+    bytes_of: dict[str | None, int] = defaultdict(int)
     for process in sample.processes:
-        found[process.holder] += process.memory_bytes
+        bytes_of[process.holder] += process.memory_bytes
     return tuple(
-        HolderMemory(holder, count) for holder, count in sorted(found.items(), key=lambda item: item[0] or "")
+        HolderMemory(holder, count)
+        for holder, count in sorted(bytes_of.items(), key=lambda item: item[0] or "")
     )

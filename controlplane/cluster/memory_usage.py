@@ -1,20 +1,19 @@
-"""Nodes, their devices, and who holds what of their memory, for people and their instruments. Pure."""
+"""The memory of each node's devices: who uses it and what is reserved, as shown to people. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from controlplane.cluster import reservations as ledger
 from controlplane.cluster.inventory import NodeState
-from controlplane.cluster.reservations import Ledgers, MemoryUsage
+from controlplane.cluster.reservations import Ledgers, MemoryUsage, memory_usage, promised
 from controlplane.state.records import Reservation
 from placement.types import Device, key_of
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """A device, where its memory is, and what was promised of it."""
+    """A device, who uses its memory, and what is reserved of it."""
 
     device: Device
     usage: MemoryUsage
@@ -35,20 +34,20 @@ class NodeMemory:
 
 
 def memory_by_node(nodes: Sequence[NodeState], ledgers: Ledgers, headroom: float) -> tuple[NodeMemory, ...]:
-    """Of all nodes that were heard of, and of those that only the ledgers know."""
+    """The memory of all nodes that were seen, and of those that only the ledgers name."""
     unknown = sorted(set(ledgers) - {node.name for node in nodes})
     absent = [NodeState(name, (), 0.0, f"node {name} is not in the cluster", lost=True) for name in unknown]
     return tuple(_of_node(node, ledgers, headroom) for node in (*nodes, *absent))
 
 
 def _of_node(node: NodeState, ledgers: Ledgers, headroom: float) -> NodeMemory:
-    found = ledgers.get(node.name)
-    reservations = found.record.reservations if found else ()
-    promises = ledger.promised({node.name: found} if found else {})
+    known = ledgers.get(node.name)
+    reservations = known.record.reservations if known else ()
+    promises = promised({node.name: known} if known else {})
     devices = tuple(
         DeviceMemory(
             device,
-            ledger.memory_usage(device, promises.get(key_of(device), {}), headroom),
+            memory_usage(device, promises.get(key_of(device), {}), headroom),
             tuple(r for r in reservations if (r.kind, r.index) == (device.kind, device.index)),
         )
         for device in node.devices

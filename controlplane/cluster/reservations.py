@@ -1,8 +1,8 @@
-"""Who was promised which memory of which device, and what is left for the next: pure functions.
+"""Which memory of which device is reserved for whom, and what is left: pure functions.
 
-A reservation is committed together with what it is for, a placement or a measuring that begins, with the
-versions of the ledgers of its nodes as they were read: of two that were decided on the same sight of a node
-one is stale. Its holder is a worker group, or `measuring:KEY` for the profile of that key.
+A reservation is committed together with the placement or the measuring that it is for. The commit names
+the versions of the node ledgers as they were read: of two decisions on the same state of a node one fails.
+The holder of a reservation is a worker group, or `measuring:KEY` for the profile of that key.
 """
 
 from __future__ import annotations
@@ -53,8 +53,10 @@ def reserve(
     now_s: float,
     preempting: Collection[str] = (),
 ) -> list[Change]:
-    """Promise each rank of a placement its memory, in the place of all that `holder` and those that it is
-    placed `preempting` had before."""
+    """Reserve memory for each rank of a placement.
+
+    It replaces all that `holder`, and the holders that it is `preempting`, had reserved before.
+    """
     wanted: dict[str, list[Reservation]] = defaultdict(list)
     for r in placement.ranks:
         wanted[r.node].append(
@@ -66,7 +68,7 @@ def reserve(
 def reserve_to_measure(
     state: State, key: str, uid: int, devices: Sequence[DeviceKey], memory_bytes: int, now_s: float
 ) -> list[Change]:
-    """Promise so many bytes of each device to the measuring of a profile, in the place of what it had."""
+    """Reserve so many bytes of each device to measure a profile, instead of what it had."""
     wanted: dict[str, list[Reservation]] = defaultdict(list)
     for rank, (node, kind, index) in enumerate(devices):
         wanted[node].append(Reservation(measuring(key), uid, rank, kind, index, memory_bytes, now_s))
@@ -126,28 +128,28 @@ def available(
     promises = promised(ledgers, exclude)
 
     def free_bytes(device: Device) -> int:
-        found = memory_usage(device, promises.get(key_of(device), {}), headroom)
+        usage = memory_usage(device, promises.get(key_of(device), {}), headroom)
         if measured:
-            return found.free
-        kept = sum(count for holder, count in found.ours.items() if not is_measuring(holder))
-        return max(0, device.total_bytes - found.headroom - kept - found.others)
+            return usage.free
+        kept = sum(count for holder, count in usage.ours.items() if not is_measuring(holder))
+        return max(0, device.total_bytes - usage.headroom - kept - usage.others)
 
     return replace(inventory, devices=tuple(replace(d, free_bytes=free_bytes(d)) for d in inventory.devices))
 
 
 def promised(ledgers: Ledgers, exclude: str = "") -> dict[DeviceKey, dict[str, int]]:
     """Bytes by device and holder."""
-    found: dict[DeviceKey, dict[str, int]] = {}
+    promises: dict[DeviceKey, dict[str, int]] = {}
     for ledger in ledgers.values():
         for r in ledger.record.reservations:
             if r.holder != exclude:
-                holders = found.setdefault((ledger.record.node, r.kind, r.index), {})
+                holders = promises.setdefault((ledger.record.node, r.kind, r.index), {})
                 holders[r.holder] = holders.get(r.holder, 0) + r.memory_bytes
-    return found
+    return promises
 
 
 def stale_holders(inventory: Inventory, ledgers: Ledgers, exclude: str = "") -> frozenset[str]:
-    """Holders seen on a device that they are promised nothing of: engines that were stopped, or are to be."""
+    """Holders that have memory of a device but no reservation there: engines that stopped or are stopping."""
     promises = promised(ledgers, exclude)
     return frozenset(
         use.holder

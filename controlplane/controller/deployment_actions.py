@@ -120,9 +120,9 @@ class DeploymentActions:
         await self._note(
             OperationKind.DEPLOY, name, Phase.DEPLOYING, f"loading it into the engine of '{host}'", 0.7
         )
-        asked = (self._runtime.load_variant(group, variant) for group in (base.serving_ids() if base else ()))
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        failures = [one for one in answers if isinstance(one, BaseException)]
+        calls = (self._runtime.load_variant(group, variant) for group in (base.serving_ids() if base else ()))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
         for failure in failures:
             if isinstance(failure, errors.AdapterMismatch):
                 await self._fail_one(name, failure)

@@ -59,50 +59,50 @@ class GroupActions:
 
     # --- serving -------------------------------------------------------------------------------
 
-    async def confirm(self, group: str) -> None:
+    async def confirm(self, group_id: str) -> None:
         """The engine answers. What its ranks take is kept, and its profile learns from it."""
-        begun, before = find_group(await self._repository.read_async(), group)
-        ranks, host = await self._ranks(group), host_of(group)
+        begun, before = find_group(await self._repository.read_async(), group_id)
+        ranks, host = await self._ranks(group_id), host_of(group_id)
         inventory = inventory_of(await self._runtime.nodes(wait=False))
 
         def change(state: State) -> Sequence[Change]:
-            if not is_still(state, group, begun.record.uid, before.placement):
-                raise Superseded(group)  # placed anew while its ranks were asked
-            served, record = mark_serving(state, group, ranks, time.time())
+            if not is_still(state, group_id, begun.record.uid, before.placement):
+                raise Superseded(group_id)  # placed anew while its ranks were asked
+            served, group = mark_serving(state, group_id, ranks, time.time())
             return [
                 served,
                 *clear_reasons(state, host),
-                *memory_feedback.memory_correction(state, host, record, inventory, self._settings),
+                *memory_feedback.memory_correction(state, host, group, inventory, self._settings),
             ]
 
         told = "; ".join(filter(None, ("the engine answers", memory_feedback.describe(ranks))))
         await self._hooks.conclude(OperationKind.DEPLOY, host, End(Phase.DEPLOYED, told), change)
 
-    async def _ranks(self, group: str) -> tuple[MeasuredRank, ...]:
+    async def _ranks(self, group_id: str) -> tuple[MeasuredRank, ...]:
         """What they take, as their engine reports; nothing if it does not, for it answers all the same."""
         try:
             async with asyncio.timeout(REPORT_S):
-                reports = await self._runtime.reports(group)
+                reports = await self._runtime.reports(group_id)
         except (TimeoutError, errors.OstinatoError) as e:
-            log.warning("the engine of %s does not say what it takes: %r", group, e)
+            log.warning("the engine of %s does not say what it takes: %r", group_id, e)
             return ()
         return memory_feedback.measured(reports[0].ranks if reports else ())
 
-    async def replan(self, group: str) -> None:
+    async def replan(self, group_id: str) -> None:
         """Give up the group's place, and stop what is left there; then it is launched elsewhere."""
-        nodes, view = await self._runtime.nodes(wait=False), self._hooks.view(group)
+        nodes, view = await self._runtime.nodes(wait=False), self._hooks.view(group_id)
 
-        def change(deployment: Deployment, state: State, record: WorkerGroup) -> WorkerGroup | None:
-            reason = rescheduling.replacement_reason(record, view, nodes)
+        def change(deployment: Deployment, state: State, group: WorkerGroup) -> WorkerGroup | None:
+            reason = rescheduling.replacement_reason(group, view, nodes)
             if not reason:
-                raise Superseded(f"the trouble of {group}")
-            log.warning("%s gives up its place: %s", group, reason)
-            if is_spare(record, deployment.groups):
+                raise Superseded(f"the trouble of {group_id}")
+            log.warning("%s gives up its place: %s", group_id, reason)
+            if is_spare(group, deployment.groups):
                 return None
-            return rescheduling.unplaced(record, reason, time.time())
+            return rescheduling.unplaced(group, reason, time.time())
 
-        await unplace(self._repository, group, change)
-        await self.stop(group)
+        await unplace(self._repository, group_id, change)
+        await self.stop(group_id)
 
     async def scale(self, host: str) -> None:
         """More groups, or fewer, as the load asks."""
@@ -116,47 +116,47 @@ class GroupActions:
 
         await asyncio.to_thread(transactions.edit, self._repository, Deployment, host, change)
 
-    async def retire(self, group: str) -> None:
+    async def retire(self, group_id: str) -> None:
         """The group serves: what it replaces is drained."""
 
         def change(deployment: Deployment) -> Deployment:
             if deployment.phase is Phase.DELETING:
-                raise Superseded(group)
-            return rebalancing.retired(deployment, number_of(group))
+                raise Superseded(group_id)
+            return rebalancing.retired(deployment, number_of(group_id))
 
-        await asyncio.to_thread(transactions.edit, self._repository, Deployment, host_of(group), change)
+        await asyncio.to_thread(transactions.edit, self._repository, Deployment, host_of(group_id), change)
 
     # --- going ---------------------------------------------------------------------------------
 
-    async def stop(self, group: str) -> None:
+    async def stop(self, group_id: str) -> None:
         """Stop an engine; what it held is not free at once."""
-        await self._runtime.stop(group)
+        await self._runtime.stop(group_id)
         self._launching.stopped_s = time.monotonic()
 
-    async def drain(self, group: str) -> None:
+    async def drain(self, group_id: str) -> None:
         """Stop the engine when it had no request for a while, or when a request may last no longer.
 
         Raises Superseded when its deployment is undeployed meanwhile: another one's engine may have its name.
         """
-        uid = find_group(await self._repository.read_async(), group)[0].record.uid
-        await self._until_quiet(group, uid)
-        require_draining(await self._repository.read_async(), group, uid)
-        await self.stop(group)
+        uid = find_group(await self._repository.read_async(), group_id)[0].record.uid
+        await self._until_quiet(group_id, uid)
+        require_draining(await self._repository.read_async(), group_id, uid)
+        await self.stop(group_id)
 
-        def change(deployment: Deployment, state: State, record: WorkerGroup) -> WorkerGroup | None:
-            require_draining(state, group, uid)
+        def change(deployment: Deployment, state: State, group: WorkerGroup) -> WorkerGroup | None:
+            require_draining(state, group_id, uid)
             return None
 
-        await unplace(self._repository, group, change)
+        await unplace(self._repository, group_id, change)
 
-    async def _until_quiet(self, group: str, uid: int) -> None:
+    async def _until_quiet(self, group_id: str, uid: int) -> None:
         """An engine that does not answer for so long has no requests that could end."""
         began_s = asked_s = time.monotonic()
         while time.monotonic() - began_s < self._settings.request_timeout_s + QUIET_S:
-            require_draining(await self._repository.read_async(), group, uid)
+            require_draining(await self._repository.read_async(), group_id, uid)
             reports: list[WorkerReport] = []
             with suppress(errors.OstinatoError):
-                reports = await self._runtime.reports(group)
+                reports = await self._runtime.reports(group_id)
             if any(report.ongoing_requests for report in reports):
                 asked_s = time.monotonic()
             elif time.monotonic() - asked_s >= QUIET_S:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from controlplane import errors
-from controlplane.cluster import reservations as ledger
+from controlplane.cluster import reservations
 from controlplane.cluster.inventory import NodeState, ray_ids
 from controlplane.controller.interfaces import Engines, Note
 from controlplane.controller.profile_actions import RECLAIM_WAIT_S
@@ -35,7 +35,7 @@ from controlplane.state.operations import open_operation
 from controlplane.state.records import Deployment, OperationKind, Phase
 from controlplane.state.repository import Change, Put, Repository, State
 from controlplane.state.transactions import Superseded, persist
-from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id, host_of, is_spare
+from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_of, host_of, is_spare
 from placement.rebalancing import without
 from placement.types import Inventory, Placement
 from workers.messages import EngineConfig
@@ -53,7 +53,7 @@ Fail = Callable[[str, errors.OstinatoError], Awaitable[None]]
 
 @dataclass(frozen=True)
 class _Committed:
-    """What was committed; the holders that it was placed `preempting` were told to stop."""
+    """What was committed. The holders that it is `preempting` were told to stop."""
 
     placement: Placement
     uid: int
@@ -73,7 +73,7 @@ class _Sample:
 
 @dataclass(frozen=True)
 class _Queued:
-    """There is room once what is measured has ended."""
+    """There is room once measurings have ended; `reason` names them."""
 
     reason: str
 
@@ -92,26 +92,26 @@ class LaunchAction:
         self._fail = fail
         self.stopped_s = float("-inf")
 
-    async def launch(self, group: str) -> None:
+    async def launch(self, group_id: str) -> None:
         try:
-            found = await self._decide(group)
+            decision = await self._decide(group_id)
         except errors.NoFeasiblePlan as e:
-            await self._refused(group, e)
+            await self._refused(group_id, e)
             return
-        if isinstance(found, _Queued):
-            await self._notify_waiting(host_of(group), found.reason, 0.1)
+        if isinstance(decision, _Queued):
+            await self._notify_waiting(host_of(group_id), decision.reason, 0.1)
             return
-        placement, uid = found.placement, found.uid
-        await self._notify_waiting(host_of(group), f"{placement.reason}; starting the engine", 0.3)
-        await self._await_reclaim(found.preempting)
+        placement, uid = decision.placement, decision.uid
+        await self._notify_waiting(host_of(group_id), f"{placement.reason}; starting the engine", 0.3)
+        await self._await_reclaim(decision.preempting)
         state = await self._repository.read_async()
-        if not is_still(state, group, uid, placement) or _is_cancelled(state, group):
-            raise Superseded(group)
+        if not is_still(state, group_id, uid, placement) or _is_cancelled(state, group_id):
+            raise Superseded(group_id)
         try:
-            await self._runtime.launch(found.config)
+            await self._runtime.launch(decision.config)
         except Exception as e:
-            log.warning("%s could not be launched: %r", group, e)
-            await self._not_launched(group, f"it could not be launched: {e}")
+            log.warning("%s could not be launched: %r", group_id, e)
+            await self._not_launched(group_id, f"it could not be launched: {e}")
 
     async def _resample_until(self, decide: Callable[[_Sample], Awaitable[T | None]]) -> T:
         """What is decided on the devices; on newer samples of them while that is None, since they may show
@@ -120,173 +120,179 @@ class LaunchAction:
         while True:
             asked_s, asked_at_s = time.monotonic(), time.time()
             sample = _Sample(await self._runtime.inventory(), asked_s, asked_at_s, asked_s > give_up_s)
-            if (found := await decide(sample)) is not None:
-                return found
+            if (decision := await decide(sample)) is not None:
+                return decision
             await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _await_reclaim(self, holders: Collection[str]) -> None:
         """Wait, not for ever, until no device is seen with memory that these have no more."""
 
         async def gone(sample: _Sample) -> bool | None:
-            leaving = ledger.stale_holders(sample.inventory, (await self._repository.read_async()).ledgers)
+            leaving = reservations.stale_holders(
+                sample.inventory, (await self._repository.read_async()).ledgers
+            )
             return sample.last or not leaving & set(holders) or None
 
         if holders:
             await self._resample_until(gone)
 
-    async def _not_launched(self, group: str, reason: str) -> None:
+    async def _not_launched(self, group_id: str, reason: str) -> None:
         """It gives up its place, to be placed anew; a few times, if it never served."""
-        found, record = find_group(await self._repository.read_async(), group)
-        if not found.record.established and record.failures + 1 >= MOST_LAUNCHES:
-            await self._fail(host_of(group), errors.EngineFailed(f"the engine of '{group}': {reason}"))
+        found, group = find_group(await self._repository.read_async(), group_id)
+        if not found.record.established and group.failures + 1 >= MOST_LAUNCHES:
+            await self._fail(host_of(group_id), errors.EngineFailed(f"the engine of '{group_id}': {reason}"))
             return
 
-        def change(deployment: Deployment, state: State, record: WorkerGroup) -> WorkerGroup | None:
-            _require_wanted(group, record)
-            if is_spare(record, deployment.groups):
+        def change(deployment: Deployment, state: State, group: WorkerGroup) -> WorkerGroup | None:
+            _require_wanted(group_id, group)
+            if is_spare(group, deployment.groups):
                 return None
-            return rescheduling.unplaced(record, reason, time.time())
+            return rescheduling.unplaced(group, reason, time.time())
 
-        await unplace(self._repository, group, change)
+        await unplace(self._repository, group_id, change)
 
-    async def _decide(self, group: str) -> _Committed | _Queued:
+    async def _decide(self, group_id: str) -> _Committed | _Queued:
         """Place it, on newer samples while those may show memory of what was stopped without which it would
         be placed better, or at all. Errors: NoFeasiblePlan."""
 
         async def decide(sample: _Sample) -> _Committed | _Queued | None:
             nodes = await self._runtime.nodes(wait=False)
-            return await asyncio.to_thread(persist, partial(self._place, group, sample, nodes))
+            return await asyncio.to_thread(persist, partial(self._place, group_id, sample, nodes))
 
-        found: _Committed | _Queued = await self._resample_until(decide)
-        return found
+        decision: _Committed | _Queued = await self._resample_until(decide)
+        return decision
 
-    def _place(self, name: str, sample: _Sample, nodes: Sequence[NodeState]) -> _Committed | _Queued | None:
+    def _place(
+        self, group_id: str, sample: _Sample, nodes: Sequence[NodeState]
+    ) -> _Committed | _Queued | None:
         """Decide on the newest state and commit that; nothing, and None, when newer samples are to be
         awaited. Blocking.
 
         Errors: NoFeasiblePlan; StaleWrite when something was placed or changed meanwhile: decide anew.
         """
-        state, host = self._repository.read(), host_of(name)
-        found, group = find_group(state, name)
-        _require_wanted(name, group)
+        state, host = self._repository.read(), host_of(group_id)
+        found, group = find_group(state, group_id)
+        _require_wanted(group_id, group)
         if host not in state.models:
             raise Superseded(host)
         usable = placement_decision.suited(without(sample.inventory, group.avoid), group.device_kind)
-        place = self._find_placement(state, name, replace(sample, inventory=usable))
+        place = self._find_placement(state, group_id, replace(sample, inventory=usable))
         if place is None:
             return None
         if place.victims and not found.record.established:
-            return self._wait(name, state, nodes, place.victims)
-        return self._commit(name, state, usable, nodes, place)
+            return self._wait(group_id, state, nodes, place.victims)
+        return self._commit(group_id, state, usable, nodes, place)
 
-    def _find_placement(self, state: State, name: str, sample: _Sample) -> Found | None:
+    def _find_placement(self, state: State, group_id: str, sample: _Sample) -> Found | None:
         """None when newer samples are to be awaited. Errors: NoFeasiblePlan."""
-        found, group = find_group(state, name)
+        found, group = find_group(state, group_id)
 
         def sight(inventory: Inventory) -> FreeMemory:
             seen = reclaimable_memory.free_memory(
-                inventory, state.ledgers, self._settings.headroom, exclude=name
+                inventory, state.ledgers, self._settings.headroom, exclude=group_id
             )
             # No move is so urgent that it ends or awaits a measuring.
             return seen.beside() if is_spare(group, found.record.groups) else seen
 
-        decide, seen = partial(self._decide_placement, state, name), sight(sample.inventory)
+        decide, seen = partial(self._decide_placement, state, group_id), sight(sample.inventory)
         stopped_lately = sample.asked_s - self.stopped_s < SAMPLED_S
-        after = _reclaimed(state, name, sample, stopped_lately)
+        after = _reclaimed(state, group_id, sample, stopped_lately)
         may_change = stopped_lately or after != sample.inventory
         if sample.last or not may_change:
             return reclaimable_memory.place(decide, seen)
         return reclaimable_memory.place_or_resample(decide, seen, sight(after))
 
-    def _decide_placement(self, state: State, name: str, free: Inventory) -> Placement:
+    def _decide_placement(self, state: State, group_id: str, free: Inventory) -> Placement:
         """Errors: NoFeasiblePlan."""
-        host, (found, group) = host_of(name), find_group(state, name)
-        others = placement_decision.exclude_group((d.record for d in state.deployments.values()), name)
+        host, (found, group) = host_of(group_id), find_group(state, group_id)
+        others = placement_decision.exclude_group((d.record for d in state.deployments.values()), group_id)
         if group.replaces is not None:
-            others = placement_decision.exclude_group(others, group_id(host, group.replaces))
+            others = placement_decision.exclude_group(others, group_id_of(host, group.replaces))
         asked = found.record if group.replaces is None else rebalancing.unrelaxed(found.record)
         model, variants = state.models[host].record, state.variants_of(host)
         return placement_decision.decide(model, asked, free, self._settings, variants, state.profiles, others)
 
     def _commit(
-        self, name: str, state: State, usable: Inventory, nodes: Sequence[NodeState], place: Found
+        self, group_id: str, state: State, usable: Inventory, nodes: Sequence[NodeState], place: Found
     ) -> _Committed:
-        """The placement together with its reservations, in the place of what is in its way."""
-        host, placement, (found, group) = host_of(name), place.placement, find_group(state, name)
+        """Commit the placement with its reservations, which replace those of its victims."""
+        host, placement, (found, group) = host_of(group_id), place.placement, find_group(state, group_id)
         model, deployment, variants = state.models[host].record, found.record, state.variants_of(host)
         limit = deployment.max_active_variants
-        config = engine_config.engine_config(model, placement, self._settings, variants, limit, group=name)
+        config = engine_config.engine_config(
+            model, placement, self._settings, variants, limit, group=group_id
+        )
         excess = memory_feedback.applied(state.profiles, model, placement, usable, self._settings)
         now_s, ids = time.time(), ray_ids(nodes)
         begun = Put(mark_starting(deployment, group, placement, excess, now_s, ids), found.version)
-        preempting = tuple(map(ledger.measuring, place.victims))
-        reservations = ledger.reserve(state, name, deployment.uid, placement, now_s, preempting)
-        self._repository.commit([begun, *_preempted(state, place.victims, name, now_s), *reservations])
+        preempting = tuple(map(reservations.measuring, place.victims))
+        reserved = reservations.reserve(state, group_id, deployment.uid, placement, now_s, preempting)
+        self._repository.commit([begun, *_preempted(state, place.victims, group_id, now_s), *reserved])
         return _Committed(placement, deployment.uid, config, preempting)
 
-    def _wait(self, name: str, state: State, nodes: Sequence[NodeState], keys: Sequence[str]) -> _Queued:
+    def _wait(self, group_id: str, state: State, nodes: Sequence[NodeState], keys: Sequence[str]) -> _Queued:
         """Commit that a group waits until these profiles were measured: it is due when promises change."""
-        found, group = find_group(state, name)
+        found, group = find_group(state, group_id)
         reason = queue.waiting_reason(state, keys)
-        cluster = rescheduling.cluster_key(nodes, state.ledgers, exclude=name)
+        cluster = rescheduling.cluster_key(nodes, state.ledgers, exclude=group_id)
         waits = deployments.with_group(
             found.record, rescheduling.refused(group, reason, cluster, time.time())
         )
-        self._repository.commit([Put(waits, found.version), *ledger.release(state, name)])
+        self._repository.commit([Put(waits, found.version), *reservations.release(state, group_id)])
         return _Queued(reason)
 
-    async def _refused(self, group: str, error: errors.NoFeasiblePlan) -> None:
+    async def _refused(self, group_id: str, error: errors.NoFeasiblePlan) -> None:
         """There is no room: the end of a deployment that never served; another one waits for room."""
         state, nodes = await self._repository.read_async(), await self._runtime.nodes(wait=False)
-        found, _ = find_group(state, group)
+        found, _ = find_group(state, group_id)
         if not found.record.established:
-            await self._fail(host_of(group), error)
+            await self._fail(host_of(group_id), error)
             return
 
-        def change(deployment: Deployment, state: State, record: WorkerGroup) -> WorkerGroup | None:
-            _require_wanted(group, record)
-            if is_spare(record, deployment.groups):
+        def change(deployment: Deployment, state: State, group: WorkerGroup) -> WorkerGroup | None:
+            _require_wanted(group_id, group)
+            if is_spare(group, deployment.groups):
                 return None  # what it was to replace goes on where it is
-            cluster = rescheduling.cluster_key(nodes, state.ledgers, exclude=group)
-            return rescheduling.refused(record, error.message, cluster, time.time())
+            cluster = rescheduling.cluster_key(nodes, state.ledgers, exclude=group_id)
+            return rescheduling.refused(group, error.message, cluster, time.time())
 
-        await unplace(self._repository, group, change)
-        log.warning("%s finds no place: %s", group, error.message)
-        if not set(found.record.serving_ids()) - {group}:
-            await self._fail(host_of(group), error)  # the variants that wait for it
+        await unplace(self._repository, group_id, change)
+        log.warning("%s finds no place: %s", group_id, error.message)
+        if not set(found.record.serving_ids()) - {group_id}:
+            await self._fail(host_of(group_id), error)  # the variants that wait for it
 
     async def _notify_waiting(self, host: str, message: str, progress: float) -> None:
         """Tell the operations of a base and of the variants that wait for it."""
         for found in (await self._repository.read_async()).deployments.values():
-            d = found.record
-            if d.host == host and d.phase in (Phase.PENDING, Phase.DEPLOYING):
-                await self._note(OperationKind.DEPLOY, d.model, Phase.DEPLOYING, message, progress)
+            deployment = found.record
+            if deployment.host == host and deployment.phase in (Phase.PENDING, Phase.DEPLOYING):
+                await self._note(OperationKind.DEPLOY, deployment.model, Phase.DEPLOYING, message, progress)
 
 
-def _reclaimed(state: State, name: str, sample: _Sample, stopped_lately: bool) -> Inventory:
+def _reclaimed(state: State, group_id: str, sample: _Sample, stopped_lately: bool) -> Inventory:
     """The devices of a sample once what was stopped is gone, be it that its processes cannot be named."""
     unnamed_on = reclaimable_memory.measured_lately(state, sample.asked_at_s, SAMPLED_S)
     if stopped_lately:
         unnamed_on = reclaimable_memory.models(sample.inventory)
-    return reclaimable_memory.reclaimed(sample.inventory, state.ledgers, name, unnamed_on)
+    return reclaimable_memory.reclaimed(sample.inventory, state.ledgers, group_id, unnamed_on)
 
 
-def _preempted(state: State, keys: Sequence[str], group: str, now_s: float) -> list[Change]:
-    """The profiles of these keys that are measured, stopped for a group."""
-    found = [state.profiles[key] for key in keys if key in state.profiles]
+def _preempted(state: State, keys: Sequence[str], group_id: str, now_s: float) -> list[Change]:
+    """The profiles of these keys that are being measured, preempted by a group."""
+    profiles = [state.profiles[key] for key in keys if key in state.profiles]
     return [
-        Put(progress.preempted(one.record, group, now_s), one.version)
-        for one in found
-        if one.record.phase is Phase.PROFILING
+        Put(progress.preempted(profile.record, group_id, now_s), profile.version)
+        for profile in profiles
+        if profile.record.phase is Phase.PROFILING
     ]
 
 
-def _is_cancelled(state: State, name: str) -> bool:
-    operation = open_operation(state, OperationKind.DEPLOY, host_of(name))
+def _is_cancelled(state: State, group_id: str) -> bool:
+    operation = open_operation(state, OperationKind.DEPLOY, host_of(group_id))
     return operation is not None and operation.cancel_requested
 
 
-def _require_wanted(name: str, group: WorkerGroup) -> None:
+def _require_wanted(group_id: str, group: WorkerGroup) -> None:
     """Raises Superseded when it is to go by now."""
     if group.phase is GroupPhase.DRAINING:
-        raise Superseded(name)
+        raise Superseded(group_id)

@@ -151,8 +151,8 @@ class ProfileActions:
     async def measure(self, key: str) -> None:
         """Measure what a profile lacks when it is its turn, and settle it whatever happens."""
         try:
-            task = await self._turn(key)
-            await self._follow(key, task)
+            job = await self._await_turn(key)
+            await self._follow(key, job)
         except (errors.Unavailable, errors.StaleWrite, Superseded):
             raise  # the state store's matter: tried again
         except _Abandoned:
@@ -165,9 +165,9 @@ class ProfileActions:
             log.exception("measuring %s failed", key)
             await self._settle(key, f"an unexpected error: {e!r}")
         else:
-            await self._end(key, lambda _, p: progress.done(p, task, time.time()))
+            await self._end(key, lambda _, p: progress.done(p, job, time.time()))
 
-    async def _turn(self, key: str) -> ProfilingJob:
+    async def _await_turn(self, key: str) -> ProfilingJob:
         """Wait until nothing else is measured where this is to be, and, not for ever, until devices are seen
         without memory of what was stopped. Errors: ProfilingFailed."""
         give_up_s = math.inf
@@ -179,12 +179,12 @@ class ProfileActions:
                 await asyncio.sleep(LOOK_S)
                 continue
             patient = time.monotonic() < give_up_s
-            found = await asyncio.to_thread(persist, partial(self._begin, key, inventory, patient))
-            if isinstance(found, ProfilingJob):
-                return found
-            leaves = found.reason == AWAITING_RECLAIM
+            decision = await asyncio.to_thread(persist, partial(self._begin, key, inventory, patient))
+            if isinstance(decision, ProfilingJob):
+                return decision
+            leaves = decision.reason == AWAITING_RECLAIM
             give_up_s = min(give_up_s, time.monotonic() + RECLAIM_WAIT_S) if leaves else math.inf
-            await self._notify(key, found.reason)
+            await self._notify(key, decision.reason)
             await asyncio.sleep(LOOK_S)
 
     async def _look_at_devices(self) -> Inventory:
@@ -204,37 +204,37 @@ class ProfileActions:
             tries = f"{profile.attempts} attempts were cut off before anything was measured"
             raise errors.ProfilingFailed(f"{tries}; {profile.reason}")
         version = state.profiles[key].version
-        found = self._decide(state, key, inventory, patient)
-        if isinstance(found, ProfilingJob):
-            begun = Put(progress.attempted(profile, found, now_s), version)
+        decision = self._decide(state, key, inventory, patient)
+        if isinstance(decision, ProfilingJob):
+            begun = Put(progress.attempted(profile, decision, now_s), version)
             reserved = reservations.reserve_to_measure(
-                state, key, profile.rounds, found.held, found.held_bytes, now_s
+                state, key, profile.rounds, decision.held, decision.held_bytes, now_s
             )
             self._repository.commit([begun, *reserved])
-        elif (queued := progress.queued(profile, found.reason, now_s)) != profile:
+        elif (queued := progress.queued(profile, decision.reason, now_s)) != profile:
             self._repository.commit(
                 [Put(queued, version), *reservations.release(state, reservations.measuring(key))]
             )
-        return found
+        return decision
 
     def _decide(self, state: State, key: str, inventory: Inventory, patient: bool) -> ProfilingJob | Queued:
         """Who is `patient` does not begin with less, or fail, for memory that is about to be free."""
         leaves = patient and queue.has_stale_holders(state, key, inventory, self._settings)
         try:
-            found = queue.next_job(state, key, inventory, self._settings)
+            decision = queue.next_job(state, key, inventory, self._settings)
         except errors.ProfilingFailed:
             if not leaves:
                 raise
             return Queued(AWAITING_RECLAIM)
-        return Queued(AWAITING_RECLAIM) if leaves and isinstance(found, ProfilingJob) else found
+        return Queued(AWAITING_RECLAIM) if leaves and isinstance(decision, ProfilingJob) else decision
 
-    async def _follow(self, key: str, task: ProfilingJob) -> None:
+    async def _follow(self, key: str, job: ProfilingJob) -> None:
         """Keep each measurement as it comes. Stops when it is not to go on: _Abandoned or _GaveWay is raised.
 
         Errors: ProfilingFailed.
         """
-        limit_s = task.request.seconds + OVERTIME_S
-        await self._notify(key, task.beginning)
+        limit_s = job.request.seconds + OVERTIME_S
+        await self._notify(key, job.beginning)
         began_s = last_s = time.monotonic()
 
         async def look() -> None:
@@ -246,12 +246,12 @@ class ProfileActions:
                 )
 
         try:
-            told_lines = self._cluster.measure(task.request, task.node)
+            told_lines = self._cluster.measure(job.request, job.node)
             async with aclosing(watched(told_lines, look, LOOK_S)) as lines:
                 async for line in lines:
                     now_s = time.monotonic()
                     took_s, last_s = now_s - last_s, now_s
-                    profile = await self._add(key, line, task.points, took_s)
+                    profile = await self._add(key, line, job.points, took_s)
                     await self._notify(key, profile.reason)
         except Exception:
             _require_measured(

@@ -16,7 +16,7 @@ from controlplane.planning import autoscaling, rescheduling
 from controlplane.state.operations import open_operation
 from controlplane.state.records import Deployment, Model, OperationKind, Phase
 from controlplane.state.repository import State
-from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id, is_spare
+from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_of, is_spare
 
 
 @dataclass(frozen=True)
@@ -206,28 +206,28 @@ def _group(deployment: Deployment, group: WorkerGroup, cluster: str, observed: O
     by an earlier group of the same name. One that serves and is gone (the cluster restarted) is launched
     again, without a word.
     """
-    name = group_id(deployment.host, group.number)
-    engine = observed.engines.get(name)
+    group_id = group_id_of(deployment.host, group.number)
+    engine = observed.engines.get(group_id)
     if group.phase is GroupPhase.DRAINING:
-        yield Drain(name)
+        yield Drain(group_id)
     elif engine is None:
         failing = FailDeployment(deployment.host).key in observed.busy  # which may have stopped it just now
         if not failing and rescheduling.due(group, cluster, observed.now_s):
-            yield Launch(name)
+            yield Launch(group_id)
     elif engine.status is EngineStatus.DELETING:
         return
     elif group.placement is None:
-        if not {Launch(name).key, Replan(name).key} & observed.busy:
-            yield StopGroup(name)
+        if not {Launch(group_id).key, Replan(group_id).key} & observed.busy:
+            yield StopGroup(group_id)
     elif _is_to_fail(deployment, group, engine, observed):
         yield FailDeployment(deployment.host)
     elif rescheduling.replacement_reason(group, engine, observed.nodes):
-        yield Replan(name)
+        yield Replan(group_id)
     elif _has_started(group, engine):
         if FailDeployment(deployment.host).key not in observed.busy:
-            yield ConfirmServing(name)
+            yield ConfirmServing(group_id)
     elif group.phase is GroupPhase.SERVING and is_spare(group, deployment.groups):
-        yield Retire(name)
+        yield Retire(group_id)
 
 
 def _has_started(group: WorkerGroup, engine: EngineView) -> bool:
@@ -236,11 +236,14 @@ def _has_started(group: WorkerGroup, engine: EngineView) -> bool:
 
 def _is_to_fail(deployment: Deployment, group: WorkerGroup, engine: EngineView, observed: Observed) -> bool:
     """A deployment no engine of which starts, where nothing is wrong with the devices, is its user's."""
-    views = ((one, observed.engines.get(group_id(deployment.host, one.number))) for one in deployment.groups)
+    views = (
+        (other, observed.engines.get(group_id_of(deployment.host, other.number)))
+        for other in deployment.groups
+    )
     return (
         engine.status is EngineStatus.FAILED
         and not deployment.established
-        and not any(view and _has_started(one, view) for one, view in views)
+        and not any(view and _has_started(other, view) for other, view in views)
         and not rescheduling.replacement_reason(group, None, observed.nodes)
     )
 

@@ -1,4 +1,4 @@
-"""How operations end, and what becomes of their models and deployments: changes to commit together."""
+"""Changes of records that are committed together: operations end, groups start, serve and go."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class End:
 
 
 def end_open_operations(state: State, kind: OperationKind, target: str, end: End) -> list[Change]:
-    """The open operations about `target`, ended. A success gives way to a cancellation: Superseded."""
+    """End the open operations about `target`. A success of one to be cancelled raises Superseded."""
     changes: list[Change] = []
     for found in state.operations.values():
         op = found.record
@@ -93,12 +93,12 @@ def mark_starting(
 
 
 def mark_serving(
-    state: State, name: str, measured: tuple[MeasuredRank, ...], now_s: float
+    state: State, group_id: str, measured: tuple[MeasuredRank, ...], now_s: float
 ) -> tuple[Change, WorkerGroup]:
-    """The deployment of which the group `name` serves from now on, and that group. Raises Superseded."""
-    found, group = find_group(state, name)
+    """The deployment of which the group `group_id` serves from now on, and that group. Raises Superseded."""
+    found, group = find_group(state, group_id)
     if group.phase is not GroupPhase.STARTING:
-        raise Superseded(name)
+        raise Superseded(group_id)
     serves = replace(
         group,
         phase=GroupPhase.SERVING,
@@ -111,12 +111,12 @@ def mark_serving(
     return Put(deployments.with_group(established, serves), found.version), serves
 
 
-def find_group(state: State, name: str) -> tuple[Versioned[Deployment], WorkerGroup]:
-    """The deployment that the group `name` is of, unless that is being undeployed. Raises Superseded."""
-    found = state.deployments.get(host_of(name))
-    group = found.record.group(number_of(name)) if found else None
+def find_group(state: State, group_id: str) -> tuple[Versioned[Deployment], WorkerGroup]:
+    """The deployment that the group `group_id` is of, unless that is being undeployed. Raises Superseded."""
+    found = state.deployments.get(host_of(group_id))
+    group = found.record.group(number_of(group_id)) if found else None
     if found is None or group is None or found.record.phase is Phase.DELETING:
-        raise Superseded(name)
+        raise Superseded(group_id)
     return found, group
 
 
@@ -133,7 +133,7 @@ def mark_deployed(state: State, name: str, model_uid: int) -> Change:
 
 
 def mark_unavailable(variant: Versioned[Deployment], reason: str) -> list[Change]:
-    """An established variant says why its base is away; nothing while the reason is the same."""
+    """Give an established variant the reason why its base is unavailable; no change if it is the same."""
     if _without_figures(variant.record.reason) == _without_figures(reason):
         return []
     return [Put(replace(variant.record, reason=reason), variant.version)]
@@ -145,7 +145,7 @@ def _without_figures(text: str) -> str:
 
 
 def clear_reasons(state: State, host: str) -> list[Change]:
-    """The variants of a base whose engine answers again no longer say why it was away."""
+    """Clear the reasons of a base's variants, for its engine answers again."""
     variants = [d for d in state.deployments.values() if d.record.host == host != d.record.model]
     return [
         Put(replace(d.record, reason=""), d.version)
@@ -155,7 +155,7 @@ def clear_reasons(state: State, host: str) -> list[Change]:
 
 
 def delete_deployment(state: State, deployment: Versioned[Deployment]) -> list[Change]:
-    """A deployment is no more, and what its groups were promised of devices is free again."""
+    """Delete a deployment and release what is reserved for its groups."""
     groups = deployment.record.group_ids()
     return [
         Delete(Deployment, deployment.record.model, deployment.version),
@@ -164,7 +164,7 @@ def delete_deployment(state: State, deployment: Versioned[Deployment]) -> list[C
 
 
 def undo_operation(state: State, operation_id: str) -> Sequence[Change]:
-    """What an operation began, taken back. Raises Superseded when it ended."""
+    """Take back what an operation began. Raises Superseded when it ended."""
     found = state.operations.get(operation_id)
     if found is None or found.record.done:
         raise Superseded(operation_id)
@@ -183,7 +183,7 @@ def undo_operation(state: State, operation_id: str) -> Sequence[Change]:
 Unplace = Callable[[Deployment, State, WorkerGroup], WorkerGroup | None]
 
 
-async def unplace(repository: Repository, name: str, change: Unplace) -> None:
+async def unplace(repository: Repository, group_id: str, change: Unplace) -> None:
     """Commit what becomes of a group that gives up its place; None: it is no more. Raises Superseded.
 
     `change` gets its deployment, the state and the group.
@@ -191,29 +191,29 @@ async def unplace(repository: Repository, name: str, change: Unplace) -> None:
 
     def once() -> None:
         state = repository.read()
-        found, group = find_group(state, name)
+        found, group = find_group(state, group_id)
         left = change(found.record, state, group)
         changed = (
             deployments.without_group(found.record, group.number)
             if left is None
             else deployments.with_group(found.record, left)
         )
-        repository.commit([Put(changed, found.version), *reservations.release(state, name)])
+        repository.commit([Put(changed, found.version), *reservations.release(state, group_id)])
 
     await asyncio.to_thread(persist, once)
 
 
-def is_still(state: State, name: str, uid: int, placement: Placement | None) -> bool:
+def is_still(state: State, group_id: str, uid: int, placement: Placement | None) -> bool:
     """Whether a group is the one that was meant: of the same deployment, and not placed anew meanwhile."""
     try:
-        found, group = find_group(state, name)
+        found, group = find_group(state, group_id)
     except Superseded:
         return False
     return (found.record.uid, group.placement) == (uid, placement)
 
 
-def require_draining(state: State, name: str, uid: int) -> None:
+def require_draining(state: State, group_id: str, uid: int) -> None:
     """Raises Superseded when the group is not, or not of the deployment of this uid."""
-    found, group = find_group(state, name)
+    found, group = find_group(state, group_id)
     if found.record.uid != uid or group.phase is not GroupPhase.DRAINING:
-        raise Superseded(name)
+        raise Superseded(group_id)

@@ -92,13 +92,14 @@ def resized(deployment: Deployment, count: int) -> Deployment:
         groups = (*groups, WorkerGroup(next_number(groups), kind=deployment.device_kind))
     excess = active(deployment) - count
     going = sorted(_counted(groups), key=_worth)[: max(0, excess)]
-    leaving = {group.number for group in going}
-    leaving |= {group.number for group in groups if group.replaces in leaving}
+    draining = {group.number for group in going}
+    draining |= {group.number for group in groups if group.replaces in draining}
     return deployments.with_derived_phase(
         replace(
             deployment,
             groups=tuple(
-                replace(g, phase=GroupPhase.DRAINING, reason="") if g.number in leaving else g for g in groups
+                replace(g, phase=GroupPhase.DRAINING, reason="") if g.number in draining else g
+                for g in groups
             ),
         )
     )

@@ -106,9 +106,9 @@ def answer_all(
         )
     quantizations = quantization_names(asked.base.compression, asked.spec)
     plans = candidate_plans(asked.spec, quantizations, count, asked.spec.max_position, 1, 0, 0)
-    found = [asked.about(plan) for plan in plans]
-    best = pareto([(a.prediction.latency_s.value, a.cost_gib_s, a.memory_bytes) for a in found])
-    return tuple(dataclasses.replace(a, pareto=good) for a, good in zip(found, best, strict=True))
+    answers = [asked.about(plan) for plan in plans]
+    best = pareto([(a.prediction.latency_s.value, a.cost_gib_s, a.memory_bytes) for a in answers])
+    return tuple(dataclasses.replace(a, pareto=good) for a, good in zip(answers, best, strict=True))
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,11 @@ def refusal(
 
     Nodes that were left out are told, for there may be room on them.
     """
-    told = [as_data(one) for one in outcome.relaxations]
+    relaxations = [as_data(relaxation) for relaxation in outcome.relaxations]
     left_out = f"; not looked at: {_reasons(unusable)}" if unusable else ""
     return errors.NoFeasiblePlan(
-        f"{_sentence(outcome, told)}{_not_relaxed(outcome, auto_relax)}{left_out}",
-        details=_details(name_of(outcome.binding), told, outcome.together, unusable),
+        f"{_sentence(outcome, relaxations)}{_not_relaxed(outcome, auto_relax)}{left_out}",
+        details=_details(name_of(outcome.binding), relaxations, outcome.together, unusable),
     )
 
 
@@ -91,8 +91,8 @@ def as_data(relaxation: Relaxation) -> dict[str, Any]:
     }
 
 
-def _sentence(outcome: NotPlaced, told: list[dict[str, Any]]) -> str:
-    texts = [one["text"] for one in told]
+def _sentence(outcome: NotPlaced, relaxations: list[dict[str, Any]]) -> str:
+    texts = [relaxation["text"] for relaxation in relaxations]
     if outcome.together:
         return f"no plan meets the limits, and none alone is in the way; possible: {' and '.join(texts)}"
     what = outcome.reason

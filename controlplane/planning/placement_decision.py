@@ -1,7 +1,7 @@
-"""A deployment's pure part: from a model, what is asked of it and the devices to a placement.
+"""From a model, a deployment and the devices to a placement: pure.
 
-What launches it is in `launching`. The search is `placement.solver`; this module says what it is to look for,
-what is known of the model, and what its answer means.
+This module says what the search (`placement.solver`) looks for, what is known of the model, and what its
+answer means. `engine_config` makes what is launched of the placement.
 """
 
 from __future__ import annotations
@@ -100,21 +100,24 @@ def _eased(question: Question, outcome: Outcome, max_factor: float | None) -> Pl
 
 def _best(placements: Sequence[Placement]) -> Placement | None:
     """The most preferred; of such the one of the best objective."""
-    return min(placements, key=lambda one: (*preference(one), one.choice.objective), default=None)
+    return min(
+        placements, key=lambda placement: (*preference(placement), placement.choice.objective), default=None
+    )
 
 
 def preference(placed: Placement) -> tuple[bool, float]:
-    """Least is best: on GPUs if there are some, then what gave way least."""
-    factor = max((one.factor for one in placed.choice.relaxed), default=1.0)
+    """The lower, the better: on GPUs rather than CPUs, then with limits relaxed least."""
+    factor = max((relaxation.factor for relaxation in placed.choice.relaxed), default=1.0)
     return placed.ranks[0].device_kind == CPU, factor
 
 
 def _nearest(missed: Sequence[NotPlaced]) -> NotPlaced:
-    """The refusal of the type of device on which least would have to give."""
+    """The refusal of the type of device whose limits would have to be relaxed least."""
 
     def rank(outcome: NotPlaced) -> tuple[bool, bool, float]:
         factor = max(
-            (one.factor for one in outcome.relaxations[: None if outcome.together else 1]), default=0.0
+            (relaxation.factor for relaxation in outcome.relaxations[: None if outcome.together else 1]),
+            default=0.0,
         )
         return not outcome.relaxations, outcome.together, factor
 
@@ -191,7 +194,7 @@ def _tried(
     """Where the model was measured on such a device, the quantizations it was measured in: an engine that
     failed then would fail again. All of them, if it was in none."""
     known = [measured[kind.name].calibration for kind in cluster.types if kind.name in measured]
-    tried = {cut.quantization for one in known for cut in one.times}
+    tried = {cut.quantization for calibration in known for cut in calibration.times}
     return tuple(quantization for quantization in quantizations if quantization in tried) or quantizations
 
 
@@ -276,30 +279,30 @@ def suited(inventory: Inventory, kind: str) -> Inventory:
     return dataclasses.replace(inventory, devices=devices, unusable=(*inventory.unusable, *left_out))
 
 
-def exclude_group(deployments: Iterable[Deployment], group: str) -> list[Deployment]:
-    """The deployments, without the place of a group that is to be placed anew: it is not in its own way."""
-    return [dataclasses.replace(d, groups=_without(d, group)) for d in deployments]
+def exclude_group(deployments: Iterable[Deployment], group_id: str) -> list[Deployment]:
+    """The deployments without the placement of one group, which is to be placed anew."""
+    return [dataclasses.replace(d, groups=_without(d, group_id)) for d in deployments]
 
 
-def _without(deployment: Deployment, group: str) -> tuple[WorkerGroup, ...]:
+def _without(deployment: Deployment, group_id: str) -> tuple[WorkerGroup, ...]:
     return tuple(
-        dataclasses.replace(one, placement=None) if name == group else one
-        for name, one in zip(deployment.group_ids(), deployment.groups, strict=True)
+        dataclasses.replace(group, placement=None) if other_id == group_id else group
+        for other_id, group in zip(deployment.group_ids(), deployment.groups, strict=True)
     )
 
 
 def _residents(others: Iterable[Deployment]) -> dict[DeviceKey, list[Resident]]:
     """Ranks of placed groups by device."""
-    found: dict[DeviceKey, list[Resident]] = {}
+    residents: dict[DeviceKey, list[Resident]] = {}
     for other in others:
-        for name, group in zip(other.group_ids(), other.groups, strict=True):
+        for group_id, group in zip(other.group_ids(), other.groups, strict=True):
             if (placed := group.placement) is None:
                 continue
             for rank in placed.ranks:
                 key = rank.node, rank.device_kind, rank.device_index
-                held = resident(name, rank, placed, other.constraints.group, other.constraints.scope)
-                found.setdefault(key, []).append(held)
-    return found
+                held = resident(group_id, rank, placed, other.constraints.group, other.constraints.scope)
+                residents.setdefault(key, []).append(held)
+    return residents
 
 
 def with_room_for_variants(

@@ -16,7 +16,7 @@ from controlplane.state.repository import Change, Put, State
 from controlplane.state.worker_groups import (
     GroupPhase,
     WorkerGroup,
-    group_id,
+    group_id_of,
     host_of,
     is_spare,
     kind_of,
@@ -62,8 +62,8 @@ def propose(
         if (found := to_fit(free, tenants, places.decide, name)) is not None:
             return Asked(f"make room for {name}", found, name)
     if names:
-        told = {name: places.refusal(name, free) for name in names}
-        return Asked(f"make room for {' or '.join(names)}", None, refusal=_in_one(told))
+        refusals = {name: places.refusal(name, free) for name in names}
+        return Asked(f"make room for {' or '.join(names)}", None, refusal=_in_one(refusals))
     staying = _staying(present, movable)
     return Asked("free a device", to_free_a_device(free, tenants, places.decide, staying))
 
@@ -171,17 +171,19 @@ def retired(deployment: Deployment, number: int) -> Deployment:
 
 
 def _spares(deployment: Deployment) -> list[str]:
-    return [group_id(deployment.host, g.number) for g in deployment.groups if is_spare(g, deployment.groups)]
+    return [
+        group_id_of(deployment.host, g.number) for g in deployment.groups if is_spare(g, deployment.groups)
+    ]
 
 
 def _waiting(deployments: Iterable[Deployment]) -> list[str]:
     """Groups that the cluster had no room for, one of each deployment: its others ask for the same."""
-    found = {
+    waiting = {
         d.host: [g.number for g in d.groups if g.refused_on and g.phase is not GroupPhase.DRAINING]
         for d in deployments
         if d.model == d.host
     }
-    return sorted(group_id(host, min(numbers)) for host, numbers in found.items() if numbers)
+    return sorted(group_id_of(host, min(numbers)) for host, numbers in waiting.items() if numbers)
 
 
 def _staying(deployments: Iterable[Deployment], movable: Container[str]) -> list[Placement]:
@@ -196,13 +198,13 @@ def _staying(deployments: Iterable[Deployment], movable: Container[str]) -> list
 
 def _tenants(state: State, deployments: Iterable[Deployment]) -> list[Tenant]:
     """The groups that serve, by name."""
-    found = {
-        name: Tenant(name, group.placement, _load_bytes(state.models[d.host].record), group.start_s)
+    tenants = {
+        group_id: Tenant(group_id, group.placement, _load_bytes(state.models[d.host].record), group.start_s)
         for d in deployments
-        for name, group in zip(d.group_ids(), d.groups, strict=True)
+        for group_id, group in zip(d.group_ids(), d.groups, strict=True)
         if group.phase is GroupPhase.SERVING and group.placement and d.host in state.models
     }
-    return [found[name] for name in sorted(found)]
+    return [tenants[group_id] for group_id in sorted(tenants)]
 
 
 def _load_bytes(model: Model) -> int:

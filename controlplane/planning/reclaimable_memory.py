@@ -1,5 +1,7 @@
-"""A place for an engine while profiles are measured: beside them, once they have ended, or instead; and while
-memory is given back. Pure."""
+"""Where an engine can be placed when memory is in use that will be free soon. Pure.
+
+Profiles that are being measured end, or can be preempted; engines that were stopped give their memory back.
+"""
 
 from __future__ import annotations
 
@@ -22,33 +24,34 @@ Decide = Callable[[Inventory], Placement]
 
 @dataclass(frozen=True)
 class FreeMemory:
-    """The devices with what is free `now`, and `once_measured`, when no measuring has a promise any more; the
-    profile that is `measured` on a device."""
+    """The devices with the memory that is free `now`, and that is free `once_measured`: when no measuring has
+    a reservation any more. `measured` is the key of the profile that is measured on each device."""
 
     now: Inventory
     once_measured: Inventory
     measured: Mapping[DeviceKey, str]
 
     def beside(self) -> FreeMemory:
-        """As if no measuring ended: a place is only sought beside them."""
+        """As if no measuring ever ended: only places beside them count."""
         return FreeMemory(self.now, self.now, {})
 
     def less(self, placed: Placement) -> FreeMemory:
-        """What is free beside this placement too."""
+        """What is left free once this placement is made as well."""
         now, once_measured = (less(free, [placed]) for free in (self.now, self.once_measured))
         return replace(self, now=now, once_measured=once_measured)
 
 
 @dataclass(frozen=True)
 class Found:
-    """A placement, and the profiles whose measuring is in its way; without any it is possible now."""
+    """A placement, and its `victims`: the profiles whose measuring must end first. Without any it is possible
+    now."""
 
     placement: Placement
     victims: tuple[str, ...] = ()
 
 
 def free_memory(inventory: Inventory, ledgers: Ledgers, headroom: float, exclude: str = "") -> FreeMemory:
-    """What `exclude` was promised does not count: it is to be placed anew."""
+    """The reservations of `exclude` do not count, for it is to be placed anew."""
     free, measured = (
         partial(reservations.available, inventory, ledgers, headroom, exclude),
         reservations.being_measured(ledgers),
@@ -58,10 +61,10 @@ def free_memory(inventory: Inventory, ledgers: Ledgers, headroom: float, exclude
 
 
 def place(decide: Decide, seen: FreeMemory) -> Found:
-    """The placement that is possible now, unless a better one will be: on GPUs rather than CPUs, with less
-    of the limits relaxed, or any at all.
+    """The placement that is possible now, unless a better one is once nothing is measured any more.
 
-    Errors: NoFeasiblePlan, when there will be none either.
+    Better is on GPUs rather than CPUs, then with limits relaxed less; any is better than none.
+    Errors: NoFeasiblePlan, when nothing fits then either.
     """
     if not seen.measured:
         return Found(decide(seen.now))
@@ -88,8 +91,8 @@ def place_or_resample(decide: Decide, seen: FreeMemory, reclaimed: FreeMemory) -
 def reclaimed(
     inventory: Inventory, ledgers: Ledgers, exclude: str = "", unnamed_on: Collection[str] = ()
 ) -> Inventory:
-    """The devices once nobody has memory there any more who is promised none: engines that were stopped,
-    measurings that ended. Also without that of processes without a name, on these models of devices."""
+    """The devices once holders without a reservation have freed their memory: engines that were stopped,
+    measurings that ended. On the device models `unnamed_on`, processes without a known holder go too."""
     promises, at_all = reservations.promised(ledgers, exclude), _holders_of_nodes(ledgers, exclude)
 
     def goes(device: Device, use: HolderMemory) -> bool:
@@ -103,7 +106,7 @@ def reclaimed(
 
 
 def measured_lately(state: State, now_s: float, within_s: float) -> frozenset[str]:
-    """Models of devices on which a measuring may have ended so lately that its memory is seen taken yet."""
+    """Device models on which a measuring ended so lately that its memory may still be counted as taken."""
     return frozenset(
         found.record.device
         for found in state.profiles.values()
@@ -112,7 +115,7 @@ def measured_lately(state: State, now_s: float, within_s: float) -> frozenset[st
 
 
 def models(inventory: Inventory) -> frozenset[str]:
-    """Of all devices, as profiles name them."""
+    """The models of all devices, as profiles name them."""
     return frozenset(map(_model, inventory.devices))
 
 
@@ -121,10 +124,10 @@ def _model(device: Device) -> str:
 
 
 def _holders_of_nodes(ledgers: Ledgers, exclude: str) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    holders_of: dict[str, set[str]] = {}
     for (node, _, _), holders in reservations.promised(ledgers, exclude).items():
-        found.setdefault(node, set()).update(holders)
-    return found
+        holders_of.setdefault(node, set()).update(holders)
+    return holders_of
 
 
 def _without(device: Device, goes: Callable[[HolderMemory], bool]) -> Device:
@@ -133,20 +136,20 @@ def _without(device: Device, goes: Callable[[HolderMemory], bool]) -> Device:
     return replace(device, free_bytes=free_bytes, uses=tuple(use for use in device.uses if not goes(use)))
 
 
-def _tried(found: Callable[[], T]) -> T | None:
+def _tried(decide: Callable[[], T]) -> T | None:
     try:
-        return found()
+        return decide()
     except errors.NoFeasiblePlan:
         return None
 
 
 def _worth(found: Found) -> tuple[bool, float, int]:
-    """Least is best."""
+    """The lower, the better."""
     return *preference(found.placement), len(found.victims)
 
 
 def _victims(placed: Placement, seen: FreeMemory) -> tuple[str, ...]:
-    """Of the devices whose memory it does not find free now."""
+    """The profiles measured on devices whose memory is not free now for this placement."""
     free = {key_of(device): device.free_bytes for device in seen.now.devices}
     short = {at for at, count in taken_by([placed]).items() if count > free.get(at, 0)}
     return tuple(sorted({key for at, key in seen.measured.items() if at in short}))

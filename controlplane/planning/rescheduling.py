@@ -9,7 +9,7 @@ from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState
 from controlplane.cluster.reservations import Ledgers
 from controlplane.state.records import Deployment
-from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id
+from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_of
 from placement.types import DeviceKey, Placement, key_of
 
 FIRST_DELAY_S = 2.0  # before the second attempt in a row; then twice as long each time
@@ -32,9 +32,9 @@ def replacement_reason(group: WorkerGroup, engine: EngineView | None, nodes: Seq
 def mark_start_timeouts(
     engines: Mapping[str, EngineView], deployments: Iterable[Deployment], now_s: float, limit_s: float
 ) -> dict[str, EngineView]:
-    """The engines, those that have not started within the limit as failed: Serve waits for them for ever."""
+    """The engines, where one that has not started within the limit has failed."""
     starting = {
-        group_id(d.host, group.number): group.since_s
+        group_id_of(d.host, group.number): group.since_s
         for d in deployments
         for group in d.groups
         if group.phase is GroupPhase.STARTING and group.placement is not None
@@ -115,7 +115,7 @@ def unplaced(group: WorkerGroup, reason: str, now_s: float) -> WorkerGroup:
 
 
 def refused(group: WorkerGroup, reason: str, cluster: str, now_s: float) -> WorkerGroup:
-    """The group, for which the cluster of this key has no room."""
+    """The group once the cluster, as this key describes it, had no room for it."""
     return WorkerGroup(
         group.number,
         reason=reason,
@@ -148,7 +148,7 @@ def cluster_key(nodes: Sequence[NodeState], ledgers: Ledgers, exclude: str = "")
 
 def by_group(deployments: Mapping[str, Deployment]) -> dict[str, tuple[Deployment, WorkerGroup]]:
     """Every group of these deployments, by its id."""
-    return {group_id(d.host, group.number): (d, group) for d in deployments.values() for group in d.groups}
+    return {group_id_of(d.host, group.number): (d, group) for d in deployments.values() for group in d.groups}
 
 
 def readable(message: str) -> str:

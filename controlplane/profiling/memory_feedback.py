@@ -1,4 +1,4 @@
-"""What ranks were found to take, beside what they were planned with: told, and fed back. Pure.
+"""How measured memory of ranks corrects the next plan. Pure.
 
 A profile keeps, for each TP x PP, how many bytes more than estimated a rank of the last deployment took, and
 the next plan of that shape gives each rank so much more. Never less than estimated: when an engine has just
@@ -27,12 +27,12 @@ GIB = 2**30
 
 def measured(reports: Sequence[RankReport]) -> tuple[MeasuredRank, ...]:
     """Of one replica, by rank."""
-    found = (MeasuredRank(r.rank, r.planned_bytes, r.total_bytes) for r in reports)
-    return tuple(sorted(found, key=lambda r: r.rank))
+    ranks = (MeasuredRank(r.rank, r.planned_bytes, r.total_bytes) for r in reports)
+    return tuple(sorted(ranks, key=lambda r: r.rank))
 
 
 def describe(ranks: Sequence[MeasuredRank]) -> str:
-    """For the operation's event; empty when nothing was measured."""
+    """Planned and measured memory of each rank, for the operation's event; may be empty."""
     parts = [
         f"rank {r.rank}: planned {r.planned_bytes / GIB:.2f} GiB, measured {r.measured_bytes / GIB:.2f} GiB"
         for r in ranks
@@ -68,7 +68,7 @@ def applied(
 def memory_correction(
     state: State, host: str, group: WorkerGroup, inventory: Inventory, settings: Settings
 ) -> list[Change]:
-    """What a base's profile learns from the ranks of a group, if they are all on one type of device."""
+    """The correction of a base's profile by the ranks of a group, if all are on one type of device."""
     model = state.models[host].record
     device = only_type(group.placement, inventory) if group.placement else None
     key = key_on(model, device, settings) if device else None
@@ -106,6 +106,6 @@ def _shape(text: str) -> tuple[str, int, int]:
 def only_type(placement: Placement, inventory: Inventory) -> Device | None:
     """A device of the type that all ranks are on; None if there are several, or a node does not report."""
     devices = {key_of(d): d for d in inventory.devices}
-    found = [devices.get((r.node, r.device_kind, r.device_index)) for r in placement.ranks]
-    types = {(d.kind, d.model, d.engine) if d else None for d in found}
-    return found[0] if len(types) == 1 else None
+    used = [devices.get((r.node, r.device_kind, r.device_index)) for r in placement.ranks]
+    types = {(d.kind, d.model, d.engine) if d else None for d in used}
+    return used[0] if len(types) == 1 else None

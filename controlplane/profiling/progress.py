@@ -1,4 +1,4 @@
-"""How a profile comes about: what each event makes of its record, and who waits for it. Pure."""
+"""How a profile's record changes as it is measured, and which operations wait for it. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_ATTEMPTS = 3  # in a row that bring nothing new
 
 
 def with_quantizations(profile: ModelProfile, quantizations: Sequence[str]) -> ModelProfile:
-    """To be measured in these as well, from the next time it is begun."""
+    """The profile, to be measured in these as well when it is next begun."""
     every = tuple(sorted({*profile.forms, *quantizations}))
     return profile if every == profile.forms else dataclasses.replace(profile, forms=every)
 
@@ -38,13 +38,13 @@ def fresh_profile(key: ProfileKey, now_s: float, quantizations: tuple[str, ...] 
     )
 
 
-def attempted(profile: ModelProfile, task: ProfilingJob, now_s: float) -> ModelProfile:
+def attempted(profile: ModelProfile, job: ProfilingJob, now_s: float) -> ModelProfile:
     return dataclasses.replace(
         profile,
         phase=Phase.PROFILING,
         attempts=profile.attempts + 1,
-        all_points=task.points,
-        reason=task.beginning,
+        all_points=job.points,
+        reason=job.beginning,
         updated_at_s=now_s,
     )
 
@@ -71,25 +71,28 @@ def with_line(
 
 def described(line: str, points: int, all_points: int) -> str:
     """For people who wait."""
-    found = next(iter(from_lines([line], "a measurement")))
+    measurement = next(iter(from_lines([line], "a measurement")))
     count = f"{points} of {all_points} loads measured"
-    if isinstance(found, Footprint):
-        return f"{count}; an engine of {found.setting.layers} layers started in {found.start_s:.0f} s"
-    load = f"{found.point.batch} x {found.point.input_tokens} tokens"
-    if found.point.mix:
-        load += f" of {', '.join(one.label for one in found.point.mix)}"
-    return f"{count}; {load}: TTFT {found.ttft_s * 1e3:.0f} ms, TPOT {found.tpot_s * 1e3:.1f} ms"
+    if isinstance(measurement, Footprint):
+        layers, start_s = measurement.setting.layers, measurement.start_s
+        return f"{count}; an engine of {layers} layers started in {start_s:.0f} s"
+    load = f"{measurement.point.batch} x {measurement.point.input_tokens} tokens"
+    if measurement.point.mix:
+        load += f" of {', '.join(part.label for part in measurement.point.mix)}"
+    return f"{count}; {load}: TTFT {measurement.ttft_s * 1e3:.0f} ms, TPOT {measurement.tpot_s * 1e3:.1f} ms"
 
 
-def done(profile: ModelProfile, task: ProfilingJob, now_s: float) -> ModelProfile:
-    """What is left by a measuring that had no problem: it goes on if more quantizations were asked for
-    meanwhile."""
-    grown = not set(profile.forms) <= set(task.quantizations)
+def done(profile: ModelProfile, job: ProfilingJob, now_s: float) -> ModelProfile:
+    """The profile once its measuring has ended well; resumed if more quantizations were requested."""
+    grown = not set(profile.forms) <= set(job.quantizations)
     return resumed(profile, now_s) if grown else ended(profile, "", now_s)
 
 
 def ended(profile: ModelProfile, problem: str, now_s: float) -> ModelProfile:
-    """What a measuring that ended so leaves: Ready if an estimate can be made from it. '' is no problem."""
+    """The profile once its measuring has ended, with a `problem` or without ('').
+
+    It is Ready if an estimate can be made from what was measured.
+    """
     usable = calibration(profile.measurements) is not None
     if not problem:
         reason = f"{profile.points} loads measured in {profile.seconds:.0f} s"
@@ -100,27 +103,27 @@ def ended(profile: ModelProfile, problem: str, now_s: float) -> ModelProfile:
 
 
 def resumed(profile: ModelProfile, now_s: float) -> ModelProfile:
-    """To be measured once more, what is lacking."""
+    """The profile, to be measured again where loads are lacking."""
     return dataclasses.replace(
         profile, phase=Phase.PENDING, attempts=0, reason="waits to be measured", updated_at_s=now_s
     )
 
 
 def queued(profile: ModelProfile, reason: str, now_s: float) -> ModelProfile:
-    """Not its turn. That is no attempt, and changes nothing while the reason is the same."""
+    """The profile while it waits for its turn. That is no attempt, and the same reason changes nothing."""
     if (profile.phase, profile.reason) == (Phase.PENDING, reason):
         return profile
     return dataclasses.replace(profile, phase=Phase.PENDING, reason=reason, updated_at_s=now_s)
 
 
-def preempted(profile: ModelProfile, group: str, now_s: float) -> ModelProfile:
-    """Its memory goes to a worker group that had to be placed anew. What was measured is kept, and that it
-    was begun is no attempt."""
+def preempted(profile: ModelProfile, group_id: str, now_s: float) -> ModelProfile:
+    """The profile once its memory went to a worker group that had to be placed anew. What was measured is
+    kept, and the attempt does not count."""
     return dataclasses.replace(
         profile,
         phase=Phase.PENDING,
         attempts=max(0, profile.attempts - 1),
-        reason=f"gave its memory to the engine of '{group}', which had to be placed anew; goes on later",
+        reason=f"gave its memory to the engine of '{group_id}', which had to be placed anew; goes on later",
         updated_at_s=now_s,
     )
 
@@ -133,13 +136,16 @@ def is_whole(profile: ModelProfile) -> bool:
 
 def _measured_quantizations(profile: ModelProfile) -> set[str]:
     try:
-        return {one.setting.quantization for one in from_lines(profile.measurements, profile.key)}
+        return {
+            measurement.setting.quantization for measurement in from_lines(profile.measurements, profile.key)
+        }
     except MeasurementError:  # written by another version
         return set()
 
 
 def awaited(state: State) -> Iterator[tuple[str, Operation]]:
-    """Open operations that a profile's end will end, registrations and profiles asked for, with its key."""
+    """Open operations that wait for a profile, each with the key of that profile: registrations, and requests
+    to profile a model."""
     for found in state.operations.values():
         op = found.record
         if op.done or op.cancel_requested:
@@ -154,7 +160,7 @@ def awaited(state: State) -> Iterator[tuple[str, Operation]]:
 
 
 def waiting(state: State, key: str) -> Iterator[Operation]:
-    """Those that wait for this one."""
+    """The open operations that wait for the profile of this key."""
     return (op for awaits, op in awaited(state) if awaits == key)
 
 

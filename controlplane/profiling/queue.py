@@ -1,7 +1,7 @@
-"""Whose turn it is to be measured: one profile at a time on a device, the oldest first. Pure.
+"""Which profile is measured next: one at a time on a device, the oldest first. Pure.
 
-Who waits holds no memory, so nobody waits in a circle: a profile waits for measurings, which end, and for
-engines that wait for measurings themselves.
+A profile that waits reserves no memory, so nobody waits in a circle: it waits for measurings, which end, and
+for engines, which wait for measurings only.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from placement.types import DeviceKey, Inventory, key_of
 
 @dataclass(frozen=True)
 class Queued:
-    """Not yet; `reason` says for what."""
+    """The profile has to wait; `reason` says for what."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class _FreeMemory:
-    """What is free `now`, and `later`, when nothing is measured any more."""
+    """What is free `now`, and what is free `later`, when nothing is measured any more."""
 
     now: Inventory
     later: Inventory
@@ -45,7 +45,9 @@ def next_job(state: State, key: str, inventory: Inventory, settings: Settings) -
     if engine := _waiting_engine(state):
         return Queued(f"waits until the engine of '{engine}' has its place")
     seen = _free_memory(state, key, inventory, settings)
-    taken = {at: one for at, one in reservations.being_measured(state.ledgers).items() if one != key}
+    taken = {
+        at: measured for at, measured in reservations.being_measured(state.ledgers).items() if measured != key
+    }
     devices = _candidates(state, key, inventory, settings)
     for older in _before(state, key):
         if devices <= taken.keys():
@@ -53,12 +55,12 @@ def next_job(state: State, key: str, inventory: Inventory, settings: Settings) -
         with suppress(errors.ProfilingFailed):  # with that it ends
             wanted, _ = _choice(state, older, seen, settings, taken)
             taken = dict.fromkeys(wanted.held, older) | taken
-    found, others = _choice(state, key, seen, settings, taken)
-    return Queued(waiting_reason(state, others)) if others else found
+    best, others = _choice(state, key, seen, settings, taken)
+    return Queued(waiting_reason(state, others)) if others else best
 
 
 def has_stale_holders(state: State, key: str, inventory: Inventory, settings: Settings) -> bool:
-    """Whether what was stopped is still seen with memory of a device that the profile may be measured on."""
+    """Whether something that was stopped still has memory of a device that the profile may be measured on."""
     model = progress.subject(state, key)
     if model is None:
         return False
@@ -67,7 +69,7 @@ def has_stale_holders(state: State, key: str, inventory: Inventory, settings: Se
 
 
 def _free_memory(state: State, key: str, inventory: Inventory, settings: Settings) -> _FreeMemory:
-    """As if nothing were reserved for `key`. Others that wait have nothing, so it is theirs too."""
+    """What is free for `key`, and for all profiles that wait, which have nothing reserved."""
     now, later = (
         reservations.available(
             inventory,
@@ -95,9 +97,9 @@ def _choice(
         return best, []
     for free in _elsewhere(seen.now, taken):
         with suppress(errors.ProfilingFailed):
-            found = job.profiling_job(profile, model, free, settings)
-            if found.request.engine_runs == best.request.engine_runs:
-                return found, []
+            candidate = job.profiling_job(profile, model, free, settings)
+            if candidate.request.engine_runs == best.request.engine_runs:
+                return candidate, []
     return best, others
 
 
@@ -114,7 +116,7 @@ def _candidates(state: State, key: str, inventory: Inventory, settings: Settings
 
 
 def _elsewhere(inventory: Inventory, taken: Collection[DeviceKey]) -> Iterator[Inventory]:
-    """The devices that are not taken: those of nodes that nobody has begun on first, for a mission is of one
+    """The devices that are not taken: those of nodes that nobody has begun on first, for a job is of one
     node and may need all of its devices."""
     begun_on = {node for node, _, _ in taken}
     yield replace(inventory, devices=tuple(d for d in inventory.devices if d.node not in begun_on))
@@ -122,23 +124,23 @@ def _elsewhere(inventory: Inventory, taken: Collection[DeviceKey]) -> Iterator[I
 
 
 def _before(state: State, key: str) -> list[str]:
-    """Profiles that wait as well, and that somebody has waited for longer; the oldest first."""
-    asked = _asked(state)
-    mine = asked.get(key, math.inf), key
+    """Profiles in the queue that were requested earlier than this one; the oldest first."""
+    requested = _requested_since(state)
+    mine = requested.get(key, math.inf), key
     waiting = (
-        (since_s, one)
-        for one, since_s in asked.items()
-        if (found := state.profiles.get(one)) and found.record.phase is Phase.PENDING
+        (since_s, other)
+        for other, since_s in requested.items()
+        if (found := state.profiles.get(other)) and found.record.phase is Phase.PENDING
     )
-    return [one for since_s, one in sorted(waiting) if (since_s, one) < mine]
+    return [other for since_s, other in sorted(waiting) if (since_s, other) < mine]
 
 
-def _asked(state: State) -> dict[str, float]:
-    """Since when somebody waits for a profile."""
-    found: dict[str, float] = {}
+def _requested_since(state: State) -> dict[str, float]:
+    """Since when each profile has been waited for."""
+    since_s: dict[str, float] = {}
     for key, op in progress.awaited(state):
-        found[key] = min(op.created_at_s, found.get(key, math.inf))
-    return found
+        since_s[key] = min(op.created_at_s, since_s.get(key, math.inf))
+    return since_s
 
 
 def _waiting_engine(state: State) -> str:
@@ -155,7 +157,7 @@ def _waiting_engine(state: State) -> str:
 
 
 def waiting_reason(state: State, keys: Iterable[str]) -> str:
-    """That these profiles are waited for, by a model of each."""
+    """A sentence saying that these profiles are waited for, each named by a model that has it."""
     names = []
     for key in keys:
         model = progress.subject(state, key)

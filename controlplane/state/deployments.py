@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from controlplane.state.records import Deployment, Phase
-from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id
+from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_of
 
 
 def with_group(deployment: Deployment, group: WorkerGroup) -> Deployment:
-    """The deployment with this group in the place of the one of its number."""
-    groups = tuple(group if one.number == group.number else one for one in deployment.groups)
+    """The deployment with this group instead of the one of the same number."""
+    groups = tuple(group if existing.number == group.number else existing for existing in deployment.groups)
     return with_derived_phase(replace(deployment, groups=groups))
 
 
@@ -36,7 +36,7 @@ def _describe(deployment: Deployment, serving: int) -> str:
     absent = [g for g in deployment.groups if g.phase in (GroupPhase.PENDING, GroupPhase.STARTING)]
     if not absent:
         return "" if serving else "it sleeps without an engine; the next request starts one"
-    causes = "; ".join(f"{group_id(deployment.host, g.number)}: {g.reason}" for g in absent if g.reason)
+    causes = "; ".join(f"{group_id_of(deployment.host, g.number)}: {g.reason}" for g in absent if g.reason)
     if not deployment.established:
         return causes or "engine starting"
     meanwhile = "requests for it are refused with a time to retry meanwhile"

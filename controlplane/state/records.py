@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
-from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id
+from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_of
 from placement.types import Intent, Placement, Scope, Slos
 from profiler.types import ModelSpec
 from profiler.variants.types import VariantSpec
@@ -176,11 +176,11 @@ class Deployment:
         return next((group for group in self.groups if group.number == number), None)
 
     def group_ids(self) -> tuple[str, ...]:
-        return tuple(group_id(self.host, group.number) for group in self.groups)
+        return tuple(group_id_of(self.host, group.number) for group in self.groups)
 
     def serving_ids(self) -> tuple[str, ...]:
         serving = (group.number for group in self.groups if group.phase is GroupPhase.SERVING)
-        return tuple(group_id(self.host, number) for number in serving)
+        return tuple(group_id_of(self.host, number) for number in serving)
 
 
 def _with_one_group(old: dict[str, Any]) -> dict[str, Any]:

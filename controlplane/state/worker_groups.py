@@ -68,24 +68,24 @@ def kind_of(placement: Placement) -> str:
     return next((rank.device_kind for rank in placement.ranks), "")
 
 
-def group_id(host: str, number: int) -> str:
+def group_id_of(host: str, number: int) -> str:
     """What a group is called in the cluster and in the ledgers; the first one as its base."""
     return f"{host}{_SEPARATOR}{number}" if number else host
 
 
-def host_of(group: str) -> str:
+def host_of(group_id: str) -> str:
     """The base that a group of this name serves."""
-    return group.partition(_SEPARATOR)[0]
+    return group_id.partition(_SEPARATOR)[0]
 
 
-def number_of(group: str) -> int:
-    return int(group.partition(_SEPARATOR)[2] or 0)
+def number_of(group_id: str) -> int:
+    return int(group_id.partition(_SEPARATOR)[2] or 0)
 
 
 def is_spare(group: WorkerGroup, groups: tuple[WorkerGroup, ...]) -> bool:
     """Whether it is there only to replace another one of these, which still is there."""
     return group.phase is not GroupPhase.DRAINING and any(
-        one.number == group.replaces and one.phase is not GroupPhase.DRAINING for one in groups
+        other.number == group.replaces and other.phase is not GroupPhase.DRAINING for other in groups
     )
 
 

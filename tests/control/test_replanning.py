@@ -19,7 +19,7 @@ from controlplane.state.repository import Versioned
 from controlplane.state.worker_groups import (
     GroupPhase,
     WorkerGroup,
-    group_id,
+    group_id_of,
     host_of,
     next_number,
     number_of,
@@ -244,7 +244,7 @@ def test_a_deployment_stands_as_its_groups_do(phases: list[GroupPhase], establis
 
 @given(host=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,94}", fullmatch=True), number=st.integers(0, 99))
 def test_names_of_groups(host: str, number: int) -> None:
-    name = group_id(host, number)
+    name = group_id_of(host, number)
     assert (host_of(name), number_of(name)) == (host, number)
     assert (name == host) == (number == 0)  # as one engine of a base was always called
 

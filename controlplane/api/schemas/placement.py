@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from controlplane.api.schemas.common import IntervalView
-from controlplane.state.worker_groups import group_id
+from controlplane.state.worker_groups import group_id_of
 
 if TYPE_CHECKING:
     from controlplane.state.worker_groups import MeasuredRank, WorkerGroup
@@ -165,7 +165,7 @@ class GroupView(BaseModel):
     @classmethod
     def of(cls, host: str, group: WorkerGroup) -> GroupView:
         return cls(
-            name=group_id(host, group.number),
+            name=group_id_of(host, group.number),
             phase=group.phase,
             reason=group.reason,
             failures=group.failures,
