@@ -101,11 +101,6 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def read_header(path: Path) -> dict[str, TensorInfo]:
-    """The tensors of one safetensors file, by name; as `read_layout`."""
-    return read_layout(path)[0]
-
-
 def read_layout(path: Path) -> tuple[dict[str, TensorInfo], int]:
     """The tensors of one safetensors file, by name, and the byte at which its data part starts.
 

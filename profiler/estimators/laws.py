@@ -44,11 +44,6 @@ def smooth_max(a: float, b: float) -> float:
     return top * float((1 + low) ** (1 / SHARPNESS))
 
 
-def inverse_smooth_max(ratio: float) -> float:
-    """b with smooth_max(1, b) = ratio; 0 for a ratio of at most 1."""
-    return float((ratio**SHARPNESS - 1) ** (1 / SHARPNESS)) if ratio > 1 else 0.0
-
-
 def weight_bytes_per_value(dtype: str) -> float:
     return WEIGHT_BITS.get(dtype, 16) / 8
 

@@ -37,9 +37,6 @@ class Latency:
     ttft_last_s: float
     tpot_s: float
 
-    def total_s(self, output_tokens: int) -> float:
-        return self.ttft_last_s + self.tpot_s * max(0, output_tokens - 1)
-
 
 @dataclass(frozen=True)
 class Latencies:

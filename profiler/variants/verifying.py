@@ -8,7 +8,7 @@ when the weights are read. PEFT's folders carry no checksums; their values are c
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ EXPONENTS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
     "BF16": (np.uint16, 0x7F80),
     "F32": (np.uint32, 0x7F800000),
 }
-Progress = Callable[[int], None]
 
 
 def read_file(folder: Path, file: FileRef, into: memoryview | None = None) -> memoryview:
@@ -96,18 +95,6 @@ def tensors_of(manifest: Manifest) -> Iterator[TensorRef]:
     for module in manifest.modules.values():
         yield from refs_of(module)
     yield from manifest.full.values()
-
-
-def verify_values(manifest: Manifest, progress: Progress | None = None) -> None:
-    """Read every file of the variant: sizes, checksums, finite values. Raises CheckpointError.
-
-    `progress` is told how many bytes were read since it was last called.
-    """
-    for file in manifest.files:
-        data = read_file(manifest.folder, file)
-        check_finite(data, (ref for ref in tensors_of(manifest) if ref.file == file.name), manifest.folder)
-        if progress:
-            progress(file.size_bytes)
 
 
 def verify(folder: Path) -> None:

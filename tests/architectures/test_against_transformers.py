@@ -13,7 +13,7 @@ from tiny_families import PUBLISHED, TINY, Tiny
 from profiler.architectures.registry import FAMILIES, describe
 from profiler.checkpoint import read_model, spec_of
 from profiler.errors import CheckpointError
-from profiler.files import read_header
+from profiler.files import read_layout
 from profiler.linears import EXPERT
 from profiler.types import ModelSpec, linears_of
 
@@ -34,7 +34,7 @@ def spec_from(config: Any) -> ModelSpec:
 def test_a_written_checkpoint_is_read_whole(tiny: Tiny, tmp_path: Path) -> None:
     """read_model refuses a missing, an extra or a misshapen tensor, so our names and shapes are theirs."""
     folder = tiny.write(tmp_path)
-    stored = read_header(folder / "model.safetensors")
+    stored = read_layout(folder / "model.safetensors")[0]
     spec = read_model(folder)
     assert spec.weight_bytes == sum(4 * math.prod(info.shape) for info in stored.values())
     assert spec.tied is (spec.head not in stored)

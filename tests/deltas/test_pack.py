@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import random_variants as make
 import torch
+from checkpoints import verify_values
 from random_variants import RandomDelta
 
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
 from profiler.variants.reading import read_manifest
 from profiler.variants.types import SparseManifest, SvdManifest, VariantKind, VariantLimits
-from profiler.variants.verifying import verify, verify_values
+from profiler.variants.verifying import verify
 from profiler.weight_files import locate
 from workers.deltas import sparse
 from workers.deltas.merged import delta

@@ -12,6 +12,9 @@ import numpy as np
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from profiler.variants.types import Manifest
+from profiler.variants.verifying import check_finite, read_file, tensors_of
+
 Tensors = dict[str, np.ndarray]
 
 # Any JSON value, for fuzzing.
@@ -150,3 +153,10 @@ def write_adapter(
     (folder / "adapter_config.json").write_text(json.dumps({**LORA, **(changes or {})}))
     save_file(lora_weights() if weights is None else weights, folder / "adapter_model.safetensors")
     return folder
+
+
+def verify_values(manifest: Manifest) -> None:
+    """Read every file of the variant: sizes, checksums, finite values. Raises CheckpointError."""
+    for file in manifest.files:
+        data = read_file(manifest.folder, file)
+        check_finite(data, (ref for ref in tensors_of(manifest) if ref.file == file.name), manifest.folder)

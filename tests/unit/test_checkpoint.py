@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from profiler.architectures.registry import describe
 from profiler.checkpoint import read_model
 from profiler.errors import CheckpointError
-from profiler.files import read_header
+from profiler.files import read_layout
 
 
 def test_the_real_smollm2(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def _entry(start: int, end: int, shape: list[Any] | None = None, dtype: str = "U
 def test_a_corrupt_file_says_how(tmp_path: Path, raw: bytes, words: str) -> None:
     (tmp_path / "x.safetensors").write_bytes(raw)
     with pytest.raises(CheckpointError, match=words):
-        read_header(tmp_path / "x.safetensors")
+        read_layout(tmp_path / "x.safetensors")
 
 
 def _survives(act: Callable[[], object]) -> None:
@@ -221,7 +221,7 @@ def test_any_bytes_are_a_header_or_an_error(raw: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.safetensors"
         path.write_bytes(raw)
-        _survives(lambda: read_header(path))
+        _survives(lambda: read_layout(path))
 
 
 ENTRY = st.fixed_dictionaries(
@@ -238,7 +238,7 @@ def test_any_header_is_sound_or_an_error(header: dict[str, Any], size: int) -> N
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.safetensors"
         path.write_bytes(make.raw_safetensors(header, b"\0" * size))
-        _survives(lambda: read_header(path))
+        _survives(lambda: read_layout(path))
 
 
 @given(key=st.sampled_from([*make.TINY, "head_dim", "dtype", "quantization_config"]), value=make.JSON)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiler.estimators.evaluating import compare
-from profiler.estimators.laws import BatchLaw, inverse_smooth_max, smooth_max
+from profiler.estimators.laws import SHARPNESS, BatchLaw, smooth_max
 from profiler.estimators.maveriq import MaverIQ
 from profiler.estimators.ostinato import Ostinato
 from profiler.estimators.tables import Measurement
@@ -248,6 +248,11 @@ def test_10_000_predictions_in_a_second() -> None:
     for query in queries:
         ESTIMATOR.predict(query)
     assert time.process_time() - started < 4.0  # on an idle core below 1 s; this one may be shared
+
+
+def inverse_smooth_max(ratio: float) -> float:
+    """b with smooth_max(1, b) = ratio; 0 for a ratio of at most 1."""
+    return float((ratio**SHARPNESS - 1) ** (1 / SHARPNESS)) if ratio > 1 else 0.0
 
 
 @given(st.floats(0, 100), st.floats(0, 100))

@@ -31,7 +31,7 @@ from profiler.variants.types import (
     VariantLimits,
     VariantSpec,
 )
-from profiler.variants.verifying import verify, verify_values
+from profiler.variants.verifying import verify
 
 LIMITS = VariantLimits(16)
 CONFIG = make.config(
@@ -241,7 +241,7 @@ def test_a_sparse_delta(tmp_path: Path, base: ModelSpec) -> None:
     raw = (folder / ref.file).read_bytes()[ref.offset : ref.offset + ref.size_bytes]
     assert np.array_equal(np.frombuffer(raw, np.float32), np.ones(16))
     verify(folder)
-    verify_values(manifest)
+    make.verify_values(manifest)
 
 
 def test_an_svd_delta(tmp_path: Path, base: ModelSpec) -> None:
@@ -390,7 +390,7 @@ def test_any_damaged_bytes_are_read_or_an_error(
             raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
         path.write_bytes(raw[: data.draw(st.integers(0, len(raw)))])
         with contextlib.suppress(AdapterError, CheckpointError):
-            verify_values(read_manifest(folder, base, LIMITS))
+            make.verify_values(read_manifest(folder, base, LIMITS))
 
 
 @contextlib.contextmanager
