@@ -8,7 +8,7 @@ CODE := $(PACKAGES) tests benchmarks scripts
 # The clusters' tests, which mostly wait, in two processes beside one for all others (tests/conftest.py).
 SIDE_BY_SIDE := -n 3 --dist loadscope --no-loadscope-reorder
 
-.PHONY: demo test test-long unit check format bench up down install install-dev system tools clean help
+.PHONY: demo test test-long unit check format bench dist up down install install-dev system tools clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -71,6 +71,11 @@ format: install-dev  ## Format and fix what can be fixed
 
 bench: install-dev  ## The gateway benchmark; writes benchmarks/results
 	$(BIN)/python -m benchmarks.gateway
+
+dist: install  ## Build the wheel, dist/ostinato-*.whl
+	@rm -rf build dist  # what an earlier build left would be packed, too
+	@$(BIN)/pip wheel --disable-pip-version-check -q --no-deps -w dist .
+	@ls dist/*.whl
 
 clean:  ## Remove the environment and fetched tools
 	rm -rf $(VENV) .tools build dist *.egg-info

@@ -188,6 +188,8 @@ def _report(error: BaseException, as_json: bool) -> ExitCode:
 def _report_other(error: BaseException, as_json: bool) -> ExitCode:
     from controlplane.cli import failures
 
+    if isinstance(error, ModuleNotFoundError):
+        return failures.report(_not_installed(error), "not_installed", failures.ExitCode.FAILED, as_json)
     if hasattr(error, "format_message"):  # click's usage errors, whichever click typer brings
         return failures.report(error.format_message(), failures.USAGE, failures.ExitCode.USAGE, as_json)
     what = f"{type(error).__name__}: {error}".rstrip(": ")
@@ -196,6 +198,13 @@ def _report_other(error: BaseException, as_json: bool) -> ExitCode:
         "internal_error",
         failures.ExitCode.FAILED,
         as_json,
+    )
+
+
+def _not_installed(error: ModuleNotFoundError) -> str:
+    return (
+        f"{error.name} is not installed, and this command needs more than the client; "
+        "install 'ostinato[cpu]' or 'ostinato[gpu]'"
     )
 
 
