@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from benchmarks import gpu_engine
+from benchmarks import gpu_engine, rehearsing
+from benchmarks.rehearsal_engine import SHAPE as REHEARSED
 from workers.variant_config import VariantConfig
 
 PROMPT_TOKENS, FEW, MANY, ROUNDS = 32, 16, 112, 3
@@ -69,12 +70,16 @@ def adapters(work: Path, ranks: list[int], shape: dict[str, int]) -> list[Path]:
     return found
 
 
-def measure(llm: Any, requests: list[Any], batch: int) -> dict[str, float]:
+def measure(llm: Any, requests: list[Any], batch: int, vocabulary: int) -> dict[str, float]:
     """Milliseconds per output token of a batch whose rows take the adapters in turn."""
     from vllm import SamplingParams
 
     prompts = [
-        {"prompt_token_ids": [(37 * i + 11 * j) % 30000 + 5 for j in range(PROMPT_TOKENS)]}
+        {
+            "prompt_token_ids": [
+                (37 * i + 11 * j) % min(30000, vocabulary - 5) + 5 for j in range(PROMPT_TOKENS)
+            ]
+        }
         for i in range(batch)
     ]
     chosen = [requests[i % len(requests)] for i in range(batch)] if requests else None
@@ -109,7 +114,13 @@ def one(kind: str, names: list[str], work: Path, shape_name: str) -> None:
     for name, ranks in sets.items() or {"": list[int]()}.items():
         requests = requested(work, ranks, shape)
         for batch in BATCHES:
-            row = {**about, "set": name, "slots": slots, "max_rank": most, **measure(llm, requests, batch)}
+            row = {
+                **about,
+                "set": name,
+                "slots": slots,
+                "max_rank": most,
+                **measure(llm, requests, batch, shape["vocab_size"]),
+            }
             print(json.dumps(row), flush=True)
 
 
@@ -156,7 +167,7 @@ def known(path: Path) -> list[dict[str, Any]]:
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text(json.dumps({"command": "python -m benchmarks.gpu_lora", "rows": rows}, indent=1) + "\n")
+    rehearsing.write_result(path, {"command": "python -m benchmarks.gpu_lora", "rows": rows})
 
 
 def keep(path: Path, number: int, rows: list[dict[str, Any]]) -> None:
@@ -173,5 +184,18 @@ def drop_bases(path: Path) -> None:
     write(path, [row for row in rows if row["run"] in used])
 
 
+def rehearse(folder: Path, llm: Any) -> None:
+    """The base and two adapters of different ranks in a batch, and what is kept of two runs."""
+    out, ranks = folder / "lora.json", [4, 16]
+    for number in (1, 2):
+        for kind, name in (("base", ""), ("ours", "2")):
+            requests = requested(folder, ranks if name else [], REHEARSED)
+            about = {"shape": "tiny", "engine": kind, "set": name}
+            keep(out, number, [{**about, **measure(llm, requests, 2, REHEARSED["vocab_size"])}])
+    drop_bases(out)
+    rows = rehearsing.check(out)["rows"]
+    assert [(row["engine"], row["run"]) for row in rows] == [("base", 2), ("ours", 2)]
+
+
 if __name__ == "__main__":
-    main()
+    rehearsing.run(main, rehearse)

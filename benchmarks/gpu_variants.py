@@ -18,12 +18,14 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gpu_engine
+from benchmarks import gpu_engine, rehearsing
+from benchmarks.rehearsal_engine import base_of
 from workers.group import cuda_graphs
 from workers.scheduling.client import VariantClient
 from workers.variant_config import ADDRESS_VARIABLE, VariantConfig
@@ -41,6 +43,7 @@ SCARCE = 3  # slots
 SEQUENCES, STEP_TOKENS = 32, 2048
 CASES = ("graphs cached", "eager uncached", "graphs uncached", "eager cached")  # add "tp2", "pp2" or "scarce"
 CASE_TIMEOUT_S = 150
+MOST_DIFFERENCE = 0.02  # in a rehearsal: float32's, in log-probability
 
 
 TEXTS = (
@@ -53,26 +56,36 @@ TEXTS = (
 def make(work: Path, given: Path | None) -> None:
     """The base, its variants, and a merged checkpoint of each."""
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
     base = work / "base"
     if given is None:
-        torch.manual_seed(0)
-        config = LlamaConfig(**SHAPE, max_position_embeddings=1024, tie_word_embeddings=False)
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
-        with torch.no_grad():
-            model.lm_head.weight.mul_(6)  # decided answers: greedy tokens mean something
-        model.save_pretrained(base)
-        (base / gpu_engine.TOKENIZER).write_text("{}")
+        write_base(work, SHAPE)
     else:
         AutoModelForCausalLM.from_pretrained(given, dtype=torch.bfloat16).save_pretrained(base)
         shutil.copy(given / gpu_engine.TOKENIZER, base)
     write_variants(work)
 
 
+def write_base(work: Path, shape: dict[str, int]) -> Path:
+    """A random Llama."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(**shape, max_position_embeddings=1024, tie_word_embeddings=False)
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(6)  # decided answers: greedy tokens mean something
+    model.save_pretrained(work / "base")
+    (work / "base" / gpu_engine.TOKENIZER).write_text("{}")
+    return work / "base"
+
+
 def prompts(base: Path) -> list[list[int]]:
     if (base / gpu_engine.TOKENIZER).read_text() == "{}":
-        return [[(37 * p + 11 * j) % 4000 + 5 for j in range(40)] for p in range(PROMPTS)]
+        below = min(4000, json.loads((base / "config.json").read_text())["vocab_size"] - 5)
+        return [[(37 * p + 11 * j) % below + 5 for j in range(40)] for p in range(PROMPTS)]
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(base / gpu_engine.TOKENIZER))
@@ -105,9 +118,6 @@ def names() -> list[str]:
 
 def one(case: str, work: Path) -> None:
     """One engine; prints a JSON line for the base and each variant."""
-    from vllm import SamplingParams
-    from vllm.lora.request import LoRARequest
-
     scarce = "scarce" in case
     config = VariantConfig(SCARCE if scarce else len(names()) + 1, 1 << 30, 2 << 30, 16)
     llm = gpu_engine.make_engine(
@@ -122,6 +132,16 @@ def one(case: str, work: Path) -> None:
         **parallel(case),
         compilation_config=compilation(case),
     )
+    for row in measured(llm, case, work, config.slots):
+        print(json.dumps(row), flush=True)
+
+
+def measured(llm: Any, case: str, work: Path, slots: int) -> Iterator[dict[str, Any]]:
+    """A row for the base and each variant, and one for the scheduler."""
+    from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    scarce = "scarce" in case
     requests = [None, *(LoRARequest(n, i + 1, str(work / n)) for i, n in enumerate(names()))]
     rows = [(prompt, request) for prompt in prompts(work / "base") for request in requests]
     common = {"temperature": 0, "logprobs": 1, "detokenize": False, "ignore_eos": True}
@@ -138,11 +158,8 @@ def one(case: str, work: Path) -> None:
         )
     for request in requests:
         mine = [a for a, (_, r) in zip(answers, rows, strict=True) if r is request]
-        print(
-            json.dumps({"case": case, **compare(work, request.lora_name if request else "base", mine)}),
-            flush=True,
-        )
-    print(json.dumps({"case": case, "variant": "all", **asyncio.run(counted(config.slots))}), flush=True)
+        yield {"case": case, **compare(work, request.lora_name if request else "base", mine)}
+    yield {"case": case, "variant": "all", **asyncio.run(counted(slots))}
 
 
 async def counted(slots: int) -> dict[str, int]:
@@ -220,8 +237,21 @@ def main() -> None:
         rows += gpu_engine.in_own_process(
             "benchmarks.gpu_variants", "--one", case, "--work", str(given.work), timeout_s=CASE_TIMEOUT_S
         )
-        given.out.write_text(json.dumps({"command": command(given), "rows": rows}, indent=1) + "\n")
+        rehearsing.write_result(given.out, {"command": command(given), "rows": rows})
+
+
+def rehearse(folder: Path, llm: Any) -> None:
+    """Every kind of variant in one batch of the engine, against the merged weights, in float32."""
+    work, slots = base_of(llm).parent, len(names()) + 1
+    for index in range(len(names())):
+        write_variant(work, index)
+    rows = list(measured(llm, "eager cached", work, slots))
+    rehearsing.write_result(folder / "variants.json", {"rows": rows})
+    *compared, scheduled = rehearsing.check(folder / "variants.json", "rows")["rows"]
+    assert [row["variant"] for row in compared] == ["base", *names()]
+    assert all(row["largest_difference"] < MOST_DIFFERENCE for row in compared), compared
+    assert scheduled["slots"] == slots
 
 
 if __name__ == "__main__":
-    main()
+    rehearsing.run(main, rehearse)

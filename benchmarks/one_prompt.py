@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks import rehearsing
 from benchmarks.gpu_job import gpu_job
 from profiler.measurements import Point, Setting
 from workers.measuring import engine
@@ -46,7 +47,7 @@ def spinning(cores: Set[int], processes: int) -> Iterator[None]:
 
 def phase(llm: Any, name: str, seconds: float, pause_s: float = 0.0) -> dict[str, Any]:
     began, first_ms, step_ms = time.monotonic(), list[float](), list[float]()
-    while time.monotonic() - began < seconds:
+    while len(first_ms) < 2 or time.monotonic() - began < seconds:
         time.sleep(pause_s)
         found = run(llm, ONE, TOKENS, time.monotonic_ns())
         first_ms.append(found.first[0] * 1e3)
@@ -67,22 +68,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    own = os.sched_getaffinity(0)
-    others = set(range(os.cpu_count() or 1)) - own
     with tempfile.TemporaryDirectory() as work:
         job = gpu_job(SHAPE, Setting((LAYERS,)), (ONE, MANY), TOKENS, Path(work))
         llm = engine.start(job)
-        rows = [phase(llm, "up", 6)]
-        run(llm, MANY, TOKENS // 2, 0)
-        rows += [phase(llm, "after 128", 4), phase(llm, "with pauses", 4, pause_s=0.05)]
-        with spinning(own, len(own) // 2):
-            rows.append(phase(llm, "half of its cores taken", 4))
-        with spinning(others or own, len(others)):
-            rows.append(phase(llm, "all other cores taken", 4))
-        rows.append(phase(llm, "at rest", 4))
+        rows = phases(llm, MANY, 4)
+    write(given.out, rows)
+
+
+def phases(llm: Any, many: Point, seconds: float) -> list[dict[str, Any]]:
+    """Each of so many seconds, the first of half as many more."""
+    own = os.sched_getaffinity(0)
+    others = set(range(os.cpu_count() or 1)) - own
+    rows = [phase(llm, "up", 1.5 * seconds)]
+    run(llm, many, TOKENS // 2, 0)
+    rows.append(phase(llm, f"after {many.batch}", seconds))
+    rows.append(phase(llm, "with pauses", seconds, pause_s=0.05))
+    with spinning(own, len(own) // 2):
+        rows.append(phase(llm, "half of its cores taken", seconds))
+    with spinning(others or own, len(others)):
+        rows.append(phase(llm, "all other cores taken", seconds))
+    return [*rows, phase(llm, "at rest", seconds)]
+
+
+def write(out: Path, rows: list[dict[str, Any]]) -> None:
     command = "python -m benchmarks.one_prompt --out RESULT.json"
-    given.out.write_text(json.dumps({"command": command, "cores": len(own), "rows": rows}, indent=1) + "\n")
+    cores = len(os.sched_getaffinity(0))
+    rehearsing.write_result(out, {"command": command, "cores": cores, "rows": rows})
+
+
+def rehearse(folder: Path, llm: Any) -> None:
+    """All phases, two requests each."""
+    write(folder / "one_prompt.json", phases(llm, Point(4, 128), 0))
+    assert len(rehearsing.check(folder / "one_prompt.json")["rows"]) == 6
 
 
 if __name__ == "__main__":
-    main()
+    rehearsing.run(main, rehearse)

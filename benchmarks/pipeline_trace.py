@@ -15,9 +15,11 @@ import json
 import statistics
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import rehearsing
 from benchmarks.gpu_job import gpu_job
 from benchmarks.profiling import shapes
 from profiler.measurements import Point, Setting
@@ -41,13 +43,16 @@ def measure(shape: str, setting: Setting, out: Path) -> None:
             "torch_profiler_dump_cuda_time_total": False,
         }
         llm = engine.start(job, profiler_config=profiler)
-        for number in range(WARM_UPS):
-            for load in LOADS:
-                told(run(llm, load, TOKENS, number).first)
+        bursts(llm, LOADS, range(WARM_UPS))
         llm.start_profile()
-        for number in range(TRACED):
-            told(run(llm, LOADS[0], TOKENS, WARM_UPS + number).first)
+        bursts(llm, LOADS[:1], range(WARM_UPS, WARM_UPS + TRACED))
         llm.stop_profile()
+
+
+def bursts(llm: Any, loads: Sequence[Point], numbers: Iterable[int]) -> None:
+    for number in numbers:
+        for load in loads:
+            told(run(llm, load, TOKENS, number).first)
 
 
 def told(first_s: list[float]) -> None:
@@ -87,7 +92,7 @@ def step_of(step: dict[str, Any], kernels: list[dict[str, Any]]) -> dict[str, An
     }
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("measure")
@@ -98,7 +103,7 @@ def main() -> None:
     two = commands.add_parser("steps")
     two.add_argument("folder", type=Path)
     two.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     if given.command == "measure":
         given.out.mkdir(parents=True, exist_ok=True)
         split = tuple(int(layers) for layers in given.split.split("-"))
@@ -109,8 +114,25 @@ def main() -> None:
         raise SystemExit(f"expected traces of ranks (*rank*.json.gz) in {given.folder}, found none")
     ranks = [steps_of(json.loads(gzip.decompress(trace.read_bytes()))) for trace in traces]
     result = {"command": f"python -m benchmarks.pipeline_trace steps {given.folder.name}", "ranks": ranks}
-    given.out.write_text(json.dumps(result, indent=1) + "\n")
+    rehearsing.write_result(given.out, result)
+
+
+def rehearse(folder: Path, llm: Any) -> None:
+    """Bursts in the engine; and the steps of a trace written by hand, in microseconds as torch's are."""
+    bursts(llm, (Point(2, 64),), range(2))
+    events = [
+        ("gpu_user_annotation", "execute_context_2(2046)_generation_0(0)", 0, 1000),
+        ("gpu_user_annotation", "execute_context_0(0)_generation_2(2)", 2000, 10),
+        ("kernel", "gemm<bf16>", 0, 400),
+        ("kernel", "ncclDevKernel_Broadcast", 500, 700),
+    ]
+    names = ("cat", "name", "ts", "dur")
+    trace = {"traceEvents": [dict(zip(names, event, strict=True)) for event in events]}
+    (folder / "rank0.pt.trace.json.gz").write_bytes(gzip.compress(json.dumps(trace).encode()))
+    main(["steps", str(folder), "--out", str(folder / "steps.json")])
+    (step,) = rehearsing.check(folder / "steps.json", "ranks")["ranks"][0]
+    assert (step["step_ms"], step["kernels_ms"], step["broadcast_ms"]) == (1.0, 0.4, 0.5)
 
 
 if __name__ == "__main__":
-    main()
+    rehearsing.run(main, rehearse)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import benchmarks.serving as package
+from benchmarks import rehearsing
 from benchmarks.serving.metrics import ratios
 from benchmarks.serving.settings import GRACE_S, Settings, arguments, parser
 
@@ -46,7 +47,7 @@ def main() -> None:
         for row in _rows_of(name, deadline, gpu):
             with writing:
                 rows.append(row)
-                given.out.write_text(json.dumps(_document(commands, rows), indent=1))
+                rehearsing.write_result(given.out, _document(commands, rows))
 
     if given.gpus:
         with ThreadPoolExecutor() as pool:
@@ -108,5 +109,14 @@ def _end(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
+def rehearse(folder: Path, llm: Any) -> None:
+    """Real deltas of random codes and a case's requests in the engine; both sides' rows from the one."""
+    from benchmarks.serving.rehearsal import rows_of
+
+    out = folder / "serving.json"
+    rehearsing.write_result(out, _document(["rehearsal"], rows_of(folder, llm)))
+    rehearsing.check(out, "rows", "ratios_ours_to_baseline")
+
+
 if __name__ == "__main__":
-    main()
+    rehearsing.run(main, rehearse)
