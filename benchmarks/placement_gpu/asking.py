@@ -81,7 +81,7 @@ def even_splits(state: State, name: str, free: Inventory, settings: Settings) ->
     model, deployment = state.models[name].record, state.deployments[name].record
     spec = keys.spec_of(model)
     most = sum(d.kind != CPU for d in free.devices) or CPU_RANKS
-    others = placement_decision.besides((d.record for d in state.deployments.values()), name)
+    others = placement_decision.exclude_group((d.record for d in state.deployments.values()), name)
     found = []
     for tp, pp in ((tp, pp) for tp in EVEN_TP for pp in EVEN_PP if tp * pp <= most and tp_fits(spec, tp)):
         constraints = dataclasses.replace(

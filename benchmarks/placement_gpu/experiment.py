@@ -85,7 +85,7 @@ class Experiment:
     async def _free(self, name: str) -> Inventory:
         """What the next decision has, by the same account."""
         inventory, state = await self._host.inventory(), self._repository.read()
-        return reservations.available(inventory, state.ledgers, self._settings.headroom, besides=name)
+        return reservations.available(inventory, state.ledgers, self._settings.headroom, exclude=name)
 
     def _group(self, name: str) -> WorkerGroup:
         return transitions.find_group(self._repository.read(), name)[1]
