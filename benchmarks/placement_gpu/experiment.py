@@ -98,7 +98,7 @@ class Experiment:
         change: Callable[[State], Sequence[Change]],
     ) -> None:
         state = self._repository.read()
-        self._repository.commit([*change(state), *transitions.end_open(state, kind, target, end)])
+        self._repository.commit([*change(state), *transitions.end_open_operations(state, kind, target, end)])
         tell(f"{target}: {end.message}")
 
     def _estimates(self, name: str, placement: Placement, seen: Inventory) -> list[dict[str, Any]]:
