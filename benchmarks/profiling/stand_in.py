@@ -2,7 +2,7 @@
 
     python -m benchmarks.profiling.stand_in JOB.json --end-with-stdin
 
-It waits for its gate, and "measures" one figure for everything.
+It waits at its start barrier, and "measures" one figure for everything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EVERY_S, EVERY_BYTES = 1.0, 1 << 20
 
 def main() -> None:
     job = Job.model_validate_json(Path(sys.argv[1]).read_text())
-    while job.gate is not None and not job.gate.exists():
+    while job.start_barrier is not None and not job.start_barrier.exists():
         time.sleep(POLL_S)
     log = Log(job.out)
     memory = RankMemory(*[EVERY_BYTES] * 5, kv_tokens=job.max_model_len)
