@@ -22,7 +22,15 @@ SMOLLM2 = llama(30, 576, 9, 3, 1536, 49152, 2, tied=True)
 LLAMA_70B = llama(80, 8192, 64, 8, 28672, 32000, 2, tied=False)
 SETTINGS = Settings(home=Path("/nowhere"), max_model_len=1024, concurrency=8)
 UNREACHABLE, UNBEARABLE = Slos(latency_s=1e-6), ExpectedLoad(1e6)
-MOST_S = 6.0  # on an idle core below 2 s; this one may be shared
+# Times the CPU time of a fixed piece of Python in the same run: a busy machine slows both.
+MOST = 200.0  # a third of it on an idle core, where it is 6 s
+
+
+def reference_s() -> float:
+    """CPU seconds of a fixed piece of Python."""
+    begun = time.process_time()
+    sum(hash((number, number % 7)) % 3 for number in range(300_000))
+    return time.process_time() - begun
 
 
 def gpus(count: int, free_gib: tuple[float, float]) -> Inventory:
@@ -47,15 +55,17 @@ def gpus(count: int, free_gib: tuple[float, float]) -> Inventory:
 
 
 def refused(spec: ModelSpec, inventory: Inventory, **limits: object) -> tuple[list[str], float]:
-    """What would do, and the CPU seconds that it took to tell."""
+    """What would do, and how many times the reference's CPU time it took to tell."""
     asked = Deployment("m", 1, "m", Phase.PENDING, Intent.MIN_COST, 128)
     asked = replace(asked, **limits)  # type: ignore[arg-type]
     model = Model("m", 1, Phase.READY, path="/m", spec=spec)
+    before_s = reference_s()
     begun = time.process_time()
     with pytest.raises(errors.NoFeasiblePlan) as refusal:
         decide(model, asked, inventory, SETTINGS)
     took_s = time.process_time() - begun
-    return [one["constraint"] for one in refusal.value.details["relaxations"]], took_s
+    took = took_s / max(before_s, reference_s())
+    return [one["constraint"] for one in refusal.value.details["relaxations"]], took
 
 
 @pytest.mark.slow
@@ -69,13 +79,13 @@ def test_a_refusal_takes_seconds_at_most(spec: ModelSpec, count: int) -> None:
         ({"slos": UNREACHABLE, "load": UNBEARABLE}, ["SLOs.e2e_ms", "load.ratePerS"]),
         ({"slos": UNREACHABLE, "bounds": PlanConstraints(tensor_parallel=(1,))}, ["SLOs.e2e_ms"]),
     ):
-        found, took_s = refused(spec, inventory, **limits)
-        assert (found, took_s < MOST_S) == (expected, True), (limits, took_s)
+        found, took = refused(spec, inventory, **limits)
+        assert (found, took < MOST) == (expected, True), (limits, f"{took:.0f} times the reference")
 
 
 @pytest.mark.slow
 def test_a_pipeline_longer_than_usual_is_offered_within_seconds() -> None:
     """Of 1,000 fragments, each with room for a layer or few beside what an engine takes (3.6 GiB), more are
     needed than are tried by themselves."""
-    found, took_s = refused(LLAMA_70B, gpus(1000, (4.4, 4.9)))
-    assert (found, took_s < MOST_S) == (["parallelism"], True), took_s
+    found, took = refused(LLAMA_70B, gpus(1000, (4.4, 4.9)))
+    assert (found, took < MOST) == (["parallelism"], True), f"{took:.0f} times the reference"
