@@ -15,6 +15,7 @@ DOCUMENTS = sorted(
 )
 CODE = ("controlplane", "workers", "placement", "profiler", "benchmarks", "scripts", "tests", "docs")
 PATH = re.compile(rf"`((?:{'|'.join(CODE)})/[\w/.-]*)`")
+MODULE = re.compile(rf"\b((?:{'|'.join(CODE[:-3])})(?:\.[a-z_]\w*)+)\b(?![/(:])")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)?(?:#([^)\s]+))?\)")
 
 
@@ -22,6 +23,22 @@ LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)?(?:#([^)\s]+))?\)")
 def test_every_file_and_folder_that_a_document_names_exists(document: Path) -> None:
     named = PATH.findall((ROOT / document).read_text())
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_every_module_that_a_document_names_exists(document: Path) -> None:
+    named = MODULE.findall((ROOT / document).read_text())
+    assert [name for name in named if not is_module(name)] == []
+
+
+def is_module(name: str) -> bool:
+    """Of a module's own names, as in `package.module.name`, the module."""
+    if name.endswith((".md", ".py", ".json")):
+        return True
+    path = ROOT / name.replace(".", "/")
+    return any(
+        at.is_dir() or at.with_suffix(".py").exists() for at in (path, path.parent) if at.parent != ROOT
+    )
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
