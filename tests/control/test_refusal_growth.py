@@ -77,7 +77,7 @@ def test_a_refusal_takes_seconds_at_most(spec: ModelSpec, count: int) -> None:
         ({"slos": UNREACHABLE}, ["SLOs.e2e_ms"]),
         ({"load": UNBEARABLE}, ["load.ratePerS"]),
         ({"slos": UNREACHABLE, "load": UNBEARABLE}, ["SLOs.e2e_ms", "load.ratePerS"]),
-        ({"slos": UNREACHABLE, "bounds": PlanConstraints(tensor_parallel=(1,))}, ["SLOs.e2e_ms"]),
+        ({"slos": UNREACHABLE, "constraints": PlanConstraints(tensor_parallel=(1,))}, ["SLOs.e2e_ms"]),
     ):
         found, took = refused(spec, inventory, **limits)
         assert (found, took < MOST) == (expected, True), (limits, f"{took:.0f} times the reference")
