@@ -80,9 +80,9 @@ class VariantManager:
         for module, shape in layers:
             tables = {op: memory.table((name, op)) for name, op in widths if name == shape.name}
             if tables:
-                context = LayerContext(self.batch, memory.arena, tables, workspace)
-                hooking.hook(module, shape, context, register)
-                hooked.append((module, shape, context))
+                layer_context = LayerContext(self.batch, memory.arena, tables, workspace)
+                hooking.hook(module, shape, layer_context, register)
+                hooked.append((module, shape, layer_context))
         if self._device.type == "cuda":
             warming.warm_up(hooked, self._dtype)
         self._loader = Loader.connect(self._parallel.rank, self.variant_cache)
