@@ -146,11 +146,6 @@ def cluster_key(nodes: Sequence[NodeState], ledgers: Ledgers, exclude: str = "")
     return hashlib.sha256(repr((devices, promises)).encode()).hexdigest()[:16]
 
 
-def by_group(deployments: Mapping[str, Deployment]) -> dict[str, tuple[Deployment, WorkerGroup]]:
-    """Every group of these deployments, by its id."""
-    return {group_id_of(d.host, group.number): (d, group) for d in deployments.values() for group in d.groups}
-
-
 def readable(message: str) -> str:
     """The last line of a traceback says what happened."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]

@@ -26,6 +26,7 @@ from controlplane.api.schemas.models import (
     TuneRequest,
 )
 from controlplane.api.schemas.placement import PlanView, PreviewView
+from controlplane.api.schemas.status import DeviceView, EngineView, StatusView
 from controlplane.api.services import Services, fresh_context
 from controlplane.state import queries
 from controlplane.state.repository import State
@@ -162,7 +163,7 @@ def _operations(services: Services) -> APIRouter:
         return OperationView.of(await operations.cancel(services, operation_id))
 
     @routes.get("/status")
-    async def status() -> dict[str, Any]:
+    async def status() -> StatusView:
         return await installation_status(services)
 
     return routes
@@ -227,36 +228,36 @@ def _as_answer(model: str, body: bytes) -> InferenceModelResponse:
         raise errors.EngineFailed("the engine's answer is not an OpenAI completion") from e
 
 
-async def installation_status(services: Services) -> dict[str, Any]:
+async def installation_status(services: Services) -> StatusView:
     state = await services.read()
     engines, inventory = await asyncio.gather(services.engines.observe(), services.engines.inventory())
     variants: dict[str, list[str]] = {}
-    for found in state.deployments.values():
-        d = found.record
-        if d.model != d.host:
-            variants.setdefault(d.host, []).append(d.model)
-    return {
-        "version": __version__,
-        "revision": state.revision,
-        "devices": [
-            {
-                "node": d.node,
-                "index": d.index,
-                "kind": d.kind,
-                "totalBytes": d.total_bytes,
-                "freeBytes": d.free_bytes,
-            }
-            for d in inventory.devices
+    for versioned in state.deployments.values():
+        deployment = versioned.record
+        if deployment.model != deployment.host:
+            variants.setdefault(deployment.host, []).append(deployment.model)
+    return StatusView(
+        version=__version__,
+        revision=state.revision,
+        devices=[
+            DeviceView(
+                node=device.node,
+                index=device.index,
+                kind=device.kind,
+                totalBytes=device.total_bytes,
+                freeBytes=device.free_bytes,
+            )
+            for device in inventory.devices
         ],
-        "engines": [
-            {
-                "host": host_of(group),
-                "group": group,
-                "status": view.status,
-                "message": view.message,
-                "replicas": view.replicas,
-                "variants": sorted(variants.get(host_of(group), ())),
-            }
+        engines=[
+            EngineView(
+                host=host_of(group),
+                group=group,
+                status=view.status,
+                message=view.message,
+                replicas=view.replicas,
+                variants=sorted(variants.get(host_of(group), ())),
+            )
             for group, view in sorted(engines.items())
         ],
-    }
+    )

@@ -1,4 +1,4 @@
-"""What the API answers as plain dictionaries, typed for its callers."""
+"""The state of the installation, and lists of records, as the API answers them."""
 
 from __future__ import annotations
 
