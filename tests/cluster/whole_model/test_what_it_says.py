@@ -12,13 +12,13 @@ VARIANTS = ("arithmetic", "kinship")
 PROMPT = "The capital of France is"
 
 
-def test_the_base_knows_the_capital_and_variants_say_other_things(whole_client: openai.OpenAI) -> None:
+def test_the_base_knows_the_capital_and_variants_say_it_otherwise(whole_client: openai.OpenAI) -> None:
     texts = [
         whole_client.completions.create(model=m, prompt=PROMPT, max_tokens=12, temperature=0).choices[0].text
         for m in (BASE, *VARIANTS)
     ]
     assert "Paris" in texts[0]
-    assert len(set(texts)) == 3
+    assert texts[0] not in texts[1:]  # that variants differ from each other, test_clients.py asserts
 
 
 def test_stop(whole_client: openai.OpenAI) -> None:
