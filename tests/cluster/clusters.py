@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import psutil
 
+from controlplane import errors
 from controlplane.runtime import local
 from controlplane.runtime.local import LocalCluster
 from controlplane.settings import Settings
@@ -41,9 +42,20 @@ class Cluster:
     def up(self) -> float:
         """Start it. Returns the seconds that took."""
         started = time.monotonic()
-        self.local = local.up(self.settings, lambda message: None)
+        self.local = self._up()
         self.http = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
         return time.monotonic() - started
+
+    def _up(self) -> LocalCluster:
+        """Ray gives its own start 30 s, which a busy machine may not have: then it is started again."""
+        for _ in range(3):
+            try:
+                return local.up(self.settings, lambda message: None)
+            except errors.Unavailable as e:
+                if "timed out during startup" not in e.message:
+                    raise
+                local.end_leftovers(self.settings, lambda message: None)
+        raise AssertionError("Ray did not start within its 30 s, three times: this machine is too busy")
 
     def down(self) -> float:
         """End it. Returns the seconds that took; fails if a process of it is left."""
