@@ -27,6 +27,7 @@ Codes and statuses are documented in docs/errors.md and are part of the API.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
@@ -150,3 +151,22 @@ def error_classes() -> dict[str, type[OstinatoError]]:
         waiting.extend(c for c in cls.__subclasses__() if c.__module__ == __name__)
         found[cls.code] = cls
     return found
+
+
+def error_from_body(body: Mapping[str, Any], retry_after_s: float | None = None) -> OstinatoError:
+    """The exception an OpenAI error object stands for, bare or in its envelope."""
+    classes = error_classes()
+    error = body.get("error", body)
+    if not isinstance(error, Mapping):
+        error = {"message": str(error)}
+    code = str(error.get("code") or OstinatoError.code)
+    details = error.get("details")
+    kept = dict(details) if isinstance(details, Mapping) else {}
+    if code not in classes:
+        kept["code"] = code
+    return classes.get(code, OstinatoError)(
+        str(error.get("message") or code),
+        param=error.get("param"),
+        details=kept,
+        retry_after_s=retry_after_s,
+    )

@@ -159,7 +159,7 @@ class ScriptedWorker(Worker):
 
 
 class InMemoryCluster:
-    """Implements the controller's Runtime and the gateway's Engines.
+    """Implements the controller's Runtime and the gateway's ClusterAccess.
 
     An engine starts when it is observed, unless its launch is held; hosts in `broken` fail to start.
     """

@@ -114,13 +114,7 @@ async def run(services: Services, submitted: Awaitable[Operation]) -> Operation:
 
 def failure_of(operation: Operation) -> errors.OstinatoError:
     """The error a failed operation holds, as the exception it was."""
-    error = (operation.error or {}).get("error", {})
-    cls = BY_CODE.get(str(error.get("code")), errors.OstinatoError)
-    message = str(error.get("message", operation.reason))
-    return cls(message, param=error.get("param"), details=error.get("details"))
-
-
-BY_CODE = errors.error_classes()
+    return errors.error_from_body(operation.error or {"message": operation.reason})
 
 
 async def watch(services: Services, operation_id: str) -> AsyncGenerator[bytes, None]:

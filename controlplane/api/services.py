@@ -29,8 +29,8 @@ from workers.messages import (
 )
 
 
-class Engines(Protocol):
-    """The engines of the installation, by the base model that hosts them."""
+class ClusterAccess(Protocol):
+    """What the routes need of the cluster: its engines, by the base model that hosts them, and its nodes."""
 
     async def call(self, host: str, request: EngineCall) -> EngineReply: ...
 
@@ -66,7 +66,7 @@ class Services:
     settings: Settings
     repository: Repository
     routes: RouteBook
-    engines: Engines
+    engines: ClusterAccess
     metrics: Metrics
 
     async def read(self) -> State:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from controlplane import errors
 from controlplane.api.schemas.models import OperationView
-from controlplane.errors import OstinatoError, Unavailable, error_classes
+from controlplane.errors import OstinatoError, Unavailable, error_from_body
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 LONGEST_PAUSE_S = 30.0  # a longer Retry-After is the caller's to wait for
@@ -115,27 +115,6 @@ def text_of(chunk: Mapping[str, Any]) -> str:
 
 
 # Errors
-
-
-_CLASSES = error_classes()
-
-
-def error_from_body(body: Mapping[str, Any], retry_after_s: float | None = None) -> OstinatoError:
-    """The exception an OpenAI error object stands for, bare or in its envelope."""
-    error = body.get("error", body)
-    if not isinstance(error, Mapping):
-        error = {"message": str(error)}
-    code = str(error.get("code") or OstinatoError.code)
-    details = error.get("details")
-    kept = dict(details) if isinstance(details, Mapping) else {}
-    if code not in _CLASSES:
-        kept["code"] = code
-    return _CLASSES.get(code, OstinatoError)(
-        str(error.get("message") or code),
-        param=error.get("param"),
-        details=kept,
-        retry_after_s=retry_after_s,
-    )
 
 
 def error_of(operation: OperationView) -> OstinatoError:

@@ -48,10 +48,10 @@ from controlplane.controller.reconcile import (
     UnloadVariant,
     reconcile,
 )
-from controlplane.controller.transitions import End, end_open_operations, require_same, undo_operation
+from controlplane.controller.transitions import end_open_operations, require_same, undo_operation
 from controlplane.planning import rescheduling
 from controlplane.settings import Settings
-from controlplane.state.operations import advance, open_operation
+from controlplane.state.operations import End, advance, open_operation
 from controlplane.state.records import IdempotencyKey, Model, Operation, OperationKind, Phase
 from controlplane.state.repository import Change, Delete, Repository, State
 from controlplane.state.transactions import Superseded, edit, persist

@@ -10,15 +10,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from controlplane import errors
-from controlplane.controller.interfaces import Engines, Hooks
+from controlplane.controller.interfaces import ClusterControl, Hooks
 from controlplane.controller.transitions import (
-    End,
     delete_deployment,
     end_open_operations,
     mark_deployed,
     mark_unavailable,
 )
 from controlplane.planning import rescheduling
+from controlplane.state.operations import End
 from controlplane.state.queries import variant_ref
 from controlplane.state.records import Deployment, OperationKind, Phase
 from controlplane.state.repository import Change, Repository, State, Versioned
@@ -31,7 +31,7 @@ Stop = Callable[[str], Awaitable[None]]
 class DeploymentActions:
     """One method per action of `reconcile`, which is named for the base, or the variant, that it is about."""
 
-    def __init__(self, repository: Repository, engines: Engines, hooks: Hooks, stop: Stop) -> None:
+    def __init__(self, repository: Repository, engines: ClusterControl, hooks: Hooks, stop: Stop) -> None:
         """`stop` ends the engine of a worker group."""
         self._repository = repository
         self._runtime = engines

@@ -14,10 +14,9 @@ from contextlib import suppress
 from controlplane import errors
 from controlplane.cluster import reservations
 from controlplane.cluster.inventory import inventory_of
-from controlplane.controller.interfaces import Engines, Hooks
+from controlplane.controller.interfaces import ClusterControl, Hooks
 from controlplane.controller.launch_action import Fail, LaunchAction
 from controlplane.controller.transitions import (
-    End,
     clear_reasons,
     find_group,
     is_still,
@@ -29,6 +28,7 @@ from controlplane.planning import autoscaling, rebalancing, rescheduling
 from controlplane.profiling import memory_feedback
 from controlplane.settings import Settings
 from controlplane.state import transactions
+from controlplane.state.operations import End
 from controlplane.state.records import Deployment, OperationKind, Phase
 from controlplane.state.repository import Change, Repository, State
 from controlplane.state.transactions import Superseded, persist
@@ -47,7 +47,7 @@ class GroupActions:
     """One method per action of `reconcile` on a worker group, by its name."""
 
     def __init__(
-        self, settings: Settings, repository: Repository, engines: Engines, hooks: Hooks, fail: Fail
+        self, settings: Settings, repository: Repository, engines: ClusterControl, hooks: Hooks, fail: Fail
     ) -> None:
         """`fail` ends a deployment that never served, and all that waits for it, with an error."""
         self._settings = settings

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from controlplane.cluster.engine_status import EngineView
 from controlplane.cluster.inventory import NodeState
-from controlplane.controller.transitions import End
+from controlplane.state.operations import End
 from controlplane.state.records import Deployment, OperationKind, Phase
 from controlplane.state.repository import Change, State
 from placement.types import Inventory
@@ -17,8 +17,8 @@ from workers.measuring.request import MeasureRequest
 from workers.messages import EngineConfig, VariantRef, WorkerReport
 
 
-class Engines(Protocol):
-    """What is needed of the cluster. Engines are named for their worker groups."""
+class ClusterControl(Protocol):
+    """What the controller's actions need of the cluster. Engines are named for their worker groups."""
 
     async def inventory(self) -> Inventory: ...
 
@@ -73,7 +73,7 @@ Conclude = Callable[
 ]
 
 
-class Runtime(Measurer, Engines, Protocol):
+class Runtime(Measurer, ClusterControl, Protocol):
     """What the controller needs of the cluster."""
 
     async def observe(self) -> dict[str, EngineView]: ...

@@ -17,7 +17,7 @@ from typing import TypeVar
 from controlplane import errors
 from controlplane.cluster import reservations
 from controlplane.cluster.inventory import NodeState, ray_ids
-from controlplane.controller.interfaces import Engines, Note
+from controlplane.controller.interfaces import ClusterControl, Note
 from controlplane.controller.profile_actions import RECLAIM_WAIT_S
 from controlplane.controller.transitions import find_group, is_still, mark_starting, unplace
 from controlplane.planning import (
@@ -82,7 +82,7 @@ class LaunchAction:
     """The action Launch. `stopped_s` is when an engine was last stopped (of `time.monotonic`)."""
 
     def __init__(
-        self, settings: Settings, repository: Repository, engines: Engines, note: Note, fail: Fail
+        self, settings: Settings, repository: Repository, engines: ClusterControl, note: Note, fail: Fail
     ) -> None:
         """`fail` ends a deployment that never served, and all that waits for it, with an error."""
         self._settings = settings

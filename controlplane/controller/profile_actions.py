@@ -19,11 +19,12 @@ from controlplane import errors
 from controlplane.cluster import reservations
 from controlplane.controller.interfaces import Conclude, Measurer, Note
 from controlplane.controller.stream_watchdog import watched
-from controlplane.controller.transitions import End, require_same
+from controlplane.controller.transitions import require_same
 from controlplane.profiling import keys, progress, queue
 from controlplane.profiling.job import ProfilingJob
 from controlplane.profiling.queue import Queued
 from controlplane.settings import Settings
+from controlplane.state.operations import End
 from controlplane.state.records import Model, ModelProfile, OperationKind, Phase
 from controlplane.state.repository import Change, Put, Repository, State
 from controlplane.state.transactions import Superseded, edit, persist

@@ -6,14 +6,13 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from controlplane import errors
 from controlplane.cluster import reservations
 from controlplane.state import deployments
-from controlplane.state.operations import advance
+from controlplane.state.operations import End, advance
 from controlplane.state.records import Deployment, Model, OperationKind, Phase
 from controlplane.state.repository import Change, Delete, Put, Repository, State, Versioned
 from controlplane.state.transactions import Superseded, persist
@@ -29,19 +28,6 @@ from placement.types import Placement
 
 RM = TypeVar("RM", Model, Deployment)
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class End:
-    """How an operation ends."""
-
-    phase: Phase
-    message: str
-    error: dict[str, Any] | None = None
-
-    @classmethod
-    def failed(cls, error: errors.OstinatoError) -> End:
-        return cls(Phase.FAILED, error.message, error.body())
 
 
 def end_open_operations(state: State, kind: OperationKind, target: str, end: End) -> list[Change]:

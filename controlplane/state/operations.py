@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
+from typing import Any
 
+from controlplane import errors
 from controlplane.state.records import Operation, OperationEvent, OperationKind, Phase
 from controlplane.state.repository import State
 from controlplane.state.transactions import Context
+
+
+@dataclass(frozen=True)
+class End:
+    """How an operation ends."""
+
+    phase: Phase
+    message: str
+    error: dict[str, Any] | None = None
+
+    @classmethod
+    def failed(cls, error: errors.OstinatoError) -> End:
+        return cls(Phase.FAILED, error.message, error.body())
 
 
 def advance(

@@ -11,7 +11,6 @@ import pytest
 from installations import Installation, Start, wait_for
 
 from controlplane import errors
-from controlplane.api.operations import BY_CODE
 from controlplane.gateway.metrics import UNKNOWN
 
 ASK: list[Any] = [{"role": "user", "content": "one two three"}]
@@ -269,5 +268,5 @@ def test_each_request_is_counted_once_under_bounded_labels(served: Installation)
         ("base", "invalid_request"): 1,
         (UNKNOWN, "invalid_request"): 1,
     }
-    assert {c for _, c in served.counts()} <= {*BY_CODE, "ok", "client_disconnected"}
-    assert errors.OstinatoError.code in BY_CODE
+    assert {c for _, c in served.counts()} <= {*errors.error_classes(), "ok", "client_disconnected"}
+    assert errors.OstinatoError.code in errors.error_classes()
