@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PACKAGES := controlplane workers placement profiler
 CODE := $(PACKAGES) tests benchmarks scripts
-# The clusters' tests, which mostly wait, in two processes beside one for all others (tests/conftest.py).
-SIDE_BY_SIDE := -n 3 --dist loadscope --no-loadscope-reorder
+# Each folder of clusters' tests, and each file of the others, in one of two processes (tests/conftest.py).
+SIDE_BY_SIDE := -n 2 --dist loadscope --no-loadscope-reorder
 
 .PHONY: demo test test-long unit check format bench dist up down install install-dev system tools clean help
 

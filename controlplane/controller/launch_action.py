@@ -179,7 +179,7 @@ class LaunchAction:
         place = self._find_placement(state, group_id, replace(sample, inventory=usable))
         if place is None:
             return None
-        if place.victims and not found.record.established:
+        if reclaimable_memory.waits_for_measuring(place, found.record.established):
             return self._wait(group_id, state, nodes, place.victims)
         return self._commit(group_id, state, usable, nodes, place)
 

@@ -88,6 +88,15 @@ def place_or_resample(decide: Decide, seen: FreeMemory, reclaimed: FreeMemory) -
     return None if later is not None and _worth(later) < _worth(found) else found
 
 
+def waits_for_measuring(found: Found, established: bool) -> bool:
+    """Whether an engine waits until the measurings in its way have ended.
+
+    The first engine of a deployment does. One of a deployment that served before takes their memory, and the
+    measurings go on later.
+    """
+    return bool(found.victims) and not established
+
+
 def reclaimed(
     inventory: Inventory, ledgers: Ledgers, exclude: str = "", unnamed_on: Collection[str] = ()
 ) -> Inventory:
