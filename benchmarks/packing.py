@@ -52,13 +52,13 @@ def layers(shape: dict[str, int]) -> Iterator[LayerShape]:
 
 def measured(base: Path, delta: Path, shape: dict[str, int], threads: int, rounds: int) -> dict[str, Any]:
     """Medians over `rounds`, after one that is not counted."""
-    config, threads = VariantConfig(1, 0, 0, 8), LoaderThreads(threads)
+    config, loader = VariantConfig(1, 0, 0, 8), LoaderThreads(threads)
     gigabytes = sum(path.stat().st_size for path in delta.glob("*.safetensors")) / 1e9
     walls, cpus = [], []
     for _ in range(rounds + 1):
         start, cpu = time.perf_counter(), time.process_time()
         opened, pinned = open_variant(delta, base, config), torch.cuda.is_available()
-        held = pack(opened, list(layers(shape)), torch.bfloat16, pinned, threads)
+        held = pack(opened, list(layers(shape)), torch.bfloat16, pinned, loader)
         walls.append(time.perf_counter() - start)
         cpus.append(time.process_time() - cpu)
         del held
