@@ -59,7 +59,7 @@ def launch(url: str, name: str, together: threading.Barrier) -> bool:
 
     def once() -> None:
         state = repository.read()
-        sight = reservations.available(Inventory(DEVICES), state.ledgers, 0.0, besides=name)
+        sight = reservations.available(Inventory(DEVICES), state.ledgers, 0.0, exclude=name)
         (cluster,) = clusters_of(sight)
         outcome = Joint().find(cluster, request(name))
         if next(first_look, False):
