@@ -22,7 +22,7 @@ from controlplane.controller.controller import Controller
 from controlplane.controller.metrics import ControllerMetrics
 from controlplane.gateway.metrics import Metrics
 from controlplane.gateway.route_book import RouteBook
-from controlplane.runtime.cluster import ServeRuntime
+from controlplane.runtime.cluster import RayCluster
 from controlplane.runtime.loopback import keep_replica_on_loopback
 from controlplane.settings import Settings
 from controlplane.state.repository import Repository
@@ -44,9 +44,9 @@ def _routes() -> RouteBook:
 
 
 @cache
-def _runtime() -> ServeRuntime:
+def _cluster() -> RayCluster:
     routes = _routes()  # its table is a new one after every change
-    return ServeRuntime(
+    return RayCluster(
         Settings(),
         groups_of=lambda host: routes.table.groups.get(host, ()),
         alive=lambda group: group in routes.table.alive,
@@ -55,7 +55,7 @@ def _runtime() -> ServeRuntime:
 
 def make_services() -> Services:
     """The gateway's services from the process's environment."""
-    return Services(Settings(), _repository(), _routes(), _runtime(), Metrics())
+    return Services(Settings(), _repository(), _routes(), _cluster(), Metrics())
 
 
 def make_app() -> FastAPI:
@@ -82,7 +82,7 @@ class Gateway:
 
     async def demand(self) -> dict[str, float]:
         """Requests under way by base, for the controller, which alone asks."""
-        return _runtime().own_demand()
+        return _cluster().own_demand()
 
 
 @serve.deployment(name="Controller", num_replicas=1, health_check_period_s=2)
@@ -94,10 +94,10 @@ class ControllerReplica:
         settings = Settings()
         repository = Repository(open_store(settings.resolved_store_url))
         self._metrics_address = serve_metrics(settings.metrics_host)
-        runtime = ServeRuntime(settings, starts_agents=True)
-        controller = Controller(settings, repository, runtime, ControllerMetrics())
+        cluster = RayCluster(settings, starts_agents=True)
+        controller = Controller(settings, repository, cluster, ControllerMetrics())
         loop = asyncio.get_running_loop()
-        loops = (controller.run(), runtime.keep_agents(), runtime.keep_counting())
+        loops = (controller.run(), cluster.keep_agents(), cluster.keep_counting())
         self._tasks = tuple(loop.create_task(one) for one in loops)
 
     async def metrics_address(self) -> str:

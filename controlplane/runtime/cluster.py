@@ -1,21 +1,28 @@
-"""The cluster as the controller and the gateway see it."""
+"""The cluster as the controller and the gateways see it: engines on Ray Serve, agents and tasks on Ray."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+import ray
+from ray import serve as ray_serve
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from controlplane import errors
-from controlplane.cluster.engine_status import EngineView
+from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState, inventory_of
 from controlplane.gateway.engine_client import EngineClient
 from controlplane.gateway.worker_pool import Alive
-from controlplane.runtime import serve as serve_runtime
-from controlplane.runtime.node_agents import AgentBook
+from controlplane.runtime import serve
+from controlplane.runtime.engine_replica import engine_application
+from controlplane.runtime.node_agents import AgentBook, living_node_ids
 from controlplane.settings import Settings
 from placement.types import Inventory
 from workers.measuring.request import MeasureRequest
@@ -33,12 +40,14 @@ log = logging.getLogger(__name__)
 
 COUNT_EVERY_S = 1.0
 COUNT_FRESH_S = 3.0
+FIND_TIMEOUT_S = 10.0
+ASK_TIMEOUT_S = 15.0  # a replica's scheduler has 10 s of it
+STOP_TIMEOUT_S = 60.0
+STOP_LOOK_S = 0.5
 
-R = TypeVar("R")
 
-
-class ServeRuntime:
-    """The cluster, as the controller and the gateway see it: `serve_runtime` with its settings.
+class RayCluster:
+    """Implements the controller's `ClusterControl` and the API's `ClusterAccess`.
 
     That of the controller starts the nodes' agents.
     """
@@ -58,71 +67,87 @@ class ServeRuntime:
         self._demand_at_s = 0.0
         self._requests = EngineClient(self.find_workers, settings.max_queued_requests, alive)
 
-    async def find_workers(self, host: str) -> list[WorkerReport]:
-        """Of the groups that can give a report now. Errors: what Serve raises, when none can."""
-        groups = self._groups_of(host)
-        found = await asyncio.gather(*map(serve_runtime.find_workers, groups), return_exceptions=True)
-        answers = [one for one in found if not isinstance(one, BaseException)]
-        if not answers and groups:
-            raise next(one for one in found if isinstance(one, BaseException))
-        return [report for answer in answers for report in answer]
+    # --- engines of worker groups --------------------------------------------------------------
 
-    async def _of_all(self, host: str, ask: Callable[..., Awaitable[R]], *args: Any) -> list[R]:
-        """What each group of a base says. Errors: those of `ask`; Unavailable when there is none."""
+    async def launch(self, config: EngineConfig) -> None:
+        """Ask Serve for the engine of a worker group; returns before it runs (`observe` tells when it does).
+
+        Errors: Unavailable when a node of the plan is gone; then another plan is needed.
+        """
+        planned = {rank.node for rank in config.ranks}
+        node_ids = await living_node_ids(planned)
+        if gone := sorted(planned - node_ids.keys()):
+            raise errors.Unavailable(f"the plan for '{config.name}' is for node {gone[0]}, which is gone")
+        application = engine_application(config, self._settings, node_ids)
+        await asyncio.to_thread(serve.deploy, application, serve.app_name(config.group_name))
+
+    async def stop(self, group: str) -> None:
+        """Stop the engine of a worker group and wait until it is gone. Stopping what is gone does nothing.
+
+        No thread waits: there are few, and whoever reads the records or looks at the engines needs one.
+        Errors: TimeoutError.
+        """
+        name = serve.app_name(group)
+        await asyncio.to_thread(ray_serve.delete, name, False)
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            while True:
+                status = await asyncio.to_thread(ray_serve.status)
+                if name not in status.applications:
+                    break
+                await asyncio.sleep(STOP_LOOK_S)
+        serve.forget_handle(group)
+
+    async def observe(self) -> dict[str, EngineView]:
+        """What Serve says of each worker group's engine."""
+        return serve.engine_views(await asyncio.to_thread(ray_serve.status))
+
+    async def load_variant(self, group: str, variant: VariantRef) -> None:
+        """Bring a variant into every replica. Raises AdapterMismatch if the engine refuses it."""
+        await serve.ask_replicas(group, "load_variant", variant)
+
+    async def unload_variant(self, group: str, variant: VariantRef) -> None:
+        """Take a variant out of every replica; an engine that is gone holds none."""
+        with suppress(errors.Unavailable):
+            await serve.ask_replicas(group, "unload_variant", variant)
+
+    async def reports(self, group: str) -> list[WorkerReport]:
+        return await serve.ask_replicas(group, "report")
+
+    # --- engines of a base ---------------------------------------------------------------------
+
+    async def prefetch(self, host: str, variant: VariantRef) -> None:
+        """Have every replica hold a variant in group memory. AdapterMismatch if an engine refuses it."""
+        await self._ask_all(host, "prefetch", variant)
+
+    async def limit_variants(self, host: str, limit: int) -> None:
+        """Let every replica run at most `limit` variants at once, from now on."""
+        await self._ask_all(host, "limit_variants", limit, timeout_s=ASK_TIMEOUT_S)
+
+    async def residency(self, host: str) -> list[EngineResidency]:
+        """Where each replica has its variants."""
+        return await self._ask_all(host, "residency", timeout_s=ASK_TIMEOUT_S)
+
+    async def logs(self, host: str, lines: int) -> str:
+        return "".join(await self._ask_all(host, "logs", lines, log_folder()))
+
+    async def _ask_all(
+        self, host: str, method: str, *args: Any, timeout_s: float = serve.LOAD_TIMEOUT_S
+    ) -> list[Any]:
+        """The answers of all replicas of all groups of a base. Unavailable when it has no group."""
         groups = self._groups_of(host)
         if not groups:
             raise errors.Unavailable(f"no engine of '{host}' is there; try again", retry_after_s=5)
-        return list(await asyncio.gather(*(ask(group, *args) for group in groups)))
+        asked = (serve.ask_replicas(group, method, *args, timeout_s=timeout_s) for group in groups)
+        return [answer for answers in await asyncio.gather(*asked) for answer in answers]
 
-    async def launch(self, config: EngineConfig) -> None:
-        await serve_runtime.launch(config, self._settings)
-
-    async def stop(self, group: str) -> None:
-        await serve_runtime.stop(group)
-        serve_runtime.forget_handle(group)
-
-    async def observe(self) -> dict[str, EngineView]:
-        return dict(await serve_runtime.observe())
-
-    async def load_variant(self, group: str, variant: VariantRef) -> None:
-        await serve_runtime.load_variant(group, variant)
-
-    async def unload_variant(self, group: str, variant: VariantRef) -> None:
-        await serve_runtime.unload_variant(group, variant)
-
-    async def keep_agents(self) -> None:
-        await self._agents.keep()
-
-    async def keep_counting(self) -> None:
-        """Ask the gateways every second for the requests under way, until cancelled."""
-        while True:
-            try:
-                self._demand, self._demand_at_s = await serve_runtime.demand(), time.monotonic()
-            except Exception as e:  # gateways come and go; nothing is decided until they answer
-                log.info("the gateways do not say what is under way: %r", e)
-                self._demand = None
-            await asyncio.sleep(COUNT_EVERY_S)
-
-    def demand(self) -> Mapping[str, float] | None:
-        """As all gateways last said; None when they did not, or too long ago."""
-        fresh = time.monotonic() - self._demand_at_s <= COUNT_FRESH_S
-        return self._demand if fresh else None
-
-    def own_demand(self) -> dict[str, float]:
-        """Of this gateway, since this was last asked."""
-        return self._requests.demand()
-
-    async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
-        return await self._agents.nodes(wait)
-
-    async def inventory(self) -> Inventory:
-        return inventory_of(await self._agents.nodes())
-
-    def measure(self, request: MeasureRequest, node: str) -> AsyncGenerator[str, None]:
-        return serve_runtime.measure(request, node)
-
-    def convert_bundled(self, name: str) -> Path:
-        return serve_runtime.convert_bundled(name, self._settings.home / "models")
+    async def find_workers(self, host: str) -> list[WorkerReport]:
+        """Of the groups that can give a report now. Errors: what Serve raises, when none can."""
+        groups = self._groups_of(host)
+        answers = await asyncio.gather(*map(_group_workers, groups), return_exceptions=True)
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        if groups and len(failures) == len(groups):
+            raise failures[0]
+        return [report for reports in answers if not isinstance(reports, BaseException) for report in reports]
 
     async def call(self, host: str, request: EngineCall) -> EngineReply:
         return await self._requests.call(host, request)
@@ -130,20 +155,105 @@ class ServeRuntime:
     def stream(self, host: str, request: EngineCall) -> AsyncGenerator[EngineHead | bytes, None]:
         return self._requests.stream(host, request)
 
-    async def reports(self, group: str) -> list[WorkerReport]:
-        return await serve_runtime.reports(group)
+    # --- requests under way --------------------------------------------------------------------
 
-    async def residency(self, host: str) -> list[EngineResidency]:
-        return [one for some in await self._of_all(host, serve_runtime.residency) for one in some]
+    def own_demand(self) -> dict[str, float]:
+        """Of this gateway, since this was last asked."""
+        return self._requests.demand()
 
-    async def limit_variants(self, host: str, limit: int) -> None:
-        await self._of_all(host, serve_runtime.limit_variants, limit)
+    async def keep_counting(self) -> None:
+        """Ask the gateways every second for the requests under way, until cancelled."""
+        while True:
+            try:
+                counts = await serve.ask_own("Gateway", "demand", FIND_TIMEOUT_S)
+                self._demand, self._demand_at_s = _sums(counts), time.monotonic()
+            except Exception as e:  # gateways come and go; nothing is decided until they answer
+                log.info("the gateways do not say what is under way: %r", e)
+                self._demand = None
+            await asyncio.sleep(COUNT_EVERY_S)
 
-    async def prefetch(self, host: str, variant: VariantRef) -> None:
-        await self._of_all(host, serve_runtime.prefetch, variant)
+    def demand(self) -> Mapping[str, float] | None:
+        """By base, over all gateways: the mean between the last two looks. None when they did not answer, or
+        too long ago."""
+        fresh = time.monotonic() - self._demand_at_s <= COUNT_FRESH_S
+        return self._demand if fresh else None
 
-    async def logs(self, host: str, lines: int) -> str:
-        return "".join(await self._of_all(host, serve_runtime.logs, lines))
+    # --- nodes ---------------------------------------------------------------------------------
+
+    async def keep_agents(self) -> None:
+        await self._agents.keep()
+
+    async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
+        return await self._agents.nodes(wait)
+
+    async def inventory(self) -> Inventory:
+        return inventory_of(await self._agents.nodes())
+
+    async def measure(self, request: MeasureRequest, node: str) -> AsyncGenerator[str, None]:
+        """Lines of measurements as they are made, by a task on the named node. Errors: ProfilingFailed.
+
+        Closing this kills the task's process, and the engine that it started ends with it.
+        """
+        from workers.measuring.engine_runs import carry_out
+
+        node_id = (await living_node_ids([node])).get(node)
+        if node_id is None:
+            raise errors.ProfilingFailed(f"the node {node} is gone; profile again")
+        task = ray.remote(carry_out).options(
+            num_cpus=0,
+            max_retries=0,
+            num_returns="streaming",
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
+        )
+        lines = task.remote(request)
+        try:
+            async for line in lines:
+                yield await line
+        except RayError as e:
+            raise errors.ProfilingFailed(serve.first_line(e).removeprefix("MeasuringError: ")) from e
+        finally:
+            ray.cancel(lines, force=True)
+
+    def convert_bundled(self, name: str) -> Path:
+        """Make (once) the folder of a bundled model, in a process of its own: it needs torch. Blocking."""
+        from workers import bundled
+
+        convert = ray.remote(bundled.ensure).options(num_cpus=0)
+        try:
+            return Path(ray.get(convert.remote(name, self._settings.home / "models")))
+        except RayError as e:
+            raise errors.SourceUnreadable(
+                f"the bundled model '{name}' could not be converted: {serve.first_line(e)}", param="source"
+            ) from e
 
     async def metrics_targets(self) -> list[tuple[str, str]]:
-        return await serve_runtime.metrics_targets()
+        """(address, component) of every process of ours that serves metrics."""
+        targets: list[tuple[str, str]] = []
+        for component in ("Gateway", "Controller"):
+            addresses = await serve.ask_own(component, "metrics_address", FIND_TIMEOUT_S)
+            targets.extend((address, component.lower()) for address in addresses)
+        for group, view in (await self.observe()).items():
+            if view.status is EngineStatus.RUNNING:
+                targets.extend((r.metrics_address, f"engine-{group}") for r in await self.reports(group))
+        return targets
+
+
+async def _group_workers(group: str) -> list[WorkerReport]:
+    """Reports of the workers that can give one now, for the request's path. Raises what Serve raises."""
+    response = serve.engine_handle(group).broadcast("report")
+    answers = await response.results_async(timeout_s=FIND_TIMEOUT_S, return_exceptions=True)
+    return [answer for answer in answers if isinstance(answer, WorkerReport)]
+
+
+def _sums(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Requests under way by base, of all gateways."""
+    sums: dict[str, float] = {}
+    for by_host in counts:
+        for host, count in by_host.items():
+            sums[host] = sums.get(host, 0) + count
+    return sums
+
+
+def log_folder() -> str:
+    """Where this cluster's processes write, on the node that asks."""
+    return str(ray._private.worker._global_node.get_logs_dir_path())

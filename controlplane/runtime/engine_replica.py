@@ -15,7 +15,7 @@ from controlplane.runtime.follower_actors import OtherMembers
 from controlplane.runtime.loopback import keep_replica_on_loopback
 from controlplane.settings import Settings
 from workers.group.launch import Launch
-from workers.messages import EngineConfig, EngineResidency, VariantRef, WorkerReport
+from workers.messages import EngineConfig
 from workers.server.worker import Worker
 
 ENGINE = "Engine"
@@ -26,8 +26,8 @@ START_ATTEMPTS = 2
 NODE_LABEL = "ray.io/node-id"
 
 
-class EngineReplica:
-    """Ray Serve's face of a worker: one method per message, no logic. Requests go to the worker's door."""
+class EngineReplica(Worker):
+    """A worker as Ray Serve runs it, with the other members of its group. Requests go to its door."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: EngineConfig, metrics_host: str, worker_host: str, node_ids: Mapping[str, str]
@@ -35,42 +35,18 @@ class EngineReplica:
         keep_replica_on_loopback()
         address = ray.util.get_node_ip_address()
         self._others = OtherMembers(config, node_ids, address)
-        self._worker = Worker(config, metrics_host, Launch(config, self._others.rendezvous, address))
-        self._others.start(self._worker.abort)
+        super().__init__(config, metrics_host, Launch(config, self._others.rendezvous, address))
+        self._others.start(self.abort)
         try:
-            await self._worker.start()
+            await self.start()
         except Exception:
             await asyncio.to_thread(self._others.stop)
             raise
-        await self._worker.open_door(worker_host, address)
-
-    async def load_variant(self, variant: VariantRef) -> None:
-        await self._worker.load_variant(variant)
-
-    async def unload_variant(self, variant: VariantRef) -> None:
-        await self._worker.unload_variant(variant)
-
-    async def prefetch(self, variant: VariantRef) -> None:
-        await self._worker.prefetch(variant)
-
-    async def limit_variants(self, limit: int) -> int:
-        return await self._worker.limit_variants(limit)
-
-    async def residency(self) -> EngineResidency:
-        return await self._worker.residency()
-
-    async def report(self) -> WorkerReport:
-        return await self._worker.report()
-
-    async def logs(self, lines: int, folder: str) -> str:
-        return await self._worker.logs(lines, folder)
-
-    async def check_health(self) -> None:
-        await self._worker.check_health()
+        await self.open_door(worker_host, address)
 
     async def __del__(self) -> None:
         """Serve awaits it when it stops a replica; requests that run then may end."""
-        await self._worker.close()
+        await self.close()
         await asyncio.to_thread(self._others.stop)
 
 

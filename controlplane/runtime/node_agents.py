@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -222,6 +223,12 @@ def node_name(node: dict[str, Any]) -> str:
     """What a node of `ray.nodes()` is called: as it was started (--node-name), else its host."""
     name = str(node.get("NodeName") or "")
     return name if name and name != node["NodeManagerAddress"] else str(node["NodeManagerHostname"])
+
+
+async def living_node_ids(names: Iterable[str]) -> dict[str, str]:
+    """Ray's id of each living node among the named ones."""
+    ids = {node_name(n): str(n["NodeID"]) for n in await asyncio.to_thread(ray.nodes) if n["Alive"]}
+    return {name: ids[name] for name in names if name in ids}
 
 
 def _who_has_gpus(node: _Node) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from controlplane.runtime import cluster, serve
-from controlplane.runtime.cluster import ServeRuntime
+from controlplane.runtime.cluster import RayCluster
 from controlplane.settings import Settings
 
 
@@ -18,17 +18,17 @@ async def test_a_count_is_forgotten_when_the_next_one_does_not_come(
 ) -> None:
     answers: list[Any] = [{"b": 3.0}]
 
-    async def demand() -> dict[str, float]:
+    async def ask_own(component: str, method: str, timeout_s: float) -> list[dict[str, float]]:
         if not answers:
             await asyncio.Event().wait()  # a gateway that hangs
         if isinstance(answer := answers.pop(0), Exception):
             raise answer
-        return dict(answer)
+        return [dict(answer)]
 
-    monkeypatch.setattr(serve, "demand", demand)
+    monkeypatch.setattr(serve, "ask_own", ask_own)
     monkeypatch.setattr(cluster, "COUNT_EVERY_S", 0.01)
     monkeypatch.setattr(cluster, "COUNT_FRESH_S", 0.2)
-    runtime = ServeRuntime(Settings(home=tmp_path))
+    runtime = RayCluster(Settings(home=tmp_path))
     assert runtime.demand() is None
     counting = asyncio.create_task(runtime.keep_counting())
     try:

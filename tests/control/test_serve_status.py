@@ -17,7 +17,9 @@ from ray.serve.schema import (
 )
 
 from controlplane.cluster.engine_status import EngineStatus
-from controlplane.runtime import serve
+from controlplane.runtime import cluster, serve
+from controlplane.runtime.cluster import RayCluster
+from controlplane.settings import Settings
 
 TRACE = "The deployment failed to start 2 times in a row. Error:\nTraceback\nRuntimeError: no memory"
 
@@ -50,11 +52,11 @@ def app(status: str, trigger: str = "UNSPECIFIED", running: int = 0, message: st
     ],
 )
 def test_what_an_engine_is(seen: Any, status: EngineStatus) -> None:
-    assert serve._view(seen).status is status
+    assert serve.engine_view(seen).status is status
 
 
 def test_why_an_engine_that_ran_does_not_start_again() -> None:
-    view = serve._view(app("UNHEALTHY", "REPLICA_STARTUP_FAILED", message=TRACE))
+    view = serve.engine_view(app("UNHEALTHY", "REPLICA_STARTUP_FAILED", message=TRACE))
     assert view.message == TRACE
 
 
@@ -92,18 +94,19 @@ class FakeServe:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> FakeServe:
     fake = FakeServe(*(f"model-b@{n}" for n in range(1, 9)))
-    monkeypatch.setattr(serve, "serve", SimpleNamespace(delete=fake.delete, status=fake.status))
-    monkeypatch.setattr(serve, "STOP_LOOK_S", 0.01)
+    monkeypatch.setattr(cluster, "ray_serve", SimpleNamespace(delete=fake.delete, status=fake.status))
+    monkeypatch.setattr(cluster, "STOP_LOOK_S", 0.01)
     return fake
 
 
-async def test_many_stops_leave_threads_to_others(served: FakeServe) -> None:
+async def test_many_stops_leave_threads_to_others(served: FakeServe, settings: Settings) -> None:
+    runtime = RayCluster(settings)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
-    stops = [asyncio.create_task(serve.stop(f"b@{n}")) for n in range(1, 9)]
+    stops = [asyncio.create_task(runtime.stop(f"b@{n}")) for n in range(1, 9)]
     async with asyncio.timeout(30):
         while len(served.leaving) < 8:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        assert len(await serve.observe()) == 8
+        assert len(await runtime.observe()) == 8
     assert not any(stop.done() for stop in stops)
     served.names.clear()
     async with asyncio.timeout(30):
@@ -111,9 +114,10 @@ async def test_many_stops_leave_threads_to_others(served: FakeServe) -> None:
 
 
 async def test_a_stop_that_does_not_end_is_an_error(
-    served: FakeServe, monkeypatch: pytest.MonkeyPatch
+    served: FakeServe, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve, "STOP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(cluster, "STOP_TIMEOUT_S", 0.05)
+    runtime = RayCluster(settings)
     with pytest.raises(TimeoutError):
-        await serve.stop("b@1")
-    await serve.stop("gone")
+        await runtime.stop("b@1")
+    await runtime.stop("gone")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from controlplane import errors
-from controlplane.runtime import serve
-from controlplane.runtime.cluster import ServeRuntime
+from controlplane.runtime import cluster, serve
+from controlplane.runtime.cluster import RayCluster
 from controlplane.settings import Settings
 from workers.messages import EngineResidency, VariantRef, WorkerReport
 
@@ -17,8 +17,8 @@ SEEN = EngineResidency(4, 4, 0, 0, 0, ())
 
 
 @pytest.fixture
-def runtime(settings: Settings) -> ServeRuntime:
-    return ServeRuntime(settings, groups_of=lambda host: GROUPS[host])
+def runtime(settings: Settings) -> RayCluster:
+    return RayCluster(settings, groups_of=lambda host: GROUPS[host])
 
 
 def report(group: str) -> WorkerReport:
@@ -26,7 +26,7 @@ def report(group: str) -> WorkerReport:
 
 
 async def test_workers_are_those_of_all_groups_that_answer(
-    runtime: ServeRuntime, monkeypatch: pytest.MonkeyPatch
+    runtime: RayCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken: set[str] = set()
 
@@ -35,7 +35,7 @@ async def test_workers_are_those_of_all_groups_that_answer(
             raise errors.Unavailable(group)
         return [report(group)]
 
-    monkeypatch.setattr(serve, "find_workers", find)
+    monkeypatch.setattr(cluster, "_group_workers", find)
     assert [r.group for r in await runtime.find_workers("b")] == ["b", "b@2"]
     assert await runtime.find_workers("asleep") == []
     broken.add("b")
@@ -46,21 +46,20 @@ async def test_workers_are_those_of_all_groups_that_answer(
 
 
 async def test_what_is_asked_of_a_base_is_asked_of_all_its_groups(
-    runtime: ServeRuntime, monkeypatch: pytest.MonkeyPatch
+    runtime: RayCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[Any, ...]] = []
 
-    async def note(*args: Any) -> list[EngineResidency]:
-        asked.append(args)
+    async def note(group: str, method: str, *args: Any, timeout_s: float) -> list[EngineResidency]:
+        asked.append((group, method, *args))
         return [SEEN]
 
     variant = VariantRef("v", 7, "/a")
-    for name in ("residency", "limit_variants", "prefetch"):
-        monkeypatch.setattr(serve, name, note)
+    monkeypatch.setattr(serve, "ask_replicas", note)
     assert await runtime.residency("b") == [SEEN, SEEN]
     await runtime.limit_variants("b", 2)
     await runtime.prefetch("b", variant)
-    each = [(), (2,), (variant,)]
+    each = [("residency",), ("limit_variants", 2), ("prefetch", variant)]
     assert asked == [(group, *args) for args in each for group in GROUPS["b"]]
     with pytest.raises(errors.Unavailable) as refusal:
         await runtime.residency("asleep")
