@@ -24,6 +24,7 @@ from controlplane.gateway.metrics import Metrics
 from controlplane.gateway.route_book import RouteBook
 from controlplane.runtime.cluster import RayCluster
 from controlplane.runtime.loopback import keep_replica_on_loopback
+from controlplane.runtime.replica_logs import log_at_once
 from controlplane.settings import Settings
 from controlplane.state.repository import Repository
 from controlplane.state.stores import open_store
@@ -74,6 +75,7 @@ class Gateway:
 
     def __init__(self, controller: DeploymentHandle) -> None:
         keep_replica_on_loopback()
+        log_at_once()
         self._controller = controller  # keeps the controller in this application
         self._metrics_address = serve_metrics(Settings().metrics_host)
 
@@ -91,6 +93,7 @@ class ControllerReplica:
 
     def __init__(self) -> None:
         keep_replica_on_loopback()
+        log_at_once()
         settings = Settings()
         repository = Repository(open_store(settings.resolved_store_url))
         self._metrics_address = serve_metrics(settings.metrics_host)

@@ -13,6 +13,7 @@ from ray.serve.schema import LoggingConfig
 
 from controlplane.runtime.follower_actors import OtherMembers
 from controlplane.runtime.loopback import keep_replica_on_loopback
+from controlplane.runtime.replica_logs import log_at_once
 from controlplane.settings import Settings
 from workers.group.launch import Launch
 from workers.messages import EngineConfig
@@ -33,6 +34,7 @@ class EngineReplica(Worker):
         self, config: EngineConfig, metrics_host: str, worker_host: str, node_ids: Mapping[str, str]
     ) -> None:
         keep_replica_on_loopback()
+        log_at_once()
         address = ray.util.get_node_ip_address()
         self._others = OtherMembers(config, node_ids, address)
         super().__init__(config, metrics_host, Launch(config, self._others.rendezvous, address))

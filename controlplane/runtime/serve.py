@@ -107,11 +107,13 @@ def forget_handle(group: str) -> None:
 
 
 def _translated(e: Exception, group: str) -> errors.OstinatoError:
+    """An error of Serve's or of the engine as ours. The engine's own come bare to a caller that is a replica
+    itself, and within a RayTaskError to others."""
     match e:
         case errors.OstinatoError():
             return e
-        case RayTaskError() if isinstance(e.cause, ValueError):
-            return errors.AdapterMismatch(str(e.cause))
+        case RayTaskError() | ValueError() if isinstance(cause := _cause(e), ValueError):
+            return errors.AdapterMismatch(str(cause))
         case RayActorError():
             return errors.EngineFailed(
                 f"the engine of '{group}' died during this call; it is being restarted, try again",
@@ -129,6 +131,10 @@ def _translated(e: Exception, group: str) -> errors.OstinatoError:
 
 def first_line(e: Exception) -> str:
     """The cause of an error of Ray's in one line."""
-    cause = e.cause if isinstance(e, RayTaskError) else e
+    cause = _cause(e)
     lines = str(cause).strip().splitlines()
     return f"{type(cause).__name__}: {lines[0] if lines else ''}"[:300]
+
+
+def _cause(e: Exception) -> BaseException:
+    return e.cause if isinstance(e, RayTaskError) else e

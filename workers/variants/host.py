@@ -75,7 +75,7 @@ def pack(
     if max_bytes is not None and size > max_bytes:
         raise ValueError(
             f"the variant needs {size} bytes on this rank, but only {max_bytes} are set aside for all "
-            "variants; deploy its base with more"
+            "variants; undeploy its base and deploy it again: memory is set aside for those registered then"
         )
     memory = _whole_pages(size)
     placed = list(zip(all_weights, starts, strict=True))
