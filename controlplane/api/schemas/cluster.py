@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
+from controlplane.api.schemas.common import View
 
 if TYPE_CHECKING:
     from controlplane.cluster.memory_usage import DeviceMemory, NodeMemory
     from controlplane.state.records import Reservation
 
 
-class ReservationView(BaseModel):
+class ReservationView(View):
     """Memory that one rank of a deployment was promised; `deployment` is `measuring:KEY` for the engine that
     the profile of this key is measured with."""
 
@@ -32,7 +32,7 @@ class ReservationView(BaseModel):
         )
 
 
-class UseView(BaseModel):
+class UseView(View):
     """Memory that processes have now. `deployment` is the base whose engine they are, or `measuring:KEY`; ""
     is no engine of this installation, null are processes that the node cannot name."""
 
@@ -40,7 +40,7 @@ class UseView(BaseModel):
     bytes: int
 
 
-class ClusterDeviceView(BaseModel):
+class ClusterDeviceView(View):
     """A GPU, or a CPU host. Of `totalBytes`, `usedBytes` are in use by anybody, `reservedBytes` promised to
     deployments and measurings, `headroomBytes` never given; `freeBytes` are for the next placement: what is
     neither promised, nor used beyond promises, nor headroom. `load` is 0 to 1. Fast links join the GPUs of
@@ -78,7 +78,7 @@ class ClusterDeviceView(BaseModel):
         )
 
 
-class NodeView(BaseModel):
+class NodeView(View):
     """`usable`: something new may be placed here; else `reason` says why not. What is on a `lost` node is
     lost. `reportAgeS` is the age of what is said of its devices."""
 
@@ -108,5 +108,5 @@ class NodeView(BaseModel):
         )
 
 
-class ClusterView(BaseModel):
+class ClusterView(View):
     nodes: list[NodeView]

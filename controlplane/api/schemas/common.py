@@ -17,11 +17,19 @@ Name = Annotated[
 ]
 
 
+class View(BaseModel):
+    """An answer. Its validator is made when it is first needed: a command of the CLI needs few of them."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
 class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    """A request: what it does not know is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-class IntervalView(BaseModel):
+class IntervalView(View):
     """A figure, and the range that should hold it nine times out of ten."""
 
     value: float

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
-from controlplane.api.schemas.common import IntervalView, Strict
+from controlplane.api.schemas.common import IntervalView, Strict, View
 from profiler.errors import MeasurementError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class EstimateRequest(LoadRequest):
     quantization: Annotated[str, StringConstraints(max_length=64)] = "none"
 
 
-class RankCostView(BaseModel):
+class RankCostView(View):
     rank: int
     stage: int
     layers: int
@@ -75,7 +75,7 @@ class RankCostView(BaseModel):
         )
 
 
-class VariantLoadView(BaseModel):
+class VariantLoadView(View):
     """What the variants of the batch add to a layer: ranks over its requests, bytes of distinct variants."""
 
     requests: int
@@ -85,7 +85,7 @@ class VariantLoadView(BaseModel):
     boftBlocksPerLayer: int
 
 
-class EstimateView(BaseModel):
+class EstimateView(View):
     """What a plan of the base `model` costs under a load.
 
     `basis` is `profile` (measured on this kind of device) or `rough` (a roofline); `notes` say what was not
@@ -164,13 +164,13 @@ def _variant_load(a: Answer) -> VariantLoadView | None:
     )
 
 
-class PlansView(BaseModel):
+class PlansView(View):
     """Every plan, fewest ranks first; `pareto` where none is better in latency, cost and memory at once."""
 
     plans: list[EstimateView]
 
 
-class MeasuredView(BaseModel):
+class MeasuredView(View):
     """One load that was measured, on a fingerprint of so many layers; `variants` were made up for it."""
 
     tensorParallel: int
@@ -184,7 +184,7 @@ class MeasuredView(BaseModel):
     tpotMs: float
 
 
-class ProfileView(BaseModel):
+class ProfileView(View):
     """What was measured of the architecture of the base `model`. `phase` is null before it was begun.
 
     `loads` of `plannedLoads` are there after `seconds`; all models of this shape share it.

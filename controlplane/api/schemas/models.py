@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
-from controlplane.api.schemas.common import Name, Strict
+from controlplane.api.schemas.common import Name, Strict, View
 from controlplane.api.schemas.deploy import (
     AntiAffinity,
     AutoRelax,
@@ -69,7 +69,7 @@ class InferenceModelRequest(Strict):
     )
 
 
-class InferenceModelResponse(BaseModel):
+class InferenceModelResponse(View):
     model: str
     outputText: str
     finishReason: str | None
@@ -77,13 +77,13 @@ class InferenceModelResponse(BaseModel):
     outputTokens: int
 
 
-class EventView(BaseModel):
+class EventView(View):
     at_s: float
     phase: str
     message: str
 
 
-class OperationView(BaseModel):
+class OperationView(View):
     """A long-running request, as it stands. `done` is true when `phase` is final."""
 
     id: str
@@ -115,7 +115,7 @@ class OperationView(BaseModel):
         )
 
 
-class ModuleView(BaseModel):
+class ModuleView(View):
     """One kind of module that a variant adapts: the largest values of any layer; 0 where meaningless."""
 
     sizeBytes: int
@@ -124,7 +124,7 @@ class ModuleView(BaseModel):
     blockSize: int
 
 
-class VariantView(BaseModel):
+class VariantView(View):
     """What a variant's files hold. `bits` are the widths of stored codes; empty: floating point."""
 
     modules: dict[str, ModuleView]
@@ -149,7 +149,7 @@ class VariantView(BaseModel):
         )
 
 
-class ModelView(BaseModel):
+class ModelView(View):
     """A registered model. `kind` is base, lora, boft, sparse_delta or svd_delta, null until it is known.
 
     `path` is the folder it was read from, as the server sees it.
@@ -212,7 +212,7 @@ class TuneRequest(Strict):
         return self
 
 
-class DeploymentView(BaseModel):
+class DeploymentView(View):
     """`groups` are a base's engines, `plan` that of the first of them that serves.
 
     `maxActiveVariants` is what a base was told; null: as many as have slots.
@@ -228,15 +228,15 @@ class DeploymentView(BaseModel):
     maxOutputLength: int
     SLOs: SloLimits
     load: LoadForm = Field(default_factory=LoadForm)
-    tensorParallel: list[int] = []
-    pipelineParallel: list[int] = []
-    layersPerStage: list[int] = []
+    tensorParallel: list[int] = Field(default_factory=list)
+    pipelineParallel: list[int] = Field(default_factory=list)
+    layersPerStage: list[int] = Field(default_factory=list)
     antiAffinity: AntiAffinity | None = None
     autoRelax: AutoRelax | None = None
     reason: str
     plan: PlanView | None
     replicas: Replicas | None = None
-    groups: list[GroupView] = []
+    groups: list[GroupView] = Field(default_factory=list)
     createdAt: float
     maxActiveVariants: int | None = None
     residency: list[EngineResidencyView] | None = None
@@ -266,7 +266,7 @@ class DeploymentView(BaseModel):
         )
 
 
-class ErrorDetail(BaseModel):
+class ErrorDetail(View):
     message: str
     type: str
     param: str | None = None
@@ -274,7 +274,7 @@ class ErrorDetail(BaseModel):
     details: dict[str, Any] | None = None
 
 
-class ErrorBody(BaseModel):
+class ErrorBody(View):
     """The OpenAI error object; every endpoint answers errors with it."""
 
     error: ErrorDetail

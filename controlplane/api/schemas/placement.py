@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
-
-from controlplane.api.schemas.common import IntervalView
+from controlplane.api.schemas.common import IntervalView, View
 from controlplane.state.worker_groups import group_id_of
 
 if TYPE_CHECKING:
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 MS = 1000
 
 
-class RankView(BaseModel):
+class RankView(View):
     """`memoryBytes` are planned; `measuredBytes` what it was found to take once its engine was ready."""
 
     rank: int
@@ -42,7 +40,7 @@ class RankView(BaseModel):
         )
 
 
-class RelaxationView(BaseModel):
+class RelaxationView(View):
     """Moving `constraint` from `asked` to `offered` suffices; that is `factor` times worse."""
 
     constraint: str
@@ -58,7 +56,7 @@ class RelaxationView(BaseModel):
         return cls(**infeasibility.as_data(relaxation))
 
 
-class ChoiceView(BaseModel):
+class ChoiceView(View):
     """Why this plan: `objective`, least is best, among `alternatives` layouts of `shapes` shapes that kept
     every limit. Latencies are under the expected load; one engine keeps up with `throughputPerS` requests,
     `utilisation` is each stage's busy share. `basis` is profile or rough; `relaxed` gave way, as allowed."""
@@ -95,7 +93,7 @@ class ChoiceView(BaseModel):
         )
 
 
-class PlanView(BaseModel):
+class PlanView(View):
     """The chosen plan: its shape, where its ranks run, what it should cost, and why it was chosen.
 
     `choice` is null for what an older version placed.
@@ -136,7 +134,7 @@ class PlanView(BaseModel):
         )
 
 
-class PreviewView(BaseModel):
+class PreviewView(View):
     """What a deployment would be as the cluster is now; nothing was done.
 
     `host` is the base whose engine would serve it; `running` if that is there already, with this plan.
@@ -150,7 +148,7 @@ class PreviewView(BaseModel):
     waits: str = ""
 
 
-class GroupView(BaseModel):
+class GroupView(View):
     """One replica: a worker group with an engine. `name` is what the cluster and the ledgers call it; `phase`
     is Pending (to be placed, at `retryAt` at the latest), Starting, Serving or Draining; `reason` says why it
     does not serve."""

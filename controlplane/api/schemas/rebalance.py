@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from controlplane.api.schemas.common import Strict
+from controlplane.api.schemas.common import Strict, View
 from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.api.schemas.placement import MS, RankView
 
@@ -23,7 +23,7 @@ class RebalanceRequest(Strict):
     deploy: DeployModelRequest | None = None
 
 
-class MoveView(BaseModel):
+class MoveView(View):
     """One group's move. `loadBytes` are read again; `doubledBytes` of devices are held twice until the old
     engine is stopped, `startS` seconds if it starts as it did the last time (null: not known), and until the
     requests that the old one has are answered. A token is estimated to take `tpotMs` now, then `toTpotMs`."""
@@ -52,7 +52,7 @@ class MoveView(BaseModel):
         )
 
 
-class RebalanceView(BaseModel):
+class RebalanceView(View):
     """`possible` is whether the goal is reached by `moves`, of which there may be none; `gain` says what by.
 
     `began`: they are under way. Each new group is started, and then the old one is drained and stopped."""

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic import BaseModel
-
+from controlplane.api.schemas.common import View
 from workers.messages import EngineResidency, Tier, VariantPlace
 
 UNREAD = "not read yet; it is read when it is loaded, prefetched or asked"
 
 
-class RankBytesView(BaseModel):
+class RankBytesView(View):
     rank: int
     hostBytes: int
     deviceBytes: int
 
 
-class VariantResidencyView(BaseModel):
+class VariantResidencyView(View):
     """`tier` is device (ready to run), host (a copy away) or disk; `reason` says why it is not ready."""
 
     model: str
@@ -27,7 +26,7 @@ class VariantResidencyView(BaseModel):
     reason: str
 
 
-class EngineResidencyView(BaseModel):
+class EngineResidencyView(View):
     """One replica. `limit` variants run at once, at most as many as `slots`; skips and preemptions are
     counted since it started."""
 

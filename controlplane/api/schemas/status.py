@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel
-
+from controlplane.api.schemas.common import View
 from controlplane.api.schemas.models import DeploymentView, ModelView, OperationView
 
 
-class DeviceView(BaseModel):
+class DeviceView(View):
     node: str
     index: int
     kind: str
@@ -15,7 +14,7 @@ class DeviceView(BaseModel):
     freeBytes: int
 
 
-class EngineView(BaseModel):
+class EngineView(View):
     """Of one worker group of `host`."""
 
     host: str
@@ -26,20 +25,20 @@ class EngineView(BaseModel):
     variants: list[str]
 
 
-class StatusView(BaseModel):
+class StatusView(View):
     version: str
     revision: int
     devices: list[DeviceView]
     engines: list[EngineView]
 
 
-class Models(BaseModel):
+class Models(View):
     models: list[ModelView]
 
 
-class Deployments(BaseModel):
+class Deployments(View):
     deployments: list[DeploymentView]
 
 
-class Operations(BaseModel):
+class Operations(View):
     operations: list[OperationView]
