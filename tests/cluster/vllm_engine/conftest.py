@@ -1,0 +1,21 @@
+"""One cluster for the tests of this folder: vLLM with a small model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from clusters import Cluster
+from served import openai_client, roots, serving
+
+
+@pytest.fixture(scope="package")
+def cluster(base_folder: Path, adapters: dict[str, Path]) -> Iterator[Cluster]:
+    yield from serving(Cluster("vllm", roots(base_folder, adapters)), base_folder, adapters)
+
+
+@pytest.fixture(scope="package")
+def client(cluster: Cluster) -> Iterator[openai.OpenAI]:
+    yield from openai_client(cluster)
