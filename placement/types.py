@@ -44,8 +44,8 @@ class Device:
     """A GPU, or a CPU host's cores and memory seen as one device (`kind` is then "cpu").
 
     `model` tells apart devices that need profiles of their own, `engine` is the engine's version there.
-    `load` is the share of recent time it was busy, 0 to 1. Fast links join the GPUs with the same `island`.
-    `uses` says who has its memory, as far as that is known.
+    `load` is the share of recent time it was busy, 0 to 1. Fast links join the GPUs with the same
+    `nvlink_domain`. `uses` says who has its memory, as far as that is known.
     """
 
     node: str
@@ -57,7 +57,7 @@ class Device:
     model: str = ""
     engine: str = ""
     load: float = 0.0
-    island: int = 0
+    nvlink_domain: int = 0
     uses: tuple[HolderMemory, ...] = ()
 
 

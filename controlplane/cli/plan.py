@@ -15,6 +15,7 @@ from controlplane.cli.session import Json, session
 from placement.solver.policies.registry import PolicyName
 
 if TYPE_CHECKING:
+    from placement.solver.cluster import Gpu
     from placement.solver.outcome import NotPlaced
     from placement.solver.request import Request
     from placement.solver.whatif import WhatIf
@@ -114,8 +115,14 @@ def _document(found: WhatIf) -> dict[str, Any]:
         "policy": found.policy,
         "placed": [_placed_document(*one) for one in found.placed],
         "not_placed": [_missed_document(one) for one in found.not_placed],
-        "gpus": [{"node": node.name, **asdict(gpu)} for node in found.cluster.nodes for gpu in node.gpus],
+        "gpus": [_gpu_document(node.name, gpu) for node in found.cluster.nodes for gpu in node.gpus],
     }
+
+
+def _gpu_document(node: str, gpu: Gpu) -> dict[str, Any]:
+    document = {"node": node, **asdict(gpu)}
+    document["island"] = document.pop("nvlink_domain")  # its name in the API
+    return document
 
 
 def _placed_document(request: Request, found: Placement) -> dict[str, Any]:

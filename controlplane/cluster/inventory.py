@@ -145,7 +145,7 @@ def _device(node: str, sample: DeviceSample, measured: DeviceReport, engine: str
         model=measured.model or sample.kind,
         engine=engine,
         load=_load(sample),
-        island=sample.island,
+        nvlink_domain=sample.nvlink_domain,
         uses=_uses(sample),
     )
 

@@ -16,7 +16,7 @@ LOAD_WINDOW = 120  # one-second samples
 class Link(IntEnum):
     """How two GPUs talk, fastest first."""
 
-    FAST = 0  # within an island: NVLink or the like
+    FAST = 0  # within an NVLink domain, or what is as quick
     NODE = 1  # within a node: PCIe
     NETWORK = 2  # between nodes
 
@@ -64,8 +64,8 @@ class Resident:
 class Gpu:
     """GPU `index` of its node. Ranks of several deployments may share it.
 
-    `load` is the share of recent time it was busy, 0 to 1 (`load_of`). `island` numbers the GPUs of a node
-    that are joined by fast links: those with the same number. `free_bytes` already excludes `residents`.
+    `load` is the share of recent time it was busy, 0 to 1 (`load_of`). Fast links join the GPUs of a node
+    that have the same `nvlink_domain`. `free_bytes` already excludes `residents`.
     """
 
     index: int
@@ -73,7 +73,7 @@ class Gpu:
     total_bytes: int
     free_bytes: int
     load: float = 0.0
-    island: int = 0
+    nvlink_domain: int = 0
     residents: tuple[Resident, ...] = ()
 
 

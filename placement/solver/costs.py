@@ -60,7 +60,7 @@ def costs_of(request: Request, shape: Shape, view: View, groups: Groups, estimat
 def _rates(shape: Shape, view: View, groups: Groups, estimator: Estimator) -> Floats:
     """(8, groups): `StepRates` of each, unloaded."""
     found = np.zeros((8, len(groups)))
-    spans = groups.island < 0
+    spans = groups.nvlink_domain < 0
     for number in np.unique(groups.type).tolist():
         for link, where in ((Link.FAST, ~spans), (Link.NODE, spans)):
             here = where & (groups.type == number)

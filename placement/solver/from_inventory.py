@@ -69,7 +69,7 @@ def _slower(known: GpuType | None, device: Device) -> GpuType:
 def _gpu(device: Device, kind: str, residents: tuple[Resident, ...]) -> Gpu:
     free = min(max(0, device.free_bytes), device.total_bytes)
     load = min(max(0.0, device.load, expected_load(residents)), 1.0)
-    return Gpu(device.index, kind, device.total_bytes, free, load, device.island, residents)
+    return Gpu(device.index, kind, device.total_bytes, free, load, device.nvlink_domain, residents)
 
 
 def expected_load(residents: Iterable[Resident]) -> float:

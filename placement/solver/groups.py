@@ -20,14 +20,14 @@ MOST_GROUPS = 80  # enumerated one by one; beyond that, neighbours in some order
 class Groups:
     """One column per group. `usable` is that of its fullest GPU, `slowdown` that of its slowest.
 
-    `island` is -1 where a group spans islands. With `fill` = sum of free / total and `grain` = sum of
-    1 / total, placing b bytes on each GPU costs the next model 2 b fill - b^2 grain (`policies.joint`).
+    `nvlink_domain` is -1 where a group spans domains. With `fill` = sum of free / total and `grain` = sum
+    of 1 / total, placing b bytes on each GPU costs the next model 2 b fill - b^2 grain (`policies.joint`).
     """
 
     members: Ints  # (groups, tp), indices into the view
     node: Ints
     type: Ints
-    island: Ints
+    nvlink_domain: Ints
     usable: Ints
     slowdown: Floats
     fill: Floats
@@ -37,17 +37,17 @@ class Groups:
         return len(self.members)
 
     def link(self, column: int) -> Link:
-        return Link.FAST if self.island[column] >= 0 else Link.NODE
+        return Link.FAST if self.nvlink_domain[column] >= 0 else Link.NODE
 
 
 def groups_of(view: View, members: Ints) -> Groups:
-    islands = view.island[members]
-    joined = (islands == islands[:, :1]).all(axis=1)
+    domains = view.nvlink_domain[members]
+    joined = (domains == domains[:, :1]).all(axis=1)
     return Groups(
         members=members,
         node=view.node[members[:, 0]],
         type=view.type[members[:, 0]],
-        island=np.where(joined, islands[:, 0], -1),
+        nvlink_domain=np.where(joined, domains[:, 0], -1),
         usable=view.usable[members].min(axis=1),
         slowdown=view.slowdown[members].max(axis=1),
         fill=(view.free[members] / view.total[members]).sum(axis=1),
@@ -65,10 +65,10 @@ def every_group(view: View, tp: int, most: int = MOST_GROUPS) -> Groups | None:
 
 
 def neighbours(view: View, tp: int, *, disjoint: bool) -> tuple[Groups, ...]:
-    """GPUs of an island, or node, that follow each other by usable memory or by slowdown: a family each.
+    """Groups of GPUs that follow each other by usable memory or by slowdown, in an NVLink domain or a node.
 
-    A group is as good as its worst member, so alike GPUs belong together. With `disjoint` no two groups of
-    a family share a GPU.
+    Each order, within each kind of place, is a family of its own. A group is as good as its worst member, so
+    alike GPUs belong together. With `disjoint` no two groups of a family share a GPU.
     """
     orders: tuple[tuple[Floats | Ints, ...], ...] = (
         (view.usable, view.slowdown),
@@ -76,7 +76,9 @@ def neighbours(view: View, tp: int, *, disjoint: bool) -> tuple[Groups, ...]:
     )
     if tp == 1:
         return (groups_of(view, np.arange(len(view), dtype=np.int64).reshape(-1, 1)),)
-    places = (view.island, view.node) if not _same(view.island, view.node) else (view.island,)
+    places = (
+        (view.nvlink_domain,) if _same(view.nvlink_domain, view.node) else (view.nvlink_domain, view.node)
+    )
     return tuple(
         groups_of(view, _windows(view, place, keys, tp, disjoint)) for place in places for keys in orders
     )
@@ -89,10 +91,10 @@ def distinct(groups: Sequence[Groups]) -> Groups:
 
 
 def group_sets(groups: Groups, pp: int, keys: Sequence[Floats | Ints]) -> Ints:
-    """Sets of `pp` columns that follow each other by each key, in an island, a node, or anywhere."""
+    """Sets of `pp` columns that follow each other by each key, in an NVLink domain, a node, or anywhere."""
     found = []
     everywhere = np.zeros(len(groups), dtype=np.int64)
-    places = [p for p in (groups.island, groups.node, everywhere) if len(groups) >= pp]
+    places = [p for p in (groups.nvlink_domain, groups.node, everywhere) if len(groups) >= pp]
     for place, key in itertools.product(places, keys):
         order = np.lexsort((groups.usable, key, place))
         windows = sliding_window_view(order, pp)

@@ -42,7 +42,7 @@ def widest_link(view: View, gpus: tuple[int, ...]) -> Link:
     """The slowest link among these GPUs."""
     if len({int(view.node[gpu]) for gpu in gpus}) > 1:
         return Link.NETWORK
-    return Link.FAST if len({int(view.island[gpu]) for gpu in gpus}) == 1 else Link.NODE
+    return Link.FAST if len({int(view.nvlink_domain[gpu]) for gpu in gpus}) == 1 else Link.NODE
 
 
 def needs(estimator: Estimator, layout: Layout) -> dict[int, int]:

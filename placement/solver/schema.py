@@ -199,9 +199,9 @@ def _cluster(form: ClusterForm) -> Cluster:
 
 def _node(form: NodeForm) -> Node:
     listed = [gpu for gpu in form.gpus for _ in range(gpu.count)]
-    island = {index: number for number, indices in enumerate(form.links) for index in indices}
+    domain_of = {index: number for number, indices in enumerate(form.links) for index in indices}
     named = sum(len(indices) for indices in form.links)
-    if named != len(island) or not set(island) <= set(range(len(listed))):
+    if named != len(domain_of) or not set(domain_of) <= set(range(len(listed))):
         raise ScenarioError(
             f"cluster.nodes.{form.name}.links: expected indices 0 to {len(listed) - 1}, each once, "
             f"got {[list(indices) for indices in form.links]}"
@@ -213,7 +213,7 @@ def _node(form: NodeForm) -> Node:
             total_bytes=round(gpu.total_gib * GIB),
             free_bytes=round((gpu.total_gib if gpu.free_gib is None else gpu.free_gib) * GIB),
             load=gpu.load,
-            island=island.get(index, len(form.links) + index),
+            nvlink_domain=domain_of.get(index, len(form.links) + index),
         )
         for index, gpu in enumerate(listed)
     )

@@ -20,7 +20,8 @@ MOST_LOAD = 0.95  # a GPU that is always busy still gives a newcomer a share
 
 @dataclass(frozen=True)
 class View:
-    """The GPUs that the request may use. `island` is unique over all nodes; `slowdown` is 1 / (1 - load).
+    """The GPUs that the request may use. Each `nvlink_domain` is of one node; `slowdown` is
+    1 / (1 - load).
 
     `shared`: they are CPU hosts, each of which carries all ranks or none.
     """
@@ -29,7 +30,7 @@ class View:
     types: tuple[GpuType, ...]
     node: Ints
     type: Ints
-    island: Ints
+    nvlink_domain: Ints
     free: Ints
     total: Ints
     usable: Ints
@@ -60,7 +61,7 @@ def busier(load: float, utilisation: float) -> float:
 def view_of(cluster: Cluster, request: Request) -> View:
     """Without the GPUs or nodes that the request's anti-affinity forbids."""
     types = {kind.name: number for number, kind in enumerate(cluster.types)}
-    islands: dict[tuple[int, int], int] = {}
+    domains: dict[tuple[int, int], int] = {}
     names, rows = [], []
     for number, node in enumerate(cluster.nodes):
         apart = [_scopes(request, gpu.residents) for gpu in node.gpus]
@@ -69,17 +70,17 @@ def view_of(cluster: Cluster, request: Request) -> View:
         for gpu, scopes in zip(node.gpus, apart, strict=True):
             if Scope.GPU in scopes:
                 continue
-            island = islands.setdefault((number, gpu.island), len(islands))
+            domain = domains.setdefault((number, gpu.nvlink_domain), len(domains))
             usable = gpu.free_bytes - int(request.headroom * gpu.total_bytes)
             names.append((node.name, gpu.index))
-            rows.append((number, types[gpu.type], island, gpu.free_bytes, gpu.total_bytes, usable, gpu.load))
+            rows.append((number, types[gpu.type], domain, gpu.free_bytes, gpu.total_bytes, usable, gpu.load))
     columns = list(zip(*rows, strict=True)) or [()] * 7
     ints = [np.array(column, dtype=np.int64) for column in columns[:6]]
     load = np.array(columns[6], dtype=np.float64)
-    at_node, of_type, at_island, free, total, can_use = ints
+    at_node, of_type, in_domain, free, total, can_use = ints
     slowdown: Floats = 1 / (1 - np.minimum(load, MOST_LOAD))
     return View(
-        tuple(names), cluster.types, at_node, of_type, at_island, free, total, can_use, load, slowdown
+        tuple(names), cluster.types, at_node, of_type, in_domain, free, total, can_use, load, slowdown
     )
 
 

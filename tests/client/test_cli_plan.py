@@ -44,6 +44,7 @@ def test_json_says_all(scenario: Path, capfd: pytest.CaptureFixture[str]) -> Non
     (code,) = document["notPlaced"]
     assert (code["deployment"], code["binding"]) == ("code", "memory")
     assert document["gpus"][0]["residents"][0]["deployment"] == "chat"
+    assert [gpu["island"] for gpu in document["gpus"]] == [0, 1]
     assert not [key for key in keys_of(document) if "_" in key]
 
 

@@ -18,7 +18,7 @@ GIB = 1 << 30
 PATIENCE = Timeouts(stale_s=5, lost_s=30)
 RATES = NodeReport("a", (DeviceReport(0, "h200", 4e12, 8e14, "H200"),), "0.32.0")
 PROCESSES = (ProcessMemory(1, 2, "m"), ProcessMemory(2, 3, "m"), ProcessMemory(3, 4, None))
-SAMPLE = DeviceSample(0, "h200", 140 * GIB, 40 * GIB, (0.0, 0.5, 0.005, 1.0), PROCESSES, island=2)
+SAMPLE = DeviceSample(0, "h200", 140 * GIB, 40 * GIB, (0.0, 0.5, 0.005, 1.0), PROCESSES, nvlink_domain=2)
 REPORT = AgentReport(77, (SAMPLE,), 0.1, rates=RATES)
 HEARD = NodeContact("a", alive=True, silent_s=0.4, report=REPORT)
 
@@ -31,7 +31,7 @@ def test_a_device_as_reported() -> None:
     assert (device.total_bytes, device.free_bytes) == (140 * GIB, 100 * GIB)
     assert (device.rates.memory_bytes_per_s, device.model, device.engine) == (4e12, "H200", "0.32.0")
     assert device.load == 0.5  # busy in two of four samples; 0.5% is not busy
-    assert device.island == 2
+    assert device.nvlink_domain == 2
     assert set(device.uses) == {HolderMemory("m", 5), HolderMemory(None, 4)}
     assert inventory.unusable == ()
 

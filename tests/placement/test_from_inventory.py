@@ -59,12 +59,12 @@ def test_links_are_never_slower_than_those_they_are_behind() -> None:
     assert cluster.link_bytes_per_s == (2.5e8, 2.5e8, 2.5e8)
 
 
-def test_load_island_memory_and_residents_are_the_devices() -> None:
-    mine, other = device("a", 0, load=0.5, island=3), device("a", 1, free_bytes=-5, load=7.0)
+def test_load_nvlink_domain_memory_and_residents_are_the_devices() -> None:
+    mine, other = device("a", 0, load=0.5, nvlink_domain=3), device("a", 1, free_bytes=-5, load=7.0)
     held = Resident("m", 0, 4, GIB, "g")
     (cluster,) = clusters_of(Inventory((mine, other)), {("a", "b300", 0): [held]})
     first, second = cluster.nodes[0].gpus
-    assert (first.load, first.island, first.free_bytes, first.residents) == (0.5, 3, 60 * GIB, (held,))
+    assert (first.load, first.nvlink_domain, first.free_bytes, first.residents) == (0.5, 3, 60 * GIB, (held,))
     assert (second.load, second.free_bytes, second.residents) == (1.0, 0, ())  # bad reports are bounded
 
 

@@ -75,8 +75,8 @@ def test_a_file_becomes_a_cluster_and_requests() -> None:
     cluster, requests = read_scenario(asked, Path())
     gpus = cluster.nodes[0].gpus
     assert [gpu.index for gpu in gpus] == [0, 1, 2, 3]
-    assert gpus[0].island == gpus[1].island
-    assert len({gpu.island for gpu in gpus}) == 3
+    assert gpus[0].nvlink_domain == gpus[1].nvlink_domain
+    assert len({gpu.nvlink_domain for gpu in gpus}) == 3
     assert (gpus[3].total_bytes, gpus[3].free_bytes, gpus[3].load) == (48 * GIB, 40 * GIB, 0.25)
     assert [request.name for request in requests] == ["m-1", "m-2"]
     first = requests[0]

@@ -23,14 +23,14 @@ from placement.solver.whatif import what_if
 from placement.types import Constraint, CostMeasure, Intent, Placement, Scope, Slos
 
 
-def cluster(*nodes: tuple[float, ...], loads: tuple[float, ...] = (), islands: int = 8) -> Cluster:
+def cluster(*nodes: tuple[float, ...], loads: tuple[float, ...] = (), gpus_per_domain: int = 8) -> Cluster:
     """GiB free of 48 on each GPU of each node."""
     made, number = [], 0
     for name, free in enumerate(nodes):
         gpus = []
         for index, gib in enumerate(free):
             load = loads[number] if number < len(loads) else 0.0
-            gpus.append(Gpu(index, "big", 48 * GIB, round(gib * GIB), load, index // islands))
+            gpus.append(Gpu(index, "big", 48 * GIB, round(gib * GIB), load, index // gpus_per_domain))
             number += 1
         made.append(Node(f"n{name}", tuple(gpus)))
     return Cluster(tuple(made), TYPES, LINKS)
@@ -117,7 +117,7 @@ def test_ours_avoids_a_busy_gpu_when_asked_for_latency() -> None:
 
 
 def test_adjacent_stages_are_kept_on_fast_links() -> None:
-    pairs = cluster((10, 1, 10, 10), islands=2)
+    pairs = cluster((10, 1, 10, 10), gpus_per_domain=2)
     assert seats(Joint().find(pairs, request(max_pp=2))) in ([("n0", 2), ("n0", 3)], [("n0", 3), ("n0", 2)])
     nodes = cluster((10, 1), (10, 10))
     assert {node for node, _ in seats(Joint().find(nodes, request(max_pp=2)))} == {"n1"}

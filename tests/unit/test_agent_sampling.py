@@ -26,7 +26,7 @@ from workers.agent.sampling import (
     gpu_samples,
     holder_of,
     host_sample,
-    islands,
+    nvlink_domains,
     of_ray_node,
 )
 
@@ -109,15 +109,15 @@ def test_gpus() -> None:
     assert first.processes == (ProcessMemory(22, 20 * GIB, "chat.v2"), ProcessMemory(99, GIB, None))
     assert second.processes == (ProcessMemory(40, GIB, ""),)
     assert (first.utilisation, second.utilisation) == ((0.0, 1.0, 0.5), (0.0,))
-    assert (first.island, second.island, second.index) == (0, 0, 2)
+    assert (first.nvlink_domain, second.nvlink_domain, second.index) == (0, 0, 2)
 
 
 @given(
     indices=st.sets(st.integers(0, 9)).map(sorted),
     links=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12),
 )
-def test_islands_are_the_connected_components(indices: list[int], links: list[tuple[int, int]]) -> None:
-    found = islands(indices, links)
+def test_nvlink_domains_are_connected_components(indices: list[int], links: list[tuple[int, int]]) -> None:
+    found = nvlink_domains(indices, links)
     graph = networkx.Graph()
     graph.add_nodes_from(indices)
     graph.add_edges_from((a, b) for a, b in links if a in indices and b in indices)

@@ -1,5 +1,5 @@
 /* A driver's management library as far as the agent asks it, answering from the file that NVML_STATE names:
- * "lost", or the number of GPUs and for each: total free utilisation island processes (pid bytes)...
+ * "lost", or the number of GPUs and for each: total free utilisation nvlink_domain processes (pid bytes)...
  * A utilisation below 0 is not supported. Structures and codes are those of nvml.h. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@ enum { OK = 0, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, GPU_IS_LOST = 15 };
 typedef struct { unsigned pid; unsigned long long bytes; unsigned gpu_instance, compute_instance; } process;
 typedef struct { unsigned long long total, free, used; } memory;
 typedef struct { unsigned gpu, memory; } utilisation;
-typedef struct { unsigned long long total, free; int busy, island; unsigned count; process processes[8]; } gpu;
+typedef struct { unsigned long long total, free; int busy, nvlink_domain; unsigned count; process processes[8]; } gpu;
 static gpu gpus[8];
 static unsigned count;
 
@@ -18,7 +18,7 @@ static int look(void) {
   int lost = fscanf(f, "%u", &count) != 1;
   for (unsigned i = 0; !lost && i < count; i++) {
     gpu *g = &gpus[i];
-    fscanf(f, "%llu %llu %d %d %u", &g->total, &g->free, &g->busy, &g->island, &g->count);
+    fscanf(f, "%llu %llu %d %d %u", &g->total, &g->free, &g->busy, &g->nvlink_domain, &g->count);
     for (unsigned p = 0; p < g->count; p++) fscanf(f, "%u %llu", &g->processes[p].pid, &g->processes[p].bytes);
   }
   fclose(f);
@@ -48,7 +48,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(gpu *g, unsigned *n, process *found)
 }
 int nvmlDeviceGetGraphicsRunningProcesses_v3(gpu *g, unsigned *n, process *found) { return NOT_SUPPORTED; }
 int nvmlDeviceGetP2PStatus(gpu *a, gpu *b, int what, int *status) {
-  if (a->island < 0 || b->island < 0) return NOT_SUPPORTED;
-  *status = what == 2 && a->island == b->island ? 0 : 1;
+  if (a->nvlink_domain < 0 || b->nvlink_domain < 0) return NOT_SUPPORTED;
+  *status = what == 2 && a->nvlink_domain == b->nvlink_domain ? 0 : 1;
   return OK;
 }

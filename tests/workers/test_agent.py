@@ -119,7 +119,7 @@ def engine() -> Iterator[int]:
 
 
 @pytest.mark.slow
-def test_gpus_with_their_processes_and_islands(driver: Driver, engine: int) -> None:
+def test_gpus_with_their_processes_and_nvlink_domains(driver: Driver, engine: int) -> None:
     unseen = 4_194_305  # above the largest pid there can be
     driver.says(
         f"3  {140 * GIB} {100 * GIB} 50 0 3  {engine} {30 * GIB} {os.getpid()} {4 * GIB} {unseen} {GIB}\n"
@@ -132,7 +132,7 @@ def test_gpus_with_their_processes_and_islands(driver: Driver, engine: int) -> N
     assert first["utilisation"] == [0.5, 0.5, 0.5]
     holders = {p["pid"]: (p["memory_bytes"], p["holder"]) for p in first["processes"]}
     assert holders == {engine: (30 * GIB, "chat"), os.getpid(): (4 * GIB, ""), unseen: (GIB, None)}
-    assert (first["island"], second["island"], third["island"]) == (0, 1, 0)
+    assert (first["nvlink_domain"], second["nvlink_domain"], third["nvlink_domain"]) == (0, 1, 0)
     driver.says(f"3  {140 * GIB} {GIB} 100 0 0  {140 * GIB} {GIB} 0 7 0  {140 * GIB} {GIB} 0 0 0")
     changed = driver.until(lambda r: r["devices"][0]["used_bytes"] == 139 * GIB)
     assert changed["devices"][0]["processes"] == []

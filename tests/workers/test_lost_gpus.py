@@ -64,7 +64,7 @@ def test_the_others_are_read(driver: FakeDriver) -> None:
     driver.lost = {1}
     assert seen(nvml) == [0, 2]
     samples = gpu_samples(nvml.read(), nvml.linked, {}, {})
-    assert [(s.index, s.island) for s in samples] == [(0, 0), (2, 0)]
+    assert [(s.index, s.nvlink_domain) for s in samples] == [(0, 0), (2, 0)]
     driver.lost = set()
     assert seen(nvml) == [0, 1, 2]
 

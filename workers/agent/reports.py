@@ -25,7 +25,7 @@ class ProcessMemory:
 class DeviceSample:
     """One device now. `utilisation` is 0 to 1, one sample a second, oldest first, the last of them now's.
 
-    `island` numbers the GPUs that NVLink joins: those with the same number. `cores` are a CPU's, 0 for a GPU.
+    NVLink joins the GPUs with the same `nvlink_domain`. `cores` are a CPU's, 0 for a GPU.
     """
 
     index: int
@@ -34,7 +34,7 @@ class DeviceSample:
     used_bytes: int
     utilisation: tuple[float, ...]
     processes: tuple[ProcessMemory, ...]
-    island: int = 0
+    nvlink_domain: int = 0
     cores: float = 0.0
 
 

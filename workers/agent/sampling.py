@@ -90,7 +90,7 @@ def gpu_samples(
     history: Mapping[int, Sequence[float]],
 ) -> tuple[DeviceSample, ...]:
     """Samples of GPUs; `linked` are pairs of indices that NVLink joins, `history` samples by index."""
-    joined = islands([r.index for r in readings], linked)
+    domains = nvlink_domains([r.index for r in readings], linked)
     return tuple(
         DeviceSample(
             index=r.index,
@@ -101,7 +101,7 @@ def gpu_samples(
             processes=tuple(
                 ProcessMemory(pid, taken, holder_of(pid, table)) for pid, taken in _known(r.processes)
             ),
-            island=joined[r.index],
+            nvlink_domain=domains[r.index],
         )
         for r in readings
     )
@@ -144,14 +144,14 @@ def host_sample(
     )
 
 
-def islands(indices: Sequence[int], linked: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """Each GPU's island: the smallest index among all that it is joined to, directly or not."""
-    island = {index: index for index in indices}
+def nvlink_domains(indices: Sequence[int], linked: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Each GPU's NVLink domain: the smallest index among all that it is joined to, directly or not."""
+    domain = {index: index for index in indices}
     for a, b in linked:
-        if a in island and b in island:
-            low, high = sorted((island[a], island[b]))
-            island = {index: low if now == high else now for index, now in island.items()}
-    return island
+        if a in domain and b in domain:
+            low, high = sorted((domain[a], domain[b]))
+            domain = {index: low if now == high else now for index, now in domain.items()}
+    return domain
 
 
 def resident_bytes(status: str) -> int:

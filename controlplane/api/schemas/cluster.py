@@ -44,7 +44,7 @@ class ClusterDeviceView(View):
     """A GPU, or a CPU host. Of `totalBytes`, `usedBytes` are in use by anybody, `reservedBytes` promised to
     deployments and measurings, `headroomBytes` never given; `freeBytes` are for the next placement: what is
     neither promised, nor used beyond promises, nor headroom. `load` is 0 to 1. Fast links join the GPUs of
-    an `island`."""
+    an `island`: an NVLink domain."""
 
     index: int
     kind: str
@@ -72,7 +72,7 @@ class ClusterDeviceView(View):
             headroomBytes=held.usage.headroom,
             freeBytes=held.usage.free,
             load=d.load,
-            island=d.island,
+            island=d.nvlink_domain,
             reservations=[ReservationView.of(r) for r in held.reservations],
             uses=[UseView(deployment=use.holder, bytes=use.memory_bytes) for use in d.uses],
         )

@@ -1,14 +1,14 @@
 """The exact reference: one mixed-integer linear program per shape, solved by HiGHS.
 
 For small instances only: every group of GPUs is a column. With y[s,k] = stage s runs on group k, l[s,k] its
-layers there, u[s] = stages s and s+1 are in different islands, v[s] = on different nodes, and tau = seconds
-per output token:
+layers there, u[s] = stages s and s+1 are in different NVLink domains, v[s] = on different nodes, and
+tau = seconds per output token:
 
     minimise    sum l prefill + rest + hops + (output - 1) tau
     subject to  tau >= sum l decode + rest + hops,   tau >= groups (l decode + rest or gap)   for every stage,
                 tau >= turns
                 sum_k y[s,k] = 1,   y <= l <= cap y,   sum l = layers,   each GPU in one stage at most
-                u[s] >= a[i,s] - a[i,s+1] for every island i,  v[s] alike for every node
+                u[s] >= a[i,s] - a[i,s+1] for every domain i,  v[s] alike for every node
 
 Memory, rate, heads and headroom are in the caps and columns. Within a shape every intent falls with latency.
 """
@@ -191,7 +191,7 @@ def _add_structure(
         for stage in range(at.pp):
             once[at.y(stage)] = (groups.members == gpu).any(axis=1)
         rows.add(once, high=1)
-    _add_hops(rows, at, groups.island, at.u)
+    _add_hops(rows, at, groups.nvlink_domain, at.u)
     _add_hops(rows, at, groups.node, at.v)
 
 

@@ -259,11 +259,11 @@ class _Search:
 
 
 def _orders(columns: list[int], groups: Groups) -> list[tuple[int, ...]]:
-    """Orders of stages that keep islands and nodes together; the roomiest group last or first."""
+    """Orders of stages that keep NVLink domains and nodes together; the roomiest group last or first."""
     if len(columns) <= 3:
         return list(itertools.permutations(columns))
     home = sorted(
-        columns, key=lambda k: (int(groups.node[k]), int(groups.island[k]), int(groups.usable[k]), k)
+        columns, key=lambda k: (int(groups.node[k]), int(groups.nvlink_domain[k]), int(groups.usable[k]), k)
     )
     roomy = max(columns, key=lambda k: (int(groups.usable[k]), -k))
     at = home.index(roomy)
@@ -274,5 +274,5 @@ def _orders(columns: list[int], groups: Groups) -> list[tuple[int, ...]]:
 def _link(groups: Groups, one: int, other: int) -> Link:
     if groups.node[one] != groups.node[other]:
         return Link.NETWORK
-    same = groups.island[one] == groups.island[other] and groups.island[one] >= 0
+    same = groups.nvlink_domain[one] == groups.nvlink_domain[other] and groups.nvlink_domain[one] >= 0
     return Link.FAST if same else Link.NODE
