@@ -11,14 +11,14 @@ from placement.solver.cluster import Gpu
 from placement.solver.whatif import WhatIf
 
 GIB = 2**30
-MOST_BARS = 64  # more cannot be told apart
-MOST_COLOURS = 20
+MAX_BARS = 64  # more cannot be told apart
+MAX_COLOURS = 20
 
 
 def draw(found: WhatIf, path: Path) -> None:
     """Write a PNG. Errors: InvalidRequest when the file cannot be written."""
     bars = [(f"{node.name}:{gpu.index}", gpu) for node in found.cluster.nodes for gpu in node.gpus]
-    shown = sorted(bars, key=lambda bar: not bar[1].residents)[:MOST_BARS] if len(bars) > MOST_BARS else bars
+    shown = sorted(bars, key=lambda bar: not bar[1].residents)[:MAX_BARS] if len(bars) > MAX_BARS else bars
     names = [request.name for request, _ in found.placed]
     with drawing(path, (max(6, 0.7 * len(shown) + 3), 5)) as (_, axes):
         _bars(axes, [gpu for _, gpu in shown], names)
@@ -32,7 +32,7 @@ def _bars(axes: Any, gpus: Sequence[Gpu], names: Sequence[str]) -> None:
     """`names`: of the deployments that have a colour of their own."""
     import matplotlib as mpl
 
-    colours = {name: mpl.colormaps["tab20"](number % MOST_COLOURS) for number, name in enumerate(names)}
+    colours = {name: mpl.colormaps["tab20"](number % MAX_COLOURS) for number, name in enumerate(names)}
     for at, gpu in enumerate(gpus):
         bottom = _used_before(gpu)
         axes.bar(at, gpu.total_bytes / GIB, color="white", edgecolor="gray", zorder=1)

@@ -18,7 +18,7 @@ from profiler.estimators.types import Calibration, EstimatorName
 if TYPE_CHECKING:
     from profiler.estimators.evaluating import Errors, Group, Report
 
-MOST_REASONS = 10
+MAX_REASONS = 10
 
 
 def evaluate_estimator(
@@ -62,10 +62,10 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "truth", f"{report.overall.rows} plans{_failed(report.truth_failures)}"
     yield "not predicted", str(report.overall.rows - report.overall.predicted)
     reasons = sorted(report.reasons.items(), key=lambda item: -item[1])
-    for reason, count in reasons[:MOST_REASONS]:
+    for reason, count in reasons[:MAX_REASONS]:
         yield f"  {count}", reason
-    if len(reasons) > MOST_REASONS:
-        yield "  ...", f"{len(reasons) - MOST_REASONS} more reasons; --json has all"
+    if len(reasons) > MAX_REASONS:
+        yield "  ...", f"{len(reasons) - MAX_REASONS} more reasons; --json has all"
 
 
 def _failed(failures: dict[str, int]) -> str:

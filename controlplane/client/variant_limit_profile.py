@@ -22,7 +22,7 @@ from profiler.variant_limit import SlotMeasurement, candidate_limits, choose_lim
 
 PATH = "/v1/completions"
 PROMPT = "Here is a long list of simple words, one after another, that somebody wrote down:"
-LEAST_SILENCE_S = 0.1
+MIN_SILENCE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _ask(client: Client, variant: str, burst: Burst, deadline: float) -> _Asked:
     """One request, given up at the deadline; what it had by then counts."""
     started = time.monotonic()
     asked = _Asked(ttft_s=0.0)
-    silence_s = max(LEAST_SILENCE_S, deadline - started)
+    silence_s = max(MIN_SILENCE_S, deadline - started)
     try:
         with closing(client.chunks(PATH, _body(variant, burst.max_tokens), silence_s)) as chunks:
             for chunk in chunks:

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 0.5
 SAMPLED_S = 2.5  # samples of devices that are asked for so long after a stop were taken after it
-MOST_LAUNCHES = 5  # in a row that the cluster refuses
+MAX_LAUNCHES = 5  # in a row that the cluster refuses
 
 Fail = Callable[[str, errors.OstinatoError], Awaitable[None]]
 
@@ -139,7 +139,7 @@ class LaunchAction:
     async def _not_launched(self, group_id: str, reason: str) -> None:
         """It gives up its place, to be placed anew; a few times, if it never served."""
         found, group = find_group(await self._repository.read_async(), group_id)
-        if not found.record.established and group.failures + 1 >= MOST_LAUNCHES:
+        if not found.record.established and group.failures + 1 >= MAX_LAUNCHES:
             await self._fail(host_of(group_id), errors.EngineFailed(f"the engine of '{group_id}': {reason}"))
             return
 

@@ -201,7 +201,7 @@ class ProfileActions:
         waits, with nothing. Blocking. Errors: StaleWrite when something was placed or changed meanwhile."""
         state, now_s = self._repository.read(), time.time()
         profile = _wanted(state, key)
-        if profile.attempts >= progress.MOST_ATTEMPTS:
+        if profile.attempts >= progress.MAX_ATTEMPTS:
             tries = f"{profile.attempts} attempts were cut off before anything was measured"
             raise errors.ProfilingFailed(f"{tries}; {profile.reason}")
         version = state.profiles[key].version

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 from controlplane.state import deployments
-from controlplane.state.records import LEAST_TARGET, Deployment, Scaling
+from controlplane.state.records import MIN_TARGET, Deployment, Scaling
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup, is_spare, next_number
 
 UP_S = 5.0
@@ -73,7 +73,7 @@ def bounded(scaling: Scaling, count: int) -> int:
 
 
 def _needed(in_flight: float, target: float) -> int:
-    return max(1, math.ceil(in_flight / max(LEAST_TARGET, target) - 1e-9))
+    return max(1, math.ceil(in_flight / max(MIN_TARGET, target) - 1e-9))
 
 
 def active(deployment: Deployment) -> int:

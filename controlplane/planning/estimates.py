@@ -32,7 +32,7 @@ from profiler.types import DeviceRates, ModelSpec, Plan, Workload
 from profiler.variants.types import VariantSpec
 
 GIB = 2**30
-MOST_DEVICES = 64
+MAX_DEVICES = 64
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ def answer_all(
     """
     asked = _asked(state, inventory, settings, name, load)
     count = max(1, len(inventory.devices)) if load.devices is None else load.devices
-    if not 1 <= count <= MOST_DEVICES:
+    if not 1 <= count <= MAX_DEVICES:
         raise errors.InvalidRequest(
-            f"expected 1 to {MOST_DEVICES} devices, got {count}; correct it", param="devices"
+            f"expected 1 to {MAX_DEVICES} devices, got {count}; correct it", param="devices"
         )
     quantizations = quantization_names(asked.base.compression, asked.spec)
     plans = candidate_plans(asked.spec, quantizations, count, asked.spec.max_position, 1, 0, 0)
@@ -157,10 +157,10 @@ def _asked(state: State, inventory: Inventory, settings: Settings, name: str, lo
 
 
 def _check_devices(plan: Plan, devices: int | None) -> None:
-    if devices is not None and not plan.world_size <= devices <= MOST_DEVICES:
+    if devices is not None and not plan.world_size <= devices <= MAX_DEVICES:
         raise PlanError(
             "devices",
-            f"expected {plan.world_size} to {MOST_DEVICES} devices for {plan.world_size} ranks, got "
+            f"expected {plan.world_size} to {MAX_DEVICES} devices for {plan.world_size} ranks, got "
             f"{devices}; correct it, or leave it out",
         )
 

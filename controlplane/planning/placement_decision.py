@@ -48,7 +48,7 @@ from profiler.variants.types import VariantKind
 
 # Without an expected load, latency is that of one request with a prompt this long (MaverIQ: batch 1 too).
 JUDGED_INPUT_TOKENS = 128
-MOST_PARALLEL = 8  # TP and PP, unless the request names more
+MAX_PARALLEL = 8  # TP and PP, unless the request names more
 # What alignment in an engine's memory adds to a variant's bytes, generously.
 PACKING = 1.05
 
@@ -221,8 +221,8 @@ def _request(
         input_tokens=inputs,
         output_tokens=outputs,
         concurrency=settings.concurrency,
-        max_tp=max(MOST_PARALLEL, *constraints.tensor_parallel, 0),
-        max_pp=max(MOST_PARALLEL, *constraints.pipeline_parallel, len(constraints.layers_per_stage)),
+        max_tp=max(MAX_PARALLEL, *constraints.tensor_parallel, 0),
+        max_pp=max(MAX_PARALLEL, *constraints.pipeline_parallel, len(constraints.layers_per_stage)),
         only_tp=constraints.tensor_parallel,
         only_pp=constraints.pipeline_parallel,
         layers=constraints.layers_per_stage,

@@ -13,7 +13,7 @@ from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_o
 from placement.types import DeviceKey, Placement, key_of
 
 FIRST_DELAY_S = 2.0  # before the second attempt in a row; then twice as long each time
-MOST_DELAY_S = 60.0
+MAX_DELAY_S = 60.0
 NO_ROOM_S = 30.0  # a cluster that had no room and looks the same is asked again so often
 STEADY_S = 600.0  # a group that served for so long did not fail in a row
 
@@ -98,7 +98,7 @@ def delay_s(failures: int) -> float:
     """Before a group that failed so often in a row is placed anew: at once, then longer and longer."""
     if failures <= 1:
         return 0.0
-    return min(MOST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 2, 16))
+    return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 2, 16))
 
 
 def unplaced(group: WorkerGroup, reason: str, now_s: float) -> WorkerGroup:

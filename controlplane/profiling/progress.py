@@ -14,7 +14,7 @@ from profiler.measurements import Footprint, Timing, from_lines
 from profiler.profile_key import ProfileKey
 from profiler.quantization import UNCOMPRESSED
 
-MOST_ATTEMPTS = 3  # in a row that bring nothing new
+MAX_ATTEMPTS = 3  # in a row that bring nothing new
 
 
 def with_quantizations(profile: ModelProfile, quantizations: Sequence[str]) -> ModelProfile:

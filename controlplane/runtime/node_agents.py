@@ -36,7 +36,7 @@ ASK_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 180.0
 FIRST_WORD_S = 20.0  # as long is waited for a new node, its agent to start and its devices to be measured
 KEEP_DEAD_S = 600.0
-MOST_DOUBLINGS = 4  # of the time after which a silent agent is replaced
+MAX_DOUBLINGS = 4  # of the time after which a silent agent is replaced
 
 
 @dataclass
@@ -171,7 +171,7 @@ class AgentBook:
         """
         now_s = time.monotonic()
         silent_s = now_s - max(node.sampled_s, node.since_s, node.replaced_s)
-        patience_s = self._settings.node_lost_s / 2 * 2.0 ** min(node.replaced, MOST_DOUBLINGS)
+        patience_s = self._settings.node_lost_s / 2 * 2.0 ** min(node.replaced, MAX_DOUBLINGS)
         if self._starts and node.agent is not None and silent_s > patience_s:
             log.warning("the agent of %s has been silent for %.0f s: it is replaced", node.name, silent_s)
             node.replaced, node.replaced_s = node.replaced + 1, now_s

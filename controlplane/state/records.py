@@ -105,7 +105,7 @@ class AutoRelax:
 
 
 # Stored records may hold less; a division by nearly nothing has no result.
-LEAST_TARGET = 0.01
+MIN_TARGET = 0.01
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller, "OBSERVE_EVERY_S", 0.02)
     monkeypatch.setattr(controller, "RETRY_S", 0.01)
     monkeypatch.setattr(rescheduling, "FIRST_DELAY_S", 0.005)
-    monkeypatch.setattr(rescheduling, "MOST_DELAY_S", 0.02)
+    monkeypatch.setattr(rescheduling, "MAX_DELAY_S", 0.02)
     monkeypatch.setattr(launch_action, "LOOK_AGAIN_S", 0.01)
     monkeypatch.setattr(launch_action, "SAMPLED_S", 0.02)
     monkeypatch.setattr(profile_actions, "LOOK_S", 0.01)

@@ -182,7 +182,7 @@ def test_delays_grow_and_are_bounded() -> None:
     delays = [rescheduling.delay_s(n) for n in range(2000)]
     assert delays[:4] == [0.0, 0.0, 2.0, 4.0]
     assert all(a <= b for a, b in pairwise(delays))
-    assert delays[-1] == rescheduling.MOST_DELAY_S
+    assert delays[-1] == rescheduling.MAX_DELAY_S
 
 
 @given(lives=st.lists(st.floats(0, 2000), min_size=1, max_size=30))

@@ -9,16 +9,16 @@ from pydantic import AliasChoices, Field, model_validator
 from controlplane import errors
 from controlplane.api.schemas.common import Name, Strict
 from controlplane.state import records
-from controlplane.state.records import LEAST_TARGET, ExpectedLoad, PlanConstraints, Scaling
+from controlplane.state.records import MIN_TARGET, ExpectedLoad, PlanConstraints, Scaling
 from placement.types import Intent, Scope, Slos
 
 IntentName = Literal["minCost", "minLat", "minMem", "minGpuHours", "latSLO", "costSLO", "accSLO"]
 Degree = Annotated[int, Field(ge=1, le=1024)]
 Tokens = Annotated[int, Field(ge=1, le=1_000_000)]
-MOST_TARGET = 1e6
+MAX_TARGET = 1e6
 Least = Annotated[int, Field(ge=0, le=64)]
 Most = Annotated[int, Field(ge=1, le=64)]
-Target = Annotated[float, Field(ge=LEAST_TARGET, le=MOST_TARGET, allow_inf_nan=False)]
+Target = Annotated[float, Field(ge=MIN_TARGET, le=MAX_TARGET, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=1, le=1e7, allow_inf_nan=False)]
 
 
@@ -125,7 +125,7 @@ class Replicas(Strict):
         """A target that older versions took, and that is too small or large, is shown as what holds."""
         target = scaling.target_in_flight
         if target is not None:
-            target = min(max(target, LEAST_TARGET), MOST_TARGET)
+            target = min(max(target, MIN_TARGET), MAX_TARGET)
         return cls(
             min=scaling.min_groups, max=scaling.max_groups, targetInFlight=target, idleS=scaling.idle_s
         )
