@@ -43,7 +43,7 @@ SCARCE = 3  # slots
 SEQUENCES, STEP_TOKENS = 32, 2048
 CASES = ("graphs cached", "eager uncached", "graphs uncached", "eager cached")  # add "tp2", "pp2" or "scarce"
 CASE_TIMEOUT_S = 150
-MOST_DIFFERENCE = 0.02  # in a rehearsal: float32's, in log-probability
+MAX_DIFFERENCE = 0.02  # in a rehearsal: float32's, in log-probability
 
 
 TEXTS = (
@@ -249,7 +249,7 @@ def rehearse(folder: Path, llm: Any) -> None:
     rehearsing.write_result(folder / "variants.json", {"rows": rows})
     *compared, scheduled = rehearsing.check(folder / "variants.json", "rows")["rows"]
     assert [row["variant"] for row in compared] == ["base", *names()]
-    assert all(row["largest_difference"] < MOST_DIFFERENCE for row in compared), compared
+    assert all(row["largest_difference"] < MAX_DIFFERENCE for row in compared), compared
     assert scheduled["slots"] == slots
 
 

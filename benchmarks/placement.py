@@ -36,7 +36,7 @@ from placement.types import Intent
 
 POLICIES: tuple[Policy, ...] = (Joint(), *(Maveriq(selection) for selection in Selection))
 SIZES = (10, 100, 1000, 10000)
-MOST_MODELS = 300
+MAX_MODELS = 300
 PAPERS_MODELS = 21
 PER_SIZE = 8  # decisions
 
@@ -83,7 +83,7 @@ def scale(sizes: Sequence[int]) -> list[dict[str, Any]]:
     rows = []
     for free_gib in (None, (2, 8)):
         for size in sizes:
-            models = min(MOST_MODELS, 3 * size)
+            models = min(MAX_MODELS, 3 * size)
             cluster = instances.large_cluster(random.Random(size), size, models, free_gib)
             for policy in (POLICIES[0], POLICIES[1]):
                 timed = [_timed(lambda p=policy, r=r, c=cluster: p.find(c, r)) for r in _requests()]

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks import plot_style, rehearsing
 
-MOST_GAP = 200  # percent; what is beyond is not drawn
+MAX_GAP = 200  # percent; what is beyond is not drawn
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
@@ -35,7 +35,7 @@ def _gaps(axes: Any, policies: dict[str, dict[str, Any]]) -> None:
         shares = [100 * (n + 1) / len(values) for n in range(len(values))]
         axes.step(values, shares, where="post", label=f"{name}: mean {100 * found['mean']:.2g}%")
     axes.set(xlabel="above the optimum (%)", ylabel="instances so near (%)", title="small instances")
-    axes.set(xlim=(-2, MOST_GAP), ylim=(0, 102))
+    axes.set(xlim=(-2, MAX_GAP), ylim=(0, 102))
     axes.grid(alpha=0.3)
     if policies:
         plot_style.below(axes)

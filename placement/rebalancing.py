@@ -64,14 +64,14 @@ def to_free_a_device(
     """
     empty = len(_empty(inventory, (*(t.placement for t in tenants), *staying)))
     stuck = {key for placement in staying for key in _keys(placement)}
-    found: list[Proposal] = []
+    proposals: list[Proposal] = []
     for device in inventory.devices:
         if key_of(device) in stuck:
             continue
         moves = _moves(inventory, _on(tenants, key_of(device)), decide, device)
         if moves and len(_empty(inventory, (*_after(tenants, moves), *staying))) > empty:
-            found.append(Proposal(moves, freed=device))
-    return min(found, key=_cost, default=None)
+            proposals.append(Proposal(moves, freed=device))
+    return min(proposals, key=_cost, default=None)
 
 
 def to_fit(inventory: Inventory, tenants: Sequence[Tenant], decide: Decide, newcomer: str) -> Proposal | None:
@@ -172,11 +172,11 @@ def _less(inventory: Inventory, taken: Mapping[DeviceKey, int]) -> Inventory:
 
 def taken_by(placements: Iterable[Placement]) -> dict[DeviceKey, int]:
     """Bytes that these placements take of each device."""
-    found: dict[DeviceKey, int] = {}
+    taken: dict[DeviceKey, int] = {}
     for placement in placements:
         for key, rank in zip(_keys(placement), placement.ranks, strict=True):
-            found[key] = found.get(key, 0) + rank.memory_bytes
-    return found
+            taken[key] = taken.get(key, 0) + rank.memory_bytes
+    return taken
 
 
 def _after(tenants: Sequence[Tenant], moves: Sequence[Move]) -> list[Placement]:

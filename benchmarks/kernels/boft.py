@@ -126,7 +126,7 @@ def _rotating(
 
     def launch(copy: int) -> None:
         layer = at.layers[copy]
-        boft.rotate(layer.x, layer.into, at.arena, layer.table, at.rows, most_factors=most)
+        boft.rotate(layer.x, layer.into, at.arena, layer.table, at.rows, max_factors=most)
 
     def configured(config: tuple[int, int, int], copy: int) -> None:
         from workers.kernels.boft import kernel

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 ROTATED_BYTES = 240_000_000  # four times the L2 cache
-MOST_COPIES = 400
+MAX_COPIES = 400
 REPLAYS = 20
 COPY_BYTES = 2_000_000_000
 
@@ -130,7 +130,7 @@ class Measurement:
 
 def copies_for(bytes_per_copy: int) -> int:
     """How many distinct copies leave nothing of one in the cache by its next turn."""
-    return min(MOST_COPIES, max(2, math.ceil(ROTATED_BYTES / bytes_per_copy)))
+    return min(MAX_COPIES, max(2, math.ceil(ROTATED_BYTES / bytes_per_copy)))
 
 
 def slots_for(distribution: str, rows: int, variants: int, seed: int = 0) -> Int32s:

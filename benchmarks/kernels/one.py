@@ -44,7 +44,7 @@ def main() -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rates = None if arguments.check else harness.measure_rates(device)
     if arguments.check:
-        harness.MOST_COPIES = 2
+        harness.MAX_COPIES = 2
     cases = _cases(arguments)
     rows: list[harness.Measurement] = []
     done = 0

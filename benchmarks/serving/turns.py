@@ -16,7 +16,7 @@ from workers.scheduling.scheduler import (
 )
 
 # vLLM's limits of `running`; the second is there from 0.32 on.
-MOST_RUNNING = ("max_num_running_reqs", "max_num_active_reqs")
+MAX_RUNNING = ("max_num_running_reqs", "max_num_active_reqs")
 
 
 class _OneModelAStep(_Variants):
@@ -31,7 +31,7 @@ class _OneModelAStep(_Variants):
         self._hidden: list[Any] = []
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        most = {name: getattr(self, name) for name in MOST_RUNNING if hasattr(self, name)}
+        most = {name: getattr(self, name) for name in MAX_RUNNING if hasattr(self, name)}
         try:
             output = super().schedule(*args, **kwargs)
         finally:
@@ -50,7 +50,7 @@ class _OneModelAStep(_Variants):
             return held
         self._hidden = [r for r in self.running if _variant(r) != model]
         self.running = [r for r in self.running if _variant(r) == model]
-        for name in MOST_RUNNING:  # who is hidden keeps a place in the model runner
+        for name in MAX_RUNNING:  # who is hidden keeps a place in the model runner
             if hasattr(self, name):
                 setattr(self, name, getattr(self, name) - len(self._hidden))
         for queue in self._queues():

@@ -123,7 +123,7 @@ def load_of(utilisation: Sequence[float], window: int = LOAD_WINDOW) -> float:
 
 def utilisation_of(ranks: Iterable[Resident]) -> float:
     """Of one device, by one deployment's ranks on it."""
-    return sum({one.layer_start: one.utilisation for one in ranks}.values())
+    return sum({rank.layer_start: rank.utilisation for rank in ranks}.values())
 
 
 def with_gpus(cluster: Cluster, changed: dict[tuple[str, int], Gpu]) -> Cluster:
@@ -146,11 +146,11 @@ def with_gpus(cluster: Cluster, changed: dict[tuple[str, int], Gpu]) -> Cluster:
 
 
 def _unique(what: str, names: Sequence[object]) -> set[object]:
-    found = set(names)
-    if len(found) != len(names):
+    distinct = set(names)
+    if len(distinct) != len(names):
         twice = sorted({str(name) for name in names if names.count(name) > 1})
         raise ValueError(f"{what} {', '.join(twice)} is listed twice; give each its own name or index")
-    return found
+    return distinct
 
 
 def _check(where: str, gpu: Gpu, types: set[object]) -> None:

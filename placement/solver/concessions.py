@@ -1,4 +1,4 @@
-"""Constraints of which some can be kept when not all of it can: how much, found by searching. Pure."""
+"""Constraints that can be kept in part: a search finds how much of each. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from placement.types import Constraint, Placement, Relaxation, Scope
 
 HALVINGS = 6  # of the interval between what works and what does not
 WIDEST = 64
-LEAST = 1e-9  # of what is asked; a factor stays a number
+MIN_SHARE = 1e-9  # of what is asked for: a factor stays finite
 SLACK = 1 + 1e-9  # rounding must not undo what was found to suffice
 
 Find = Callable[[Request], Placement | None]
@@ -31,7 +31,7 @@ def accuracy(request: Request, find: Find) -> Relaxation | None:
 
 def less_accurate(asked: float, offered: float) -> Relaxation:
     text = f"accept an accuracy of {offered:.4g} instead of {asked:.4g}"
-    return Relaxation(Constraint.ACCURACY, asked, offered, asked / max(offered, asked * LEAST), text)
+    return Relaxation(Constraint.ACCURACY, asked, offered, asked / max(offered, asked * MIN_SHARE), text)
 
 
 def rate(request: Request, find: Find) -> Relaxation | None:
@@ -45,22 +45,22 @@ def rate(request: Request, find: Find) -> Relaxation | None:
         low = most
     elif most < high:
         high = most
-    found = _largest(low, high, lambda rate: find(replace(request, rate_per_s=rate)) is not None)
-    return _less_often(request.rate_per_s, found)
+    sustained = _largest(low, high, lambda rate: find(replace(request, rate_per_s=rate)) is not None)
+    return _less_often(request.rate_per_s, sustained)
 
 
 def _less_often(asked: float, offered: float) -> Relaxation:
     shown = f"{rounded(offered, up=False):.4g} of {asked:.4g} requests/s"
     text = f"one copy keeps up with {shown}: place more copies, or expect less"
-    return Relaxation(Constraint.RATE, asked, offered, asked / max(offered, asked * LEAST), text)
+    return Relaxation(Constraint.RATE, asked, offered, asked / max(offered, asked * MIN_SHARE), text)
 
 
 def headroom(request: Request, find: Find) -> Relaxation | None:
-    """As much as can be kept, to within 1/64 of what was asked."""
+    """As much as can be kept, to within 1/64 of what was asked for."""
     if request.headroom <= 0 or find(replace(request, headroom=0.0)) is None:
         return None
-    found = _largest(0.0, request.headroom, lambda kept: find(replace(request, headroom=kept)) is not None)
-    return less_headroom(request.headroom, found)
+    largest = _largest(0.0, request.headroom, lambda kept: find(replace(request, headroom=kept)) is not None)
+    return less_headroom(request.headroom, largest)
 
 
 def _largest(low: float, high: float, works: Callable[[float], bool]) -> float:
@@ -129,20 +129,20 @@ def parallelism(request: Request, find: Find, gpus: int) -> Relaxation | None:
     bounded = request.max_tp < gpus or request.max_pp < gpus
     if not (bounded or names_shapes(request)):
         return None
-    found = find(any_shape(request, gpus))
-    return None if found is None else wider(request, found)
+    placement = find(any_shape(request, gpus))
+    return None if placement is None else wider(request, placement)
 
 
-def allowed(request: Request, found: Placement) -> bool:
-    plan = found.plan
+def allowed(request: Request, placement: Placement) -> bool:
+    plan = placement.plan
     tp, pp = plan.tensor_parallel, plan.pipeline_parallel
     within = tp <= request.max_tp and pp <= request.max_pp
     named = tp in (request.only_tp or (tp,)) and pp in (request.only_pp or (pp,))
     return within and named and plan.layers_per_stage == (request.layers or plan.layers_per_stage)
 
 
-def wider(request: Request, found: Placement) -> Relaxation:
-    plan = found.plan
+def wider(request: Request, placement: Placement) -> Relaxation:
+    plan = placement.plan
     most = max(request.only_tp or (request.max_tp,)) * max(request.only_pp or (request.max_pp,))
     stages = "+".join(map(str, plan.layers_per_stage))
     text = f"allow TP={plan.tensor_parallel} x PP={plan.pipeline_parallel} (layers {stages})"

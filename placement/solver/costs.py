@@ -59,14 +59,14 @@ def costs_of(request: Request, shape: Shape, view: View, groups: Groups, estimat
 
 def _rates(shape: Shape, view: View, groups: Groups, estimator: Estimator) -> Floats:
     """(8, groups): `StepRates` of each, unloaded."""
-    found = np.zeros((8, len(groups)))
+    rates = np.zeros((8, len(groups)))
     spans = groups.nvlink_domain < 0
     for number in np.unique(groups.type).tolist():
         for link, where in ((Link.FAST, ~spans), (Link.NODE, spans)):
             here = where & (groups.type == number)
             if here.any():
-                found[:, here] = _row(estimator.rates(shape, view.type_names[number], link))
-    return found
+                rates[:, here] = _row(estimator.rates(shape, view.type_names[number], link))
+    return rates
 
 
 def _row(rates: StepRates) -> Floats:

@@ -27,8 +27,8 @@ def decide(
 ) -> Outcome:
     """Never empty-handed: `NotPlaced` names a constraint and, where one exists, what would do."""
 
-    def find(asked: Request) -> Placement | None:
-        return policy.find(cluster, asked, estimator_for)
+    def find(changed: Request) -> Placement | None:
+        return policy.find(cluster, changed, estimator_for)
 
     return find(request) or _why_not(cluster, request, find, estimator_for)
 
@@ -39,24 +39,25 @@ def eased(
     refusal: NotPlaced,
     policy: Policy,
     estimator_for: EstimatorFor = estimator_of,
-    most: float | None = None,
+    max_factor: float | None = None,
 ) -> Placement | None:
-    """What the nearest relaxation of a refusal allows, if it is by no more than a factor of `most`.
+    """What the nearest relaxation of a refusal allows, if it is by no more than a factor of `max_factor`.
 
     The placement says what gave way. An anti-affinity never does.
     """
-    chosen, easier = _applicable(refusal, most), request
-    for one in chosen:
-        easier = relaxed(easier, one, _gpus(cluster))
-    found = policy.find(cluster, easier, estimator_for) if chosen else None
-    return found and replace(found, choice=replace(found.choice, relaxed=chosen))
+    chosen, easier = _applicable(refusal, max_factor), request
+    for relaxation in chosen:
+        easier = relaxed(easier, relaxation, _gpus(cluster))
+    placement = policy.find(cluster, easier, estimator_for) if chosen else None
+    return placement and replace(placement, choice=replace(placement.choice, relaxed=chosen))
 
 
-def _applicable(outcome: NotPlaced, most: float | None) -> tuple[Relaxation, ...]:
+def _applicable(outcome: NotPlaced, max_factor: float | None) -> tuple[Relaxation, ...]:
     wanted = outcome.relaxations if outcome.together else outcome.relaxations[:1]
     fine = all(
-        one.constraint is not Constraint.ANTI_AFFINITY and (most is None or one.factor <= most)
-        for one in wanted
+        relaxation.constraint is not Constraint.ANTI_AFFINITY
+        and (max_factor is None or relaxation.factor <= max_factor)
+        for relaxation in wanted
     )
     return wanted if fine else ()
 
@@ -68,13 +69,13 @@ def _gpus(cluster: Cluster) -> int:
 
 def _why_not(cluster: Cluster, request: Request, find: Find, estimator_for: EstimatorFor) -> NotPlaced:
     gpus = _gpus(cluster)
-    found = relaxations(request, find, gpus)
-    if found:
-        nearest = found[0]
+    alone = relaxations(request, find, gpus)
+    if alone:
+        nearest = alone[0]
         reason = f"{nearest.constraint} binds: {nearest.text}"
         if nearest.constraint is Constraint.MEMORY:
             reason = _no_memory(cluster, request, estimator_for)
-        return NotPlaced(request.name, nearest.constraint, reason, found)
+        return NotPlaced(request.name, nearest.constraint, reason, alone)
     all_limits = together(request, find, gpus)
     if all_limits:
         return NotPlaced(
@@ -94,7 +95,7 @@ def _no_memory(cluster: Cluster, request: Request, estimator_for: EstimatorFor) 
     if not len(view):
         return f"the cluster has no {device} for it; add one"
     estimator, layers = estimator_for(cluster, request), request.model.layers
-    every = shapes(request, hosts.most_ranks(request) if view.shared else len(view))
+    every = shapes(request, hosts.max_ranks(request) if view.shared else len(view))
     if not every:
         return f"{request.model.heads} heads cannot be split as asked on {len(view)} {device}s"
     need = min(total_bytes(estimator, shape, layers) for shape in every)

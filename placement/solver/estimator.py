@@ -24,7 +24,7 @@ from placement.solver.request import Request
 from profiler.roofline import StageTime
 
 PASSES = 12  # of the fixed point between latency and requests in flight; it contracts quickly
-MOST_PROMPTS = 0.9  # of a stage's time; beyond that the rate is out of reach, which the throughput says
+MAX_PROMPTS = 0.9  # of a stage's time; beyond that the rate is out of reach, which the throughput says
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class StageEstimator(ABC):
             prompt = self._prompt(shape)
             stages = 1 if self._shared else shape.pp
             stage_s = prompt.of(self._request.model.layers, is_last=True) / stages
-            busy = min(MOST_PROMPTS, self._request.rate_per_s * stage_s)
+            busy = min(MAX_PROMPTS, self._request.rate_per_s * stage_s)
             self._congestions[shape] = Congestion(1 + busy / (2 * (1 - busy)) / stages, 1 / (1 - busy))
         return self._congestions[shape]
 

@@ -24,17 +24,18 @@ def reason(placement: Placement, inventory: Inventory) -> str:
         f"predicted {_BASIS[placement.estimate.basis]}: TTFT {_ms(choice.ttft)}, TPOT {_ms(choice.tpot)}",
     ]
     if choice.relaxed:
-        parts.append("relaxed, as allowed: " + " and ".join(one.text for one in choice.relaxed))
+        parts.append("relaxed, as allowed: " + " and ".join(relaxation.text for relaxation in choice.relaxed))
     return "; ".join(parts)
 
 
 def _places(used: Iterable[DeviceKey]) -> str:
     """Nodes in the order of their first rank, with the devices used there."""
-    found: dict[tuple[str, str], list[int]] = {}
+    indices_of: dict[tuple[str, str], list[int]] = {}
     for node, kind, index in used:
-        found.setdefault((node, kind), []).append(index)
+        indices_of.setdefault((node, kind), []).append(index)
     return ", ".join(
-        f"{kind} {'+'.join(map(str, sorted(indices)))} of {node}" for (node, kind), indices in found.items()
+        f"{kind} {'+'.join(map(str, sorted(indices)))} of {node}"
+        for (node, kind), indices in indices_of.items()
     )
 
 

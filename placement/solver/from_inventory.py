@@ -75,6 +75,6 @@ def _gpu(device: Device, kind: str, residents: tuple[Resident, ...]) -> Gpu:
 def expected_load(residents: Iterable[Resident]) -> float:
     """Of a device with these ranks, as after placing their deployments on it when it was idle."""
     ranks: dict[str, list[Resident]] = defaultdict(list)
-    for one in residents:
-        ranks[one.deployment].append(one)
+    for resident in residents:
+        ranks[resident.deployment].append(resident)
     return reduce(busier, map(utilisation_of, ranks.values()), 0.0)

@@ -30,11 +30,12 @@ def figures_by_quantization(name: str, spec: ModelSpec, accuracies: Mapping[str,
         quantization: (accuracy, layer_share(spec, 1, quantization))
         for quantization, accuracy in accuracies.items()
     }
-    found = figures_of(name, spec, shares)
+    figures = figures_of(name, spec, shares)
     quantizations = tuple(
-        replace(one, degrees=_degrees(spec, found.degrees, one.name)) for one in found.compressions
+        replace(compression, degrees=_degrees(spec, figures.degrees, compression.name))
+        for compression in figures.compressions
     )
-    return replace(found, compressions=quantizations, spec=spec)
+    return replace(figures, compressions=quantizations, spec=spec)
 
 
 def _degrees(spec: ModelSpec, degrees: Sequence[int], quantization: str) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from placement.solver.cluster import Link
 from placement.solver.view import Floats, Ints, View
 
-MOST_GROUPS = 80  # enumerated one by one; beyond that, neighbours in some order
+MAX_GROUPS = 80  # enumerated one by one; beyond that, neighbours in some order
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ def groups_of(view: View, members: Ints) -> Groups:
     )
 
 
-def every_group(view: View, tp: int, most: int = MOST_GROUPS) -> Groups | None:
-    """All of them, or None when they are more than `most`."""
+def every_group(view: View, tp: int, max_groups: int = MAX_GROUPS) -> Groups | None:
+    """All of them, or None when they are more than `max_groups`."""
     runs = _runs(view)
-    if sum(math.comb(len(run), tp) for run in runs) > most:
+    if sum(math.comb(len(run), tp) for run in runs) > max_groups:
         return None
-    found = [group for run in runs for group in itertools.combinations(run, tp)]
-    return groups_of(view, np.array(found, dtype=np.int64).reshape(-1, tp))
+    members = [group for run in runs for group in itertools.combinations(run, tp)]
+    return groups_of(view, np.array(members, dtype=np.int64).reshape(-1, tp))
 
 
 def neighbours(view: View, tp: int, *, disjoint: bool) -> tuple[Groups, ...]:
@@ -92,30 +92,30 @@ def distinct(groups: Sequence[Groups]) -> Groups:
 
 def group_sets(groups: Groups, pp: int, keys: Sequence[Floats | Ints]) -> Ints:
     """Sets of `pp` columns that follow each other by each key, in an NVLink domain, a node, or anywhere."""
-    found = []
+    sets = []
     everywhere = np.zeros(len(groups), dtype=np.int64)
     places = [p for p in (groups.nvlink_domain, groups.node, everywhere) if len(groups) >= pp]
     for place, key in itertools.product(places, keys):
         order = np.lexsort((groups.usable, key, place))
         windows = sliding_window_view(order, pp)
-        found.append(windows[place[windows[:, 0]] == place[windows[:, -1]]])
-    if not found:
+        sets.append(windows[place[windows[:, 0]] == place[windows[:, -1]]])
+    if not sets:
         return np.empty((0, pp), dtype=np.int64)
-    return np.unique(np.concatenate(found), axis=0)
+    return np.unique(np.concatenate(sets), axis=0)
 
 
-def every_set(groups: Groups, pp: int, most: int) -> Ints | None:
-    """All sets of `pp` groups that share no GPU, or None when there are more than `most` to look at."""
-    if math.comb(len(groups), pp) > most:
+def every_set(groups: Groups, pp: int, max_sets: int) -> Ints | None:
+    """All sets of `pp` groups that share no GPU, or None when there are more than `max_sets` to look at."""
+    if math.comb(len(groups), pp) > max_sets:
         return None
     members = [frozenset(row) for row in groups.members.tolist()]
     tp = groups.members.shape[1]
-    found = [
+    sets = [
         pick
         for pick in itertools.combinations(range(len(groups)), pp)
         if len(frozenset().union(*(members[k] for k in pick))) == pp * tp
     ]
-    return np.array(found, dtype=np.int64).reshape(-1, pp)
+    return np.array(sets, dtype=np.int64).reshape(-1, pp)
 
 
 def _runs(view: View) -> list[list[int]]:

@@ -1,6 +1,6 @@
 """Placing on CPU hosts: one carries all ranks, which share its cores and memory.
 
-A model in several ranks takes as long there, and more memory: it is split no more than was asked for.
+A model in several ranks takes as long there, and more memory: it is split no more than the request says.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from profiler.plans import even_stages
 
 def find(request: Request, view: View, estimator: Estimator) -> Placement | None:
     """The best placement within every limit; of equals the fewest ranks, then the freest host."""
-    found = []
+    candidates = []
     for layout in layouts(request, view):
         figures = estimator(plan_of(view, layout))
         if fits(view, estimator, layout) and not excesses(request, layout.shape, figures):
             host = layout.groups[0][0]
             value = objective(request, layout.shape, figures)
-            found.append(((value, layout.shape.ranks, -int(view.usable[host]), host), layout))
-    if not found:
+            candidates.append(((value, layout.shape.ranks, -int(view.usable[host]), host), layout))
+    if not candidates:
         return None
-    _, best = min(found, key=lambda one: one[0])
+    _, best = min(candidates, key=lambda candidate: candidate[0])
     tried = len(_shapes(request))
-    return placed(request, view, best, estimator, Search(tried, len(found)))
+    return placed(request, view, best, estimator, Search(tried, len(candidates)))
 
 
 def layouts(request: Request, view: View) -> Iterator[Layout]:
@@ -46,8 +46,8 @@ def _shapes(request: Request) -> tuple[Shape, ...]:
     fewest = replace(
         request, only_tp=request.only_tp or (1,), only_pp=request.only_pp or (len(request.layers) or 1,)
     )
-    return shapes(fewest, most_ranks(request))
+    return shapes(fewest, max_ranks(request))
 
 
-def most_ranks(request: Request) -> int:
+def max_ranks(request: Request) -> int:
     return request.max_tp * request.max_pp

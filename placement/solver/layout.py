@@ -47,11 +47,11 @@ def widest_link(view: View, gpus: tuple[int, ...]) -> Link:
 
 def needs(estimator: Estimator, layout: Layout) -> dict[int, int]:
     """Bytes on each GPU of the view."""
-    found: dict[int, int] = {}
+    needed: dict[int, int] = {}
     for group, need in zip(layout.groups, stage_bytes(estimator, layout.shape, layout.layers), strict=True):
         for gpu in group:
-            found[gpu] = found.get(gpu, 0) + need
-    return found
+            needed[gpu] = needed.get(gpu, 0) + need
+    return needed
 
 
 def fits(view: View, estimator: Estimator, layout: Layout) -> bool:
@@ -121,7 +121,7 @@ def _with(gpu: Gpu, ranks: list[Resident]) -> Gpu:
     """The GPU with ranks of one more deployment."""
     return replace(
         gpu,
-        free_bytes=gpu.free_bytes - sum(one.memory_bytes for one in ranks),
+        free_bytes=gpu.free_bytes - sum(rank.memory_bytes for rank in ranks),
         load=busier(gpu.load, utilisation_of(ranks)),
         residents=(*gpu.residents, *ranks),
     )

@@ -36,14 +36,14 @@ def objective(request: Request, shape: Shape, figures: Figures) -> float:
     return _objective(request, shape, shape.tp * sum(figures.memory_bytes), figures.latency_s)
 
 
-def least_objective(request: Request, shape: Shape, estimator: Estimator, latency_s: float) -> float:
+def min_objective(request: Request, shape: Shape, estimator: Estimator, latency_s: float) -> float:
     """Of any layout of this shape that is not quicker: even stages have the least memory."""
     memory_bytes = total_bytes(estimator, shape, request.model.layers)
     return _objective(request, shape, memory_bytes, latency_s)
 
 
 @dataclass(frozen=True)
-class Least:
+class LowerBounds:
     """Seconds that no layout of a shape is below."""
 
     ttft_s: float
@@ -51,11 +51,11 @@ class Least:
     latency_s: float
 
 
-def out_of_reach(request: Request, shape: Shape, estimator: Estimator, least: Least) -> bool:
-    """Whether every layout of this shape breaks a limit, by bounds alone: some that do are not found."""
+def out_of_reach(request: Request, shape: Shape, estimator: Estimator, bounds: LowerBounds) -> bool:
+    """Whether every layout of this shape breaks a limit, by lower bounds alone; some that do are missed."""
     memory_bytes = total_bytes(estimator, shape, request.model.layers)
-    spent = cost(request.cost, shape.ranks, memory_bytes, least.latency_s)
-    return any(value > bound * (1 + ROUNDING) for _, bound, value in _limits(request, least, spent))
+    spent = cost(request.cost, shape.ranks, memory_bytes, bounds.latency_s)
+    return any(value > limit * (1 + ROUNDING) for _, limit, value in _limits(request, bounds, spent))
 
 
 def _objective(request: Request, shape: Shape, memory_bytes: int, latency_s: float) -> float:
@@ -84,7 +84,7 @@ def excesses(request: Request, shape: Shape, figures: Figures) -> dict[Constrain
 
 
 def _limits(
-    request: Request, figures: Figures | Least, spent: float
+    request: Request, figures: Figures | LowerBounds, spent: float
 ) -> Iterator[tuple[Constraint, float, float]]:
     """What is limited, the limit, and these figures' value of it."""
     limits = request.slos

@@ -72,7 +72,7 @@ class Knowledge:
         be."""
         own = self.profiles.get(kind.name)
         known = (own,) if own else tuple(self.profiles.values())
-        return max((one.excess.get(shape, 0) for one in known), default=0)
+        return max((measured.excess.get(shape, 0) for measured in known), default=0)
 
 
 class Profiled(StageEstimator):
@@ -120,13 +120,13 @@ class Profiled(StageEstimator):
         made = dataclasses.replace(self._plan(plan.shape), layers_per_stage=plan.layers)
         load = Workload(1, self._request.input_tokens, self._request.output_tokens)
         kinds = dict.fromkeys(self._types[stage.gpu_type] for stage in plan.stages)
-        found = [predict(self._ground(plan.shape, kind), made, load) for kind in kinds]
-        worst = max(found, key=lambda p: p.tpot_s.high / p.tpot_s.low)
+        predictions = [predict(self._ground(plan.shape, kind), made, load) for kind in kinds]
+        worst = max(predictions, key=lambda p: p.tpot_s.high / p.tpot_s.low)
         low, high = _share(worst.tpot_s)
         tpot_s = self(plan).tpot_s
         more = 1 + NINE_IN_TEN * self._turn_error(plan, tpot_s)
         most = max(high * more, self._turns_most_s(plan) / tpot_s)
-        return Account(made, worst.basis, _share(worst.ttft_s), (low / more, most), _notes(found))
+        return Account(made, worst.basis, _share(worst.ttft_s), (low / more, most), _notes(predictions))
 
     def _turn_error(self, plan: CandidatePlan, tpot_s: float) -> float:
         """Of the host's turns where they decide how long a token takes, else 0."""
@@ -178,5 +178,5 @@ def _share(interval: Interval) -> tuple[float, float]:
     return interval.low / interval.value, interval.high / interval.value
 
 
-def _notes(found: list[Prediction]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(note for one in found for note in one.notes))
+def _notes(predictions: list[Prediction]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(note for prediction in predictions for note in prediction.notes))

@@ -1,7 +1,7 @@
 """Which constraints are in the way of a request, and by how much each would have to give. Pure.
 
-Each is lifted alone; what is found without it says how far the request is from being met. Where none alone
-is in the way all limits are lifted at once. Of both no more than `SEARCHES` searches are made.
+Each constraint is lifted alone: the placement without it says how far the request is from being met. Where no
+constraint alone is in the way, all limits are lifted at once. Both make at most `SEARCHES` searches.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def relaxations(request: Request, find: Find, gpus: int) -> tuple[Relaxation, ..
     Giving up an anti-affinity is no matter of degree, and comes last.
     """
     find = _at_most(SEARCHES, find)
-    found = [*_singles(request, find)]
-    others = any(one.constraint is not Constraint.ANTI_AFFINITY for one in found)
+    options = [*_singles(request, find)]
+    others = any(relaxation.constraint is not Constraint.ANTI_AFFINITY for relaxation in options)
     if not others or concessions.names_shapes(request):  # wider than usual is the last resort
         wider = concessions.parallelism(request, find, gpus)
-        found += [wider] if wider is not None else []
-    return tuple(sorted(found, key=lambda r: (r.constraint is Constraint.ANTI_AFFINITY, r.factor)))
+        options += [wider] if wider is not None else []
+    return tuple(sorted(options, key=lambda r: (r.constraint is Constraint.ANTI_AFFINITY, r.factor)))
 
 
 def _at_most(searches: int, find: Find) -> Find:
@@ -45,9 +45,9 @@ def _at_most(searches: int, find: Find) -> Find:
 
 def _singles(request: Request, find: Find) -> Iterator[Relaxation]:
     for lifted in _lifted(request):
-        found = find(lifted.request)
-        if found is not None:
-            yield _relaxation(lifted, lifted.offered(found))
+        placement = find(lifted.request)
+        if placement is not None:
+            yield _relaxation(lifted, lifted.offered(placement))
     for search in (
         concessions.accuracy,
         concessions.rate,
@@ -55,9 +55,9 @@ def _singles(request: Request, find: Find) -> Iterator[Relaxation]:
         concessions.scope,
         concessions.memory,
     ):
-        one = search(request, find)
-        if one is not None:
-            yield one
+        relaxation = search(request, find)
+        if relaxation is not None:
+            yield relaxation
 
 
 def together(request: Request, find: Find, gpus: int) -> tuple[Relaxation, ...]:
@@ -79,11 +79,13 @@ def _broken(request: Request, shaped: Request, find: Find) -> tuple[Relaxation, 
     less = None if find(free) else concessions.rate(free, find)
     if less is not None:
         free = replace(free, rate_per_s=less.offered)
-    found = find(free)
-    if found is None:
+    placement = find(free)
+    if placement is None:
         return ()
-    broken = [r for one in _lifted(request) if (r := _relaxation(one, one.offered(found))).factor > 1]
-    accuracy, offered = request.slos.accuracy, found.estimate.accuracy
+    broken = [
+        r for lifted in _lifted(request) if (r := _relaxation(lifted, lifted.offered(placement))).factor > 1
+    ]
+    accuracy, offered = request.slos.accuracy, placement.estimate.accuracy
     if accuracy is not None and offered < accuracy:
         broken.append(concessions.less_accurate(accuracy, offered))
     if less is not None:
@@ -92,8 +94,8 @@ def _broken(request: Request, shaped: Request, find: Find) -> tuple[Relaxation, 
         broken.append(concessions.less_headroom(request.headroom, 0.0))
     if scope is not None:
         broken.append(scope)
-    if not concessions.allowed(request, found):
-        broken.append(concessions.wider(request, found))
+    if not concessions.allowed(request, placement):
+        broken.append(concessions.wider(request, placement))
     return tuple(broken)
 
 
@@ -157,9 +159,9 @@ def _relaxation(lifted: _Lifted, offered: float) -> Relaxation:
     return Relaxation(lifted.constraint, lifted.asked, offered, factor, text + _times(factor))
 
 
-def _cost(request: Request, found: Placement) -> float:
-    memory_bytes = sum(found.estimate.memory_bytes)
-    return cost(request.cost, found.plan.world_size, memory_bytes, found.choice.latency_s)
+def _cost(request: Request, placement: Placement) -> float:
+    memory_bytes = sum(placement.estimate.memory_bytes)
+    return cost(request.cost, placement.plan.world_size, memory_bytes, placement.choice.latency_s)
 
 
 def _times(factor: float) -> str:

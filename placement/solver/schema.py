@@ -163,7 +163,7 @@ def read_scenario(document: Any, folder: Path) -> tuple[Cluster, tuple[Request, 
     """What a parsed file means; paths in it are relative to `folder`. Raises ScenarioError."""
     try:
         form = ScenarioForm.model_validate(document)
-        requests = [request for one in form.deployments for request in _requests(one, folder)]
+        requests = [request for deployment in form.deployments for request in _requests(deployment, folder)]
         names = [request.name for request in requests]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -252,11 +252,15 @@ def _from_config(form: DeploymentForm, folder: Path) -> ModelFigures:
     except (OSError, ValueError) as error:
         raise ScenarioError(f"{form.name}: expected a config.json at {path}: {error}") from error
     spec = spec_of(describe(raw, path), declared_dtype_bytes(raw, path) or BF16_BYTES)
-    given = {canonical(name): one for name, one in form.model.compressions.items()}
-    sized = any(one.layer_mib or one.share for one in given.values())
+    given = {canonical(name): compression for name, compression in form.model.compressions.items()}
+    sized = any(compression.layer_mib or compression.share for compression in given.values())
     if not sized and given.keys() == set(quantization_names(dict.fromkeys(given, 0.0), spec)):
-        return figures_by_quantization(form.name, spec, {name: one.accuracy for name, one in given.items()})
-    shares = {name: (one.accuracy, _share(name, one, spec)) for name, one in given.items()}
+        return figures_by_quantization(
+            form.name, spec, {name: compression.accuracy for name, compression in given.items()}
+        )
+    shares = {
+        name: (compression.accuracy, _share(name, compression, spec)) for name, compression in given.items()
+    }
     return figures_of(form.name, spec, shares)
 
 
@@ -271,14 +275,18 @@ def _from_figures(name: str, form: ModelForm) -> ModelFigures:
     layer_bytes = (form.layer_mib or 0) * MIB
     kv_bytes = round(form.kv_bytes_per_token_per_layer or 0)
     given = form.compressions or {"none": CompressionForm(accuracy=1.0)}
-    forms = tuple(
+    compressions = tuple(
         Compression(
             kind,
-            one.accuracy,
-            round(one.layer_mib * MIB if one.layer_mib else (one.share or 1.0) * layer_bytes),
+            compression.accuracy,
+            round(
+                compression.layer_mib * MIB
+                if compression.layer_mib
+                else (compression.share or 1.0) * layer_bytes
+            ),
             kv_bytes,
         )
-        for kind, one in given.items()
+        for kind, compression in given.items()
     )
     flops = form.layer_gflops_per_token
     return ModelFigures(
@@ -291,7 +299,7 @@ def _from_figures(name: str, form: ModelForm) -> ModelFigures:
         hidden_bytes=(form.hidden_size or 0) * form.dtype_bytes,
         layer_flops=flops * 1e9 if flops else 2 * layer_bytes / form.dtype_bytes,
         overhead_bytes=round(form.overhead_mib * MIB),
-        compressions=forms,
+        compressions=compressions,
         tied=form.tied,
         tables_everywhere=form.tables_everywhere,
         last_overhead_bytes=round(form.last_overhead_mib * MIB),
@@ -299,5 +307,7 @@ def _from_figures(name: str, form: ModelForm) -> ModelFigures:
 
 
 def _problems(error: ValidationError) -> str:
-    found = [(".".join(map(str, p["loc"])), p["msg"].removeprefix("Value error, ")) for p in error.errors()]
-    return "; ".join(f"{field}: {problem}" if field else problem for field, problem in found)
+    problems = [
+        (".".join(map(str, p["loc"])), p["msg"].removeprefix("Value error, ")) for p in error.errors()
+    ]
+    return "; ".join(f"{field}: {problem}" if field else problem for field, problem in problems)

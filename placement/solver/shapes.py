@@ -16,7 +16,7 @@ def tp_divides(model: ModelFigures, tp: int) -> bool:
 def shapes(request: Request, gpus: int) -> tuple[Shape, ...]:
     """Every compression, TP and PP that model and request allow for `gpus` ranks, fewest ranks first."""
     model = request.model
-    found = [
+    allowed = [
         Shape(compression, tp, pp)
         for compression in model.compressions
         for tp in range(1, min(request.max_tp, model.heads, gpus) + 1)
@@ -24,4 +24,4 @@ def shapes(request: Request, gpus: int) -> tuple[Shape, ...]:
         for pp in range(1, min(request.max_pp, model.layers, gpus // tp) + 1)
         if pp in (request.only_pp or (pp,)) and pp == (len(request.layers) or pp)
     ]
-    return tuple(sorted(found, key=lambda s: (s.ranks, s.tp, -s.compression.accuracy, s.compression.name)))
+    return tuple(sorted(allowed, key=lambda s: (s.ranks, s.tp, -s.compression.accuracy, s.compression.name)))

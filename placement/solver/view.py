@@ -15,7 +15,7 @@ from placement.types import Scope
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-MOST_LOAD = 0.95  # a GPU that is always busy still gives a newcomer a share
+MAX_LOAD = 0.95  # a GPU that is always busy still gives a newcomer a share
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class View:
 
 
 def slowdown_of(load: float) -> float:
-    return 1 / (1 - min(load, MOST_LOAD))
+    return 1 / (1 - min(load, MAX_LOAD))
 
 
 def busier(load: float, utilisation: float) -> float:
@@ -78,7 +78,7 @@ def view_of(cluster: Cluster, request: Request) -> View:
     ints = [np.array(column, dtype=np.int64) for column in columns[:6]]
     load = np.array(columns[6], dtype=np.float64)
     at_node, of_type, in_domain, free, total, can_use = ints
-    slowdown: Floats = 1 / (1 - np.minimum(load, MOST_LOAD))
+    slowdown: Floats = 1 / (1 - np.minimum(load, MAX_LOAD))
     return View(
         tuple(names), cluster.types, at_node, of_type, in_domain, free, total, can_use, load, slowdown
     )
@@ -86,5 +86,5 @@ def view_of(cluster: Cluster, request: Request) -> View:
 
 def _scopes(request: Request, residents: Sequence[Resident]) -> set[Scope]:
     """What the request and the residents of its group do not share: the strictest of them all holds."""
-    mates = [one for one in residents if request.group and one.group == request.group]
-    return {request.scope, *(one.scope for one in mates)} if mates else set()
+    mates = [resident for resident in residents if request.group and resident.group == request.group]
+    return {request.scope, *(resident.scope for resident in mates)} if mates else set()

@@ -21,9 +21,9 @@ DTYPES = {
     **dict.fromkeys(["int4", "w4a16", "4bit"], "int4"),
     **dict.fromkeys(["int4_gptq", "gptq", "gptq4", "int4gptq", "gptq_int4"], "int4_gptq"),
 }
-MOST_RANKS = 4096
-MOST_LAYERS = 4096
-MOST_COUNT = 10**7
+MAX_RANKS = 4096
+MAX_LAYERS = 4096
+MAX_COUNT = 10**7
 
 
 def failure(cell: str) -> str | None:
@@ -40,7 +40,7 @@ def failure(cell: str) -> str | None:
     return "not positive" if number <= 0 else None
 
 
-def count(cell: str, most: int = MOST_COUNT) -> int:
+def count(cell: str, most: int = MAX_COUNT) -> int:
     """A whole number of at least 1, also when written as 8.0."""
     try:
         number = float(cell.strip().strip("'\""))
@@ -86,11 +86,9 @@ def layer_map(cell: str) -> tuple[int, ...]:
     if not parts:
         raise ValueError("expected the layers of each stage, such as '10 22'")
     try:
-        return tuple(count(part, MOST_LAYERS) for part in parts)
+        return tuple(count(part, MAX_LAYERS) for part in parts)
     except ValueError as error:
-        raise ValueError(
-            f"expected whole numbers of layers from 1 to {MOST_LAYERS}, one per stage"
-        ) from error
+        raise ValueError(f"expected whole numbers of layers from 1 to {MAX_LAYERS}, one per stage") from error
 
 
 def model_name(cell: str) -> str:

@@ -22,11 +22,11 @@ from profiler.estimators.types import Family
 
 Array = NDArray[np.float64]
 
-LEAST_SPREAD = 0.03  # kernels of one format differ at least this much between models
-LEAST_FAMILIES = 4
-LEAST_RATE = 0.3  # of the quickest format's
+MIN_SPREAD = 0.03  # kernels of one format differ at least this much between models
+MIN_FAMILIES = 4
+MIN_RATE = 0.3  # of the quickest format's
 # Noise of one latency over itself: where rows do not repeat or overlap, and bounds for what they say.
-NOISE, LEAST_NOISE, MOST_NOISE = 0.006, 0.0015, 0.1
+NOISE, MIN_NOISE, MAX_NOISE = 0.006, 0.0015, 0.1
 FEW = 6  # degrees of freedom's worth that NOISE counts for
 PROMPTS = np.geomspace(1, 16384, 169)
 USUAL_PROMPT, PROMPT_SPREAD = 16.0, 2.0  # in tokens and as a logarithm; where fingerprints do not tell
@@ -46,7 +46,7 @@ def pooled_noise(fits: Sequence[LatencyFit]) -> float:
     """Relative standard deviation of one latency, from what overlapping rows disagree by."""
     squared = sum(fit.squared for fit in fits) + FEW * NOISE**2
     found = float((squared / (sum(fit.freedom for fit in fits) + FEW)) ** 0.5)
-    return min(MOST_NOISE, max(LEAST_NOISE, found))
+    return min(MAX_NOISE, max(MIN_NOISE, found))
 
 
 def layer_priors(layers: Sequence[Layer]) -> Mapping[Family, Prior]:
@@ -55,7 +55,7 @@ def layer_priors(layers: Sequence[Layer]) -> Mapping[Family, Prior]:
     for layer in layers:
         others = [other for other in layers if other.family != layer.family]
         same = [other for other in others if other.family.dtype == layer.family.dtype]
-        if len(others) >= LEAST_FAMILIES and len(same) >= 2:
+        if len(others) >= MIN_FAMILIES and len(same) >= 2:
             prior = _regress(layer, others)
             if prior is not None:
                 found[layer.family] = prior
@@ -67,7 +67,7 @@ def _regress(layer: Layer, others: Sequence[Layer]) -> Prior | None:
     design = np.array([_row(other, formats) for other in others])
     seen = np.array([other.tpot for other in others])
     size = np.maximum(np.abs(design).max(axis=0), 1e-300)
-    spread = LEAST_SPREAD
+    spread = MIN_SPREAD
     for _ in range(4):
         sd = np.array([np.hypot(other.deviation, spread * max(other.tpot, 1e-300)) for other in others])
         a = design / size / sd[:, None]
@@ -75,7 +75,7 @@ def _regress(layer: Layer, others: Sequence[Layer]) -> Prior | None:
         off = (seen - design / size @ slopes) ** 2 - np.array([other.deviation**2 for other in others])
         freedom = max(1, len(others) - len(slopes))
         between = float(np.sum(off / np.maximum(seen, 1e-300) ** 2 / sd**2) / np.sum(1 / sd**2))
-        spread = max(LEAST_SPREAD, (max(0.0, between) * len(others) / freedom) ** 0.5)
+        spread = max(MIN_SPREAD, (max(0.0, between) * len(others) / freedom) ** 0.5)
     row = np.array(_row(layer, formats)) / size
     value = float(row @ slopes)
     own = float(row @ np.linalg.pinv(a.T @ a) @ row)
@@ -95,7 +95,7 @@ def outside_priors(fits: Sequence[LatencyFit]) -> Priors:
     for tp in sorted({width for fit in fits for width in fit.widths}):
         for part in (TTFT_OTHER, TPOT_OTHER):
             known = [fit.figure(tp, part) for fit in fits if tp in fit.widths]
-            if len(known) >= LEAST_FAMILIES:
+            if len(known) >= MIN_FAMILIES:
                 found[tp, part] = _usual(
                     known, floor=median(f.figure(tp, TPOT_OTHER)[0] for f in fits if tp in f.widths)
                 )
@@ -123,7 +123,7 @@ def compute_shares(layers: Sequence[Layer]) -> Mapping[str, float]:
     usual = {dtype: median(found) for dtype, found in rates.items()}
     quickest = max(usual.values(), default=1.0)
     return {
-        dtype: laws.compute_share(dtype) * max(LEAST_RATE, rate / quickest) for dtype, rate in usual.items()
+        dtype: laws.compute_share(dtype) * max(MIN_RATE, rate / quickest) for dtype, rate in usual.items()
     }
 
 

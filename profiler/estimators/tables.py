@@ -24,7 +24,7 @@ from profiler.estimators import cells
 from profiler.estimators.types import Family, Query, TableError
 
 GIB = 2**30
-MOST_BYTES = 256 * 2**20
+MAX_BYTES = 256 * 2**20
 REQUIRED = ("Model", "TP", "PP", "PP_Map", "DTYPE", "INT8_KV_Cache", "Output_Lenght", "Batch_Size", "Latency")
 # The artifact's estimator reads the memory after the run: weights, caches and workspaces are all there.
 MEMORY_COLUMN = "Memory-After-Run"
@@ -74,11 +74,11 @@ def read_table(path: Path) -> Table:
     """Raises TableError."""
     try:
         with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise TableError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if len(data) > MOST_BYTES:
-        raise TableError(f"{path}: expected a table of at most {MOST_BYTES} bytes")
+    if len(data) > MAX_BYTES:
+        raise TableError(f"{path}: expected a table of at most {MAX_BYTES} bytes")
     try:
         return parse_table(data.decode("utf-8-sig"), str(path))
     except UnicodeDecodeError as error:
@@ -171,7 +171,7 @@ def _measurement(named: Mapping[str, str], place: str, line: int) -> Measurement
     family = Family(
         read("Model", cells.model_name), read("DTYPE", cells.dtype), read("INT8_KV_Cache", cells.flag)
     )
-    stages = read("PP", lambda cell: cells.count(cell, cells.MOST_RANKS))
+    stages = read("PP", lambda cell: cells.count(cell, cells.MAX_RANKS))
     layers = read("PP_Map", cells.layer_map)
     if len(layers) != stages:
         raise TableError(
@@ -179,7 +179,7 @@ def _measurement(named: Mapping[str, str], place: str, line: int) -> Measurement
         )
     query = Query(
         family,
-        read("TP", lambda cell: cells.count(cell, cells.MOST_RANKS)),
+        read("TP", lambda cell: cells.count(cell, cells.MAX_RANKS)),
         layers,
         read("Output_Lenght", cells.count),
         read("Batch_Size", cells.count),

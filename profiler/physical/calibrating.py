@@ -26,7 +26,7 @@ from profiler.shards import (
 from profiler.types import ModelSpec, Workload
 
 REPETITION = 0.03  # by which repeated runs differ, and which tells of no turns
-MOST_LOST = 0.5  # of a stage's pace: as far as is looked
+MAX_LOST = 0.5  # of a stage's pace: as far as is looked
 TURN_ERROR = 0.12  # the same load took 5.5 ms a token in one engine on H200s and 6.9 in another
 
 
@@ -227,7 +227,7 @@ def _lost_share(calibration: Calibration, quantization: str, several: Sequence[T
         here = dataclasses.replace(calibration, lost_pace={quantization: share})
         return sum(abs(math.log(_predicted(here, timing).ttft_s / timing.ttft_s)) for timing in several)
 
-    found = minimize_scalar(miss, bounds=(0.0, MOST_LOST), method="bounded")
+    found = minimize_scalar(miss, bounds=(0.0, MAX_LOST), method="bounded")
     return min(0.0, float(found.x), key=miss)
 
 

@@ -13,7 +13,7 @@ from profiler.types import ModelSpec
 # In fp8, of pipelines of three models on H200s (0.24 to 0.32). vLLM leaves a broadcast of the tokens to come
 # running on every stage but the last; multiplications that fill the GPU wait for the block it displaces.
 LOST_PACE = 0.27
-LEAST_LOST = 0.03  # what the fit may see where nothing is lost
+MIN_LOST = 0.03  # what the fit may see where nothing is lost
 HOP_S = 0.11e-3  # without a measured pipeline: Llama-2-7B on two H200s, see profiler/roofline.py
 
 
@@ -95,5 +95,5 @@ class Calibration:
     def lost_pace_at(self, cut: Cut) -> float:
         """Other kernels lose another share: of a quantization without a measured pipeline LOST_PACE, where
         one of another quantization loses any."""
-        elsewhere = LOST_PACE if max(self.lost_pace.values(), default=0.0) > LEAST_LOST else 0.0
+        elsewhere = LOST_PACE if max(self.lost_pace.values(), default=0.0) > MIN_LOST else 0.0
         return self.lost_pace.get(cut.quantization, elsewhere)

@@ -82,13 +82,13 @@ def test_the_nearest_is_applied_within_the_factor_that_is_allowed() -> None:
             continue
         nearest = outcome.relaxations[0]
         kept = nearest.constraint is Constraint.ANTI_AFFINITY
-        found = eased(cluster, request, outcome, Joint(), most=nearest.factor)
+        found = eased(cluster, request, outcome, Joint(), max_factor=nearest.factor)
         assert (found is None) == kept
         if found is not None:
             assert found.choice.relaxed == (nearest,)
             applied += 1
         if nearest.factor > 1.01:
-            assert eased(cluster, request, outcome, Joint(), most=(1 + nearest.factor) / 2) is None
+            assert eased(cluster, request, outcome, Joint(), max_factor=(1 + nearest.factor) / 2) is None
     assert applied > 5
 
 

@@ -7,13 +7,13 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.group.cuda_graphs import MOST_TOKENS, compilation, graph_sizes
+from workers.group.cuda_graphs import MAX_TOKENS, compilation, graph_sizes
 
 
 @given(st.integers(1, 512), st.integers(1, 16384))
 def test_every_step_up_to_the_largest_is_padded_by_little(max_sequences: int, batched_tokens: int) -> None:
     sizes = graph_sizes(max_sequences, batched_tokens)
-    most = min(MOST_TOKENS, batched_tokens)
+    most = min(MAX_TOKENS, batched_tokens)
     assert sizes == sorted(set(sizes))
     assert sizes[0] == 1
     assert sizes[-1] == most  # a full step is not padded at all,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-MOST_TOKENS = 2048  # a step of more keeps any GPU busy longer than its host takes to launch it
+MAX_TOKENS = 2048  # a step of more keeps any GPU busy longer than its host takes to launch it
 # On H200s, vLLM 0.26 cannot capture graphs with TP unless these two passes are off.
 TP_PASSES = {"fuse_allreduce_rms": False, "enable_sp": False}
 
@@ -16,7 +16,7 @@ def graph_sizes(max_sequences: int, batched_tokens: int) -> list[int]:
     at twice `max_sequences`: prefill steps are then launched one kernel at a time, which takes the
     host 0.4 to 0.8 ms a layer, longer than the GPU needs for them with TP or a small model.
     """
-    most = min(MOST_TOKENS, batched_tokens)
+    most = min(MAX_TOKENS, batched_tokens)
     sizes, size = {1, 2, 4, min(max_sequences, most), most}, 8
     while size < most:
         sizes.add(size)

@@ -26,7 +26,7 @@ _OF_KIND = {
     "boft": ("boft", "bias"),
 }
 # More factors than any table row can ask scratch memory for.
-MOST_FACTORS = 3
+MAX_FACTORS = 3
 
 
 def operations_for(kinds: Iterable[str]) -> frozenset[str]:
@@ -78,7 +78,7 @@ def rotate(x: torch.Tensor, context: LayerContext, shape: LinearShape) -> torch.
     """The whole input [T, in] -> each slice's input on this rank, [slices, T, in here]."""
     into = x.new_empty(len(shape.slices), x.shape[0], shape.in_size)
     table, rows = context.tables["boft"], context.batch.tokens
-    boft.rotate(x, into, context.arena, table, rows, start=shape.in_start, most_factors=MOST_FACTORS)
+    boft.rotate(x, into, context.arena, table, rows, start=shape.in_start, max_factors=MAX_FACTORS)
     return into
 
 

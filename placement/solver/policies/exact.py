@@ -36,7 +36,7 @@ from placement.solver.shapes import shapes
 from placement.solver.view import Floats, Ints, View, view_of
 from placement.types import CostMeasure, Placement
 
-MOST_GPUS = 16
+MAX_GPUS = 16
 GAP = 1e-6  # relative; what HiGHS may leave
 
 
@@ -48,8 +48,8 @@ class Exact:
         self, cluster: Cluster, request: Request, estimator_for: EstimatorFor = estimator_of
     ) -> Placement | None:
         """Raises ValueError for clusters of more than 16 GPUs."""
-        if cluster.gpu_count > MOST_GPUS:
-            raise ValueError(f"the exact policy takes up to {MOST_GPUS} GPUs, got {cluster.gpu_count}")
+        if cluster.gpu_count > MAX_GPUS:
+            raise ValueError(f"the exact policy takes up to {MAX_GPUS} GPUs, got {cluster.gpu_count}")
         view, estimator = view_of(cluster, request), estimator_for(cluster, request)
         if view.shared:
             return hosts.find(request, view, estimator)
@@ -119,7 +119,7 @@ class _Program:
 
 
 def _solve(request: Request, view: View, shape: Shape, estimator: Estimator) -> Layout | None:
-    groups = every_group(view, shape.tp, most=10**6)
+    groups = every_group(view, shape.tp, max_groups=10**6)
     if groups is None or not len(groups):
         return None
     costs = costs_of(request, shape, view, groups, estimator)
@@ -134,14 +134,14 @@ def _solve(request: Request, view: View, shape: Shape, estimator: Estimator) -> 
     _add_limits(rows, at, request, _latency_of_cost(request, shape, memory), (prompt, goal), constant[0])
     least = at.row()
     least[at.tau] = estimator.turns_s(shape)
-    found = milp(
+    solution = milp(
         goal,
         constraints=rows.constraint(),
         bounds=Bounds(least, _upper(at, costs)),
         integrality=_integers(at),
         options={"mip_rel_gap": GAP},
     )
-    return None if found.x is None else _layout(at, shape, groups, found.x)
+    return None if solution.x is None else _layout(at, shape, groups, solution.x)
 
 
 def _seconds(
@@ -171,9 +171,9 @@ def _add_structure(
 ) -> None:
     every, identity = at.row(), np.eye(at.columns)
     for stage in range(at.pp):
-        one = at.row()
-        one[at.y(stage)] = 1
-        rows.add(one, 1, 1)
+        chosen = at.row()
+        chosen[at.y(stage)] = 1
+        rows.add(chosen, 1, 1)
         every[at.l(stage)] = 1
         for column, cap in enumerate(costs.caps(stage, at.pp).tolist()):
             most, least = at.row(), at.row()
@@ -259,7 +259,7 @@ def _integers(at: _Program) -> Ints:
     return kinds
 
 
-def _layout(at: _Program, shape: Shape, groups: Groups, found: Floats) -> Layout:
-    columns = [int(np.argmax(found[at.y(stage)])) for stage in range(at.pp)]
-    layers = tuple(round(float(found[at.l(stage)][k])) for stage, k in enumerate(columns))
+def _layout(at: _Program, shape: Shape, groups: Groups, solution: Floats) -> Layout:
+    columns = [int(np.argmax(solution[at.y(stage)])) for stage in range(at.pp)]
+    layers = tuple(round(float(solution[at.l(stage)][k])) for stage, k in enumerate(columns))
     return Layout(shape, tuple(tuple(groups.members[k].tolist()) for k in columns), layers)

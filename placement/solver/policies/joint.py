@@ -1,8 +1,8 @@
 """Our policy: plans, GPUs and splits weighed together, then the layout that leaves most to the next model.
 
-Shapes are looked at in the order of what they could reach at best, until none can beat what was found. For
+Shapes are tried in order of the best they could reach, until none can beat the best layout so far. For
 each, groups of GPUs are combined to pipelines, by a bound first and then exactly (`split`). Among all
-layouts within `tolerance` of the best objective the one is taken that fragments the cluster least: with
+layouts within `tolerance` of the best objective, the one wins that fragments the cluster least: with
 phi(free) = free^2 / total per GPU, an empty GPU is worth more than two half-empty ones, and what a layout
 costs the next model is the phi that it takes away.
 """
@@ -23,7 +23,7 @@ from placement.solver.estimators import estimator_of
 from placement.solver.groups import Groups
 from placement.solver.layout import Layout, Search, needs, placed, plan_of
 from placement.solver.memory import stage_bytes
-from placement.solver.objective import Least, excesses, least_objective, objective, out_of_reach
+from placement.solver.objective import LowerBounds, excesses, min_objective, objective, out_of_reach
 from placement.solver.plan import Estimator, Shape
 from placement.solver.policies.base import EstimatorFor
 from placement.solver.request import Request
@@ -34,10 +34,10 @@ from placement.types import Placement
 
 FEW_GROUPS = 80  # small clusters are searched group by group
 FEW_SETS = 4000  # and set by set
-MOST_SPLITS = 48  # sets of one shape that are split exactly
-MOST_KEPT = 12  # single groups of one shape that are looked at
+MAX_SPLITS = 48  # sets of one shape that are split exactly
+MAX_KEPT = 12  # single groups of one shape that are looked at
 LONG = 8  # stages; of longer pipelines than this
-MOST_LONG = 8  # no more shapes are weighed once this many can be placed
+MAX_LONG = 8  # no more shapes are weighed once this many can be placed
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,16 @@ class Joint:
         if view.shared:
             return hosts.find(request, view, estimator)
         search = _Search(request, view, estimator, self.tolerance, self.uneven)
-        found = search.best()
-        if found is None:
+        best = search.best()
+        if best is None:
             return None
-        reason = f"fragmentation cost {found.loss / 2**30:.2f} GiB, the least within {self.tolerance:.0%}"
-        tried = Search(search.shapes, len(search.found), (reason,))
-        return placed(request, view, found.layout, estimator, tried)
+        reason = f"fragmentation cost {best.loss / 2**30:.2f} GiB, the least within {self.tolerance:.0%}"
+        tried = Search(search.shapes, len(search.candidates), (reason,))
+        return placed(request, view, best.layout, estimator, tried)
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Candidate:
     objective: float
     loss: float
     layout: Layout
@@ -91,31 +91,31 @@ class _Search:
     tolerance: float
     uneven: bool
     shapes: int = 0
-    found: list[_Found] = field(default_factory=list)
+    candidates: list[_Candidate] = field(default_factory=list)
     _single: dict[int, Groups] = field(default_factory=dict)
     _families: dict[int, tuple[Groups, ...]] = field(default_factory=dict)
 
-    def best(self) -> _Found | None:
+    def best(self) -> _Candidate | None:
         bounds = [(self._bound(shape), n, shape) for n, shape in enumerate(self._shapes())]
         best, long = float("inf"), 0
         for bound, _, shape in sorted(bounds, key=lambda b: b[:2]):
             if bound > best * (1 + self.tolerance) or bound == float("inf"):
                 break
-            if shape.pp > LONG and long == MOST_LONG:
+            if shape.pp > LONG and long == MAX_LONG:
                 continue
-            before = len(self.found)
+            before = len(self.candidates)
             for layout in self._layouts(shape):
                 self._consider(layout)
-            long += shape.pp > LONG and len(self.found) > before
-            best = min((f.objective for f in self.found), default=best)
-        near = [f for f in self.found if f.objective <= best * (1 + self.tolerance)]
+            long += shape.pp > LONG and len(self.candidates) > before
+            best = min((f.objective for f in self.candidates), default=best)
+        near = [f for f in self.candidates if f.objective <= best * (1 + self.tolerance)]
         return min(near, key=lambda f: f.key, default=None)
 
     def _shapes(self) -> list[Shape]:
-        least = self.request.slos.accuracy or 0.0
-        found = [s for s in shapes(self.request, len(self.view)) if s.compression.accuracy >= least]
-        self.shapes = len(found)
-        return found
+        min_accuracy = self.request.slos.accuracy or 0.0
+        allowed = [s for s in shapes(self.request, len(self.view)) if s.compression.accuracy >= min_accuracy]
+        self.shapes = len(allowed)
+        return allowed
 
     def _bound(self, shape: Shape) -> float:
         """No layout of this shape has a lower objective: all layers at the fastest rate. Infinite: none is
@@ -130,10 +130,10 @@ class _Search:
         hops = self.estimator.hop_s(shape, Link.FAST)
         prompt = layers * costs.prefill.min() + costs.prefill_rest.min() + (shape.pp - 1) * hops[0]
         token = layers * costs.decode.min() + costs.decode_rest.min() + (shape.pp - 1) * hops[1]
-        least = Least(float(prompt), float(token), float(prompt + tokens * token))
-        if out_of_reach(self.request, shape, self.estimator, least):
+        bounds = LowerBounds(float(prompt), float(token), float(prompt + tokens * token))
+        if out_of_reach(self.request, shape, self.estimator, bounds):
             return float("inf")
-        return least_objective(self.request, shape, self.estimator, least.latency_s)
+        return min_objective(self.request, shape, self.estimator, bounds.latency_s)
 
     def _groups_of(self, tp: int) -> Groups:
         if tp not in self._single:
@@ -151,7 +151,7 @@ class _Search:
         figures = self.estimator(plan_of(self.view, layout))
         if not excesses(self.request, layout.shape, figures):
             value = objective(self.request, layout.shape, figures)
-            self.found.append(_Found(value, self._loss(layout), layout))
+            self.candidates.append(_Candidate(value, self._loss(layout), layout))
 
     def _loss(self, layout: Layout) -> float:
         return sum(
@@ -186,7 +186,7 @@ class _Search:
         (need,) = stage_bytes(self.estimator, shape, (layers,))
         loss = (2.0 * need * groups.fill - float(need) ** 2 * groups.grain)[able]
         near = latency <= latency.min() * (1 + self.tolerance)
-        order = np.lexsort((latency, loss, ~near))[:MOST_KEPT]
+        order = np.lexsort((latency, loss, ~near))[:MAX_KEPT]
         for column in {int(able[np.argmin(latency)]): None, **dict.fromkeys(able[order].tolist())}:
             yield Layout(shape, (tuple(groups.members[column].tolist()),), (layers,))
 
@@ -197,7 +197,7 @@ class _Search:
             return
         costs = costs or costs_of(self.request, shape, self.view, groups, self.estimator)
         bounds = self._bounds(shape, costs, sets)
-        order = np.argsort(bounds, kind="stable")[:MOST_SPLITS]
+        order = np.argsort(bounds, kind="stable")[:MAX_SPLITS]
         best = float("inf")
         for row in order.tolist():
             if bounds[row] > best * (1 + self.tolerance) or bounds[row] == np.inf:

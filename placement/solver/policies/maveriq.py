@@ -31,7 +31,7 @@ from profiler.plans import even_stages
 
 THETA = 0.7
 LOADED = 1.0  # packing fills GPUs up to this load
-MOST_SETS = 64  # sets of GPUs that are tried for one plan
+MAX_SETS = 64  # sets of GPUs that are tried for one plan
 
 
 class Selection(StrEnum):
@@ -89,14 +89,16 @@ class Maveriq:
         servers: dict[tuple[int, int], list[int]] = {}
         for gpu in range(len(view)):
             servers.setdefault((int(view.node[gpu]), int(view.type[gpu])), []).append(gpu)
-        found = []
+        windows = []
         for gpus in servers.values():
             ordered = sorted(gpus, key=lambda gpu: (self._preference(view, gpu), gpu))
             for start in range(len(ordered) - shape.ranks + 1):
                 window = ordered[start : start + shape.ranks]
                 if sum(int(view.usable[gpu]) for gpu in window) >= need:
-                    found.append((sorted((self._preference(view, g) for g in window), reverse=True), window))
-        for _, window in sorted(found)[:MOST_SETS]:
+                    windows.append(
+                        (sorted((self._preference(view, g) for g in window), reverse=True), window)
+                    )
+        for _, window in sorted(windows)[:MAX_SETS]:
             yield sorted(window, key=lambda gpu: (-int(view.usable[gpu]), gpu))
 
     def _mappings(

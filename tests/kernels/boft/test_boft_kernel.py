@@ -28,7 +28,7 @@ def _check(
     inputs: int,
     dtype: torch.dtype,
     window: tuple[int, int] | None = None,
-    most_factors: int = 5,
+    max_factors: int = 5,
 ) -> None:
     start, size = window or (0, inputs)
     arena, table = load(slots, dtype, DEVICE)
@@ -36,7 +36,7 @@ def _check(
     rows.update(np.array(of_rows, np.int32))
     x = torch.randn(len(of_rows) + 2, inputs).to(DEVICE, dtype)  # two rows of padding
     into = torch.full((len(slots[0]), len(x), size), torch.nan, dtype=dtype, device=DEVICE)
-    kernel.rotate(x, into, arena, table, rows, start, most_factors)
+    kernel.rotate(x, into, arena, table, rows, start, max_factors)
     want = expected(x, slots, np.array(of_rows))[:, :, start : start + size]
     torch.testing.assert_close(into.double().cpu(), want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     for i, slot in enumerate([*of_rows, -1, -1]):
@@ -65,7 +65,7 @@ def test_adapters_of_all_kinds_in_one_launch(dtype: torch.dtype) -> None:
 )
 def test_batches_of_one_kind(of_rows: list[int]) -> None:
     slots: list[list[Rotation | None]] = [[random_rotation(64, 1, 2, 32, torch.float16)], [None]]
-    _check(slots, of_rows, 64, torch.float16, most_factors=2)
+    _check(slots, of_rows, 64, torch.float16, max_factors=2)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from workers.kernels.low_rank import check_slices
 from workers.kernels.rows import BASE, Rows
 from workers.kernels.svd_delta import layout
 from workers.kernels.svd_delta.layout import Matrix, RankGroup
-from workers.kernels.svd_delta.plan import MOST_SLICES, admit
+from workers.kernels.svd_delta.plan import MAX_SLICES, admit
 from workers.kernels.types import offsets, total_bytes, views
 from workers.variants.kinds.svd_delta import admit as admit_variant
 from workers.variants.kinds.svd_delta import unpacked
@@ -277,7 +277,7 @@ def test_what_does_not_fit_is_said():
     with pytest.raises(ValueError, match="take 640 places of scratch memory, which was made for 384"):
         admit(({2: 64}, {8: 100, 16: 1}), 64)
     with pytest.raises(ValueError, match="at most 4"):
-        check_slices((1,) * 5, torch.ones(1, 5), MOST_SLICES)
+        check_slices((1,) * 5, torch.ones(1, 5), MAX_SLICES)
     model = build(8, (4,), [({2: 1},)])
     rows, scratch = rows_of([0], 1), svd_delta.Scratch(1, 32, CPU)
     with pytest.raises(ValueError, match="scratch was made for 1"):

@@ -26,12 +26,12 @@ def rotate(
     table: torch.Tensor,  # [slots, width(S)]
     rows: Rows,
     start: int = 0,
-    most_factors: int = 2,
+    max_factors: int = 2,
 ) -> None:
     """Write columns `start` and on of every slice's rotated input; rows without a rotation are copied.
 
     The rotation mixes all K columns of `x`, but a rank that holds some of the weights' columns only needs
-    those. `most_factors`: no resident adapter has more factors; a GPU sets memory aside by it.
+    those. `max_factors`: no resident adapter has more factors; a GPU sets memory aside by it.
     """
     if x.ndim != 2 or into.ndim != 3 or into.shape[1] != len(x) or into.dtype != x.dtype:
         raise ValueError(
@@ -45,7 +45,7 @@ def rotate(
         return reference.rotate(x, into, arena, table, rows, start)
     from workers.kernels.boft import kernel
 
-    return kernel.rotate(x, into, arena, table, rows, start, most_factors)
+    return kernel.rotate(x, into, arena, table, rows, start, max_factors)
 
 
 def rescale(

@@ -207,7 +207,7 @@ def rotate(
     table: torch.Tensor,
     rows: Rows,
     start: int = 0,
-    most_factors: int = 2,
+    max_factors: int = 2,
     config: Config | None = None,
 ) -> None:
     num_slices, num_rows, size = into.shape
@@ -221,7 +221,7 @@ def rotate(
     config = config or config_for(tiles.block)
     cuts = tiles.block // config.rows
     stretches = triton.cdiv(size, COLUMNS) + (start > 0)
-    buffers = min(most_factors - 1, 2)
+    buffers = min(max_factors - 1, 2)
     sums = torch.empty((buffers, num_slices, num_rows, x.shape[1]), dtype=torch.float32, device=x.device)
     copies = num_rows * num_slices * triton.cdiv(size, COPIED)
     _rotate[(tiles.max_tiles * cuts * num_slices * stretches + copies,)](

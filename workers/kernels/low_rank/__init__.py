@@ -51,7 +51,7 @@ class Operation(Generic[P, S]):
     package: str
     reference: Callable[..., None]
     plan: Callable[[Tiles, torch.Tensor, S], P]
-    most_slices: int | None = None
+    max_slices: int | None = None
 
     def apply(
         self,
@@ -65,7 +65,7 @@ class Operation(Generic[P, S]):
     ) -> None:
         """Add every variant's product to its rows of `out`; rows of the base are not touched."""
         if x.device.type == "cpu":  # without scratch
-            check_slices(slices, out, self.most_slices)
+            check_slices(slices, out, self.max_slices)
             self.reference(x, out, arena, table, rows, slices)
         else:
             self.expand(out, self.shrink(x, arena, table, rows, scratch), arena, table, slices)
@@ -94,7 +94,7 @@ class Operation(Generic[P, S]):
         slices: tuple[int, ...],
     ) -> None:
         """The GPU's second launch: what they add to the outputs."""
-        check_slices(slices, out, self.most_slices)
+        check_slices(slices, out, self.max_slices)
         self._kernel().expand(out, arena, table, shrunk.tiles, slices, shrunk.plan, shrunk.scratch)
 
     def _kernel(self) -> ModuleType:

@@ -29,8 +29,8 @@ ALIGNED_GROUPS = ALIGNED_COLUMNS // GROUP
 # Of one delta: more would fill an H200 sooner where there is one delta, and cost more where there are eight.
 ENOUGH_PROGRAMS = 128
 KEPT_COUNTERS = 1 << 16
-MOST_ROWS_OF_EXCESS = 16
-MOST_DECODED_TWICE = 32  # rows of a batch
+MAX_ROWS_OF_EXCESS = 16
+MAX_DECODED_TWICE = 32  # rows of a batch
 
 
 @triton.constexpr_function
@@ -419,7 +419,7 @@ def config_for(num_rows: int, num_groups: int, slices: Sequence[int], block: int
     splits = 1
     while splits < 8 and _parts(slices, 64) * splits < ENOUGH_PROGRAMS and blocks >= 8 * splits:
         splits *= 2
-    if num_rows > MOST_DECODED_TWICE and splits == 1:  # wide enough for larger tiles of rows to pay
+    if num_rows > MAX_DECODED_TWICE and splits == 1:  # wide enough for larger tiles of rows to pay
         return Config(pairs=32, groups=64, rows=16, splits=1, warps=2, stages=2)
     return Config(pairs=64, groups=64, rows=8, splits=splits, warps=4, stages=3, registers=128)
 
@@ -465,7 +465,7 @@ def apply(
         ROWS=config.rows,
         SPLITS=config.splits,
         # Where rows are many, products cost more than what is subtracted from weights.
-        EXCESS=x.dtype == torch.bfloat16 and config.rows <= MOST_ROWS_OF_EXCESS,
+        EXCESS=x.dtype == torch.bfloat16 and config.rows <= MAX_ROWS_OF_EXCESS,
         num_warps=config.warps,
         num_stages=config.stages,
         **({} if config.registers is None else {"maxnreg": config.registers}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from workers.kernels.low_rank import Operation
 from workers.kernels.svd_delta import reference
-from workers.kernels.svd_delta.plan import MOST_SLICES, Plan, Scratch, admit, plan
+from workers.kernels.svd_delta.plan import MAX_SLICES, Plan, Scratch, admit, plan
 
 __all__ = ["Scratch", "admit", "apply", "expand", "shrink"]
 
@@ -12,6 +12,6 @@ _OPERATION: Operation[Plan, Scratch] = Operation(
     __name__,
     reference.apply,
     lambda tiles, x, scratch: plan(tiles.block),
-    most_slices=MOST_SLICES,
+    max_slices=MAX_SLICES,
 )
 apply, shrink, expand = _OPERATION.apply, _OPERATION.shrink, _OPERATION.expand

@@ -27,13 +27,13 @@ from workers.kernels import low_rank
 from workers.kernels.low_rank.kernel import dot, tile_at
 from workers.kernels.rows import Tiles
 from workers.kernels.svd_delta import layout
-from workers.kernels.svd_delta.plan import MOST_SLICES, Plan, Scratch
+from workers.kernels.svd_delta.plan import MAX_SLICES, Plan, Scratch
 
 _PER_SLICE = tl.constexpr(layout.PER_SLICE)
 _WORDS = tl.constexpr(layout.WORDS)
 _PANEL = tl.constexpr(layout.PANEL)
 _IN_WORD = tl.constexpr(layout.IN_WORD)
-_SLICES = tl.constexpr(MOST_SLICES)
+_SLICES = tl.constexpr(MAX_SLICES)
 _PLACES = tl.constexpr(layout.PLACES)  # digits, or ranks of 16 bits, of one program that shrinks
 _HALF = tl.constexpr(layout.PLACES // 2)
 _RANKS = tl.constexpr(32)  # of them that a warp which expands takes at a time
@@ -519,7 +519,7 @@ def expand(
         out.shape[0] * scratch.places,
         len(slices),
         *slices,
-        *[0] * (MOST_SLICES - len(slices)),
+        *[0] * (MAX_SLICES - len(slices)),
         ROWS=plan.expand_rows,
         CUTS=cuts,
         SPLITS=plan.splits,

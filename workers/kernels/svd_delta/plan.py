@@ -11,7 +11,7 @@ from workers.kernels import low_rank
 from workers.kernels.rows import LARGE_BLOCK, LARGE_FROM
 from workers.kernels.svd_delta.layout import PLACES, Ranks, places
 
-MOST_SLICES = 4  # that one linear may have
+MAX_SLICES = 4  # that one linear may have
 SPLITS = 2  # of batches that are decoded
 # Of each slice, beyond its largest rank: for the digits of ranks with more than two bits, and for blocks
 # that are not full. Delta-CoMe's schedules need at most half of it.
