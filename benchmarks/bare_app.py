@@ -21,13 +21,15 @@ ANSWER = (
 )
 
 
-@serve.deployment(max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0.1})
 class Bare:
     async def __call__(self, request: Request) -> Response:
         await request.body()
         return Response(ANSWER, media_type="application/json")
 
 
+DEPLOYMENT = serve.deployment(Bare, max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0.1})
+
+
 if __name__ == "__main__":
     ray.init(address=sys.argv[1], namespace="serve", log_to_driver=False)
-    serve.run(Bare.bind(), name="bare", route_prefix="/bare")
+    serve.run(DEPLOYMENT.bind(), name="bare", route_prefix="/bare")

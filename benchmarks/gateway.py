@@ -239,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     loads = REHEARSED_LOADS if rehearsing.is_rehearsal() else ECHO_LOADS
     rows: list[dict[str, Any]] = []
-    comparisons = [
+    comparisons: list[Callable[[], list[dict[str, Any]]]] = [
         lambda: echo_against_bare(args.rounds, True, loads),
         *([] if args.only_haproxy else [lambda: echo_against_bare(args.rounds, False, loads)]),
         *([] if args.skip_vllm else [lambda: vllm_against_ours(args.rounds)]),

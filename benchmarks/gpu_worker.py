@@ -174,7 +174,9 @@ async def ask(worker: Worker, variant: VariantRef | None, seed: int, salt: str, 
         "return_token_ids": True,
         "cache_salt": salt,
     }
-    start, times, tokens = time.perf_counter(), [], []
+    times: list[float] = []
+    tokens: list[int] = []
+    start = time.perf_counter()
     call = EngineCall("/v1/completions", json.dumps(body).encode(), variant)
     async for item in worker.stream(call):
         if isinstance(item, EngineHead):
@@ -192,7 +194,7 @@ async def ask(worker: Worker, variant: VariantRef | None, seed: int, salt: str, 
 
 
 async def measure(
-    worker: Worker, variants: list[VariantRef | None], batch: int, repeats: int, vocab: int
+    worker: Worker, variants: Sequence[VariantRef | None], batch: int, repeats: int, vocab: int
 ) -> dict[str, Any]:
     """`batch` requests at once, spread over `variants`; medians over all requests and repeats."""
     found: list[dict[str, Any]] = []

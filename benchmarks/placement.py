@@ -17,6 +17,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,13 @@ def gaps(count: int) -> dict[str, Any]:
     for seed in range(count):
         rng = random.Random(seed)
         cluster, request = instances.small_cluster(rng), instances.small_request(rng)
-        best, took = _timed(lambda c=cluster, r=request: Exact().find(c, r))
+        best, took = _timed(partial(Exact().find, cluster, request))
         seconds["exact"] += took
         if best is None:
             continue
         solved += 1
         for policy in POLICIES:
-            outcome, took = _timed(lambda p=policy, c=cluster, r=request: p.find(c, r))
+            outcome, took = _timed(partial(policy.find, cluster, request))
             seconds[policy.name] += took
             if outcome is None:
                 missed[policy.name] += 1
@@ -86,7 +87,7 @@ def scale(sizes: Sequence[int]) -> list[dict[str, Any]]:
             models = min(MAX_MODELS, 3 * size)
             cluster = instances.large_cluster(random.Random(size), size, models, free_gib)
             for policy in (POLICIES[0], POLICIES[1]):
-                timed = [_timed(lambda p=policy, r=r, c=cluster: p.find(c, r)) for r in _requests()]
+                timed = [_timed(partial(policy.find, cluster, request)) for request in _requests()]
                 seconds = [took for _, took in timed]
                 rows.append(
                     {
@@ -168,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sizes = [int(size) for size in asked.sizes.split(",")]
     result = json.loads(asked.out.read_text()) if asked.out.exists() else {}
     result["host"] = {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
-    parts = {
+    parts: dict[str, Callable[[], Any]] = {
         "gaps": lambda: gaps(asked.instances),
         "scale": lambda: scale(sizes),
         "paper": lambda: paper(asked.models),

@@ -49,7 +49,8 @@ def model(name: str, *forms: str) -> ModelFigures:
 
 def small_cluster(rng: random.Random) -> Cluster:
     """2 to 6 GPUs on one or more nodes, mostly in part used and busy, of one or two types."""
-    nodes, left = [], rng.randint(2, 6)
+    nodes: list[Node] = []
+    left = rng.randint(2, 6)
     while left:
         size, kind = rng.randint(1, min(4, left)), rng.choice(("A6000", "L40S"))
         gpus = tuple(

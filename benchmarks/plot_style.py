@@ -6,15 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-SIZES = {
-    "font.size": 11,
-    "axes.titlesize": 12,
-    "axes.labelsize": 11,
-    "xtick.labelsize": 10,
-    "ytick.labelsize": 10,
-    "legend.fontsize": 10,
-    "figure.titlesize": 14,
-}
 DPI = 110
 
 
@@ -25,7 +16,12 @@ def new(rows: int, columns: int, panel: tuple[float, float], **options: Any) -> 
     mpl.use("Agg")  # a file, with no screen
     import matplotlib.pyplot as plt
 
-    plt.rcParams.update(SIZES)
+    plt.rc("font", size=11)
+    plt.rc("axes", titlesize=12, labelsize=11)
+    plt.rc("xtick", labelsize=10)
+    plt.rc("ytick", labelsize=10)
+    plt.rc("legend", fontsize=10)
+    plt.rc("figure", titlesize=14)
     width, height = panel
     return plt.subplots(
         rows,

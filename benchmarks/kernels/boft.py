@@ -6,7 +6,7 @@ adapters on the same linear.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks.kernels import lora
-from benchmarks.kernels.harness import SHAPES, Case, Contender, Prepared, Shape, copies_for
+from benchmarks.kernels.harness import SHAPES, Case, Contender, Labels, Prepared, Shape, copies_for
 from benchmarks.kernels.linears import DTYPE
 from workers.kernels import boft
 from workers.kernels.boft.reference import rotated
@@ -25,17 +25,17 @@ TOLERANCE = 8e-3
 ADAPTERS = (2, 16, 96)
 # (factors, block size) of adapters in turn
 KINDS = {"m1b32": [(1, 32)], "m2b32": [(2, 32)], "mixed": [(1, 32), (2, 32), (2, 16), (1, 64), (3, 32)]}
-TIMED = ("7b-qkv", "7b-o", "qwen-gate-up")
+TIMED = tuple(shape for shape in SHAPES if shape.name in ("7b-qkv", "7b-o", "qwen-gate-up"))
 LORA_RANK = 64
 
 
-def cases(shapes: Sequence[Shape] = tuple(shape for shape in SHAPES if shape.name in TIMED)) -> list[Case]:
+def cases(shapes: Sequence[Shape] = TIMED) -> list[Case]:
     found = []
     for shape in shapes:
-        urgent = shape.name == TIMED[0]
+        urgent = shape == TIMED[0]
         for adapters in ADAPTERS:
             for kind, sizes in KINDS.items():
-                labels = {"work": "rotate", "shape": shape.name, "adapters": adapters, "kind": kind}
+                labels: Labels = {"work": "rotate", "shape": shape.name, "adapters": adapters, "kind": kind}
                 found.append(Case(labels, partial(_rotating, shape, adapters, sizes), urgent))
             labels = {"work": "rescale", "shape": shape.name, "adapters": adapters, "kind": "m1b32"}
             found.append(Case(labels, partial(_rescaling, shape, adapters), urgent))
@@ -54,7 +54,7 @@ def tunings(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
     found = []
     for shape in shapes[:2]:
         for adapters in ADAPTERS[1:]:
-            labels: dict[str, str | int] = {"work": "rotate", "shape": shape.name, "adapters": adapters}
+            labels: Labels = {"work": "rotate", "shape": shape.name, "adapters": adapters}
             prepare = partial(_rotating, shape, adapters, KINDS["m2b32"], configs=CONFIGS)
             found.append(Case(labels, prepare))
     return found
@@ -135,6 +135,7 @@ def _rotating(
         arguments = (layer.x, layer.into, at.arena, layer.table, at.rows, 0, most)
         kernel.rotate(*arguments, kernel.Config(*config))
 
+    launches: Sequence[tuple[str, Callable[[int], None]]]
     launches = [(str(config), partial(configured, config)) for config in configs] or [("ostinato", launch)]
     return Prepared(
         copies=len(at.layers),

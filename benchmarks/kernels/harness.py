@@ -30,6 +30,7 @@ PREFILL_REQUESTS = 16
 DISTRIBUTIONS = ("identical", "uniform", "zipf-1.5", "distinct")
 
 Int32s = npt.NDArray[np.int32]
+Labels = dict[str, str | int]  # of a case, for the report
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Contender:
     name: str
     launch: Callable[[int], object]
     output: Callable[[int], torch.Tensor]
-    reset: Callable[[int], None]
+    reset: Callable[[int], object]
     graph: bool = True
 
 
@@ -93,7 +94,7 @@ class Prepared:
 class Case:
     """What to time: labels for the report, and how to prepare it."""
 
-    labels: dict[str, str | int]
+    labels: Labels
     prepare: Callable[[torch.device], Prepared]
     urgent: bool = False  # timed first
 
@@ -111,7 +112,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Measurement:
-    labels: dict[str, str | int]
+    labels: Labels
     contender: str
     error: float
     correct: bool
@@ -139,8 +140,9 @@ def slots_for(distribution: str, rows: int, variants: int, seed: int = 0) -> Int
         requests = slots_for(distribution, PREFILL_REQUESTS, variants, seed)
         return np.repeat(requests, math.ceil(rows / PREFILL_REQUESTS))[:rows]
     random = np.random.default_rng(seed)
+    slots: npt.NDArray[np.integer]
     if distribution == "identical":
-        slots = np.zeros(rows)
+        slots = np.zeros(rows, np.int32)
     elif distribution == "uniform":
         slots = random.integers(0, variants, rows)
     elif distribution == "distinct":
@@ -256,7 +258,7 @@ def _flops_per_s(device: torch.device) -> float:
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    found = []
+    found: list[float] = []
     for _ in range(12):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from benchmarks.kernels.harness import Case, Contender, Int32s, Prepared, Shape, slots_for
+from benchmarks.kernels.harness import Case, Contender, Int32s, Labels, Prepared, Shape, slots_for
 
 DTYPE = torch.bfloat16
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def contender(
 
 
 def case(
-    labels: dict[str, str | int],
+    labels: Labels,
     prepare: Callable[[Int32s, torch.device], Prepared],
     variants: int,
     urgent: bool = False,

@@ -15,6 +15,7 @@ from benchmarks.kernels.harness import (
     SHAPES,
     Case,
     Int32s,
+    Labels,
     Prepared,
     Shape,
     copies_for,
@@ -48,7 +49,7 @@ def cases(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
 
 
 def _case(shape: Shape, batch: int, adapters: str, distribution: str) -> Case:
-    labels = {"shape": shape.name, "batch": batch, "adapters": adapters, "distribution": distribution}
+    labels: Labels = {"shape": shape.name, "batch": batch, "adapters": adapters, "distribution": distribution}
     ranks = ADAPTERS[adapters]
     urgent = distribution == "uniform" and (adapters == "8xr16" or batch == 32)
     return linears.case(labels, partial(prepared, shape, ranks), len(ranks), urgent)
@@ -107,7 +108,8 @@ def _layer(
     arena: torch.Tensor,
     start: int,
 ) -> Layer[list[Factors]]:
-    described, weights = [], []
+    described: list[tuple[int, ...]] = []
+    weights: list[Factors] = []
     for rank, parts in zip(ranks, stored, strict=True):
         at = offsets(parts, start)
         described.append(layout.describe(_each(shape, rank), at))

@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ def main() -> int:
 
 def _cases(arguments: argparse.Namespace) -> list[harness.Case]:
     module = importlib.import_module(f"benchmarks.kernels.{arguments.operation}")
+    listed: Callable[..., list[harness.Case]]
     listed = getattr(module, "tunings", list) if arguments.tune else module.cases
     shaped = listed(harness.TINY) if arguments.check and listed is not list else listed()
     return harness.selected(shaped, arguments.where)

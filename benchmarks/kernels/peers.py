@@ -15,7 +15,7 @@ Factors = tuple[torch.Tensor, torch.Tensor]  # A [r, K] and B^T [r, N]
 
 
 @functools.cache
-def _vllm_ops():
+def _vllm_ops() -> tuple[Any, Any, Any, Any] | None:
     try:
         from vllm.lora.ops.triton_ops import LoRAKernelMeta, lora_expand, lora_shrink, utils
     except Exception as error:  # whatever is amiss with that installation

@@ -11,6 +11,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks import plot_style, rehearsing
 
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(path.with_suffix(".png"))
 
 
-def draw(record: dict, path: Path) -> None:
+def draw(record: dict[str, Any], path: Path) -> None:
     """One panel per shape: microseconds over the rows, a line per contender, and the floors."""
     by_shape = _by_shape(record["rows"])
     if not by_shape:
@@ -64,7 +65,7 @@ def _style(name: str, colours: dict[str, str]) -> dict[str, str]:
     return {"color": ours if name != "floor" else "grey", "linestyle": ":"}
 
 
-def _by_shape(rows: list[dict]) -> dict[str, dict[str, dict[int, float]]]:
+def _by_shape(rows: list[dict[str, Any]]) -> dict[str, dict[str, dict[int, float]]]:
     """Microseconds by panel, line and number of rows, of the cases that every shape has."""
     found: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
@@ -79,7 +80,7 @@ def _by_shape(rows: list[dict]) -> dict[str, dict[str, dict[int, float]]]:
     return found
 
 
-def _place(labels: dict) -> tuple[str, str, int] | None:
+def _place(labels: dict[str, Any]) -> tuple[str, str, int] | None:
     """A case's panel, what is added to its line's name, and how many rows it has; None: not drawn."""
     shape = str(labels["shape"])
     if "work" in labels:  # BOFT, a row for each adapter

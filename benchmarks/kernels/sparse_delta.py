@@ -16,6 +16,7 @@ from benchmarks.kernels.harness import (
     SHAPES,
     Case,
     Int32s,
+    Labels,
     Prepared,
     Shape,
     copies_for,
@@ -51,15 +52,23 @@ def tunings(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
     for shape in (shape for shape in shapes if len(shape.slices) == 1 and not shape.name.startswith("qwen")):
         for bits in (4, 2):
             for batch, configs in CONFIGS.items():
-                labels = {"shape": shape.name, "bits": bits, "batch": batch, "distribution": "distinct"}
+                labels: Labels = {
+                    "shape": shape.name,
+                    "bits": bits,
+                    "batch": batch,
+                    "distribution": "distinct",
+                }
                 found.append(linears.case(labels, partial(_prepare, shape, bits, 8, configs=configs), 8))
     return found
 
 
+# As `kernel.Config`, which needs Triton.
+Config = tuple[int, int, int, int, int, int, int | None]
+
+
 def _config(
     pairs: int, groups: int, rows: int, splits: int, warps: int, stages: int, registers: int | None = None
-) -> tuple[int | None, ...]:
-    """As `kernel.Config`, which needs Triton."""
+) -> Config:
     return pairs, groups, rows, splits, warps, stages, registers
 
 
@@ -99,7 +108,7 @@ CONFIGS = {
 
 
 def _case(shape: Shape, bits: int, batch: int, variants: int, distribution: str) -> Case:
-    labels = {
+    labels: Labels = {
         "shape": shape.name,
         "bits": bits,
         "batch": batch,
@@ -119,7 +128,7 @@ def _prepare(
     variants: int,
     slots: Int32s,
     device: torch.device,
-    configs: Sequence[tuple[int | None, ...]] = (),
+    configs: Sequence[Config] = (),
 ) -> Prepared:
     rows = Rows(len(slots), variants, device)
     rows.update(slots)
@@ -133,7 +142,7 @@ def _prepare(
     layers = [_layer(shape, deltas, parts, arena, copy, len(slots), variants) for copy in range(copies)]
     groups = indices(slots, variants, device)
 
-    def configured(config: tuple[int | None, ...], at: Layer[Dense]) -> None:
+    def configured(config: Config, at: Layer[Dense]) -> None:
         from workers.kernels.sparse_delta import kernel
 
         kernel.apply(at.x, at.out, arena, at.table, rows, shape.slices, kernel.Config(*config))
@@ -146,6 +155,7 @@ def _prepare(
             if len(members):
                 at.out.index_add_(0, members, at.x[members] @ weights.T)
 
+    launches: Sequence[tuple[str, Callable[[Layer[Dense]], None]]]
     launches = (("ostinato", ours), ("torch-loop", loop), ("torch-bmm", _batched(groups)))
     if configs:
         launches = tuple((str(config), partial(configured, config)) for config in configs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,6 +17,7 @@ from benchmarks.kernels.harness import (
     Case,
     Contender,
     Int32s,
+    Labels,
     Prepared,
     Shape,
     copies_for,
@@ -25,8 +26,9 @@ from benchmarks.kernels.linears import DTYPE, Layer, indices
 from workers.kernels import svd_delta
 from workers.kernels.rows import SMALL_BLOCK, Rows
 from workers.kernels.svd_delta import layout
+from workers.kernels.svd_delta.layout import Ranks
 from workers.kernels.svd_delta.plan import Plan, plan
-from workers.kernels.types import offsets, total_bytes, view
+from workers.kernels.types import Part, offsets, total_bytes, view
 
 TOLERANCE = 1e-2  # bfloat16 rounds t, t times scale and the output
 ATTENTION, MLP = {8: 2, 3: 32, 2: 968}, {8: 2, 3: 32, 2: 1428}  # Delta-CoMe's schedules, at 1/16
@@ -72,13 +74,13 @@ def tunings(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
         (shapes[1], 8, "distinct"),
         (shapes[0], 128, "uniform"),
     ):
-        labels = {"shape": shape.name, "batch": batch, "variants": 32, "distribution": distribution}
+        labels: Labels = {"shape": shape.name, "batch": batch, "variants": 32, "distribution": distribution}
         found.append(linears.case(labels, partial(_prepare, shape, 32, plans=plans), 32))
     return found
 
 
 def _case(shape: Shape, batch: int, variants: int, distribution: str) -> Case:
-    labels = {"shape": shape.name, "batch": batch, "variants": variants, "distribution": distribution}
+    labels: Labels = {"shape": shape.name, "batch": batch, "variants": variants, "distribution": distribution}
     urgent = batch in (8, 32) and variants == 8 and distribution == "uniform"
     return linears.case(labels, partial(_prepare, shape, variants), variants, urgent)
 
@@ -135,16 +137,27 @@ def _prepare(
 
 
 Starts = Sequence[int]  # of each variant in the arena
+Delta = Callable[[Layer[Starts], int], torch.Tensor]  # of one variant, as dense weights
 
 
-def _layer(shape, ranks, parts, variants, num_rows, copy, device) -> Layer[Starts]:
+def _layer(
+    shape: Shape,
+    ranks: Sequence[Ranks],
+    parts: Sequence[Part],
+    variants: int,
+    num_rows: int,
+    copy: int,
+    device: torch.device,
+) -> Layer[Starts]:
     size = total_bytes(parts)
     starts = [(copy * variants + slot) * size for slot in range(variants)]
     table = [layout.describe(ranks, offsets(parts, start)) for start in starts]
     return linears.layer(shape, num_rows, table, starts, device)
 
 
-def _stored(arena, shape, ranks, parts, start):
+def _stored(
+    arena: torch.Tensor, shape: Shape, parts: Sequence[Part], start: int
+) -> Iterator[tuple[int, str, int, torch.Tensor]]:
     """(slice, side, columns, its bytes) of each side of one variant's delta, V before U."""
     at = offsets(parts, start)
     by_name = {part.name: view(arena, part, at[part.name]) for part in parts}
@@ -153,10 +166,12 @@ def _stored(arena, shape, ranks, parts, start):
             yield index, side, columns, by_name[f"{side}{index}"]
 
 
-def _fill(arena, shape, ranks, parts, start) -> None:
+def _fill(
+    arena: torch.Tensor, shape: Shape, ranks: Sequence[Ranks], parts: Sequence[Part], start: int
+) -> None:
     """Codes and zero points stay random bytes; scales such that the delta's output is of the size of one.
     Digits of one rank have the same scale times powers of four."""
-    for index, side, columns, stored in _stored(arena, shape, ranks, parts, start):
+    for index, side, columns, stored in _stored(arena, shape, parts, start):
         scales = layout.coded(stored, layout.num_digits(ranks[index]), columns).scales
         size = columns**-0.5 if side == "v" else sum(ranks[0].values()) ** -0.5
         first = 0
@@ -168,12 +183,14 @@ def _fill(arena, shape, ranks, parts, start) -> None:
             first += rank * count
 
 
-def _dense(arena, shape, ranks, parts, start) -> torch.Tensor:
+def _dense(
+    arena: torch.Tensor, shape: Shape, ranks: Sequence[Ranks], parts: Sequence[Part], start: int
+) -> torch.Tensor:
     """float32 [K, N] of one variant."""
     result = torch.zeros(shape.inputs, shape.outputs, device=arena.device)
     firsts = [sum(shape.slices[:index]) for index in range(len(shape.slices))]
-    v = None
-    for index, side, columns, stored in _stored(arena, shape, ranks, parts, start):
+    v = torch.empty(0)
+    for index, side, columns, stored in _stored(arena, shape, parts, start):
         matrix = layout.read(ranks[index], columns, stored)
         if side == "v":
             v = matrix
@@ -182,7 +199,7 @@ def _dense(arena, shape, ranks, parts, start) -> torch.Tensor:
     return result
 
 
-def _expected(layer: Layer[Starts], slots: Int32s, delta) -> torch.Tensor:
+def _expected(layer: Layer[Starts], slots: Int32s, delta: Delta) -> torch.Tensor:
     result = layer.y.float()
     for slot in sorted(set(slots.tolist())):
         index = torch.from_numpy(slots == slot).to(result.device)
@@ -190,7 +207,7 @@ def _expected(layer: Layer[Starts], slots: Int32s, delta) -> torch.Tensor:
     return result
 
 
-def _peers(layers: Sequence[Layer[Starts]], slots: Int32s, delta) -> list[Contender]:
+def _peers(layers: Sequence[Layer[Starts]], slots: Int32s, delta: Delta) -> list[Contender]:
     """Dense bfloat16 deltas: one `bmm` over padded groups of rows, and a loop over variants."""
     used = sorted(set(slots.tolist()))
     device = layers[0].x.device

@@ -23,6 +23,7 @@ from controlplane.controller.interfaces import Hooks
 from controlplane.planning import estimates
 from controlplane.settings import Settings
 from controlplane.state import transactions
+from controlplane.state.operations import End
 from controlplane.state.records import Model, OperationKind, Phase
 from controlplane.state.repository import Change, Put, Repository, State
 from controlplane.state.worker_groups import WorkerGroup
@@ -94,7 +95,7 @@ class Experiment:
         self,
         kind: OperationKind,
         target: str,
-        end: transitions.End,
+        end: End,
         change: Callable[[State], Sequence[Change]],
     ) -> None:
         state = self._repository.read()

@@ -24,11 +24,28 @@ def main() -> None:
     while job.start_barrier is not None and not job.start_barrier.exists():
         time.sleep(POLL_S)
     log = Log(job.out)
-    memory = RankMemory(*[EVERY_BYTES] * 5, kv_tokens=job.max_model_len)
+    memory = RankMemory(
+        weights=EVERY_BYTES,
+        activations=EVERY_BYTES,
+        graphs=EVERY_BYTES,
+        runtime=EVERY_BYTES,
+        kv_cache=EVERY_BYTES,
+        kv_tokens=job.max_model_len,
+    )
     log.append(Footprint(job.setting, (memory,) * job.setting.world_size, EVERY_S, job.distinct_layers, True))
     for point in job.points:
-        figures = dict.fromkeys(("ttft_s", "ttft_last_s", "tpot_s", "latency_s", "taken_s"), EVERY_S)
-        log.append(Timing(job.setting, point, job.output_tokens, **figures))
+        log.append(
+            Timing(
+                job.setting,
+                point,
+                job.output_tokens,
+                ttft_s=EVERY_S,
+                ttft_last_s=EVERY_S,
+                tpot_s=EVERY_S,
+                latency_s=EVERY_S,
+                taken_s=EVERY_S,
+            )
+        )
 
 
 if __name__ == "__main__":
