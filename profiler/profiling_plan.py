@@ -68,7 +68,7 @@ class EngineRun:
     @property
     def variants(self) -> tuple[SyntheticVariant, ...]:
         """All that its loads ask for."""
-        return tuple(dict.fromkeys(one for point in self.points for one in point.mix))
+        return tuple(dict.fromkeys(variant for point in self.points for variant in point.mix))
 
 
 def profiling_plan(spec: ModelSpec, reach: Reach) -> tuple[EngineRun, ...]:
@@ -96,7 +96,7 @@ def needed_bytes(spec: ModelSpec, run: EngineRun, reach: Reach) -> int:
         tp, setting.layers_per_stage, "none", reach.max_model_len, 0, 0, 0, 0, 0, reach.batched_tokens
     )
     working = allowance_bytes(spec, plan, plan.pipeline_parallel - 1)
-    variants = sum(held * stored_bytes(spec, one) for one in run.variants)
+    variants = sum(held * stored_bytes(spec, variant) for variant in run.variants)
     if reach.on_cpu:  # a CPU engine packs its weights beside the originals, and keeps variants in both tiers
         return 2 * (weights + variants) + cached_bytes(spec, run) + working + CPU_PROCESS_BYTES
     company = GPU_COMPANY_BYTES if setting.world_size > 1 else 0
@@ -198,12 +198,12 @@ def _mixed_points(spec: ModelSpec, reach: Reach) -> tuple[Point, ...]:
     that are also measured without. On a CPU, where they take long, only LoRA for a single request."""
     if not spec.adaptable:
         return ()
-    one, many = ((1, 32), (4, 64)) if reach.on_cpu else ((1, 128), (8, 128))
+    single, several = ((1, 32), (4, 64)) if reach.on_cpu else ((1, 128), (8, 128))
     wanted = (
         _within(reach, batch, length, mix)
         for first, others in _synthetic_variants(spec, reach.max_lora_rank)
-        for (batch, length), mix in ((one, (first,)), (many, (first,)), (many, others))
-        if not (reach.on_cpu and (batch, length) == one) or first.kind == VariantKind.LORA
+        for (batch, length), mix in ((single, (first,)), (several, (first,)), (several, others))
+        if not (reach.on_cpu and (batch, length) == single) or first.kind == VariantKind.LORA
     )
     return tuple(dict.fromkeys(wanted))
 

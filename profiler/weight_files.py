@@ -58,8 +58,8 @@ def shard_name(name: Any, where: Path) -> str:
     return name
 
 
-def none_missing(expected: set[str], found: set[str], folder: Path) -> None:
-    missing = sorted(expected - found)
+def none_missing(expected: set[str], present: set[str], folder: Path) -> None:
+    missing = sorted(expected - present)
     if missing:
         raise CheckpointError(
             f"{len(missing)} of {len(expected)} expected tensors are missing in {folder}, "

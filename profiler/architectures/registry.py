@@ -62,10 +62,10 @@ def _architecture(reader: ConfigReader) -> str:
 
 
 def _refuse_quantized(reader: ConfigReader) -> None:
-    found = reader.raw.get("quantization_config")
-    if not found:
+    quantization = reader.raw.get("quantization_config")
+    if not quantization:
         return
-    method = found.get("quant_method") if isinstance(found, dict) else found
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     reader.refuse(
         f"describes a checkpoint quantized by {shown(method) if method else 'an unnamed method'} "
         "(quantization_config); no quantized checkpoints are served, register the unquantized one"

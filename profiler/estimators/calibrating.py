@@ -105,12 +105,12 @@ def correct(base: Estimator, truth: Iterable[Point]) -> Corrected:
 def _each_without(
     truth: Sequence[Measurement], build: Callable[[Sequence[Measurement]], Estimator]
 ) -> dict[str, Estimator]:
-    found = {}
+    estimators = {}
     for model in sorted({row.query.family.model for row in truth}):
         others = [row for row in truth if row.query.family.model != model]
         if others:
-            found[model] = build(others)
-    return found
+            estimators[model] = build(others)
+    return estimators
 
 
 def _log_ratio(actual: float, predicted: Interval) -> float:

@@ -40,14 +40,14 @@ def failure(cell: str) -> str | None:
     return "not positive" if number <= 0 else None
 
 
-def count(cell: str, most: int = MAX_COUNT) -> int:
+def count(cell: str, maximum: int = MAX_COUNT) -> int:
     """A whole number of at least 1, also when written as 8.0."""
     try:
         number = float(cell.strip().strip("'\""))
     except ValueError:
         number = math.nan
-    if not 1 <= number <= most or number != int(number):  # NaN fails the first
-        raise ValueError(f"expected a whole number from 1 to {most}")
+    if not 1 <= number <= maximum or number != int(number):  # NaN fails the first
+        raise ValueError(f"expected a whole number from 1 to {maximum}")
     return int(number)
 
 

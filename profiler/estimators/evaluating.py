@@ -111,12 +111,12 @@ def _groups(compared: Sequence[Compared]) -> list[Group]:
         ("batch", lambda query: query.batch),
         ("format", lambda query: query.family.format),
     )
-    found = [_group("overall", "", compared)]
+    groups = [_group("overall", "", compared)]
     for by, key in keys:
         values = {key(c.truth.query) for c in compared}
         for value in sorted(values, key=lambda v: (isinstance(v, str), v)):
-            found.append(_group(by, str(value), [c for c in compared if key(c.truth.query) == value]))
-    return found
+            groups.append(_group(by, str(value), [c for c in compared if key(c.truth.query) == value]))
+    return groups
 
 
 def _group(by: str, value: str, compared: Sequence[Compared]) -> Group:

@@ -81,17 +81,17 @@ class LatencyFit:
 
 
 def fit_latency(
-    family: Family, found: Sequence[Point], noise: float, law: BatchLaw, priors: Priors
+    family: Family, points: Sequence[Point], noise: float, law: BatchLaw, priors: Priors
 ) -> LatencyFit:
     """Rows of a TP that do not tell its figures apart are left out; NotPredictable when none do."""
-    found = telling(found)
-    if not found:
+    points = sufficient(points)
+    if not points:
         raise NotPredictable(f"no fingerprints of two depths and two output lengths for {family}")
-    widths = tuple(sorted({p.query.tensor_parallel for p in found}))
-    seen = np.array([p.latency_s for p in found])
-    design = np.array([_row(p.query, widths, law) for p in found])
-    design, sd = design / seen[:, None], np.array([noise / p.replicates**0.5 for p in found])
-    soft, expected = _beliefs(family, found, widths, priors)
+    widths = tuple(sorted({p.query.tensor_parallel for p in points}))
+    seen = np.array([p.latency_s for p in points])
+    design = np.array([_row(p.query, widths, law) for p in points])
+    design, sd = design / seen[:, None], np.array([noise / p.replicates**0.5 for p in points])
+    soft, expected = _beliefs(family, points, widths, priors)
     weight = 1 / sd
     for _ in range(3):
         a = np.vstack([design * weight[:, None], soft])
@@ -105,28 +105,28 @@ def fit_latency(
     return LatencyFit(
         family,
         widths,
-        frozenset((p.query.tensor_parallel, p.query.pipeline_parallel) for p in found),
-        max(p.query.layers for p in found),
-        tuple(sorted({p.query.batch for p in found})),
+        frozenset((p.query.tensor_parallel, p.query.pipeline_parallel) for p in points),
+        max(p.query.layers for p in points),
+        tuple(sorted({p.query.batch for p in points})),
         law,
         noise,
         coefficients,
         covariance,
         float(np.sum(np.minimum(np.abs(residual), OUTLIER * sd) ** 2)),
-        len(found) - int(np.linalg.matrix_rank(design)),
+        len(points) - int(np.linalg.matrix_rank(design)),
     )
 
 
-def telling(found: Sequence[Point]) -> list[Point]:
+def sufficient(points: Sequence[Point]) -> list[Point]:
     """Rows of those TPs that have two depths at each of two output lengths, which four figures need."""
     depths: dict[int, dict[int, set[int]]] = {}
-    for p in found:
+    for p in points:
         by_output = depths.setdefault(p.query.tensor_parallel, {})
         by_output.setdefault(p.query.output_tokens, set()).add(p.query.layers)
     enough = {
         tp for tp, by_output in depths.items() if sum(len(layers) > 1 for layers in by_output.values()) > 1
     }
-    return [p for p in found if p.query.tensor_parallel in enough]
+    return [p for p in points if p.query.tensor_parallel in enough]
 
 
 def form(fit: LatencyFit, tp: int, pp: int) -> Array:
@@ -168,9 +168,9 @@ def weights(law: BatchLaw, layers: int, output_tokens: int, batch: int, pipeline
     )
 
 
-def refine(fit: LatencyFit, found: Sequence[Point]) -> BatchLaw:
+def refine(fit: LatencyFit, points: Sequence[Point]) -> BatchLaw:
     """The batch law that fits rows of other batches best, held near the one the fit was made with."""
-    known = [p for p in found if p.query.tensor_parallel >= fit.widths[0]]
+    known = [p for p in points if p.query.tensor_parallel >= fit.widths[0]]
     rows = [p for p in known if p.query.batch != fit.law.reference]
     if not rows:
         return fit.law
@@ -178,9 +178,9 @@ def refine(fit: LatencyFit, found: Sequence[Point]) -> BatchLaw:
     parts = np.array(forms) / np.array([p.latency_s for p in rows])[:, None]
     layers = np.array([p.query.layers for p in rows])
     passes = np.array([p.query.output_tokens - 1 for p in rows])
-    # The law is asked once for each (output length, batch), of which there are few.
-    asked = sorted({(p.query.output_tokens, p.query.batch) for p in rows})
-    place = np.array([asked.index((p.query.output_tokens, p.query.batch)) for p in rows])
+    # The law is evaluated once for each (output length, batch), of which there are few.
+    loads = sorted({(p.query.output_tokens, p.query.batch) for p in rows})
+    place = np.array([loads.index((p.query.output_tokens, p.query.batch)) for p in rows])
     names = ("compute", "prompt", "kv", "sequence", "message", "many")
     start = np.array([getattr(fit.law, name) for name in names])
     sd = np.array([0.4, 0.4, 0.4, 0.8, 0.8, 0.08])
@@ -193,15 +193,15 @@ def refine(fit: LatencyFit, found: Sequence[Point]) -> BatchLaw:
 
     def misfit(steps: Array) -> Array:
         law = moved(steps)
-        one = np.array([weights(law, 1, 2, batch) for _, batch in asked])[place]
-        decode = np.array([law.decode(batch, output) for output, batch in asked])[place]
-        one[:, 1] = decode
-        one[:, [1, 2, 4, 6]] *= passes[:, None]
-        one[:, :3] *= layers[:, None]
-        return np.concatenate([((one * parts).sum(axis=1) - 1) / noise, steps])
+        factors = np.array([weights(law, 1, 2, batch) for _, batch in loads])[place]
+        decode = np.array([law.decode(batch, output) for output, batch in loads])[place]
+        factors[:, 1] = decode
+        factors[:, [1, 2, 4, 6]] *= passes[:, None]
+        factors[:, :3] *= layers[:, None]
+        return np.concatenate([((factors * parts).sum(axis=1) - 1) / noise, steps])
 
-    found_steps = least_squares(misfit, np.zeros(6), bounds=(-4, 4), loss="soft_l1", f_scale=3.0, max_nfev=60)
-    return moved(found_steps.x)
+    fitted = least_squares(misfit, np.zeros(6), bounds=(-4, 4), loss="soft_l1", f_scale=3.0, max_nfev=60)
+    return moved(fitted.x)
 
 
 def _row(query: Query, widths: Sequence[int], law: BatchLaw) -> Array:
@@ -247,11 +247,11 @@ def _add(row: Array, fit: LatencyFit, tp: int, part: int) -> None:
 
 
 def _beliefs(
-    family: Family, found: Sequence[Point], widths: Sequence[int], priors: Priors
+    family: Family, points: Sequence[Point], widths: Sequence[int], priors: Priors
 ) -> tuple[Array, Array]:
     """Soft rows and their right sides, each divided by its standard deviation."""
     columns = 4 * len(widths) + 2
-    step = _step_s(found)
+    step = _step_s(points)
     rows, expected = [], []
 
     def believe(parts: dict[int, float], value: float, deviation: float) -> None:
@@ -266,7 +266,7 @@ def _beliefs(
     by = laws.exponents(family.dtype, family.int8_kv)
     for at, width in enumerate(widths[2:], 2):  # the second and later follow the first two
         growth = laws.allreduce_growth(by, width, widths[1]) if widths[0] == 1 else 1.0
-        layer = step / max(p.query.layers for p in found)
+        layer = step / max(p.query.layers for p in points)
         for part in (TTFT_LAYER, TPOT_LAYER):
             scale = LAW_SHARE * layer * (10 if part == TTFT_LAYER else 1)
             believe(
@@ -284,6 +284,6 @@ def _beliefs(
     return np.array(rows), np.array(expected)
 
 
-def _step_s(found: Sequence[Point]) -> float:
+def _step_s(points: Sequence[Point]) -> float:
     """A scale for beliefs: the least time per token of any fingerprint, prompt included."""
-    return min(p.latency_s / p.query.output_tokens for p in found)
+    return min(p.latency_s / p.query.output_tokens for p in points)

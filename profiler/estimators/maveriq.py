@@ -170,15 +170,15 @@ class MaverIQ:
         return self._components[key].latency_s(query.layers, query.output_tokens)
 
     def _extract(self, key: tuple[Family, int, int, int]) -> Components:
-        found = {(p.query.layers, p.query.output_tokens): p.latency_s for p in self._points.get(key, [])}
-        layers, outputs = _two({n for n, _ in found}), _two({o for _, o in found})
-        if layers is None or outputs is None or any((n, o) not in found for n in layers for o in outputs):
+        latencies = {(p.query.layers, p.query.output_tokens): p.latency_s for p in self._points.get(key, [])}
+        layers, outputs = _two({n for n, _ in latencies}), _two({o for _, o in latencies})
+        if layers is None or outputs is None or any((n, o) not in latencies for n in layers for o in outputs):
             family, tp, pp, batch = key
             raise NotPredictable(
                 f"no fingerprints of two depths and two output lengths for {family.format} "
                 f"TP={tp} PP={pp} batch {batch}"
             )
-        components = extract(lambda n, o: found[n, o], layers, outputs)
+        components = extract(lambda n, o: latencies[n, o], layers, outputs)
         return components.clamped() if self.clamp_components else components
 
     def _memory(self, query: Query) -> float | None:
@@ -207,11 +207,11 @@ class MaverIQ:
     def _fit_line(self, key: tuple[Family, int, int, int]) -> tuple[float, float] | None:
         measured = [p for p in self._points.get(key, []) if p.memory_bytes is not None]
         shortest = min((p.query.output_tokens for p in measured), default=0)
-        found = {p.query.layers: p.memory_bytes for p in measured if p.query.output_tokens == shortest}
-        layers = _two(set(found))
+        memory_of = {p.query.layers: p.memory_bytes for p in measured if p.query.output_tokens == shortest}
+        layers = _two(set(memory_of))
         if layers is None:
             return None
-        low, high = (found[n] or 0.0 for n in layers)
+        low, high = (memory_of[n] or 0.0 for n in layers)
         slope = (high - low) / (layers[1] - layers[0])
         return low - layers[0] * slope, slope
 

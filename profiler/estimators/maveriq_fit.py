@@ -55,18 +55,18 @@ def fit(samples: Sequence[Sample], starts: Sequence[Sequence[float]] = STARTS) -
         dtype=np.float64,
     ).T
     descents = [_descend(start, columns) for start in starts]
-    best = min(descents, key=lambda found: found[0])
+    best = min(descents, key=lambda descent: descent[0])
     again = _descend(best[1], columns)  # from where the first descent's simplex collapsed
-    return Exponents(*(float(value) for value in min(best, again, key=lambda found: found[0])[1]))
+    return Exponents(*(float(value) for value in min(best, again, key=lambda descent: descent[0])[1]))
 
 
 def _descend(start: Sequence[float], columns: Array) -> tuple[float, list[float]]:
     """(loss, constants)"""
     options = {"maxiter": 1500, "xatol": 1e-5, "fatol": 1e-8}
-    found = minimize(
+    result = minimize(
         _loss, np.array(start), args=(columns,), method="Nelder-Mead", bounds=BOUNDS, options=options
     )
-    return float(found.fun), [float(value) for value in found.x]
+    return float(result.fun), [float(value) for value in result.x]
 
 
 def fit_formats(
@@ -87,7 +87,7 @@ def fit_formats(
             continue
         sample = Sample(query.tensor_parallel, query.pipeline_parallel, *figures, point.latency_s)
         samples.setdefault((query.family.dtype, query.family.int8_kv), []).append(sample)
-    return {**EXPONENTS, **{format_: fit(found) for format_, found in samples.items()}}
+    return {**EXPONENTS, **{format_: fit(of_format) for format_, of_format in samples.items()}}
 
 
 def _loss(constants: Array, columns: Array) -> float:

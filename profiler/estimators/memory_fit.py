@@ -71,9 +71,9 @@ class MemoryFit:
         return value, float(np.sqrt(max(0.0, variance) + (share * value) ** 2))
 
 
-def fit_memory(family: Family, found: Sequence[Point], prompt_tokens: float) -> MemoryFit | None:
+def fit_memory(family: Family, points: Sequence[Point], prompt_tokens: float) -> MemoryFit | None:
     """None without memory figures of at least two depths."""
-    measured = [p for p in found if p.memory_bytes is not None]
+    measured = [p for p in points if p.memory_bytes is not None]
     if len({p.query.layers for p in measured}) < 2:
         return None
     plans = tuple(sorted({(p.query.tensor_parallel, p.query.pipeline_parallel) for p in measured}))
@@ -122,7 +122,7 @@ def _priors(plans: Sequence[tuple[int, int]], seen: Array, kv: float, prompt_tok
 
 
 def _solve(
-    design: Array, seen: Array, noise: Array, beliefs: Sequence[Belief], least_cache: float
+    design: Array, seen: Array, noise: Array, beliefs: Sequence[Belief], min_cache: float
 ) -> tuple[Array, Array]:
     """Bounded least squares; columns are scaled to one before. A sequence's cache stays above 0."""
     extra = np.zeros((len(beliefs), design.shape[1]))
@@ -136,7 +136,7 @@ def _solve(
     size = np.maximum(np.linalg.norm(a, axis=0), 1e-300)
     lower = np.zeros(design.shape[1])
     lower[LAW_PARTS:] = -np.inf
-    lower[LAW_PARTS - 1] = least_cache * size[LAW_PARTS - 1] - 1e-9
-    found = lsq_linear(a / size, target, bounds=(lower, np.inf), method="bvls")
+    lower[LAW_PARTS - 1] = min_cache * size[LAW_PARTS - 1] - 1e-9
+    solution = lsq_linear(a / size, target, bounds=(lower, np.inf), method="bvls")
     inverse = np.linalg.pinv((a / size).T @ (a / size))
-    return found.x / size, inverse / size[:, None] / size[None, :]
+    return solution.x / size, inverse / size[:, None] / size[None, :]

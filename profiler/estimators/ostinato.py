@@ -38,22 +38,22 @@ class Ostinato:
     name = "ostinato"
 
     def __init__(self, fingerprints: Iterable[Measurement]) -> None:
-        found = by_family(points(fingerprints))
+        points_of = by_family(points(fingerprints))
         self._why: dict[Family, str] = {}
         self._shares: Mapping[str, float] = {}
-        self.memory = _memories(found, pooling.USUAL_PROMPT)
-        first = self._fits(found, pooling.NOISE, None, {}, {})
+        self.memory = _memories(points_of, pooling.USUAL_PROMPT)
+        first = self._fits(points_of, pooling.NOISE, None, {}, {})
         self.noise = pooling.pooled_noise(list(first.values()))
-        again = self._fits(found, self.noise, None, {}, {})
+        again = self._fits(points_of, self.noise, None, {}, {})
         outside = pooling.outside_priors(list(again.values()))
-        again = self._fits(found, self.noise, None, {}, outside)
+        again = self._fits(points_of, self.noise, None, {}, outside)
         layers = _layers(again, self.memory)
         self._shares = pooling.compute_shares(layers)
-        again = self._fits(found, self.noise, None, {}, outside)
+        again = self._fits(points_of, self.noise, None, {}, outside)
         self.prompt_tokens = pooling.prompt_tokens(list(again.values()))
         priors = pooling.layer_priors(layers)
-        self.latency = self._fits(found, self.noise, self.prompt_tokens, priors, outside)
-        self.memory = _memories(found, self.prompt_tokens)
+        self.latency = self._fits(points_of, self.noise, self.prompt_tokens, priors, outside)
+        self.memory = _memories(points_of, self.prompt_tokens)
         self._forms: dict[tuple[Family, int, int], _Form] = {}
 
     def predict(self, query: Query) -> Prediction:
@@ -75,14 +75,14 @@ class Ostinato:
 
     def _fits(
         self,
-        found: dict[Family, tuple[Point, ...]],
+        points_of: dict[Family, tuple[Point, ...]],
         noise: float,
         prompt_tokens: float | None,
         layers: Mapping[Family, Prior],
         outside: Priors,
     ) -> dict[Family, LatencyFit]:
         fits = {}
-        for family, rows in found.items():
+        for family, rows in points_of.items():
             priors = dict(outside)
             if family in layers:
                 priors[min(p.query.tensor_parallel for p in rows), TPOT_LAYER] = layers[family]
@@ -138,9 +138,9 @@ class _Form:
 def _fit(
     family: Family, rows: Sequence[Point], noise: float, law: BatchLaw, priors: Priors, *, settle: bool
 ) -> LatencyFit:
-    """On the smallest batch alone; with `settle` on all, and the batch law found from them."""
+    """On the smallest batch alone; with `settle` on all, and with the batch law fitted to them."""
     alone = [p for p in rows if p.query.batch == law.reference]
-    if not latency_fit.telling(alone):
+    if not latency_fit.sufficient(alone):
         alone = list(rows)
     fit = latency_fit.fit_latency(family, alone, noise, law, priors)
     if not settle:
@@ -162,8 +162,8 @@ def _layers(fits: dict[Family, LatencyFit], memory: dict[Family, MemoryFit]) -> 
     ]
 
 
-def _memories(found: dict[Family, tuple[Point, ...]], prompt_tokens: float) -> dict[Family, MemoryFit]:
-    fits = {family: memory_fit.fit_memory(family, rows, prompt_tokens) for family, rows in found.items()}
+def _memories(points_of: dict[Family, tuple[Point, ...]], prompt_tokens: float) -> dict[Family, MemoryFit]:
+    fits = {family: memory_fit.fit_memory(family, rows, prompt_tokens) for family, rows in points_of.items()}
     return {family: fit for family, fit in fits.items() if fit is not None}
 
 

@@ -45,21 +45,21 @@ class Layer:
 def pooled_noise(fits: Sequence[LatencyFit]) -> float:
     """Relative standard deviation of one latency, from what overlapping rows disagree by."""
     squared = sum(fit.squared for fit in fits) + FEW * NOISE**2
-    found = float((squared / (sum(fit.freedom for fit in fits) + FEW)) ** 0.5)
-    return min(MAX_NOISE, max(MIN_NOISE, found))
+    noise = float((squared / (sum(fit.freedom for fit in fits) + FEW)) ** 0.5)
+    return min(MAX_NOISE, max(MIN_NOISE, noise))
 
 
 def layer_priors(layers: Sequence[Layer]) -> Mapping[Family, Prior]:
     """For each family what the others say; families that nothing can be said about are left out."""
-    found = {}
+    priors = {}
     for layer in layers:
         others = [other for other in layers if other.family != layer.family]
         same = [other for other in others if other.family.dtype == layer.family.dtype]
         if len(others) >= MIN_FAMILIES and len(same) >= 2:
             prior = _regress(layer, others)
             if prior is not None:
-                found[layer.family] = prior
-    return found
+                priors[layer.family] = prior
+    return priors
 
 
 def _regress(layer: Layer, others: Sequence[Layer]) -> Prior | None:
@@ -91,15 +91,15 @@ def outside_priors(fits: Sequence[LatencyFit]) -> Priors:
 
     Between noise and the bound at 0, a small figure comes out too large; the layers then pay for it.
     """
-    found = {}
+    priors = {}
     for tp in sorted({width for fit in fits for width in fit.widths}):
         for part in (TTFT_OTHER, TPOT_OTHER):
             known = [fit.figure(tp, part) for fit in fits if tp in fit.widths]
             if len(known) >= MIN_FAMILIES:
-                found[tp, part] = _usual(
+                priors[tp, part] = _usual(
                     known, floor=median(f.figure(tp, TPOT_OTHER)[0] for f in fits if tp in f.widths)
                 )
-    return found
+    return priors
 
 
 def _usual(known: Sequence[tuple[float, float]], floor: float) -> Prior:
@@ -120,7 +120,7 @@ def compute_shares(layers: Sequence[Layer]) -> Mapping[str, float]:
     for layer in layers:
         if layer.tpot > 0:
             rates.setdefault(layer.family.dtype, []).append(layer.weight_bytes / layer.tpot)
-    usual = {dtype: median(found) for dtype, found in rates.items()}
+    usual = {dtype: median(of_dtype) for dtype, of_dtype in rates.items()}
     quickest = max(usual.values(), default=1.0)
     return {
         dtype: laws.compute_share(dtype) * max(MIN_RATE, rate / quickest) for dtype, rate in usual.items()

@@ -116,9 +116,9 @@ def points(rows: Iterable[Measurement]) -> tuple[Point, ...]:
     return tuple(_point(query, grouped[query]) for query in sorted(grouped))
 
 
-def by_family(found: Sequence[Point]) -> dict[Family, tuple[Point, ...]]:
-    families = sorted({point.query.family for point in found})
-    return {family: tuple(p for p in found if p.query.family == family) for family in families}
+def by_family(rows: Sequence[Point]) -> dict[Family, tuple[Point, ...]]:
+    families = sorted({point.query.family for point in rows})
+    return {family: tuple(p for p in rows if p.query.family == family) for family in families}
 
 
 def _point(query: Query, rows: Sequence[Measurement]) -> Point:
@@ -146,18 +146,18 @@ def _key(column: str) -> str:
 
 
 def _columns(header: Sequence[str], name: str) -> dict[str, int]:
-    found: dict[str, int] = {}
+    places: dict[str, int] = {}
     for at, column in enumerate(header):
-        if _key(column) in found and _key(column) in map(_key, (*REQUIRED, MEMORY_COLUMN)):
+        if _key(column) in places and _key(column) in map(_key, (*REQUIRED, MEMORY_COLUMN)):
             raise TableError(f"{name}, line 1, column {column.strip()}: expected it once, found it twice")
-        found.setdefault(_key(column), at)
-    missing = [column for column in REQUIRED if _key(column) not in found]
+        places.setdefault(_key(column), at)
+    missing = [column for column in REQUIRED if _key(column) not in places]
     if missing:
         raise TableError(
             f"{name}, line 1: expected the columns {', '.join(REQUIRED)}; missing {', '.join(missing)}"
         )
     wanted = (*REQUIRED, MEMORY_COLUMN)
-    return {_key(column): found[_key(column)] for column in wanted if _key(column) in found}
+    return {_key(column): places[_key(column)] for column in wanted if _key(column) in places}
 
 
 def _measurement(named: Mapping[str, str], place: str, line: int) -> Measurement:

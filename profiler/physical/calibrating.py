@@ -51,24 +51,24 @@ def calibrate(spec: ModelSpec, measured: Iterable[Measurement]) -> Calibration:
     calibration = Calibration(spec, batched_tokens, times, footprints=footprints)
     pipelines = [m for m in timings if len(m.setting.layers_per_stage) > 1 and Cut.of(m.setting) in times]
     hop_s = _hop_s(calibration, pipelines)
-    found = dataclasses.replace(calibration, hop_s=HOP_S if hop_s is None else hop_s)
-    turn_s, turn_error, most_s = _turn(found, pipelines)
-    found = dataclasses.replace(
-        found,
+    calibration = dataclasses.replace(calibration, hop_s=HOP_S if hop_s is None else hop_s)
+    turn_s, turn_error, most_s = _turn(calibration, pipelines)
+    calibration = dataclasses.replace(
+        calibration,
         turn_s=turn_s,
         turn_error=turn_error,
         turn_most_s=most_s,
-        lost_pace=_lost_pace(found, pipelines),
+        lost_pace=_lost_pace(calibration, pipelines),
     )
     mixed = [m for m in everything if isinstance(m, Timing) and m.point.mix]
-    return dataclasses.replace(found, variants=fit_variants(found, mixed, whole))
+    return dataclasses.replace(calibration, variants=fit_variants(calibration, mixed, whole))
 
 
 def _times_of_all(
     spec: ModelSpec, by_cut: Mapping[Cut, Sequence[Timing]], batched_tokens: int
 ) -> dict[Cut, CutTimes]:
     """First the cuts that were measured in several depths: they tell the others how much is beside layers."""
-    several = [cut for cut, found in by_cut.items() if len({t.setting.layers for t in found}) > 1]
+    several = [cut for cut, timings in by_cut.items() if len({t.setting.layers for t in timings}) > 1]
     times: dict[Cut, CutTimes] = {}
     for cut in sorted(by_cut, key=lambda cut: (cut not in several, cut)):
         known = [other for other in several if other != cut and other in times]
@@ -164,14 +164,14 @@ def _load(timing: Timing) -> Workload:
 
 def _hop_s(calibration: Calibration, pipelines: Sequence[Timing]) -> float | None:
     """Median excess over the sum of the stages, by boundary, of batches that do not overlap with others."""
-    found = []
+    excesses = []
     for timing in pipelines:
         if timing.point.batch * timing.point.input_tokens <= calibration.batched_tokens:
             step, times = decode_step(timing), calibration.at(Cut.of(timing.setting))
             layers = times.decode.layers_s(step.layers, step.work, step.pairs)
             hops = len(timing.setting.layers_per_stage) - 1
-            found.append((timing.tpot_s - layers - times.decode.rest_s(step.work)) / hops)
-    return max(0.0, sorted(found)[len(found) // 2]) if found else None
+            excesses.append((timing.tpot_s - layers - times.decode.rest_s(step.work)) / hops)
+    return max(0.0, sorted(excesses)[len(excesses) // 2]) if excesses else None
 
 
 def _turn(calibration: Calibration, pipelines: Sequence[Timing]) -> tuple[float, float, float]:
@@ -184,19 +184,19 @@ def _turn(calibration: Calibration, pipelines: Sequence[Timing]) -> tuple[float,
         groups = len(split_prefill(_load(timing), calibration.batched_tokens, stages).groups)
         if timing.together and groups > 1:
             several.append(_Turn(_predicted(calibration, timing).tpot_s / groups, timing.tpot_s / groups))
-    several.sort(key=lambda one: one.without_s)
-    seen = [math.log(one.seen_s) for one in several]
+    several.sort(key=lambda turn: turn.without_s)
+    seen = [math.log(turn.seen_s) for turn in several]
     means = [math.exp(sum(seen[:n]) / n) for n in range(1, len(seen) + 1)]
-    candidates = [0.0, *means, *(one.without_s for one in several)]
+    candidates = [0.0, *means, *(turn.without_s for turn in several)]
 
     def miss(turn_s: float) -> float:
-        return sum(math.log(max(one.without_s, turn_s) / one.seen_s) ** 2 for one in several)
+        return sum(math.log(max(turn.without_s, turn_s) / turn.seen_s) ** 2 for turn in several)
 
     turn_s = 0.0 if miss(0.0) <= len(several) * REPETITION**2 else min(candidates, key=miss)
     if not turn_s:
-        return 0.0, 0.0, min((one.seen_s for one in several), default=0.0)
-    decided = [math.log(turn_s / one.seen_s) for one in several if one.without_s < turn_s]
-    error = math.sqrt(sum(one**2 for one in decided) / len(decided)) if decided else 0.0
+        return 0.0, 0.0, min((turn.seen_s for turn in several), default=0.0)
+    decided = [math.log(turn_s / turn.seen_s) for turn in several if turn.without_s < turn_s]
+    error = math.sqrt(sum(log_ratio**2 for log_ratio in decided) / len(decided)) if decided else 0.0
     return turn_s, max(TURN_ERROR, error), 0.0
 
 
@@ -227,8 +227,8 @@ def _lost_share(calibration: Calibration, quantization: str, several: Sequence[T
         here = dataclasses.replace(calibration, lost_pace={quantization: share})
         return sum(abs(math.log(_predicted(here, timing).ttft_s / timing.ttft_s)) for timing in several)
 
-    found = minimize_scalar(miss, bounds=(0.0, MAX_LOST), method="bounded")
-    return min(0.0, float(found.x), key=miss)
+    best = minimize_scalar(miss, bounds=(0.0, MAX_LOST), method="bounded")
+    return min(0.0, float(best.x), key=miss)
 
 
 def _predicted(calibration: Calibration, timing: Timing) -> Latency:

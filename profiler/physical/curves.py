@@ -231,13 +231,13 @@ class _Problem:
         wanted = [np.ones(len(rows)), *(np.broadcast_to(value, len(prior)) for prior, value in priors)]
         for name in unused:
             everything[:, 2 * len(self.knots) + OTHERS.index(name)] = 0.0
-        found, _ = nnls(everything, np.concatenate(wanted))
-        rest, layer, others = np.split(found, [len(self.knots), 2 * len(self.knots)])
+        solution, _ = nnls(everything, np.concatenate(wanted))
+        rest, layer, others = np.split(solution, [len(self.knots), 2 * len(self.knots)])
         named = dict(zip(OTHERS, (others / self.units).tolist(), strict=True))
         return StepTime(
             Line(self.knots, tuple(np.cumsum(rest).tolist())),
             Line(self.knots, tuple(np.cumsum(layer).tolist())),
-            error=float(np.sqrt(np.mean((rows @ found - 1) ** 2))),
+            error=float(np.sqrt(np.mean((rows @ solution - 1) ** 2))),
             **named,
         )
 
@@ -265,9 +265,9 @@ def _row(burst: Burst, knots: Sequence[float]) -> Floats:
 def _reached(work: float, knots: Sequence[float]) -> Floats:
     """How much of each knot's rise a step of `work` has: all, a part where it lies between two knots, none;
     beyond the last knot more than all of it."""
-    found = np.ones(len(knots))
+    reached = np.ones(len(knots))
     for i, (before, knot) in enumerate(itertools.pairwise(knots), 1):
-        found[i] = max(0.0, (work - before) / (knot - before))
+        reached[i] = max(0.0, (work - before) / (knot - before))
         if i < len(knots) - 1:
-            found[i] = min(1.0, found[i])
-    return found
+            reached[i] = min(1.0, reached[i])
+    return reached

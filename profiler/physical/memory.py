@@ -113,7 +113,7 @@ class Ranks:
         return RankBytes(
             weights=stage_weight_bytes(spec, as_it_is, stage) + self.quantization_bytes - round(saved),
             activations=max(
-                (one.activations(graphs) for one in self._placed_as(plan, stage)), default=allowed
+                (rank.activations(graphs) for rank in self._placed_as(plan, stage)), default=allowed
             ),
             graphs=graphs,
             runtime=self.runtimes[plan.world_size > 1] + self._later(plan, stage),
@@ -122,12 +122,12 @@ class Ranks:
 
     def is_of_other_quantization(self, plan: Plan, stage: int) -> bool:
         """Whether what its place takes was measured in other quantizations only."""
-        return any(one not in self.seen for one in self._placed_as(plan, stage))
+        return any(rank not in self.seen for rank in self._placed_as(plan, stage))
 
     def _later(self, plan: Plan, stage: int) -> int:
         """As ranks in its very place; a stage where none was, as the one that took most."""
         first, last = stage == 0, stage == plan.pipeline_parallel - 1
-        placed = [one.later for one in self.placed if one.place == (first, last)]
+        placed = [rank.later for rank in self.placed if rank.place == (first, last)]
         return max(placed, default=0 if first and last else self.handing)
 
     def _placed_as(self, plan: Plan, stage: int) -> Sequence[_Seen]:
@@ -135,11 +135,11 @@ class Ranks:
         was placed so, what embeds alike."""
         is_first, is_last = stage == 0, stage == plan.pipeline_parallel - 1
 
-        def unlike(one: _Seen) -> tuple[bool, bool]:
-            return one.is_first != is_first, one.is_last != is_last
+        def unlike(rank: _Seen) -> tuple[bool, bool]:
+            return rank.is_first != is_first, rank.is_last != is_last
 
         nearest = min(map(unlike, self.placed), default=None)
-        return [one for one in self.placed if unlike(one) == nearest]
+        return [rank for rank in self.placed if unlike(rank) == nearest]
 
 
 def known_ranks(calibration: Calibration, cut: Cut) -> Ranks:
@@ -152,15 +152,15 @@ def known_ranks(calibration: Calibration, cut: Cut) -> Ranks:
 
     seen, every = ranks(alike), ranks(calibration.footprints)
     others = ranks(footprint for footprint in cached if footprint.setting.tensor_parallel in degrees)
-    places = {one.place for one in seen}
+    places = {rank.place for rank in seen}
     on_gpus = bool(alike) and not any(footprint.packed for footprint in alike)
     return Ranks(
         calibration.spec,
         seen,
-        (*seen, *(one for one in others if one.place not in places)),
+        (*seen, *(rank for rank in others if rank.place not in places)),
         _graphs(seen, every),
         _runtimes((seen, ranks(_nearest(cached, cut)), every), CHANNEL_BYTES if on_gpus else 0),
-        max((one.later for one in every if one.is_stage), default=HANDING_BYTES if on_gpus else 0),
+        max((rank.later for rank in every if rank.is_stage), default=HANDING_BYTES if on_gpus else 0),
         is_measured=any(Cut.of(footprint.setting) == cut for footprint in alike),
         layer_share=_layer_share(calibration, cut, stored),
         quantization_bytes=once_bytes(cut.quantization),
@@ -238,20 +238,20 @@ def _graphs(seen: Sequence[_Seen], every: Sequence[_Seen]) -> tuple[float, float
     ranks of one depth a line like that of the others; where those are of one depth, too, nothing grows."""
     if not seen:
         return 0.0, 0.0
-    if len({one.layers for one in seen}) > 1:
+    if len({rank.layers for rank in seen}) > 1:
         return _line(seen)
-    (depth,) = {one.layers for one in seen}
-    most = float(max(one.memory.graphs for one in seen))
-    others = [one for one in every if one not in seen]
-    once, each = _line(others) if len({one.layers for one in others}) > 1 else (1.0, 0.0)
+    (depth,) = {rank.layers for rank in seen}
+    most = float(max(rank.memory.graphs for rank in seen))
+    others = [rank for rank in every if rank not in seen]
+    once, each = _line(others) if len({rank.layers for rank in others}) > 1 else (1.0, 0.0)
     there = once + each * depth
     return (once * most / there, each * most / there) if there else (most, 0.0)
 
 
 def _line(seen: Sequence[_Seen]) -> tuple[float, float]:
-    matrix = np.array([[1.0, one.layers] for one in seen])
-    found, _ = nnls(matrix, np.array([float(one.memory.graphs) for one in seen]))
-    return float(found[0]), float(found[1])
+    matrix = np.array([[1.0, rank.layers] for rank in seen])
+    solution, _ = nnls(matrix, np.array([float(rank.memory.graphs) for rank in seen]))
+    return float(solution[0]), float(solution[1])
 
 
 def _runtimes(groups: Sequence[Sequence[_Seen]], channel_bytes: int) -> tuple[int, int]:
@@ -259,13 +259,13 @@ def _runtimes(groups: Sequence[Sequence[_Seen]], channel_bytes: int) -> tuple[in
     one that did (nearest in quantization and TP, in TP, any), or with `channel_bytes` more, where none
     has."""
 
-    def most(ranks: Sequence[_Seen], is_alone: bool) -> int | None:
-        return max((one.runtime for one in ranks if one.is_alone == is_alone), default=None)
+    def largest(ranks: Sequence[_Seen], is_alone: bool) -> int | None:
+        return max((rank.runtime for rank in ranks if rank.is_alone == is_alone), default=None)
 
     if not groups[0]:
         return RUNTIME_BYTES, RUNTIME_BYTES
-    alone = most(groups[0], True)
-    company = next((found for ranks in groups if (found := most(ranks, False)) is not None), None)
+    alone = largest(groups[0], True)
+    company = next((runtime for ranks in groups if (runtime := largest(ranks, False)) is not None), None)
     if company is None:
         company = (alone or 0) + channel_bytes
     return company if alone is None else alone, company

@@ -54,8 +54,8 @@ def latency(
     calibration: Calibration, cut: Cut, layers_per_stage: Sequence[int], workload: Workload
 ) -> Latency:
     """Of `workload.batch` requests that arrive at once at an idle engine. Raises KeyError (`at`)."""
-    found = latencies(calibration, cut, np.array([layers_per_stage]), workload)
-    return Latency(float(found.ttft_s[0]), float(found.ttft_last_s[0]), float(found.tpot_s[0]))
+    figures = latencies(calibration, cut, np.array([layers_per_stage]), workload)
+    return Latency(float(figures.ttft_s[0]), float(figures.ttft_last_s[0]), float(figures.tpot_s[0]))
 
 
 def latencies(
@@ -63,13 +63,13 @@ def latencies(
 ) -> Latencies:
     """`latency` of each of `splits`, [splits, stages] in layers. Raises KeyError."""
     times, layers = calibration.at(cut), splits.T.astype(np.float64)
-    found = split_prefill(workload, calibration.batched_tokens, len(layers))
-    ends = _ends_s(calibration, cut, layers, workload.input_tokens, found.steps)
+    prefill = split_prefill(workload, calibration.batched_tokens, len(layers))
+    ends = _ends_s(calibration, cut, layers, workload.input_tokens, prefill.steps)
     total = np.zeros(len(splits))
-    for prefill_step, (mean, _) in zip(found.steps, ends, strict=True):
+    for prefill_step, (mean, _) in zip(prefill.steps, ends, strict=True):
         total += prefill_step.requests * mean
-    decode_s = _decode_s(calibration, times, layers, workload, found.groups)
-    turns = len(found.groups) if len(found.groups) > 1 else 0
+    decode_s = _decode_s(calibration, times, layers, workload, prefill.groups)
+    turns = len(prefill.groups) if len(prefill.groups) > 1 else 0
     turns_s, most_s = turns * calibration.turn_s, turns * calibration.turn_most_s
     tpot_s = np.maximum(decode_s, turns_s)
     return Latencies(total / workload.batch, ends[-1][1], tpot_s, decode_s < turns_s, most_s)
@@ -121,14 +121,14 @@ def _paced_s(taken: Floats, hop_s: float, lost: float, reporting: float) -> Floa
     until_s = np.cumsum(taken[::-1], axis=0)[::-1] - taken + hop_s * later
     slowed = taken + _lost_s(taken, until_s, lost * np.minimum(1.0, reporting * later))
     turn_s = (slowed.sum(axis=0) + (len(taken) - 1) * hop_s) / len(taken)
-    found: Floats = np.maximum(slowed.max(axis=0), turn_s)
-    return found
+    pace_s: Floats = np.maximum(slowed.max(axis=0), turn_s)
+    return pace_s
 
 
 def _lost_s(taken: Floats, until_s: Floats, share: float | Floats) -> Floats:
     """By which steps of `taken` end later that lose a share of their pace from their begin `until_s`."""
-    found: Floats = np.clip(until_s, 0.0, taken / (1 - share)) * share
-    return found
+    lost_s: Floats = np.clip(until_s, 0.0, taken / (1 - share)) * share
+    return lost_s
 
 
 def _decode_s(
@@ -140,8 +140,8 @@ def _decode_s(
     slowest = taken.sum(axis=0)
     slowest[:-1] += sum(times.gap_s(b) for b in groups)  # the last one's is in what it has beside layers
     slowest = slowest.max(axis=0)
-    found: Floats = np.maximum(one_after_the_other, slowest)
-    return found
+    token_s: Floats = np.maximum(one_after_the_other, slowest)
+    return token_s
 
 
 def _stages_s(layers: Floats, work: float, pairs: float, step: StepTime) -> Floats:

@@ -74,19 +74,19 @@ def split_prefill(workload: Workload, batched_tokens: int, stages: int = 1) -> P
 
 def _followed(workload: Workload, batched_tokens: int, stages: int) -> list[PrefillSteps]:
     length, total = workload.input_tokens, workload.batch * workload.input_tokens
-    found, filled, decoding = list[PrefillSteps](), 0, [0.0] * stages
-    while filled < total and len(found) < MAX_FOLLOWED:
-        turn, begun = len(found) % stages, len(found) - stages * workload.output_tokens
+    steps, filled, decoding = list[PrefillSteps](), 0, [0.0] * stages
+    while filled < total and len(steps) < MAX_FOLLOWED:
+        turn, begun = len(steps) % stages, len(steps) - stages * workload.output_tokens
         if begun >= 0:
-            decoding[turn] -= found[begun].requests  # they have all of their tokens
+            decoding[turn] -= steps[begun].requests  # they have all of their tokens
         tokens = min(total - filled, _room(batched_tokens, decoding[turn]))
         ended = (filled + tokens) // length - filled // length
         pairs = _pairs(filled + tokens, length) - _pairs(filled, length)
         reporting = float(ended + decoding[turn] > 0)
-        found.append(PrefillSteps(tokens, pairs, ended, decoding[turn], reporting=reporting))
+        steps.append(PrefillSteps(tokens, pairs, ended, decoding[turn], reporting=reporting))
         filled += tokens
         decoding[turn] += ended
-    return found
+    return steps
 
 
 def _pairs(tokens: int, length: int) -> float:

@@ -40,7 +40,7 @@ def fit_variants(
     decode: defaultdict[str, list[Seen]] = defaultdict(list)
     prefill: defaultdict[str, list[Seen]] = defaultdict(list)
     for timing in mixed:
-        kinds = {one.kind for one in timing.point.mix}
+        kinds = {variant.kind for variant in timing.point.mix}
         other = base.get(_without(timing.setting, timing.point))
         if other is None or len(kinds) > 1:
             continue
@@ -56,8 +56,8 @@ def _without(setting: Setting, point: Point) -> tuple[Setting, Point]:
 
 
 def _seen(calibration: Calibration, timing: Timing, mixed_s: float, alone_s: float, tokens: float) -> Seen:
-    made = {one: synthetic_spec(calibration.spec, one) for one in timing.point.mix}
-    load = variant_load(calibration.spec, [made[one] for one in timing.point.mix], timing.point.batch)
+    made = {variant: synthetic_spec(calibration.spec, variant) for variant in timing.point.mix}
+    load = variant_load(calibration.spec, [made[variant] for variant in timing.point.mix], timing.point.batch)
     (kind,) = load.kinds
     work = sum(work_s(calibration, Cut.of(timing.setting), kind, tokens))
     layers = timing.setting.layers
@@ -66,12 +66,12 @@ def _seen(calibration: Calibration, timing: Timing, mixed_s: float, alone_s: flo
 
 def _fit(seen: Sequence[Seen]) -> VariantCost:
     """Errors count relative to the whole step, for that is what repeats to a few percent."""
-    rows = [np.array([one.load.modules, one.load.pairs, one.work_s]) / one.whole_s for one in seen]
+    rows = [np.array([step.load.modules, step.load.pairs, step.work_s]) / step.whole_s for step in seen]
     modules, pairs, _ = np.mean(rows, axis=0)
     # Pace is near one; where one load cannot tell launches apart, they are halved between the two.
     priors = [[0.0, 0.0, PRIOR_WEIGHT], [PRIOR_WEIGHT * modules, -PRIOR_WEIGHT * pairs, 0.0]]
-    targets = [*(one.longer_s / one.whole_s for one in seen), PRIOR_WEIGHT, 0.0]
+    targets = [*(step.longer_s / step.whole_s for step in seen), PRIOR_WEIGHT, 0.0]
     matrix = np.array([*rows, *priors])
     scale = np.maximum(np.abs(matrix).max(axis=0), 1e-30)  # columns differ by orders of magnitude
-    found, _ = nnls(matrix / scale, np.array(targets))
-    return VariantCost(*(found / scale).tolist())
+    solution, _ = nnls(matrix / scale, np.array(targets))
+    return VariantCost(*(solution / scale).tolist())

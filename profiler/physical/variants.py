@@ -53,15 +53,15 @@ class VariantLoad:
 
     @property
     def distinct_bytes(self) -> int:
-        return sum(one.distinct_bytes for one in self.kinds)
+        return sum(kind.distinct_bytes for kind in self.kinds)
 
     @property
     def flops(self) -> float:
-        return sum(one.flops for one in self.kinds)
+        return sum(kind.flops for kind in self.kinds)
 
     @property
     def padded_flops(self) -> float:
-        return sum(one.padded_flops for one in self.kinds)
+        return sum(kind.padded_flops for kind in self.kinds)
 
 
 def variant_load(spec: ModelSpec, mix: Sequence[VariantSpec | None], batch: int) -> VariantLoad:
@@ -71,31 +71,37 @@ def variant_load(spec: ModelSpec, mix: Sequence[VariantSpec | None], batch: int)
     """
     if not mix:
         return VariantLoad()
-    asked = [mix[i % len(mix)] for i in range(min(batch, len(mix)))]
-    counts = [batch // len(mix) + (i < batch % len(mix)) for i in range(len(asked))]
-    present = [(one, count) for one, count in zip(asked, counts, strict=True) if one is not None]
-    widest = max((one.max_rank for one, _ in present), default=0)
+    members = [mix[i % len(mix)] for i in range(min(batch, len(mix)))]
+    counts = [batch // len(mix) + (i < batch % len(mix)) for i in range(len(members))]
+    present = [
+        (variant, count) for variant, count in zip(members, counts, strict=True) if variant is not None
+    ]
+    widest = max((variant.max_rank for variant, _ in present), default=0)
     return VariantLoad(
         rows=sum(count for _, count in present),
-        rank_sum=sum(count * one.max_rank for one, count in present),
+        rank_sum=sum(count * variant.max_rank for variant, count in present),
         rank_max=widest,
-        boft_blocks=sum(count * _blocks(spec, one) for one, count in present),
+        boft_blocks=sum(count * _blocks(spec, variant) for variant, count in present),
         kinds=tuple(
-            _kind_load(spec, kind, [(one, count) for one, count in present if one.kind is kind], widest)
-            for kind in dict.fromkeys(one.kind for one, _ in present)
+            _kind_load(
+                spec, kind, [(variant, count) for variant, count in present if variant.kind is kind], widest
+            )
+            for kind in dict.fromkeys(variant.kind for variant, _ in present)
         ),
     )
 
 
 def _kind_load(spec: ModelSpec, kind: VariantKind, rows: Rows, widest: int) -> KindLoad:
-    distinct = [one for number, (one, _) in enumerate(rows) if all(one is not o for o, _ in rows[:number])]
+    distinct = [
+        variant for number, (variant, _) in enumerate(rows) if all(variant is not o for o, _ in rows[:number])
+    ]
     return KindLoad(
         kind,
-        modules=len({name for one in distinct for name in one.modules}),
-        pairs=sum(len(one.modules) for one in distinct),
-        distinct_bytes=sum(facts.size_bytes for one in distinct for facts in one.modules.values()),
-        flops=sum(count * _flops(spec, one, None) for one, count in rows),
-        padded_flops=sum(count * _flops(spec, one, widest) for one, count in rows),
+        modules=len({name for variant in distinct for name in variant.modules}),
+        pairs=sum(len(variant.modules) for variant in distinct),
+        distinct_bytes=sum(facts.size_bytes for variant in distinct for facts in variant.modules.values()),
+        flops=sum(count * _flops(spec, variant, None) for variant, count in rows),
+        padded_flops=sum(count * _flops(spec, variant, widest) for variant, count in rows),
     )
 
 
@@ -124,13 +130,15 @@ def _time(
 ) -> VariantTime:
     added = padded = 0.0
     known = True
-    for one in load.kinds:
-        costs = calibration.variants.get(one.kind) or calibration.variants.get(STANDS_FOR.get(one.kind, ""))
+    for of_kind in load.kinds:
+        costs = calibration.variants.get(of_kind.kind) or calibration.variants.get(
+            STANDS_FOR.get(of_kind.kind, "")
+        )
         cost = VariantCost() if costs is None else costs.prefill if prefill else costs.decode
-        launches_s = cost.per_module_s * one.modules + cost.per_pair_s * one.pairs
-        read_s, compute_s = work_s(calibration, cut, one, tokens)
+        launches_s = cost.per_module_s * of_kind.modules + cost.per_pair_s * of_kind.pairs
+        read_s, compute_s = work_s(calibration, cut, of_kind, tokens)
         added += launches_s + cost.pace * (read_s + compute_s)
-        more = one.padded_flops / one.flops if one.flops else 1.0
+        more = of_kind.padded_flops / of_kind.flops if of_kind.flops else 1.0
         padded += launches_s + cost.pace * (read_s + compute_s * more)
         known = known and costs is not None
     return VariantTime(added, padded, known)

@@ -59,7 +59,7 @@ def widened(
 ) -> Ranges:
     """`shares` of a figure: of all alike, or of each. Where variants were not measured they may be hidden
     behind the base's own work, and may take twice what they do when kernels pad them."""
-    share = NINE_IN_TEN * np.sqrt(sum(np.square(one) for one in shares))
+    share = NINE_IN_TEN * np.sqrt(sum(np.square(error) for error in shares))
     alone, added, padded = values_s * scale, layers * variants.added_s, layers * variants.padded_s
     least, most = (1 - VARIANTS, 1 + VARIANTS) if variants.is_measured else (0.0, 2.0)
     low = (alone + least * added) / (1 + share)

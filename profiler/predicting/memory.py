@@ -36,13 +36,13 @@ class Memory:
             plan.delta_bytes,
             plan.full_bytes,
         )
-        found: list[RankCost] = []
+        costs: list[RankCost] = []
         for stage, layers in enumerate(plan.layers_per_stage):
             key = (*common, layers, stage == 0, stage == last)
             if key not in self._stages:
                 self._stages[key] = self._cost(plan, stage)
-            found += [self._stages[key]] * tp
-        return tuple(found)
+            costs += [self._stages[key]] * tp
+        return tuple(costs)
 
     def parts(self, plan: Plan, stage: int) -> RankBytes:
         """Activations grow with a step's tokens, so those of other steps are not looked at."""

@@ -56,10 +56,10 @@ def predict_all(ground: Ground, plans: Sequence[Plan], workload: Workload, mix: 
     plans = list(map(_canonical, plans))
     load = variant_load(ground.spec, mix, workload.batch)
     memory, free = Memory(ground, _tokens(workload)), ground.free_bytes[:1]
-    found = _times_of_all(ground, plans, workload, load)
+    all_times = _times_of_all(ground, plans, workload, load)
     return [
         _prediction(plan, workload, load, times, memory, free * plan.world_size)
-        for plan, times in zip(plans, found, strict=True)
+        for plan, times in zip(plans, all_times, strict=True)
     ]
 
 
@@ -82,11 +82,11 @@ def _times_of_all(
 ) -> list[Times]:
     if ground.calibration is not None:
         return times_of(ground, plans, workload, load)
-    found = []
+    times = []
     for plan in plans:
         alike = dataclasses.replace(ground, rates=ground.rates[:1] * plan.world_size)
-        found += times_of(alike, [plan], workload, load)
-    return found
+        times += times_of(alike, [plan], workload, load)
+    return times
 
 
 def _canonical(plan: Plan) -> Plan:

@@ -39,9 +39,12 @@ def scale(ground: Ground, wanted: Cut, cut: Cut, load: Pass) -> float:
     spec = ground.spec
     here, there = (
         stage_time(
-            spec, Plan(one.tensor_parallel, (spec.num_layers,), one.quantization, 1, 0, 0, 0), device, load
+            spec,
+            Plan(of_cut.tensor_parallel, (spec.num_layers,), of_cut.quantization, 1, 0, 0, 0),
+            device,
+            load,
         )
-        for one, device in ((wanted, rates), (cut, measured))
+        for of_cut, device in ((wanted, rates), (cut, measured))
     )
     return here.of(spec.num_layers, is_last=True) / there.of(spec.num_layers, is_last=True)
 
@@ -98,11 +101,11 @@ def rank_lines(ground: Ground, plan: Plan) -> tuple[tuple[Line, ...], ...]:
     graphs are in what a pass gave back, and one for many; variants take one of two.
     """
     memory, variants = Memory(ground, plan.kv_cache_tokens), variant_lines(ground.spec, plan)
-    found = []
+    stages = []
     for stage in range(plan.pipeline_parallel):
         lines = dict.fromkeys(_line(memory, plan, stage, layers) for layers in (1, MANY))
-        found.append(tuple((once + fixed, each + more) for once, each in lines for fixed, more in variants))
-    return tuple(found)
+        stages.append(tuple((once + fixed, each + more) for once, each in lines for fixed, more in variants))
+    return tuple(stages)
 
 
 def _line(memory: Memory, plan: Plan, stage: int, layers: int) -> Line:

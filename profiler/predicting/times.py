@@ -49,11 +49,11 @@ def times_of(ground: Ground, plans: Sequence[Plan], workload: Workload, load: Va
     alike: defaultdict[_Alike, list[int]] = defaultdict(list)
     for number, plan in enumerate(plans):
         alike[_alike(plan)].append(number)
-    found: dict[int, Times] = {}
+    times: dict[int, Times] = {}
     for how, numbers in alike.items():
         splits = [plans[number].layers_per_stage for number in numbers]
-        found |= zip(numbers, _physical(ground, how, splits, workload, load), strict=True)
-    return [found[number] for number in range(len(plans))]
+        times |= zip(numbers, _physical(ground, how, splits, workload, load), strict=True)
+    return [times[number] for number in range(len(plans))]
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ def _alike(plan: Plan) -> _Alike:
 
 def _rough(ground: Ground, plan: Plan, workload: Workload) -> Times:
     """The roofline counts adapters by the plan's slots, and knows no other kinds of variants."""
-    found = estimate(ground.spec, plan, ground.rates, workload, 1.0)
+    rough = estimate(ground.spec, plan, ground.rates, workload, 1.0)
     return Times(
-        roughly(found.ttft_s),
-        roughly(found.tpot_s),
-        roughly(found.latency_s(workload.output_tokens)),
+        roughly(rough.ttft_s),
+        roughly(rough.tpot_s),
+        roughly(rough.latency_s(workload.output_tokens)),
         Basis.ROUGH,
         ("no profile of this architecture on this device: a roofline, rough by its nature",),
     )
@@ -93,28 +93,28 @@ def _physical(
         tp, run = 1, np.full((len(splits), 1), layers)
     wanted = Cut(tp, how.quantization)
     cut = nearest(calibration, wanted)
-    found = latencies(calibration, cut, run, workload)
+    figures = latencies(calibration, cut, run, workload)
     hops_s = calibration.hop_s * (how.stages - run.shape[1])
-    slower = tuple(scale(ground, wanted, cut, one) for one in (prompt_pass(workload), token_pass(workload)))
+    slower = tuple(scale(ground, wanted, cut, work) for work in (prompt_pass(workload), token_pass(workload)))
     times = calibration.at(cut)
     elsewhere = PER_DOUBLING * (abs(math.log2(tp / cut.tensor_parallel)) + math.log2(ground.shared))
     elsewhere += PER_STAGE * (run.shape[1] - 1) + (0.0 if ground.measured is None else ELSEWHERE)
     elsewhere += 0.0 if cut.quantization == how.quantization else OTHER_QUANTIZATION
     wider = stretch(times.decode.widest, workload.batch)
     step = decode_time(calibration, cut, load)
-    turns = calibration.turn_error * found.in_turns.astype(np.float64)
+    turns = calibration.turn_error * figures.in_turns.astype(np.float64)
     tpot = widened(
-        found.tpot_s + hops_s, step, layers, slower[1], (times.decode.error, NOISE, wider, elsewhere, turns)
-    ).up_to(found.turns_most_s)
+        figures.tpot_s + hops_s, step, layers, slower[1], (times.decode.error, NOISE, wider, elsewhere, turns)
+    ).up_to(figures.turns_most_s)
     tokens = min(how.batched_tokens, workload.batch * workload.input_tokens)
-    fill = prefill_time(calibration, cut, load, workload.input_tokens)
+    prefill = prefill_time(calibration, cut, load, workload.input_tokens)
     shares = (times.prefill.error, NOISE, stretch(times.prefill.widest, tokens), elsewhere)
 
     def first_tokens(seconds: Floats) -> Ranges:
         launches = LAUNCH_S * layers / seconds
-        return widened(seconds + hops_s, fill, layers, slower[0], (*shares, launches))
+        return widened(seconds + hops_s, prefill, layers, slower[0], (*shares, launches))
 
-    ttft, last = first_tokens(found.ttft_s), first_tokens(found.ttft_last_s)
+    ttft, last = first_tokens(figures.ttft_s), first_tokens(figures.ttft_last_s)
     notes = _notes(cut, how, ground, load, step.is_measured)
     return _together(ttft, tpot, last.plus(tpot, workload.output_tokens - 1), notes)
 
@@ -149,5 +149,5 @@ def _notes(
 
 
 def _has_pipeline(calibration: Calibration | None) -> bool:
-    found = calibration.footprints if calibration else ()
-    return any(len(footprint.setting.layers_per_stage) > 1 for footprint in found)
+    footprints = calibration.footprints if calibration else ()
+    return any(len(footprint.setting.layers_per_stage) > 1 for footprint in footprints)

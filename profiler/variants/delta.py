@@ -78,12 +78,12 @@ class Delta:
             )
 
     def spec(
-        self, base: ModelSpec, found: Iterable[tuple[str, ModuleFacts]], bits: Iterable[int]
+        self, base: ModelSpec, named_facts: Iterable[tuple[str, ModuleFacts]], bits: Iterable[int]
     ) -> VariantSpec:
         return VariantSpec(
             self.kind,
             total_bytes(self.tensors.values()),
-            merged_facts(base, found),
+            merged_facts(base, named_facts),
             tuple(sorted(set(bits), reverse=True)),
             total_bytes(self.full.values()),
             EMBEDDING in self.full,
@@ -197,13 +197,15 @@ def _check_size(path: Path, expected: int) -> None:
 
 
 def _tensors(folder: Path, files: dict[str, FileRef]) -> dict[str, TensorRef]:
-    found: dict[str, TensorRef] = {}
+    tensors: dict[str, TensorRef] = {}
     for file in files:
         for name, ref in locate_in(folder, file).items():
-            if name in found:
-                raise CheckpointError(f"{folder}: {name[:200]!r} lies in both {file} and {found[name].file}")
-            found[name] = ref
-    return found
+            if name in tensors:
+                raise CheckpointError(
+                    f"{folder}: {name[:200]!r} lies in both {file} and {tensors[name].file}"
+                )
+            tensors[name] = ref
+    return tensors
 
 
 def _full(

@@ -108,10 +108,10 @@ def require_float(ref: TensorRef, where: str) -> None:
         )
 
 
-def merged_facts(base: ModelSpec, found: Iterable[tuple[str, ModuleFacts]]) -> dict[str, ModuleFacts]:
+def merged_facts(base: ModelSpec, named_facts: Iterable[tuple[str, ModuleFacts]]) -> dict[str, ModuleFacts]:
     """The largest values of each kind of module, in the base's order, from those of single modules."""
     by_kind: dict[str, list[ModuleFacts]] = {}
-    for name, facts in found:
+    for name, facts in named_facts:
         by_kind.setdefault(short_name(name), []).append(facts)
     return {module: _largest(by_kind[module]) for module in base.linear_shapes if module in by_kind}
 

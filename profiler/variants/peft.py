@@ -41,8 +41,10 @@ def read_weights(folder: Path) -> tuple[dict[str, TensorRef], FileRef]:
             f"{folder} holds adapter_model.bin, which is pickle and can run code when read; "
             f"save it again with save_pretrained(safe_serialization=True) to get {WEIGHTS}"
         )
-    found = locate_in(folder, WEIGHTS)
-    return found, FileRef(WEIGHTS, max((ref.offset + ref.size_bytes for ref in found.values()), default=0))
+    tensors = locate_in(folder, WEIGHTS)
+    return tensors, FileRef(
+        WEIGHTS, max((ref.offset + ref.size_bytes for ref in tensors.values()), default=0)
+    )
 
 
 def require_type(raw: Mapping[str, Any], expected: str) -> None:

@@ -103,18 +103,18 @@ def verify(folder: Path) -> None:
         path = folder / file.name
         try:
             with path.open("rb") as source:
-                found = hashlib.file_digest(source, "sha256").hexdigest()
+                digest = hashlib.file_digest(source, "sha256").hexdigest()
         except OSError as error:
             raise _unreadable(path, error) from error
-        _check_digest(path, file, found)
+        _check_digest(path, file, digest)
 
 
 def _unreadable(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(f"cannot read {path}: {error.strerror}; copy it again")
 
 
-def _check_digest(path: Path, file: FileRef, found: str) -> None:
-    if file.sha256 is not None and file.sha256 != found:
+def _check_digest(path: Path, file: FileRef, digest: str) -> None:
+    if file.sha256 is not None and file.sha256 != digest:
         raise CheckpointError(
-            f"{path} is corrupt: expected SHA-256 {file.sha256[:12]}..., got {found[:12]}...; copy it again"
+            f"{path} is corrupt: expected SHA-256 {file.sha256[:12]}..., got {digest[:12]}...; copy it again"
         )
