@@ -95,10 +95,10 @@ def _folders(cli: Session, name: str | None, base: Path | None, variant: Path | 
     if name is None or base is not None or variant is not None:
         raise typer.BadParameter("give either the name of a registered variant, or both --base and --variant")
     with cli.client() as client:
-        found = client.model(name)
-        if found.base is None:
+        variant_view = client.model(name)
+        if variant_view.base is None:
             raise errors.InvalidRequest(f"'{name}' is a base; name one of its variants to merge")
-        return _readable(client.model(found.base)), _readable(found)
+        return _readable(client.model(variant_view.base)), _readable(variant_view)
 
 
 def _readable(model: ModelView) -> Path:

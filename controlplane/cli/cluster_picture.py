@@ -15,16 +15,16 @@ MAX_BARS = 64  # more cannot be told apart
 MAX_COLOURS = 20
 
 
-def draw(found: WhatIf, path: Path) -> None:
+def draw(outcome: WhatIf, path: Path) -> None:
     """Write a PNG. Errors: InvalidRequest when the file cannot be written."""
-    bars = [(f"{node.name}:{gpu.index}", gpu) for node in found.cluster.nodes for gpu in node.gpus]
+    bars = [(f"{node.name}:{gpu.index}", gpu) for node in outcome.cluster.nodes for gpu in node.gpus]
     shown = sorted(bars, key=lambda bar: not bar[1].residents)[:MAX_BARS] if len(bars) > MAX_BARS else bars
-    names = [request.name for request, _ in found.placed]
+    names = [request.name for request, _ in outcome.placed]
     with drawing(path, (max(6, 0.7 * len(shown) + 3), 5)) as (_, axes):
         _bars(axes, [gpu for _, gpu in shown], names)
         axes.set_xticks(range(len(shown)), [name for name, _ in shown], rotation=60, fontsize=7)
         left_out = f" ({len(shown)} of {len(bars)} GPUs)" if len(shown) < len(bars) else ""
-        title = f"{found.policy}: {len(names)} placed, {len(found.not_placed)} not{left_out}"
+        title = f"{outcome.policy}: {len(names)} placed, {len(outcome.not_placed)} not{left_out}"
         axes.set(ylabel="memory (GiB); gray: used before", title=title)
 
 

@@ -71,7 +71,7 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
     cli = session(ctx)
     limits = {"e2e_ms": e2e_ms, "ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "cost": cost, "accuracy": accuracy}
     load = {"ratePerS": rate, "inputTokens": input_tokens, "outputTokens": output_tokens}
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "model": model,
         "maxOutputLength": max_output,
         "intent": intent.value,
@@ -81,15 +81,15 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
         "pipelineParallel": pp or [],
         "layersPerStage": _split(layers),
     }
-    if least := min_replicas:  # the most is no less than a least that was named alone
-        max_replicas = least if max_replicas is None else max_replicas
-    if replicas := asked_replicas(min_replicas, max_replicas, target, idle_s):
-        asked["replicas"] = replicas
+    if min_replicas and max_replicas is None:  # the maximum is at least the minimum
+        max_replicas = min_replicas
+    if replicas := requested_replicas(min_replicas, max_replicas, target, idle_s):
+        body["replicas"] = replicas
     if apart_from:
-        asked["antiAffinity"] = {"group": apart_from, "scope": apart_by.value}
+        body["antiAffinity"] = {"group": apart_from, "scope": apart_by.value}
     if auto_relax or max_relax is not None:
-        asked["autoRelax"] = {"maxFactor": max_relax}
-    request = DeployModelRequest.model_validate(asked)
+        body["autoRelax"] = {"maxFactor": max_relax}
+    request = DeployModelRequest.model_validate(body)
     with cli.client() as client:
         if dry_run:
             _show_preview(client.plan_deployment(request), cli.json)
@@ -108,7 +108,7 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
         print_facts([] if deployment is None else deployment_facts(deployment))
 
 
-def asked_replicas(
+def requested_replicas(
     least: int | None, most: int | None, target: float | None, idle_s: float | None
 ) -> dict[str, float]:
     """What was named."""
@@ -190,11 +190,11 @@ def deployment_facts(d: DeploymentView) -> list[tuple[str, str]]:
 
 def _replicas(d: DeploymentView) -> str:
     """Nothing for the one that most deployments have."""
-    asked = d.replicas
-    if asked is None or (asked.min, asked.max) == (1, 1):
+    replicas = d.replicas
+    if replicas is None or (replicas.min, replicas.max) == (1, 1):
         return ""
     serving = sum(group.phase == "Serving" for group in d.groups)
-    return f"{serving} of {len(d.groups)} serving, {asked.min} to {asked.max} by load"
+    return f"{serving} of {len(d.groups)} serving, {replicas.min} to {replicas.max} by load"
 
 
 def _group(group: GroupView) -> str:
@@ -230,16 +230,16 @@ def _choice_facts(choice: ChoiceView) -> list[tuple[str, str]]:
         choice.basis, choice.basis
     )
     ranges = [
-        f"{name} {one.low:.3g} to {one.high:.3g} ms"
-        for name, one in (("first token", choice.ttftMs), ("each further", choice.tpotMs))
-        if one is not None
+        f"{name} {interval.low:.3g} to {interval.high:.3g} ms"
+        for name, interval in (("first token", choice.ttftMs), ("each further", choice.tpotMs))
+        if interval is not None
     ]
     busy = f", busy {max(choice.utilisation):.0%}" if any(choice.utilisation) else ""
     return [
         ("Certainty", ", ".join([known, *ranges])),
         ("Capacity", f"up to {choice.throughputPerS:.3g} requests/s{busy}"),
         ("Objective", f"{choice.objective:.4g} {choice.unit}, best of {choice.alternatives} layouts"),
-        ("Relaxed", " and ".join(one.text for one in choice.relaxed)),
+        ("Relaxed", " and ".join(relaxation.text for relaxation in choice.relaxed)),
     ]
 
 

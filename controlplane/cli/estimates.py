@@ -51,25 +51,25 @@ def profile(
             return
         if operation is not None:
             operation = follow(client, operation, quiet=cli.json)
-        found = client.profile(model)
+        view = client.profile(model)
     if cli.json:
-        print_json({"operation": operation, "profile": found})
+        print_json({"operation": operation, "profile": view})
     if operation is not None:
         require_success(operation)
     if not cli.json:
-        _print_profile(found)
+        _print_profile(view)
 
 
-def _print_profile(found: ProfileView) -> None:
-    took = f"{len(found.loads)} of {found.plannedLoads} in {found.seconds:.0f} s"
+def _print_profile(view: ProfileView) -> None:
+    took = f"{len(view.loads)} of {view.plannedLoads} in {view.seconds:.0f} s"
     print_facts(
         [
-            ("Model", found.model),
-            ("Profile", found.phase or "none"),
-            ("Architecture", found.architecture or ""),
-            ("On", f"{found.device}, {found.dtype}, vLLM {found.engineVersion}" if found.device else ""),
-            ("Loads", took if found.loads else ""),
-            ("State", found.reason),
+            ("Model", view.model),
+            ("Profile", view.phase or "none"),
+            ("Architecture", view.architecture or ""),
+            ("On", f"{view.device}, {view.dtype}, vLLM {view.engineVersion}" if view.device else ""),
+            ("Loads", took if view.loads else ""),
+            ("State", view.reason),
         ]
     )
     rows = [
@@ -83,7 +83,7 @@ def _print_profile(found: ProfileView) -> None:
             f"{load.ttftMs:.1f} ms",
             f"{load.tpotMs:.2f} ms",
         )
-        for load in found.loads
+        for load in view.loads
     ]
     if rows:
         print_table(("TP x LAYERS", "BATCH", "INPUT", "OUTPUT", "VARIANTS", "TTFT", "TPOT"), rows, empty="")
@@ -126,18 +126,18 @@ def estimate(  # noqa: PLR0913 - typer reads a command's options from its parame
     }
     shape = {"tensorParallel": tp, "pipelineParallel": pp, "layersPerStage": _layers(layers)}
     with cli.client() as client:
-        found = client.estimate(
+        view = client.estimate(
             model, EstimateRequest.model_validate({**load, **shape, "quantization": quantization})
         )
         plans = client.plans(model, PlansRequest.model_validate(load)) if plot else None
     if plot is not None and plans is not None:
         from controlplane.cli.plotting import draw
 
-        draw(plans, found, plot)
+        draw(plans, view, plot)
     if cli.json:
-        print_json({"estimate": found, **({} if plans is None else {"plans": plans, "plot": str(plot)})})
+        print_json({"estimate": view, **({} if plans is None else {"plans": plans, "plot": str(plot)})})
         return
-    _print_estimate(found)
+    _print_estimate(view)
     if plans is not None:
         _print_plans(plans)
         print_text(f"drawn in {plot}")
@@ -168,10 +168,10 @@ def _print_estimate(e: EstimateView) -> None:
 
 
 def _facts(e: EstimateView) -> Iterator[tuple[str, str]]:
-    asked = f", asking {', '.join(e.variants)} in turn" if e.variants else ""
+    in_turn = f", asking {', '.join(e.variants)} in turn" if e.variants else ""
     yield "Model", e.model
     yield "Plan", f"{_split(e)}, quantization {e.quantization}"
-    yield "Load", f"{e.batch} at once, {e.inputTokens} tokens in, {e.outputTokens} out{asked}"
+    yield "Load", f"{e.batch} at once, {e.inputTokens} tokens in, {e.outputTokens} out{in_turn}"
     yield "Basis", {"profile": "measured on this kind of device", "rough": "rough: not measured"}[e.basis]
     yield "TTFT", _milliseconds(e.ttftMs)
     yield "TPOT", _milliseconds(e.tpotMs)

@@ -79,10 +79,10 @@ def _row(group: Group) -> tuple[str, ...]:
     return (*counts, *_shares(group.latency), *_shares(group.memory))
 
 
-def _shares(found: Errors | None) -> tuple[str, str, str]:
-    if found is None:
+def _shares(deviations: Errors | None) -> tuple[str, str, str]:
+    if deviations is None:
         return ("-", "-", "-")
-    return (f"{found.median:.2%}", f"{found.p90:.2%}", f"{found.covered:.0%}")
+    return (f"{deviations.median:.2%}", f"{deviations.p90:.2%}", f"{deviations.covered:.0%}")
 
 
 def _document(report: Report) -> dict[str, Any]:

@@ -110,7 +110,11 @@ def _report(body: dict[str, Any], code: ExitCode, as_json: bool) -> ExitCode:
 
 def _ways(details: dict[str, Any]) -> str:
     """What would do, of limits that nothing meets, a line each."""
-    texts = [str(one["text"]) for one in details.get("relaxations") or () if isinstance(one, dict)]
+    texts = [
+        str(relaxation["text"])
+        for relaxation in details.get("relaxations") or ()
+        if isinstance(relaxation, dict)
+    ]
     if len(texts) < 2:
         return "".join(texts)
     which = "all of these together would do:" if details.get("together") else "any of these would do:"

@@ -210,8 +210,10 @@ def _not_installed(error: ModuleNotFoundError) -> str:
 
 def _problems(error: ValidationError) -> str:
     """What pydantic found, as `field: problem`; a problem of the whole has no field."""
-    found = [(".".join(map(str, p["loc"])), p["msg"].removeprefix("Value error, ")) for p in error.errors()]
-    return ", ".join(f"{field}: {problem}" if field else problem for field, problem in found)
+    problems = [
+        (".".join(map(str, p["loc"])), p["msg"].removeprefix("Value error, ")) for p in error.errors()
+    ]
+    return ", ".join(f"{field}: {problem}" if field else problem for field, problem in problems)
 
 
 def main() -> None:

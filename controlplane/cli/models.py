@@ -69,11 +69,13 @@ def models(ctx: typer.Context, json: Json = False) -> None:
     """List the registered models."""
     cli = session(ctx)
     with cli.client() as client:
-        found = client.models()
+        registered = client.models()
     if cli.json:
-        print_json({"models": found})
+        print_json({"models": registered})
         return
-    rows = [(m.model, m.phase, "yes" if m.deployed else "no", _origin(m), _size(m), m.reason) for m in found]
+    rows = [
+        (m.model, m.phase, "yes" if m.deployed else "no", _origin(m), _size(m), m.reason) for m in registered
+    ]
     print_table(
         ("MODEL", "PHASE", "DEPLOYED", "FROM", "WEIGHTS", "REASON"),
         rows,
@@ -135,18 +137,18 @@ def _location(text: str | None) -> str | None:
 
 
 def _accuracies(pairs: list[str]) -> dict[str, float]:
-    found = {}
+    accuracies = {}
     for pair in pairs:
         name, _, accuracy = pair.rpartition("=")
         try:
-            found[name] = float(accuracy)
+            accuracies[name] = float(accuracy)
         except ValueError:
             name = ""
         if not name:
             raise typer.BadParameter(
                 f"expected NAME=ACCURACY, such as int8=99.2; got {pair!r}", param_hint="--compression"
             )
-    return found
+    return accuracies
 
 
 def _model_facts(m: ModelView) -> list[tuple[str, str]]:

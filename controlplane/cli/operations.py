@@ -20,11 +20,11 @@ def operations(ctx: typer.Context, json: Json = False) -> None:
     """List the operations: what was asked and how far it is."""
     cli = session(ctx)
     with cli.client() as client:
-        found = client.operations()
+        listed = client.operations()
     if cli.json:
-        print_json({"operations": found})
+        print_json({"operations": listed})
         return
-    rows = [(o.id, o.kind, o.target, o.phase, f"{o.progress:.0%}", _why(o)) for o in found]
+    rows = [(o.id, o.kind, o.target, o.phase, f"{o.progress:.0%}", _why(o)) for o in listed]
     print_table(("OPERATION", "KIND", "TARGET", "PHASE", "DONE", "REASON"), rows, empty="no operations yet")
 
 

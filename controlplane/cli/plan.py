@@ -35,18 +35,20 @@ def plan(
 ) -> None:
     """Place deployments on a described cluster, in order; say what goes where and what does not fit."""
     cli = session(ctx)
-    found = _solved(file, policy, theta)
+    outcome = _solved(file, policy, theta)
     if plot is not None:
         from controlplane.cli.cluster_picture import draw
 
-        draw(found, plot)
+        draw(outcome, plot)
     if cli.json:
-        print_json(_camel_case(_document(found)))
+        print_json(_camel_case(_document(outcome)))
         return
-    print_table(PLACED, (_placed(*one) for one in found.placed), "nothing fits")
+    print_table(
+        PLACED, (_placed(request, placement) for request, placement in outcome.placed), "nothing fits"
+    )
     print_text("")
-    print_table(GPUS, _gpus(found), "no GPUs")
-    for missed in found.not_placed:
+    print_table(GPUS, _gpus(outcome), "no GPUs")
+    for missed in outcome.not_placed:
         print_text(f"\n{missed.deployment} does not fit: {missed.reason}")
         for relaxation in missed.relaxations:
             print_text(f"  {relaxation.text}")
@@ -73,8 +75,8 @@ def _solved(file: Path, policy: PolicyName, theta: float) -> WhatIf:
     return whatif.what_if(cluster, requests, registry.policy(policy, theta))
 
 
-def _placed(request: Request, found: Placement) -> tuple[str, ...]:
-    plan, estimate, choice = found.plan, found.estimate, found.choice
+def _placed(request: Request, placement: Placement) -> tuple[str, ...]:
+    plan, estimate, choice = placement.plan, placement.estimate, placement.choice
     return (
         request.name,
         plan.quantization,
@@ -85,12 +87,12 @@ def _placed(request: Request, found: Placement) -> tuple[str, ...]:
         f"{estimate.tpot_s * 1e3:.3g} ms",
         f"{choice.throughput_per_s:.3g}/s",
         f"{choice.objective:.4g} {choice.unit}",
-        " ".join(f"{rank.node}:{rank.device_index}" for rank in found.ranks),
+        " ".join(f"{rank.node}:{rank.device_index}" for rank in placement.ranks),
     )
 
 
-def _gpus(found: WhatIf) -> Iterator[tuple[str, ...]]:
-    for node in found.cluster.nodes:
+def _gpus(outcome: WhatIf) -> Iterator[tuple[str, ...]]:
+    for node in outcome.cluster.nodes:
         for gpu in node.gpus:
             held = (f"{r.deployment}[{r.layer_start}:{r.layer_end}]" for r in gpu.residents)
             used = (gpu.total_bytes - gpu.free_bytes) / GIB
@@ -110,12 +112,12 @@ def _camel(name: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-def _document(found: WhatIf) -> dict[str, Any]:
+def _document(outcome: WhatIf) -> dict[str, Any]:
     return {
-        "policy": found.policy,
-        "placed": [_placed_document(*one) for one in found.placed],
-        "not_placed": [_missed_document(one) for one in found.not_placed],
-        "gpus": [_gpu_document(node.name, gpu) for node in found.cluster.nodes for gpu in node.gpus],
+        "policy": outcome.policy,
+        "placed": [_placed_document(request, placement) for request, placement in outcome.placed],
+        "not_placed": [_missed_document(missed) for missed in outcome.not_placed],
+        "gpus": [_gpu_document(node.name, gpu) for node in outcome.cluster.nodes for gpu in node.gpus],
     }
 
 
@@ -125,8 +127,8 @@ def _gpu_document(node: str, gpu: Gpu) -> dict[str, Any]:
     return document
 
 
-def _placed_document(request: Request, found: Placement) -> dict[str, Any]:
-    plan, estimate, choice = found.plan, found.estimate, found.choice
+def _placed_document(request: Request, placement: Placement) -> dict[str, Any]:
+    plan, estimate, choice = placement.plan, placement.estimate, placement.choice
     return {
         "deployment": request.name,
         "compression": plan.quantization,
@@ -139,10 +141,10 @@ def _placed_document(request: Request, found: Placement) -> dict[str, Any]:
             "tpot_s": estimate.tpot_s,
             "latency_s": choice.latency_s,
             "throughput_per_s": choice.throughput_per_s,
-            "memory_bytes": [rank.memory_bytes for rank in found.ranks if rank.tp_rank == 0],
+            "memory_bytes": [rank.memory_bytes for rank in placement.ranks if rank.tp_rank == 0],
             "utilisation": choice.utilisation,
         },
-        "ranks": [_rank_document(rank) for rank in found.ranks],
+        "ranks": [_rank_document(rank) for rank in placement.ranks],
         "reasons": choice.reasons,
     }
 
@@ -153,11 +155,11 @@ def _rank_document(rank: RankPlacement) -> dict[str, Any]:
     return document
 
 
-def _missed_document(one: NotPlaced) -> dict[str, Any]:
+def _missed_document(missed: NotPlaced) -> dict[str, Any]:
     return {
-        "deployment": one.deployment,
-        "binding": one.binding,
-        "reason": one.reason,
-        "together": one.together,
-        "relaxations": [asdict(relaxation) for relaxation in one.relaxations],
+        "deployment": missed.deployment,
+        "binding": missed.binding,
+        "reason": missed.reason,
+        "together": missed.together,
+        "relaxations": [asdict(relaxation) for relaxation in missed.relaxations],
     }

@@ -27,19 +27,17 @@ def rebalance(
     cli = session(ctx)
     wanted = None if model is None else DeployModelRequest(model=model)
     with cli.client() as client:
-        found = client.rebalance(RebalanceRequest(dryRun=dry_run, deploy=wanted))
+        view = client.rebalance(RebalanceRequest(dryRun=dry_run, deploy=wanted))
     if cli.json:
-        print_json({"rebalance": found})
+        print_json({"rebalance": view})
         return
-    print_text(f"To {found.goal}: {found.gain}")
-    if found.moves:
-        print_table(COLUMNS, [_row(move) for move in found.moves], empty="")
+    print_text(f"To {view.goal}: {view.gain}")
+    if view.moves:
+        print_table(COLUMNS, [_row(move) for move in view.moves], empty="")
         print_text(
-            f"{size(found.loadBytes)} to read, {size(found.doubledBytes)} of devices held twice meanwhile"
+            f"{size(view.loadBytes)} to read, {size(view.doubledBytes)} of devices held twice meanwhile"
         )
-        print_text(
-            "begun; `ostinato status MODEL` shows how far it is" if found.began else "nothing was done"
-        )
+        print_text("begun; `ostinato status MODEL` shows how far it is" if view.began else "nothing was done")
 
 
 def _row(move: MoveView) -> tuple[str, ...]:

@@ -34,8 +34,8 @@ class Session:
 
 
 def session(ctx: typer.Context) -> Session:
-    found: Session = ctx.obj
-    return found
+    current: Session = ctx.obj
+    return current
 
 
 def asked_for_json(argv: Sequence[str]) -> bool:

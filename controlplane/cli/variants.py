@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from controlplane.api.schemas.deploy import ReplicasChange
-from controlplane.cli.deployments import asked_replicas
+from controlplane.cli.deployments import requested_replicas
 from controlplane.cli.output import print_json, print_table, print_text
 from controlplane.cli.residency import print_residency, where
 from controlplane.cli.session import Json, session
@@ -44,10 +44,10 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
     """Set how many variants of a base run at once, now and after restarts, or measure what is best; or change
     how many engines it has."""
     cli = session(ctx)
-    named = asked_replicas(min_replicas, max_replicas, target, idle_s)
+    named = requested_replicas(min_replicas, max_replicas, target, idle_s)
     if profile == (max_active_variants is not None or bool(named)):
         raise typer.BadParameter("give either --max-active-variants N or --profile, or options of replicas")
-    found: Profile | None = None
+    measured: Profile | None = None
     with cli.client() as client:
         if not profile:
             replicas = ReplicasChange.model_validate(named) if named else None
@@ -55,13 +55,15 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
         else:
             limit_s = None if ttft_ms is None else ttft_ms / 1000
             with live_line(quiet=cli.json) as show:
-                found = variant_limit_profile.run(client, model, Burst(seconds, concurrency), limit_s, show)
+                measured = variant_limit_profile.run(
+                    client, model, Burst(seconds, concurrency), limit_s, show
+                )
             deployment = client.deployment(model)
     if cli.json:
-        print_json({"deployment": deployment, "measurements": _documents(found)})
+        print_json({"deployment": deployment, "measurements": _documents(measured)})
         return
-    if found is not None:
-        _print_profile(found)
+    if measured is not None:
+        _print_profile(measured)
     if named and (now := deployment.replicas):
         print_text(f"'{model}' has {now.min} to {now.max} engines by load")
     if profile or max_active_variants is not None:
@@ -69,7 +71,7 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
         print_residency(deployment)
 
 
-def _documents(found: Profile | None) -> list[dict[str, float]]:
+def _documents(profile: Profile | None) -> list[dict[str, float]]:
     return [
         {
             "maxActiveVariants": m.limit,
@@ -77,20 +79,20 @@ def _documents(found: Profile | None) -> list[dict[str, float]]:
             "ttftMs": round(m.ttft_s * 1000, 1),
             "requests": m.requests,
         }
-        for m in (found.measurements if found else ())
+        for m in (profile.measurements if profile else ())
     ]
 
 
-def _print_profile(found: Profile) -> None:
+def _print_profile(profile: Profile) -> None:
     rows = [
         (
             str(m.limit),
             f"{m.tokens_per_s:.1f}",
             f"{m.ttft_s * 1000:.0f} ms",
             str(m.requests),
-            "chosen" if m.limit == found.chosen else "",
+            "chosen" if m.limit == profile.chosen else "",
         )
-        for m in found.measurements
+        for m in profile.measurements
     ]
     print_table(("AT ONCE", "TOKENS/S", "TTFT (MEDIAN)", "REQUESTS", ""), rows, empty="nothing was measured")
 
@@ -102,13 +104,13 @@ def prefetch(
 ) -> None:
     """Read variants into host memory, ahead of their next requests."""
     cli = session(ctx)
-    found = []
+    deployments = []
     with cli.client() as client, live_line(quiet=cli.json) as show:
         for name in variants:
             show(f"reading '{name}'")
-            found.append(client.prefetch(name))
+            deployments.append(client.prefetch(name))
     if cli.json:
-        print_json({"deployments": found})
+        print_json({"deployments": deployments})
         return
-    for deployment in found:
+    for deployment in deployments:
         print_text(f"'{deployment.model}' is {where(deployment)}")

@@ -55,14 +55,14 @@ def run(
             tell(f"reading '{variant}' into memory and asking it once")
             client.prefetch(variant)
             _warm_up(client, variant, burst)
-        found = []
+        measurements = []
         for limit in candidate_limits(slots, len(variants)):
             tell(f"{limit} at once: measuring for {burst.seconds:g} s")
             client.tune(name, limit)
-            found.append(measure(client, variants, limit, burst))
-        chosen = choose_limit(found, max_ttft_s)
+            measurements.append(measure(client, variants, limit, burst))
+        chosen = choose_limit(measurements, max_ttft_s)
         client.tune(name, chosen)
-    return Profile(tuple(found), chosen)
+    return Profile(tuple(measurements), chosen)
 
 
 def _subject(view: DeploymentView) -> tuple[int, list[str]]:
@@ -103,58 +103,58 @@ def measure(client: Client, variants: Sequence[str], limit: int, burst: Burst) -
     started = time.monotonic()
     deadline = started + burst.seconds
 
-    def caller() -> list[_Asked]:
-        asked = []
+    def caller() -> list[_Reply]:
+        replies = []
         while time.monotonic() < deadline:
             with lock:
                 variant = next(turns)
-            asked.append(_ask(client, variant, burst, deadline))
-        return asked
+            replies.append(_ask(client, variant, burst, deadline))
+        return replies
 
     with ThreadPoolExecutor(burst.concurrency) as pool:
         callers = [pool.submit(caller) for _ in range(burst.concurrency)]
-        asked = [one for future in callers for one in future.result()]
+        replies = [reply for future in callers for reply in future.result()]
     took_s = time.monotonic() - started
     return SlotMeasurement(
         limit=limit,
-        tokens_per_s=sum(a.tokens for a in asked) / took_s,
-        ttft_s=statistics.median(a.ttft_s for a in asked),
-        requests=len(asked),
+        tokens_per_s=sum(reply.tokens for reply in replies) / took_s,
+        ttft_s=statistics.median(reply.ttft_s for reply in replies),
+        requests=len(replies),
     )
 
 
 @dataclass
-class _Asked:
+class _Reply:
     ttft_s: float
     tokens: int = 0
 
 
-def _ask(client: Client, variant: str, burst: Burst, deadline: float) -> _Asked:
+def _ask(client: Client, variant: str, burst: Burst, deadline: float) -> _Reply:
     """One request, given up at the deadline; what it had by then counts."""
     started = time.monotonic()
-    asked = _Asked(ttft_s=0.0)
+    reply = _Reply(ttft_s=0.0)
     silence_s = max(MIN_SILENCE_S, deadline - started)
     try:
         with closing(client.chunks(PATH, _body(variant, burst.max_tokens), silence_s)) as chunks:
             for chunk in chunks:
-                _count(asked, chunk, started)
+                _count(reply, chunk, started)
                 if time.monotonic() >= deadline:
                     break
     except errors.Unavailable:
         if time.monotonic() < deadline:
             raise
-    if not asked.tokens:
-        asked.ttft_s = time.monotonic() - started
-    return asked
+    if not reply.tokens:
+        reply.ttft_s = time.monotonic() - started
+    return reply
 
 
-def _count(asked: _Asked, chunk: dict[str, Any], started: float) -> None:
+def _count(reply: _Reply, chunk: dict[str, Any], started: float) -> None:
     """vLLM tells with every chunk how many tokens there are; from others a chunk is taken for a token."""
-    told = (chunk.get("usage") or {}).get("completion_tokens")
-    tokens = told if told is not None else asked.tokens + bool(chunk["choices"])
-    if tokens and not asked.tokens:
-        asked.ttft_s = time.monotonic() - started
-    asked.tokens = max(asked.tokens, tokens)
+    count = (chunk.get("usage") or {}).get("completion_tokens")
+    tokens = count if count is not None else reply.tokens + bool(chunk["choices"])
+    if tokens and not reply.tokens:
+        reply.ttft_s = time.monotonic() - started
+    reply.tokens = max(reply.tokens, tokens)
 
 
 def _body(variant: str, max_tokens: int) -> dict[str, Any]:

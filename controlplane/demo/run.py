@@ -101,11 +101,11 @@ def _deploy(console: Console, client: Client) -> None:
 
 def _follow(console: Console, client: Client, operation: OperationView) -> None:
     """Print each new phase and reason of an operation; raises what it fails with."""
-    told = 0
+    shown = 0
     for state in client.watch(operation.id):
-        for event in state.events[told:]:
+        for event in state.events[shown:]:
             console.print(f"  {state.target}: {event.phase}, {event.message}")
-        told = len(state.events)
+        shown = len(state.events)
     client.wait(operation.id)
 
 

@@ -55,14 +55,14 @@ class Task:
 
 def last_number(reply: str) -> str:
     """The last integer of the reply, so that `The sum is 42.` counts as `42`."""
-    found = re.findall(r"-?\d+", reply.replace(",", ""))
-    return str(int(found[-1])) if found else ""
+    numbers = re.findall(r"-?\d+", reply.replace(",", ""))
+    return str(int(numbers[-1])) if numbers else ""
 
 
 def last_word(reply: str) -> str:
     """The last word in lower case, so that `Anna is his Mother.` counts as `mother`."""
-    found = re.findall(r"[a-z]+(?:-[a-z]+)*", reply.lower())
-    return found[-1] if found else ""
+    words = re.findall(r"[a-z]+(?:-[a-z]+)*", reply.lower())
+    return words[-1] if words else ""
 
 
 TASKS = {
