@@ -144,13 +144,13 @@ class TimedOut(OstinatoError):
 
 def error_classes() -> dict[str, type[OstinatoError]]:
     """Every class above, by its code."""
-    found: dict[str, type[OstinatoError]] = {}
+    by_code: dict[str, type[OstinatoError]] = {}
     waiting: list[type[OstinatoError]] = [OstinatoError]
     while waiting:
         cls = waiting.pop()
         waiting.extend(c for c in cls.__subclasses__() if c.__module__ == __name__)
-        found[cls.code] = cls
-    return found
+        by_code[cls.code] = cls
+    return by_code
 
 
 def error_from_body(body: Mapping[str, Any], retry_after_s: float | None = None) -> OstinatoError:

@@ -74,5 +74,7 @@ def _add_probes(app: FastAPI, services: Services) -> None:
     @app.get("/metrics/targets", tags=["probes"])
     async def targets() -> list[dict[str, Any]]:
         """Every process that serves metrics, in Prometheus' HTTP service discovery format."""
-        found = await services.engines.metrics_targets()
-        return [{"targets": [address], "labels": {"component": what}} for address, what in found if address]
+        addresses = await services.engines.metrics_targets()
+        return [
+            {"targets": [address], "labels": {"component": what}} for address, what in addresses if address
+        ]

@@ -52,9 +52,9 @@ def register_model(state: State, request: RegisterModelRequest, ctx: Context) ->
     return Outcome(operation, [Put(model, 0), *depends, Put(operation, 0)])
 
 
-def _unchanged(found: Versioned[Model] | Versioned[Deployment]) -> Put:
-    """Writes a record back as it is, so that whoever deletes it meanwhile or has done so is noticed."""
-    return Put(found.record, found.version)
+def _unchanged(versioned: Versioned[Model] | Versioned[Deployment]) -> Put:
+    """Writes a record back as it is, so that the commit fails if somebody deletes it meanwhile."""
+    return Put(versioned.record, versioned.version)
 
 
 def _require_base(state: State, name: str) -> Put:
@@ -154,7 +154,9 @@ def _check_bounds(base: Model, request: DeployModelRequest) -> None:
 
 
 def profile_model(state: State, name: str, again: bool, ctx: Context) -> Outcome:
-    """Measures what the profile of a model lacks, or with `again` everything. A variant's is its base's.
+    """Measures what the profile of a model lacks, or with `again` everything.
+
+    A variant has the profile of its base.
 
     Errors: ModelNotFound, NotReady.
     """
@@ -280,11 +282,13 @@ def cancel_operation(state: State, operation_id: str, now_s: float) -> Outcome:
 
     Errors: OperationNotFound, InvalidRequest (an undeployment).
     """
-    found = find_operation(state, operation_id)
-    op = found.record
+    operation = find_operation(state, operation_id)
+    op = operation.record
     if op.done or op.cancel_requested:
         return Outcome(op, [])
     if op.kind is OperationKind.UNDEPLOY:
         raise errors.InvalidRequest("an undeployment cannot be cancelled; deploy again when it is done")
-    asked = advance(dataclasses.replace(op, cancel_requested=True), op.phase, "cancellation asked for", now_s)
-    return Outcome(asked, [Put(asked, found.version)])
+    cancelling = advance(
+        dataclasses.replace(op, cancel_requested=True), op.phase, "cancellation asked for", now_s
+    )
+    return Outcome(cancelling, [Put(cancelling, operation.version)])

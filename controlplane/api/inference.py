@@ -60,8 +60,8 @@ def engine_call(path: str, body: dict[str, Any], route: Route) -> EngineCall:
 
 
 def _bounded(path: str, body: dict[str, Any], max_tokens: int) -> dict[str, int]:
-    asked = [(name, body[name]) for name in _LIMIT_FIELDS if body.get(name) is not None]
-    for name, value in asked:
+    requested = [(name, body[name]) for name in _LIMIT_FIELDS if body.get(name) is not None]
+    for name, value in requested:
         if type(value) is not int:
             raise errors.InvalidRequest(f"{name}: expected an integer, got {value!r:.200}", param=name)
         if value > max_tokens:
@@ -70,7 +70,7 @@ def _bounded(path: str, body: dict[str, Any], max_tokens: int) -> dict[str, int]
                 f"{max_tokens} tokens",
                 param=name,
             )
-    return {} if asked or path != CHAT else {"max_completion_tokens": max_tokens}
+    return {} if requested or path != CHAT else {"max_completion_tokens": max_tokens}
 
 
 @dataclass

@@ -86,14 +86,14 @@ async def _submit(
 
 def _answered(state: State, key: str, digest: str) -> Operation | None:
     """The operation an earlier request with this key began. Errors: IdempotencyConflict."""
-    found = state.idempotency.get(key)
-    if found is None:
+    known = state.idempotency.get(key)
+    if known is None:
         return None
-    if found.record.request_sha256 != digest:
+    if known.record.request_sha256 != digest:
         raise errors.IdempotencyConflict(
             f"Idempotency-Key '{key}' was used for another request; use a new key for a new request"
         )
-    return queries.find_operation(state, found.record.operation_id).record
+    return queries.find_operation(state, known.record.operation_id).record
 
 
 async def run(services: Services, submitted: Awaitable[Operation]) -> Operation:
@@ -101,8 +101,8 @@ async def run(services: Services, submitted: Awaitable[Operation]) -> Operation:
     operation = await submitted
 
     def ended(state: State) -> Operation | None:
-        found = state.operations.get(operation.id)
-        return found.record if found and found.record.done else None
+        current = state.operations.get(operation.id)
+        return current.record if current and current.record.done else None
 
     done: Operation = await until(services, ended, services.settings.engine_start_timeout_s)
     if done.error is not None:
@@ -123,11 +123,11 @@ async def watch(services: Services, operation_id: str) -> AsyncGenerator[bytes, 
     last: Operation | None = None
     quiet_s = 0.0
     while last is None or not last.done:
-        found = (await services.read()).operations.get(operation_id)
-        if found is None:
+        operation = (await services.read()).operations.get(operation_id)
+        if operation is None:
             return
-        if found.record != last:
-            last, quiet_s = found.record, 0.0
+        if operation.record != last:
+            last, quiet_s = operation.record, 0.0
             yield b"data: " + OperationView.of(last).model_dump_json().encode() + b"\n\n"
         elif quiet_s >= KEEP_ALIVE_S:
             quiet_s = 0.0

@@ -9,7 +9,7 @@ from controlplane import errors
 from controlplane.api.commands import deploy_model
 from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.planning import placement_decision, reclaimable_memory
-from controlplane.planning.reclaimable_memory import Found, FreeMemory
+from controlplane.planning.reclaimable_memory import FreeMemory, Place
 from controlplane.profiling import queue
 from controlplane.settings import Settings
 from controlplane.state import deployments
@@ -22,8 +22,11 @@ from placement.types import Inventory, Placement
 
 @dataclass(frozen=True)
 class Preview:
-    """`running`: `host` is deployed, or being so; its `placement` is None until that is decided. Of
-    several groups it is the first one's. `waits` says for which measuring deploying would wait."""
+    """`running` says that `host` is deployed already, or being deployed.
+
+    `placement` is that of the first group, None until it is decided. `waits` names the measuring that the
+    deployment would wait for.
+    """
 
     model: str
     host: str
@@ -42,29 +45,29 @@ def preview(
     if host in state.deployments:
         return Preview(request.model, host, True, state.deployments[host].record.placement)
     seen = reclaimable_memory.free_memory(inventory, state.ledgers, settings.headroom, exclude=host)
-    found = _places(state, state.models[host].record, wanted[host], seen, settings)
-    victims = sorted({key for place in found for key in place.victims})
+    places = _places(state, state.models[host].record, wanted[host], seen, settings)
+    victims = sorted({key for place in places for key in place.victims})
     waits = queue.waiting_reason(state, victims) if victims else ""
-    return Preview(request.model, host, False, found[0].placement, waits)
+    return Preview(request.model, host, False, places[0].placement, waits)
 
 
 def _places(
     state: State, base: Model, deployment: Deployment, seen: FreeMemory, settings: Settings
-) -> list[Found]:
+) -> list[Place]:
     """Where its groups would be, one after the other, as they are placed (`launch_action`).
 
     Errors: NoFeasiblePlan when there is not room for all.
     """
-    places: list[Found] = []
+    places: list[Place] = []
     for group in deployment.groups:
         decide = partial(_decide, state, base, deployment, settings)
         try:
-            found = reclaimable_memory.place(decide, seen)
+            place = reclaimable_memory.place(decide, seen)
         except errors.NoFeasiblePlan as e:
             raise _named(e, group_id_of(deployment.host, group.number), len(places)) from e
-        seen = seen.less(found.placement)
-        places.append(found)
-        deployment = deployments.with_group(deployment, replace(group, placement=found.placement))
+        seen = seen.less(place.placement)
+        places.append(place)
+        deployment = deployments.with_group(deployment, replace(group, placement=place.placement))
     return places
 
 
@@ -78,9 +81,9 @@ def _decide(
     )
 
 
-def _named(error: errors.NoFeasiblePlan, group: str, placed: int) -> errors.NoFeasiblePlan:
-    """With the name of the group, if others found their places."""
+def _named(error: errors.NoFeasiblePlan, group_id: str, placed: int) -> errors.NoFeasiblePlan:
+    """The error with the id of the group, if groups before it have places."""
     if not placed:
         return error
-    told = f"'{group}' finds no place beside the {placed} before it: {error.message}"
-    return errors.NoFeasiblePlan(told, details=error.details)
+    message = f"'{group_id}' finds no place beside the {placed} before it: {error.message}"
+    return errors.NoFeasiblePlan(message, details=error.details)

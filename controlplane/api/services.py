@@ -1,4 +1,4 @@
-"""What the routes need, and nothing of how it is made: state, routes, engines, settings."""
+"""What the routes need: the state, the route table, the engines and the settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from workers.messages import (
     EngineReply,
     EngineResidency,
     VariantRef,
-    WorkerReport,
 )
 
 
@@ -38,8 +37,6 @@ class ClusterAccess(Protocol):
 
     async def observe(self) -> dict[str, EngineView]: ...
 
-    async def reports(self, host: str) -> list[WorkerReport]: ...
-
     async def residency(self, host: str) -> list[EngineResidency]:
         """Where each of the host's replicas has its variants."""
         ...
@@ -51,11 +48,11 @@ class ClusterAccess(Protocol):
     async def logs(self, host: str, lines: int) -> str: ...
 
     async def metrics_targets(self) -> list[tuple[str, str]]:
-        """(address, what it is) of every process that serves metrics."""
+        """(address, component) of every process that serves metrics."""
         ...
 
     async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
-        """All nodes as last heard of; `wait` a while for those that are new."""
+        """All nodes as last reported; `wait` a while for the reports of new ones."""
         ...
 
     async def inventory(self) -> Inventory: ...

@@ -83,16 +83,16 @@ def release(state: State, *holders: str) -> list[Change]:
 def being_measured(ledgers: Ledgers) -> dict[DeviceKey, str]:
     """The key of the profile that is measured on each device."""
     return {
-        (found.record.node, r.kind, r.index): r.holder.removeprefix(MEASURING)
-        for found in ledgers.values()
-        for r in found.record.reservations
+        (ledger.record.node, r.kind, r.index): r.holder.removeprefix(MEASURING)
+        for ledger in ledgers.values()
+        for r in ledger.record.reservations
         if is_measuring(r.holder)
     }
 
 
 def orphans(state: State) -> list[str]:
     """Holders whose group, deployment or measuring is gone, or is of an earlier one of the same name."""
-    held = {(r.holder, r.uid) for found in state.ledgers.values() for r in found.record.reservations}
+    held = {(r.holder, r.uid) for ledger in state.ledgers.values() for r in ledger.record.reservations}
     return sorted({holder for holder, uid in held if uid != _uid_of(state, holder)})
 
 
@@ -113,8 +113,8 @@ def _uid_of(state: State, holder: str) -> int | None:
     if is_measuring(holder):
         profile = state.profiles.get(holder.removeprefix(MEASURING))
         return profile.record.rounds if profile and profile.record.phase is Phase.PROFILING else None
-    found = state.deployments.get(host_of(holder))
-    return found.record.uid if found and holder in found.record.group_ids() else None
+    deployment = state.deployments.get(host_of(holder))
+    return deployment.record.uid if deployment and holder in deployment.record.group_ids() else None
 
 
 def available(
@@ -189,7 +189,9 @@ def _replaced(
 
 def _nodes_of(ledgers: Ledgers, holders: Collection[str]) -> list[str]:
     return sorted(
-        node for node, found in ledgers.items() if any(r.holder in holders for r in found.record.reservations)
+        node
+        for node, ledger in ledgers.items()
+        if any(r.holder in holders for r in ledger.record.reservations)
     )
 
 
@@ -197,10 +199,10 @@ def _changed(
     ledgers: Ledgers, node: str, holders: Collection[str], wanted: Iterable[Reservation]
 ) -> list[Change]:
     """The node's ledger with `wanted` in the place of what `holders` have in it."""
-    found = ledgers.get(node)
-    others = [r for r in found.record.reservations if r.holder not in holders] if found else []
+    ledger = ledgers.get(node)
+    others = [r for r in ledger.record.reservations if r.holder not in holders] if ledger else []
     reservations = (*others, *wanted)
-    version = found.version if found else 0
+    version = ledger.version if ledger else 0
     if reservations:
         return [Put(NodeLedger(node, reservations), version)]
-    return [Delete(NodeLedger, node, version)] if found else []
+    return [Delete(NodeLedger, node, version)] if ledger else []

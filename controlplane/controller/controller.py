@@ -132,7 +132,7 @@ class Controller:
         engines = await self._runtime.observe()
         nodes = await self._runtime.nodes(wait=False)
         state = await self._repository.read_async()
-        now_s, deployments = time.time(), [found.record for found in state.deployments.values()]
+        now_s, deployments = time.time(), [versioned.record for versioned in state.deployments.values()]
         self._engines = rescheduling.mark_start_timeouts(
             engines, deployments, now_s, self._settings.start_limit_s
         )
@@ -149,8 +149,8 @@ class Controller:
     async def _fail_all(self, host: str, error: errors.OstinatoError) -> None:
         await self._deployments.fail_all(host, error)
 
-    def _view(self, host: str) -> EngineView | None:
-        return self._engines.get(host)
+    def _view(self, group_id: str) -> EngineView | None:
+        return self._engines.get(group_id)
 
     def _report(self, state: State, nodes: Sequence[NodeState]) -> None:
         self._metrics.devices.show(memory_by_node(nodes, state.ledgers, self._settings.headroom))
@@ -215,8 +215,8 @@ class Controller:
         model = await self._edit_model(name, lambda m: replace(m, phase=Phase.PROFILING))
         await self._note(OperationKind.REGISTER, name, Phase.PROFILING, "reading its files", 0.3)
         limits = registration.Limits(self._settings.roots, self._settings.max_lora_rank)
-        found = (await self._repository.read_async()).models.get(model.base or "")
-        base = found.record if found else None
+        versioned = (await self._repository.read_async()).models.get(model.base or "")
+        base = versioned.record if versioned else None
         try:
             ready = await asyncio.to_thread(
                 registration.read_model_files, model, base, limits, self._runtime.convert_bundled
@@ -237,10 +237,10 @@ class Controller:
     # --- cancelling and forgetting -------------------------------------------------------------
 
     async def _cancel(self, operation_id: str) -> None:
-        found = (await self._repository.read_async()).operations.get(operation_id)
-        if found is None or found.record.done:
+        operation = (await self._repository.read_async()).operations.get(operation_id)
+        if operation is None or operation.record.done:
             return
-        op = found.record
+        op = operation.record
         message = "cancelled; nothing was registered"
         if op.kind is OperationKind.PROFILE:
             message = "cancelled; what was measured is kept"

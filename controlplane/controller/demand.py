@@ -30,9 +30,9 @@ class DemandBook:
         self._now_s, self._silent = now_s, counts is None
         scaled = {d.model: d for d in deployments if d.model == d.host and _scales(d)}
         if counts is not None:
-            asked = {d.host for d in deployments if d.model != d.host and _waits(d)}
+            waited_for = {d.host for d in deployments if d.model != d.host and _waits(d)}
             self._seen = {
-                name: self._noted(deployment, counts.get(name, 0) + (name in asked))
+                name: self._noted(deployment, counts.get(name, 0) + (name in waited_for))
                 for name, deployment in scaled.items()
             }
         return {name: self.wanted(deployment) for name, deployment in scaled.items()}

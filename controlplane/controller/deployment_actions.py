@@ -54,8 +54,8 @@ class DeploymentActions:
         await self.fail_all(name, errors.EngineFailed(f"the engine of '{name}' could not start: {detail}"))
 
     async def _stop_groups(self, deployment: Deployment) -> None:
-        for group in deployment.group_ids():
-            await self._stop(group)
+        for group_id in deployment.group_ids():
+            await self._stop(group_id)
 
     async def fail_all(self, host: str, error: errors.OstinatoError) -> None:
         """End the deployments of a base and of all its variants with the same error, at once; nothing if it
@@ -76,19 +76,19 @@ class DeploymentActions:
         undeployed."""
 
         def change(state: State) -> Sequence[Change]:
-            found = state.deployments.get(name)
-            if found is None or found.record.phase is Phase.DELETING:
+            deployment = state.deployments.get(name)
+            if deployment is None or deployment.record.phase is Phase.DELETING:
                 raise Superseded(name)
-            return _failed(state, found, error)
+            return _failed(state, deployment, error)
 
         with suppress(Superseded):
             await self._conclude(OperationKind.DEPLOY, name, End.failed(error), change)
 
     async def undeploy(self, host: str) -> None:
         await self._note(OperationKind.UNDEPLOY, host, Phase.DELETING, "stopping the engine", 0.3)
-        found = (await self._repository.read_async()).deployments.get(host)
-        if found is not None:
-            await self._stop_groups(found.record)
+        deployment = (await self._repository.read_async()).deployments.get(host)
+        if deployment is not None:
+            await self._stop_groups(deployment.record)
         await self._forget_deployment(host)
 
     async def _forget_deployment(self, name: str) -> None:
@@ -96,11 +96,11 @@ class DeploymentActions:
         overtaken = End(Phase.CANCELLED, "undeployed while it was being deployed")
 
         def change(state: State) -> Sequence[Change]:
-            found = state.deployments.get(name)
-            if found is None or found.record.phase is not Phase.DELETING:
+            deployment = state.deployments.get(name)
+            if deployment is None or deployment.record.phase is not Phase.DELETING:
                 raise Superseded(name)
             endings = end_open_operations(state, OperationKind.DEPLOY, name, overtaken)
-            return [*delete_deployment(state, found), *endings]
+            return [*delete_deployment(state, deployment), *endings]
 
         await self._conclude(OperationKind.UNDEPLOY, name, End(Phase.DELETED, "undeployed"), change)
 
@@ -112,15 +112,16 @@ class DeploymentActions:
         if name not in state.deployments or name not in state.models:
             raise Superseded(name)
         host = state.deployments[name].record.host
-        found = state.deployments.get(host)
-        return found.record if found else None, host, variant_ref(state.models[name].record)
+        base = state.deployments.get(host)
+        return base.record if base else None, host, variant_ref(state.models[name].record)
 
     async def load_variant(self, name: str) -> None:
         base, host, variant = await self._variant(name)
         await self._note(
             OperationKind.DEPLOY, name, Phase.DEPLOYING, f"loading it into the engine of '{host}'", 0.7
         )
-        calls = (self._runtime.load_variant(group, variant) for group in (base.serving_ids() if base else ()))
+        group_ids = base.serving_ids() if base else ()
+        calls = (self._runtime.load_variant(group_id, variant) for group_id in group_ids)
         answers = await asyncio.gather(*calls, return_exceptions=True)
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
         for failure in failures:
@@ -140,8 +141,8 @@ class DeploymentActions:
     async def unload_variant(self, name: str) -> None:
         base, host, variant = await self._variant(name)
         await self._note(OperationKind.UNDEPLOY, name, Phase.DELETING, f"unloading it from '{host}'", 0.5)
-        for group in base.group_ids() if base else ():
-            await self._runtime.unload_variant(group, variant)
+        for group_id in base.group_ids() if base else ():
+            await self._runtime.unload_variant(group_id, variant)
         await self._forget_deployment(name)
 
     async def stop_cancelled(self, name: str) -> None:
@@ -151,31 +152,33 @@ class DeploymentActions:
             return
         await self._stop_groups(state.deployments[name].record)
         error = errors.EngineFailed(f"the deployment of its base '{name}' was cancelled")
-        for found in _variants(state, name):
-            await self._fail_one(found.record.model, error)
+        for variant in _variants(state, name):
+            await self._fail_one(variant.record.model, error)
 
 
-def _failed(state: State, found: Versioned[Deployment], error: errors.OstinatoError) -> list[Change]:
+def _failed(state: State, deployment: Versioned[Deployment], error: errors.OstinatoError) -> list[Change]:
     """What becomes of a deployment that cannot go on; nothing while it is being undeployed."""
-    record = found.record
+    record = deployment.record
     if record.phase is Phase.DELETING or (record.established and record.host == record.model):
         return []
-    return mark_unavailable(found, error.message) if record.established else delete_deployment(state, found)
+    if record.established:
+        return mark_unavailable(deployment, error.message)
+    return delete_deployment(state, deployment)
 
 
 def _failed_variants(state: State, host: str, error: errors.OstinatoError) -> list[Change]:
     """The same of a base's variants, with the ends of their operations."""
     changes: list[Change] = []
-    for found in _variants(state, host):
-        changes += _failed(state, found, error)
-        changes += end_open_operations(state, OperationKind.DEPLOY, found.record.model, End.failed(error))
+    for variant in _variants(state, host):
+        changes += _failed(state, variant, error)
+        changes += end_open_operations(state, OperationKind.DEPLOY, variant.record.model, End.failed(error))
     return changes
 
 
 def _variants(state: State, host: str) -> list[Versioned[Deployment]]:
     """The deployments of a base's variants, but for those that are being undeployed."""
     return [
-        found
-        for found in state.deployments.values()
-        if found.record.host == host != found.record.model and found.record.phase is not Phase.DELETING
+        variant
+        for variant in state.deployments.values()
+        if variant.record.host == host != variant.record.model and variant.record.phase is not Phase.DELETING
     ]

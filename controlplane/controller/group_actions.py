@@ -44,7 +44,7 @@ LOOK_S = 0.5
 
 
 class GroupActions:
-    """One method per action of `reconcile` on a worker group, by its name."""
+    """One method per action of `reconcile` on a worker group, by its id."""
 
     def __init__(
         self, settings: Settings, repository: Repository, engines: ClusterControl, hooks: Hooks, fail: Fail
@@ -75,8 +75,8 @@ class GroupActions:
                 *memory_feedback.memory_correction(state, host, group, inventory, self._settings),
             ]
 
-        told = "; ".join(filter(None, ("the engine answers", memory_feedback.describe(ranks))))
-        await self._hooks.conclude(OperationKind.DEPLOY, host, End(Phase.DEPLOYED, told), change)
+        message = "; ".join(filter(None, ("the engine answers", memory_feedback.describe(ranks))))
+        await self._hooks.conclude(OperationKind.DEPLOY, host, End(Phase.DEPLOYED, message), change)
 
     async def _ranks(self, group_id: str) -> tuple[MeasuredRank, ...]:
         """What they take, as their engine reports; nothing if it does not, for it answers all the same."""

@@ -18,29 +18,29 @@ from workers.messages import EngineConfig, VariantRef, WorkerReport
 
 
 class ClusterControl(Protocol):
-    """What the controller's actions need of the cluster. Engines are named for their worker groups."""
+    """What the controller's actions need of the cluster. An engine has the id of its worker group."""
 
     async def inventory(self) -> Inventory: ...
 
     async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
-        """All nodes as last heard of; `wait` a while for those that are new."""
+        """All nodes as last reported; `wait` a while for the reports of new ones."""
         ...
 
     async def launch(self, config: EngineConfig) -> None: ...
 
-    async def stop(self, group: str) -> None: ...
+    async def stop(self, group_id: str) -> None: ...
 
-    async def reports(self, group: str) -> list[WorkerReport]: ...
+    async def reports(self, group_id: str) -> list[WorkerReport]: ...
 
-    async def load_variant(self, group: str, variant: VariantRef) -> None: ...
+    async def load_variant(self, group_id: str, variant: VariantRef) -> None: ...
 
-    async def unload_variant(self, group: str, variant: VariantRef) -> None: ...
+    async def unload_variant(self, group_id: str, variant: VariantRef) -> None: ...
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """The controller's: notes and ends of operations, how an engine was last seen, and how many groups a
-    deployment should have by its load."""
+    """What actions need of the controller: notes and ends of operations, the last view of an engine by its
+    group, and how many groups a deployment should have by its load."""
 
     note: Note
     conclude: Conclude
@@ -49,7 +49,7 @@ class Hooks:
 
 
 class Measurer(Protocol):
-    """What is needed of the cluster."""
+    """What measuring needs of the cluster."""
 
     async def inventory(self) -> Inventory: ...
 
@@ -79,8 +79,10 @@ class Runtime(Measurer, ClusterControl, Protocol):
     async def observe(self) -> dict[str, EngineView]: ...
 
     def demand(self) -> Mapping[str, float] | None:
-        """Requests under way, waiting ones among them, by base, as a mean over the last second; None: the
-        gateways did not say lately."""
+        """Requests under way by base, waiting ones included: the mean over the last second.
+
+        None when the gateways have not reported lately.
+        """
         ...
 
     def convert_bundled(self, name: str) -> Path:

@@ -27,7 +27,7 @@ from controlplane.planning import (
     reclaimable_memory,
     rescheduling,
 )
-from controlplane.planning.reclaimable_memory import Found, FreeMemory
+from controlplane.planning.reclaimable_memory import FreeMemory, Place
 from controlplane.profiling import memory_feedback, progress, queue
 from controlplane.settings import Settings
 from controlplane.state import deployments
@@ -53,7 +53,7 @@ Fail = Callable[[str, errors.OstinatoError], Awaitable[None]]
 
 @dataclass(frozen=True)
 class _Committed:
-    """What was committed. The holders that it is `preempting` were told to stop."""
+    """What was committed. `preempting` are the holders of the memory that it takes over."""
 
     placement: Placement
     uid: int
@@ -128,18 +128,18 @@ class LaunchAction:
         """Wait, not for ever, until no device is seen with memory that these have no more."""
 
         async def gone(sample: _Sample) -> bool | None:
-            leaving = reservations.stale_holders(
+            stale = reservations.stale_holders(
                 sample.inventory, (await self._repository.read_async()).ledgers
             )
-            return sample.last or not leaving & set(holders) or None
+            return sample.last or not stale & set(holders) or None
 
         if holders:
             await self._resample_until(gone)
 
     async def _not_launched(self, group_id: str, reason: str) -> None:
         """It gives up its place, to be placed anew; a few times, if it never served."""
-        found, group = find_group(await self._repository.read_async(), group_id)
-        if not found.record.established and group.failures + 1 >= MAX_LAUNCHES:
+        versioned, group = find_group(await self._repository.read_async(), group_id)
+        if not versioned.record.established and group.failures + 1 >= MAX_LAUNCHES:
             await self._fail(host_of(group_id), errors.EngineFailed(f"the engine of '{group_id}': {reason}"))
             return
 
@@ -171,7 +171,7 @@ class LaunchAction:
         Errors: NoFeasiblePlan; StaleWrite when something was placed or changed meanwhile: decide anew.
         """
         state, host = self._repository.read(), host_of(group_id)
-        found, group = find_group(state, group_id)
+        deployment, group = find_group(state, group_id)
         _require_wanted(group_id, group)
         if host not in state.models:
             raise Superseded(host)
@@ -179,20 +179,20 @@ class LaunchAction:
         place = self._find_placement(state, group_id, replace(sample, inventory=usable))
         if place is None:
             return None
-        if reclaimable_memory.waits_for_measuring(place, found.record.established):
+        if reclaimable_memory.waits_for_measuring(place, deployment.record.established):
             return self._wait(group_id, state, nodes, place.victims)
         return self._commit(group_id, state, usable, nodes, place)
 
-    def _find_placement(self, state: State, group_id: str, sample: _Sample) -> Found | None:
+    def _find_placement(self, state: State, group_id: str, sample: _Sample) -> Place | None:
         """None when newer samples are to be awaited. Errors: NoFeasiblePlan."""
-        found, group = find_group(state, group_id)
+        deployment, group = find_group(state, group_id)
 
         def sight(inventory: Inventory) -> FreeMemory:
             seen = reclaimable_memory.free_memory(
                 inventory, state.ledgers, self._settings.headroom, exclude=group_id
             )
             # No move is so urgent that it ends or awaits a measuring.
-            return seen.beside() if is_spare(group, found.record.groups) else seen
+            return seen.beside() if is_spare(group, deployment.record.groups) else seen
 
         decide, seen = partial(self._decide_placement, state, group_id), sight(sample.inventory)
         stopped_lately = sample.asked_s - self.stopped_s < SAMPLED_S
@@ -204,27 +204,29 @@ class LaunchAction:
 
     def _decide_placement(self, state: State, group_id: str, free: Inventory) -> Placement:
         """Errors: NoFeasiblePlan."""
-        host, (found, group) = host_of(group_id), find_group(state, group_id)
+        host, (versioned, group) = host_of(group_id), find_group(state, group_id)
         others = placement_decision.exclude_group((d.record for d in state.deployments.values()), group_id)
         if group.replaces is not None:
             others = placement_decision.exclude_group(others, group_id_of(host, group.replaces))
-        asked = found.record if group.replaces is None else rebalancing.unrelaxed(found.record)
+        deployment = versioned.record if group.replaces is None else rebalancing.unrelaxed(versioned.record)
         model, variants = state.models[host].record, state.variants_of(host)
-        return placement_decision.decide(model, asked, free, self._settings, variants, state.profiles, others)
+        return placement_decision.decide(
+            model, deployment, free, self._settings, variants, state.profiles, others
+        )
 
     def _commit(
-        self, group_id: str, state: State, usable: Inventory, nodes: Sequence[NodeState], place: Found
+        self, group_id: str, state: State, usable: Inventory, nodes: Sequence[NodeState], place: Place
     ) -> _Committed:
         """Commit the placement with its reservations, which replace those of its victims."""
-        host, placement, (found, group) = host_of(group_id), place.placement, find_group(state, group_id)
-        model, deployment, variants = state.models[host].record, found.record, state.variants_of(host)
+        host, placement, (versioned, group) = host_of(group_id), place.placement, find_group(state, group_id)
+        model, deployment, variants = state.models[host].record, versioned.record, state.variants_of(host)
         limit = deployment.max_active_variants
         config = engine_config.engine_config(
             model, placement, self._settings, variants, limit, group=group_id
         )
         excess = memory_feedback.applied(state.profiles, model, placement, usable, self._settings)
         now_s, ids = time.time(), ray_ids(nodes)
-        begun = Put(mark_starting(deployment, group, placement, excess, now_s, ids), found.version)
+        begun = Put(mark_starting(deployment, group, placement, excess, now_s, ids), versioned.version)
         preempting = tuple(map(reservations.measuring, place.victims))
         reserved = reservations.reserve(state, group_id, deployment.uid, placement, now_s, preempting)
         self._repository.commit([begun, *_preempted(state, place.victims, group_id, now_s), *reserved])
@@ -232,20 +234,20 @@ class LaunchAction:
 
     def _wait(self, group_id: str, state: State, nodes: Sequence[NodeState], keys: Sequence[str]) -> _Queued:
         """Commit that a group waits until these profiles were measured: it is due when promises change."""
-        found, group = find_group(state, group_id)
+        deployment, group = find_group(state, group_id)
         reason = queue.waiting_reason(state, keys)
         cluster = rescheduling.cluster_key(nodes, state.ledgers, exclude=group_id)
         waits = deployments.with_group(
-            found.record, rescheduling.refused(group, reason, cluster, time.time())
+            deployment.record, rescheduling.refused(group, reason, cluster, time.time())
         )
-        self._repository.commit([Put(waits, found.version), *reservations.release(state, group_id)])
+        self._repository.commit([Put(waits, deployment.version), *reservations.release(state, group_id)])
         return _Queued(reason)
 
     async def _refused(self, group_id: str, error: errors.NoFeasiblePlan) -> None:
         """There is no room: the end of a deployment that never served; another one waits for room."""
         state, nodes = await self._repository.read_async(), await self._runtime.nodes(wait=False)
-        found, _ = find_group(state, group_id)
-        if not found.record.established:
+        versioned, _ = find_group(state, group_id)
+        if not versioned.record.established:
             await self._fail(host_of(group_id), error)
             return
 
@@ -258,13 +260,13 @@ class LaunchAction:
 
         await unplace(self._repository, group_id, change)
         log.warning("%s finds no place: %s", group_id, error.message)
-        if not set(found.record.serving_ids()) - {group_id}:
+        if not set(versioned.record.serving_ids()) - {group_id}:
             await self._fail(host_of(group_id), error)  # the variants that wait for it
 
     async def _notify_waiting(self, host: str, message: str, progress: float) -> None:
         """Tell the operations of a base and of the variants that wait for it."""
-        for found in (await self._repository.read_async()).deployments.values():
-            deployment = found.record
+        for versioned in (await self._repository.read_async()).deployments.values():
+            deployment = versioned.record
             if deployment.host == host and deployment.phase in (Phase.PENDING, Phase.DEPLOYING):
                 await self._note(OperationKind.DEPLOY, deployment.model, Phase.DEPLOYING, message, progress)
 

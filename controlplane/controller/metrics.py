@@ -60,10 +60,10 @@ class DeviceMetrics:
             name = node.node.name
             series[self._age, (name,)] = node.node.age_s
             series[self._usable, (name,)] = not node.node.problem
-            for one in node.devices:
-                device = f"{one.device.kind}:{one.device.index}"
-                series[self._load, (name, device)] = one.device.load
-                for state, count in _states(one).items():
+            for memory in node.devices:
+                device = f"{memory.device.kind}:{memory.device.index}"
+                series[self._load, (name, device)] = memory.device.load
+                for state, count in _states(memory).items():
                     series[self._memory, (name, device, state)] = count
         for (gauge, labels), value in series.items():
             gauge.labels(*labels).set(value)
@@ -72,12 +72,12 @@ class DeviceMetrics:
         self._shown = set(series)
 
 
-def _states(one: DeviceMemory) -> dict[str, int]:
+def _states(memory: DeviceMemory) -> dict[str, int]:
     return {
-        "total": one.device.total_bytes,
-        "used": one.device.total_bytes - one.device.free_bytes,
-        "reserved": one.reserved_bytes,
-        "free": one.usage.free,
+        "total": memory.device.total_bytes,
+        "used": memory.device.total_bytes - memory.device.free_bytes,
+        "reserved": memory.reserved_bytes,
+        "free": memory.usage.free,
     }
 
 

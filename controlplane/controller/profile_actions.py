@@ -1,7 +1,7 @@
 """The controller's part in profiles: have them measured, keep each measurement, tell those who wait.
 
-Everything is in the records: killed at any point, its successor goes on with the loads that are lacking. A
-profile that fails takes nothing with it; its models are registered, and their plans estimated roughly.
+Everything is in the records: after a crash the next controller goes on with the loads that are missing. When
+a profile fails, its models are registered nevertheless, and the estimates of their plans are rough.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from placement.types import Inventory
 
 log = logging.getLogger(__name__)
 
-READ_SHARE = 0.3  # of a registration's progress is done when its files are read
-LOOK_S = 1.0  # between looks whether it is a profile's turn, and whether its measuring is to go on
-RECLAIM_WAIT_S = 10.0  # as long is waited for what was stopped to give its memory back
+READ_SHARE = 0.3  # the part of a registration's progress that reading its files is
+LOOK_S = 1.0  # between two checks whether a profile may begin, or its measuring should go on
+RECLAIM_WAIT_S = 10.0  # longest wait for stopped engines to free their memory
 AWAITING_RECLAIM = "waits until devices are seen without memory of what was stopped"
-OVERTIME_S = 90.0  # beyond its limit a measuring may take to begin and end, before it is taken to hang
+OVERTIME_S = 90.0  # beyond its limit, for beginning and ending; a measuring that takes longer hangs
 
 
 class ProfileActions:
@@ -103,10 +103,10 @@ class ProfileActions:
             lambda s: [Put(model, require_same(s.models, model.name, model.uid).version)],
         )
 
-    # --- a profile that was asked for ----------------------------------------------------------
+    # --- a profile that was requested ----------------------------------------------------------
 
     async def begin(self, name: str) -> None:
-        """Find out which profile a registered model needs; it is measured unless it is there."""
+        """Find out which profile a registered model needs, and have it measured unless it exists."""
         state = await self._repository.read_async()
         if name not in state.models:
             await self._answer(name, End.failed(errors.ModelNotFound(f"'{name}' was deleted meanwhile")))
@@ -121,21 +121,21 @@ class ProfileActions:
 
         def commit() -> None:
             state = self._repository.read()
-            found = state.models.get(name)
-            if found is None or found.record.uid != model.uid:
+            registered = state.models.get(name)
+            if registered is None or registered.record.uid != model.uid:
                 raise Superseded(name)
             begun = _begun(state, fresh, (Phase.CANCELLED, Phase.FAILED, Phase.READY))
-            known = replace(found.record, profile=key.text)
-            self._repository.commit([Put(known, found.version), *begun])
+            known = replace(registered.record, profile=key.text)
+            self._repository.commit([Put(known, registered.version), *begun])
 
         await asyncio.to_thread(persist, commit)
         await self._note(OperationKind.PROFILE, name, Phase.PROFILING, "waits to be measured", 0.05)
 
     async def end(self, name: str) -> None:
-        """The profile that an operation asked for is settled: say what came of it."""
+        """End an operation whose profile is settled, with its result."""
         state = await self._repository.read_async()
-        found = state.models.get(name)
-        profile = progress.settled_profile(state, found.record) if found else None
+        model = state.models.get(name)
+        profile = progress.settled_profile(state, model.record) if model else None
         if profile is None:
             gone = errors.ProfilingFailed(f"the profile of '{name}' is gone; profile it again")
             await self._answer(name, End.failed(gone))
@@ -150,7 +150,7 @@ class ProfileActions:
     # --- measuring -----------------------------------------------------------------------------
 
     async def measure(self, key: str) -> None:
-        """Measure what a profile lacks when it is its turn, and settle it whatever happens."""
+        """Measure what a profile lacks once its turn comes, and settle it whatever happens."""
         try:
             job = await self._await_turn(key)
             await self._follow(key, job)
@@ -169,8 +169,11 @@ class ProfileActions:
             await self._end(key, lambda _, p: progress.done(p, job, time.time()))
 
     async def _await_turn(self, key: str) -> ProfilingJob:
-        """Wait until nothing else is measured where this is to be, and, not for ever, until devices are seen
-        without memory of what was stopped. Errors: ProfilingFailed."""
+        """Wait until nothing else is measured on the devices that this profile needs.
+
+        It waits at most RECLAIM_WAIT_S for the devices to show the memory of stopped engines as free.
+        Errors: ProfilingFailed.
+        """
         give_up_s = math.inf
         seen: tuple[int, Inventory] | None = None
         while True:
@@ -183,13 +186,13 @@ class ProfileActions:
             decision = await asyncio.to_thread(persist, partial(self._begin, key, inventory, patient))
             if isinstance(decision, ProfilingJob):
                 return decision
-            leaves = decision.reason == AWAITING_RECLAIM
-            give_up_s = min(give_up_s, time.monotonic() + RECLAIM_WAIT_S) if leaves else math.inf
+            reclaims = decision.reason == AWAITING_RECLAIM
+            give_up_s = min(give_up_s, time.monotonic() + RECLAIM_WAIT_S) if reclaims else math.inf
             await self._notify(key, decision.reason)
             await asyncio.sleep(LOOK_S)
 
     async def _look_at_devices(self) -> Inventory:
-        """Errors: Unavailable, which is tried again, whatever is wrong: the profile is not to blame."""
+        """Errors: Unavailable for any failure. It is tried again, since the profile is not the cause."""
         try:
             return await self._cluster.inventory()
         except Exception as e:
@@ -197,8 +200,10 @@ class ProfileActions:
             raise errors.Unavailable(f"the devices cannot be looked at: {e!r}") from e
 
     def _begin(self, key: str, inventory: Inventory, patient: bool) -> ProfilingJob | Queued:
-        """Decide on the newest state, and commit that it is begun, with what is reserved for it, or that it
-        waits, with nothing. Blocking. Errors: StaleWrite when something was placed or changed meanwhile."""
+        """Decide on the newest state. Commit that it begins, with reservations, or that it waits, without.
+
+        Blocking. Errors: StaleWrite when something was placed or changed meanwhile.
+        """
         state, now_s = self._repository.read(), time.time()
         profile = _wanted(state, key)
         if profile.attempts >= progress.MAX_ATTEMPTS:
@@ -219,18 +224,18 @@ class ProfileActions:
         return decision
 
     def _decide(self, state: State, key: str, inventory: Inventory, patient: bool) -> ProfilingJob | Queued:
-        """Who is `patient` does not begin with less, or fail, for memory that is about to be free."""
-        leaves = patient and queue.has_stale_holders(state, key, inventory, self._settings)
+        """If `patient`, wait for memory that stopped engines still hold; do not begin with less, or fail."""
+        reclaims = patient and queue.has_stale_holders(state, key, inventory, self._settings)
         try:
             decision = queue.next_job(state, key, inventory, self._settings)
         except errors.ProfilingFailed:
-            if not leaves:
+            if not reclaims:
                 raise
             return Queued(AWAITING_RECLAIM)
-        return Queued(AWAITING_RECLAIM) if leaves and isinstance(decision, ProfilingJob) else decision
+        return Queued(AWAITING_RECLAIM) if reclaims and isinstance(decision, ProfilingJob) else decision
 
     async def _follow(self, key: str, job: ProfilingJob) -> None:
-        """Keep each measurement as it comes. Stops when it is not to go on: _Abandoned or _GaveWay is raised.
+        """Keep each measurement as it comes. Raises _Abandoned or _Preempted when the measuring is to stop.
 
         Errors: ProfilingFailed.
         """
@@ -239,7 +244,7 @@ class ProfileActions:
         began_s = last_s = time.monotonic()
 
         async def look() -> None:
-            with suppress(errors.Unavailable):  # for a moment, perhaps: no reason to lose an engine
+            with suppress(errors.Unavailable):  # perhaps only for a moment, so the engine is kept
                 _require_measured(await self._repository.read_async(), key)
             if time.monotonic() - began_s > limit_s:
                 raise errors.ProfilingFailed(
@@ -247,8 +252,8 @@ class ProfileActions:
                 )
 
         try:
-            told_lines = self._cluster.measure(job.request, job.node)
-            async with aclosing(watched(told_lines, look, LOOK_S)) as lines:
+            measurements = self._cluster.measure(job.request, job.node)
+            async with aclosing(watched(measurements, look, LOOK_S)) as lines:
                 async for line in lines:
                     now_s = time.monotonic()
                     took_s, last_s = now_s - last_s, now_s
@@ -257,7 +262,7 @@ class ProfileActions:
         except Exception:
             _require_measured(
                 await self._repository.read_async(), key
-            )  # who took its memory may have made it fail
+            )  # whoever took its memory may have made it fail
             raise
 
     async def _add(self, key: str, line: str, points: int, took_s: float) -> ModelProfile:
@@ -269,7 +274,7 @@ class ProfileActions:
 
     async def _settle_abandoned(self, key: str) -> None:
         def change(state: State, profile: ModelProfile) -> ModelProfile:
-            if _is_awaited(state, key):  # again, since its measuring was stopped
+            if _is_awaited(state, key):  # somebody waits for it again
                 return progress.resumed(profile, time.time())
             reason = "nobody waits for it any more; what was measured is kept"
             return replace(profile, phase=Phase.CANCELLED, reason=reason, updated_at_s=time.time())
@@ -277,15 +282,15 @@ class ProfileActions:
         await self._end(key, change)
 
     async def _end(self, key: str, change: Callable[[State, ModelProfile], ModelProfile]) -> None:
-        """Commit the profile's end together with that of what is reserved for it."""
+        """Commit the profile's end together with the release of its reservations."""
 
         def once() -> None:
             state = self._repository.read()
-            found = state.profiles.get(key)
-            if found is None:
+            profile = state.profiles.get(key)
+            if profile is None:
                 raise Superseded(key)
             released = reservations.release(state, reservations.measuring(key))
-            self._repository.commit([Put(change(state, found.record), found.version), *released])
+            self._repository.commit([Put(change(state, profile.record), profile.version), *released])
 
         await asyncio.to_thread(persist, once)
 
@@ -310,13 +315,13 @@ class _Preempted(Exception):
 
 
 def _wanted(state: State, key: str) -> ModelProfile:
-    """Raises Superseded when it is settled, _Abandoned."""
-    found = state.profiles.get(key)
-    if found is None or found.record.settled:
+    """The profile to be measured. Raises Superseded when it is settled, _Abandoned when nobody waits."""
+    profile = state.profiles.get(key)
+    if profile is None or profile.record.settled:
         raise Superseded(key)
     if not _is_awaited(state, key):
         raise _Abandoned
-    return found.record
+    return profile.record
 
 
 def _is_awaited(state: State, key: str) -> bool:
@@ -324,20 +329,22 @@ def _is_awaited(state: State, key: str) -> bool:
 
 
 def _require_measured(state: State, key: str) -> None:
-    """Raises Superseded, _Abandoned, or _GaveWay when another took the memory that was reserved for it."""
-    found = _wanted(state, key)
-    if found.phase is not Phase.PROFILING:
-        raise _Preempted(found.reason)
+    """Raises Superseded, _Abandoned, or _Preempted when a group took the memory that was reserved for it."""
+    profile = _wanted(state, key)
+    if profile.phase is not Phase.PROFILING:
+        raise _Preempted(profile.reason)
 
 
 def _begun(state: State, fresh: ModelProfile, resume: Sequence[Phase]) -> list[Change]:
-    """The profile, new if there is none. One that is not whole goes on from the phases `resume`, and from all
-    for quantizations that nobody asked for before."""
+    """Create the profile, or resume it where it lacks measurements.
+
+    A profile in one of the phases `resume` is resumed, and in any phase if quantizations were added.
+    """
     present = state.profiles.get(fresh.key)
     if present is None:
         return [Put(fresh, 0)]
     wanted = progress.with_quantizations(present.record, fresh.forms)
-    if not wanted.settled:  # who settles it on an older sight has to look again
+    if not wanted.settled:  # whoever settles it on an older state has to decide again
         return [Put(wanted, present.version)]
     if wanted != present.record or (wanted.phase in resume and not progress.is_whole(wanted)):
         return [Put(progress.resumed(wanted, time.time()), present.version)]

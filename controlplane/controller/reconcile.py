@@ -138,14 +138,14 @@ def reconcile(state: State, observed: Observed) -> tuple[Action, ...]:
 
 
 def _cancellations(state: State) -> Iterator[Action]:
-    for found in state.operations.values():
-        if found.record.cancel_requested and not found.record.done:
-            yield Cancel(found.record.id)
+    for operation in state.operations.values():
+        if operation.record.cancel_requested and not operation.record.done:
+            yield Cancel(operation.record.id)
 
 
 def _profiles(state: State) -> Iterator[Action]:
-    for found in state.models.values():
-        model: Model = found.record
+    for versioned in state.models.values():
+        model: Model = versioned.record
         if model.phase not in (Phase.PENDING, Phase.PROFILING) or _cancelled(
             state, OperationKind.REGISTER, model.name
         ):
@@ -158,20 +158,20 @@ def _profiles(state: State) -> Iterator[Action]:
 
 def _is_settled(state: State, model: Model) -> bool:
     """Whether there is nothing to wait for; a profile that is gone will not come."""
-    found = state.profiles.get(model.profile or "")
-    return found is None or found.record.settled
+    profile = state.profiles.get(model.profile or "")
+    return profile is None or profile.record.settled
 
 
 def _measurements(state: State) -> Iterator[Action]:
-    for key, found in state.profiles.items():
-        if not found.record.settled:
+    for key, profile in state.profiles.items():
+        if not profile.record.settled:
             yield Measure(key)
-    asked: dict[str, Phase] = {}  # one at a time of each model
+    requested: dict[str, Phase] = {}  # one at a time of each model
     for operation in state.operations.values():
         op = operation.record
         if op.kind is OperationKind.PROFILE and not op.done and not op.cancel_requested:
-            asked.setdefault(op.target, op.phase)
-    for name, phase in asked.items():
+            requested.setdefault(op.target, op.phase)
+    for name, phase in requested.items():
         model = state.models.get(name)
         if phase is Phase.PENDING:
             yield BeginProfile(name)
@@ -186,15 +186,15 @@ def _cancelled(state: State, kind: OperationKind, target: str) -> bool:
 
 def _engines(state: State, observed: Observed) -> Iterator[Action]:
     cluster = rescheduling.cluster_key(observed.nodes, state.ledgers)
-    for name, found in state.deployments.items():
-        deployment: Deployment = found.record
-        if deployment.host != name:
+    for host, versioned in state.deployments.items():
+        deployment: Deployment = versioned.record
+        if deployment.host != host:
             continue
         if deployment.phase is Phase.DELETING:
-            yield Undeploy(name)
-        elif not _cancelled(state, OperationKind.DEPLOY, name):
-            if observed.wanted.get(name, autoscaling.active(deployment)) != autoscaling.active(deployment):
-                yield Scale(name)
+            yield Undeploy(host)
+        elif not _cancelled(state, OperationKind.DEPLOY, host):
+            if observed.wanted.get(host, autoscaling.active(deployment)) != autoscaling.active(deployment):
+                yield Scale(host)
             for group in deployment.groups:
                 yield from _group(deployment, group, cluster, observed)
 
@@ -249,8 +249,8 @@ def _is_to_fail(deployment: Deployment, group: WorkerGroup, engine: EngineView, 
 
 
 def _variants(state: State, observed: Observed) -> Iterator[Action]:
-    for name, found in state.deployments.items():
-        deployment: Deployment = found.record
+    for name, versioned in state.deployments.items():
+        deployment: Deployment = versioned.record
         if deployment.host == name:
             continue
         host = state.deployments.get(deployment.host)
@@ -270,23 +270,25 @@ def _may_load(state: State, variant: Deployment, host: Deployment, observed: Obs
 def _serves(host: Deployment, observed: Observed) -> bool:
     """Whether one of its groups can be asked; a group that is not met now reads the variant when it is."""
     return host.phase is Phase.DEPLOYED and any(
-        (engine := observed.engines.get(name)) is not None and engine.status is EngineStatus.RUNNING
-        for name in host.serving_ids()
+        (engine := observed.engines.get(group_id)) is not None and engine.status is EngineStatus.RUNNING
+        for group_id in host.serving_ids()
     )
 
 
 def _orphans(state: State, observed: Observed) -> Iterator[Action]:
-    known = {name for found in state.deployments.values() for name in found.record.group_ids()}
-    for name, engine in observed.engines.items():
-        launching = Launch(name).key in observed.busy
-        if name not in known and engine.status is not EngineStatus.DELETING and not launching:
-            yield StopGroup(name)
+    known = {
+        group_id for deployment in state.deployments.values() for group_id in deployment.record.group_ids()
+    }
+    for group_id, engine in observed.engines.items():
+        launching = Launch(group_id).key in observed.busy
+        if group_id not in known and engine.status is not EngineStatus.DELETING and not launching:
+            yield StopGroup(group_id)
 
 
 def _leftovers(state: State, now_s: float) -> Iterator[Action]:
     ended = sorted((o.record.updated_at_s, o.record.id) for o in state.operations.values() if o.record.done)
     for _, operation_id in ended[: max(0, len(ended) - KEEP_OPERATIONS)]:
         yield Forget(operation_id)
-    for key, found in state.idempotency.items():
-        if now_s - found.record.created_at_s > KEEP_KEYS_S:
+    for key, idempotency in state.idempotency.items():
+        if now_s - idempotency.record.created_at_s > KEEP_KEYS_S:
             yield Forget(key)

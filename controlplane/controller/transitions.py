@@ -33,23 +33,23 @@ T = TypeVar("T")
 def end_open_operations(state: State, kind: OperationKind, target: str, end: End) -> list[Change]:
     """End the open operations about `target`. A success of one to be cancelled raises Superseded."""
     changes: list[Change] = []
-    for found in state.operations.values():
-        op = found.record
+    for operation in state.operations.values():
+        op = operation.record
         if op.kind is not kind or op.target != target or op.done:
             continue
         if op.cancel_requested and end.phase in (Phase.READY, Phase.DEPLOYED):
             raise Superseded(f"{op.id} is to be cancelled")
         ended = replace(advance(op, end.phase, end.message, time.time(), 1.0), error=end.error)
-        changes.append(Put(ended, found.version))
+        changes.append(Put(ended, operation.version))
     return changes
 
 
 def require_same(records: Mapping[str, Versioned[RM]], name: str, uid: int) -> Versioned[RM]:
     """The record of this name, if it still is the one that was meant. Raises Superseded."""
-    found = records.get(name)
-    if found is None or found.record.uid != uid:
+    present = records.get(name)
+    if present is None or present.record.uid != uid:
         raise Superseded(name)
-    return found
+    return present
 
 
 def mark_starting(
@@ -82,7 +82,7 @@ def mark_serving(
     state: State, group_id: str, measured: tuple[MeasuredRank, ...], now_s: float
 ) -> tuple[Change, WorkerGroup]:
     """The deployment of which the group `group_id` serves from now on, and that group. Raises Superseded."""
-    found, group = find_group(state, group_id)
+    deployment, group = find_group(state, group_id)
     if group.phase is not GroupPhase.STARTING:
         raise Superseded(group_id)
     serves = replace(
@@ -93,29 +93,29 @@ def mark_serving(
         since_s=now_s,
         start_s=now_s - group.since_s,
     )
-    established = replace(found.record, established=True)
-    return Put(deployments.with_group(established, serves), found.version), serves
+    established = replace(deployment.record, established=True)
+    return Put(deployments.with_group(established, serves), deployment.version), serves
 
 
 def find_group(state: State, group_id: str) -> tuple[Versioned[Deployment], WorkerGroup]:
     """The deployment that the group `group_id` is of, unless that is being undeployed. Raises Superseded."""
-    found = state.deployments.get(host_of(group_id))
-    group = found.record.group(number_of(group_id)) if found else None
-    if found is None or group is None or found.record.phase is Phase.DELETING:
+    deployment = state.deployments.get(host_of(group_id))
+    group = deployment.record.group(number_of(group_id)) if deployment else None
+    if deployment is None or group is None or deployment.record.phase is Phase.DELETING:
         raise Superseded(group_id)
-    return found, group
+    return deployment, group
 
 
 def mark_deployed(state: State, name: str, model_uid: int) -> Change:
     """The deployment of a variant, served from now on.
 
     Raises Superseded when the deployment, or the model that it was begun for, is gone."""
-    found = state.deployments.get(name)
-    if found is None or found.record.phase not in (Phase.PENDING, Phase.DEPLOYING):
+    deployment = state.deployments.get(name)
+    if deployment is None or deployment.record.phase not in (Phase.PENDING, Phase.DEPLOYING):
         raise Superseded(name)
     require_same(state.models, name, model_uid)
-    served = replace(found.record, phase=Phase.DEPLOYED, reason="", established=True)
-    return Put(served, found.version)
+    served = replace(deployment.record, phase=Phase.DEPLOYED, reason="", established=True)
+    return Put(served, deployment.version)
 
 
 def mark_unavailable(variant: Versioned[Deployment], reason: str) -> list[Change]:
@@ -151,10 +151,10 @@ def delete_deployment(state: State, deployment: Versioned[Deployment]) -> list[C
 
 def undo_operation(state: State, operation_id: str) -> Sequence[Change]:
     """Take back what an operation began. Raises Superseded when it ended."""
-    found = state.operations.get(operation_id)
-    if found is None or found.record.done:
+    operation = state.operations.get(operation_id)
+    if operation is None or operation.record.done:
         raise Superseded(operation_id)
-    op = found.record
+    op = operation.record
     if op.kind is OperationKind.PROFILE:
         return []
     if op.kind is OperationKind.REGISTER:
@@ -177,14 +177,14 @@ async def unplace(repository: Repository, group_id: str, change: Unplace) -> Non
 
     def once() -> None:
         state = repository.read()
-        found, group = find_group(state, group_id)
-        left = change(found.record, state, group)
+        versioned, group = find_group(state, group_id)
+        kept = change(versioned.record, state, group)
         changed = (
-            deployments.without_group(found.record, group.number)
-            if left is None
-            else deployments.with_group(found.record, left)
+            deployments.without_group(versioned.record, group.number)
+            if kept is None
+            else deployments.with_group(versioned.record, kept)
         )
-        repository.commit([Put(changed, found.version), *reservations.release(state, group_id)])
+        repository.commit([Put(changed, versioned.version), *reservations.release(state, group_id)])
 
     await asyncio.to_thread(persist, once)
 
@@ -192,14 +192,14 @@ async def unplace(repository: Repository, group_id: str, change: Unplace) -> Non
 def is_still(state: State, group_id: str, uid: int, placement: Placement | None) -> bool:
     """Whether a group is the one that was meant: of the same deployment, and not placed anew meanwhile."""
     try:
-        found, group = find_group(state, group_id)
+        deployment, group = find_group(state, group_id)
     except Superseded:
         return False
-    return (found.record.uid, group.placement) == (uid, placement)
+    return (deployment.record.uid, group.placement) == (uid, placement)
 
 
 def require_draining(state: State, group_id: str, uid: int) -> None:
     """Raises Superseded when the group is not, or not of the deployment of this uid."""
-    found, group = find_group(state, group_id)
-    if found.record.uid != uid or group.phase is not GroupPhase.DRAINING:
+    deployment, group = find_group(state, group_id)
+    if deployment.record.uid != uid or group.phase is not GroupPhase.DRAINING:
         raise Superseded(group_id)

@@ -1,6 +1,6 @@
-"""Requests from the gateway to the engines, over the doors of their workers.
+"""Requests from the gateway to the engines, over the HTTP servers of their workers.
 
-A request is sent again only if no worker has seen it: no connection was made, or a door refused it.
+A request is sent again only if no engine has seen it: no connection was made, or the worker's server refused.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ _REFUSED = request_headers.REFUSED.encode()
 
 
 class EngineClient:
-    """One per gateway process. `find` asks a host's workers for their reports; requests in groups that are
-    not `alive` any more are cut off."""
+    """One per gateway process.
 
-    def __init__(self, find: Find, max_queued: int, alive: Alive = lambda group: True) -> None:
+    `find` asks a host's workers for their reports. Requests in groups that are no longer `alive` are cut.
+    """
+
+    def __init__(self, find: Find, max_queued: int, alive: Alive = lambda group_id: True) -> None:
         self._find = find
         self._max_queued = max_queued
         self._alive = alive
@@ -47,8 +49,10 @@ class EngineClient:
                 yield piece
 
     def demand(self) -> dict[str, float]:
-        """Requests under way by host, those that wait for a worker among them: the mean since this was last
-        asked, so that short ones count between two looks."""
+        """Requests under way by host, waiting ones included: the mean since the last call.
+
+        As it is a mean, requests that came and went between two calls count as well.
+        """
         means = {host: workers.demand() for host, workers in self._hosts.items()}
         return {host: mean for host, mean in means.items() if mean > 0}
 
@@ -83,7 +87,7 @@ class EngineClient:
 
 
 async def _taken(worker: KnownWorker, connection: Connection, request: EngineCall) -> bool:
-    """Send the request; False when the worker's door refused it, unseen by the engine."""
+    """Send the request; False when the worker's server refused it before the engine saw it."""
     named = request_headers.request_headers(worker.secret, request.variant, request.variant_limit)
     headers = {"host": worker.address, **named}
     await connection.ask(request.path, headers, request.body)

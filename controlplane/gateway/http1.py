@@ -18,7 +18,7 @@ import httptools
 CONNECT_TIMEOUT_S = 2.0
 # Below the workers' own limit, so that it is always this side that ends an idle connection.
 IDLE_S = 300.0
-# What a slow reader may leave unread before its connection is read no further.
+# Reading from a connection pauses while so much of it was not taken by a slow reader.
 BUFFER_BYTES = 256 * 1024
 # A node that vanishes without a word breaks its connections after about half a minute.
 _SOCKET_OPTIONS = (

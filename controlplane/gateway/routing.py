@@ -1,6 +1,6 @@
-"""Which base's engines answer for a model name: a pure function of the state.
+"""Which base's engines serve a model name: a pure function of the state.
 
-Which of these engines gets a request is decided in `routing_policy`.
+`routing_policy` decides which of these engines gets a request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workers.messages import VariantRef
 class Route:
     """`host` is the base whose engine serves `model`; `variant` is None for the base itself.
 
-    `variant_limit` variants of the host may run at once; None: as many as have slots.
+    At most `variant_limit` variants of the host run at once; None: as many as it has slots.
     """
 
     model: str
@@ -33,10 +33,10 @@ class Route:
 
 @dataclass(frozen=True)
 class RouteTable:
-    """Deployed models by every name they answer to, and the others' reasons.
+    """The served models by each of their names, and what to say of the others.
 
-    `groups` are the worker groups that take new requests, by their base; requests may be under way in those
-    that are `alive`.
+    `groups` are the ids of the worker groups that take new requests, by their base. Only groups that are
+    `alive` can have requests under way.
     """
 
     revision: int
@@ -72,11 +72,11 @@ class RouteTable:
 
 
 def build_table(state: State) -> RouteTable:
-    models = {name: found.record for name, found in state.models.items()}
+    models = {name: versioned.record for name, versioned in state.models.items()}
     routes: dict[str, Route] = {}
     waiting: dict[str, Deployment] = {}
-    for name, found in state.deployments.items():
-        deployment, model = found.record, models.get(name)
+    for name, versioned in state.deployments.items():
+        deployment, model = versioned.record, models.get(name)
         if model is None or not _is_served(deployment, state):
             waiting[name] = deployment
             continue
@@ -84,18 +84,18 @@ def build_table(state: State) -> RouteTable:
         routes[name] = route
         if model.base is not None:
             routes[f"{model.base}:{name}"] = route
-    groups = {name: found.record.serving_ids() for name, found in state.deployments.items()}
+    groups = {name: versioned.record.serving_ids() for name, versioned in state.deployments.items()}
     serving = {name: ids for name, ids in groups.items() if ids}
     return RouteTable(state.revision, routes, waiting, models, serving, _alive(state))
 
 
 def _alive(state: State) -> frozenset[str]:
-    """The groups that serve or are drained; in others nobody answers any more, or yet."""
+    """The ids of the groups that serve or are drained. No other group answers."""
     alive = (GroupPhase.SERVING, GroupPhase.DRAINING)
     return frozenset(
-        name
-        for found in state.deployments.values()
-        for name, group in zip(found.record.group_ids(), found.record.groups, strict=True)
+        group_id
+        for deployment in state.deployments.values()
+        for group_id, group in zip(deployment.record.group_ids(), deployment.record.groups, strict=True)
         if group.phase in alive
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Level:
-    """Begins at 0. `clock` gives seconds, and never goes back."""
+    """The number begins at 0. `clock` gives seconds, and never goes back."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -19,7 +19,7 @@ class Level:
         self.now += change
 
     def average(self) -> float:
-        """Over the time since this was last asked."""
+        """The mean since the last call."""
         self._measure()
         took_s = self._changed_s - self._begun_s
         mean = self._area / took_s if took_s > 0 else float(self.now)

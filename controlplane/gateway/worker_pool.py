@@ -1,7 +1,7 @@
-"""What a gateway knows of one host's workers: where they answer, and what it has sent them.
+"""What a gateway knows of one host's workers: their addresses, and the requests that it has sent them.
 
-Workers come and go (restarts, replicas), so a host in use is asked again every REFRESH_S, and at once
-when none is known; whoever asks at the same time shares one answer.
+Workers come and go (restarts, replicas). The workers of a host in use are looked up every REFRESH_S, and at
+once when none is known. Requests that need them at the same time share one answer.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Find = Callable[[str], Awaitable[list[WorkerReport]]]
 Alive = Callable[[str], bool]
 
 REFRESH_S = 2.0
-# A host that was not asked for so long is left alone until it is asked again.
+# After so long without a request the workers of a host are not looked up until the next one.
 IDLE_S = 60.0
-# Between two looks for a worker when there is none.
+# Between two looks for a worker while there is none.
 RETRY_S = 0.2
-# Longest wait for one: an engine that restarts needs a minute on a CPU.
+# Longest wait for a worker: an engine that restarts needs a minute on a CPU.
 WAIT_S = 120.0
 RESTART_HINT_S = 5.0
 
 
 @dataclass(eq=False)
 class KnownWorker:
-    """One worker's door, the connections to it, and how many requests of this gateway are there."""
+    """One worker's address, the connections to it, and how many requests of this gateway it has."""
 
     address: str
     secret: str
@@ -50,13 +50,13 @@ class KnownWorker:
         self._used: set[Connection] = set()
 
     def cut(self) -> None:
-        """End the requests that are there. They fail with BrokenOff."""
+        """End the requests that it has. They fail with BrokenOff."""
         for connection in self._used:
             connection.abort()
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
-        """A connection for one request; ended if its answer was not read to the end. Raises NotConnected."""
+        """A connection for one request; closed unless its answer is read to the end. Raises NotConnected."""
         self.outstanding += 1
         try:
             connection = await self.pool.take()
@@ -71,8 +71,10 @@ class KnownWorker:
 
 
 class HostWorkers:
-    """The workers of one host. `find` asks them for their reports; of groups that are not `alive` none comes
-    back: their node may be gone without a word."""
+    """The workers of one host. `find` asks them for their reports.
+
+    Requests in groups that are not `alive` any more are cut off: their node may have vanished without a word.
+    """
 
     def __init__(self, host: str, find: Find, max_queued: int, alive: Alive) -> None:
         self._host = host
@@ -87,12 +89,12 @@ class HostWorkers:
         self._watching: asyncio.Task[None] | None = None
 
     def demand(self) -> float:
-        """Requests under way, those that wait for a worker among them: the mean since this was last asked."""
+        """Requests under way, waiting ones included: the mean since the last call."""
         return self._in_flight.average()
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """The time of one request. Raises Overloaded when too many are under way."""
+        """Count a request while it is under way. Raises Overloaded when there are too many."""
         if not has_room(self._in_flight.now, [w.max_ongoing for w in self._known], self._max_queued):
             raise errors.Overloaded(
                 f"too many requests wait for '{self._host}'; send fewer at once or try again", retry_after_s=1
@@ -105,7 +107,7 @@ class HostWorkers:
             self._in_flight.add(-1)
 
     async def pick(self, deadline_s: float) -> KnownWorker:
-        """The worker to ask, waiting for one until `deadline_s` (of the loop's clock). Raises Unavailable."""
+        """The worker for a request; awaited until `deadline_s` (the loop's clock). Raises Unavailable."""
         while not self._known:
             if asyncio.get_running_loop().time() >= deadline_s:
                 raise errors.Unavailable(
@@ -120,7 +122,8 @@ class HostWorkers:
     async def drop(self, worker: KnownWorker) -> None:
         """Forget a worker that does not answer; it comes back with its next report.
 
-        Pauses when it was the last: one that reports but cannot be reached must not be asked in a circle.
+        Pauses when it was the last one, so that a worker that reports but cannot be reached is not tried in a
+        busy loop.
         """
         self._known = [w for w in self._known if w is not worker]
         self._left.append(worker)
@@ -129,7 +132,7 @@ class HostWorkers:
             await asyncio.sleep(RETRY_S)
 
     async def refresh(self) -> None:
-        """Ask for the workers, or wait for the answer somebody else asked for. Never raises."""
+        """Look the workers up, or wait for a look-up that is under way. Never raises."""
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.create_task(self._refresh())
         await asyncio.shield(self._refreshing)
@@ -138,7 +141,7 @@ class HostWorkers:
         self._cut_dead()
         try:
             reports = await self._find(self._host)
-        except Exception as e:  # those known stay in force: a worker that is gone says so when it is asked
+        except Exception as e:  # the known ones stay: a request to one that is gone shows it
             log.info("the workers of %s could not be asked: %s", self._host, e)
             return
         old = {(w.address, w.secret): w for w in self._known}
@@ -153,7 +156,7 @@ class HostWorkers:
             self._left.append(gone)
 
     def _cut_dead(self) -> None:
-        """End requests in groups that are given up. A group that is drained is not."""
+        """End requests in groups that are given up, not in groups that are drained."""
         self._left = [w for w in self._left if w.outstanding]
         for worker in (*self._known, *self._left):
             if worker.outstanding and not self._alive(worker.group):
@@ -171,7 +174,7 @@ class HostWorkers:
             await asyncio.sleep(REFRESH_S)
 
     def close(self) -> None:
-        """End what runs in the background, and the connections nobody uses."""
+        """End the background tasks, and the connections that nobody uses."""
         for worker in self._known:
             worker.pool.close()
         for task in (self._watching, self._refreshing):

@@ -1,9 +1,10 @@
 """How many worker groups a deployment should have by its load. Pure.
 
-As autoscalers do that stabilise over a window (Kubernetes' HPA): more groups once the least of a short window
-asks for them, one fewer once the most of a longer one does not need it. Between the two lies a band in which
-nothing changes. Only what was seen with the groups that are there now counts: while one starts, requests pile
-up that it will take. From none there is no waiting, and to none it takes a time without any request.
+The load is judged over windows, as by Kubernetes' HPA. Groups are added when even the lowest load of a short
+window needs more. A group is removed when even the highest load of a longer window needs fewer. Between the
+two lies a band in which nothing changes. Only loads that were seen with today's groups count: while a group
+starts, requests pile up that it will take. The first group is added at once, and the last one is removed only
+after a time without any request.
 """
 
 from __future__ import annotations
@@ -17,18 +18,20 @@ from controlplane.state.worker_groups import GroupPhase, WorkerGroup, is_spare, 
 
 UP_S = 5.0
 DOWN_S = 60.0
-# After so long without a sample what was known before says nothing any more.
+# After a gap this long between two samples, the older ones say nothing any more.
 GAP_S = 5.0
-# A group goes only if those that stay have at most this share of their target each. Answers take longer the
-# more requests share an engine, so more will be under way then.
+# A group is removed only if each of the others then has at most this share of its target. Answers take longer
+# the more requests share an engine, so more requests will be under way then.
 BAND = 0.5
 
 
 @dataclass(frozen=True)
 class History:
-    """Requests under way, (time, number), of the last DOWN_S, oldest first; `busy_s` is when there were some
-    last, or a group started, or when it was first looked at. Since `steady_s` there are `groups`, and none of
-    them starts."""
+    """`samples` are (time, requests under way) of the last DOWN_S, the oldest first.
+
+    `busy_s` is when a request was last under way or a group last started; at first, when the history began.
+    Since `steady_s` the number of `groups` is the same, and none of them starts.
+    """
 
     steady_s: float
     busy_s: float
@@ -39,7 +42,7 @@ class History:
 def noted(
     history: History | None, in_flight: float, now_s: float, groups: int, starting: bool = False
 ) -> History:
-    """With one sample more; `starting`: one of the groups is, and cannot be idle before it has served."""
+    """The history with one more sample. A group that is `starting` is not idle before it has served."""
     known = history or History(now_s, now_s, groups)
     if known.samples and not 0 <= now_s - known.samples[-1][0] <= GAP_S:
         known = History(now_s, now_s, groups)
@@ -52,7 +55,7 @@ def noted(
 
 
 def wanted(scaling: Scaling, target: float, current: int, history: History, now_s: float) -> int:
-    """How many groups there should be where there are `current`, with `target` requests under way in each."""
+    """How many groups there should be instead of `current`, for `target` requests under way in each."""
     latest = history.samples[-1][1] if history.samples else 0.0
     if scaling.min_groups == 0 and latest <= 0 and (current == 0 or now_s - history.busy_s >= scaling.idle_s):
         return 0
@@ -68,7 +71,7 @@ def wanted(scaling: Scaling, target: float, current: int, history: History, now_
 
 
 def bounded(scaling: Scaling, count: int) -> int:
-    """So many, or the nearest number that there may be."""
+    """`count`, or the nearest number that the deployment allows."""
     return min(max(count, scaling.min_groups), max(1, scaling.min_groups, scaling.max_groups))
 
 
@@ -77,7 +80,7 @@ def _needed(in_flight: float, target: float) -> int:
 
 
 def active(deployment: Deployment) -> int:
-    """How many groups it has or is to have; one that only replaces another does not count."""
+    """How many groups it has or will have. A spare, which only replaces another group, does not count."""
     return len(_counted(deployment.groups))
 
 
@@ -86,7 +89,8 @@ def _counted(groups: tuple[WorkerGroup, ...]) -> list[WorkerGroup]:
 
 
 def resized(deployment: Deployment, count: int) -> Deployment:
-    """With groups to be placed added, or drained: those first that are not there yet, then the newest."""
+    """With groups added, which are to be placed, or drained: first those that do not serve yet, then the
+    newest."""
     groups = deployment.groups
     for _ in range(count - active(deployment)):
         groups = (*groups, WorkerGroup(next_number(groups), kind=deployment.device_kind))

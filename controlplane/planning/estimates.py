@@ -1,4 +1,4 @@
-"""From a question about plans to predictions: pure functions of the records, the devices and the settings."""
+"""Predictions of what plans cost, from the records, the devices and the settings. Pure."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ MAX_DEVICES = 64
 
 @dataclass(frozen=True)
 class Load:
-    """`batch` requests at once, which ask `variants` in turn (their base is one of them if named).
+    """`batch` requests at once. They go to `variants` in turn; the base may be named among them.
 
-    `devices`: as if there were so many like the cluster's freest, one for each rank; None: those there are.
+    `devices` is a supposed number of devices like the cluster's freest, one for each rank; None means the
+    devices that the cluster has.
     """
 
     batch: int
@@ -51,7 +52,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Shape:
-    """How a model is split; `layers_per_stage` may be left to `pipeline_parallel` even stages."""
+    """How a model is split; without `layers_per_stage` it has `pipeline_parallel` even stages."""
 
     tensor_parallel: int = 1
     pipeline_parallel: int | None = None
@@ -61,8 +62,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Answer:
-    """A plan of the base `model` and its prediction. `cost_gib_s`: all ranks' memory x the load's latency
-    (MaverIQ, section 4, formulation 1). `pareto`: no other plan asked about is better in every respect."""
+    """A plan of the base `model` and its prediction.
+
+    `cost_gib_s` is all ranks' memory x the load's latency (MaverIQ, section 4, formulation 1). A plan is
+    `pareto` when no other plan of the same question beats it in every respect.
+    """
 
     model: str
     plan: Plan
@@ -82,37 +86,36 @@ class Answer:
 def answer(
     state: State, inventory: Inventory, settings: Settings, name: str, shape: Shape, load: Load
 ) -> Answer:
-    """What one plan of a model costs under a load, on the cluster's devices or those of `load`.
+    """What one plan of a model costs under a load, on the cluster's devices or those that `load` supposes.
 
     Errors: ModelNotFound, NotReady, InvalidRequest with the field that is wrong.
     """
-    asked = _asked(state, inventory, settings, name, load)
-    return asked.about(_plan(asked.spec, shape))
+    question = _question(state, inventory, settings, name, load)
+    return question.answer(_plan(question.spec, shape))
 
 
 def answer_all(
     state: State, inventory: Inventory, settings: Settings, name: str, load: Load
 ) -> tuple[Answer, ...]:
-    """Every plan of a model, in each quantization it is registered for, on the cluster's devices or those of
-    `load`, fewest ranks first.
+    """Every plan of a model, in each quantization that it is registered for, fewest ranks first.
 
     Errors: as `answer`.
     """
-    asked = _asked(state, inventory, settings, name, load)
+    question = _question(state, inventory, settings, name, load)
     count = max(1, len(inventory.devices)) if load.devices is None else load.devices
     if not 1 <= count <= MAX_DEVICES:
         raise errors.InvalidRequest(
             f"expected 1 to {MAX_DEVICES} devices, got {count}; correct it", param="devices"
         )
-    quantizations = quantization_names(asked.base.compression, asked.spec)
-    plans = candidate_plans(asked.spec, quantizations, count, asked.spec.max_position, 1, 0, 0)
-    answers = [asked.about(plan) for plan in plans]
+    quantizations = quantization_names(question.base.compression, question.spec)
+    plans = candidate_plans(question.spec, quantizations, count, question.spec.max_position, 1, 0, 0)
+    answers = [question.answer(plan) for plan in plans]
     best = pareto([(a.prediction.latency_s.value, a.cost_gib_s, a.memory_bytes) for a in answers])
     return tuple(dataclasses.replace(a, pareto=good) for a, good in zip(answers, best, strict=True))
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Question:
     base: Model
     spec: ModelSpec
     variants: tuple[Model, ...]
@@ -122,7 +125,7 @@ class _Asked:
     settings: Settings
     known: Calibration | None
 
-    def about(self, plan: Plan) -> Answer:
+    def answer(self, plan: Plan) -> Answer:
         plan = with_room_for_variants(plan, self.spec, self.settings, self.variants)
         work = Workload(self.load.batch, self.load.input_tokens, self.load.output_tokens)
         try:
@@ -136,20 +139,20 @@ class _Asked:
             raise _refusal(e) from e
 
 
-def _asked(state: State, inventory: Inventory, settings: Settings, name: str, load: Load) -> _Asked:
-    """A variant's name means its base, asked for this variant unless others are named."""
-    named = find_model(state, name)
-    base = find_model(state, named.base) if named.base else named
+def _question(state: State, inventory: Inventory, settings: Settings, name: str, load: Load) -> _Question:
+    """A variant's name means its base under a load of this variant, unless the load names others."""
+    model = find_model(state, name)
+    base = find_model(state, model.base) if model.base else model
     if base.spec is None:
         raise errors.NotReady(f"'{base.name}' is {base.phase}; wait until its files are read", param="model")
-    asking = load.variants or ((name,) if named.is_variant else ())
+    names = load.variants or ((name,) if model.is_variant else ())
     variants = state.variants_of(base.name)
-    return _Asked(
+    return _Question(
         base,
         served_spec(base.spec, engine_dtype(settings, carrier_kind(inventory))),
         tuple(variants),
-        _mix(base, variants, asking),
-        dataclasses.replace(load, variants=tuple(asking)),
+        _mix(base, variants, names),
+        dataclasses.replace(load, variants=tuple(names)),
         inventory,
         settings,
         calibration_for(base, inventory, settings, state.profiles),
@@ -168,9 +171,9 @@ def _check_devices(plan: Plan, devices: int | None) -> None:
 def _ground(
     spec: ModelSpec, plan: Plan, inventory: Inventory, known: Calibration | None, settings: Settings
 ) -> Ground:
-    """What is known when `plan` is estimated, before anything is placed.
+    """The facts for an estimate of `plan`, before anything is placed.
 
-    Each rank has the memory that is free on a device now, the freest first.
+    Ranks take the devices with the most free memory first.
     """
     rates, kind = _rates(plan, inventory), carrier_kind(inventory)
     shared = plan.world_size if kind == CPU else 1
@@ -179,7 +182,7 @@ def _ground(
 
 
 def _free_bytes(plan: Plan, inventory: Inventory) -> tuple[int, ...]:
-    """Of each rank's device; empty when there are too few devices. Ranks share a CPU."""
+    """The free memory of each rank's device; empty when there are too few devices. Ranks share a CPU."""
     free = sorted((d.free_bytes for d in carriers(inventory)), reverse=True)
     if carrier_kind(inventory) == CPU and free:
         return (free[0] // plan.world_size,) * plan.world_size
@@ -187,9 +190,9 @@ def _free_bytes(plan: Plan, inventory: Inventory) -> tuple[int, ...]:
 
 
 def _rates(plan: Plan, inventory: Inventory) -> list[DeviceRates]:
-    """Each rank's rates, before anything is placed: those of the slowest device.
+    """Each rank has the rates of the slowest device, because nothing is placed yet.
 
-    Ranks that share a CPU work at once within a stage, stages one after the other.
+    The ranks of a stage that share a CPU run at the same time and divide its rates; stages take turns.
     """
     slowest = min(
         (d.rates for d in carriers(inventory)),
@@ -201,7 +204,7 @@ def _rates(plan: Plan, inventory: Inventory) -> list[DeviceRates]:
 
 
 def _apart(here: Ground, plan: Plan, inventory: Inventory) -> Ground:
-    """Each rank with a device like the freest to itself."""
+    """The same with one device for each rank, like the freest one."""
     device = profiled_device(inventory)
     if device is None:
         return here
@@ -210,11 +213,11 @@ def _apart(here: Ground, plan: Plan, inventory: Inventory) -> Ground:
 
 
 def _mix(base: Model, variants: Sequence[Model], names: Sequence[str]) -> tuple[VariantSpec | None, ...]:
-    """Errors: InvalidRequest for what is no variant of this base."""
+    """Errors: InvalidRequest for a name that is not a variant of this base."""
     known = {v.name: v.variant_spec for v in variants if v.variant_spec is not None}
-    strange = [n for n in names if n != base.name and n not in known]
-    if strange:
-        got, ready = ", ".join(map(repr, strange[:5])), ", ".join(sorted(known)) or "it has none"
+    unknown = [n for n in names if n != base.name and n not in known]
+    if unknown:
+        got, ready = ", ".join(map(repr, unknown[:5])), ", ".join(sorted(known)) or "it has none"
         raise errors.InvalidRequest(
             f"expected variants of '{base.name}' that are Ready ({ready}), got {got}; register them with "
             "this base, or leave them out",

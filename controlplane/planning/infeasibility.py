@@ -1,4 +1,4 @@
-"""What was not placed, as the API says it: names and units of a request, in words and as data. Pure."""
+"""Why something was not placed, in the names and units of a request: as a sentence and as data. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def refusal(
 ) -> errors.NoFeasiblePlan:
     """`details` has the binding constraint, and the relaxations: any one suffices, or all `together`.
 
-    Nodes that were left out are told, for there may be room on them.
+    Nodes that were left out are named, since they may have room.
     """
     relaxations = [as_data(relaxation) for relaxation in outcome.relaxations]
     left_out = f"; not looked at: {_reasons(unusable)}" if unusable else ""
@@ -77,14 +77,14 @@ def name_of(constraint: Constraint) -> str:
 
 def as_data(relaxation: Relaxation) -> dict[str, Any]:
     name = name_of(relaxation.constraint)
-    asked, offered, text = relaxation.asked, relaxation.offered, relaxation.text
+    requested, offered, text = relaxation.asked, relaxation.offered, relaxation.text
     if relaxation.constraint in _SLOS:
         factor = _SLOS[relaxation.constraint][1]
-        asked, offered = asked * factor, rounded(offered * factor, up=True)
-        text = f"raise {name} from {asked:.4g} to {offered:.10g} ({relaxation.factor:.3g} times)"
+        requested, offered = requested * factor, rounded(offered * factor, up=True)
+        text = f"raise {name} from {requested:.4g} to {offered:.10g} ({relaxation.factor:.3g} times)"
     return {
         "constraint": name,
-        "asked": asked,
+        "asked": requested,
         "offered": offered,
         "factor": relaxation.factor,
         "text": text,

@@ -76,26 +76,30 @@ def decide(
     clusters = clusters_of(inventory, _residents(others))
     if not clusters:
         raise infeasibility.no_device(inventory)
-    asked = (_question(model, deployment, one, inventory, settings, variants, profiles) for one in clusters)
-    questions = [question for question in asked if question is not None]
+    by_cluster = (
+        _question(model, deployment, cluster, inventory, settings, variants, profiles) for cluster in clusters
+    )
+    questions = [question for question in by_cluster if question is not None]
     if not questions:
         raise infeasibility.no_technique(model.compression, _served(model, clusters[0], settings))
     answers = [(question, question.answer()) for question in questions]
-    found = _best([outcome for _, outcome in answers if isinstance(outcome, Placement)])
-    if found is None and deployment.auto_relax.allowed:
+    best = _best([outcome for _, outcome in answers if isinstance(outcome, Placement)])
+    if best is None and deployment.auto_relax.allowed:
         max_factor = deployment.auto_relax.max_factor
-        found = _best([one for q, refusal in answers if (one := _eased(q, refusal, max_factor)) is not None])
-    if found is None:
+        best = _best(
+            [relaxed for q, refusal in answers if (relaxed := _eased(q, refusal, max_factor)) is not None]
+        )
+    if best is None:
         missed = [outcome for _, outcome in answers if isinstance(outcome, NotPlaced)]
         raise infeasibility.refusal(_nearest(missed), deployment.auto_relax, inventory.unusable)
-    return dataclasses.replace(found, reason=reason(found, inventory))
+    return dataclasses.replace(best, reason=reason(best, inventory))
 
 
 def _eased(question: Question, outcome: Outcome, max_factor: float | None) -> Placement | None:
     if isinstance(outcome, Placement):
         return None
-    found = eased(question.cluster, question.request, outcome, POLICY, question.estimator, max_factor)
-    return found and question.noted(found)
+    placement = eased(question.cluster, question.request, outcome, POLICY, question.estimator, max_factor)
+    return placement and question.noted(placement)
 
 
 def _best(placements: Sequence[Placement]) -> Placement | None:
@@ -135,16 +139,16 @@ class Question:
     left_out: tuple[str, ...] = ()
 
     def answer(self) -> Outcome:
-        found = decide_on(self.cluster, self.request, POLICY, self.estimator)
-        return self.noted(found) if isinstance(found, Placement) else found
+        outcome = decide_on(self.cluster, self.request, POLICY, self.estimator)
+        return self.noted(outcome) if isinstance(outcome, Placement) else outcome
 
-    def noted(self, found: Placement) -> Placement:
+    def noted(self, placement: Placement) -> Placement:
         notes = (
             f"{quantization} was left out: it has not been measured on such a device"
             for quantization in self.left_out
         )
         return dataclasses.replace(
-            found, choice=dataclasses.replace(found.choice, notes=(*found.choice.notes, *notes))
+            placement, choice=dataclasses.replace(placement.choice, notes=(*placement.choice.notes, *notes))
         )
 
     def estimator(self, cluster: Cluster, request: Request) -> Estimator:
@@ -233,21 +237,21 @@ def _request(
 
 
 def _lengths(deployment: Deployment, context: int) -> tuple[int, int]:
-    """Tokens of a prompt and of an answer; what was not told is what the engine's context leaves room for.
+    """Tokens of a prompt and of an answer. A length that nobody expects is what the context has room for.
 
     Errors: NoFeasiblePlan.
     """
-    told_in, told_out = deployment.load.input_tokens, deployment.load.output_tokens
-    outputs = told_out or max(1, min(deployment.max_output_tokens, context - (told_in or 1)))
-    inputs = told_in or max(1, min(JUDGED_INPUT_TOKENS, context - outputs))
+    given_inputs, given_outputs = deployment.load.input_tokens, deployment.load.output_tokens
+    outputs = given_outputs or max(1, min(deployment.max_output_tokens, context - (given_inputs or 1)))
+    inputs = given_inputs or max(1, min(JUDGED_INPUT_TOKENS, context - outputs))
     if inputs + outputs <= context:
         return inputs, outputs
-    asked = inputs + outputs
+    total = inputs + outputs
     text = (
-        f"expect prompts and answers of {context} tokens together, the engine's context, instead of {asked}"
+        f"expect prompts and answers of {context} tokens together, the engine's context, instead of {total}"
     )
-    one = Relaxation(Constraint.CONTEXT, asked, context, asked / context, text)
-    raise infeasibility.refusal(NotPlaced(deployment.model, Constraint.CONTEXT, "", (one,)))
+    relaxation = Relaxation(Constraint.CONTEXT, total, context, total / context, text)
+    raise infeasibility.refusal(NotPlaced(deployment.model, Constraint.CONTEXT, "", (relaxation,)))
 
 
 def _measured(
@@ -261,8 +265,8 @@ def _measured(
     for device in sorted(inventory.devices, key=lambda d: -d.rates.memory_bytes_per_s):
         if (device.kind == CPU) == on_cpu:
             slowest[type_name(device)] = device
-    found = {name: memory_feedback.known_on(model, d, settings, profiles) for name, d in slowest.items()}
-    return {name: known for name, known in found.items() if known}
+    measured = {name: memory_feedback.known_on(model, d, settings, profiles) for name, d in slowest.items()}
+    return {name: known for name, known in measured.items() if known}
 
 
 def suited(inventory: Inventory, kind: str) -> Inventory:

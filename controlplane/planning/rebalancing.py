@@ -1,4 +1,4 @@
-"""Moves of worker groups: what is proposed on the newest state, how it begins and how it ends. Pure."""
+"""Moves of worker groups: how they are proposed, how they begin and how they end. Pure."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ from placement.types import Inventory, Placement
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A proposal, or none; `goal` says what was looked for, `newcomer` for whom, `refusal` why that finds no
-    place as things are."""
+class RebalanceOutcome:
+    """The proposal that reaches `goal`, or None.
+
+    `newcomer` is the group that it makes room for. `refusal` says why there is no place without moves.
+    """
 
     goal: str
     proposal: Proposal | None
@@ -40,76 +42,81 @@ class Asked:
 
 def propose(
     state: State, inventory: Inventory, settings: Settings, newcomer: Deployment | None = None
-) -> Asked:
-    """Moves that make room for `newcomer`, a deployment that is not there yet; without one for a group that
-    found no place, the first that moves help; where nothing waits, moves that free a device.
+) -> RebalanceOutcome:
+    """Moves that make room for `newcomer`, a deployment that does not exist yet.
+
+    Without a newcomer they make room for a group that waits for a place: the first one that moves can help.
+    Where no group waits, they free a device.
 
     Errors: NotReady while earlier moves are under way.
     """
-    present = [found.record for found in state.deployments.values()]
+    present = [d.record for d in state.deployments.values()]
     lasting = [d for d in present if d.phase is not Phase.DELETING]
-    if busy := [name for d in lasting for name in _spares(d)]:
+    if busy := [group_id for d in lasting for group_id in _spares(d)]:
         raise errors.NotReady(f"{', '.join(busy)} is being moved to; rebalance when that is done")
     seen = reclaimable_memory.free_memory(inventory, state.ledgers, settings.headroom)
     free = seen.now
     tenants = _tenants(state, lasting)
     movable = frozenset(tenant.name for tenant in tenants)
     places = _Places(state, settings, newcomer, movable)
-    names = [newcomer.model] if newcomer else _waiting(lasting)
-    for name in names:
-        if waits := places.waits(name, seen):
-            return Asked(f"make room for {name}", None, name, refusal=f"it fits, and {waits}")
-        if (found := to_fit(free, tenants, places.decide, name)) is not None:
-            return Asked(f"make room for {name}", found, name)
-    if names:
-        refusals = {name: places.refusal(name, free) for name in names}
-        return Asked(f"make room for {' or '.join(names)}", None, refusal=_in_one(refusals))
+    waiting = [newcomer.model] if newcomer else _waiting(lasting)
+    for group_id in waiting:
+        goal = f"make room for {group_id}"
+        if reason := places.waiting_reason(group_id, seen):
+            return RebalanceOutcome(goal, None, group_id, refusal=f"it fits, and {reason}")
+        if (proposal := to_fit(free, tenants, places.decide, group_id)) is not None:
+            return RebalanceOutcome(goal, proposal, group_id)
+    if waiting:
+        refusals = {group_id: places.refusal(group_id, free) for group_id in waiting}
+        return RebalanceOutcome(f"make room for {' or '.join(waiting)}", None, refusal=_joined(refusals))
     staying = _staying(present, movable)
-    return Asked("free a device", to_free_a_device(free, tenants, places.decide, staying))
+    return RebalanceOutcome("free a device", to_free_a_device(free, tenants, places.decide, staying))
 
 
 @dataclass(frozen=True)
 class _Places:
-    """Decides, on one state, places for `newcomer`, for groups that wait and for the `movable` ones."""
+    """Decides places on one state: for `newcomer`, for waiting groups and for the `movable` groups."""
 
     state: State
     settings: Settings
     newcomer: Deployment | None
     movable: frozenset[str]
 
-    def decide(self, name: str, free: Inventory, moves: Sequence[Move], settled: bool) -> Placement | None:
+    def decide(
+        self, group_id: str, free: Inventory, moves: Sequence[Move], settled: bool
+    ) -> Placement | None:
         try:
-            return self._place(name, free, moves, settled)
+            return self._place(group_id, free, moves, settled)
         except errors.NoFeasiblePlan:
             return None
 
-    def waits(self, name: str, seen: FreeMemory) -> str:
-        """What is measured now where there would be a place: that ends without moves."""
+    def waiting_reason(self, group_id: str, seen: FreeMemory) -> str:
+        """Which measuring holds the place that the group would get; empty if none. It ends without moves."""
         if not seen.measured:
             return ""
         try:
-            found = reclaimable_memory.place(lambda free: self._place(name, free, (), True), seen)
+            place = reclaimable_memory.place(lambda free: self._place(group_id, free, (), True), seen)
         except errors.NoFeasiblePlan:
             return ""
-        return queue.waiting_reason(self.state, found.victims) if found.victims else ""
+        return queue.waiting_reason(self.state, place.victims) if place.victims else ""
 
-    def refusal(self, name: str, free: Inventory) -> str:
+    def refusal(self, group_id: str, free: Inventory) -> str:
         """Why there is no place without moves."""
         try:
-            self._place(name, free, (), True)
+            self._place(group_id, free, (), True)
         except errors.NoFeasiblePlan as e:
             return e.message
         return ""
 
-    def _place(self, name: str, free: Inventory, moves: Sequence[Move], settled: bool) -> Placement:
+    def _place(self, group_id: str, free: Inventory, moves: Sequence[Move], settled: bool) -> Placement:
         """Errors: NoFeasiblePlan."""
-        state, host, asked = self.state, host_of(name), self._asked(name)
-        group = asked.group(number_of(name))
-        present = [found.record for found in state.deployments.values()]
-        others = placement_decision.exclude_group(_moved(present, moves, settled), name)
+        state, host, deployment = self.state, host_of(group_id), self._deployment(group_id)
+        group = deployment.group(number_of(group_id))
+        present = [d.record for d in state.deployments.values()]
+        others = placement_decision.exclude_group(_moved(present, moves, settled), group_id)
         return placement_decision.decide(
             state.models[host].record,
-            asked,
+            deployment,
             placement_decision.suited(free, group.device_kind if group else ""),
             self.settings,
             state.variants_of(host),
@@ -117,27 +124,28 @@ class _Places:
             others,
         )
 
-    def _asked(self, name: str) -> Deployment:
-        host = host_of(name)
+    def _deployment(self, group_id: str) -> Deployment:
+        """The deployment of a group, with the limits that the group's new place has to meet."""
+        host = host_of(group_id)
         if self.newcomer and host == self.newcomer.model:
             return self.newcomer
         deployment = self.state.deployments[host].record
-        return unrelaxed(deployment) if name in self.movable else deployment
+        return unrelaxed(deployment) if group_id in self.movable else deployment
 
 
-def _in_one(refusals: Mapping[str, str]) -> str:
+def _joined(refusals: Mapping[str, str]) -> str:
     if len(refusals) == 1:
         return next(iter(refusals.values()))
-    return "; ".join(f"{name}: {why}" for name, why in refusals.items())
+    return "; ".join(f"{group_id}: {reason}" for group_id, reason in refusals.items())
 
 
 def unrelaxed(deployment: Deployment) -> Deployment:
-    """What a group that is moved must meet: none of its limits gives way to a move."""
+    """The deployment as a moved group must meet it: no limit is relaxed for a move."""
     return replace(deployment, auto_relax=AutoRelax())
 
 
 def begun(state: State, proposal: Proposal) -> list[Change]:
-    """A group to be started in the place that each one moves to; once it serves, the old one is drained."""
+    """For each move, a group to be started in the new place. Once it serves, the old group is drained."""
     changed: dict[str, Deployment] = {}
     for move in proposal.moves:
         host = host_of(move.tenant.name)
@@ -156,17 +164,17 @@ def begun(state: State, proposal: Proposal) -> list[Change]:
 
 
 def retired(deployment: Deployment, number: int) -> Deployment:
-    """The group `number` serves: the one that it replaces is drained."""
-    group = deployment.group(number)
-    replaced = group.replaces if group else None
+    """The deployment once its group `number` serves: the group that this one replaces is drained."""
+    successor = deployment.group(number)
+    replaced = successor.replaces if successor else None
     groups = []
-    for one in deployment.groups:
-        if one.number == number:
-            groups.append(replace(one, replaces=None, avoid=()))
-        elif one.number == replaced:
-            groups.append(replace(one, phase=GroupPhase.DRAINING, reason=""))
+    for group in deployment.groups:
+        if group.number == number:
+            groups.append(replace(group, replaces=None, avoid=()))
+        elif group.number == replaced:
+            groups.append(replace(group, phase=GroupPhase.DRAINING, reason=""))
         else:
-            groups.append(one)
+            groups.append(group)
     return deployments.with_derived_phase(replace(deployment, groups=tuple(groups)))
 
 
@@ -177,7 +185,7 @@ def _spares(deployment: Deployment) -> list[str]:
 
 
 def _waiting(deployments: Iterable[Deployment]) -> list[str]:
-    """Groups that the cluster had no room for, one of each deployment: its others ask for the same."""
+    """Groups that the cluster had no room for, one of each deployment, since its others need the same."""
     waiting = {
         d.host: [g.number for g in d.groups if g.refused_on and g.phase is not GroupPhase.DRAINING]
         for d in deployments
@@ -187,17 +195,17 @@ def _waiting(deployments: Iterable[Deployment]) -> list[str]:
 
 
 def _staying(deployments: Iterable[Deployment], movable: Container[str]) -> list[Placement]:
-    """Where the groups are that are not moved: they start, leave, or are being undeployed."""
+    """The placements of groups that cannot be moved: they start, are drained, or are being undeployed."""
     return [
         group.placement
         for d in deployments
-        for name, group in zip(d.group_ids(), d.groups, strict=True)
-        if group.placement and name not in movable
+        for group_id, group in zip(d.group_ids(), d.groups, strict=True)
+        if group.placement and group_id not in movable
     ]
 
 
 def _tenants(state: State, deployments: Iterable[Deployment]) -> list[Tenant]:
-    """The groups that serve, by name."""
+    """The groups that serve, in the order of their ids."""
     tenants = {
         group_id: Tenant(group_id, group.placement, _load_bytes(state.models[d.host].record), group.start_s)
         for d in deployments
@@ -212,15 +220,15 @@ def _load_bytes(model: Model) -> int:
 
 
 def _moved(deployments: Iterable[Deployment], moves: Sequence[Move], settled: bool) -> list[Deployment]:
-    """The deployments with moved groups in both places, or, once that is `settled`, only in the new ones."""
-    by_name = {move.tenant.name: move for move in moves}
-    return [replace(d, groups=_both(d, by_name, settled)) for d in deployments]
+    """The deployments with moved groups in both places, or once `settled` only in the new ones."""
+    move_of = {move.tenant.name: move for move in moves}
+    return [replace(d, groups=_moved_groups(d, move_of, settled)) for d in deployments]
 
 
-def _both(deployment: Deployment, moves: dict[str, Move], settled: bool) -> tuple[WorkerGroup, ...]:
+def _moved_groups(deployment: Deployment, moves: dict[str, Move], settled: bool) -> tuple[WorkerGroup, ...]:
     groups = deployment.groups
-    for name, group in zip(deployment.group_ids(), deployment.groups, strict=True):
-        if (move := moves.get(name)) is None:
+    for group_id, group in zip(deployment.group_ids(), deployment.groups, strict=True):
+        if (move := moves.get(group_id)) is None:
             continue
         groups = (*groups, WorkerGroup(next_number(groups), placement=move.placement))
         if settled:

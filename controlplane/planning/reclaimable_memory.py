@@ -42,7 +42,7 @@ class FreeMemory:
 
 
 @dataclass(frozen=True)
-class Found:
+class Place:
     """A placement, and its `victims`: the profiles whose measuring must end first. Without any it is possible
     now."""
 
@@ -60,41 +60,41 @@ def free_memory(inventory: Inventory, ledgers: Ledgers, headroom: float, exclude
     return FreeMemory(now, free(measured=False) if measured else now, measured)
 
 
-def place(decide: Decide, seen: FreeMemory) -> Found:
+def place(decide: Decide, seen: FreeMemory) -> Place:
     """The placement that is possible now, unless a better one is once nothing is measured any more.
 
     Better is on GPUs rather than CPUs, then with limits relaxed less; any is better than none.
     Errors: NoFeasiblePlan, when nothing fits then either.
     """
     if not seen.measured:
-        return Found(decide(seen.now))
+        return Place(decide(seen.now))
     now = _tried(lambda: decide(seen.now))
     later = decide(seen.once_measured) if now is None else _tried(lambda: decide(seen.once_measured)) or now
     if now is not None and preference(now) <= preference(later):
-        return Found(now)
-    return Found(later, _victims(later, seen))
+        return Place(now)
+    return Place(later, _victims(later, seen))
 
 
-def place_or_resample(decide: Decide, seen: FreeMemory, reclaimed: FreeMemory) -> Found | None:
+def place_or_resample(decide: Decide, seen: FreeMemory, reclaimed: FreeMemory) -> Place | None:
     """As `place`; None when it is worth waiting for newer samples of the devices.
 
     That is so when nothing fits now, or when a better placement is possible once memory is `reclaimed`: one
     that is preferred, or as good and with fewer victims.
     """
-    found = _tried(lambda: place(decide, seen))
-    if found is None or reclaimed == seen:
-        return found
+    now = _tried(lambda: place(decide, seen))
+    if now is None or reclaimed == seen:
+        return now
     later = _tried(lambda: place(decide, reclaimed))
-    return None if later is not None and _worth(later) < _worth(found) else found
+    return None if later is not None and _worth(later) < _worth(now) else now
 
 
-def waits_for_measuring(found: Found, established: bool) -> bool:
+def waits_for_measuring(chosen: Place, established: bool) -> bool:
     """Whether an engine waits until the measurings in its way have ended.
 
     The first engine of a deployment does. One of a deployment that served before takes their memory, and the
     measurings go on later.
     """
-    return bool(found.victims) and not established
+    return bool(chosen.victims) and not established
 
 
 def reclaimed(
@@ -117,9 +117,9 @@ def reclaimed(
 def measured_lately(state: State, now_s: float, within_s: float) -> frozenset[str]:
     """Device models on which a measuring ended so lately that its memory may still be counted as taken."""
     return frozenset(
-        found.record.device
-        for found in state.profiles.values()
-        if found.record.settled and now_s - found.record.updated_at_s < within_s
+        profile.record.device
+        for profile in state.profiles.values()
+        if profile.record.settled and now_s - profile.record.updated_at_s < within_s
     )
 
 
@@ -152,9 +152,9 @@ def _tried(decide: Callable[[], T]) -> T | None:
         return None
 
 
-def _worth(found: Found) -> tuple[bool, float, int]:
+def _worth(chosen: Place) -> tuple[bool, float, int]:
     """The lower, the better."""
-    return *preference(found.placement), len(found.victims)
+    return *preference(chosen.placement), len(chosen.victims)
 
 
 def _victims(placed: Placement, seen: FreeMemory) -> tuple[str, ...]:

@@ -41,8 +41,8 @@ def mark_start_timeouts(
     }
     failed = EngineView(EngineStatus.FAILED, f"it did not start within {limit_s:g} s")
     return {
-        name: failed if _starts(view) and now_s - starting.get(name, now_s) > limit_s else view
-        for name, view in engines.items()
+        group_id: failed if _starts(view) and now_s - starting.get(group_id, now_s) > limit_s else view
+        for group_id, view in engines.items()
     }
 
 
@@ -139,8 +139,8 @@ def cluster_key(nodes: Sequence[NodeState], ledgers: Ledgers, exclude: str = "")
     )
     promises = sorted(
         (name, r.holder, r.rank, r.kind, r.index, r.memory_bytes)
-        for name, found in ledgers.items()
-        for r in found.record.reservations
+        for name, ledger in ledgers.items()
+        for r in ledger.record.reservations
         if r.holder != exclude
     )
     return hashlib.sha256(repr((devices, promises)).encode()).hexdigest()[:16]

@@ -33,10 +33,10 @@ def calibration_on(
 ) -> Calibration | None:
     """What was measured of this model's shape on devices like this one; None if nothing was."""
     key = key_on(model, device, settings)
-    found = profiles.get(key.text) if key else None
-    if key is None or found is None or model.spec is None:
+    profile = profiles.get(key.text) if key else None
+    if key is None or profile is None or model.spec is None:
         return None
-    known = calibration(found.record.measurements)
+    known = calibration(profile.record.measurements)
     return known(served_spec(model.spec, key.dtype)) if known else None
 
 

@@ -72,12 +72,12 @@ def memory_correction(
     model = state.models[host].record
     device = only_type(group.placement, inventory) if group.placement else None
     key = key_on(model, device, settings) if device else None
-    found = state.profiles.get(key.text) if key else None
+    profile = state.profiles.get(key.text) if key else None
     calibrated = device is not None and known_on(model, device, settings, state.profiles) is not None
-    if found is None or not calibrated or group.memory_excess is None or not group.measured:
+    if profile is None or not calibrated or group.memory_excess is None or not group.measured:
         return []
-    improved = corrected(found.record, group)
-    return [] if improved == found.record else [Put(improved, found.version)]
+    improved = corrected(profile.record, group)
+    return [] if improved == profile.record else [Put(improved, profile.version)]
 
 
 def corrected(profile: ModelProfile, group: WorkerGroup) -> ModelProfile:

@@ -146,8 +146,8 @@ def _measured_quantizations(profile: ModelProfile) -> set[str]:
 def awaited(state: State) -> Iterator[tuple[str, Operation]]:
     """Open operations that wait for a profile, each with the key of that profile: registrations, and requests
     to profile a model."""
-    for found in state.operations.values():
-        op = found.record
+    for operation in state.operations.values():
+        op = operation.record
         if op.done or op.cancel_requested:
             continue
         model = state.models.get(op.target)
@@ -172,5 +172,5 @@ def subject(state: State, key: str) -> Model | None:
 
 def settled_profile(state: State, model: Model) -> ModelProfile | None:
     """The profile that a model waits for, if there is nothing more to wait for."""
-    found = state.profiles.get(model.profile or "")
-    return found.record if found and found.record.settled else None
+    profile = state.profiles.get(model.profile or "")
+    return profile.record if profile and profile.record.settled else None

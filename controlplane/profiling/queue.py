@@ -130,7 +130,7 @@ def _before(state: State, key: str) -> list[str]:
     waiting = (
         (since_s, other)
         for other, since_s in requested.items()
-        if (found := state.profiles.get(other)) and found.record.phase is Phase.PENDING
+        if (profile := state.profiles.get(other)) and profile.record.phase is Phase.PENDING
     )
     return [other for since_s, other in sorted(waiting) if (since_s, other) < mine]
 
@@ -148,7 +148,7 @@ def _waiting_engine(state: State) -> str:
     return next(
         (
             d.model
-            for d in (found.record for found in state.deployments.values())
+            for d in (versioned.record for versioned in state.deployments.values())
             if not d.established and d.phase is not Phase.DELETING
             if any(group.refused_on and group.phase is GroupPhase.PENDING for group in d.groups)
         ),

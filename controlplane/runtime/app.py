@@ -50,7 +50,7 @@ def _cluster() -> RayCluster:
     return RayCluster(
         Settings(),
         groups_of=lambda host: routes.table.groups.get(host, ()),
-        alive=lambda group: group in routes.table.alive,
+        alive=lambda group_id: group_id in routes.table.alive,
     )
 
 
@@ -101,7 +101,7 @@ class ControllerReplica:
         controller = Controller(settings, repository, cluster, ControllerMetrics())
         loop = asyncio.get_running_loop()
         loops = (controller.run(), cluster.keep_agents(), cluster.keep_counting())
-        self._tasks = tuple(loop.create_task(one) for one in loops)
+        self._tasks = tuple(loop.create_task(work) for work in loops)
 
     async def metrics_address(self) -> str:
         return self._metrics_address

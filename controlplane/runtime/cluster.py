@@ -56,7 +56,7 @@ class RayCluster:
         self,
         settings: Settings,
         groups_of: Callable[[str], Sequence[str]] = lambda host: (host,),
-        alive: Alive = lambda group: True,
+        alive: Alive = lambda group_id: True,
         starts_agents: bool = False,
     ) -> None:
         """`groups_of` says which worker groups serve a base, `alive` in which requests may be under way."""
@@ -81,13 +81,13 @@ class RayCluster:
         application = engine_application(config, self._settings, node_ids)
         await asyncio.to_thread(serve.deploy, application, serve.app_name(config.group_name))
 
-    async def stop(self, group: str) -> None:
+    async def stop(self, group_id: str) -> None:
         """Stop the engine of a worker group and wait until it is gone. Stopping what is gone does nothing.
 
         No thread waits: there are few, and whoever reads the records or looks at the engines needs one.
         Errors: TimeoutError.
         """
-        name = serve.app_name(group)
+        name = serve.app_name(group_id)
         await asyncio.to_thread(ray_serve.delete, name, False)
         async with asyncio.timeout(STOP_TIMEOUT_S):
             while True:
@@ -95,23 +95,23 @@ class RayCluster:
                 if name not in status.applications:
                     break
                 await asyncio.sleep(STOP_LOOK_S)
-        serve.forget_handle(group)
+        serve.forget_handle(group_id)
 
     async def observe(self) -> dict[str, EngineView]:
         """What Serve says of each worker group's engine."""
         return serve.engine_views(await asyncio.to_thread(ray_serve.status))
 
-    async def load_variant(self, group: str, variant: VariantRef) -> None:
+    async def load_variant(self, group_id: str, variant: VariantRef) -> None:
         """Bring a variant into every replica. Raises AdapterMismatch if the engine refuses it."""
-        await serve.ask_replicas(group, "load_variant", variant)
+        await serve.ask_replicas(group_id, "load_variant", variant)
 
-    async def unload_variant(self, group: str, variant: VariantRef) -> None:
+    async def unload_variant(self, group_id: str, variant: VariantRef) -> None:
         """Take a variant out of every replica; an engine that is gone holds none."""
         with suppress(errors.Unavailable):
-            await serve.ask_replicas(group, "unload_variant", variant)
+            await serve.ask_replicas(group_id, "unload_variant", variant)
 
-    async def reports(self, group: str) -> list[WorkerReport]:
-        return await serve.ask_replicas(group, "report")
+    async def reports(self, group_id: str) -> list[WorkerReport]:
+        return await serve.ask_replicas(group_id, "report")
 
     # --- engines of a base ---------------------------------------------------------------------
 
@@ -134,18 +134,18 @@ class RayCluster:
         self, host: str, method: str, *args: Any, timeout_s: float = serve.LOAD_TIMEOUT_S
     ) -> list[Any]:
         """The answers of all replicas of all groups of a base. Unavailable when it has no group."""
-        groups = self._groups_of(host)
-        if not groups:
+        group_ids = self._groups_of(host)
+        if not group_ids:
             raise errors.Unavailable(f"no engine of '{host}' is there; try again", retry_after_s=5)
-        asked = (serve.ask_replicas(group, method, *args, timeout_s=timeout_s) for group in groups)
-        return [answer for answers in await asyncio.gather(*asked) for answer in answers]
+        calls = (serve.ask_replicas(group_id, method, *args, timeout_s=timeout_s) for group_id in group_ids)
+        return [answer for answers in await asyncio.gather(*calls) for answer in answers]
 
     async def find_workers(self, host: str) -> list[WorkerReport]:
         """Of the groups that can give a report now. Errors: what Serve raises, when none can."""
-        groups = self._groups_of(host)
-        answers = await asyncio.gather(*map(_group_workers, groups), return_exceptions=True)
+        group_ids = self._groups_of(host)
+        answers = await asyncio.gather(*map(_group_workers, group_ids), return_exceptions=True)
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
-        if groups and len(failures) == len(groups):
+        if group_ids and len(failures) == len(group_ids):
             raise failures[0]
         return [report for reports in answers if not isinstance(reports, BaseException) for report in reports]
 
@@ -232,15 +232,17 @@ class RayCluster:
         for component in ("Gateway", "Controller"):
             addresses = await serve.ask_own(component, "metrics_address", FIND_TIMEOUT_S)
             targets.extend((address, component.lower()) for address in addresses)
-        for group, view in (await self.observe()).items():
+        for group_id, view in (await self.observe()).items():
             if view.status is EngineStatus.RUNNING:
-                targets.extend((r.metrics_address, f"engine-{group}") for r in await self.reports(group))
+                targets.extend(
+                    (r.metrics_address, f"engine-{group_id}") for r in await self.reports(group_id)
+                )
         return targets
 
 
-async def _group_workers(group: str) -> list[WorkerReport]:
+async def _group_workers(group_id: str) -> list[WorkerReport]:
     """Reports of the workers that can give one now, for the request's path. Raises what Serve raises."""
-    response = serve.engine_handle(group).broadcast("report")
+    response = serve.engine_handle(group_id).broadcast("report")
     answers = await response.results_async(timeout_s=FIND_TIMEOUT_S, return_exceptions=True)
     return [answer for answer in answers if isinstance(answer, WorkerReport)]
 

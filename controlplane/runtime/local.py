@@ -92,9 +92,9 @@ def down(settings: Settings, progress: Progress) -> bool:
 def end_leftovers(settings: Settings, progress: Progress) -> bool:
     """End all processes that carry this home's mark, first kindly."""
     mark = _mark(settings)
-    found = _marked(mark)
-    _signal(found, signal.SIGTERM)
-    _, alive = psutil.wait_procs(found, timeout=STOP_TIMEOUT_S / 3)
+    leftovers = _marked(mark)
+    _signal(leftovers, signal.SIGTERM)
+    _, alive = psutil.wait_procs(leftovers, timeout=STOP_TIMEOUT_S / 3)
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while alive and time.monotonic() < deadline:
         _signal(alive, signal.SIGKILL)
@@ -103,9 +103,9 @@ def end_leftovers(settings: Settings, progress: Progress) -> bool:
     if alive:
         raise errors.Unavailable(f"processes {[p.pid for p in alive]} do not end; end them by hand")
     shutil.rmtree(_temp_dir(mark), ignore_errors=True)
-    if found:
-        progress(f"ended {len(found)} processes")
-    return bool(found)
+    if leftovers:
+        progress(f"ended {len(leftovers)} processes")
+    return bool(leftovers)
 
 
 def _signal(processes: Iterable[psutil.Process], number: int) -> None:
@@ -119,14 +119,14 @@ def _signal(processes: Iterable[psutil.Process], number: int) -> None:
 def _marked(mark: str) -> set[psutil.Process]:
     """The cluster's processes: those that carry the mark, and their descendants (Ray's agents and
     workers rename themselves, which overwrites the environment that can be read from outside)."""
-    found: set[psutil.Process] = set()
+    marked: set[psutil.Process] = set()
     for process in psutil.process_iter():
         try:
             if process.environ().get(MARK) == mark:
-                found |= {process, *process.children(recursive=True)}
+                marked |= {process, *process.children(recursive=True)}
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
-    return {p for p in found if p.pid != os.getpid()}
+    return {p for p in marked if p.pid != os.getpid()}
 
 
 def _mark(settings: Settings) -> str:

@@ -119,12 +119,12 @@ class AgentBook:
             self._begin(node, "ask", self._ask)
             if self._starts and node.report and node.rates is None:
                 self._begin(node, "probe", self._probe)
-        if asked := [node.tasks["ask"] for node in living if "ask" in node.tasks]:
-            await asyncio.wait(asked, timeout=prompt_s)
+        if pending := [node.tasks["ask"] for node in living if "ask" in node.tasks]:
+            await asyncio.wait(pending, timeout=prompt_s)
 
-    def _note_nodes(self, found: list[dict[str, Any]]) -> None:
+    def _note_nodes(self, listed: list[dict[str, Any]]) -> None:
         now_s = time.monotonic()
-        alive = {n["NodeID"]: n for n in found if n["Alive"]}
+        alive = {n["NodeID"]: n for n in listed if n["Alive"]}
         for node_id, seen in alive.items():
             if node_id not in self._nodes:
                 gpus = float(seen["Resources"].get("GPU", 0))

@@ -34,8 +34,8 @@ _STATUS = {
 }
 
 
-def app_name(group: str) -> str:
-    return f"{APP_PREFIX}{group}"
+def app_name(group_id: str) -> str:
+    return f"{APP_PREFIX}{group_id}"
 
 
 # --- applications ------------------------------------------------------------------------------
@@ -77,13 +77,15 @@ def _gave_up(app: Any, deployment: Any) -> bool:
 # --- replicas ----------------------------------------------------------------------------------
 
 
-async def ask_replicas(group: str, method: str, *args: Any, timeout_s: float = LOAD_TIMEOUT_S) -> list[Any]:
+async def ask_replicas(
+    group_id: str, method: str, *args: Any, timeout_s: float = LOAD_TIMEOUT_S
+) -> list[Any]:
     """The answers of all replicas of a worker group. Raises an OstinatoError that says what is wrong."""
     try:
-        response = engine_handle(group).broadcast(method, *args)
+        response = engine_handle(group_id).broadcast(method, *args)
         return list(await response.results_async(timeout_s=timeout_s))
     except Exception as e:
-        raise _translated(e, group) from e
+        raise _translated(e, group_id) from e
 
 
 async def ask_own(component: str, method: str, timeout_s: float) -> list[Any]:
@@ -95,18 +97,18 @@ async def ask_own(component: str, method: str, timeout_s: float) -> list[Any]:
 _handles: dict[str, DeploymentHandle] = {}
 
 
-def engine_handle(group: str) -> DeploymentHandle:
-    if group not in _handles:
-        _handles[group] = serve.get_deployment_handle(ENGINE, app_name(group))
-    return _handles[group]
+def engine_handle(group_id: str) -> DeploymentHandle:
+    if group_id not in _handles:
+        _handles[group_id] = serve.get_deployment_handle(ENGINE, app_name(group_id))
+    return _handles[group_id]
 
 
-def forget_handle(group: str) -> None:
+def forget_handle(group_id: str) -> None:
     """After a group was stopped: a new application of the same name needs a new handle."""
-    _handles.pop(group, None)
+    _handles.pop(group_id, None)
 
 
-def _translated(e: Exception, group: str) -> errors.OstinatoError:
+def _translated(e: Exception, group_id: str) -> errors.OstinatoError:
     """An error of Serve's or of the engine as ours. The engine's own come bare to a caller that is a replica
     itself, and within a RayTaskError to others."""
     match e:
@@ -116,17 +118,17 @@ def _translated(e: Exception, group: str) -> errors.OstinatoError:
             return errors.AdapterMismatch(str(cause))
         case RayActorError():
             return errors.EngineFailed(
-                f"the engine of '{group}' died during this call; it is being restarted, try again",
+                f"the engine of '{group_id}' died during this call; it is being restarted, try again",
                 retry_after_s=RESTART_HINT_S,
             )
         case DeploymentUnavailableError() | RayServeException():
             return errors.Unavailable(
-                f"the engine of '{group}' is not there (starting or stopping); try again",
+                f"the engine of '{group_id}' is not there (starting or stopping); try again",
                 retry_after_s=RESTART_HINT_S,
             )
         case _:
-            log.error("the engine of %s failed: %r", group, e)
-            return errors.EngineFailed(f"the engine of '{group}' failed: {first_line(e)}")
+            log.error("the engine of %s failed: %r", group_id, e)
+            return errors.EngineFailed(f"the engine of '{group_id}' failed: {first_line(e)}")
 
 
 def first_line(e: Exception) -> str:

@@ -9,19 +9,19 @@ from workers.messages import VariantRef
 
 
 def find_model(state: State, name: str) -> Model:
-    found = state.models.get(name)
-    if found is None:
+    model = state.models.get(name)
+    if model is None:
         raise errors.ModelNotFound(
             f"no model named '{name}' is registered; `GET /models` lists those that are", param="model"
         )
-    return found.record
+    return model.record
 
 
 def find_operation(state: State, operation_id: str) -> Versioned[Operation]:
-    found = state.operations.get(operation_id)
-    if found is None:
+    operation = state.operations.get(operation_id)
+    if operation is None:
         raise errors.OperationNotFound(f"no operation '{operation_id}'; old ones are forgotten after a while")
-    return found
+    return operation
 
 
 def variant_ref(model: Model) -> VariantRef:

@@ -68,7 +68,7 @@ def _known_intent(value: Any) -> Any:
 def _renamed_cost(value: Any) -> Any:
     """Older records name the unit of the one cost there was."""
     if isinstance(value, dict) and "cost_gib_s" in value:
-        kept = {name: one for name, one in value.items() if name != "cost_gib_s"}
+        kept = {name: amount for name, amount in value.items() if name != "cost_gib_s"}
         return {"cost": value["cost_gib_s"]} | kept
     return value
 
@@ -185,14 +185,14 @@ class Deployment:
 
 def _with_one_group(old: dict[str, Any]) -> dict[str, Any]:
     parts = ("placement", "measured", "memory_excess")
-    found = {name: old[name] for name in parts if name in old}
-    kept = {name: one for name, one in old.items() if name not in parts}
+    parts_of_group = {name: old[name] for name in parts if name in old}
+    kept = {name: value for name, value in old.items() if name not in parts}
     if old.get("host") != old.get("model"):
         return kept
     phase = GroupPhase.PENDING
-    if found.get("placement") is not None:
+    if parts_of_group.get("placement") is not None:
         phase = GroupPhase.SERVING if old.get("phase") == Phase.DEPLOYED else GroupPhase.STARTING
-    return kept | {"groups": [found | {"number": 0, "phase": phase}]}
+    return kept | {"groups": [parts_of_group | {"number": 0, "phase": phase}]}
 
 
 @dataclass(frozen=True)

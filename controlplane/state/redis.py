@@ -215,9 +215,9 @@ def _arguments(write: Write, place: int) -> tuple[int | str, ...]:
     return (place, write.key, expected, "0" if write.value is None else "1", write.value or "")
 
 
-def _stale(write: Write, found: int) -> StaleWrite:
+def _stale(write: Write, version: int) -> StaleWrite:
     return StaleWrite(
-        f"{write.kind} {write.key!r} is at version {found}, expected {write.expected_version} "
+        f"{write.kind} {write.key!r} is at version {version}, expected {write.expected_version} "
         "(0: absent): somebody else changed it, read it again",
-        details={"kind": write.kind, "key": write.key, "version": found},
+        details={"kind": write.kind, "key": write.key, "version": version},
     )

@@ -57,7 +57,7 @@ class State:
     undecodable: tuple[str, ...] = ()
 
     def variants_of(self, base: str) -> list[Model]:
-        return [found.record for found in self.models.values() if found.record.base == base]
+        return [model.record for model in self.models.values() if model.record.base == base]
 
 
 @dataclass(frozen=True)

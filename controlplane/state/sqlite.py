@@ -128,13 +128,13 @@ class SqliteStore:
         with self._transaction("BEGIN IMMEDIATE") as db:
             for statement in _SCHEMA:
                 db.execute(statement)
-            found = db.execute("SELECT max(version) FROM schema_version").fetchone()[0]
-            if found is None:
+            version = db.execute("SELECT max(version) FROM schema_version").fetchone()[0]
+            if version is None:
                 db.execute("INSERT INTO schema_version VALUES (?)", (SCHEMA_VERSION,))
                 db.execute("INSERT INTO revision VALUES (0)")
-            elif found > SCHEMA_VERSION:
+            elif version > SCHEMA_VERSION:
                 raise Unavailable(
-                    f"the state file {self._path} has schema {found}, made by a newer Ostinato; this one "
+                    f"the state file {self._path} has schema {version}, made by a newer Ostinato; this one "
                     f"reads up to {SCHEMA_VERSION}: upgrade Ostinato or name another state file"
                 )
 
@@ -253,12 +253,12 @@ def _check(db: sqlite3.Connection, write: Write) -> None:
         return
     where = (write.kind, write.key)
     row = db.execute("SELECT version FROM entries WHERE kind = ? AND key = ?", where).fetchone()
-    found = row[0] if row else 0
-    if found != write.expected_version:
+    version = row[0] if row else 0
+    if version != write.expected_version:
         raise StaleWrite(
-            f"{write.kind} {write.key!r} is at version {found}, expected {write.expected_version} "
+            f"{write.kind} {write.key!r} is at version {version}, expected {write.expected_version} "
             "(0: absent): somebody else changed it, read it again",
-            details={"kind": write.kind, "key": write.key, "version": found},
+            details={"kind": write.kind, "key": write.key, "version": version},
         )
 
 

@@ -55,11 +55,11 @@ def edit(repository: Repository, cls: type[R], key: str, change: Callable[[R], R
     """Replace the record by `change` of it. Raises Superseded; StaleWrite after many lost races."""
 
     def once() -> Versioned[R]:
-        found = repository.get(cls, key)
-        if found is None:
+        versioned = repository.get(cls, key)
+        if versioned is None:
             raise Superseded(f"{cls.__name__} {key}")
-        new = change(found.record)
-        return Versioned(new, repository.commit([Put(new, found.version)]))
+        new = change(versioned.record)
+        return Versioned(new, repository.commit([Put(new, versioned.version)]))
 
     return persist(once, f"{cls.__name__} '{key}'")
 

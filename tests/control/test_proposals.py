@@ -14,7 +14,7 @@ from world_groups import base_of, nodes_of
 from world_moves import apart, needs, proposed, wanted
 
 from controlplane.planning import rebalancing
-from controlplane.planning.rebalancing import Asked
+from controlplane.planning.rebalancing import RebalanceOutcome
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Phase
 from controlplane.state.repository import Change, Put, Repository
@@ -33,7 +33,7 @@ def world(settings: Settings, repository: Repository, files: Path) -> World:
     return World(settings, repository, files)
 
 
-def asked(world: World) -> Asked:
+def asked(world: World) -> RebalanceOutcome:
     return rebalancing.propose(world.repository.read(), world.cluster.devices, world.settings)
 
 

@@ -47,22 +47,22 @@ def router(services: Services) -> APIRouter:
     @routes.post("/estimate")
     async def estimate_plan(name: NamePath, body: EstimateRequest) -> EstimateView:
         """What a plan costs under a load; nothing is changed."""
-        found = await _asked(
+        estimate = await _with_devices(
             services,
             lambda state, devices: estimates.answer(
                 state, devices, services.settings, name, _shape(body), _load(body)
             ),
         )
-        return EstimateView.of(found)
+        return EstimateView.of(estimate)
 
     @routes.post("/plans")
     async def estimate_plans(name: NamePath, body: PlansRequest) -> PlansView:
         """What every plan costs under a load; nothing is changed."""
-        found = await _asked(
+        answers = await _with_devices(
             services,
             lambda state, devices: estimates.answer_all(state, devices, services.settings, name, _load(body)),
         )
-        return PlansView(plans=[EstimateView.of(one) for one in found])
+        return PlansView(plans=[EstimateView.of(answer) for answer in answers])
 
     return routes
 
@@ -76,16 +76,16 @@ def _shape(body: EstimateRequest) -> estimates.Shape:
     return estimates.Shape(body.tensorParallel, body.pipelineParallel, split, body.quantization)
 
 
-async def _asked(services: Services, ask: Callable[[State, Inventory], T]) -> T:
-    """A fit and many plans take a while: not in the event loop."""
+async def _with_devices(services: Services, estimate: Callable[[State, Inventory], T]) -> T:
+    """Run `estimate` on the state and the free devices, in a thread since many plans take a while."""
     state, inventory = await asyncio.gather(services.read(), services.engines.inventory())
     free = reservations.available(inventory, state.ledgers, services.settings.headroom)
-    return await asyncio.to_thread(ask, state, free)
+    return await asyncio.to_thread(estimate, state, free)
 
 
 def profile_view(state: State, name: str) -> ProfileView:
-    """A variant's is its base's. Errors: ModelNotFound."""
+    """A variant has the profile of its base. Errors: ModelNotFound."""
     model = queries.find_model(state, name)
     base = queries.find_model(state, model.base) if model.base else model
-    found = state.profiles.get(base.profile or "")
-    return ProfileView.of(base.name, found.record if found else None)
+    profile = state.profiles.get(base.profile or "")
+    return ProfileView.of(base.name, profile.record if profile else None)

@@ -68,12 +68,12 @@ def _main_job(services: Services) -> APIRouter:
     async def plan_deployment(body: DeployModelRequest) -> PreviewView:
         """What `POST /deploy_model` with this body would do now; nothing is changed."""
         state, inventory = await asyncio.gather(services.read(), services.engines.inventory())
-        found = await asyncio.to_thread(
+        planned = await asyncio.to_thread(
             preview.preview, state, inventory, services.settings, body, fresh_context()
         )
-        plan = None if found.placement is None else PlanView.of(found.placement)
+        plan = None if planned.placement is None else PlanView.of(planned.placement)
         return PreviewView(
-            model=found.model, host=found.host, running=found.running, plan=plan, waits=found.waits
+            model=planned.model, host=planned.host, running=planned.running, plan=plan, waits=planned.waits
         )
 
     @routes.post("/inference_model")
@@ -108,8 +108,8 @@ def _deployments(services: Services) -> APIRouter:
     @routes.get("")
     async def list_deployments() -> dict[str, list[DeploymentView]]:
         state = await services.read()
-        found = sorted(state.deployments.values(), key=lambda d: d.record.model)
-        return {"deployments": [DeploymentView.of(d.record) for d in found]}
+        deployments = sorted(state.deployments.values(), key=lambda d: d.record.model)
+        return {"deployments": [DeploymentView.of(d.record) for d in deployments]}
 
     @routes.get("/{name}")
     async def describe_deployment(name: NamePath) -> DeploymentView:

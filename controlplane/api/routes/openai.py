@@ -127,8 +127,8 @@ async def _load(services: Services, body: LoadLoraAdapterRequest) -> None:
 
 
 async def _output_limit(services: Services, base: str) -> int:
-    found = (await services.read()).deployments.get(base)
-    return found.record.max_output_tokens if found else 256
+    deployment = (await services.read()).deployments.get(base)
+    return deployment.record.max_output_tokens if deployment else 256
 
 
 async def _only_base(services: Services) -> str:
@@ -149,8 +149,8 @@ async def _only_base(services: Services) -> str:
 
 async def _unload(services: Services, name: str) -> None:
     state = await services.read()
-    found = state.models.get(name)
-    if found is None or not found.record.is_variant:
+    model = state.models.get(name)
+    if model is None or not model.record.is_variant:
         raise errors.ModelNotFound(f"The lora adapter '{name}' cannot be found.", param="lora_name")
     if name in state.deployments:
         await operations.run(services, operations.undeploy(services, name, None))

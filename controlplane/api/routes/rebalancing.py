@@ -37,11 +37,11 @@ def _once(services: Services, inventory: Inventory, body: RebalanceRequest) -> R
     if body.deploy and newcomer and newcomer.model in state.deployments:
         gain = f"the engine of '{newcomer.model}' serves it already"
         return RebalanceView(goal=f"make room for {body.deploy.model}", possible=True, gain=gain)
-    asked = rebalancing.propose(state, inventory, services.settings, newcomer)
-    began = not body.dryRun and asked.proposal is not None and bool(asked.proposal.moves)
-    if began and asked.proposal is not None:
-        services.repository.commit(rebalancing.begun(state, asked.proposal))
-    return RebalanceView.of(asked, began)
+    outcome = rebalancing.propose(state, inventory, services.settings, newcomer)
+    began = not body.dryRun and outcome.proposal is not None and bool(outcome.proposal.moves)
+    if began and outcome.proposal is not None:
+        services.repository.commit(rebalancing.begun(state, outcome.proposal))
+    return RebalanceView.of(outcome, began)
 
 
 def _wanted(state: State, request: DeployModelRequest) -> Deployment:
@@ -49,5 +49,5 @@ def _wanted(state: State, request: DeployModelRequest) -> Deployment:
     changes: list[Any] = [
         c.record for c in deploy_model(state, request, fresh_context()).changes if isinstance(c, Put)
     ]
-    made = {one.model: one for one in changes if isinstance(one, Deployment)}
+    made = {record.model: record for record in changes if isinstance(record, Deployment)}
     return made[made[request.model].host]

@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 def find_deployment(state: State, name: str) -> Deployment:
     """Errors: NotDeployed."""
-    found = state.deployments.get(name)
-    if found is None:
+    deployment = state.deployments.get(name)
+    if deployment is None:
         raise errors.NotDeployed(f"'{name}' has no deployment; GET /deployments lists those that exist")
-    return found.record
+    return deployment.record
 
 
 async def describe(services: Services, name: str) -> DeploymentView:
@@ -43,8 +43,8 @@ async def describe(services: Services, name: str) -> DeploymentView:
 
 
 def find_placed(state: State, host: str) -> Deployment | None:
-    found = state.deployments.get(host)
-    return found.record if found and found.record.placement is not None else None
+    deployment = state.deployments.get(host)
+    return deployment.record if deployment and deployment.record.placement is not None else None
 
 
 def _variants(state: State, deployment: Deployment) -> dict[str, int]:
@@ -58,18 +58,18 @@ def _variants(state: State, deployment: Deployment) -> dict[str, int]:
     }
 
 
-async def tune(services: Services, name: str, asked: TuneRequest) -> DeploymentView:
+async def tune(services: Services, name: str, request: TuneRequest) -> DeploymentView:
     """Change how many variants of a base run at once, now and after every restart, or its replicas.
 
     An engine that cannot be told now learns it with the next request, which carries it.
     Errors: NotDeployed, InvalidRequest, NotReady.
     """
     find_deployment(await services.read(), name)
-    limit = asked.maxActiveVariants
+    limit = request.maxActiveVariants
 
     def change(deployment: Deployment) -> Deployment:
-        if asked.replicas is not None:
-            deployment = commands.change_replicas(deployment, asked.replicas)
+        if request.replicas is not None:
+            deployment = commands.change_replicas(deployment, request.replicas)
         return deployment if limit is None else commands.limit_variants(deployment, limit)
 
     try:

@@ -24,7 +24,7 @@ class View(BaseModel):
 
 
 class Strict(BaseModel):
-    """A request: what it does not know is refused."""
+    """A request. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 

@@ -1,4 +1,4 @@
-"""What may be asked of a deployment: the intent (MaverIQ, Table 1), limits, the load, bounds of the plan."""
+"""The request of a deployment: intent (MaverIQ, Table 1), limits, expected load, constraints on the plan."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ IntentName = Literal["minCost", "minLat", "minMem", "minGpuHours", "latSLO", "co
 Degree = Annotated[int, Field(ge=1, le=1024)]
 Tokens = Annotated[int, Field(ge=1, le=1_000_000)]
 MAX_TARGET = 1e6
-Least = Annotated[int, Field(ge=0, le=64)]
-Most = Annotated[int, Field(ge=1, le=64)]
+MinReplicas = Annotated[int, Field(ge=0, le=64)]
+MaxReplicas = Annotated[int, Field(ge=1, le=64)]
 Target = Annotated[float, Field(ge=MIN_TARGET, le=MAX_TARGET, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=1, le=1e7, allow_inf_nan=False)]
 
@@ -59,9 +59,9 @@ class SloLimits(Strict):
 
 
 class LoadForm(Strict):
-    """What is expected: requests that come each second, and the lengths of prompts and answers.
+    """The expected load: requests per second, and the lengths of prompts and answers in tokens.
 
-    Left out: no rate, prompts of 128 tokens, answers of `maxOutputLength`, as far as the context goes.
+    The defaults are no rate, prompts of 128 tokens and answers of `maxOutputLength`, cut to fit the context.
     """
 
     ratePerS: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False)
@@ -100,14 +100,14 @@ class AutoRelax(Strict):
 
 
 class Replicas(Strict):
-    """How many engines a base has: from `min` to `max`, as the load asks.
+    """How many engines a base has: from `min` to `max`, by its load.
 
-    One is added while more than `targetInFlight` requests are under way for each (as many as an engine takes
-    at once, if null). With `min` 0 the last one stops after `idleS` without a request; the next starts it.
+    Engines are added while more than `targetInFlight` requests are under way for each (null: as many as an
+    engine takes at once). With `min` 0 the last one stops after `idleS` without a request, until the next.
     """
 
-    min: Least = 1
-    max: Most = 1
+    min: MinReplicas = 1
+    max: MaxReplicas = 1
     targetInFlight: Target | None = None
     idleS: Seconds = 300.0
 
@@ -122,7 +122,7 @@ class Replicas(Strict):
 
     @classmethod
     def of(cls, scaling: Scaling) -> Replicas:
-        """A target that older versions took, and that is too small or large, is shown as what holds."""
+        """A target that is out of bounds, which older versions accepted, is shown as the nearest bound."""
         target = scaling.target_in_flight
         if target is not None:
             target = min(max(target, MIN_TARGET), MAX_TARGET)
@@ -132,15 +132,15 @@ class Replicas(Strict):
 
 
 class ReplicasChange(Strict):
-    """Of the replicas of a base that is deployed: what is named changes, the rest stays."""
+    """A change of the replicas of a deployed base. Fields that are left out stay as they are."""
 
-    min: Least | None = None
-    max: Most | None = None
+    min: MinReplicas | None = None
+    max: MaxReplicas | None = None
     targetInFlight: Target | None = Field(default=None, description="null: as many as an engine takes.")
     idleS: Seconds | None = None
 
     def apply_to(self, scaling: Scaling) -> Scaling:
-        """Errors: InvalidRequest when the bounds are not in order then."""
+        """Errors: InvalidRequest when `min` would exceed `max`."""
         minimum = scaling.min_groups if self.min is None else self.min
         maximum = scaling.max_groups if self.max is None else self.max
         if minimum > maximum:
@@ -161,7 +161,7 @@ _SLO_FIELDS: dict[str, tuple[str, ...]] = {
 
 
 class DeployModelRequest(Strict):
-    """`intent` is what to minimise within all limits; latSLO, costSLO, accSLO mean minCost, and need theirs.
+    """`intent` is what to minimise within all limits. latSLO, costSLO and accSLO are minCost with that limit.
 
     `tensorParallel` and `pipelineParallel` list the degrees that are allowed (any, if empty);
     `layersPerStage` fixes the split.

@@ -22,7 +22,7 @@ class ProfileRequest(Strict):
 
 
 class LoadRequest(Strict):
-    """Requests that arrive at once at an idle engine, and ask `variants` in turn (the base if named)."""
+    """Requests that arrive together at an idle engine, for `variants` in turn; the base may be among them."""
 
     batch: int = Field(default=1, description="Requests at once, at least 1.")
     inputTokens: int = Field(default=128, description="Of each prompt, at least 1.")
@@ -39,7 +39,7 @@ class PlansRequest(LoadRequest):
 
 
 class EstimateRequest(LoadRequest):
-    """A plan and a load. `layersPerStage` is an even split into `pipelineParallel` stages if left out."""
+    """A plan and a load. Without `layersPerStage` it has `pipelineParallel` even stages."""
 
     tensorParallel: int = 1
     pipelineParallel: int | None = None
@@ -237,7 +237,7 @@ def _measured(profile: ModelProfile) -> list[MeasuredView]:
             batch=t.point.batch,
             inputTokens=t.point.input_tokens,
             outputTokens=t.output_tokens,
-            variants=[one.label for one in t.point.mix],
+            variants=[variant.label for variant in t.point.mix],
             ttftMs=t.ttft_s * 1e3,
             tpotMs=t.tpot_s * 1e3,
         )

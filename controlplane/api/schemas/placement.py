@@ -88,7 +88,7 @@ class ChoiceView(View):
             tpotMs=_ms(choice.tpot),
             throughputPerS=choice.throughput_per_s,
             utilisation=list(choice.utilisation),
-            relaxed=[RelaxationView.of(one) for one in choice.relaxed],
+            relaxed=[RelaxationView.of(relaxation) for relaxation in choice.relaxed],
             notes=[*choice.reasons, *choice.notes],
         )
 
@@ -116,7 +116,7 @@ class PlanView(View):
     @classmethod
     def of(cls, placement: Placement, measured: Sequence[MeasuredRank] = ()) -> PlanView:
         plan, estimate = placement.plan, placement.estimate
-        found = {r.rank: r.measured_bytes for r in measured}
+        measured_bytes = {r.rank: r.measured_bytes for r in measured}
         return cls(
             tensorParallel=plan.tensor_parallel,
             layersPerStage=list(plan.layers_per_stage),
@@ -125,7 +125,7 @@ class PlanView(View):
             kvCacheTokens=plan.kv_cache_tokens,
             maxVariants=plan.max_variants,
             maxLoraRank=plan.max_lora_rank,
-            ranks=[RankView.of(r, found.get(r.rank)) for r in placement.ranks],
+            ranks=[RankView.of(r, measured_bytes.get(r.rank)) for r in placement.ranks],
             estimatedTtftMs=estimate.ttft_s * MS,
             estimatedTpotMs=estimate.tpot_s * MS,
             accuracy=estimate.accuracy,

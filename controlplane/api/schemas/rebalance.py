@@ -11,13 +11,15 @@ from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.api.schemas.placement import MS, RankView
 
 if TYPE_CHECKING:
-    from controlplane.planning.rebalancing import Asked
+    from controlplane.planning.rebalancing import RebalanceOutcome
     from placement.rebalancing import Move
 
 
 class RebalanceRequest(Strict):
-    """`deploy` is a deployment to make room for; without it a group that found no place, or else a device is
-    to be freed. With `dryRun` nothing is done."""
+    """Make room for the deployment `deploy`; without it for a group that waits, or else free a device.
+
+    With `dryRun` nothing is done.
+    """
 
     dryRun: bool = True
     deploy: DeployModelRequest | None = None
@@ -53,9 +55,10 @@ class MoveView(View):
 
 
 class RebalanceView(View):
-    """`possible` is whether the goal is reached by `moves`, of which there may be none; `gain` says what by.
+    """`possible` says whether `moves` reach the goal; there may be none of them. `gain` says what they bring.
 
-    `began`: they are under way. Each new group is started, and then the old one is drained and stopped."""
+    `began` says that they are under way: each new group is started, then the old one is drained and stopped.
+    """
 
     goal: str
     possible: bool
@@ -66,32 +69,32 @@ class RebalanceView(View):
     began: bool = False
 
     @classmethod
-    def of(cls, asked: Asked, began: bool) -> RebalanceView:
-        found = asked.proposal
-        if found is None:
-            why = f": {asked.refusal}" if asked.refusal else ""
-            return cls(goal=asked.goal, possible=False, gain=f"no moves do that{why}")
+    def of(cls, outcome: RebalanceOutcome, began: bool) -> RebalanceView:
+        proposal = outcome.proposal
+        if proposal is None:
+            why = f": {outcome.refusal}" if outcome.refusal else ""
+            return cls(goal=outcome.goal, possible=False, gain=f"no moves do that{why}")
         return cls(
-            goal=asked.goal,
+            goal=outcome.goal,
             possible=True,
-            gain=_gain(asked),
-            moves=[MoveView.of(move) for move in found.moves],
-            loadBytes=found.load_bytes,
-            doubledBytes=found.doubled_bytes,
+            gain=_gain(outcome),
+            moves=[MoveView.of(move) for move in proposal.moves],
+            loadBytes=proposal.load_bytes,
+            doubledBytes=proposal.doubled_bytes,
             began=began,
         )
 
 
-def _gain(asked: Asked) -> str:
-    found = asked.proposal
-    assert found is not None
-    if found.freed is not None:
-        device = found.freed
+def _gain(outcome: RebalanceOutcome) -> str:
+    proposal = outcome.proposal
+    assert proposal is not None
+    if proposal.freed is not None:
+        device = proposal.freed
         return f"{device.kind}:{device.index} of node {device.node} has nothing of ours on it afterwards"
     where = ", ".join(
-        sorted({f"{r.device_kind}:{r.device_index} of node {r.node}" for r in found.newcomer.ranks})
-        if found.newcomer
+        sorted({f"{r.device_kind}:{r.device_index} of node {r.node}" for r in proposal.newcomer.ranks})
+        if proposal.newcomer
         else ()
     )
-    there = "afterwards" if found.moves else "now, without any move"
-    return f"{asked.newcomer} fits on {where} {there}"
+    there = "afterwards" if proposal.moves else "now, without any move"
+    return f"{outcome.newcomer} fits on {where} {there}"

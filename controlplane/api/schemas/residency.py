@@ -41,7 +41,7 @@ class EngineResidencyView(View):
 
     @classmethod
     def of(cls, seen: EngineResidency, names: Mapping[str, int]) -> EngineResidencyView:
-        """`names` are the variants to tell of, with their uids; others are the engine's affair."""
+        """`names` are the variants to show, with their uids; other variants of the engine are left out."""
         places = {place.uid: place for place in seen.variants}
         return cls(
             node=seen.node,
