@@ -35,7 +35,7 @@ class VariantConfig:
 
 def from_additional(additional: Mapping[str, Any], max_loras: int, max_rank: int) -> VariantConfig:
     """The configuration in vLLM's `additional_config`; without one, what vLLM's own flags say."""
-    found = additional.get(KEY)
-    if found is None:
+    config = additional.get(KEY)
+    if config is None:
         return VariantConfig(max_loras, 256 << 20, 1 << 30, max_rank)
-    return VariantConfig(**{**found, "kinds": tuple(found["kinds"])})
+    return VariantConfig(**{**config, "kinds": tuple(config["kinds"])})

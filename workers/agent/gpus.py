@@ -32,17 +32,17 @@ class Nvml:
         self.linked: list[tuple[int, int]] = []
 
     def read(self) -> list[GpuReading]:
-        found: list[GpuReading] = []
+        readings: list[GpuReading] = []
         lost: pynvml.NVMLError | None = None
         for index in self._ours:
             try:
-                found.append(self._read(index))
+                readings.append(self._read(index))
             except pynvml.NVMLError_GpuIsLost as e:
                 self._handles.pop(index, None)  # opened anew once it is back
                 lost = e
-        if lost and not found:
+        if lost and not readings:
             raise lost
-        return found
+        return readings
 
     def close(self) -> None:
         pynvml.nvmlShutdown()

@@ -59,27 +59,29 @@ def read() -> HostReading:
 
 def _limits() -> tuple[tuple[int, int], ...]:
     """Of the cgroup this process is in and all above it. A container sees its own as the root."""
-    found = []
+    limits = []
     for version, path in cgroup_paths(_text(Path("/proc/self/cgroup")), "memory"):
         mount, limit, use = _MEMORY[version]
         texts = [_text(_CGROUPS / mount / path / name) for name in (limit, use, "memory.stat")]
-        if (one := cgroup_limit(*texts)) is not None:
-            found.append(one)
-    return tuple(found)
+        if (memory_limit := cgroup_limit(*texts)) is not None:
+            limits.append(memory_limit)
+    return tuple(limits)
 
 
 def _cores() -> float:
     """Those this process may run on, or as many as its cgroups let it keep busy."""
-    found = [float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)]
+    limits = [
+        float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    ]
     for version, path in cgroup_paths(_text(Path("/proc/self/cgroup")), "cpu"):
         if version == "2":
             quota, _, period = _text(_CGROUPS / path / "cpu.max").partition(" ")
         else:
             folder = _CGROUPS / "cpu" / path
             quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
-        if (one := cgroup_cores(quota, period)) is not None:
-            found.append(one)
-    return min(found)
+        if (cores := cgroup_cores(quota, period)) is not None:
+            limits.append(cores)
+    return min(limits)
 
 
 def _text(path: Path) -> str:

@@ -56,19 +56,19 @@ def holder_of(pid: int, table: Mapping[int, ProcessRow]) -> str | None:
     `measuring:KEY`. "" is nobody of ours, None one unknown."""
     if pid not in table:
         return None
-    for one in _upwards(pid, table):
-        if found := _REPLICA.match(table[one].title):
-            return found[1] or found[2] or found[3]
+    for ancestor in _upwards(pid, table):
+        if match := _REPLICA.match(table[ancestor].title):
+            return match[1] or match[2] or match[3]
     return ""
 
 
 def of_ray_node(table: Mapping[int, ProcessRow], pid: int) -> dict[int, ProcessRow]:
     """The processes, those outside of the Ray node that `pid` is in without a title: another cluster on this
     host may serve a base of the same name. All with theirs when `pid` is in none."""
-    for one in _upwards(pid, table):
-        if _RAYLET.match(table[one].title):
+    for ancestor in _upwards(pid, table):
+        if _RAYLET.match(table[ancestor].title):
             return {
-                p: row if one in _upwards(p, table) else ProcessRow(row.parent, "")
+                p: row if ancestor in _upwards(p, table) else ProcessRow(row.parent, "")
                 for p, row in table.items()
             }
     return dict(table)
@@ -157,21 +157,21 @@ def nvlink_domains(indices: Sequence[int], linked: Iterable[tuple[int, int]]) ->
 def resident_bytes(status: str) -> int:
     """What a process alone keeps in memory, from /proc/PID/status: without the files it maps, which the
     kernel may drop. 0 for a process that ended."""
-    found = dict(re.findall(r"^(RssAnon|RssShmem):\s*(\d+) kB$", status, re.MULTILINE))
-    return sum(int(kilobytes) for kilobytes in found.values()) << 10
+    sizes = dict(re.findall(r"^(RssAnon|RssShmem):\s*(\d+) kB$", status, re.MULTILINE))
+    return sum(int(kilobytes) for kilobytes in sizes.values()) << 10
 
 
 def cgroup_paths(text: str, controller: str) -> list[tuple[str, str]]:
     """(version, path) of the cgroup that a controller has this process in and each above it, from
     /proc/self/cgroup."""
-    found = []
+    paths = []
     for line in text.splitlines():
         number, controllers, path = line.split(":", 2)
         version = "2" if number == "0" else "1" if controller in controllers.split(",") else ""
         parts = [part for part in path.split("/") if part]
         if version:
-            found += [(version, "/".join(parts[:depth])) for depth in range(len(parts), -1, -1)]
-    return found
+            paths += [(version, "/".join(parts[:depth])) for depth in range(len(parts), -1, -1)]
+    return paths
 
 
 def cgroup_limit(limit: str, use: str, statistics: str) -> tuple[int, int] | None:
@@ -181,8 +181,8 @@ def cgroup_limit(limit: str, use: str, statistics: str) -> tuple[int, int] | Non
     """
     if not limit.strip().isdecimal():  # "max", or the file is not there
         return None
-    found = re.search(r"^(?:total_)?inactive_file (\d+)$", statistics, re.MULTILINE)
-    reclaimable = int(found[1]) if found else 0
+    match = re.search(r"^(?:total_)?inactive_file (\d+)$", statistics, re.MULTILINE)
+    reclaimable = int(match[1]) if match else 0
     return int(limit), max(0, int(use.strip() or 0) - reclaimable)
 
 

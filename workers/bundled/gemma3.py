@@ -48,7 +48,7 @@ def ensure(cache_dir: Path, progress: Progress = silent) -> Path:
 
 def parts() -> list[Path]:
     """The pieces of the GGUF, in order."""
-    found = []
+    paths = []
     for number in range(PARTS):
         folder = converting.package_folder(f"{PACKAGE}_part{number + 1}")
         path = folder / "data" / f"gemma-3-270m-q4_k_m.gguf.part{number:02}" if folder else None
@@ -57,8 +57,8 @@ def parts() -> list[Path]:
                 f"{URI} needs the Python package {PACKAGE.replace('_', '-')} with its {PARTS} parts: accept "
                 "Gemma's terms of use (https://ai.google.dev/gemma/terms) and pip install 'ostinato[gemma]'"
             )
-        found.append(path)
-    return found
+        paths.append(path)
+    return paths
 
 
 def _convert(pieces: list[Path], target: Path, progress: Progress) -> None:
@@ -81,9 +81,9 @@ def assemble(pieces: list[Path], source: Path) -> None:
             with piece.open("rb") as file:
                 shutil.copyfileobj(file, whole, 1 << 20)
     with source.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != SHA256:
-        raise ValueError(f"expected a GGUF with SHA-256 {SHA256}, got {found}: reinstall 'ostinato[gemma]'")
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != SHA256:
+        raise ValueError(f"expected a GGUF with SHA-256 {SHA256}, got {digest}: reinstall 'ostinato[gemma]'")
 
 
 def _save_config(source: Path, target: Path) -> None:

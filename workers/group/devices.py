@@ -17,10 +17,10 @@ def look(rank: RankConfig) -> DeviceSample:
     if rank.device_kind == CPU:
         return host_sample(host.read(), host.processes(), host.memory_of, ())
     with contextlib.closing(Nvml([rank.device_index])) as driver:
-        (found,) = gpu_samples(driver.read(), driver.linked, host.processes(), {})
-    return found
+        (sample,) = gpu_samples(driver.read(), driver.linked, host.processes(), {})
+    return sample
 
 
-def held_by(pid: int, found: DeviceSample) -> int | None:
+def held_by(pid: int, sample: DeviceSample) -> int | None:
     """What one process has of a GPU; None when the driver does not name it, as in some containers."""
-    return next((p.memory_bytes for p in found.processes if p.pid == pid), None)
+    return next((p.memory_bytes for p in sample.processes if p.pid == pid), None)

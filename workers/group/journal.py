@@ -73,8 +73,8 @@ def last_lines(folder: Path, rank: int, lines: int = LOG_LINES) -> list[str]:
     if not path.exists():
         return []
     with path.open(errors="replace") as log:
-        found = deque((line.strip()[:LONGEST_LINE] for line in log if line.strip()), maxlen=lines)
-    return list(found)
+        kept = deque((line.strip()[:LONGEST_LINE] for line in log if line.strip()), maxlen=lines)
+    return list(kept)
 
 
 def suspects(entries: Mapping[int, Entry], ranks: Sequence[int]) -> tuple[list[Entry], list[Entry]]:

@@ -85,8 +85,8 @@ class Launch:
             return LaunchError(self.reason)
         if self._journals is None:
             return error
-        found = verdict(self._journals, self.member.ranks, "")
-        return LaunchError(found) if found else error
+        cause = verdict(self._journals, self.member.ranks, "")
+        return LaunchError(cause) if cause else error
 
     def abort(self, reason: str) -> None:
         """End the ranks here: the group lost a member. What waits for them then fails."""
@@ -123,7 +123,7 @@ def _sweep() -> None:
 def _use_interface_of(host_ip: str) -> None:
     """Gloo and NCCL would take that of the host's name, or any; unless the user named one."""
     for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == host_ip for one in addresses):
+        if any(address.address == host_ip for address in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
@@ -136,12 +136,12 @@ def reports_of(config: EngineConfig, measured: Sequence[Mapping[str, Any]]) -> t
     """What every rank said it takes (`PlannedRank.rank_memory`), beside what was planned for it."""
     return tuple(
         RankReport(
-            node=config.ranks[found["rank"]].node,
-            device_kind=config.ranks[found["rank"]].device_kind,
-            device_index=config.ranks[found["rank"]].device_index,
-            layers=config.ranks[found["rank"]].layers,
-            planned_bytes=config.ranks[found["rank"]].memory_bytes,
-            **found,
+            node=config.ranks[report["rank"]].node,
+            device_kind=config.ranks[report["rank"]].device_kind,
+            device_index=config.ranks[report["rank"]].device_index,
+            layers=config.ranks[report["rank"]].layers,
+            planned_bytes=config.ranks[report["rank"]].memory_bytes,
+            **report,
         )
-        for found in sorted(measured, key=lambda one: int(one["rank"]))
+        for report in sorted(measured, key=lambda report: int(report["rank"]))
     )

@@ -13,28 +13,28 @@ class NoMemory(RuntimeError):
     """A rank's device has less free than was planned."""
 
 
-def shortage(rank: RankConfig, found: DeviceSample, own_bytes: int = 0) -> int:
+def shortage(rank: RankConfig, sample: DeviceSample, own_bytes: int = 0) -> int:
     """Bytes that are missing; 0 when the plan fits. `own_bytes` of what is in use are the rank's already."""
-    free = found.total_bytes - found.used_bytes
+    free = sample.total_bytes - sample.used_bytes
     return max(0, rank.memory_bytes - own_bytes - free)
 
 
-def refusal(number: int, rank: RankConfig, found: DeviceSample) -> str:
+def refusal(number: int, rank: RankConfig, sample: DeviceSample) -> str:
     """One sentence for the user: planned, found, and who has the rest."""
-    free = found.total_bytes - found.used_bytes
+    free = sample.total_bytes - sample.used_bytes
     where = f" of {rank.node}" if rank.node else ""
     return (
         f"rank {number} was planned with {_gib(rank.memory_bytes)} GiB on {rank.device_kind} "
-        f"{rank.device_index}{where}, where {_gib(free)} of {_gib(found.total_bytes)} GiB are free; "
-        f"in use: {_users(found)}"
+        f"{rank.device_index}{where}, where {_gib(free)} of {_gib(sample.total_bytes)} GiB are free; "
+        f"in use: {_users(sample)}"
     )
 
 
-def _users(found: DeviceSample) -> str:
-    largest = sorted(found.processes, key=lambda p: -p.memory_bytes)
+def _users(sample: DeviceSample) -> str:
+    largest = sorted(sample.processes, key=lambda p: -p.memory_bytes)
     named = [f"{_gib(p.memory_bytes)} GiB by {_holder(p)}" for p in largest[:MAX_NAMED]]
-    rest = found.used_bytes - sum(p.memory_bytes for p in largest[:MAX_NAMED])
-    if not named or rest > found.total_bytes // 100:
+    rest = sample.used_bytes - sum(p.memory_bytes for p in largest[:MAX_NAMED])
+    if not named or rest > sample.total_bytes // 100:
         named.append(f"{_gib(max(0, rest))} GiB by processes that cannot be told apart here")
     return ", ".join(named)
 

@@ -37,9 +37,9 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> GroupPlan |
     text = environment.get(VARIABLE)
     if not text:
         return None
-    found = json.loads(text)
-    ranks = tuple(RankConfig(**rank) for rank in found["ranks"])
-    return GroupPlan(found["name"], ranks, Path(found["journals"]), found["wait_s"])
+    document = json.loads(text)
+    ranks = tuple(RankConfig(**rank) for rank in document["ranks"])
+    return GroupPlan(document["name"], ranks, Path(document["journals"]), document["wait_s"])
 
 
 def plan_of(config: EngineConfig, journals: Path) -> GroupPlan:

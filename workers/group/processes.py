@@ -51,13 +51,13 @@ def children() -> set[psutil.Process]:
 
 def end(processes: Iterable[psutil.Process]) -> None:
     """Kill them, and wait until they and what only they shared are gone."""
-    found = list(processes)
-    for process in found:
+    targets = list(processes)
+    for process in targets:
         unlink_segments(process.pid)
-    for process in found:
+    for process in targets:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(found, timeout=END_WAIT_S)
+    psutil.wait_procs(targets, timeout=END_WAIT_S)
 
 
 def end_session(leader: int) -> None:
@@ -75,13 +75,13 @@ def end_session(leader: int) -> None:
 
 def in_session(leader: int) -> list[int]:
     """Pids of those that live, this process and resource trackers left out; those started last come first."""
-    found = []
+    members = []
     for other in psutil.process_iter(["status", "create_time"]):
         with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
             alive = other.info["status"] != psutil.STATUS_ZOMBIE and other.pid != os.getpid()
             if alive and os.getsid(other.pid) == leader and not _is_tracker(other):
-                found.append((other.info["create_time"], other.pid))
-    return [pid for _, pid in sorted(found, reverse=True)]
+                members.append((other.info["create_time"], other.pid))
+    return [pid for _, pid in sorted(members, reverse=True)]
 
 
 def end_with_stdin() -> None:
@@ -117,8 +117,8 @@ def unlink_segments(pid: int | str = "self") -> None:
 
 def segments(maps: str) -> set[Path]:
     """Of /proc/PID/maps: those made by vLLM's collectives on CPUs."""
-    found = {line.rpartition(" ")[2] for line in maps.splitlines()}
-    return {Path(name) for name in found if name.startswith("/dev/shm/") and CPU_SEGMENT in name}
+    names = {line.rpartition(" ")[2] for line in maps.splitlines()}
+    return {Path(name) for name in names if name.startswith("/dev/shm/") and CPU_SEGMENT in name}
 
 
 def finish_tracker() -> None:

@@ -73,20 +73,20 @@ class PlannedRank(WorkerBase):  # type: ignore[misc]  # vLLM is untyped here
         if self.group is None or self.part is None:
             return
         deadline = time.monotonic() + self.group.wait_s
-        found = devices.look(self.part)
-        while shortage(self.part, found, self.own_bytes()):
+        sample = devices.look(self.part)
+        while shortage(self.part, sample, self.own_bytes()):
             if time.monotonic() > deadline:
-                raise NoMemory(refusal(self.rank, self.part, found))
+                raise NoMemory(refusal(self.rank, self.part, sample))
             time.sleep(POLL_S)
-            found = devices.look(self.part)
-        self._used_before = found.used_bytes
-        self.keep_to(self.part.kv_cache_bytes, found)
+            sample = devices.look(self.part)
+        self._used_before = sample.used_bytes
+        self.keep_to(self.part.kv_cache_bytes, sample)
 
     def own_bytes(self) -> int:
         """What this process has of the planned memory before it claims the rest."""
         return 0
 
-    def keep_to(self, kv_cache_bytes: int, found: DeviceSample) -> None:
+    def keep_to(self, kv_cache_bytes: int, sample: DeviceSample) -> None:
         """Tell vLLM its share, where it has checks of its own."""
 
     # --- what it took --------------------------------------------------------------------------
@@ -115,15 +115,15 @@ class PlannedRank(WorkerBase):  # type: ignore[misc]  # vLLM is untyped here
         return int(self.model_runner.model_memory_usage)
 
 
-def storage_bytes(found: Any) -> int:
+def storage_bytes(nested: Any) -> int:
     """Of all tensors in nested lists; layers may be views of one storage."""
-    storages = (tensor.untyped_storage() for tensor in _tensors(found))
+    storages = (tensor.untyped_storage() for tensor in _tensors(nested))
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def _tensors(found: Any) -> Iterator[torch.Tensor]:
-    if isinstance(found, torch.Tensor):
-        yield found
+def _tensors(nested: Any) -> Iterator[torch.Tensor]:
+    if isinstance(nested, torch.Tensor):
+        yield nested
         return
-    for part in found or ():
+    for part in nested or ():
         yield from _tensors(part)

@@ -35,11 +35,11 @@ def total_bytes(parts: Sequence[Part]) -> int:
 
 def offsets(parts: Sequence[Part], start: int) -> dict[str, int]:
     """Where each part begins when the first one begins at byte `start`, a multiple of ALIGNMENT."""
-    found, at = {}, start
+    starts, at = {}, start
     for part in parts:
-        found[part.name] = at
+        starts[part.name] = at
         at += aligned(part.size_bytes)
-    return found
+    return starts
 
 
 def view(memory: torch.Tensor, part: Part, offset: int) -> torch.Tensor:

@@ -44,15 +44,15 @@ def measure(job: Job) -> None:
     llm = engine.start(job)
     started_s = time.monotonic() - began - max(llm.collective_rpc("probe_waited"))
     if not any(isinstance(m, Footprint) and m.setting == job.setting for m in known):
-        ranks = tuple(RankMemory(**found) for found in llm.collective_rpc("probe_memory"))
+        ranks = tuple(RankMemory(**memory) for memory in llm.collective_rpc("probe_memory"))
         log.append(Footprint(job.setting, ranks, started_s, job.distinct_layers, job.device_kind == "cpu"))
     for number, point in enumerate(wanted, 1):
         if time.monotonic() - began > job.seconds:
             print(f"{len(wanted) - number + 1} points not begun: {job.seconds:.0f} s are over", flush=True)
             return
-        found = measure_point(llm, job, point, variants)
-        log.append(found)
-        print(f"{number}/{len(wanted)} {describe(found)}", flush=True)
+        timing = measure_point(llm, job, point, variants)
+        log.append(timing)
+        print(f"{number}/{len(wanted)} {describe(timing)}", flush=True)
 
 
 def missing(job: Job, known: tuple[Measurement, ...]) -> list[Point]:
@@ -69,11 +69,11 @@ def requested(job: Job) -> dict[SyntheticVariant, Any]:
 
     base = synthetic_variants.write_weightless(job.folder, job.dtype)
     layers = job.distinct_layers or job.setting.layers
-    found = {}
-    for number, one in enumerate(job.variants, 1):
-        folder = synthetic_variants.write(one, base, layers, job.folder / f"variant-{number}")
-        found[one] = LoRARequest(folder.name, number, str(folder))
-    return found
+    requests = {}
+    for number, variant in enumerate(job.variants, 1):
+        folder = synthetic_variants.write(variant, base, layers, job.folder / f"variant-{number}")
+        requests[variant] = LoRARequest(folder.name, number, str(folder))
+    return requests
 
 
 def measure_point(llm: Any, job: Job, point: Point, variants: Mapping[SyntheticVariant, Any]) -> Timing:
@@ -105,12 +105,12 @@ def is_repeated(done: int, repeats: int, taken_s: float, limit_s: float) -> bool
     return repeats > 1 and done < QUICK_REPEATS and taken_s < min(QUICK_S, limit_s)
 
 
-def describe(found: Timing) -> str:
-    point = found.point
-    asked = f" of {', '.join(one.kind for one in point.mix)}" if point.mix else ""
+def describe(timing: Timing) -> str:
+    point = timing.point
+    mix = f" of {', '.join(variant.kind for variant in point.mix)}" if point.mix else ""
     return (
-        f"batch {point.batch}, {point.input_tokens} tokens in{asked}: TTFT {found.ttft_s * 1e3:.1f} ms, "
-        f"TPOT {found.tpot_s * 1e3:.2f} ms"
+        f"batch {point.batch}, {point.input_tokens} tokens in{mix}: TTFT {timing.ttft_s * 1e3:.1f} ms, "
+        f"TPOT {timing.tpot_s * 1e3:.2f} ms"
     )
 
 

@@ -71,14 +71,17 @@ def _variant_options(job: Job) -> dict[str, Any]:
     layers = job.distinct_layers or max(job.setting.layers_per_stage)
     where = job.folder / "config.json"
     spec = spec_of(describe(read_json(where), where), CONFIG_DTYPES[job.dtype])
-    room = layers * sum(stored_bytes(spec, one) * spec.dtype_bytes // 2 for one in job.variants) + SLACK_BYTES
-    rank = max(1, *(one.rank for one in job.variants))
+    room = (
+        layers * sum(stored_bytes(spec, variant) * spec.dtype_bytes // 2 for variant in job.variants)
+        + SLACK_BYTES
+    )
+    rank = max(1, *(variant.rank for variant in job.variants))
     config = VariantConfig(
         len(job.variants),
         room,
         2 * room,
         rank,
-        kinds=tuple(sorted({one.kind for one in job.variants})),
+        kinds=tuple(sorted({variant.kind for variant in job.variants})),
     )
     return {
         "enable_lora": True,

@@ -45,19 +45,19 @@ def carry_out(request: MeasureRequest) -> Iterator[str]:
     request.scratch.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + request.seconds
     with _alone(request.scratch):
-        found = _Found(request)
-        yield from found.fresh()
+        measured = _Measured(request)
+        yield from measured.fresh()
         for run in request.engine_runs:
-            if found.lacks(run):
-                yield from _run(request, run, found, deadline)
+            if measured.lacks(run):
+                yield from _run(request, run, measured, deadline)
 
 
-class _Found:
-    """The file that measuring processes append to, and how much of it has been told."""
+class _Measured:
+    """The file that measuring processes append to, and the lines of it that were reported."""
 
     def __init__(self, request: MeasureRequest) -> None:
         self.path = request.scratch / "measurements.jsonl"
-        self._told = set(request.known)
+        self._reported = set(request.known)
         here = {to_line(m) for m in read(self.path)} if self.path.exists() else set()
         with self.path.open("a", encoding="utf-8") as file:
             file.writelines(line + "\n" for line in request.known if line not in here)
@@ -65,8 +65,8 @@ class _Found:
     def fresh(self) -> Iterator[str]:
         for measurement in read(self.path):
             line = to_line(measurement)
-            if line not in self._told:
-                self._told.add(line)
+            if line not in self._reported:
+                self._reported.add(line)
                 yield line
 
     def lacks(self, run: EngineRun) -> bool:
@@ -74,22 +74,22 @@ class _Found:
         return not done.issuperset(run.points)
 
 
-def _run(request: MeasureRequest, run: EngineRun, found: _Found, deadline: float) -> Iterator[str]:
+def _run(request: MeasureRequest, run: EngineRun, measured: _Measured, deadline: float) -> Iterator[str]:
     left_s = deadline - time.monotonic()
     if left_s <= 0:
         raise MeasuringError(f"not finished within {request.seconds:.0f} s; raise OSTINATO_PROFILE_SECONDS")
     log = request.scratch / "engine.log"
-    job = _job(request, run, found.path, left_s)
+    job = _job(request, run, measured.path, left_s)
     process = _start(request, job, log)
     try:
         while process.poll() is None:
             time.sleep(POLL_S)
-            yield from found.fresh()
+            yield from measured.fresh()
             _check(request, process, deadline)
     finally:
         _end(process)
         shutil.rmtree(job.folder, ignore_errors=True)
-    yield from found.fresh()
+    yield from measured.fresh()
     if process.returncode:
         raise MeasuringError(f"the engine ended with {_exit(process.returncode)}: {last_words(log)}")
 
@@ -152,9 +152,9 @@ def _resident_bytes(pid: int) -> int:
     total = 0
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        for one in (process, *process.children(recursive=True)):
+        for member in (process, *process.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
-                total += int(one.memory_info().rss)
+                total += int(member.memory_info().rss)
     return total
 
 
@@ -173,8 +173,8 @@ def _exit(code: int) -> str:
 def last_words(log: Path) -> str:
     """Of an engine's log the last line that tells of an error, or the last one."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    telling = [line for line in lines if "Error" in line or "error" in line]
-    return (telling or lines or ["it said nothing"])[-1][-LOG_TAIL:]
+    errors = [line for line in lines if "Error" in line or "error" in line]
+    return (errors or lines or ["it said nothing"])[-1][-LOG_TAIL:]
 
 
 @contextlib.contextmanager

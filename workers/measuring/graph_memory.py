@@ -28,9 +28,9 @@ def record(worker: Any) -> None:
         capture = self.model_runner.capture_model
 
         def captured() -> int:
-            found = int(capture())
-            setattr(self, ATTRIBUTE, found)
-            return found
+            graph_bytes = int(capture())
+            setattr(self, ATTRIBUTE, graph_bytes)
+            return graph_bytes
 
         self.model_runner.capture_model = captured
         return warm_up(self)

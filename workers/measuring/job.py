@@ -41,4 +41,4 @@ class Job(BaseModel):
     @property
     def variants(self) -> tuple[SyntheticVariant, ...]:
         """All that the points ask for; where there are any, the engine can serve variants."""
-        return tuple(dict.fromkeys(one for point in self.points for one in point.mix))
+        return tuple(dict.fromkeys(variant for point in self.points for variant in point.mix))

@@ -130,7 +130,7 @@ class Probe:
             _patch(self._replay)
         if not self._timed:
             return 0.0
-        replays = [[begin.elapsed_time(end) for begin, end in one] for one in self._timed.values()]
+        replays = [[begin.elapsed_time(end) for begin, end in events] for events in self._timed.values()]
         return decode_ms(replays) / 1e3
 
 
@@ -149,15 +149,17 @@ def _timing(replay: Callable[[Any], None], timed: dict[int, list[tuple[Any, Any]
     return replay_timed
 
 
-def _stored_bytes(found: Any) -> int:
+def _stored_bytes(nested: Any) -> int:
     """Of all tensors in nested lists; layers may be parts of one storage, or share one."""
-    storages = {storage.data_ptr(): storage for storage in map(torch.Tensor.untyped_storage, _tensors(found))}
+    storages = {
+        storage.data_ptr(): storage for storage in map(torch.Tensor.untyped_storage, _tensors(nested))
+    }
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def _tensors(found: Any) -> Iterator[torch.Tensor]:
-    if isinstance(found, torch.Tensor):
-        yield found
+def _tensors(nested: Any) -> Iterator[torch.Tensor]:
+    if isinstance(nested, torch.Tensor):
+        yield nested
         return
-    for part in found or ():
+    for part in nested or ():
         yield from _tensors(part)

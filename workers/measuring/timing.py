@@ -68,15 +68,15 @@ def run(
             name = f"{seed}-{number}"
             times[name] = []
             prompt = {"prompt_token_ids": prompt_of(point.input_tokens, seed * 1009 + number)}
-            one = variants[point.mix[number % len(point.mix)]] if variants and point.mix else None
-            engine.add_request(name, prompt, sampling, lora_request=one)
+            variant = variants[point.mix[number % len(point.mix)]] if variants and point.mix else None
+            engine.add_request(name, prompt, sampling, lora_request=variant)
         start = time.perf_counter()
     while engine.has_unfinished_requests():
         outputs = engine.step()
         now = time.perf_counter() - start
         for output in outputs:
             times[output.request_id] += [now] * len(output.outputs[0].token_ids)
-    return Arrivals(tuple(tuple(found) for found in times.values()))
+    return Arrivals(tuple(tuple(seconds) for seconds in times.values()))
 
 
 @contextmanager
@@ -104,8 +104,8 @@ def warm_up_tokens(prefill_steps: int, tokens: int) -> int:
 def decode_ms(replays: Sequence[Sequence[float]]) -> float:
     """Of the replays of each captured graph, those of a step in which all decode: the longest that was
     replayed several times, for one that prefill_steps prompts has a graph for each piece of a layer."""
-    often = [one for one in replays if len(one) >= MIN_REPLAYS] or replays
-    return max(statistics.median(one) for one in often)
+    often = [of_graph for of_graph in replays if len(of_graph) >= MIN_REPLAYS] or replays
+    return max(statistics.median(of_graph) for of_graph in often)
 
 
 def prompt_of(length: int, seed: int) -> list[int]:

@@ -46,14 +46,14 @@ class VariantClient:
         return int((await self._ask({"ask": "limit", "limit": variants}, timeout_s))["limit"])
 
     async def _ask(self, question: Message, timeout_s: float) -> Message:
-        asked = str(next(self._ids))
+        question_id = str(next(self._ids))
         answer: asyncio.Future[Message] = self._loop.create_future()
-        self._pending[asked] = answer
-        self._socket.send({**question, "id": asked})
+        self._pending[question_id] = answer
+        self._socket.send({**question, "id": question_id})
         try:
             return await asyncio.wait_for(answer, timeout_s)
         finally:
-            self._pending.pop(asked, None)
+            self._pending.pop(question_id, None)
 
     def _received(self, message: Message) -> None:
         """In the socket's thread."""

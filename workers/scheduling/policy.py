@@ -130,13 +130,13 @@ def _parents(snapshot: Snapshot, in_turn: int, blocked: Waiting) -> dict[int, st
 
 def _oldest_running(running: Sequence[Running], blocked: Waiting) -> dict[int, str]:
     """Each variant's oldest running request, other than children that came after who is blocked."""
-    found: dict[int, Running] = {}
+    oldest: dict[int, Running] = {}
     for request in running:
         if request.parent is None or not _came_after(request, blocked):
-            best = found.get(request.variant)
+            best = oldest.get(request.variant)
             if best is None or _came_after(best, request):
-                found[request.variant] = request
-    return {variant: request.id for variant, request in found.items()}
+                oldest[request.variant] = request
+    return {variant: request.id for variant, request in oldest.items()}
 
 
 def _orphans(snapshot: Snapshot, blocked: Waiting) -> list[str]:

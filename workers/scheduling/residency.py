@@ -53,12 +53,12 @@ class Residency:
     # --- what the scheduler asks ---------------------------------------------------------------
 
     def readiness(self, uid: int) -> Readiness:
-        found = self._variants.get(uid)
-        if found is None or found.slot is None:
+        variant = self._variants.get(uid)
+        if variant is None or variant.slot is None:
             return Readiness.ABSENT
-        if len(found.device) == len(self._ranks):
+        if len(variant.device) == len(self._ranks):
             return Readiness.READY
-        return Readiness.NO_MEMORY if found.no_memory else Readiness.LOADING
+        return Readiness.NO_MEMORY if variant.no_memory else Readiness.LOADING
 
     def error(self, uid: int) -> str:
         """Why a variant cannot be loaded; empty when nothing speaks against trying."""
@@ -71,46 +71,46 @@ class Residency:
 
     def take_failures(self) -> dict[int, str]:
         """These variants' errors, forgiven with that: the next request tries again."""
-        found = {uid: self._variants[uid].error for uid in self._failing}
+        errors = {uid: self._variants[uid].error for uid in self._failing}
         self._failing.clear()
-        return found
+        return errors
 
     def touch(self, uids: Iterable[int]) -> None:
         """These are used now."""
         self._clock += 1
         for uid in uids:
-            if (found := self._variants.get(uid)) is not None:
-                found.used = self._clock
+            if (variant := self._variants.get(uid)) is not None:
+                variant.used = self._clock
 
     def load(self, uid: int, path: str, busy: frozenset[int]) -> bool:
         """Have a variant in a slot, with room in every rank's memory; taken, if need be, from one
         that is not `busy`. False while there is none to take it from."""
-        found = self._known(uid, path)
-        if found.slot is None:
+        variant = self._known(uid, path)
+        if variant.slot is None:
             slot = self._free_slot(busy)
             if slot is None:
                 return False
-            found.slot, self._in_slot[slot] = slot, uid
-        elif found.unplaced or not found.no_memory:
+            variant.slot, self._in_slot[slot] = slot, uid
+        elif variant.unplaced or not variant.no_memory:
             return True  # on its way, or there
         elif not self._make_room(busy, keep=uid):
             return False
-        self._place(found)
+        self._place(variant)
         return True
 
     def prepare(self, uid: int, path: str) -> None:
         """Have the ranks read and check a variant. Starts anew after an error."""
-        found = self._known(uid, path)
+        variant = self._known(uid, path)
         self.forgive(uid)
-        found.error = ""
-        found.preparing = self._order({"do": PREPARE, "uid": uid, "path": path})
-        found.unprepared = set(self._ranks)
+        variant.error = ""
+        variant.preparing = self._order({"do": PREPARE, "uid": uid, "path": path})
+        variant.unprepared = set(self._ranks)
 
     def _known(self, uid: int, path: str) -> Variant:
-        found = self._variants.setdefault(uid, Variant(uid, path))
-        found.path = path
+        variant = self._variants.setdefault(uid, Variant(uid, path))
+        variant.path = path
         self._departing.discard(uid)
-        return found
+        return variant
 
     def forget(self, uid: int) -> None:
         """No new request will name it: it goes with `let_go`, once nobody wants it any more."""
@@ -135,10 +135,10 @@ class Residency:
 
     def prepared(self, uid: int) -> bool:
         """True once every rank has read it as `prepare` asked, or it may run anyway."""
-        found = self._variants.get(uid)
-        if found is None:
+        variant = self._variants.get(uid)
+        if variant is None:
             return False
-        read = found.preparing > 0 and not found.unprepared
+        read = variant.preparing > 0 and not variant.unprepared
         return read or self.readiness(uid) is Readiness.READY
 
     def forgive(self, uid: int) -> None:
@@ -150,31 +150,31 @@ class Residency:
     def reported(self, rank: int, message: Mapping[str, Any]) -> None:
         """What became of a PREPARE or PLACE on a rank; `host` tells all it holds in host memory."""
         self._host[rank] = {int(uid): size for uid, size in message["host"].items()}
-        found = self._variants.get(message["uid"])
-        if found is None:
+        variant = self._variants.get(message["uid"])
+        if variant is None:
             return
         if message.get("slot") is None:
-            self._prepare_reported(found, rank, message)
-        elif message["slot"] == found.slot and message.get("order", found.placing) == found.placing:
-            self._place_reported(found, rank, message)
+            self._prepare_reported(variant, rank, message)
+        elif message["slot"] == variant.slot and message.get("order", variant.placing) == variant.placing:
+            self._place_reported(variant, rank, message)
 
-    def _prepare_reported(self, found: Variant, rank: int, message: Mapping[str, Any]) -> None:
-        if message.get("order", found.preparing) != found.preparing:
+    def _prepare_reported(self, variant: Variant, rank: int, message: Mapping[str, Any]) -> None:
+        if message.get("order", variant.preparing) != variant.preparing:
             return
         if message["did"] == PREPARED:
-            found.unprepared.discard(rank)
-        elif self.readiness(found.uid) is not Readiness.READY:  # what runs does not need its files
-            self._fail(found, message["error"])
+            variant.unprepared.discard(rank)
+        elif self.readiness(variant.uid) is not Readiness.READY:  # what runs does not need its files
+            self._fail(variant, message["error"])
 
-    def _place_reported(self, found: Variant, rank: int, message: Mapping[str, Any]) -> None:
-        found.unplaced.discard(rank)
+    def _place_reported(self, variant: Variant, rank: int, message: Mapping[str, Any]) -> None:
+        variant.unplaced.discard(rank)
         if message["did"] == FAILED:
-            self._fail(found, message["error"])
+            self._fail(variant, message["error"])
         elif message["did"] == PLACED:
-            found.device[rank] = message["bytes"]
-            found.no_memory = found.no_memory and len(found.device) < len(self._ranks)
+            variant.device[rank] = message["bytes"]
+            variant.no_memory = variant.no_memory and len(variant.device) < len(self._ranks)
         else:
-            found.no_memory = True
+            variant.no_memory = True
 
     def _fail(self, variant: Variant, error: str) -> None:
         variant.error = error

@@ -229,12 +229,12 @@ class _Variants:
     def _answer_askers(self) -> None:
         """Tell those who asked for a variant that it is there, or why it never will be."""
         waiting = []
-        for sender, asked, uid in self._askers:
+        for sender, question_id, uid in self._askers:
             error = self._residency.error(uid)
             if error or self._residency.prepared(uid):
-                self._socket.send(sender, {"id": asked, "error": error})
+                self._socket.send(sender, {"id": question_id, "error": error})
             else:
-                waiting.append((sender, asked, uid))
+                waiting.append((sender, question_id, uid))
         self._askers = waiting
 
     def _state(self) -> Message:

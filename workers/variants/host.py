@@ -111,7 +111,7 @@ def _by_files(placed: Iterable[Placed]) -> list[tuple[tuple[File, ...], list[Pla
         filled.update([weights.source] if weights.source else ())
         joined = [group for group in groups if not set(weights.files).isdisjoint(group[0])]
         files = tuple(dict.fromkeys([*(f for group in joined for f in group[0]), *weights.files]))
-        own = [*(one for group in joined for one in group[1]), (weights, start)]
+        own = [*(entry for group in joined for entry in group[1]), (weights, start)]
         groups = [*(group for group in groups if group not in joined), (files, own)]
     return sorted(groups, key=lambda group: -sum(file.size_bytes for file in group[0]))
 

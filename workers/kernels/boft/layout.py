@@ -72,10 +72,10 @@ def parts(slices: Sequence[Shape | None], dtype: torch.dtype) -> tuple[Part, ...
 
 def _parts(i: int, shape: Shape, dtype: torch.dtype) -> list[Part]:
     blocks = (shape.factors, shape.inputs // shape.block, shape.block, shape.block)
-    found = [Part(f"blocks{i}", dtype, blocks), Part(f"scale{i}", torch.float32, (shape.outputs,))]
+    made = [Part(f"blocks{i}", dtype, blocks), Part(f"scale{i}", torch.float32, (shape.outputs,))]
     if shape.biased:
-        found.append(Part(f"bias{i}", torch.float32, (shape.outputs,)))
-    return found
+        made.append(Part(f"bias{i}", torch.float32, (shape.outputs,)))
+    return made
 
 
 def describe(slices: Sequence[Shape | None], offsets: Mapping[str, int]) -> tuple[int, ...]:

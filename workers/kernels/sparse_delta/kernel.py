@@ -159,40 +159,40 @@ TWO_BITS_REGISTERS = tl.constexpr(",".join(["=&r"] * 8 + ["r"]))
 def four_bits(first, second, masks, DTYPE: tl.constexpr, FAST: tl.constexpr, EXCESS: tl.constexpr):
     """Positions 0..3 of each group, of the first row of a pair and of the second: 8 x [PAIRS, GROUPS]."""
     if not FAST:
-        found = _four_bits_plain(first, second, masks, DTYPE, EXCESS)
+        weights = _four_bits_plain(first, second, masks, DTYPE, EXCESS)
     elif tl.bfloat16 == DTYPE:
-        found = tl.inline_asm_elementwise(
+        weights = tl.inline_asm_elementwise(
             FOUR_BITS_EXCESS if EXCESS else FOUR_BITS_BF16, FOUR_BITS_REGISTERS, [first, second, masks],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16,
                    tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
             is_pure=True, pack=4,
         )  # fmt: skip
     else:
-        found = tl.inline_asm_elementwise(
+        weights = tl.inline_asm_elementwise(
             FOUR_BITS_FP16, FOUR_BITS_REGISTERS, [first, second, masks],
             dtype=(tl.float16, tl.float16, tl.float16, tl.float16,
                    tl.float16, tl.float16, tl.float16, tl.float16),
             is_pure=True, pack=4,
         )  # fmt: skip
-    return found
+    return weights
 
 
 @triton.jit
 def two_bits(codes, DTYPE: tl.constexpr, FAST: tl.constexpr, EXCESS: tl.constexpr):
     """Positions 0..3 of each group: 4 x [PAIRS, GROUPS]."""
     if not FAST:
-        found = _two_bits_plain(codes, DTYPE, EXCESS)
+        weights = _two_bits_plain(codes, DTYPE, EXCESS)
     elif tl.bfloat16 == DTYPE:
-        found = tl.inline_asm_elementwise(
+        weights = tl.inline_asm_elementwise(
             TWO_BITS_EXCESS if EXCESS else TWO_BITS_BF16, TWO_BITS_REGISTERS, [codes],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
         )  # fmt: skip
     else:
-        found = tl.inline_asm_elementwise(
+        weights = tl.inline_asm_elementwise(
             TWO_BITS_FP16, TWO_BITS_REGISTERS, [codes],
             dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=4,
         )  # fmt: skip
-    return found
+    return weights
 
 
 @triton.jit
@@ -230,10 +230,10 @@ def _excess_of(codes, J: tl.constexpr, BITS: tl.constexpr, FAST: tl.constexpr):
     if FAST:
         # Made of the codes only in name, and so in registers as weights are: `x` is loaded but once.
         move: tl.constexpr = _constant_ptx(J, BITS)
-        found = tl.inline_asm_elementwise(move, "=r,=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=4)
+        excess = tl.inline_asm_elementwise(move, "=r,=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=4)
     else:
-        found = tl.full(codes.shape, _excess(J, BITS), tl.float32).to(tl.bfloat16)
-    return found
+        excess = tl.full(codes.shape, _excess(J, BITS), tl.float32).to(tl.bfloat16)
+    return excess
 
 
 @triton.constexpr_function
@@ -490,9 +490,9 @@ def _counters(jobs: int, device: torch.device) -> torch.Tensor:
 
     Launches that share them must not overlap; those of one engine follow one another.
     """
-    found = _kept_counters.get(device)
-    if found is None or len(found) < jobs:
-        found = torch.zeros(max(jobs, KEPT_COUNTERS), dtype=torch.int32, device=device)
-        if not (found.is_cuda and torch.cuda.is_current_stream_capturing()):
-            _kept_counters[device] = found  # while capturing, they are zeroed by each replay of the graph
-    return found
+    counters = _kept_counters.get(device)
+    if counters is None or len(counters) < jobs:
+        counters = torch.zeros(max(jobs, KEPT_COUNTERS), dtype=torch.int32, device=device)
+        if not (counters.is_cuda and torch.cuda.is_current_stream_capturing()):
+            _kept_counters[device] = counters  # while capturing, they are zeroed by each replay of the graph
+    return counters

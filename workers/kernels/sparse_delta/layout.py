@@ -101,11 +101,11 @@ def parts(slices: Sequence[Shape | None]) -> tuple[Part, ...]:
 
 def _parts(i: int, shape: Shape) -> list[Part]:
     groups = shape.inputs // GROUP
-    found = [Part(f"values{i}", torch.uint8, (shape.outputs, groups))]
+    made = [Part(f"values{i}", torch.uint8, (shape.outputs, groups))]
     if shape.bits == 4:
-        found.append(Part(f"masks{i}", torch.uint8, (shape.half, groups)))
+        made.append(Part(f"masks{i}", torch.uint8, (shape.half, groups)))
     # Scales by column first: the kernel reads those of many rows at once.
-    return [*found, Part(f"scales{i}", torch.float16, (shape.scales, shape.outputs))]
+    return [*made, Part(f"scales{i}", torch.float16, (shape.scales, shape.outputs))]
 
 
 def describe(slices: Sequence[Shape | None], offsets: Mapping[str, int]) -> tuple[int, ...]:

@@ -35,15 +35,15 @@ def apply(
 def unpack(arena: torch.Tensor, shape: Shape, offsets: Sequence[int]) -> torch.Tensor:
     """The dense delta, float32 [outputs, inputs]. `offsets`: of values, masks and scales in the arena."""
     at = dict(zip(("values0", "masks0", "scales0"), offsets, strict=True))
-    found = {part.name: view(arena, part, at[part.name]) for part in parts([shape])}
-    index = found["values0"].int()
+    stored = {part.name: view(arena, part, at[part.name]) for part in parts([shape])}
+    index = stored["values0"].int()
     if shape.bits == 4:
-        index += _per_row(found["masks0"], shape).int() << 8
+        index += _per_row(stored["masks0"], shape).int() << 8
     codes = torch.nn.functional.embedding(
         index, _meanings(shape.bits).to(arena.device)
     )  # [outputs, groups, 4]
     by_scale = codes.view(shape.outputs, shape.scales, -1)
-    return by_scale.mul_(found["scales0"].T.float()[:, :, None]).view(shape.outputs, shape.inputs)
+    return by_scale.mul_(stored["scales0"].T.float()[:, :, None]).view(shape.outputs, shape.inputs)
 
 
 def _per_row(shared: torch.Tensor, shape: Shape) -> torch.Tensor:

@@ -57,10 +57,10 @@ def _code(words, PLANE: tl.constexpr, QUICK: tl.constexpr, DTYPE: tl.constexpr):
         elif PLANE >= 3:
             words = _shifted(words)
         pick: tl.constexpr = _pick(PLANE)
-        found = tl.inline_asm_elementwise(pick, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
+        code = tl.inline_asm_elementwise(pick, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
     else:
-        found = ((words >> 2 * PLANE) & 3).to(tl.float32).to(DTYPE)
-    return found
+        code = ((words >> 2 * PLANE) & 3).to(tl.float32).to(DTYPE)
+    return code
 
 
 @triton.constexpr_function
@@ -81,10 +81,10 @@ def _constant(words, VALUE: tl.constexpr, QUICK: tl.constexpr, DTYPE: tl.constex
     if QUICK:
         # Made of the words only in name, and so in registers as codes are: `x` is loaded but once.
         move: tl.constexpr = _move(VALUE)
-        found = tl.inline_asm_elementwise(move, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
+        constant = tl.inline_asm_elementwise(move, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
     else:
-        found = tl.full(words.shape, VALUE, tl.float32).to(DTYPE)
-    return found
+        constant = tl.full(words.shape, VALUE, tl.float32).to(DTYPE)
+    return constant
 
 
 @triton.constexpr_function
@@ -98,10 +98,10 @@ def _rounded(values, QUICK: tl.constexpr, DTYPE: tl.constexpr):
     if QUICK:
         # By itself the compiler converts one by one, which is eight times slower.
         two: tl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
-        found = tl.inline_asm_elementwise(two, "=r,r,r", [values], dtype=tl.bfloat16, is_pure=True, pack=2)
+        rounded = tl.inline_asm_elementwise(two, "=r,r,r", [values], dtype=tl.bfloat16, is_pure=True, pack=2)
     else:
-        found = values.to(DTYPE)
-    return found
+        rounded = values.to(DTYPE)
+    return rounded
 
 
 @triton.jit
@@ -388,7 +388,7 @@ def _expand(
     sums5 = sums0
     sums6 = sums0
     sums7 = sums0
-    one = sums0  # the sum of what is multiplied; and of that times its zero points
+    total = sums0  # the sum of what is multiplied; and of that times its zero points
     zeros = tl.zeros((_RANKS, ROWS), tl.float32)
 
     panels = (outputs + _PANEL - 1) // _PANEL
@@ -422,16 +422,16 @@ def _expand(
         sums6 = dot(_code(words, 6, QUICK, dtype), t, sums6)
         sums7 = dot(_code(words, 7, QUICK, dtype), t, sums7)
         if QUICK:
-            one = dot(_constant(words, 1.0, QUICK, dtype), t, one)
+            total = dot(_constant(words, 1.0, QUICK, dtype), t, total)
     less = tl.sum(zeros, axis=0)[None, :]
-    sums0 -= less + _excess(0, QUICK) * one
-    sums1 -= less + _excess(1, QUICK) * one
-    sums2 -= less + _excess(2, QUICK) * one
-    sums3 -= less + _excess(3, QUICK) * one
-    sums4 -= less + _excess(4, QUICK) * one
-    sums5 -= less + _excess(5, QUICK) * one
-    sums6 -= less + _excess(6, QUICK) * one
-    sums7 -= less + _excess(7, QUICK) * one
+    sums0 -= less + _excess(0, QUICK) * total
+    sums1 -= less + _excess(1, QUICK) * total
+    sums2 -= less + _excess(2, QUICK) * total
+    sums3 -= less + _excess(3, QUICK) * total
+    sums4 -= less + _excess(4, QUICK) * total
+    sums5 -= less + _excess(5, QUICK) * total
+    sums6 -= less + _excess(6, QUICK) * total
+    sums7 -= less + _excess(7, QUICK) * total
 
     column = panel * _PANEL + i
     values_ptr = (arena_ptr + tl.multiple_of(tl.load(fields + 7), 128)).to(tl.pointer_type(tl.float16))

@@ -95,15 +95,15 @@ def parts(inputs: int, slices: Sequence[int], ranks: Sequence[Ranks]) -> tuple[P
     """What is stored for one linear; an empty mapping means that the slice has no delta."""
     if len(slices) != len(ranks):
         raise ValueError(f"Ranks of {len(ranks)} slices were given for {len(slices)} slices.")
-    found = []
+    made = []
     for index, (outputs, by_bits) in enumerate(zip(slices, ranks, strict=True)):
         digits, halves = num_digits(by_bits), by_bits.get(HALF, 0)
         for side, columns in (("v", inputs), ("u", outputs)):
             if digits:
-                found.append(Part(f"{side}{index}", torch.uint8, (coded_bytes(digits, columns),)))
+                made.append(Part(f"{side}{index}", torch.uint8, (coded_bytes(digits, columns),)))
             if halves:
-                found.append(Part(f"{side}{index}.half", torch.float16, (halves, columns)))
-    return tuple(found)
+                made.append(Part(f"{side}{index}.half", torch.float16, (halves, columns)))
+    return tuple(made)
 
 
 def pack(delta: Sequence[Sequence[RankGroup]], into: Mapping[str, torch.Tensor]) -> None:
@@ -132,13 +132,13 @@ def describe(ranks: Sequence[Ranks], offsets: Mapping[str, int]) -> tuple[int, .
 
 def ranks_of(delta: Sequence[Sequence[RankGroup]]) -> tuple[dict[int, int], ...]:
     """Each slice's rank by bits."""
-    found = []
+    ranks = []
     for groups in delta:
         by_bits: dict[int, int] = {}
         for group in groups:
             by_bits[group.bits] = by_bits.get(group.bits, 0) + group.rank
-        found.append(by_bits)
-    return tuple(found)
+        ranks.append(by_bits)
+    return tuple(ranks)
 
 
 def places(ranks: Sequence[Ranks]) -> int:
@@ -177,11 +177,11 @@ def _sizes(digits: int, columns: int) -> list[int]:
 def read(by_bits: Ranks, columns: int, stored: torch.Tensor) -> torch.Tensor:
     """float32 [rank, columns]: the coded ranks that `pack` wrote, dequantised, in the order of `DIGITS`."""
     digits = num_digits(by_bits)
-    found = coded(stored, digits, columns)
+    packed = coded(stored, digits, columns)
     shifts = 2 * torch.arange(PLANES, dtype=torch.int16, device=stored.device)
-    codes = (found.words[:, :, None, :] >> shifts[:, None]) & 3  # [panels, D, planes, words]
-    less = codes.flatten(2).float() - found.zero_points()[:, :, None]
-    values = (less * found.scales.float()[:, :, None]).transpose(0, 1).flatten(1)[:, :columns]
+    codes = (packed.words[:, :, None, :] >> shifts[:, None]) & 3  # [panels, D, planes, words]
+    less = codes.flatten(2).float() - packed.zero_points()[:, :, None]
+    values = (less * packed.scales.float()[:, :, None]).transpose(0, 1).flatten(1)[:, :columns]
     ranks, start = [], 0
     for bits, count in DIGITS.items():
         taken = _digits_of(by_bits, bits)

@@ -86,8 +86,8 @@ def _expand(t: torch.Tensor, u: Coded) -> torch.Tensor:
 
 def _digits(words: torch.Tensor) -> torch.Tensor:
     """float32 [panels, D, PANEL]: the eight digits of each word, next to one another."""
-    found = torch.nn.functional.embedding(words.int() & 0xFFFF, _table())
-    return found.flatten(2)
+    digits = torch.nn.functional.embedding(words.int() & 0xFFFF, _table())
+    return digits.flatten(2)
 
 
 @functools.cache

@@ -43,12 +43,12 @@ def _factors(
     modules: Sequence[LoraModule | None], files: Files, layer: LinearShape, dtype: torch.dtype
 ) -> Sequence[layout.Factors | None]:
     """This rank's factors of each slice; the scaling goes into B before it is rounded."""
-    found: list[layout.Factors | None] = []
+    factors: list[layout.Factors | None] = []
     for module, part in zip(modules, layer.slices, strict=True):
         if module is None:
-            found.append(None)
+            factors.append(None)
             continue
         a = files.read(module.a, columns=layer.columns)
         b = files.read(module.b, rows=part.rows)
-        found.append(layout.Factors(a.to(dtype), (b.float() * module.scaling).to(dtype)))
-    return found
+        factors.append(layout.Factors(a.to(dtype), (b.float() * module.scaling).to(dtype)))
+    return factors

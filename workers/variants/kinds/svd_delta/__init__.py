@@ -49,11 +49,11 @@ def layer_weights(
 
 def _ranks(module: SvdModule | None, part: Slice, layer: LinearShape) -> dict[int, int]:
     """Rank by the bits it is held with here."""
-    found: dict[int, int] = {}
+    ranks: dict[int, int] = {}
     for group in module.groups if module else ():
         bits = group.bits if _aligned(part, layer) else FLOAT16
-        found[bits] = found.get(bits, 0) + group.rank
-    return found
+        ranks[bits] = ranks.get(bits, 0) + group.rank
+    return ranks
 
 
 def _aligned(part: Slice, layer: LinearShape) -> bool:
