@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PACKAGES := controlplane workers placement profiler
 CODE := $(PACKAGES) tests benchmarks scripts
-# Each folder of clusters' tests, and each file of the others, in one of two processes (tests/conftest.py).
+# Which tests run in one process: tests/conftest.py. Two or three mostly wait; each may need some GiB.
 SIDE_BY_SIDE := -n 2 --dist loadscope --no-loadscope-reorder
 
 .PHONY: demo test test-long unit check format bench dist up down install install-dev system tools clean help

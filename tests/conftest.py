@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import random
 import shutil
@@ -16,6 +17,7 @@ from typing import Any, NoReturn
 
 import pytest
 import redis
+from filelock import FileLock
 from hypothesis import settings
 
 # How long an example takes depends on the machine's load.
@@ -39,16 +41,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """What runs side by side: each folder of clusters' tests, which mostly wait, and the others' files."""
+    """What runs side by side: folders whose tests share what takes long to make, and the others' files."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ClustersAndFiles(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
+    class FoldersAndFiles(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
             folder = str(Path(file).parent)
-            return folder if folder.startswith("tests/cluster/") else file
+            return folder if folder.startswith(("tests/cluster/", "tests/workers/every_kind")) else file
 
-    return ClustersAndFiles(config, log)
+    return FoldersAndFiles(config, log)
 
 
 def pytest_collection_finish() -> None:
@@ -155,12 +157,19 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def smollm2_conversion(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """The bundled SmolLM2, converted once for all who only read it, and what was said meanwhile.
 
-    Nothing else is in the folder above.
+    Nothing else is in the folder above. Processes side by side share it.
     """
     from workers.bundled import smollm2
 
-    said: list[str] = []
-    return smollm2.ensure(tmp_path_factory.mktemp("smollm2"), said.append), said
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    messages = shared / "smollm2.json"
+    with FileLock(shared / "smollm2.lock"):
+        said: list[str] = []
+        folder = smollm2.ensure(shared / "smollm2", said.append)
+        if said:
+            messages.write_text(json.dumps(said))
+    return folder, json.loads(messages.read_text())
 
 
 @pytest.fixture(scope="session")

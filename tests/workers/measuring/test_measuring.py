@@ -12,6 +12,7 @@ from profiler.measurements import Footprint, Point, Setting, SyntheticVariant, T
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 POINTS = (Point(1, 16), Point(3, 40))
+BURST = Point(64, 8)
 MIX = (
     SyntheticVariant("lora", rank=4),
     SyntheticVariant("sparse_delta", bits=4),
@@ -20,37 +21,31 @@ MIX = (
 MIXED = tuple(Point(3, 16, mix) for mix in (MIX[:1], MIX))
 
 
-@pytest.mark.parametrize("stages", [(2,), (1, 1)])
-def test_every_point_is_measured_once(tmp_path: Path, stages: tuple[int, ...]) -> None:
-    job = a_job(tmp_path, Setting(stages), POINTS[:1])
+def test_every_point_is_measured_once(tmp_path: Path) -> None:
+    """First a burst, in an engine of another process; then the others, in one of the measuring process."""
+    job = a_job(tmp_path, Setting((2,)), (BURST,), own_process=True)
     measured(job, tmp_path)
     before = read(job.out)
     assert [type(m) for m in before] == [Footprint, Timing]
-    if len(stages) > 1:
-        return
-    printed = measured(job.model_copy(update={"points": POINTS}), tmp_path)
-    assert "1/1 batch 3, 40 tokens in" in printed
+    burst = before[1]
+    assert isinstance(burst, Timing)
+    # Its prompts fit one step: all first tokens come together, however long it takes to send the prompts.
+    assert burst.ttft_s == pytest.approx(burst.ttft_last_s, rel=1e-6)
+    more = {"points": (BURST, *POINTS), "own_process": False}
+    printed = measured(job.model_copy(update=more), tmp_path)
+    assert "2/2 batch 3, 40 tokens in" in printed
     found = read(job.out)
     assert found[:2] == before
     footprint, *timings = found
     assert isinstance(footprint, Footprint)
-    assert [m.point for m in timings if isinstance(m, Timing)] == list(POINTS)
+    assert [m.point for m in timings if isinstance(m, Timing)] == [BURST, *POINTS]
     assert all(
         0 < m.ttft_s <= m.ttft_last_s < m.latency_s < m.taken_s for m in timings if isinstance(m, Timing)
     )
-    assert len(footprint.ranks) == 1
-    assert footprint.ranks[0].without_kv_cache > 10 << 20
-    memory = footprint.ranks[0]
+    (memory,) = footprint.ranks
+    assert memory.without_kv_cache > 10 << 20
     assert memory.kv_tokens >= 128
     assert memory.kv_cache == memory.kv_tokens * 2 * (2 * 1 * 64 * 4)  # layers, keys and values in float32
-
-
-def test_a_burst_begins_at_once_in_an_engine_of_another_process(tmp_path: Path) -> None:
-    """Its prompts fit one step, so all first tokens come together, however long it takes to send them."""
-    job = a_job(tmp_path, Setting((2,)), (Point(64, 8),), own_process=True)
-    measured(job, tmp_path)
-    (timing,) = (m for m in read(job.out) if isinstance(m, Timing))
-    assert timing.ttft_s == pytest.approx(timing.ttft_last_s, rel=1e-6)
 
 
 def test_variants_of_each_kind_in_one_batch_of_a_model_whose_layers_repeat(tmp_path: Path) -> None:

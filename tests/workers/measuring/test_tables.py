@@ -9,7 +9,7 @@ from measuring_jobs import job_of, measured
 from tiny_families import Tiny
 
 from profiler.checkpoint import read_model
-from profiler.measurements import Footprint, Point, Setting, read
+from profiler.measurements import Footprint, Point, Setting, Timing, read
 from profiler.roofline import stage_weight_bytes
 from profiler.types import Plan
 
@@ -40,7 +40,9 @@ def test_tables_are_where_they_were_predicted(tiny: Tiny, tmp_path: Path) -> Non
     folder = tiny.write(tmp_path / "model")
     job = job_of(folder, tmp_path, Setting(STAGES), (Point(1, 16),))
     measured(job, tmp_path)
-    (found,) = (m for m in read(job.out) if isinstance(m, Footprint))
+    found, timing = read(job.out)
+    assert isinstance(found, Footprint)
+    assert isinstance(timing, Timing)
     spec, table = read_model(folder), VOCABULARY * 128 * 4
     plan = Plan(1, STAGES, "none", 128, 0, 0, 0)
     predicted = [stage_weight_bytes(spec, plan, stage) for stage in range(len(STAGES))]
