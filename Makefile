@@ -63,6 +63,7 @@ check: install-dev  ## Format, lint, types, import contracts
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
+	sh scripts/types_of_tests.sh $(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: install-dev  ## Format and fix what can be fixed

@@ -23,6 +23,7 @@ from placement.types import Device, Inventory
 from profiler.types import DeviceRates
 from workers.asgi import AsgiApp, Message
 from workers.engine.echo import EchoEngine
+from workers.measuring.request import MeasureRequest
 from workers.messages import (
     EngineCall,
     EngineConfig,
@@ -80,7 +81,7 @@ class ScriptedEngine(EchoEngine):
         return self._scripted
 
     async def _scripted(self, scope: Message, receive: Any, send: Any) -> None:
-        message = await receive()
+        message: Message = await receive()
         request = json.loads(message["body"])
         self.calls.append(request)
         messages = request.get("messages")
@@ -246,7 +247,10 @@ class InMemoryCluster:
         return self.devices
 
     def demand(self) -> dict[str, float] | None:
-        return self.requests
+        return None if self.requests is None else dict(self.requests)
+
+    def measure(self, request: MeasureRequest, node: str) -> AsyncGenerator[str, None]:
+        raise NotImplementedError("measured_cluster.py has a cluster that measures")
 
     def convert_bundled(self, name: str) -> Path:
         if self.bundled is None:
@@ -263,7 +267,7 @@ class InMemoryCluster:
 
     async def stream(self, host: str, request: EngineCall) -> AsyncGenerator[EngineHead | bytes, None]:
         try:
-            async with contextlib.aclosing(self._engine(host).worker.stream(request)) as items:  # type: ignore[type-var]
+            async with contextlib.aclosing(self._engine(host).worker.stream(request)) as items:
                 async for item in items:
                     yield item
         except errors.OstinatoError:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from workers.deltas.pack import pack, sparse_method, svd_method
 
-TINY = {
+TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "num_hidden_layers": 2,
@@ -144,7 +144,8 @@ def _like_training(weight: torch.Tensor, strength: float, generator: torch.Gener
     low = torch.randn(out, 4, generator=generator) @ torch.randn(4, into, generator=generator)
     noise = torch.randn(out, into, generator=generator)
     step = low / low.norm() + 0.3 * noise / noise.norm()
-    return step * (strength * weight.norm() / step.norm())
+    changed: torch.Tensor = step * (strength * weight.norm() / step.norm())
+    return changed
 
 
 def copy_model(

@@ -85,7 +85,7 @@ def test_a_split_may_be_uneven_or_even(profiled: Installation) -> None:
 
 def test_variants_in_the_batch(profiled: Installation) -> None:
     """Rank 4 each; a variant's own estimate asks for it alone."""
-    load = {"batch": 3, "inputTokens": 8, "outputTokens": 8}
+    load: dict[str, Any] = {"batch": 3, "inputTokens": 8, "outputTokens": 8}
     mixed = ask(profiled, **load, variants=["v1", "v2", "base"])
     assert (mixed["variantLoad"]["requests"], mixed["variantLoad"]["rankMax"]) == (2, 4)
     assert mixed["variantLoad"]["rankSum"] == 8
@@ -109,7 +109,7 @@ def test_plans_and_their_front(profiled: Installation) -> None:
 
 def test_ranks_share_the_host_or_have_one_each(profiled: Installation) -> None:
     """Two stages on one host take turns: what the whole takes, less sure. On two hosts the like, surer."""
-    split = {"layersPerStage": [1, 1], "batch": 1, "inputTokens": 8, "outputTokens": 8}
+    split: dict[str, Any] = {"layersPerStage": [1, 1], "batch": 1, "inputTokens": 8, "outputTokens": 8}
     whole = ask(profiled, batch=1, inputTokens=8, outputTokens=8)
     shared, apart = ask(profiled, **split), ask(profiled, **split, devices=2)
     assert shared["tpotMs"]["value"] == pytest.approx(whole["tpotMs"]["value"] + 0.11)

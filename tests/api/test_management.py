@@ -123,7 +123,7 @@ def test_watching_and_cancelling(fresh: Installation) -> None:
     accepted = fresh.post("/deploy_model", {"model": "base"}).json()
     with fresh.http.stream("GET", f"/operations/{accepted['id']}/watch") as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
-        seen = []
+        seen: list[dict[str, Any]] = []
         for event in events(stream.iter_lines()):
             if event["phase"] == "Deploying" and not any(e["phase"] == "Deploying" for e in seen):
                 reply = fresh.post(f"/operations/{accepted['id']}/cancel")

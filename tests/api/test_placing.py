@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import pytest
 from installations import Installation
 
-IMPOSSIBLE = {"intent": "latSLO", "SLOs": {"tpot_ms": 1e-9}}
+IMPOSSIBLE: dict[str, Any] = {"intent": "latSLO", "SLOs": {"tpot_ms": 1e-9}}
 
 
 @pytest.fixture
@@ -20,7 +22,7 @@ def preview(asked: Installation, name: str = "base", **options: object) -> httpx
 
 
 def test_a_preview_is_what_deploying_then_does(registered: Installation) -> None:
-    options = {
+    options: dict[str, Any] = {
         "maxOutputLength": 32,
         "intent": "minMem",
         "load": {"ratePerS": 0.5, "inputTokens": 20, "outputTokens": 16},

@@ -32,7 +32,7 @@ def client(tiered: Installation) -> Iterator[Client]:
 
 
 def limit_of(client: Client) -> int:
-    (engine,) = client.deployment("base").residency or ()
+    (engine,) = client.deployment("base").residency or []
     return engine.limit
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_families import TINY, Tiny
 
-from controlplane.planning.placement_decision import served_spec
+from controlplane.profiling.keys import served_spec
 from controlplane.state.records import Model, Phase, dump, load
 from profiler.architectures.registry import describe
 from profiler.checkpoint import spec_of

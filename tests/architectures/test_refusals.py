@@ -151,7 +151,7 @@ VALUES = NUMBERS | st.booleans() | st.none() | LISTS | make.JSON
 MORE_KEYS = {"attention_bias", "mlp_bias", "qkv_bias", "layer_types", "mlp_only_layers", *LIMITS}
 
 
-@settings(max_examples=4 * settings.default.max_examples, deadline=SOON_MS)
+@settings(max_examples=4 * settings().max_examples, deadline=SOON_MS)
 @given(data=st.data())
 def test_any_mutation_of_a_config_gives_a_spec_or_an_error(configs: Configs, data: st.DataObject) -> None:
     raw = dict(configs[data.draw(st.sampled_from(sorted(configs)))])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import random_variants as make
 from fake_api import FakeApi, answer, model
+from random_adapters import RandomLora
 
 from controlplane.cli import main as cli_main
 from profiler.checkpoint import read_model
@@ -72,7 +73,7 @@ def test_compress_prints_one_document(cli: Cli, tmp_path: Path, base: Path, tune
 
 
 def test_merge_by_name(cli: Cli, api: FakeApi, tmp_path: Path, base: Path) -> None:
-    lora = make.write(base, tmp_path / "lora", make.RandomLora("l", 4, 1))
+    lora = make.write(base, tmp_path / "lora", RandomLora("l", 4, 1))
     api.script("GET /models/v1", answer(model("v1", base="smol", adapter=str(lora), path=str(lora))))
     api.script("GET /models/smol", answer(model("smol", path=str(base))))
     code, out, err = cli("merge", "v1", "--to", tmp_path / "merged")

@@ -51,7 +51,7 @@ def test_each_call_returns_its_view(client: Client) -> None:
     (listed,) = client.deployments()
     described = client.deployment("smol")
     assert listed == described.model_copy(update={"residency": None})
-    assert [v.tier for v in (described.residency or ())[0].variants] == ["device", "host"]
+    assert [v.tier for v in (described.residency or [])[0].variants] == ["device", "host"]
     assert client.tune("smol", 2).maxActiveVariants == 2
     assert client.prefetch("v1").model == "v1"
     assert client.undeploy("smol").kind == "undeploy_model"

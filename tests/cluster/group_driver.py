@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import psutil
@@ -22,6 +22,8 @@ from ray.serve.handle import DeploymentHandle
 from controlplane.runtime.engine_replica import ENGINE, engine_application
 from controlplane.settings import Settings
 from workers.messages import EngineConfig, RankConfig, WorkerReport
+
+T = TypeVar("T")
 
 APP = "model-base"
 MIB = 2**20
@@ -63,7 +65,7 @@ def ask(report: WorkerReport) -> list[list[int]]:
     return [choice["prompt_token_ids"], choice["token_ids"]]
 
 
-def until(check: Callable[[], Any], what: str) -> Any:
+def until(check: Callable[[], T | None], what: str) -> T:
     deadline = time.monotonic() + BOUND_S
     while time.monotonic() < deadline:
         try:
@@ -78,10 +80,12 @@ def until(check: Callable[[], Any], what: str) -> Any:
 def family(report: WorkerReport) -> dict[str, psutil.Process]:
     """The group's processes: each rank, and what it hangs by."""
     first, second = (psutil.Process(rank.pid) for rank in report.ranks)
+    follower = second.parent()
+    assert follower is not None
     return {
         "replica": psutil.Process(report.pid),
         "rank 0": first,
-        "follower": second.parent(),
+        "follower": follower,
         "rank 1": second,
     }
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import openai
 from clusters import Cluster
 from random_adapters import ATTENTION, RandomLora
@@ -43,7 +42,7 @@ def serving(cluster: Cluster, base_folder: Path, adapters: dict[str, Path]) -> I
 
 def openai_client(cluster: Cluster) -> Iterator[openai.OpenAI]:
     """The official client, as anybody would make it."""
-    http = httpx.Client(trust_env=False)
+    http = openai.DefaultHttpxClient(trust_env=False)
     with openai.OpenAI(
         base_url=f"{cluster.url}/v1", api_key="unused", max_retries=0, timeout=120, http_client=http
     ) as made:

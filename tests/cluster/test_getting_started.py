@@ -73,7 +73,7 @@ def test_every_command_works_and_variants_know_what_they_learned(
     )
     log.seek(0)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{log.read()[-3000:]}"
-    said = dict(re.findall(r"^--- (\d+)\n(.*?)(?=^--- |\Z)", done.stdout, re.M | re.S))
+    said: dict[str, str] = dict(re.findall(r"^--- (\d+)\n(.*?)(?=^--- |\Z)", done.stdout, re.M | re.S))
 
     def answer_to(command: str) -> str:
         """The last lines of the block that holds this command."""

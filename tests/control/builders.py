@@ -47,7 +47,7 @@ def operation(kind: OperationKind, target: str, **changes: Any) -> Operation:
 
 
 def state(*records: Any) -> State:
-    def of(cls: type) -> dict[str, Any]:
+    def of(cls: Any) -> dict[str, Any]:
         return {key_of(r): Versioned(r, 1) for r in records if isinstance(r, cls)}
 
     main = of(Model), of(Deployment), of(Operation), of(IdempotencyKey)

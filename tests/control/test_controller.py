@@ -451,7 +451,7 @@ def check(world: World) -> None:
         assert there == (o.phase is not Phase.DELETED), o
 
 
-@bounded(max_examples=bounded.default.max_examples * 3 // 5, suppress_health_check=list(HealthCheck))
+@bounded(max_examples=bounded().max_examples * 3 // 5, suppress_health_check=list(HealthCheck))
 @given(script=COMMANDS, lives=st.lists(st.integers(0, 12), max_size=6))
 def test_killed_anywhere_a_successor_ends_everything(
     script: list[tuple[str, str]],

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
@@ -24,6 +25,8 @@ from placement.types import CPU, Device, Intent, Inventory, Placement, RankPlace
 from profiler.types import DeviceRates, ModelSpec
 
 GIB, MIB = 1 << 30, 1 << 20
+T = TypeVar("T")
+
 SPECS = (
     llama(30, 576, 9, 3, 1536, 49152, 2, tied=True),
     llama(32, 4096, 32, 32, 11008, 32000, 2, tied=False),
@@ -52,7 +55,9 @@ def random_inventory(rng: random.Random) -> Inventory:
 
 
 def random_deployment(rng: random.Random, spec: ModelSpec) -> Deployment:
-    maybe = lambda value: rng.choice((None, None, value))  # noqa: E731
+    def maybe(value: T) -> T | None:
+        return rng.choice((None, None, value))
+
     split = rng.randint(1, spec.num_layers - 1)
     constraints = rng.choice(
         (

@@ -33,7 +33,12 @@ def test_a_variant(files: Path) -> None:
 def test_a_bundled_model_is_converted(files: Path) -> None:
     bundled = Model("b", 1, Phase.PROFILING, source="bundled://smollm2-135m-instruct")
     asked: list[str] = []
-    ready = read_model_files(bundled, None, Limits((), 16), lambda name: asked.append(name) or files / "base")
+
+    def convert(name: str) -> Path:
+        asked.append(name)
+        return files / "base"
+
+    ready = read_model_files(bundled, None, Limits((), 16), convert)
     assert asked == ["smollm2-135m-instruct"]
     assert ready.path == str(files / "base")
 

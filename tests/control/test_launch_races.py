@@ -61,7 +61,7 @@ async def launched(world: World, meanwhile: Callable[[World, Operation], None]) 
         await world.end(world.register("base"))
     deploying = world.deploy("base")
 
-    async def note(*_: Any) -> None:
+    async def note(*_: object, **__: object) -> None:
         meanwhile(world, deploying)
 
     async def nothing(*_: Any) -> None: ...

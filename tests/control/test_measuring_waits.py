@@ -342,6 +342,8 @@ async def test_what_fails_for_giving_way_is_not_the_profiles_fault(
     """Its engine fails before anybody looks whether it is to go on."""
     monkeypatch.setattr(profile_actions, "LOOK_S", 60.0)
 
+    told: list[str] = []
+
     async def displaced(order: MeasureRequest, node: str) -> AsyncGenerator[str, None]:
         cluster(world).orders.append(order)
         cluster(world).running.append(((node, "cpu", 0), order.holder))
@@ -349,8 +351,9 @@ async def test_what_fails_for_giving_way_is_not_the_profiles_fault(
         cluster(world).running.clear()
         cluster(world).go.set()
         monkeypatch.setattr(cluster(world), "measure", real)
+        for line in told:
+            yield line
         raise errors.ProfilingFailed("out of memory")
-        yield ""
 
     async with world.controlled():
         await deployed(world)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -149,11 +150,13 @@ async def test_a_controller_that_is_killed_leaves_off_where_its_successor_begins
     cluster(measured).slow = True
     operation = measured.register("base")
     lives = kept = 0
+
+    def further(than: int) -> bool:
+        return known(measured) > than or measured.phase(operation) is Phase.READY
+
     while measured.phase(operation) is not Phase.READY:
         async with measured.controlled():
-            await measured.until(
-                lambda kept=kept: known(measured) > kept or measured.phase(operation) is Phase.READY
-            )
+            await measured.until(partial(further, kept))
         lives, kept = lives + 1, known(measured)
     assert lives > 1
     profile = profiles(measured)[0]

@@ -27,8 +27,8 @@ TRACE = "The deployment failed to start 2 times in a row. Error:\nTraceback\nRun
 def app(status: str, trigger: str = "UNSPECIFIED", running: int = 0, message: str = "") -> Any:
     deployment = DeploymentStatusOverview(
         status=DeploymentStatus("UNHEALTHY"),
-        status_trigger=trigger,  # type: ignore[arg-type]
-        replica_states={"RUNNING": running} if running else {"STARTING": 1},  # type: ignore[dict-item]
+        status_trigger=trigger,
+        replica_states={"RUNNING": running} if running else {"STARTING": 1},
         message=message,
     )
     return ApplicationStatusOverview(

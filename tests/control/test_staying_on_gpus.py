@@ -18,7 +18,7 @@ from controlplane.state import records
 from controlplane.state.records import Deployment, Phase
 from controlplane.state.repository import Put, Repository
 from controlplane.state.worker_groups import GroupPhase
-from placement.types import Inventory, Unusable
+from placement.types import Intent, Inventory, Unusable
 from profiler.types import DeviceRates
 
 pytestmark = pytest.mark.usefixtures("hurry")
@@ -108,7 +108,7 @@ def test_what_suits() -> None:
 
 
 def test_kinds_survive_the_store_and_older_records_have_none() -> None:
-    fresh = Deployment("b", 1, "b", Phase.DEPLOYED, records.Intent.MIN_COST, 16, kind="h200")
+    fresh = Deployment("b", 1, "b", Phase.DEPLOYED, Intent.MIN_COST, 16, kind="h200")
     assert records.load(Deployment, records.dump(fresh)).device_kind == "h200"
     text = '{"model":"b","uid":1,"host":"b","phase":"Deployed","intent":"minCost","max_output_tokens":1}'
     older = records.load(Deployment, text)

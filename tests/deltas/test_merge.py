@@ -12,7 +12,8 @@ import pytest
 import random_adapters
 import random_variants as make
 import torch
-from random_variants import EVERY_KIND, RandomBoft, RandomDelta, RandomLora, RandomVariant
+from random_adapters import ATTENTION, MLP, RandomLora
+from random_variants import EVERY_KIND, RandomBoft, RandomDelta, RandomVariant
 
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
@@ -49,7 +50,7 @@ def test_every_kind_gives_a_checkpoint_near_its_base(
     for name, weight in old.items():
         assert new[name].dtype == weight.dtype
         change = (new[name].double() - weight.double()).norm() / weight.double().norm()
-        changed = name.split(".")[-2] in getattr(variant, "modules", make.ATTENTION + make.MLP)
+        changed = name.split(".")[-2] in getattr(variant, "modules", ATTENTION + MLP)
         changed = changed or (isinstance(variant, RandomDelta) and variant.full)
         assert 0.01 < change < 0.5 if changed else change == 0, name
 

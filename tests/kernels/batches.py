@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from workers.kernels.rows import BASE, LARGE_BLOCK, Rows
+from workers.kernels.rows import BASE, LARGE_BLOCK, Rows, Tiles, max_tiles
 
 CPU = torch.device("cpu")
 Run = Callable[[Any, torch.Tensor, torch.Tensor, Rows], None]  # of a model, x, out and the rows
@@ -32,13 +32,11 @@ def with_large_tiles(rows: Rows) -> Rows:
     """The same, cut as a prefill is, however few rows there are."""
     large = rows._parts["large"].view(-1, 3)
 
-    def tiles(num_rows: int):
-        from workers.kernels.rows import Tiles, max_tiles
-
+    def tiles(num_rows: int) -> Tiles:
         most = max_tiles(num_rows, rows.num_slots, LARGE_BLOCK)
         return Tiles(LARGE_BLOCK, most, large[:most], rows._parts["order"])
 
-    rows.tiles = tiles
+    rows.tiles = tiles  # type: ignore[method-assign]
     return rows
 
 
@@ -64,4 +62,5 @@ def check_alone_as_among(run: Run, model: Any, inputs: int, count: int) -> None:
 
 def some_slots(seed: int, count: int, num_slots: int) -> list[int]:
     """Random slots, the base among them."""
-    return np.random.default_rng(seed).integers(BASE, num_slots, count).tolist()
+    found: list[int] = np.random.default_rng(seed).integers(BASE, num_slots, count).tolist()
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ def test_results_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from benchmarks.kernels.plot import draw
 
-    def row(us: float, **labels: object) -> dict:
+    def row(us: float, **labels: object) -> dict[str, Any]:
         return {"labels": labels, "contender": "ostinato", "us": us, "floor_us": us / 2}
 
     rows = {

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ MAX_SECONDS = 20  # on a slow and busy machine; see benchmarks/kernels/compiling
 MAX_SPECIALISATIONS = {"svd_delta": 4, "lora": 16, "sparse_delta": 9, "boft": 9}
 
 
-def compiled(operation: str, tmp_path: Path) -> list[dict]:
+def compiled(operation: str, tmp_path: Path) -> list[dict[str, Any]]:
     """In a process of its own: in this one, kernels are interpreted."""
     pytest.importorskip("triton", reason="Triton is what compiles the kernels")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -38,7 +39,7 @@ SLOW = [
 
 
 @pytest.mark.parametrize("operation", ["bias", *SLOW])
-def test_compiles_for_an_h200(operation, tmp_path):
+def test_compiles_for_an_h200(operation: str, tmp_path: Path) -> None:
     kernels = compiled(operation, tmp_path)
     assert kernels
     assert len(kernels) <= MAX_SPECIALISATIONS.get(operation, 20)

@@ -51,7 +51,8 @@ def model(
 
 
 def random_cluster(rng: random.Random, most_gpus: int = 6) -> Cluster:
-    nodes, left = [], rng.randint(1, most_gpus)
+    nodes: list[Node] = []
+    left = rng.randint(1, most_gpus)
     while left:
         size = rng.randint(1, min(4, left))
         kind = rng.choice(TYPES).name

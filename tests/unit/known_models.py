@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from profiler.plans import even_stages
 from profiler.types import DeviceRates, ModelSpec, Plan
@@ -41,6 +42,6 @@ LLAMA_7B = llama(32, 4096, 32, 32, 11008, 32000, 2, tied=False)
 RATES = DeviceRates(20e9, 100e9)
 
 
-def plan(spec: ModelSpec = SMOLLM2, tp: int = 1, pp: int = 1, **changes: int) -> Plan:
+def plan(spec: ModelSpec = SMOLLM2, tp: int = 1, pp: int = 1, **changes: Any) -> Plan:
     base = Plan(tp, even_stages(spec.num_layers, pp), "none", 2048, 0, 0, 0)
     return replace(base, **changes)

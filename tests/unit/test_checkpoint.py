@@ -86,7 +86,7 @@ def test_every_family_counts_what_is_stored(
     ],
 )
 def test_fingerprints_stay_what_they_were(
-    tmp_path: Path, architecture: str, kinds: dict[str, bool], mark: str
+    tmp_path: Path, architecture: str, kinds: dict[str, Any], mark: str
 ) -> None:
     """Written by the first version, for zeros: deltas that people have name their base by them."""
     cfg = make.config(architectures=[architecture], **({"head_dim": 4} if "qk_norm" in kinds else {}))

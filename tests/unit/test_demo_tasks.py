@@ -2,10 +2,12 @@
 
 import json
 import struct
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from controlplane.demo.tasks import ADAPTERS, BASE, TASKS, last_number, last_word
+from controlplane.demo.tasks import ADAPTERS, BASE, TASKS, Task, last_number, last_word
 
 
 @pytest.mark.parametrize(
@@ -20,7 +22,7 @@ from controlplane.demo.tasks import ADAPTERS, BASE, TASKS, last_number, last_wor
         ("", ""),
     ],
 )
-def test_last_number(reply, wanted):
+def test_last_number(reply: str, wanted: str) -> None:
     assert last_number(reply) == wanted
 
 
@@ -28,12 +30,12 @@ def test_last_number(reply, wanted):
     ("reply", "wanted"),
     [("mother", "mother"), ("She is his Mother-in-law.", "mother-in-law"), ("**Wife**", "wife"), ("42", "")],
 )
-def test_last_word(reply, wanted):
+def test_last_word(reply: str, wanted: str) -> None:
     assert last_word(reply) == wanted
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_score_counts_right_replies(task):
+def test_score_counts_right_replies(task: Task) -> None:
     answers = [problem.answer for problem in task.problems]
     assert task.score(answers) == 1.0
     assert task.score([""] * len(answers)) == 0.0
@@ -43,14 +45,14 @@ def test_score_counts_right_replies(task):
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_problems_ship_and_are_distinct(task):
+def test_problems_ship_and_are_distinct(task: Task) -> None:
     assert len({problem.prompt for problem in task.problems}) == len(task.problems) == 12
     assert len({problem.answer for problem in task.problems}) > 1
     assert all(task.normalise(problem.answer) == problem.answer for problem in task.problems)
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_adapter_is_a_plain_peft_folder(task):
+def test_adapter_is_a_plain_peft_folder(task: Task) -> None:
     config = json.loads((task.adapter / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == BASE
     assert (config["bias"], config["modules_to_save"], config["use_dora"]) == ("none", None, False)
@@ -61,16 +63,16 @@ def test_adapter_is_a_plain_peft_folder(task):
     assert ranks == {config["r"]}
 
 
-def test_adapters_differ_in_rank_and_modules_and_stay_small():
+def test_adapters_differ_in_rank_and_modules_and_stay_small() -> None:
     configs = [json.loads((task.adapter / "adapter_config.json").read_text()) for task in TASKS.values()]
     assert len({config["r"] for config in configs}) == len(configs)
     assert len({tuple(config["target_modules"]) for config in configs}) == len(configs)
     assert sum(file.stat().st_size for file in ADAPTERS.rglob("*") if file.is_file()) <= 4_900_000
 
 
-def _safetensors_header(path):
+def _safetensors_header(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(size))
+        header: dict[str, Any] = json.loads(file.read(size))
     header.pop("__metadata__", None)
     return header

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -121,7 +122,8 @@ def test_more_of_anything_never_costs_less(
     grown = run(deeper, plan(deeper, *split, **slots), load)
     assert all(a < b for a, b in zip(total(base), total(grown), strict=True))
     for key, value in slots.items():
-        more = run(spec, replace(p, **{key: value + 1}), load)
+        changes: dict[str, Any] = {key: value + 1}
+        more = run(spec, replace(p, **changes), load)
         assert all(a <= b for a, b in zip(total(base), total(more), strict=True))
     for key in ("batch", "input_tokens", "output_tokens"):
         heavier = run(spec, p, replace(load, **{key: getattr(load, key) + 1}))

@@ -175,7 +175,7 @@ def test_more_work_never_takes_less(query: Query, more: int) -> None:
         assert found.memory_bytes.value >= once.memory_bytes.value * (1 - 1e-9)
 
 
-@settings(max_examples=max(1, settings.default.max_examples // 20))
+@settings(max_examples=max(1, settings().max_examples // 20))
 @given(st.sampled_from([0.5, 2.0, 1e-3]), st.randoms(use_true_random=False))
 def test_time_has_no_unit_and_rows_no_order(factor: float, random: object) -> None:
     rows = [replace(row, latency_s=row.latency_s * factor) for row in SMALL]

@@ -38,7 +38,7 @@ def test_each_rank_of_an_uneven_pipeline() -> None:
     """Llama-2-7B in bfloat16: a layer is 4 x 4096^2 + 3 x 4096 x 11008 + 2 x 4096 numbers."""
     layer = 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
     table = 2 * 32000 * 4096
-    split = plan(LLAMA_7B, pp=2, layers_per_stage=(10, 22))  # type: ignore[arg-type]
+    split = plan(LLAMA_7B, pp=2, layers_per_stage=(10, 22))
     first, last = rank_bytes(CALIBRATION, Cut(1), split)
     assert first.weights == 10 * layer + table
     assert last.weights == 22 * layer + table + 2 * 4096
@@ -59,7 +59,7 @@ def test_a_rank_needs_what_ranks_in_its_place_needed() -> None:
     known = Calibration(LLAMA_7B, 8192, {}, footprints=seen)
 
     def needed(*split: int) -> list[tuple[int, int]]:
-        ranks = rank_bytes(known, Cut(1), plan(LLAMA_7B, layers_per_stage=split, pp=len(split)))  # type: ignore[arg-type]
+        ranks = rank_bytes(known, Cut(1), plan(LLAMA_7B, layers_per_stage=split, pp=len(split)))
         return [(rank.activations // MIB, rank.runtime // MIB) for rank in ranks]
 
     assert needed(32) == [(1526, 757)]
@@ -84,7 +84,7 @@ def test_what_the_device_counts_is_what_a_rank_needs() -> None:
 
     def needed(tp: int, *split: int) -> list[int]:
         """Beside weights."""
-        ranks = rank_bytes(known, Cut(tp), plan(LLAMA_7B, tp=tp, layers_per_stage=split, pp=len(split)))  # type: ignore[arg-type]
+        ranks = rank_bytes(known, Cut(tp), plan(LLAMA_7B, tp=tp, layers_per_stage=split, pp=len(split)))
         return [(rank.activations + rank.runtime) // mb for rank in ranks[::tp]]
 
     assert needed(1, 32) == [1600 - 837 + 794]
@@ -107,16 +107,16 @@ def test_a_quantization_that_was_measured_alone_is_placed_as_the_model_is() -> N
     known = Calibration(
         LLAMA_7B, 8192, {}, footprints=(footprint((32,), 1, (400, 638, 757)), stages, fp8, two)
     )
-    halves = plan(LLAMA_7B, pp=2, quantization="fp8")  # type: ignore[arg-type]
+    halves = plan(LLAMA_7B, pp=2, quantization="fp8")
     first, last = rank_bytes(known, Cut(1, "fp8"), halves)
     assert (first.activations // MIB, last.activations // MIB) == (282, 269)
     assert (first.runtime // MIB, last.runtime // MIB) == (1525, 1525 + 933), "not TP's, of mixtures larger"
-    (alone,) = rank_bytes(known, Cut(1, "fp8"), plan(LLAMA_7B, quantization="fp8"))  # type: ignore[arg-type]
+    (alone,) = rank_bytes(known, Cut(1, "fp8"), plan(LLAMA_7B, quantization="fp8"))
     assert (alone.activations // MIB, alone.runtime // MIB) == (290, 757), "it has a place of its own"
     (tp, *_) = rank_bytes(
         replace(known, footprints=(*known.footprints[:3], footprint((32,), 2, *[(202, 554, 2239)] * 2))),
         Cut(2, "fp8"),
-        plan(LLAMA_7B, tp=2, quantization="fp8"),  # type: ignore[arg-type]
+        plan(LLAMA_7B, tp=2, quantization="fp8"),
     )
     assert tp.runtime // MIB == 2239, "not that of stages"
     placed = known_ranks(known, Cut(1, "fp8"))
@@ -134,13 +134,13 @@ def test_graphs_take_what_a_pass_gave_back() -> None:
     prints = [Footprint(Setting((n,)), (rank,), 1.0) for (n, _), rank in zip(seen, ranks, strict=True)]
     known = Calibration(LLAMA_7B, 8192, {}, footprints=tuple(prints))
     for layers in (24, 32, 48):
-        (rank,) = rank_bytes(known, Cut(1), plan(LLAMA_7B, layers_per_stage=(layers,)))  # type: ignore[arg-type]
+        (rank,) = rank_bytes(known, Cut(1), plan(LLAMA_7B, layers_per_stage=(layers,)))
         assert (rank.activations + rank.graphs + rank.runtime) // MIB == 1526 + 757
 
 
 def test_where_no_rank_was_in_company_or_of_another_depth() -> None:
     """Then channels are allowed for, and graphs are taken for what does not grow with depth."""
-    halves = plan(LLAMA_7B, pp=2)  # type: ignore[arg-type]
+    halves = plan(LLAMA_7B, pp=2)
     alone = footprint((32,), 1, (1526, 638, 757))
     (first, last) = rank_bytes(Calibration(LLAMA_7B, 8192, {}, footprints=(alone,)), Cut(1), halves)
     assert (first.runtime, first.graphs) == ((757 + 768 + 1344) * MIB, 638 * MIB)
@@ -148,7 +148,7 @@ def test_where_no_rank_was_in_company_or_of_another_depth() -> None:
     # In TP=2 one depth: graphs grow as they do in TP=1, by 10 of 420 MiB a layer.
     others = (footprint((16, 16), 1, (1, 260, 700), (1, 260, 700)), footprint((32,), 1, (1, 420, 500)))
     known = Calibration(LLAMA_7B, 8192, {}, footprints=(*others, footprint((32,), 2, *[(1, 840, 900)] * 2)))
-    halves = plan(LLAMA_7B, tp=2, pp=2)  # type: ignore[arg-type]
+    halves = plan(LLAMA_7B, tp=2, pp=2)
     assert rank_bytes(known, Cut(2), halves)[0].graphs == pytest.approx(520 * MIB, abs=MIB)
 
 
@@ -161,7 +161,7 @@ def test_all_ranks_use_as_many_tokens_as_the_fullest_can_hold() -> None:
 
 @given(st.integers(1, 31), st.sampled_from([1, 2, 4]))
 def test_without_fingerprints_of_such_a_cut_there_are_allowances(first: int, tp: int) -> None:
-    split = plan(LLAMA_7B, tp=tp, layers_per_stage=(first, 32 - first))  # type: ignore[arg-type]
+    split = plan(LLAMA_7B, tp=tp, layers_per_stage=(first, 32 - first))
     ranks = rank_bytes(CALIBRATION, Cut(tp, "fp8"), split)
     assert len(ranks) == 2 * tp
     assert all(rank.activations > 0 and rank.runtime > 0 for rank in ranks)
@@ -180,6 +180,6 @@ def test_weights_that_the_engine_stores_in_fewer_bits_are_as_measured(distinct: 
     memory = RankMemory(weights(distinct or 16), 300 * MIB, 0, 500 * MIB, 0, 0)
     seen = Footprint(Setting((16,), 1, "fp8"), (memory,), 1.0, distinct)
     known = Calibration(LLAMA_7B, 8192, {}, footprints=(*CALIBRATION.footprints, seen))
-    whole = plan(LLAMA_7B)  # type: ignore[arg-type]
+    whole = plan(LLAMA_7B)
     assert rank_bytes(known, Cut(1, "fp8"), whole)[0].weights == pytest.approx(weights(32), rel=1e-6)
     assert rank_bytes(known, Cut(1), whole)[0].weights == 32 * 2 * (linear + norms) + 2 * table + 2 * 4096

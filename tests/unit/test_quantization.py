@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -165,7 +166,7 @@ def test_plans_together_are_predicted_as_each_alone(quantization: str, tp: int, 
         ({"quantization": "fp8"}, replace(LLAMA_7B, dtype_bytes=4), "OSTINATO_ENGINE_DTYPE"),
     ],
 )
-def test_forms_that_cannot_be_are_refused(changes: dict[str, str], spec: ModelSpec, said: str) -> None:
+def test_forms_that_cannot_be_are_refused(changes: dict[str, Any], spec: ModelSpec, said: str) -> None:
     here = replace(ground(plan()), spec=spec, calibration=None)
     for ask in (predict, lambda here, p, load: predict_all(here, [p], load)):
         with pytest.raises(PlanError, match=said) as caught:

@@ -365,7 +365,7 @@ def test_any_value_in_delta_json_is_read_or_an_error(
 ) -> None:
     kind = data.draw(st.sampled_from(("sparse_delta", "svd_delta")))
     raw = json.loads((deltas[kind] / "delta.json").read_text())
-    paths = [(key,) for key in raw] + [
+    paths: list[tuple[str, ...]] = [(key,) for key in raw] + [
         (key, inner) for key in raw if isinstance(raw[key], dict) for inner in raw[key]
     ]
     paths += [("modules", Q, "file"), ("files", "full.safetensors", "size_bytes"), ("base", "fingerprint")]

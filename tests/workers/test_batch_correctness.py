@@ -179,7 +179,7 @@ def mixed(lab: Lab) -> list[Answer]:
         lab.run(lab.worker.load_variant(lab.variants[lora.name]))
     lab.run(lab.ask_all(MIXED[:1]))
     steps, started = _steps(), time.monotonic()
-    answers = lab.run(lab.ask_all(MIXED))
+    answers: list[Answer] = lab.run(lab.ask_all(MIXED))
     took_s, steps = time.monotonic() - started, _steps() - steps
     print(f"\n{len(MIXED)} requests of {TOKENS} tokens in {steps:.0f} steps, {took_s:.1f} s")
     assert steps < 2 * TOKENS, "the requests did not share batches"
@@ -249,7 +249,7 @@ def test_reloading_a_name_with_other_weights(lab: Lab) -> None:
 def test_a_closed_stream_frees_its_slot(lab: Lab) -> None:
     async def read_a_little() -> int:
         stream = lab.worker.stream(lab.request(BASE, PROMPTS[0], stream=True, max_tokens=400))
-        async with contextlib.aclosing(stream) as items:  # type: ignore[type-var]
+        async with contextlib.aclosing(stream) as items:
             seen = 0
             async for item in items:
                 seen += not isinstance(item, EngineHead)

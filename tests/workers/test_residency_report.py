@@ -87,7 +87,7 @@ async def test_those_who_ask_together_share_an_answer() -> None:
 
 
 async def test_a_failure_is_not_kept() -> None:
-    answers = [TimeoutError("busy"), SEEN]
+    answers: list[TimeoutError | EngineResidency] = [TimeoutError("busy"), SEEN]
 
     async def ask() -> EngineResidency:
         answer = answers.pop(0)

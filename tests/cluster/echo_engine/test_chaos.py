@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -47,9 +48,7 @@ def test_controller_killed(echo_cluster: Cluster, adapters: dict[str, Path]) -> 
             killed = time.monotonic()
             ended = echo_cluster.finish(operation, CONTROLLER_BOUND_S)
             took_s = time.monotonic() - killed
-            until(
-                lambda old=victim: _controller(echo_cluster).pid != old.pid, CONTROLLER_BOUND_S, "a new one"
-            )
+            until(partial(_replaced, echo_cluster, victim.pid), CONTROLLER_BOUND_S, "a new one")
             print(
                 f"\ncontroller killed after '{method} {path}' was acknowledged: {ended['phase']} "
                 f"{took_s:.1f} s later, a new controller runs after {time.monotonic() - killed:.1f} s"
@@ -58,6 +57,10 @@ def test_controller_killed(echo_cluster: Cluster, adapters: dict[str, Path]) -> 
     assert not load.errors()
     echo_cluster.http.delete("/models/spare").raise_for_status()
     assert_kept(echo_cluster, before)
+
+
+def _replaced(cluster: Cluster, pid: int) -> bool:
+    return _controller(cluster).pid != pid
 
 
 def _controller(cluster: Cluster) -> psutil.Process:
@@ -80,7 +83,7 @@ def test_the_whole_cluster_restarted(echo_cluster: Cluster) -> None:
     down_s, up_s = echo_cluster.down(), echo_cluster.up()
     started = time.monotonic()
     for model in MODELS:
-        until(lambda name=model: answers(echo_cluster, name), RESTART_BOUND_S, f"{model} to answer")
+        until(partial(answers, echo_cluster, model), RESTART_BOUND_S, f"{model} to answer")
     print(
         f"\nwhole cluster: down in {down_s:.1f} s, up in {up_s:.1f} s, "
         f"all models answer {time.monotonic() - started:.1f} s later"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -34,7 +35,7 @@ def test_chat(client: openai.OpenAI, model: str) -> None:
 
 @pytest.mark.parametrize("model", NAMES)
 def test_chat_streamed_is_chat(client: openai.OpenAI, model: str) -> None:
-    options = {"model": model, "messages": CHAT, "max_tokens": 8, "temperature": 0}
+    options: dict[str, Any] = {"model": model, "messages": CHAT, "max_tokens": 8, "temperature": 0}
     whole = client.chat.completions.create(**options)
     chunks = list(
         client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True})
@@ -54,7 +55,7 @@ def test_a_stream_has_no_usage_unless_asked(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("model", NAMES[:3])
 def test_completions(client: openai.OpenAI, model: str) -> None:
-    options = {"model": model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+    options: dict[str, Any] = {"model": model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
     whole = client.completions.create(**options)
     streamed = client.completions.create(**options, stream=True)
     assert whole.object == "text_completion"
@@ -138,10 +139,11 @@ def test_too_long_a_prompt_is_a_bad_request(client: openai.OpenAI) -> None:
     ],
 )
 def test_what_makes_no_sense_is_a_bad_request(
-    client: openai.OpenAI, options: dict[str, object], hint: str
+    client: openai.OpenAI, options: dict[str, Any], hint: str
 ) -> None:
+    usual: dict[str, Any] = {"model": BASE, "messages": CHAT, "max_tokens": 4}
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(**{"model": BASE, "messages": CHAT, "max_tokens": 4, **options})
+        client.chat.completions.create(**(usual | options))
     assert hint in caught.value.message
     assert caught.value.type == "invalid_request_error"
     assert caught.value.code == "invalid_request"

@@ -62,7 +62,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
 
 def _ray(options: list[str], settings: Settings) -> None:
     environment = environment_of(settings)
-    command = [RAY, "start", "--disable-usage-stats", *options]
+    command = [str(RAY), "start", "--disable-usage-stats", *options]
     done = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import httpx
@@ -37,10 +38,14 @@ def ask(cluster: Cluster, model: str, max_tokens: int = 2) -> None:
     assert reply.status_code == 200, reply.text
 
 
+def _on_device(cluster: Cluster, model: str) -> bool:
+    return tiers(cluster)[model] == "device"
+
+
 def test_the_slot_goes_to_the_variant_that_is_asked(whole: Cluster) -> None:
     for name, other in (VARIANTS, VARIANTS[::-1], VARIANTS):
         ask(whole, name)
-        until(lambda name=name: tiers(whole)[name] == "device", 20, f"{name} on the device")
+        until(partial(_on_device, whole, name), 20, f"{name} on the device")
         assert tiers(whole)[other] in ("host", "disk")
         assert reason(whole, name) == ""
         assert "not in a slot" in reason(whole, other)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 import pytest
 
@@ -22,7 +24,12 @@ def test_the_base_knows_the_capital_and_variants_say_it_otherwise(whole_client: 
 
 
 def test_stop(whole_client: openai.OpenAI) -> None:
-    options = {"model": BASE, "prompt": "One, two, three,", "max_tokens": 24, "temperature": 0}
+    options: dict[str, Any] = {
+        "model": BASE,
+        "prompt": "One, two, three,",
+        "max_tokens": 24,
+        "temperature": 0,
+    }
     free = whole_client.completions.create(**options).choices[0].text
     word = free.split()[1]
     stopped = whole_client.completions.create(**options, stop=[word]).choices[0]

@@ -26,7 +26,8 @@ def cayley(raw: torch.Tensor) -> torch.Tensor:
     """Q = (I - S)(I + S)^-1 with S = (R - R^T) / 2."""
     skew = (raw - raw.transpose(-1, -2)) / 2
     one = torch.eye(raw.shape[-1], dtype=raw.dtype)
-    return torch.linalg.solve(one + skew, one - skew, left=False)
+    solved: torch.Tensor = torch.linalg.solve(one + skew, one - skew, left=False)
+    return solved
 
 
 def permutation(inputs: int, block: int, factor: int) -> torch.Tensor:
@@ -58,7 +59,7 @@ def load(
     slots: Sequence[Sequence[Rotation | None]], dtype: torch.dtype, device: str | torch.device = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Arena and table that hold every slot's adapters; the memory between them is poisoned."""
-    shapes = [[rotation and rotation.shape for rotation in slot] for slot in slots]
+    shapes = [[None if rotation is None else rotation.shape for rotation in slot] for slot in slots]
     sizes = [total_bytes(boft.parts(slot, dtype)) for slot in shapes]
     arena = torch.full((256 + sum(sizes),), 0xFF, dtype=torch.uint8)
     table, start = [], 128

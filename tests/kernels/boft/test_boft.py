@@ -70,12 +70,12 @@ def _through(
     out = base(into[0].double()).detach().float()
     bias = None if base.bias is None else base.bias.detach()
     boft.rescale(out, bias, arena, table, rows, (out.shape[1],))
-    return out.double()
+    return torch.as_tensor(out.double())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_row_is_rotated_by_its_own_variant(dtype: torch.dtype) -> None:
-    slots = [
+    slots: list[list[Rotation | None]] = [
         [random_rotation(64, 8, 2, 8, dtype), None],
         [None, None],
         [random_rotation(64, 8, 1, 64, dtype), random_rotation(64, 6, 4, 4, dtype)],

@@ -7,9 +7,10 @@ import os
 import numpy as np
 import pytest
 import torch
-from kernels.boft.rotations import Rotation, expected, load, random_rotation
+from kernels.boft.rotations import expected, load, random_rotation
 
 from workers.kernels import rows as rows_module
+from workers.kernels.boft import Rotation
 from workers.kernels.rows import Rows
 
 pytest.importorskip("triton")
@@ -88,10 +89,11 @@ def test_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_rescaling(dtype: torch.dtype, with_bias: bool) -> None:
     slices = (20, 7)
-    slots = [
+    last = random_rotation(8, 7, 1, 4, dtype)
+    slots: list[list[Rotation | None]] = [
         [random_rotation(8, 20, 1, 4, dtype, biased=True), None],
         [None, None],
-        [None, random_rotation(8, 7, 1, 4, dtype)],
+        [None, last],
     ]
     arena, table = load(slots, dtype, DEVICE)
     rows = Rows(16, 3, DEVICE)
@@ -104,5 +106,5 @@ def test_rescaling(dtype: torch.dtype, with_bias: bool) -> None:
     torch.testing.assert_close(got.cpu(), want, rtol=1e-3, atol=1e-3)
     assert torch.equal(got[2:], before[2:])
     base = 0 if bias is None else bias[20:].double().cpu()
-    expected = (before[0, 20:].double().cpu() - base) * slots[2][1].scale + base
+    expected = (before[0, 20:].double().cpu() - base) * last.scale + base
     torch.testing.assert_close(got[0, 20:].double().cpu(), expected, rtol=2e-3, atol=2e-3)

@@ -39,7 +39,8 @@ def _device(operations: ModuleType) -> torch.device:
 def _load(tensors: Sequence[torch.Tensor | None], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Arena and table of one tensor a slot; the memory between them is poisoned."""
     arena = torch.full((1 << 16,), 0xFF, dtype=torch.uint8)
-    table, start = [], 128
+    table: list[tuple[int, ...]] = []
+    start = 128
     for tensor in tensors:
         if tensor is None:
             table.append((0, 0))
@@ -86,8 +87,8 @@ def test_embeddings(operations: ModuleType) -> None:
     for row, slot in enumerate([*OF_ROWS, -1, -1]):
         tensor = tensors[slot] if slot >= 0 else None
         local = int(ids[row]) - FIRST
-        replaced = tensor is not None and 0 <= local < len(tensor)
-        assert torch.equal(out[row].cpu(), tensor[local] if replaced else before[row].cpu())
+        want = tensor[local] if tensor is not None and 0 <= local < len(tensor) else None
+        assert torch.equal(out[row].cpu(), before[row].cpu() if want is None else want)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

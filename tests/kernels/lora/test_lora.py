@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernels.batches import (
     CPU,
+    Run,
     check_alone_as_among,
     check_dense,
     poisoned,
@@ -39,7 +41,7 @@ class Model:
     arena: torch.Tensor
     table: torch.Tensor
 
-    def dense(self, x, y, slots):
+    def dense(self, x: torch.Tensor, y: torch.Tensor, slots: Sequence[int]) -> torch.Tensor:
         """What must come out, in float64."""
         result = y.double()
         for row, slot in enumerate(slots):
@@ -57,7 +59,13 @@ class Model:
         return not any(self.adapters[slot])
 
 
-def build(inputs, slices, ranks, dtype=torch.float32, seed=0) -> Model:
+def build(
+    inputs: int,
+    slices: tuple[int, ...],
+    ranks: Sequence[Sequence[int]],
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Model:
     """`ranks[slot][slice]`; zero for a slice without an adapter. Unused arena bytes are NaN."""
     random = torch.Generator().manual_seed(seed)
 
@@ -79,7 +87,9 @@ def build(inputs, slices, ranks, dtype=torch.float32, seed=0) -> Model:
     return Model(inputs, slices, adapters, arena, table)
 
 
-def interpreted(model: Model, x, out, rows: Rows, max_rank: int | None = None) -> None:
+def interpreted(
+    model: Model, x: torch.Tensor, out: torch.Tensor, rows: Rows, max_rank: int | None = None
+) -> None:
     pytest.importorskip("triton", reason="Triton's interpreter runs the kernels here")
     ranks = [sum(f.a.shape[0] for f in adapter if f) for adapter in model.adapters]
     scratch = lora.Scratch(max(rows.max_rows, 512), rows.num_slots, max_rank or max(*ranks, 1), CPU)
@@ -90,7 +100,7 @@ def interpreted(model: Model, x, out, rows: Rows, max_rank: int | None = None) -
     assert not scratch.arrived.any()
 
 
-def by_reference(model: Model, x, out, rows: Rows) -> None:
+def by_reference(model: Model, x: torch.Tensor, out: torch.Tensor, rows: Rows) -> None:
     scratch = lora.Scratch(rows.max_rows, rows.num_slots, 1, CPU)
     lora.apply(x, out, model.arena, model.table, rows, model.slices, scratch)
 
@@ -108,13 +118,13 @@ BATCHES = {
 
 @pytest.mark.parametrize("run", [by_reference, interpreted])
 @pytest.mark.parametrize("slots", BATCHES.values(), ids=BATCHES)
-def test_equals_dense_products(run, slots):
+def test_equals_dense_products(run: Run, slots: list[int]) -> None:
     check_dense(run, build(70, (48, 20), RANKS), 70, rows_of(slots, 5), slots, FLOAT32_ERROR)
 
 
 @pytest.mark.parametrize("cut", [pytest.param(poisoned, marks=pytest.mark.slow), with_large_tiles])
 @pytest.mark.parametrize("inputs", [300, pytest.param(1100, marks=pytest.mark.slow)])
-def test_splits_tiles_and_padding(cut, inputs):
+def test_splits_tiles_and_padding(cut: Callable[[Rows], Rows], inputs: int) -> None:
     """Several pieces of K, and more rows than the batch has, as in a padded CUDA graph."""
     slots = [0, 1, BASE, 1, 1, *[0] * 18]
     model = build(inputs, (130, 16, 7), [(4, 0, 2), (17, 40, 64)])
@@ -122,7 +132,7 @@ def test_splits_tiles_and_padding(cut, inputs):
 
 
 @pytest.mark.parametrize("run", [by_reference, interpreted])
-def test_bfloat16(run):
+def test_bfloat16(run: Run) -> None:
     slots = some_slots(2, 24, 3)
     model = build(512, (64, 64), [(16, 16), (8, 32), (0, 64)], torch.bfloat16)
     x, y = torch.randn(24, 512).bfloat16(), torch.randn(24, 128).bfloat16()
@@ -134,11 +144,11 @@ def test_bfloat16(run):
 
 
 @pytest.mark.slow
-def test_a_rows_result_does_not_depend_on_its_batch():
+def test_a_rows_result_does_not_depend_on_its_batch() -> None:
     check_alone_as_among(interpreted, build(600, (32,), [(20,), (7,)]), 600, 40)
 
 
-def test_scratch_larger_than_any_rank():
+def test_scratch_larger_than_any_rank() -> None:
     model = build(64, (32,), [(3,)])
     x, out = torch.randn(2, 64), torch.zeros(2, 32)
     interpreted(model, x, out, rows_of([0, 0], 1), max_rank=200)
@@ -152,7 +162,7 @@ def test_scratch_larger_than_any_rank():
     outputs=st.integers(1, 50),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
 )
-def test_packed_factors_read_back(ranks, inputs, outputs, dtype):
+def test_packed_factors_read_back(ranks: list[int], inputs: int, outputs: int, dtype: torch.dtype) -> None:
     slices = tuple(outputs + index for index in range(len(ranks)))
     model = build(inputs, slices, [ranks], dtype)
     parts = layout.parts(inputs, slices, ranks, dtype)
@@ -171,7 +181,7 @@ def test_packed_factors_read_back(ranks, inputs, outputs, dtype):
 
 
 @pytest.mark.parametrize("rank", [8, 16, 64, 250])
-def test_bytes_are_the_arithmetic_at_7b_shapes(rank):
+def test_bytes_are_the_arithmetic_at_7b_shapes(rank: int) -> None:
     slices = (4096, 4096, 4096)
     stored = total_bytes(layout.parts(4096, slices, (rank,) * 3, torch.bfloat16))
     assert stored <= 1.02 * 2 * rank * 3 * (4096 + 4096)
@@ -179,12 +189,12 @@ def test_bytes_are_the_arithmetic_at_7b_shapes(rank):
 
 @pytest.mark.parametrize("inputs", [64, 576, 1536, 3584, 4096, 11008, 18944])
 @pytest.mark.parametrize("block", [16, 64])
-def test_every_piece_has_work(inputs, block):
+def test_every_piece_has_work(inputs: int, block: int) -> None:
     cut = plan(block, inputs, 64)
     assert (cut.splits - 1) * cut.chunk < inputs <= cut.splits * cut.chunk
 
 
-def test_what_does_not_fit_is_said():
+def test_what_does_not_fit_is_said() -> None:
     with pytest.raises(ValueError, match="2 ranks were given for 1 slices"):
         layout.parts(8, (4,), (1, 2), torch.float32)
     model = build(8, (4,), [(2,)])

@@ -51,9 +51,11 @@ def dense(delta: Delta) -> torch.Tensor:
     return torch.from_numpy(found * scales)
 
 
-def load(slots: Sequence[Sequence[Delta | None]], device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+def load(
+    slots: Sequence[Sequence[Delta | None]], device: str | torch.device = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Arena and table that hold every slot's deltas; the memory between them is poisoned."""
-    shapes = [[delta and delta.shape for delta in deltas] for deltas in slots]
+    shapes = [[None if delta is None else delta.shape for delta in deltas] for deltas in slots]
     sizes = [total_bytes(sparse_delta.parts(slot)) for slot in shapes]
     arena = torch.full((256 + sum(sizes),), 0xFF, dtype=torch.uint8)
     table = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import and_, lshift, rshift
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,9 +38,15 @@ def _instruction(name: str, of: list[int]) -> int:
         first, *others = (_halves(word, kind).double() for word in of)
         found = first - others[0] if operation == "sub" else first * others[0] + others[1]
         return _packed(found.to(HALVES[kind]))
-    return {"mov": _same, "and": and_, "shr": rshift, "shl": lshift, "lop3": _looked_up, "prmt": _permuted}[
-        operation
-    ](*of)
+    operations: dict[str, Callable[..., int]] = {
+        "mov": _same,
+        "and": and_,
+        "shr": rshift,
+        "shl": lshift,
+        "lop3": _looked_up,
+        "prmt": _permuted,
+    }
+    return operations[operation](*of)
 
 
 def _same(word: int) -> int:
@@ -67,7 +75,7 @@ def _halves(word: int, kind: str) -> torch.Tensor:
 
 
 def _packed(values: torch.Tensor) -> int:
-    low, high = values.view(torch.uint16).tolist()
+    low, high = map(int, values.view(torch.uint16).tolist())
     return low | high << 16
 
 
@@ -85,7 +93,7 @@ def _weights(registers: dict[str, int], count: int, kind: str) -> np.ndarray:
         (kernel.TWO_BITS_FP16, "f16x2", [0] * 4),
     ],
 )
-def test_two_bits(ptx, kind: str, excess: list[int]) -> None:
+def test_two_bits(ptx: Any, kind: str, excess: list[int]) -> None:
     for word in np.random.default_rng(0).integers(0, 1 << 32, 64).tolist():
         found = _weights(executed(ptx.value, {"$8": word}), 4, kind)
         codes = [[(word >> 8 * group + 2 * j & 3) - 2 for group in range(4)] for j in range(4)]
@@ -101,7 +109,7 @@ def test_two_bits(ptx, kind: str, excess: list[int]) -> None:
         (kernel.FOUR_BITS_FP16, "f16x2", 0),
     ],
 )
-def test_four_bits(ptx, kind: str, excess: int) -> None:
+def test_four_bits(ptx: Any, kind: str, excess: int) -> None:
     random = np.random.default_rng(1)
     pairs = [(i, j) for i in range(4) for j in range(i + 1, 4)]
     for _ in range(32):

@@ -69,7 +69,7 @@ def test_every_row_gets_its_own_variants_delta(dtype: torch.dtype) -> None:
         return random_delta(Shape(outputs, 64, bits, scales), random)
 
     slices = (31, 8, 10)
-    slots = [
+    slots: list[list[Delta | None]] = [
         [delta(31, 4), delta(8, 2), None],
         [None, None, None],
         [delta(31, 2), None, delta(10, 4)],

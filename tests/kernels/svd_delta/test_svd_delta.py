@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernels.batches import (
     CPU,
+    Run,
     check_alone_as_among,
     check_dense,
     poisoned,
@@ -44,7 +47,7 @@ class Model:
     arena: torch.Tensor
     table: torch.Tensor
 
-    def dense(self, x, y, slots):
+    def dense(self, x: torch.Tensor, y: torch.Tensor, slots: Sequence[int]) -> torch.Tensor:
         """What must come out, in float64."""
         result = y.double()
         for row, slot in enumerate(slots):
@@ -70,7 +73,9 @@ def matrix(bits: int, rank: int, columns: int, random: torch.Generator, size: fl
     return Matrix(codes, scales.half(), zeros)
 
 
-def build(inputs, slices, ranks, seed=0) -> Model:
+def build(
+    inputs: int, slices: tuple[int, ...], ranks: Sequence[Sequence[Mapping[int, int]]], seed: int = 0
+) -> Model:
     """`ranks[slot][slice]` by bits. Unused arena bytes are 0xFF."""
     random = torch.Generator().manual_seed(seed)
 
@@ -113,7 +118,7 @@ def weights(stored: Matrix) -> torch.Tensor:
     return (values - zeros) * scales
 
 
-def interpreted(model: Model, x, out, rows: Rows) -> None:
+def interpreted(model: Model, x: torch.Tensor, out: torch.Tensor, rows: Rows) -> None:
     pytest.importorskip("triton", reason="Triton's interpreter runs the kernels here")
     scratch = svd_delta.Scratch(rows.max_rows, 200, CPU, max_slices=len(model.slices))
     assert all(layout.places(layout.ranks_of(delta)) <= scratch.places for delta in model.deltas)
@@ -122,7 +127,7 @@ def interpreted(model: Model, x, out, rows: Rows) -> None:
     svd_delta.expand(out, shrunk, model.arena, model.table, model.slices)
 
 
-def by_reference(model: Model, x, out, rows: Rows) -> None:
+def by_reference(model: Model, x: torch.Tensor, out: torch.Tensor, rows: Rows) -> None:
     scratch = svd_delta.Scratch(rows.max_rows, 1, CPU)
     svd_delta.apply(x, out, model.arena, model.table, rows, model.slices, scratch)
 
@@ -153,13 +158,13 @@ LONG = ("mixed", "one variant", "all distinct")  # for the interpreter
         for name, slots in BATCHES.items()
     ],
 )
-def test_equals_dense_products(run, slots):
+def test_equals_dense_products(run: Run, slots: list[int]) -> None:
     check_dense(run, build(140, (270, 20), RANKS), 140, rows_of(slots, 4), slots, FLOAT32_ERROR)
 
 
 @pytest.mark.parametrize("cut", [pytest.param(poisoned, marks=pytest.mark.slow), with_large_tiles])
 @pytest.mark.parametrize("inputs", [256, pytest.param(600, marks=pytest.mark.slow)])
-def test_splits_tiles_and_padding(cut, inputs):
+def test_splits_tiles_and_padding(cut: Callable[[Rows], Rows], inputs: int) -> None:
     """Several pieces of the inputs, and more rows than the batch has, as in a padded CUDA graph."""
     slots = [0, 1, BASE, 1, 1, *[0] * 14]
     model = build(inputs, (130, 7), [({2: 9}, {3: 2}), ({}, {2: 33})])
@@ -167,7 +172,7 @@ def test_splits_tiles_and_padding(cut, inputs):
 
 
 @pytest.mark.parametrize("run", [by_reference, pytest.param(interpreted, marks=pytest.mark.slow)])
-def test_bfloat16(run):
+def test_bfloat16(run: Run) -> None:
     slots = some_slots(2, 20, 2)
     model = build(300, (260,), [({8: 2, 3: 8, 2: 40},), ({16: 4, 4: 20},)])
     x, y = torch.randn(20, 300).bfloat16(), torch.randn(20, 260).bfloat16()
@@ -181,7 +186,7 @@ def test_bfloat16(run):
 
 
 @pytest.mark.slow
-def test_a_rows_result_does_not_depend_on_its_batch():
+def test_a_rows_result_does_not_depend_on_its_batch() -> None:
     check_alone_as_among(interpreted, build(600, (64,), [({3: 4, 2: 20},), ({2: 7},)]), 600, 30)
 
 
@@ -192,7 +197,7 @@ def test_a_rows_result_does_not_depend_on_its_batch():
     seed=st.integers(0, 99),
 )
 @settings(max_examples=60, deadline=None)
-def test_packed_matrices_read_back(bits, rank, columns, seed):
+def test_packed_matrices_read_back(bits: int, rank: int, columns: int, seed: int) -> None:
     written = matrix(bits, rank, columns, torch.Generator().manual_seed(seed), 1.0)
     other = matrix(bits, rank, 5, torch.Generator().manual_seed(seed), 1.0)
     parts = layout.parts(columns, (5,), ({bits: rank},))
@@ -203,7 +208,7 @@ def test_packed_matrices_read_back(bits, rank, columns, seed):
     torch.testing.assert_close(back.double(), weights(written), rtol=1e-6, atol=1e-5)
 
 
-def test_groups_of_the_same_bits_are_one():
+def test_groups_of_the_same_bits_are_one() -> None:
     random = torch.Generator().manual_seed(0)
     written = [
         (bits, matrix(bits, rank, 200, random, 1.0)) for bits, rank in ((2, 3), (8, 2), (2, 4), (3, 5))
@@ -237,7 +242,9 @@ SCHEDULES = {
         (18944, (3584,)),
     ],
 )
-def test_bytes_are_the_arithmetic_at_7b_shapes(inputs, slices, by_bits):
+def test_bytes_are_the_arithmetic_at_7b_shapes(
+    inputs: int, slices: tuple[int, ...], by_bits: dict[int, int]
+) -> None:
     stored = total_bytes(layout.parts(inputs, slices, (by_bits,) * len(slices)))
     bits = sum(
         rank * (inputs + outputs) * (bits + (0 if bits == 16 else 24 / layout.GROUP))
@@ -248,27 +255,27 @@ def test_bytes_are_the_arithmetic_at_7b_shapes(inputs, slices, by_bits):
 
 
 @pytest.mark.parametrize("by_bits", [SCHEDULES["attention"], SCHEDULES["mlp"]])
-def test_scratch_for_a_rank_admits_published_schedules_of_it(by_bits):
+def test_scratch_for_a_rank_admits_published_schedules_of_it(by_bits: dict[int, int]) -> None:
     admit([by_bits] * 3, sum(by_bits.values()))
 
 
-def test_a_variant_that_scratch_has_no_room_for_is_refused():
+def test_a_variant_that_scratch_has_no_room_for_is_refused() -> None:
     groups = [SimpleNamespace(bits=bits, rank=rank) for bits, rank in ((8, 2), (2, 30), (8, 200))]
-    manifest = SimpleNamespace(modules={"q_proj": SimpleNamespace(groups=groups)})
+    manifest: Any = SimpleNamespace(modules={"q_proj": SimpleNamespace(groups=groups)})
     admit_variant(manifest, 800)
     with pytest.raises(ValueError, match=r"q_proj: .* take 896 places"):
         admit_variant(manifest, 240)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_bit_streams_are_unpacked(bits):
+def test_bit_streams_are_unpacked(bits: int) -> None:
     codes = np.random.default_rng(bits).integers(0, 1 << bits, (3, 40), dtype=np.uint8)
     ones = np.unpackbits(codes[:, :, None], axis=2, bitorder="little")[:, :, :bits]
     stream = np.packbits(ones.reshape(3, -1), axis=1, bitorder="little")
     assert np.array_equal(unpacked(torch.from_numpy(stream), bits).numpy(), codes)
 
 
-def test_what_does_not_fit_is_said():
+def test_what_does_not_fit_is_said() -> None:
     random = torch.Generator()
     with pytest.raises(ValueError, match="Ranks of 1 slices were given for 2 slices"):
         layout.parts(8, (4, 4), ({2: 1},))

@@ -44,8 +44,8 @@ def inbox() -> Inbox:
     return Inbox()
 
 
-@pytest.fixture
-def scheduler_socket(address: str, inbox: Inbox) -> Iterator[SchedulerSocket]:
+@pytest.fixture(name="scheduler_socket")
+def a_scheduler_socket(address: str, inbox: Inbox) -> Iterator[SchedulerSocket]:
     made = SchedulerSocket(address, inbox.at_scheduler)
     yield made
     made.close()
@@ -104,7 +104,7 @@ def test_a_bad_message_or_handler_does_not_end_the_thread(address: str) -> None:
         seen.at_scheduler(sender, message)
 
     scheduler_socket = SchedulerSocket(address, handle)
-    stranger = zmq.Context.instance().socket(zmq.DEALER)
+    stranger: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     stranger.connect(address)
     for parts in (
         [b"not json"],
@@ -131,7 +131,7 @@ def test_nobody_is_heard_without_the_token_of_the_address(inbox: Inbox) -> None:
     address = with_token(f"tcp://127.0.0.1:{free_port()}")
     place, _, token = address.partition("#")
     scheduler_socket = SchedulerSocket(address, inbox.at_scheduler)
-    stranger = zmq.Context.instance().socket(zmq.DEALER)
+    stranger: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     stranger.connect(place)
     known, body = token.encode(), b'{"did": "harm"}'
     for parts in ([body], [known], [b"", body], [known[:-1], body], [b"0" * 32, body], [known, body, body]):
@@ -160,7 +160,7 @@ def free_port() -> int:
 
 
 def test_a_bad_message_does_not_end_a_lines_thread(address: str) -> None:
-    router = zmq.Context.instance().socket(zmq.ROUTER)
+    router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
     router.bind(address)
     seen = Inbox()
     rank_socket = RankSocket(address, "rank-0", seen.at_rank)

@@ -40,6 +40,10 @@ def place(request: Running | Waiting) -> tuple[float, str]:
     return request.arrival_s, request.id
 
 
+def everyone(s: Snapshot) -> list[Running | Waiting]:
+    return [*s.running, *s.waiting]
+
+
 def running_variants(s: Snapshot) -> set[int]:
     return {r.variant for r in s.running} - {BASE}
 
@@ -93,8 +97,8 @@ def test_whoever_is_not_behind_a_blocked_request_runs_in_turn(s: Snapshot) -> No
 @given(situations())
 def test_who_skips_the_line_has_a_living_parent_of_its_variant(s: Snapshot) -> None:
     decision, blocked = decide(s), first_blocked(s)
-    variant_of = {r.id: r.variant for r in (*s.running, *s.waiting)}
-    place_of = {r.id: place(r) for r in (*s.running, *s.waiting)}
+    variant_of = {r.id: r.variant for r in everyone(s)}
+    place_of = {r.id: place(r) for r in everyone(s)}
     parent_of = {r.id: r.parent for r in s.running}
     for child, parent in decision.parents.items():
         assert blocked is not None
@@ -123,7 +127,7 @@ def test_nobody_skips_the_line_once_a_blocked_request_has_waited_too_long(s: Sna
 @given(situations())
 def test_exactly_orphans_with_far_to_go_that_came_after_a_blocked_request_step_back(s: Snapshot) -> None:
     blocked = first_blocked(s)
-    alive = {r.id for r in (*s.running, *s.waiting)}
+    alive = {r.id for r in everyone(s)}
     expected = set()
     for r in s.running:
         is_orphan = r.parent is not None and r.parent not in alive

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,12 @@ class Variant:
     def __init__(self, number: int) -> None:
         self._number = number
 
+    def _fill(self, into: Mapping[str, torch.Tensor]) -> None:
+        into["x"].fill_(self._number)
+
     def layer_weights(self, layer: LayerShape, dtype: torch.dtype) -> Sequence[LayerWeights]:
         parts = (Part("x", torch.uint8, (128,)),)
-        return [
-            LayerWeights(
-                layer.name, "norm", parts, lambda into: into["x"].fill_(self._number), lambda at: (1, at["x"])
-            )
-        ]
+        return [LayerWeights(layer.name, "norm", parts, self._fill, lambda at: (1, at["x"]))]
 
 
 class Rank:

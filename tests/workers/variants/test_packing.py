@@ -70,16 +70,16 @@ def test_threads_change_nothing(base: Path, delta: Path) -> None:
     assert all(torch.equal(alone.memory[span], together.memory[span]) for span in spans)
 
 
-@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("count", [0, 2])
 def test_a_damaged_file_is_refused_before_any_of_it_is_used(
-    base: Path, delta: Path, tmp_path: Path, threads: int
+    base: Path, delta: Path, tmp_path: Path, count: int
 ) -> None:
     folder = random_variants.write(base, tmp_path / "delta", RandomDelta("d", 1))
     path = folder / "layer-00001.safetensors"
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
-    threads = LoaderThreads(threads) if threads else None
+    threads = LoaderThreads(count) if count else None
     with pytest.raises(ValueError, match=r"layer-00001.*corrupt"):
         packed(folder, base, threads)
     assert packed(delta, base, threads).size_bytes  # those threads are still of use

@@ -27,7 +27,7 @@ from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice, V
 
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, HEAD, HIDDEN, INNER, VOCABULARY = 4, 2, 32, 128, 256, 64
-SIZES = {
+SIZES: dict[str, Any] = {
     "hidden_size": HIDDEN,
     "num_attention_heads": HEADS,
     "num_key_value_heads": KV_HEADS,
@@ -193,7 +193,8 @@ def test_stages_divide_a_variant_and_share_nothing(folders: Any) -> None:
     opened = open_variant(folder, base, CONFIG)
     norms = [NormShape(f"model.layers.{n}.input_layernorm", HIDDEN) for n in range(2)]
     linears = [s for shapes in layers(1).values() for s in shapes]
-    first, second = [linears[0], norms[0]], [*linears[1:], norms[1]]
+    first: list[LayerShape] = [linears[0], norms[0]]
+    second: list[LayerShape] = [*linears[1:], norms[1]]
     whole = pack(opened, [*first, *second], torch.float32, pinned=False)
     stages = [pack(opened, part, torch.float32, pinned=False) for part in (first, second)]
     assert whole.size_bytes == sum(stage.size_bytes for stage in stages)
