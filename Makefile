@@ -6,7 +6,10 @@ TORCH ?= torch==2.13.0
 PACKAGES := controlplane workers placement profiler
 CODE := $(PACKAGES) tests benchmarks scripts
 # Which tests run in one process: tests/conftest.py. Two or three mostly wait; each may need some GiB.
-SIDE_BY_SIDE := -n 2 --dist loadscope --no-loadscope-reorder
+SIDE_BY_SIDE := -n 3 --dist loadscope --no-loadscope-reorder
+
+# Tests start hundreds of processes: our code is compiled once for all of them.
+test test-long unit: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test test-long unit check format bench dist up down install install-dev system tools clean help
 
