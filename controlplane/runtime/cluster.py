@@ -116,7 +116,7 @@ class RayCluster:
     # --- engines of a base ---------------------------------------------------------------------
 
     async def prefetch(self, host: str, variant: VariantRef) -> None:
-        """Have every replica hold a variant in group memory. AdapterMismatch if an engine refuses it."""
+        """Have every replica hold a variant in host memory. AdapterMismatch if an engine refuses it."""
         await self._ask_all(host, "prefetch", variant)
 
     async def limit_variants(self, host: str, limit: int) -> None:
