@@ -1,7 +1,7 @@
 """Calling an ASGI application in-process, with cancellation.
 
 For those who run a worker without a cluster: benchmarks and tests. (In a cluster, requests reach the
-same application through the worker's door.)
+same application through the worker's HTTP server.)
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ async def stream(app: AsgiApp, request: EngineCall) -> AsyncGenerator[EngineHead
 
 
 async def _end(task: asyncio.Task[None], queue: asyncio.Queue[Any]) -> None:
-    """End an application that was told that its client left.
+    """End an application whose client has left.
 
     It gets a moment to act on that: vLLM stops generating a whole answer on the disconnect message
     only, and would go on with it as an orphan if its task were cancelled at once.

@@ -58,12 +58,12 @@ class EngineConfig:
 
     @property
     def group_name(self) -> str:
-        """What the cluster calls the worker group; without a name of its own, as its base."""
+        """The worker group's name in the cluster: its own, or else its base's."""
         return self.group or self.name
 
     @property
     def max_ongoing_requests(self) -> int:
-        """What one worker takes at once; beyond its batch they wait in the engine."""
+        """Requests that one worker takes at once. Those beyond its batch wait in the engine."""
         return max(64, 4 * self.max_num_seqs)
 
     @property
@@ -135,7 +135,8 @@ class RankReport:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What a worker says of itself. `address` and `secret` open its door to the gateway: not for the API."""
+    """What a worker says of itself. The gateway reaches its HTTP server by `address` and `secret`; the API
+    never shows them."""
 
     pid: int
     node: str

@@ -11,12 +11,12 @@ SECRET = "ostinato-secret"
 VARIANT = "ostinato-variant"
 # Beside a variant: how many may run at once. A worker that was restarted learns it with its first request.
 LIMIT = "ostinato-limit"
-# Set on an answer of the door itself: the engine never saw the request, so it may be sent elsewhere.
+# Set on an answer of the HTTP server itself: the engine never saw the request, so it may be sent elsewhere.
 REFUSED = "ostinato-refused"
 
 
 def request_headers(secret: str, variant: VariantRef | None, limit: int | None = None) -> dict[str, str]:
-    """The headers the door reads. JSON keeps a variant's name and path in ASCII and on one line."""
+    """The headers that the HTTP server reads. JSON keeps a variant's name and path in ASCII, on one line."""
     headers = {SECRET: secret, "content-type": "application/json"}
     if variant is not None:
         headers[VARIANT] = json.dumps([variant.name, variant.uid, variant.path])

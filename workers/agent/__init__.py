@@ -1,5 +1,5 @@
 """The agent of a node: what its devices hold and how busy they are, sampled every second.
 
-`reports` has the messages, `sampling` the pure part, `gpus` and `host` ask NVML and the kernel, `agent` keeps
-the samples.
+`gpus` and `host` read NVML and the kernel, `sampling` (pure) makes samples of what they read, `agent` keeps
+the samples, `reports` has the messages.
 """

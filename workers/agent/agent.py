@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Agent:
-    """A sample that cannot be taken leaves the last one in place, which `report` then says is old."""
+    """Where no sample can be taken the last one stays, and `report` says how old it is."""
 
     def __init__(self, options: AgentOptions) -> None:
         self._options = options
@@ -39,7 +39,7 @@ class Agent:
         return AgentReport(os.getpid(), self._devices, age_s, self._problem, self._rates)
 
     def remember(self, rates: NodeReport) -> None:
-        """Tell them from now on: they are measured once, and asked for by many."""
+        """Every later report has these rates: they are measured once, and many read them."""
         self._rates = rates
 
     def _run(self) -> None:

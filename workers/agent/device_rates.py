@@ -23,7 +23,7 @@ _MATRIX = 1024
 
 
 def probe(node: str, gpus: Collection[int] | None = None) -> NodeReport:
-    """Measure the GPUs of these indices (None: all), or else the CPU; about a second each kind."""
+    """Measure the GPUs of these indices (None: all), or the CPU where there are none. About 1 s a kind."""
     return NodeReport(node, _gpus(gpus) or (_cpu(),), vllm_version())
 
 
@@ -32,7 +32,7 @@ def _cpu() -> DeviceReport:
 
 
 def cpu_model() -> str:
-    """What the CPU calls itself, and how many of its cores may be used: another number, another speed."""
+    """The CPU's name, and how many of its cores may be used: the speed depends on both."""
     text = Path("/proc/cpuinfo").read_text(errors="replace") if Path("/proc/cpuinfo").exists() else ""
     named = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     name = named.group(1) if named else platform.machine()

@@ -1,4 +1,4 @@
-"""GPUs, asked of NVML, which needs no CUDA context. Without a driver there are none."""
+"""GPUs, as NVML reports them. NVML needs no CUDA context. Without a driver there are no GPUs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ T = TypeVar("T")
 class Nvml:
     """A session with the driver. Errors of every method: pynvml.NVMLError; then open a new one.
 
-    `only` some GPUs are read, None: all. Errors: ValueError for one that is not there. One that is lost is
-    left out until it is back; when all are, that is an error.
+    Reads the GPUs of `only`, or all if it is None. Raises ValueError for a GPU that is not there. A lost GPU
+    is left out until it is back; it is an error when all are lost.
     """
 
     def __init__(self, only: Iterable[int] | None = None) -> None:
@@ -48,7 +48,7 @@ class Nvml:
         pynvml.nvmlShutdown()
 
     def _open(self, index: int) -> None:
-        """A GPU that is lost cannot be opened either; the others need not wait for it."""
+        """A lost GPU cannot be opened; the others do not wait for it."""
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         self._names[index] = _text(pynvml.nvmlDeviceGetName(handle))
         self._handles[index] = handle
@@ -64,14 +64,14 @@ class Nvml:
             self._names[index],
             int(memory.total),
             int(memory.total) - int(memory.free),  # what the driver keeps for itself is not free either
-            _told(lambda: int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu), 0),
+            _answer(lambda: int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu), 0),
             tuple((p.pid, p.usedGpuMemory) for p in _processes(handle)),
         )
 
     def _are_linked(self, a: int, b: int) -> bool:
         pair, what = (self._handles[a], self._handles[b]), pynvml.NVML_P2P_CAPS_INDEX_NVLINK
         try:
-            status = _told(lambda: pynvml.nvmlDeviceGetP2PStatus(*pair, what), None)
+            status = _answer(lambda: pynvml.nvmlDeviceGetP2PStatus(*pair, what), None)
         except pynvml.NVMLError_GpuIsLost:  # either: the other one is none the worse
             return False
         return bool(status == pynvml.NVML_P2P_STATUS_OK)
@@ -91,13 +91,13 @@ def gpu_count() -> int:
 
 def _processes(handle: Any) -> list[Any]:
     return [
-        *_told(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle), []),
-        *_told(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle), []),
+        *_answer(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle), []),
+        *_answer(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle), []),
     ]
 
 
-def _told(ask: Callable[[], T], otherwise: T) -> T:
-    """An answer that a virtual GPU, a slice of one or an old driver may not give."""
+def _answer(ask: Callable[[], T], otherwise: T) -> T:
+    """What `ask` returns, or `otherwise` where a virtual GPU, a slice of one or an old driver cannot say."""
     try:
         return ask()
     except (

@@ -1,4 +1,4 @@
-"""The host, asked of the kernel: processes, memory, cgroups, cores."""
+"""The host, as the kernel reports it: processes, memory, cgroups, cores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MEMORY = {
 
 
 def processes() -> dict[int, ProcessRow]:
-    """All that can be seen from here, by pid. Only those of this process's Ray node have titles."""
+    """Every process that can be seen from here, by pid. Only processes of this Ray node have titles."""
     seen = {
         p.pid: ProcessRow(p.info["ppid"] or 0, " ".join(p.info["cmdline"] or ()))
         for p in psutil.process_iter(["ppid", "cmdline"])
@@ -46,7 +46,7 @@ def memory_of(pid: int) -> int:
 
 
 def read() -> HostReading:
-    """Utilisation is since the last call."""
+    """The host now. Utilisation is the mean since the last call."""
     memory = psutil.virtual_memory()
     return HostReading(
         total_bytes=int(memory.total),
@@ -58,7 +58,7 @@ def read() -> HostReading:
 
 
 def _limits() -> tuple[tuple[int, int], ...]:
-    """Of the cgroup this process is in and all above it. A container sees its own as the root."""
+    """Memory limits of this process's cgroup and those above it. A container sees its own as the root."""
     limits = []
     for version, path in cgroup_paths(_text(Path("/proc/self/cgroup")), "memory"):
         mount, limit, use = _MEMORY[version]
@@ -69,7 +69,7 @@ def _limits() -> tuple[tuple[int, int], ...]:
 
 
 def _cores() -> float:
-    """Those this process may run on, or as many as its cgroups let it keep busy."""
+    """How many cores this process may run on, or fewer if its cgroups let it keep fewer busy."""
     limits = [
         float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     ]

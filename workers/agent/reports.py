@@ -42,7 +42,7 @@ class DeviceSample:
 class AgentReport:
     """The last sample, taken `age_s` ago, and why there is no newer one if there should be.
 
-    `rates` is what was measured of the devices, once somebody told the agent.
+    `rates` are the measured rates of the devices, once the agent knows them.
     """
 
     pid: int
@@ -54,7 +54,7 @@ class AgentReport:
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """`gpus` are the indices of those that are ours, None: all. The last `window` samples are kept."""
+    """`gpus` are the indices of the GPUs to report, None: all. The agent keeps the last `window` samples."""
 
     gpus: tuple[int, ...] | None
     window: int

@@ -1,4 +1,4 @@
-"""From what NVML and the kernel say to samples: pure functions of what was read."""
+"""Samples from what NVML and the kernel report: pure functions of what was read."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from profiler.types import CPU
 from workers.agent.reports import DeviceSample, ProcessMemory
 
 # Ray Serve names the process of a replica after its application, that after its worker group (`app_name`);
-# the ranks of a group on other nodes descend from a process of `workers.group.follower`, an engine that is
-# measured from one of `workers.measuring` that is told its holder.
+# the ranks of a group on other nodes descend from a process of `workers.group.follower`. The engine of a
+# profiling job descends from a process of `workers.measuring`, whose command line names the holder.
 _REPLICA = re.compile(
     r"^ray::ServeReplica:model-([^:]+):|.* workers\.group\.follower (\S+)$"
     r"|.* workers\.measuring .* --holder=(measuring:\S+)$"
@@ -30,7 +30,7 @@ class ProcessRow:
 
 @dataclass(frozen=True)
 class GpuReading:
-    """What NVML says of a GPU. `processes` are (pid, bytes), bytes None where the driver does not tell."""
+    """What NVML says of a GPU. `processes` are (pid, bytes), bytes None where the driver cannot say."""
 
     index: int
     name: str
@@ -52,8 +52,8 @@ class HostReading:
 
 
 def holder_of(pid: int, table: Mapping[int, ProcessRow]) -> str | None:
-    """Whose the process is by itself or one above it: the worker group's, or the measured profile's, as
-    `measuring:KEY`. "" is nobody of ours, None one unknown."""
+    """The holder of a process, by its own title or that of a process above it: a worker group, or a profiling
+    job as `measuring:KEY`. "" is nobody of ours; None is a process that cannot be seen."""
     if pid not in table:
         return None
     for ancestor in _upwards(pid, table):
@@ -63,8 +63,8 @@ def holder_of(pid: int, table: Mapping[int, ProcessRow]) -> str | None:
 
 
 def of_ray_node(table: Mapping[int, ProcessRow], pid: int) -> dict[int, ProcessRow]:
-    """The processes, those outside of the Ray node that `pid` is in without a title: another cluster on this
-    host may serve a base of the same name. All with theirs when `pid` is in none."""
+    """The table, in which only processes of `pid`'s Ray node keep their titles: another cluster on this host
+    may serve a base of the same name. If `pid` is in no Ray node, all keep theirs."""
     for ancestor in _upwards(pid, table):
         if _RAYLET.match(table[ancestor].title):
             return {
@@ -75,7 +75,7 @@ def of_ray_node(table: Mapping[int, ProcessRow], pid: int) -> dict[int, ProcessR
 
 
 def _upwards(pid: int, table: Mapping[int, ProcessRow]) -> Iterator[int]:
-    """The process, its parent, and so on, each once: a table read while processes end may hold a circle."""
+    """The process, its parent, and so on. Each once: a table read while processes end may hold a cycle."""
     seen: set[int] = set()
     while pid in table and pid not in seen:
         yield pid
@@ -108,12 +108,12 @@ def gpu_samples(
 
 
 def gpu_kind(name: str) -> str:
-    """A kind of device by the name its maker gives it."""
+    """The kind of device, from its maker's name for it."""
     return name.lower().replace(" ", "-")
 
 
 def _known(processes: Iterable[tuple[int, int | None]]) -> list[tuple[int, int]]:
-    """Each process once: NVML lists one that computes and draws twice, with the same bytes."""
+    """Each process once. NVML lists a process twice, with the same bytes, if it both computes and draws."""
     taken: dict[int, int] = {}
     for pid, count in processes:
         if count:
@@ -127,7 +127,7 @@ def host_sample(
     memory_of: Callable[[int], int],
     history: Sequence[float],
 ) -> DeviceSample:
-    """A CPU host as one device; `memory_of` tells a process's bytes, and is asked for engines' only."""
+    """A CPU host as one device. `memory_of` gives a process's bytes, and is called for engines only."""
     owners = {pid: holder_of(pid, table) for pid in table}
     total = min([reading.total_bytes, *(limit for limit, _ in reading.limits)])
     room = min([reading.available_bytes, *(limit - use for limit, use in reading.limits)])
@@ -155,14 +155,14 @@ def nvlink_domains(indices: Sequence[int], linked: Iterable[tuple[int, int]]) ->
 
 
 def resident_bytes(status: str) -> int:
-    """What a process alone keeps in memory, from /proc/PID/status: without the files it maps, which the
-    kernel may drop. 0 for a process that ended."""
+    """Bytes that one process keeps in memory, from /proc/PID/status. Files that it maps do not count: the
+    kernel may drop them. 0 for a process that has ended."""
     sizes = dict(re.findall(r"^(RssAnon|RssShmem):\s*(\d+) kB$", status, re.MULTILINE))
     return sum(int(kilobytes) for kilobytes in sizes.values()) << 10
 
 
 def cgroup_paths(text: str, controller: str) -> list[tuple[str, str]]:
-    """(version, path) of the cgroup that a controller has this process in and each above it, from
+    """(version, path) of this process's cgroup under a controller and of each cgroup above it, from
     /proc/self/cgroup."""
     paths = []
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""An engine that answers at once with what it was asked: for benchmarks and tests of the path around it."""
+"""An engine that echoes its input at once, for benchmarks and tests of the path around it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class EchoEngine:
     """Speaks the OpenAI shapes of chat and text completions; token counts are word counts."""
 
     version = "echo"
-    ranks: tuple[RankReport, ...] = ()  # it takes no memory worth telling
+    ranks: tuple[RankReport, ...] = ()  # its memory is negligible
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config

@@ -1,6 +1,6 @@
-"""The scheduler's account of its variants as messages, asked for no more often than it changes.
+"""Where an engine's variants are, as its scheduler reports it: cached until that may have changed.
 
-`workers.scheduling.residency` makes the account; it travels as JSON, so ranks are strings there.
+`workers.scheduling.residency` makes the report. It travels as JSON, so ranks are strings there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from workers.messages import EngineResidency, RankBytes, Tier, VariantPlace
 
-# An account this young is good enough: asking takes the lock that every step of the scheduler needs.
+# A report this recent is good enough: a new one takes the lock that every step of the scheduler needs.
 FRESH_S = 0.5
 
 

@@ -1,4 +1,4 @@
-"""Metrics of an engine's variants, asked of its scheduler when somebody scrapes.
+"""Metrics of an engine's variants. Each scrape asks the scheduler for them.
 
 Labels are bounded: tiers and ranks, never variants. The series are left out while the scheduler does
 not answer, so that a stalled engine does not look like an empty one.
@@ -26,14 +26,14 @@ READ_SECONDS = Histogram(
 
 
 class VariantCollector(Collector):
-    """`ask` blocks until the scheduler has answered; it is called in the thread of a scrape."""
+    """`ask` blocks until the scheduler has answered. The thread of the scrape calls it."""
 
     def __init__(self, ask: Callable[[], EngineResidency], config: EngineConfig) -> None:
         self._ask = ask
         self._config = config
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: whoever registers this must not have to wait for an engine."""
+        """No metrics: whoever registers this collector must not wait for an engine."""
         return ()
 
     def collect(self) -> Iterator[Metric]:

@@ -118,12 +118,12 @@ class VllmEngine:
                 await self._client.forget(variant.uid)
 
     def _remove(self, name: str) -> None:
-        """No new request can name it."""
+        """From now on no request can name it."""
         self._requests.pop(name, None)
         self._uids.pop(name, None)
 
     async def prefetch(self, variant: VariantRef) -> None:
-        """Requests may have named it before and others have taken its place in host memory since."""
+        """A variant that was loaded before may have lost its place in host memory: have it read again."""
         if self._uids.get(variant.name) != variant.uid:
             await self.ensure_variant(variant)
             return

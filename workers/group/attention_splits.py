@@ -15,7 +15,7 @@ _MARK = "ostinato_bounded"
 
 
 def install() -> None:
-    """In every process of a rank on a GPU, before its model runner is built; may run twice."""
+    """Called in every process of a rank on a GPU, before its model runner is built. May run twice."""
     from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 
     bound(FlashAttentionMetadataBuilder)

@@ -1,4 +1,4 @@
-"""A device as it is now, asked where a rank runs. Without a CUDA context."""
+"""The state of a rank's device, read on the rank's own node without a CUDA context."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`python -m workers.group.follower`: the ranks of a member of a group whose engine is on another node.
 
 Reads its order, a line of JSON, and ends with all its ranks when its standard input does: whoever started it
-holds the other end and need not live to end it. Why it ended by itself it writes to the descriptor `tell`.
-The name of the model on its command line is for those who look at processes.
+holds the other end and need not live to end it. If it ends by itself it writes the reason to the descriptor
+`tell`. The model's name on its command line is for people who look at processes.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ END_WAIT_S = 15.0
 
 
 class Following:
-    """Started at once; it ends with this process, however that does."""
+    """Starts the follower at once. It ends when this process ends, in whatever way."""
 
     def __init__(self, order: Order) -> None:
-        self._told, tell = os.pipe()
+        self._reason_fd, tell = os.pipe()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "workers.group.follower", order.config.group_name],
             stdin=subprocess.PIPE,
@@ -33,8 +33,8 @@ class Following:
         return self._process.pid
 
     def wait(self) -> str:
-        """Until it ends; why it did. Blocking; by one thread."""
-        with open(self._told, "rb") as pipe:
+        """Block until it ends; returns the reason. One thread may call this."""
+        with open(self._reason_fd, "rb") as pipe:
             reason = pipe.read().decode(errors="replace")
         return reason or f"its process ended with {describe(self._process.wait())}"
 

@@ -16,13 +16,14 @@ attention_splits.install()  # vLLM imports this module in each rank before it bu
 
 class PlannedGpuRank(PlannedRank, Worker):  # type: ignore[misc]  # vLLM is untyped here
     def keep_to(self, kv_cache_bytes: int, sample: DeviceSample) -> None:
-        """vLLM wants its share of the whole GPU to be free, even with a fixed KV cache, and looks only once
-        its context and NCCL are there. The plan was checked before; what must be left then is the cache."""
+        """vLLM wants its share of the whole GPU to be free, even with a fixed KV cache, and checks only when
+        its context and NCCL are there. The plan was checked before that; what must still be free then is the
+        KV cache."""
         self.cache_config.gpu_memory_utilization = kv_cache_bytes / sample.total_bytes
 
     def held_bytes(self, kv_cache: int) -> tuple[int, int]:
-        """What the driver says this process has; where it does not know it by this pid, what came to be in
-        use since it began, or what torch holds if that is more."""
+        """What the driver says this process has. Where the driver does not know this pid: the rise in use
+        since the process began, or what torch holds if that is more."""
         assert self.part is not None
         sample = devices.look(self.part)
         held = devices.held_by(os.getpid(), sample)

@@ -62,13 +62,13 @@ class Journal:
 
 
 def read(folder: Path) -> dict[int, Entry]:
-    """By rank, of those that got as far as writing one."""
+    """Entries by rank, of the ranks that wrote one."""
     entries = [Entry(**json.loads(path.read_text())) for path in sorted(folder.glob("rank-*.json"))]
     return {entry.rank: entry for entry in entries}
 
 
 def last_lines(folder: Path, rank: int, lines: int = LOG_LINES) -> list[str]:
-    """Of a rank's log."""
+    """The last lines of a rank's log."""
     path = folder / f"rank-{rank}.log"
     if not path.exists():
         return []
@@ -78,10 +78,10 @@ def last_lines(folder: Path, rank: int, lines: int = LOG_LINES) -> list[str]:
 
 
 def suspects(entries: Mapping[int, Entry], ranks: Sequence[int]) -> tuple[list[Entry], list[Entry]]:
-    """Of the ranks of a start that failed those that raised, and those that ended without a word.
+    """After a start that failed: the ranks that raised, and those that ended without a word.
 
-    The latter may be why the former lost their connection, or waited for them until they were killed;
-    what was asked to end is a victim for sure.
+    A rank that raised may only have lost its connection to a silent one, or waited for it. A rank that was
+    asked to end (`told`) is never the cause.
     """
     known = [entries[rank] for rank in ranks if rank in entries]
     raised = [entry for entry in known if entry.error]
@@ -89,7 +89,7 @@ def suspects(entries: Mapping[int, Entry], ranks: Sequence[int]) -> tuple[list[E
 
 
 def verdict(folder: Path, ranks: Sequence[int], otherwise: str) -> str:
-    """Which rank failed and why, in one line; `otherwise` when no rank wrote anything that tells."""
+    """Which rank failed and why, in one line; `otherwise` when no rank's journal says."""
     raised, silent = suspects(read(folder), ranks)
     said = [f"rank {e.rank} failed at {e.doing}: {' '.join(e.error.split())}" for e in raised[:1]]
     said += [_silence(folder, entry, with_log=not raised) for entry in silent]

@@ -52,7 +52,7 @@ class Launch:
 
     @property
     def bus(self) -> str:
-        """Where the engine's scheduler listens; known once it began."""
+        """Where the engine's scheduler listens; known once it has begun."""
         return os.environ[ADDRESS_VARIABLE]
 
     def begin(self) -> None:
@@ -108,7 +108,8 @@ class Launch:
 
 
 def threads(ranks: int, cores: int) -> int:
-    """Of each rank, where several share a host: with more of them they wait for each other by spinning."""
+    """Threads of each rank where several share a host. With more threads than cores, ranks wait for each
+    other by spinning."""
     return max(1, cores // ranks)
 
 
@@ -121,7 +122,8 @@ def _sweep() -> None:
 
 
 def _use_interface_of(host_ip: str) -> None:
-    """Gloo and NCCL would take that of the host's name, or any; unless the user named one."""
+    """Have Gloo and NCCL use this address's network interface, unless the user named one. By themselves they
+    take the interface of the host's name, or any."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(address.address == host_ip for address in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)

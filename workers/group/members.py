@@ -103,6 +103,6 @@ def device_environment(member: Member) -> dict[str, str]:
 
 
 def visible_gpus(gpus: Sequence[int]) -> dict[str, str]:
-    """Environment in which CUDA has these GPUs, in this order. CUDA would count them otherwise than the
-    driver, whose indices these are."""
+    """The environment in which CUDA has these GPUs, in this order. Indices are the driver's; CUDA numbers
+    GPUs differently unless it is told not to."""
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}

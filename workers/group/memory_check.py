@@ -20,7 +20,7 @@ def shortage(rank: RankConfig, sample: DeviceSample, own_bytes: int = 0) -> int:
 
 
 def refusal(number: int, rank: RankConfig, sample: DeviceSample) -> str:
-    """One sentence for the user: planned, found, and who has the rest."""
+    """One sentence for the user: what was planned, what is free, and who has the rest."""
     free = sample.total_bytes - sample.used_bytes
     where = f" of {rank.node}" if rank.node else ""
     return (

@@ -45,7 +45,7 @@ def die_with_parent() -> None:
 
 
 def children() -> set[psutil.Process]:
-    """All descendants of this process, resource trackers left out."""
+    """All descendants of this process except resource trackers."""
     return {p for p in psutil.Process().children(recursive=True) if not _is_tracker(p)}
 
 
@@ -74,7 +74,7 @@ def end_session(leader: int) -> None:
 
 
 def in_session(leader: int) -> list[int]:
-    """Pids of those that live, this process and resource trackers left out; those started last come first."""
+    """Pids of the session's live processes, latest start first; not this one, nor resource trackers."""
     members = []
     for other in psutil.process_iter(["status", "create_time"]):
         with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):

@@ -69,7 +69,7 @@ class PlannedRank(WorkerBase):  # type: ignore[misc]  # vLLM is untyped here
         return self.journal.doing(what) if self.journal else nullcontext()
 
     def _claim(self) -> None:
-        """Wait a little for the planned memory. Raises NoMemory, saying who has it."""
+        """Wait a little for the planned memory. Raises NoMemory, which says who has it."""
         if self.group is None or self.part is None:
             return
         deadline = time.monotonic() + self.group.wait_s

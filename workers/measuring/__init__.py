@@ -1,1 +1,1 @@
-"""Measures how a (shrunk) model runs in the real engine, in a process of its own: see `__main__`."""
+"""Measures how a model or its fingerprint runs in the real engine, in a process of its own (`__main__`)."""

@@ -1,4 +1,4 @@
-"""vLLM as a measuring job wants it: made-up weights, one setting, a bounded share of each device."""
+"""vLLM as a measuring process needs it: made-up weights, one setting, a bounded share of each device."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _set_environment(job: Job) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(job.own_process))
     if job.distinct_layers:
         os.environ[layer_sharing.VARIABLE] = str(job.distinct_layers)
-        # What is compiled of a repeated layer must not be taken for that of a whole model.
+        # Code compiled for a repeated layer must not be mistaken for a whole model's.
         os.environ["VLLM_CACHE_ROOT"] = f"{vllm_cache()}/repeated-{job.distinct_layers}"
     if job.variants:
         os.environ[ADDRESS_VARIABLE] = new_address()

@@ -1,7 +1,7 @@
 """Carries out a `MeasureRequest`: each engine run in a process of its own, ended when it oversteps.
 
-Whatever happens to the engine happens to that process. It ends with this one too, for it reads a pipe whose
-other end closes then, however this one ends.
+If the engine crashes, only that process dies. It also ends when this process does, in whatever way: it reads
+a pipe whose other end closes then.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class MeasuringError(RuntimeError):
 
 
 def carry_out(request: MeasureRequest) -> Iterator[str]:
-    """Lines of what was not `known`, as they are measured. Raises MeasuringError; lines before it count.
+    """Yield the measurements that are not `known`, as lines, as soon as they are made. Raises MeasuringError;
+    lines yielded before it are valid.
 
     Closing the iterator ends what runs.
     """
@@ -109,7 +110,7 @@ def _job(request: MeasureRequest, run: EngineRun, out: Path, left_s: float) -> J
         distinct_layers=run.distinct_layers,
         max_model_len=request.max_model_len,
         graphs=not on_cpu,
-        own_process=not on_cpu,  # on a CPU a step takes far longer than telling another process of it
+        own_process=not on_cpu,  # on a CPU a step takes far longer than a message between processes
     )
 
 
@@ -148,7 +149,7 @@ def _check(request: MeasureRequest, process: subprocess.Popen[bytes], deadline: 
 
 
 def _resident_bytes(pid: int) -> int:
-    """Of a process and its descendants; what they share counts for each, to be safe."""
+    """Memory of a process and its descendants. Shared memory counts for each of them, to be safe."""
     total = 0
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
@@ -159,7 +160,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """It and all it started: they are a session of their own."""
+    """End the process and all that it started: they are a session of their own."""
     processes.end_session(process.pid)
     process.wait()
     if process.stdin is not None:
@@ -171,7 +172,7 @@ def _exit(code: int) -> str:
 
 
 def last_words(log: Path) -> str:
-    """Of an engine's log the last line that tells of an error, or the last one."""
+    """The last line of an engine's log that mentions an error, or else its last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line or "error" in line]
     return (errors or lines or ["it said nothing"])[-1][-LOG_TAIL:]
@@ -179,7 +180,7 @@ def last_words(log: Path) -> str:
 
 @contextlib.contextmanager
 def _alone(scratch: Path) -> Iterator[None]:
-    """One measuring at a time in a folder: that of a control plane that was killed may still be ending."""
+    """One profiling job at a time runs in a folder: that of a killed control plane may still be ending."""
     with (scratch / "lock").open("w") as lock:
         deadline = time.monotonic() + LOCK_WAIT_S
         while True:

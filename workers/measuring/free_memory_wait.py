@@ -1,7 +1,7 @@
-"""The free memory of GPUs once those who had them before have given it back.
+"""Waits until the free memory of GPUs is stable: until former processes have given theirs back.
 
-A driver frees a process's memory some time after the process is gone, and does not name every process from
-inside a container; so what is free must also stand still.
+A driver frees a process's memory some time after the process is gone. Inside a container it does not name
+every process, so it is not enough that none is named: free memory must stop changing, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Sample:
 
 
 def stable_free_bytes(look: Callable[[], Sample], max_s: float = MAX_S) -> tuple[int, ...]:
-    """Free bytes of each GPU when they stand still, or after `max_s`."""
+    """Free bytes of each GPU once they are stable, or after `max_s`."""
     deadline = time.monotonic() + max_s
     seen = [look()]
     while not is_stable(seen) and time.monotonic() < deadline:
@@ -34,14 +34,14 @@ def stable_free_bytes(look: Callable[[], Sample], max_s: float = MAX_S) -> tuple
 
 
 def is_stable(seen: Sequence[Sample]) -> bool:
-    """Whether the last looks were alike: a few of GPUs without processes, more of others."""
+    """Whether the last readings agree: a few readings of GPUs without processes, more of others."""
     wanted = STABLE_SAMPLES_SHARED if seen[-1].processes else STABLE_SAMPLES
     return len(seen) >= wanted and len(set(seen[-wanted:])) == 1
 
 
 def taken(before: int, now: int, gpu: int) -> int:
-    """Bytes that came to be in use. Raises RuntimeError when more are free than before: then somebody else
-    gave memory back meanwhile, and the difference says nothing."""
+    """Bytes taken between the two readings. Raises RuntimeError when more are free than before: another
+    process gave memory back meanwhile, so the difference means nothing."""
     if now > before:
         raise RuntimeError(
             f"GPU {gpu} of this engine has {(now - before) >> 20} MiB more free than before it started: "

@@ -1,7 +1,7 @@
-"""What captured graphs take of a rank's device: only the call that captures them says so.
+"""The memory that captured CUDA graphs take, which only the call that captures them returns.
 
-vLLM's estimate of before is always 0 on its V2 runner (0.26), which runs every dense model, and what it
-counts as the runtime's was read before they were captured.
+vLLM's own estimate, made before, is always 0 on its V2 runner (0.26), which runs every dense model. And vLLM
+reads the runtime's memory before graphs are captured.
 """
 
 from __future__ import annotations

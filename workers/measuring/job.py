@@ -1,4 +1,4 @@
-"""What a measuring process is asked to do. Plain data, as JSON."""
+"""The job of one measuring process: one engine setting and its loads. Plain data, as JSON."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ class Job(BaseModel):
 
     @property
     def variants(self) -> tuple[SyntheticVariant, ...]:
-        """All that the points ask for; where there are any, the engine can serve variants."""
+        """Every variant that a point names. If there are any, the engine is started with variants."""
         return tuple(dict.fromkeys(variant for point in self.points for variant in point.mix))

@@ -1,4 +1,4 @@
-"""A part of every rank's worker that tells its memory, and the device's own time of each step."""
+"""A part of every rank's worker that reports its memory, and each step's time on the device itself."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _free_bytes() -> tuple[int, ...]:
     def processes(handle: Any) -> int:
         try:
             return len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
-        except pynvml.NVMLError:  # not told in every container
+        except pynvml.NVMLError:  # some containers do not allow it
             return 0
 
     def look() -> Sample:

@@ -1,7 +1,7 @@
 """Holds a rank back, with everything imported, until its devices are free.
 
-Importing the engine takes each of its processes longer than many a measurement: the next engine does it while
-another still measures, and touches no device before that one has ended.
+Importing the engine takes longer than many measurements. So the next engine imports while another still
+measures, and touches no device before that one has ended.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ POLL_S = 0.05
 
 
 def wait() -> None:
-    """Until the file that VARIABLE names is there; not at all without VARIABLE."""
+    """Wait for the file that VARIABLE names. Without VARIABLE, do not wait."""
     if gate := os.environ.get(VARIABLE):
         while not Path(gate).exists():
             time.sleep(POLL_S)

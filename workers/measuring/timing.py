@@ -81,10 +81,10 @@ def run(
 
 @contextmanager
 def _held(core: Any) -> Iterator[None]:
-    """Nothing that is added meanwhile begins before the end.
+    """Hold back requests that are added inside, so that all begin together at the end.
 
-    An engine in another process would fill the first prompts while the others are still on their way, now
-    one and now three of them. One in this process runs only when it is told to.
+    An engine in another process would begin before all requests have reached it: now with one prompt, now
+    with three. An engine in this process steps only when we call it.
     """
     call = getattr(core, "call_utility", None)
     if call is None:
@@ -102,8 +102,8 @@ def warm_up_tokens(prefill_steps: int, tokens: int) -> int:
 
 
 def decode_ms(replays: Sequence[Sequence[float]]) -> float:
-    """Of the replays of each captured graph, those of a step in which all decode: the longest that was
-    replayed several times, for one that prefill_steps prompts has a graph for each piece of a layer."""
+    """Milliseconds of a step in which all decode, from the replays of each captured graph: the longest median
+    of a graph that was replayed several times. (A prefill step replays a graph for each piece of a layer.)"""
     often = [of_graph for of_graph in replays if len(of_graph) >= MIN_REPLAYS] or replays
     return max(statistics.median(of_graph) for of_graph in often)
 

@@ -28,7 +28,7 @@ UNLIMITED = 0  # messages that wait for one end: a full queue would block a thre
 
 
 def with_token(address: str) -> str:
-    """An address at which only those are heard that were told it whole."""
+    """An address with a token: only messages that carry the token are heard."""
     return f"{address}#{secrets.token_hex(TOKEN_BYTES)}"
 
 

@@ -19,7 +19,7 @@ def new_address() -> str:
 
 
 class VariantClient:
-    """One engine's variants, asked from an event loop. Unanswered questions end with TimeoutError."""
+    """Questions about one engine's variants, from an event loop. TimeoutError where no answer comes."""
 
     def __init__(self, address: str) -> None:
         self._loop = asyncio.get_running_loop()

@@ -85,7 +85,7 @@ def decide(snapshot: Snapshot) -> Decision:
 
 
 def _in_turn(snapshot: Snapshot, decision: Decision) -> int:
-    """Seats are given in order of arrival, up to the first request for which there is none; its index."""
+    """Activate variants in order of arrival, up to the first request whose variant cannot be. Its index."""
     active_variants = {r.variant for r in snapshot.running} - {BASE}
     index = 0
     for request in snapshot.waiting:

@@ -66,11 +66,11 @@ class Residency:
 
     @property
     def failing(self) -> bool:
-        """Whether there is any such variant."""
+        """Whether there is a variant that cannot be loaded."""
         return bool(self._failing)
 
     def take_failures(self) -> dict[int, str]:
-        """These variants' errors, forgiven with that: the next request tries again."""
+        """Errors by variant. They are forgiven with that: the next request tries again."""
         errors = {uid: self._variants[uid].error for uid in self._failing}
         self._failing.clear()
         return errors

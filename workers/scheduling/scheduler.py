@@ -227,7 +227,7 @@ class _Variants:
             self._flush()
 
     def _answer_askers(self) -> None:
-        """Tell those who asked for a variant that it is there, or why it never will be."""
+        """Answer whoever waits for a variant: that it is there, or why it cannot be loaded."""
         waiting = []
         for sender, question_id, uid in self._askers:
             error = self._residency.error(uid)

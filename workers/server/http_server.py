@@ -1,4 +1,4 @@
-"""A worker's door: plain HTTP/1.1 on a port of its own, opened to those who know the worker's secret.
+"""A worker's HTTP server: plain HTTP/1.1 on a port of its own, opened to those who know the worker's secret.
 
 It hands scope, receive and send on as they are, so a client that leaves is the application's own
 disconnect message, as under any ASGI server.
@@ -23,7 +23,7 @@ from workers.asgi import AsgiApp, Message
 
 log = logging.getLogger(__name__)
 
-# The gateway drops idle connections; a door that did so could close one just as a request is sent on it.
+# The gateway drops idle connections; a server that did so could close one just as a request is sent on it.
 KEEP_ALIVE_S = 24 * 3600
 # Longest wait for running requests when the worker stops; within Serve's graceful_shutdown_timeout_s.
 DRAIN_S = 15.0
@@ -74,7 +74,7 @@ class Door:
         self.address = f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
 
     def check(self) -> None:
-        """Raises RuntimeError when an open door does not listen any more."""
+        """Raises RuntimeError when the server was opened but does not listen any more."""
         if self._serving is not None and self._serving.done() and not self.closing:
             raise RuntimeError("the worker's HTTP server ended")
 

@@ -175,7 +175,7 @@ class Worker:
         await self.engine.check_health()
 
     async def close(self) -> None:
-        """Let what the door let in end, then end the engine."""
+        """Let accepted requests end, then end the engine."""
         if self._door is not None:
             await self._door.close()
         if self._collector is not None:

@@ -2,7 +2,7 @@
 
 No module is replaced. A linear layer, the embedding and the head get a `quant_method` around their
 own (the seam through which vLLM itself swaps arithmetic); a norm gets a subclass of its class. Inside
-torch.compile the hooks are opaque operators. Which layer they belong to is told by a tensor of that layer,
+torch.compile the hooks are opaque operators. A tensor of the layer tells which layer they belong to,
 its tag: a name would be a constant of the graph, no two layers' graphs would be equal, and each of them would
 be compiled instead of one (44 s instead of 7 for 32 layers on an H200's host).
 """

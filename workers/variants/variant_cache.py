@@ -1,7 +1,7 @@
 """What this rank holds of each variant, in host memory and on its device. Safe for use by threads.
 
 Slots are somebody else's decision (the scheduler's, so that all ranks agree; without our scheduler,
-`manager` takes them in turn); this does what it is told and keeps the host's cache within its limit.
+`manager` takes them in turn). This carries out orders, and keeps the host's cache within its limit.
 """
 
 from __future__ import annotations
