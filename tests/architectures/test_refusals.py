@@ -232,10 +232,10 @@ def test_the_largest_config_is_read_soon_and_in_little_memory(tmp_path: Path) ->
     raw = raw_of(Tiny("Mixtral", {"num_hidden_layers": 20, "num_local_experts": 4096}))
     make.write_model(tmp_path, raw, {})
     tracemalloc.start()
-    begin = time.monotonic()
+    begin = time.process_time()
     with pytest.raises(CheckpointError, match="missing"):
         read_model(tmp_path)
-    taken, (_, peak) = time.monotonic() - begin, tracemalloc.get_traced_memory()
+    taken, (_, peak) = time.process_time() - begin, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert taken < 20
     assert peak < 300e6

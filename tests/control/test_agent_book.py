@@ -33,7 +33,7 @@ async def test_a_cluster_that_does_not_answer_holds_nobody_up(ray: FakeRay, book
     started = time.monotonic()
     assert await book.nodes(wait=False) == ()
     assert await book.nodes() == ()
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 120
     ray.released.set()  # the loop ends when its threads do
 
 

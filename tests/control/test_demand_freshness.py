@@ -17,9 +17,11 @@ async def test_a_count_is_forgotten_when_the_next_one_does_not_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[Any] = [{"b": 3.0}]
+    hung = asyncio.Event()
 
     async def ask_own(component: str, method: str, timeout_s: float) -> list[dict[str, float]]:
         if not answers:
+            hung.set()
             await asyncio.Event().wait()  # a gateway that hangs
         if isinstance(answer := answers.pop(0), Exception):
             raise answer
@@ -27,14 +29,15 @@ async def test_a_count_is_forgotten_when_the_next_one_does_not_come(
 
     monkeypatch.setattr(serve, "ask_own", ask_own)
     monkeypatch.setattr(cluster, "COUNT_EVERY_S", 0.01)
-    monkeypatch.setattr(cluster, "COUNT_FRESH_S", 0.2)
+    monkeypatch.setattr(cluster, "COUNT_FRESH_S", 600.0)
     runtime = RayCluster(Settings(home=tmp_path))
     assert runtime.demand() is None
     counting = asyncio.create_task(runtime.keep_counting())
     try:
-        await asyncio.sleep(0.05)
+        await hung.wait()
         assert runtime.demand() == {"b": 3.0}
-        await asyncio.sleep(0.3)
+        monkeypatch.setattr(cluster, "COUNT_FRESH_S", 0.0)
+        await asyncio.sleep(0.01)
         assert runtime.demand() is None
     finally:
         counting.cancel()

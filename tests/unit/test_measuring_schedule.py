@@ -185,10 +185,14 @@ WORK = """
 import pathlib, sys, time
 gate, out, seconds = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), float(sys.argv[3])
 imported = time.monotonic()
+out.with_suffix(".imported").touch()
 while not gate.exists():
     time.sleep(0.005)
 began = time.monotonic()
 time.sleep(seconds)
+awaited = [pathlib.Path(name) for name in sys.argv[4:]]
+while not all(path.exists() for path in awaited) and time.monotonic() < began + 60:
+    time.sleep(0.005)
 out.write_text(f"{imported} {began} {time.monotonic()}")
 """
 
@@ -198,6 +202,7 @@ class Processes:
 
     def __init__(self, folder: Path, seconds: float, programs: dict[int, str] | None = None) -> None:
         self.folder, self.seconds, self.programs = folder, seconds, programs or {}
+        self.awaited: dict[int, str] = {}  # by number: a file that one waits for before it ends
         self.endings: list[Ending] = []
 
     def progress(self) -> int:
@@ -206,7 +211,8 @@ class Processes:
     def start(self, slot: Slot, number: int) -> Start:
         gate = self.folder / f"{number}.gate"
         program = self.programs.get(number, WORK)
-        arguments = (str(gate), str(self.folder / f"{number}.out"), str(self.seconds))
+        awaited = [str(self.folder / self.awaited[number])] if number in self.awaited else []
+        arguments = (str(gate), str(self.folder / f"{number}.out"), str(self.seconds), *awaited)
         command = (sys.executable, "-S", "-X", "faulthandler", "-c", program, *arguments)
         return Start(
             command, dict(os.environ), self.folder / f"{number}.log", gate, lambda: False, self.progress
@@ -222,7 +228,8 @@ class Processes:
 
 def test_an_engine_is_imported_while_another_measures_but_waits_for_its_gpus(tmp_path: Path) -> None:
     slots, _ = pack([task(4, 1, 1), task(2, 1, 1), task(2, 1, 1), task(1, 1, 1)], 4, 1e9)
-    processes = Processes(tmp_path, 0.5)
+    processes = Processes(tmp_path, 0.1)
+    processes.awaited[0] = "1.imported"
     processes.run(slots)
     assert [ending.problem for ending in processes.endings] == [""] * 4
     spans = processes.spans(4)

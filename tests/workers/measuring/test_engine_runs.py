@@ -99,11 +99,11 @@ def test_too_long_or_too_much_ends_it(
     said: str,
     tmp_path: Path,
 ) -> None:
-    engine(f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)")
+    engine(f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(900)")
     began = time.monotonic()
     with pytest.raises(MeasuringError, match=said):
         tuple(carry_out(replace(measure_request, **changes)))  # type: ignore[arg-type]
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 300
     pid = tmp_path / "pid"
     assert not pid.exists() or not pid.read_text() or not psutil.pid_exists(int(pid.read_text()))
 
@@ -111,7 +111,7 @@ def test_too_long_or_too_much_ends_it(
 def test_closing_ends_it(
     measure_request: MeasureRequest, engine: Callable[[str], None], tmp_path: Path
 ) -> None:
-    engine(f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); tell(1); time.sleep(60)")
+    engine(f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); tell(1); time.sleep(900)")
     lines = carry_out(measure_request)
     next(lines)
     lines.close()  # type: ignore[attr-defined]
@@ -133,7 +133,7 @@ def test_it_ends_with_whoever_started_it() -> None:
     """However that ended: the other end of its standard input closes."""
     script = (
         "import time; from workers.group.processes import end_with_stdin; end_with_stdin();"
-        "print('on', flush=True); time.sleep(60)"
+        "print('on', flush=True); time.sleep(900)"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script],
