@@ -1,4 +1,4 @@
-"""Which of many plans nobody would regret: those that no other beats in every respect. Pure."""
+"""The Pareto-optimal plans among many: those that no other plan dominates. Pure."""
 
 from __future__ import annotations
 

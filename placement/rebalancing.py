@@ -24,8 +24,8 @@ class Tenant:
 
 @dataclass(frozen=True)
 class Move:
-    """`tenant` to `placement`. `avoid` is every device of the inventory that is not in that: wherever else
-    it went, it might take the place of another move of the proposal."""
+    """Move `tenant` to `placement`. `avoid` is every other device of the inventory: there it might take the
+    place of another move of the proposal."""
 
     tenant: Tenant
     placement: Placement
@@ -34,7 +34,8 @@ class Move:
 
 @dataclass(frozen=True)
 class Proposal:
-    """`freed` is the device that nothing of ours is on afterwards, `newcomer` where who waited would be."""
+    """`freed` is the device that nothing of ours is on afterwards; `newcomer` is the place that is made for
+    whoever waits."""
 
     moves: tuple[Move, ...]
     freed: Device | None = None

@@ -2,7 +2,7 @@
 
 It is a SHA-256 over the architecture, every tensor's name, type and shape, and five windows of 64 bytes of
 each tensor. It does not depend on file names or sharding, nor on settings that leave weights alone, but
-training moves nearly every weight: a delta made on another checkpoint of the same shape is told apart.
+training moves nearly every weight: a delta made on another checkpoint of the same shape is recognised.
 It is no proof against someone who wants to deceive; the checksums of the files are for integrity.
 """
 

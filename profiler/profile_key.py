@@ -1,6 +1,7 @@
 """What a profile is valid for: an architecture in a dtype, on a kind of device, by a version of the engine.
 
-Weights do not matter to how long they take, so every checkpoint and fine-tune of one shape shares a profile.
+The values of weights do not change how long they take, so all checkpoints and fine-tunes of one shape share a
+profile.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from profiler.types import ModelSpec
 
-# Of a spec what does not change how an engine runs it: which weights it has, and how long it could be asked.
+# Fields of a spec that do not change how an engine runs it: which weights it has, and its longest context.
 NOT_OF_THE_SHAPE = (
     "fingerprint",
     "max_position",

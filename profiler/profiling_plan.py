@@ -1,11 +1,12 @@
 """What a profile measures: a few settings of a model's fingerprint, each at a few loads. Pure.
 
-A fingerprint is as deep as the model but holds only as many different layers as do not fit the device's
-caches (docs/profiler.md); on GPUs a second, shallower one tells apart what depends on depth, each TP that
-fits is measured, one pipeline, one engine that is asked for synthetic variants of each kind, and each TP in
-every other quantization that is asked for. The largest load takes a third of what all do: the shallow one and
-those with TP are spared it. A CPU is one device, on which a model is not split, and starting an engine is
-most of the cost: one fingerprint for each quantization, whose head and layers are told apart by their bytes.
+A fingerprint is as deep as the model, but holds only as many different layers as do not fit the device's
+caches (docs/profiler.md). On GPUs, these are measured: a second, shallower fingerprint, which shows what
+depends on depth; each TP that fits; one pipeline; one engine with synthetic variants of each kind; and each
+TP in every other quantization that the request names. The largest load takes a third of the whole time, so
+the shallow fingerprint and those with TP go without it. On a CPU a model is not split, and starting an engine
+is most of the cost: there is one fingerprint for each quantization, and the ratio of their bytes separates
+head and layers.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from profiler.variants.synthetic import stored_bytes
 from profiler.variants.types import VariantKind
 
 MIB = 2**20
-CPU_CACHE_BYTES = 512 * MIB  # more than a server CPU's last-level cache
+CPU_CACHE_BYTES = 512 * MIB  # more than a server CPU's last-level cache holds
 GPU_CACHE_BYTES = 256 * MIB  # more than an H200's 50 MiB, several times
 CPU_OUTPUT_TOKENS, GPU_OUTPUT_TOKENS = 12, 32
 CPU_PROCESS_BYTES = 1536 * MIB  # an engine's own process, with torch
@@ -41,7 +42,7 @@ MAX_TP = 8
 
 @dataclass(frozen=True)
 class Reach:
-    """What may be used, and how the engines that will be deployed are set up.
+    """The devices that profiling may use, and how the engines that will be deployed are set up.
 
     `devices` of one node, each with `device_bytes` free for this. `quantizations` are those to be measured
     beside the uncompressed one."""
@@ -67,12 +68,12 @@ class EngineRun:
 
     @property
     def variants(self) -> tuple[SyntheticVariant, ...]:
-        """All that its loads ask for."""
+        """Every variant that its loads name."""
         return tuple(dict.fromkeys(variant for point in self.points for variant in point.mix))
 
 
 def profiling_plan(spec: ModelSpec, reach: Reach) -> tuple[EngineRun, ...]:
-    """Trials that fit `reach.device_bytes`, most telling first.
+    """Engine runs that fit `reach.device_bytes`, the most informative first.
 
     Raises ValueError when not even the first fits, with what it needs.
     """
@@ -87,7 +88,8 @@ def profiling_plan(spec: ModelSpec, reach: Reach) -> tuple[EngineRun, ...]:
 
 
 def needed_bytes(spec: ModelSpec, run: EngineRun, reach: Reach) -> int:
-    """Of each device, at most: the stage with embedding and head, the loads' KV cache, working memory."""
+    """An upper bound for each device: the stage with embedding and head, the loads' KV cache, working
+    memory."""
     setting = run.setting
     tp, layers = setting.tensor_parallel, max(setting.layers_per_stage)
     held = min(layers, run.distinct_layers)

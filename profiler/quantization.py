@@ -36,7 +36,7 @@ QUANTIZATIONS: Mapping[str, Quantization] = {
 }
 
 
-SERVABLE = ALIASES | QUANTIZATIONS.keys()  # what a technique may be called that can be launched
+SERVABLE = ALIASES | QUANTIZATIONS.keys()  # names of techniques that can be launched
 
 
 def canonical(quantization: str) -> str:

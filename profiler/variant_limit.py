@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Throughputs this close to the best cannot be told apart in a short profile.
+# A short profile cannot distinguish throughputs this close to the best.
 TOLERANCE = 0.03
 
 

@@ -37,7 +37,7 @@ class GpuType:
     kind: str = ""
 
     def rates(self, ranks: int) -> DeviceRates:
-        """Of each of the `ranks` of one stage: on a host they work at the same time, on GPUs each has one."""
+        """The rates of each of a stage's `ranks`: on a host they share it, on GPUs each rank has its own."""
         share = ranks if self.shared else 1
         return DeviceRates(self.memory_bytes_per_s / share, self.flops_per_s / share)
 
@@ -122,7 +122,7 @@ def load_of(utilisation: Sequence[float], window: int = LOAD_WINDOW) -> float:
 
 
 def utilisation_of(ranks: Iterable[Resident]) -> float:
-    """Of one device, by one deployment's ranks on it."""
+    """The share of time that one deployment's ranks keep their device busy."""
     return sum({rank.layer_start: rank.utilisation for rank in ranks}.values())
 
 

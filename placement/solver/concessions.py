@@ -56,7 +56,7 @@ def _less_often(asked: float, offered: float) -> Relaxation:
 
 
 def headroom(request: Request, find: Find) -> Relaxation | None:
-    """As much as can be kept, to within 1/64 of what was asked for."""
+    """The largest headroom that can be kept, to within 1/64 of what was asked for."""
     if request.headroom <= 0 or find(replace(request, headroom=0.0)) is None:
         return None
     largest = _largest(0.0, request.headroom, lambda kept: find(replace(request, headroom=kept)) is not None)
@@ -80,7 +80,7 @@ def less_headroom(asked: float, offered: float) -> Relaxation:
 
 
 def scope(request: Request, find: Find) -> Relaxation | None:
-    """No degree of it can be kept."""
+    """Giving up anti-affinity: no part of it can be kept."""
     if not request.group or find(ungrouped(request)) is None:
         return None
     text = f"take it out of anti-affinity group {request.group}"
@@ -88,12 +88,12 @@ def scope(request: Request, find: Find) -> Relaxation | None:
 
 
 def ungrouped(request: Request) -> Request:
-    """Without its anti-affinity, and without that of those that are placed: they keep to their group."""
+    """The request outside of its group: it ignores the others' anti-affinity, and they ignore it."""
     return replace(request, group="", scope=Scope.NONE)
 
 
 def memory(request: Request, find: Find) -> Relaxation | None:
-    """The most sequences that a KV cache for which there is room holds at once."""
+    """The most sequences whose KV cache there is room for."""
     if request.concurrency <= 1 or find(replace(request, concurrency=1)) is None:
         return None
     low, high = 1, request.concurrency

@@ -122,15 +122,16 @@ class StageEstimator(ABC):
         return self._hops[key]
 
     def groups(self, shape: Shape) -> float:
-        """Stages on one host have nothing to gain from batches of their own."""
+        """Batches in flight: at most one for each stage. Stages on one host gain nothing by batches of their
+        own."""
         return 1.0 if self._shared else min(float(shape.pp), self.batch(shape))
 
     def turns_s(self, shape: Shape) -> float:
-        """A token takes no less."""
+        """The least that a token takes, by the host's turns alone."""
         return self.turns(shape) * self.turn_s
 
     def turns(self, shape: Shape) -> float:
-        """With one batch in flight none, with two or more one of each."""
+        """Turns of the host in a token's time: none with one batch in flight, else one for each batch."""
         groups = self.groups(shape)
         return groups * min(1.0, groups - 1)
 

@@ -27,7 +27,7 @@ def clusters_of(
     """One of each type of GPU, then one of all CPU hosts. The ranks of a deployment have devices of one type.
 
     `residents` says whose ranks are on a device, for anti-affinity, and how busy they are expected to keep
-    it: `free_bytes` counts them already, a sampled `load` only what they were asked of late.
+    it. `free_bytes` counts them already; a sampled `load` counts only their recent requests.
     """
     groups: dict[tuple[bool, str], list[Device]] = defaultdict(list)
     for device in inventory.devices:

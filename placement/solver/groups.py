@@ -56,7 +56,7 @@ def groups_of(view: View, members: Ints) -> Groups:
 
 
 def every_group(view: View, tp: int, max_groups: int = MAX_GROUPS) -> Groups | None:
-    """All of them, or None when they are more than `max_groups`."""
+    """All groups of `tp` GPUs, or None when there are more than `max_groups`."""
     runs = _runs(view)
     if sum(math.comb(len(run), tp) for run in runs) > max_groups:
         return None

@@ -71,7 +71,7 @@ def unit(request: Request) -> str:
 
 
 def excesses(request: Request, shape: Shape, figures: Figures) -> dict[Constraint, tuple[float, float]]:
-    """The limits that are broken: what was asked, and what this candidate offers."""
+    """The broken limits: each with its value, and what this candidate offers."""
     limits, memory_bytes = request.slos, shape.tp * sum(figures.memory_bytes)
     spent = cost(request.cost, shape.ranks, memory_bytes, figures.latency_s)
     at_most = _limits(request, figures, spent)

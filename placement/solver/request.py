@@ -1,4 +1,4 @@
-"""What is to be deployed, and what is asked of it."""
+"""What is to be deployed, and the limits it must keep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Compression:
     """One registered compression of a model: unsharded bytes of a layer and a cached token, its accuracy.
 
     TP must be one of `degrees`, if there are any, as well as one of the model's.
-    Accuracies of a model and of what is asked of it have one unit: shares in what-if files, else percent.
+    A model's accuracies and a request's limit have one unit: shares in what-if files, else percent.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Request:
     scope: Scope = Scope.NONE
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what cannot be asked."""
+        """Raises ValueError for a request that makes no sense."""
         least = min(self.input_tokens, self.output_tokens, self.concurrency, self.max_tp, self.max_pp)
         if least < 1:
             raise ValueError(f"{self.name}: expected lengths, concurrency, max_tp and max_pp of 1 or more")

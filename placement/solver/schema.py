@@ -265,7 +265,8 @@ def _from_config(form: DeploymentForm, folder: Path) -> ModelFigures:
 
 
 def _share(name: str, form: CompressionForm, spec: ModelSpec) -> float:
-    """Of a layer's uncompressed bytes; what is not told is known of the quantizations that engines have."""
+    """A compressed layer's bytes as a share of the uncompressed layer's. If the file gives neither size nor
+    share, it is that of the quantization of this name."""
     if form.layer_mib:
         return form.layer_mib * MIB / spec.layer_weight_bytes
     return form.share or layer_share(spec, 1, name)

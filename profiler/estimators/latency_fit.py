@@ -83,7 +83,8 @@ class LatencyFit:
 def fit_latency(
     family: Family, points: Sequence[Point], noise: float, law: BatchLaw, priors: Priors
 ) -> LatencyFit:
-    """Rows of a TP that do not tell its figures apart are left out; NotPredictable when none do."""
+    """Fit all points of a TP for which they are `sufficient`. Raises NotPredictable when there is no such
+    TP."""
     points = sufficient(points)
     if not points:
         raise NotPredictable(f"no fingerprints of two depths and two output lengths for {family}")
@@ -118,7 +119,7 @@ def fit_latency(
 
 
 def sufficient(points: Sequence[Point]) -> list[Point]:
-    """Rows of those TPs that have two depths at each of two output lengths, which four figures need."""
+    """The points of each TP that has two depths at each of two output lengths: its four figures need them."""
     depths: dict[int, dict[int, set[int]]] = {}
     for p in points:
         by_output = depths.setdefault(p.query.tensor_parallel, {})

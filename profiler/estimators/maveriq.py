@@ -155,7 +155,7 @@ class MaverIQ:
         )
 
     def references(self, query: Query, batch: int, term: PipelineTerm) -> tuple[float, float, float]:
-        """L(1,1), O_TP and L(1,2) for the full model at `batch`; O_TP is 0 where TP = 1 is asked for."""
+        """L(1,1), O_TP and L(1,2) for the full model at `batch`. O_TP is 0 for a query with TP = 1."""
         reference = self._extrapolated(query, 1, 1, batch)
         tp_overhead = 0.0
         if query.tensor_parallel > 1:

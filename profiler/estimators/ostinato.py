@@ -138,7 +138,8 @@ class _Form:
 def _fit(
     family: Family, rows: Sequence[Point], noise: float, law: BatchLaw, priors: Priors, *, settle: bool
 ) -> LatencyFit:
-    """On the smallest batch alone; with `settle` on all, and with the batch law fitted to them."""
+    """A fit to the smallest batch alone. With `settle`, then a fit to all batches, with a batch law fitted to
+    them."""
     alone = [p for p in rows if p.query.batch == law.reference]
     if not latency_fit.sufficient(alone):
         alone = list(rows)

@@ -50,7 +50,7 @@ def pooled_noise(fits: Sequence[LatencyFit]) -> float:
 
 
 def layer_priors(layers: Sequence[Layer]) -> Mapping[Family, Prior]:
-    """For each family what the others say; families that nothing can be said about are left out."""
+    """A prior for each family, from the others. Families that others say nothing about are left out."""
     priors = {}
     for layer in layers:
         others = [other for other in layers if other.family != layer.family]

@@ -1,7 +1,7 @@
 """A folder from which an engine starts a fingerprint: config and tokenizer, without any weights.
 
-The engine is told to make up the weights (vLLM's `--load-format dummy`): what a layer costs does not
-depend on the numbers in it.
+The engine makes up the weights (vLLM's `--load-format dummy`): a layer's cost does not depend on the numbers
+in it.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ TURN_ERROR = 0.12  # the same load took 5.5 ms a token in one engine on H200s an
 
 
 def calibrate(spec: ModelSpec, measured: Iterable[Measurement]) -> Calibration:
-    """Learn from measurements of fingerprints, all with steps of as many tokens.
+    """Fit a calibration to measurements of fingerprints, all with the same `batched_tokens`.
 
     Raises ValueError when steps differ, or no timing is of a single stage.
     """
@@ -67,7 +67,8 @@ def calibrate(spec: ModelSpec, measured: Iterable[Measurement]) -> Calibration:
 def _times_of_all(
     spec: ModelSpec, by_cut: Mapping[Cut, Sequence[Timing]], batched_tokens: int
 ) -> dict[Cut, CutTimes]:
-    """First the cuts that were measured in several depths: they tell the others how much is beside layers."""
+    """Times of every cut. Cuts that were measured at several depths come first: from them the others take
+    what is outside of layers."""
     several = [cut for cut, timings in by_cut.items() if len({t.setting.layers for t in timings}) > 1]
     times: dict[Cut, CutTimes] = {}
     for cut in sorted(by_cut, key=lambda cut: (cut not in several, cut)):
@@ -83,13 +84,13 @@ def _times_of_all(
 
 @dataclass(frozen=True)
 class _Beside:
-    """What is beside layers, for cuts of one depth: over a layer, or in seconds by work. `is_told`: depths
-    tell it from layers, here or where it was measured. `later`: how much longer a token takes a layer after
-    a burst's first step, where that is from elsewhere."""
+    """What is outside of layers, for cuts of one depth: over a layer, or in seconds by work. `is_separated`:
+    depths separate it from layers, here or where it was measured. `later`: how much longer a token takes a
+    layer after a burst's first step, if that is from another cut."""
 
     decode: float | Line
     prefill: float | Line
-    is_told: bool
+    is_separated: bool
     later: float | None = None
 
 
@@ -119,7 +120,7 @@ def _times(
     bursts = [burst for timing in timings for burst in prefill_bursts(timing, batched_tokens)]
     prefill = fit_bursts(bursts, beside.prefill, decode.pair_s, _pair_to_token(spec), beside.later)
     head_s = decode.layer.ys[0] * vocab_table_bytes(spec, cut.tensor_parallel) / read
-    return CutTimes(decode, prefill, head_s if beside.is_told else math.inf)
+    return CutTimes(decode, prefill, head_s if beside.is_separated else math.inf)
 
 
 def _pair_to_token(spec: ModelSpec) -> float:
@@ -128,12 +129,12 @@ def _pair_to_token(spec: ModelSpec) -> float:
 
 
 def _together(timings: Sequence[Timing]) -> Sequence[Timing]:
-    """Those whose steps while all decode could be seen; all, if none could."""
+    """The timings in which all requests decode together at some time; all timings, if there are none."""
     return [timing for timing in timings if timing.together] or timings
 
 
 def decode_step(timing: Timing) -> Step:
-    """A step in which each of the batch reads its context: the prompt and half of the output."""
+    """A decode step: each sequence of the batch reads its context, the prompt and half of the output."""
     batch, context = timing.point.batch, timing.point.input_tokens + timing.output_tokens / 2
     return Step(batch, batch * context, timing.setting.layers, timing.tpot_s)
 
@@ -163,7 +164,8 @@ def _load(timing: Timing) -> Workload:
 
 
 def _hop_s(calibration: Calibration, pipelines: Sequence[Timing]) -> float | None:
-    """Median excess over the sum of the stages, by boundary, of batches that do not overlap with others."""
+    """Seconds for each boundary between stages: the median excess over the sum of the stages, for batches
+    that do not overlap with others."""
     excesses = []
     for timing in pipelines:
         if timing.point.batch * timing.point.input_tokens <= calibration.batched_tokens:
@@ -175,9 +177,10 @@ def _hop_s(calibration: Calibration, pipelines: Sequence[Timing]) -> float | Non
 
 
 def _turn(calibration: Calibration, pipelines: Sequence[Timing]) -> tuple[float, float, float]:
-    """With which pipelines of several groups in flight are nearest to what was measured (least squares of
-    logarithms), and the root mean square error of those that it decides (at least TURN_ERROR); 0 where none
-    shows. Then how long a turn may be: the shortest time of a group, which would hide it. 0 without any."""
+    """Three figures of the host's turn. Its seconds: those with which pipelines of several groups in flight
+    come nearest to what was measured (least squares of logarithms); 0 where no turn shows. Its root mean
+    square error over the pipelines that it decides, at least TURN_ERROR. And, where no turn shows, the
+    longest that it may be without showing: the shortest time of a group; 0 without any group."""
     several = []
     for timing in pipelines:
         stages = len(timing.setting.layers_per_stage)
@@ -202,14 +205,15 @@ def _turn(calibration: Calibration, pipelines: Sequence[Timing]) -> tuple[float,
 
 @dataclass(frozen=True)
 class _Turn:
-    """Of a load with several groups in flight: a group's step without the host's turn, and as seen."""
+    """A load with several groups in flight: a group's step as predicted without the host's turn, and as
+    measured."""
 
     without_s: float
     seen_s: float
 
 
 def _lost_pace(calibration: Calibration, pipelines: Sequence[Timing]) -> dict[str, float]:
-    """By quantization, of pipelines with a step after one that ends with tokens."""
+    """The lost share of pace by quantization, from pipelines with a step after one that ends with tokens."""
     several: defaultdict[str, list[Timing]] = defaultdict(list)
     for timing in pipelines:
         stages = len(timing.setting.layers_per_stage)
@@ -221,7 +225,7 @@ def _lost_pace(calibration: Calibration, pipelines: Sequence[Timing]) -> dict[st
 
 
 def _lost_share(calibration: Calibration, quantization: str, several: Sequence[Timing]) -> float:
-    """With which first tokens are nearest to what was measured."""
+    """The share with which predicted first tokens come nearest to what was measured."""
 
     def miss(share: float) -> float:
         here = dataclasses.replace(calibration, lost_pace={quantization: share})

@@ -1,4 +1,4 @@
-"""Everything learnt of one model on one kind of device: a fit for each way to cut and store its layers."""
+"""What was learnt about one model on one kind of device: a fit for each way to cut and store its layers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Calibration:
     variants: Mapping[str, VariantCosts] = field(default_factory=dict)
 
     def at(self, cut: Cut) -> CutTimes:
-        """Raises KeyError when the cut was not measured and nothing measured is near."""
+        """The times of a cut. Raises KeyError when it was not measured, and nothing near it was."""
         if cut in self.times:
             return self.times[cut]
         raise KeyError(cut)

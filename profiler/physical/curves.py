@@ -173,7 +173,7 @@ class _Problem:
 
     @property
     def is_of_depths(self) -> bool:
-        """Whether depths differ, by which layers are told from the rest."""
+        """Whether depths differ: then the fit separates layers from the rest."""
         layers = self.matrix[:, len(self.knots)] / self.matrix[:, 0]
         return bool(np.ptp(layers) > 0.5)  # they are whole, but for rounding
 

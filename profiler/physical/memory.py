@@ -175,7 +175,7 @@ def rank_bytes(calibration: Calibration, cut: Cut, plan: Plan) -> tuple[RankByte
 
 
 def kv_tokens(ranks: Sequence[RankBytes], free_bytes: Sequence[int]) -> int:
-    """Tokens that all ranks can hold: the engine uses the least of them on every rank."""
+    """Tokens that every rank can hold: the engine uses the smallest rank's number on all."""
     return min(rank.kv_tokens(free) for rank, free in zip(ranks, free_bytes, strict=True))
 
 
@@ -190,7 +190,7 @@ def _stored(footprints: Sequence[Footprint], cut: Cut) -> list[Footprint]:
 
 
 def _cached(footprints: Sequence[Footprint], cut: Cut) -> list[Footprint]:
-    """In whatever quantization: what is not weights differs little."""
+    """Footprints in any quantization: what is not weights differs little between them."""
     return [fp for fp in footprints if fp.setting.kv_dtype == cut.kv_dtype]
 
 
@@ -234,8 +234,9 @@ def _layer_share(calibration: Calibration, cut: Cut, footprints: Sequence[Footpr
 
 
 def _graphs(seen: Sequence[_Seen], every: Sequence[_Seen]) -> tuple[float, float]:
-    """Captured graphs grow with the layers in them, less than they do: the line nearest to what was seen. Of
-    ranks of one depth a line like that of the others; where those are of one depth, too, nothing grows."""
+    """Bytes of captured graphs: a part that is fixed, and a part for each layer, by the line nearest to the
+    measured ranks. Where these have one depth only, the line has the slope of other ranks', in proportion.
+    Where those have one depth as well, nothing depends on depth."""
     if not seen:
         return 0.0, 0.0
     if len({rank.layers for rank in seen}) > 1:
@@ -255,9 +256,9 @@ def _line(seen: Sequence[_Seen]) -> tuple[float, float]:
 
 
 def _runtimes(groups: Sequence[Sequence[_Seen]], channel_bytes: int) -> tuple[int, int]:
-    """Of a rank that is alone, and of one that talks to others; the latter from the first of `groups` with
-    one that did (nearest in quantization and TP, in TP, any), or with `channel_bytes` more, where none
-    has."""
+    """Runtime bytes of a rank that is alone, and of one that talks to others. The latter come from the first
+    of `groups` that has such a rank (nearest in quantization and TP, in TP, any). Where none has, they are
+    those of a rank alone and `channel_bytes`."""
 
     def largest(ranks: Sequence[_Seen], is_alone: bool) -> int | None:
         return max((rank.runtime for rank in ranks if rank.is_alone == is_alone), default=None)

@@ -53,7 +53,8 @@ class Latencies:
 def latency(
     calibration: Calibration, cut: Cut, layers_per_stage: Sequence[int], workload: Workload
 ) -> Latency:
-    """Of `workload.batch` requests that arrive at once at an idle engine. Raises KeyError (`at`)."""
+    """The latency of `workload.batch` requests that arrive at once at an idle engine. Raises KeyError
+    (`at`)."""
     figures = latencies(calibration, cut, np.array([layers_per_stage]), workload)
     return Latency(float(figures.ttft_s[0]), float(figures.ttft_last_s[0]), float(figures.tpot_s[0]))
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from profiler.physical.curves import Part
 from profiler.types import Workload
 
-MAX_STEPS = 16  # told apart
+MAX_STEPS = 16  # kept apart; beyond that, neighbours are merged
 MAX_FOLLOWED = 2048
 MIN_ROOM = 1 / 16  # of a step, for prompts: no engine is set up to run more sequences at once
 

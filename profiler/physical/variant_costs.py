@@ -1,8 +1,9 @@
-"""What kinds of variants take, from fingerprints that were asked for made-up ones.
+"""What variants of each kind cost, from fingerprints measured with synthetic variants.
 
-A load with variants, less the same load without, over the layers, is what a layer takes longer. For each kind
-it is launches of every adapted module, of every (module, distinct variant), and reading and computing:
-non-negative least squares on relative errors, held near the base's pace of reading and computing.
+The time of a load with variants, minus that of the same load without, divided by the layers, is what variants
+add to a layer. For each kind that has three parts: launches for every adapted module, launches for every
+(module, distinct variant), and reading and computing. They are fitted by non-negative least squares on
+relative errors, held near the base's pace of reading and computing.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Seen:
 def fit_variants(
     calibration: Calibration, mixed: Sequence[Timing], alone: Sequence[Timing]
 ) -> dict[str, VariantCosts]:
-    """By kind. Only loads of one kind count whose base `alone` was measured in the same setting."""
+    """Costs by kind. A load counts if all its variants are of one kind and the base `alone` was measured in
+    the same setting."""
     base = {(t.setting, t.point): t for t in alone}
     decode: defaultdict[str, list[Seen]] = defaultdict(list)
     prefill: defaultdict[str, list[Seen]] = defaultdict(list)

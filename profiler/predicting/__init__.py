@@ -1,1 +1,1 @@
-"""The parts of a prediction: what is asked and answered, checks, times, intervals, memory. Pure."""
+"""The parts of a prediction: its input and output, checks, times, intervals, memory. Pure."""

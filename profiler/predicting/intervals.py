@@ -67,7 +67,7 @@ def widened(
 
 
 def stretch(widest: float, work: float) -> float:
-    """The share that is lost where more work is asked about than was measured."""
+    """The share that is lost where a load has more work than any that was measured."""
     return PER_DOUBLING * max(0.0, math.log2(work / widest))
 
 

@@ -91,8 +91,8 @@ class Memory:
 
 
 def kv_capacity(ranks: Sequence[RankCost], tokens: int, free_bytes: Sequence[int]) -> int | None:
-    """Tokens that all ranks can hold when their caches hold `tokens` now: the engine uses the least of them
-    on every rank. None where no free memory was told."""
+    """Tokens that every rank can hold when their caches hold `tokens` now: the engine uses the smallest
+    rank's number on all. None where free memory is not known."""
     if not free_bytes:
         return None
     return min(

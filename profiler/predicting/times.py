@@ -43,7 +43,8 @@ class Times:
 
 
 def times_of(ground: Ground, plans: Sequence[Plan], workload: Workload, load: VariantLoad) -> list[Times]:
-    """Of each plan, in their order. Without a calibration `ground.rates` must be those of the only plan."""
+    """Times of each plan, in the order of `plans`. Without a calibration `ground.rates` must be those of the
+    only plan."""
     if ground.calibration is None:
         return [_rough(ground, plan, workload) for plan in plans]
     alike: defaultdict[_Alike, list[int]] = defaultdict(list)

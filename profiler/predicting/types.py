@@ -14,10 +14,10 @@ from profiler.types import Basis, DeviceRates, Interval, ModelSpec
 class Ground:
     """What is known when a plan is estimated. `rates` has one entry per rank (see `profiler.roofline`).
 
-    `free_bytes`, by rank, is what its device has left for it; empty: no capacity is told. `shared`: so many
-    ranks run on one device. `measured` are the rates of the device that the calibration is from, where it is
-    of another kind than the ranks'. `overheads` are what a rank is taken to need beside the model, where no
-    footprint tells.
+    `free_bytes`, by rank, is what its device has left for it; when empty, no capacity is predicted. `shared`
+    is how many ranks run on one device. `measured` are the rates of the device that the calibration is from,
+    if that is of another kind than the ranks'. `overheads` are a rank's assumed needs beside the model, where
+    no footprint shows them.
     """
 
     spec: ModelSpec
@@ -48,7 +48,7 @@ class Prediction:
 
     `ttft_s` is the mean over them, `latency_s` until the last ends. `kv_capacity_tokens` is what the
     devices' free memory can hold beside the rest, `concurrency` how many such requests that is; None where
-    no free memory was told. `notes` say what was not measured.
+    free memory is not known. `notes` say what was not measured.
     """
 
     ttft_s: Interval
