@@ -200,8 +200,8 @@ def undeploy_model(state: State, name: str, ctx: Context) -> Outcome:
             details={"used_by": sorted(users)},
         )
     operation = operations.begun(ctx, OperationKind.UNDEPLOY, name, Phase.PENDING, "undeployment accepted")
-    leaving = dataclasses.replace(present.record, phase=Phase.DELETING, reason="being undeployed")
-    return Outcome(operation, [Put(leaving, present.version), Put(operation, 0)])
+    deleting = dataclasses.replace(present.record, phase=Phase.DELETING, reason="being undeployed")
+    return Outcome(operation, [Put(deleting, present.version), Put(operation, 0)])
 
 
 def limit_variants(deployment: Deployment, limit: int) -> Deployment:

@@ -57,7 +57,7 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
     layers: Annotated[str, typer.Option(help="Layers of each stage, as 10,20.")] = "",
     apart_from: Annotated[str, typer.Option(help="Group of deployments to keep apart from.")] = "",
     apart_by: Annotated[ScopeOption, typer.Option(help="What they may not share.")] = ScopeOption.NODE,
-    min_replicas: Annotated[int | None, typer.Option(min=0, help="Least engines; 0: none if idle.")] = None,
+    min_replicas: Annotated[int | None, typer.Option(min=0, help="Fewest engines; 0: none if idle.")] = None,
     max_replicas: Annotated[int | None, typer.Option(min=1, help="Most engines (the least).")] = None,
     target: Annotated[float | None, typer.Option(help="Requests under way per engine to aim at.")] = None,
     idle_s: Annotated[float | None, typer.Option(help="Until the last engine stops if idle.")] = None,
@@ -109,11 +109,11 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
 
 
 def requested_replicas(
-    least: int | None, most: int | None, target: float | None, idle_s: float | None
+    minimum: int | None, maximum: int | None, target: float | None, idle_s: float | None
 ) -> dict[str, float]:
-    """What was named."""
-    named = {"min": least, "max": most, "targetInFlight": target, "idleS": idle_s}
-    return {name: value for name, value in named.items() if value is not None}
+    """The options that were given, as the API names them."""
+    given = {"min": minimum, "max": maximum, "targetInFlight": target, "idleS": idle_s}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _split(layers: str) -> list[int]:

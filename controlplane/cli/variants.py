@@ -23,7 +23,7 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
     max_active_variants: Annotated[
         int | None, typer.Option(min=1, help="How many of its variants may run at once.")
     ] = None,
-    min_replicas: Annotated[int | None, typer.Option(min=0, help="Least engines; 0: none if idle.")] = None,
+    min_replicas: Annotated[int | None, typer.Option(min=0, help="Fewest engines; 0: none if idle.")] = None,
     max_replicas: Annotated[int | None, typer.Option(min=1, help="Most engines.")] = None,
     target: Annotated[float | None, typer.Option(help="Requests under way per engine to aim at.")] = None,
     idle_s: Annotated[float | None, typer.Option(help="Until the last engine stops if idle.")] = None,

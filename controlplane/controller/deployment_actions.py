@@ -107,7 +107,7 @@ class DeploymentActions:
     # --- variants ------------------------------------------------------------------------------
 
     async def _variant(self, name: str) -> tuple[Deployment | None, str, VariantRef]:
-        """The deployment of its base, what that is called, and what its engines need to know of a variant."""
+        """The deployment and name of a variant's base, and what its engines need to know of the variant."""
         state = await self._repository.read_async()
         if name not in state.deployments or name not in state.models:
             raise Superseded(name)
@@ -128,7 +128,8 @@ class DeploymentActions:
             if isinstance(failure, errors.AdapterMismatch):
                 await self._fail_one(name, failure)
                 return
-        if len(failures) == len(answers):  # one that cannot be met now reads it with the next request
+        # An engine that cannot be reached now loads it with its next request.
+        if len(failures) == len(answers):
             raise failures[0] if failures else errors.Unavailable(f"no engine of '{host}' serves now")
         message = f"served by the engine of '{host}', in one batch with it"
         await self._conclude(

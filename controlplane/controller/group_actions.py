@@ -95,7 +95,7 @@ class GroupActions:
         def change(deployment: Deployment, state: State, group: WorkerGroup) -> WorkerGroup | None:
             reason = rescheduling.replacement_reason(group, view, nodes)
             if not reason:
-                raise Superseded(f"the trouble of {group_id}")
+                raise Superseded(f"the reason to replace {group_id}")
             log.warning("%s gives up its place: %s", group_id, reason)
             if is_spare(group, deployment.groups):
                 return None
@@ -151,15 +151,15 @@ class GroupActions:
 
     async def _until_quiet(self, group_id: str, uid: int) -> None:
         """An engine that does not answer for so long has no requests that could end."""
-        began_s = asked_s = time.monotonic()
+        began_s = busy_s = time.monotonic()
         while time.monotonic() - began_s < self._settings.request_timeout_s + QUIET_S:
             require_draining(await self._repository.read_async(), group_id, uid)
             reports: list[WorkerReport] = []
             with suppress(errors.OstinatoError):
                 reports = await self._runtime.reports(group_id)
             if any(report.ongoing_requests for report in reports):
-                asked_s = time.monotonic()
-            elif time.monotonic() - asked_s >= QUIET_S:
+                busy_s = time.monotonic()
+            elif time.monotonic() - busy_s >= QUIET_S:
                 return
             await asyncio.sleep(LOOK_S)
 

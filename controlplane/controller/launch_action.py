@@ -45,7 +45,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 0.5
-SAMPLED_S = 2.5  # samples of devices that are asked for so long after a stop were taken after it
+SAMPLED_S = 2.5  # device samples that are requested so long after a stop were taken after it
 MAX_LAUNCHES = 5  # in a row that the cluster refuses
 
 Fail = Callable[[str, errors.OstinatoError], Awaitable[None]]
@@ -63,17 +63,17 @@ class _Committed:
 
 @dataclass(frozen=True)
 class _Sample:
-    """The devices, asked for at these times (of `time.monotonic` and of day). The `last` has to do."""
+    """The devices, requested at these times (`time.monotonic`, time of day). The `last` one must suffice."""
 
     inventory: Inventory
-    asked_s: float
-    asked_at_s: float
+    requested_s: float
+    requested_at_s: float
     last: bool
 
 
 @dataclass(frozen=True)
 class _Queued:
-    """There is room once measurings have ended; `reason` names them."""
+    """There will be room once the measurings that `reason` names have ended."""
 
     reason: str
 
@@ -114,18 +114,22 @@ class LaunchAction:
             await self._not_launched(group_id, f"it could not be launched: {e}")
 
     async def _resample_until(self, decide: Callable[[_Sample], Awaitable[T | None]]) -> T:
-        """What is decided on the devices; on newer samples of them while that is None, since they may show
-        memory of what was stopped. On the last one something has to be decided."""
+        """What `decide` returns for a sample of the devices, on newer samples as long as that is None.
+
+        A sample may still show memory of stopped engines. On the last sample `decide` has to decide.
+        """
         give_up_s = time.monotonic() + RECLAIM_WAIT_S
         while True:
-            asked_s, asked_at_s = time.monotonic(), time.time()
-            sample = _Sample(await self._runtime.inventory(), asked_s, asked_at_s, asked_s > give_up_s)
+            requested_s, requested_at_s = time.monotonic(), time.time()
+            sample = _Sample(
+                await self._runtime.inventory(), requested_s, requested_at_s, requested_s > give_up_s
+            )
             if (decision := await decide(sample)) is not None:
                 return decision
             await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _await_reclaim(self, holders: Collection[str]) -> None:
-        """Wait, not for ever, until no device is seen with memory that these have no more."""
+        """Wait, up to RECLAIM_WAIT_S, until no device shows memory of these holders."""
 
         async def gone(sample: _Sample) -> bool | None:
             stale = reservations.stale_holders(
@@ -137,7 +141,7 @@ class LaunchAction:
             await self._resample_until(gone)
 
     async def _not_launched(self, group_id: str, reason: str) -> None:
-        """It gives up its place, to be placed anew; a few times, if it never served."""
+        """Give up the place, to be placed anew; fail the deployment after MAX_LAUNCHES if it never served."""
         versioned, group = find_group(await self._repository.read_async(), group_id)
         if not versioned.record.established and group.failures + 1 >= MAX_LAUNCHES:
             await self._fail(host_of(group_id), errors.EngineFailed(f"the engine of '{group_id}': {reason}"))
@@ -152,8 +156,10 @@ class LaunchAction:
         await unplace(self._repository, group_id, change)
 
     async def _decide(self, group_id: str) -> _Committed | _Queued:
-        """Place it, on newer samples while those may show memory of what was stopped without which it would
-        be placed better, or at all. Errors: NoFeasiblePlan."""
+        """Place the group, on newer samples as long as freed memory may bring a place, or a better one.
+
+        Errors: NoFeasiblePlan.
+        """
 
         async def decide(sample: _Sample) -> _Committed | _Queued | None:
             nodes = await self._runtime.nodes(wait=False)
@@ -165,8 +171,9 @@ class LaunchAction:
     def _place(
         self, group_id: str, sample: _Sample, nodes: Sequence[NodeState]
     ) -> _Committed | _Queued | None:
-        """Decide on the newest state and commit that; nothing, and None, when newer samples are to be
-        awaited. Blocking.
+        """Decide on the newest state and commit that. Without a commit None: newer samples are to be awaited.
+
+        Blocking.
 
         Errors: NoFeasiblePlan; StaleWrite when something was placed or changed meanwhile: decide anew.
         """
@@ -187,20 +194,20 @@ class LaunchAction:
         """None when newer samples are to be awaited. Errors: NoFeasiblePlan."""
         deployment, group = find_group(state, group_id)
 
-        def sight(inventory: Inventory) -> FreeMemory:
+        def free_memory(inventory: Inventory) -> FreeMemory:
             seen = reclaimable_memory.free_memory(
                 inventory, state.ledgers, self._settings.headroom, exclude=group_id
             )
             # No move is so urgent that it ends or awaits a measuring.
             return seen.beside() if is_spare(group, deployment.record.groups) else seen
 
-        decide, seen = partial(self._decide_placement, state, group_id), sight(sample.inventory)
-        stopped_lately = sample.asked_s - self.stopped_s < SAMPLED_S
+        decide, seen = partial(self._decide_placement, state, group_id), free_memory(sample.inventory)
+        stopped_lately = sample.requested_s - self.stopped_s < SAMPLED_S
         after = _reclaimed(state, group_id, sample, stopped_lately)
         may_change = stopped_lately or after != sample.inventory
         if sample.last or not may_change:
             return reclaimable_memory.place(decide, seen)
-        return reclaimable_memory.place_or_resample(decide, seen, sight(after))
+        return reclaimable_memory.place_or_resample(decide, seen, free_memory(after))
 
     def _decide_placement(self, state: State, group_id: str, free: Inventory) -> Placement:
         """Errors: NoFeasiblePlan."""
@@ -233,7 +240,7 @@ class LaunchAction:
         return _Committed(placement, deployment.uid, config, preempting)
 
     def _wait(self, group_id: str, state: State, nodes: Sequence[NodeState], keys: Sequence[str]) -> _Queued:
-        """Commit that a group waits until these profiles were measured: it is due when promises change."""
+        """Commit that a group waits while these profiles are measured. It is due when reservations change."""
         deployment, group = find_group(state, group_id)
         reason = queue.waiting_reason(state, keys)
         cluster = rescheduling.cluster_key(nodes, state.ledgers, exclude=group_id)
@@ -244,7 +251,7 @@ class LaunchAction:
         return _Queued(reason)
 
     async def _refused(self, group_id: str, error: errors.NoFeasiblePlan) -> None:
-        """There is no room: the end of a deployment that never served; another one waits for room."""
+        """There is no room: a deployment that never served ends, and one that served waits for room."""
         state, nodes = await self._repository.read_async(), await self._runtime.nodes(wait=False)
         versioned, _ = find_group(state, group_id)
         if not versioned.record.established:
@@ -272,8 +279,8 @@ class LaunchAction:
 
 
 def _reclaimed(state: State, group_id: str, sample: _Sample, stopped_lately: bool) -> Inventory:
-    """The devices of a sample once what was stopped is gone, be it that its processes cannot be named."""
-    unnamed_on = reclaimable_memory.measured_lately(state, sample.asked_at_s, SAMPLED_S)
+    """The devices of a sample once the processes of stopped engines are gone, named or unnamed."""
+    unnamed_on = reclaimable_memory.measured_lately(state, sample.requested_at_s, SAMPLED_S)
     if stopped_lately:
         unnamed_on = reclaimable_memory.models(sample.inventory)
     return reclaimable_memory.reclaimed(sample.inventory, state.ledgers, group_id, unnamed_on)
@@ -295,6 +302,6 @@ def _is_cancelled(state: State, group_id: str) -> bool:
 
 
 def _require_wanted(group_id: str, group: WorkerGroup) -> None:
-    """Raises Superseded when it is to go by now."""
+    """Raises Superseded when the group is being drained."""
     if group.phase is GroupPhase.DRAINING:
         raise Superseded(group_id)

@@ -260,9 +260,8 @@ class ProfileActions:
                     profile = await self._add(key, line, job.points, took_s)
                     await self._notify(key, profile.reason)
         except Exception:
-            _require_measured(
-                await self._repository.read_async(), key
-            )  # whoever took its memory may have made it fail
+            # Whoever took its memory may have made it fail.
+            _require_measured(await self._repository.read_async(), key)
             raise
 
     async def _add(self, key: str, line: str, points: int, took_s: float) -> ModelProfile:

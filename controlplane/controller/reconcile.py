@@ -55,11 +55,11 @@ class Admit(Action):
 
 
 class BeginProfile(Action):
-    """Find the profile that was asked for of a model, and have it measured."""
+    """Find the profile that was requested for a model, and have it measured."""
 
 
 class EndProfile(Action):
-    """Say what came of a profile that was asked for."""
+    """End a request for a profile with its result."""
 
 
 class Launch(Action):
@@ -107,7 +107,7 @@ class Undeploy(Action):
 
 
 class Release(Action):
-    """Take back what deployments of this name that are gone were promised of devices."""
+    """Release what is reserved for a holder that is gone."""
 
 
 class Cancel(Action):
@@ -202,8 +202,8 @@ def _engines(state: State, observed: Observed) -> Iterator[Action]:
 def _group(deployment: Deployment, group: WorkerGroup, cluster: str, observed: Observed) -> Iterator[Action]:
     """What is to be done about one of a deployment's groups.
 
-    A placement is written down before its engine is launched: an engine without one is a stranger, left
-    by an earlier group of the same name. One that serves and is gone (the cluster restarted) is launched
+    A placement is written down before its engine is launched: an engine without one was left by an
+    earlier group of the same id. One that serves and is gone (the cluster restarted) is launched
     again, without a word.
     """
     group_id = group_id_of(deployment.host, group.number)
@@ -268,7 +268,7 @@ def _may_load(state: State, variant: Deployment, host: Deployment, observed: Obs
 
 
 def _serves(host: Deployment, observed: Observed) -> bool:
-    """Whether one of its groups can be asked; a group that is not met now reads the variant when it is."""
+    """Whether one of its groups can be reached. The others load the variant with its next request."""
     return host.phase is Phase.DEPLOYED and any(
         (engine := observed.engines.get(group_id)) is not None and engine.status is EngineStatus.RUNNING
         for group_id in host.serving_ids()

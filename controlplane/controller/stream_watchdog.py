@@ -1,4 +1,4 @@
-"""Items of a stream that may hang, with a look at something else while none comes."""
+"""The items of a stream that may hang, with a regular check whether to go on."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 log = logging.getLogger(__name__)
 
-ENDS_S = 10.0  # as long is waited for a stream that is cut off
+ENDS_S = 10.0  # longest wait for the end of a stream that is cut off
 
 
 async def watched(
     items: AsyncGenerator[str, None], look: Callable[[], Awaitable[None]], every_s: float
 ) -> AsyncGenerator[str, None]:
-    """The items. What `look` raises, every so often and after each item, ends them; they are closed then."""
+    """The items. `look` is called every `every_s` and after each item; what it raises closes them."""
     try:
         while True:
             item = await _watched(items, look, every_s)
@@ -29,7 +29,7 @@ async def watched(
 async def _watched(
     items: AsyncIterator[str], look: Callable[[], Awaitable[None]], every_s: float
 ) -> str | None:
-    """The next item, None at their end; cut off when a look fails."""
+    """The next item, None at their end; cut off when `look` raises."""
     coming = asyncio.ensure_future(_next(items))
     try:
         while not coming.done():
@@ -48,7 +48,7 @@ async def _next(items: AsyncIterator[str]) -> str | None:
 
 
 async def _close(items: AsyncGenerator[str, None]) -> None:
-    """Of one that does not stop, or fails at that, what cut it off is to be told and not this."""
+    """Close the stream. If that fails it is only logged, so that the reason for closing is what is raised."""
     try:
         await items.aclose()
     except Exception as e:

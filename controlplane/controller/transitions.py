@@ -98,7 +98,7 @@ def mark_serving(
 
 
 def find_group(state: State, group_id: str) -> tuple[Versioned[Deployment], WorkerGroup]:
-    """The deployment that the group `group_id` is of, unless that is being undeployed. Raises Superseded."""
+    """The group `group_id` and its deployment. Raises Superseded, also when that is being undeployed."""
     deployment = state.deployments.get(host_of(group_id))
     group = deployment.record.group(number_of(group_id)) if deployment else None
     if deployment is None or group is None or deployment.record.phase is Phase.DELETING:

@@ -103,7 +103,7 @@ def _eased(question: Question, outcome: Outcome, max_factor: float | None) -> Pl
 
 
 def _best(placements: Sequence[Placement]) -> Placement | None:
-    """The most preferred; of such the one of the best objective."""
+    """The most preferred placement; among equals the one with the best objective."""
     return min(
         placements, key=lambda placement: (*preference(placement), placement.choice.objective), default=None
     )
@@ -188,15 +188,17 @@ def _question(
 
 
 def _served(model: Model, cluster: Cluster, settings: Settings) -> ModelSpec:
-    """As engines on such devices hold it."""
+    """The model as engines on such devices hold it."""
     return served_spec(spec_of(model), engine_dtype(settings, cluster.types[0].kind))
 
 
 def _tried(
     quantizations: tuple[str, ...], cluster: Cluster, measured: Mapping[str, Measured]
 ) -> tuple[str, ...]:
-    """Where the model was measured on such a device, the quantizations it was measured in: an engine that
-    failed then would fail again. All of them, if it was in none."""
+    """The quantizations that the model was measured in on such a device; all of them if it was in none.
+
+    An engine that failed when it was measured would fail again.
+    """
     known = [measured[kind.name].calibration for kind in cluster.types if kind.name in measured]
     tried = {cut.quantization for calibration in known for cut in calibration.times}
     return tuple(quantization for quantization in quantizations if quantization in tried) or quantizations
@@ -270,8 +272,10 @@ def _measured(
 
 
 def suited(inventory: Inventory, kind: str) -> Inventory:
-    """What may serve what was on devices of this kind: a CPU host is no place for what was on a GPU, since it
-    would be as slow as no user chose. Empty: all."""
+    """The devices that may take over from devices of this kind. Empty: all.
+
+    A CPU host does not take over from a GPU: no user chose an engine that slow.
+    """
     if kind in ("", CPU):
         return inventory
     hosts = [d for d in inventory.devices if d.kind == CPU]

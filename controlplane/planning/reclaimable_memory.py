@@ -1,6 +1,6 @@
 """Where an engine can be placed when memory is in use that will be free soon. Pure.
 
-Profiles that are being measured end, or can be preempted; engines that were stopped give their memory back.
+Profiles that are being measured end, or can be preempted. Stopped engines free their memory.
 """
 
 from __future__ import annotations
@@ -24,34 +24,36 @@ Decide = Callable[[Inventory], Placement]
 
 @dataclass(frozen=True)
 class FreeMemory:
-    """The devices with the memory that is free `now`, and that is free `once_measured`: when no measuring has
-    a reservation any more. `measured` is the key of the profile that is measured on each device."""
+    """The devices with their free memory: `now`, and `once_measured`, without the reservations of measurings.
+
+    `measured` has, for each device that is measured on, the key of the profile.
+    """
 
     now: Inventory
     once_measured: Inventory
     measured: Mapping[DeviceKey, str]
 
     def beside(self) -> FreeMemory:
-        """As if no measuring ever ended: only places beside them count."""
+        """As if no measuring ever ended: only places beside the measurings count."""
         return FreeMemory(self.now, self.now, {})
 
     def less(self, placed: Placement) -> FreeMemory:
-        """What is left free once this placement is made as well."""
+        """The free memory once this placement is made as well."""
         now, once_measured = (less(free, [placed]) for free in (self.now, self.once_measured))
         return replace(self, now=now, once_measured=once_measured)
 
 
 @dataclass(frozen=True)
 class Place:
-    """A placement, and its `victims`: the profiles whose measuring must end first. Without any it is possible
-    now."""
+    """A placement, and its `victims`: the profiles whose measuring must end first. Without victims it is
+    possible now."""
 
     placement: Placement
     victims: tuple[str, ...] = ()
 
 
 def free_memory(inventory: Inventory, ledgers: Ledgers, headroom: float, exclude: str = "") -> FreeMemory:
-    """The reservations of `exclude` do not count, for it is to be placed anew."""
+    """The free memory of the devices. The reservations of `exclude`, which is placed anew, do not count."""
     free, measured = (
         partial(reservations.available, inventory, ledgers, headroom, exclude),
         reservations.being_measured(ledgers),
@@ -61,10 +63,10 @@ def free_memory(inventory: Inventory, ledgers: Ledgers, headroom: float, exclude
 
 
 def place(decide: Decide, seen: FreeMemory) -> Place:
-    """The placement that is possible now, unless a better one is once nothing is measured any more.
+    """The placement that is possible now, or a better one that is possible once nothing is measured any more.
 
-    Better is on GPUs rather than CPUs, then with limits relaxed less; any is better than none.
-    Errors: NoFeasiblePlan, when nothing fits then either.
+    A placement on GPUs is better than one on CPUs; of the same kind, the one with limits relaxed less.
+    Errors: NoFeasiblePlan, when nothing fits even then.
     """
     if not seen.measured:
         return Place(decide(seen.now))
@@ -78,8 +80,8 @@ def place(decide: Decide, seen: FreeMemory) -> Place:
 def place_or_resample(decide: Decide, seen: FreeMemory, reclaimed: FreeMemory) -> Place | None:
     """As `place`; None when it is worth waiting for newer samples of the devices.
 
-    That is so when nothing fits now, or when a better placement is possible once memory is `reclaimed`: one
-    that is preferred, or as good and with fewer victims.
+    That is so when nothing fits now, or when `reclaimed` memory allows a placement that is better, or as good
+    with fewer victims.
     """
     now = _tried(lambda: place(decide, seen))
     if now is None or reclaimed == seen:
@@ -89,10 +91,10 @@ def place_or_resample(decide: Decide, seen: FreeMemory, reclaimed: FreeMemory) -
 
 
 def waits_for_measuring(chosen: Place, established: bool) -> bool:
-    """Whether an engine waits until the measurings in its way have ended.
+    """Whether an engine waits for the end of its victims' measurings.
 
-    The first engine of a deployment does. One of a deployment that served before takes their memory, and the
-    measurings go on later.
+    The first engine of a deployment waits. An engine of a deployment that served before takes their memory,
+    and they are measured later.
     """
     return bool(chosen.victims) and not established
 
@@ -100,8 +102,8 @@ def waits_for_measuring(chosen: Place, established: bool) -> bool:
 def reclaimed(
     inventory: Inventory, ledgers: Ledgers, exclude: str = "", unnamed_on: Collection[str] = ()
 ) -> Inventory:
-    """The devices once holders without a reservation have freed their memory: engines that were stopped,
-    measurings that ended. On the device models `unnamed_on`, processes without a known holder go too."""
+    """The devices once holders without a reservation have freed their memory: stopped engines, and measurings
+    that ended. On the device models `unnamed_on`, so does the memory of processes without a known holder."""
     promises, at_all = reservations.promised(ledgers, exclude), _holders_of_nodes(ledgers, exclude)
 
     def goes(device: Device, use: HolderMemory) -> bool:
@@ -115,7 +117,7 @@ def reclaimed(
 
 
 def measured_lately(state: State, now_s: float, within_s: float) -> frozenset[str]:
-    """Device models on which a measuring ended so lately that its memory may still be counted as taken."""
+    """Device models on which a measuring ended so lately that samples may still show its memory as used."""
     return frozenset(
         profile.record.device
         for profile in state.profiles.values()

@@ -14,12 +14,12 @@ from placement.types import DeviceKey, Placement, key_of
 
 FIRST_DELAY_S = 2.0  # before the second attempt in a row; then twice as long each time
 MAX_DELAY_S = 60.0
-NO_ROOM_S = 30.0  # a cluster that had no room and looks the same is asked again so often
+NO_ROOM_S = 30.0  # a group is tried again so often on a cluster that had no room and has not changed
 STEADY_S = 600.0  # a group that served for so long did not fail in a row
 
 
 def replacement_reason(group: WorkerGroup, engine: EngineView | None, nodes: Sequence[NodeState]) -> str:
-    """Why a group that has a placement has to be placed anew; empty when it has not."""
+    """Why a placed group has to be placed anew; empty if it has not."""
     if group.placement is None:
         return ""
     if broken := _broken(group, group.placement, engine, nodes):
@@ -32,7 +32,7 @@ def replacement_reason(group: WorkerGroup, engine: EngineView | None, nodes: Seq
 def mark_start_timeouts(
     engines: Mapping[str, EngineView], deployments: Iterable[Deployment], now_s: float, limit_s: float
 ) -> dict[str, EngineView]:
-    """The engines, where one that has not started within the limit has failed."""
+    """The engines; those that have not started within the limit count as failed."""
     starting = {
         group_id_of(d.host, group.number): group.since_s
         for d in deployments
@@ -53,7 +53,7 @@ def _starts(view: EngineView) -> bool:
 def _broken(
     group: WorkerGroup, placement: Placement, engine: EngineView | None, nodes: Sequence[NodeState]
 ) -> str:
-    """What of the devices of a placement is gone. Without word of any node nothing is known to be."""
+    """Which device of a placement is gone; empty if none is known to be, as before any node has reported."""
     known = {node.name: node for node in nodes}
     promised: dict[DeviceKey, int] = {}
     for rank in placement.ranks if known else ():
@@ -71,7 +71,7 @@ def _broken(
 
 
 def _away(node: NodeState, known_id: str, engine: EngineView | None) -> str:
-    """Why nothing runs on a node any more. Its agent may hang while what Serve has there runs."""
+    """Why nothing runs on a node any more. Its agent may hang while its engines run."""
     if node.gone:
         return node.problem or f"node {node.name} is gone"
     if known_id and node.ids and known_id not in node.ids:

@@ -19,14 +19,14 @@ from profiler.types import ModelSpec
 from workers.measuring.request import MeasureRequest
 
 FREE_SHARE = 0.9  # of what is free now: others may need a little meanwhile
-HELD_FACTOR = 1.25  # an engine on a CPU takes more than arithmetic says; nobody else is to lack that
+HELD_FACTOR = 1.25  # an engine on a CPU takes more than is computed, which others must not lack
 
 
 @dataclass(frozen=True)
 class ProfilingJob:
-    """A request, and the node that is to carry it out; of the devices `held` it takes `held_bytes` each.
+    """A request, and the node that carries it out. It takes `held_bytes` of each of the devices `held`.
 
-    `quantizations` are those that the profile was to be measured in when it was made.
+    `quantizations` are those that the profile was to be measured in when the job was made.
     """
 
     node: str
@@ -41,7 +41,7 @@ class ProfilingJob:
 
     @property
     def beginning(self) -> str:
-        """For people who wait."""
+        """The message for people who wait."""
         where = f"{self.request.device_kind} of {self.node}"
         return f"measuring its architecture on {where}: an engine with made-up weights starts"
 
@@ -51,7 +51,7 @@ def profiling_job(
 ) -> ProfilingJob:
     """What is to be measured, where, within which bounds. Errors: ProfilingFailed, saying what is lacking.
 
-    Only a device of the profile's own kind will do: since it was asked for, others may be the commonest.
+    The device has to be of the profile's kind, even if the cluster has more of another kind by now.
     """
     if not inventory.devices or model.spec is None or model.path is None:
         raise errors.ProfilingFailed("there is no device to measure on; add one and profile again")

@@ -81,7 +81,7 @@ def memory_correction(
 
 
 def corrected(profile: ModelProfile, group: WorkerGroup) -> ModelProfile:
-    """The profile once at least one rank of a group was measured that was placed by its calibration."""
+    """The profile, corrected by a group that was placed by its calibration; a rank of it must be measured."""
     assert group.placement is not None
     assert group.memory_excess is not None
     beyond_plan = max(r.measured_bytes - r.planned_bytes for r in group.measured)

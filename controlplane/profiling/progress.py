@@ -70,7 +70,7 @@ def with_line(
 
 
 def described(line: str, points: int, all_points: int) -> str:
-    """For people who wait."""
+    """The message for people who wait."""
     measurement = next(iter(from_lines([line], "a measurement")))
     count = f"{points} of {all_points} loads measured"
     if isinstance(measurement, Footprint):
@@ -129,7 +129,7 @@ def preempted(profile: ModelProfile, group_id: str, now_s: float) -> ModelProfil
 
 
 def is_whole(profile: ModelProfile) -> bool:
-    """Whether everything that was planned has been measured, in every quantization that was asked for."""
+    """Whether everything that was planned has been measured, in every requested quantization."""
     counted = profile.phase is Phase.READY and 0 < profile.all_points <= profile.points
     return counted and set(profile.forms) <= {UNCOMPRESSED, *_measured_quantizations(profile)}
 

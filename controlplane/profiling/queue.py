@@ -1,7 +1,7 @@
 """Which profile is measured next: one at a time on a device, the oldest first. Pure.
 
-A profile that waits reserves no memory, so nobody waits in a circle: it waits for measurings, which end, and
-for engines, which wait for measurings only.
+A queued profile reserves no memory, so there is no deadlock: it waits for measurings, which end, and for
+engines, which wait for measurings only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _FreeMemory:
 
 
 def next_job(state: State, key: str, inventory: Inventory, settings: Settings) -> ProfilingJob | Queued:
-    """What is to be measured now for a profile that somebody waits for, or why it waits.
+    """The job of a profile that somebody waits for, if it may begin now, or why it is queued.
 
     Errors: ProfilingFailed, when it cannot be measured even once nothing else is.
     """
@@ -51,8 +51,8 @@ def next_job(state: State, key: str, inventory: Inventory, settings: Settings) -
     devices = _candidates(state, key, inventory, settings)
     for older in _before(state, key):
         if devices <= taken.keys():
-            break  # of these, whoever is older can take no more
-        with suppress(errors.ProfilingFailed):  # with that it ends
+            break  # older profiles can take no more of these
+        with suppress(errors.ProfilingFailed):  # that profile will fail, and takes nothing
             wanted, _ = _choice(state, older, seen, settings, taken)
             taken = dict.fromkeys(wanted.held, older) | taken
     best, others = _choice(state, key, seen, settings, taken)
@@ -60,7 +60,7 @@ def next_job(state: State, key: str, inventory: Inventory, settings: Settings) -
 
 
 def has_stale_holders(state: State, key: str, inventory: Inventory, settings: Settings) -> bool:
-    """Whether something that was stopped still has memory of a device that the profile may be measured on."""
+    """Whether something that was stopped still holds memory of a device for this profile."""
     model = progress.subject(state, key)
     if model is None:
         return False
@@ -69,7 +69,7 @@ def has_stale_holders(state: State, key: str, inventory: Inventory, settings: Se
 
 
 def _free_memory(state: State, key: str, inventory: Inventory, settings: Settings) -> _FreeMemory:
-    """What is free for `key`, and for all profiles that wait, which have nothing reserved."""
+    """The memory that is free for `key`, and for all queued profiles, which have no reservations."""
     now, later = (
         reservations.available(
             inventory,
@@ -86,9 +86,9 @@ def _free_memory(state: State, key: str, inventory: Inventory, settings: Setting
 def _choice(
     state: State, key: str, seen: _FreeMemory, settings: Settings, taken: Mapping[DeviceKey, str]
 ) -> tuple[ProfilingJob, list[str]]:
-    """What is best to be measured, and the profiles that have to be measured on its devices before it.
+    """The best job of a profile, and the profiles that have to be measured on its devices before it.
 
-    It goes elsewhere only where just as much can be measured.
+    Other devices are chosen only if just as much can be measured there.
     """
     profile, model = state.profiles[key].record, _subject(state, key)
     best = job.profiling_job(profile, model, seen.later, settings)
@@ -116,7 +116,7 @@ def _candidates(state: State, key: str, inventory: Inventory, settings: Settings
 
 
 def _elsewhere(inventory: Inventory, taken: Collection[DeviceKey]) -> Iterator[Inventory]:
-    """The devices that are not taken: those of nodes that nobody has begun on first, for a job is of one
+    """The devices that are not taken: first those of nodes where nothing is measured, since a job runs on one
     node and may need all of its devices."""
     begun_on = {node for node, _, _ in taken}
     yield replace(inventory, devices=tuple(d for d in inventory.devices if d.node not in begun_on))

@@ -171,8 +171,8 @@ class AgentBook:
         """
         now_s = time.monotonic()
         silent_s = now_s - max(node.sampled_s, node.since_s, node.replaced_s)
-        patience_s = self._settings.node_lost_s / 2 * 2.0 ** min(node.replaced, MAX_DOUBLINGS)
-        if self._starts and node.agent is not None and silent_s > patience_s:
+        timeout_s = self._settings.node_lost_s / 2 * 2.0 ** min(node.replaced, MAX_DOUBLINGS)
+        if self._starts and node.agent is not None and silent_s > timeout_s:
             log.warning("the agent of %s has been silent for %.0f s: it is replaced", node.name, silent_s)
             node.replaced, node.replaced_s = node.replaced + 1, now_s
             ray.kill(node.agent, no_restart=False)

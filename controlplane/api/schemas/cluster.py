@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
 
 class ReservationView(View):
-    """Memory that one rank of a deployment was promised; `deployment` is `measuring:KEY` for the engine that
-    the profile of this key is measured with."""
+    """Memory that is reserved for one rank of a deployment.
+
+    `deployment` is `measuring:KEY` for the engine with which the profile of this key is measured.
+    """
 
     deployment: str
     rank: int
@@ -33,18 +35,24 @@ class ReservationView(View):
 
 
 class UseView(View):
-    """Memory that processes have now. `deployment` is the base whose engine they are, or `measuring:KEY`; ""
-    is no engine of this installation, null are processes that the node cannot name."""
+    """Memory that processes use now.
+
+    `deployment` is the base whose engine they are, or `measuring:KEY`. It is "" for processes that are no
+    engine of this installation, and null for processes that the node cannot name.
+    """
 
     deployment: str | None
     bytes: int
 
 
 class ClusterDeviceView(View):
-    """A GPU, or a CPU host. Of `totalBytes`, `usedBytes` are in use by anybody, `reservedBytes` promised to
-    deployments and measurings, `headroomBytes` never given; `freeBytes` are for the next placement: what is
-    neither promised, nor used beyond promises, nor headroom. `load` is 0 to 1. Fast links join the GPUs of
-    an `island`: an NVLink domain."""
+    """A GPU, or a CPU host.
+
+    Of `totalBytes`, `usedBytes` are in use by any process, `reservedBytes` are reserved for deployments and
+    measurings, and `headroomBytes` are never given. `freeBytes` are left for the next placement: neither
+    reserved, nor used beyond the reservations, nor headroom. `load` is 0 to 1.
+    An `island` is an NVLink domain.
+    """
 
     index: int
     kind: str
@@ -79,8 +87,10 @@ class ClusterDeviceView(View):
 
 
 class NodeView(View):
-    """`usable`: something new may be placed here; else `reason` says why not. What is on a `lost` node is
-    lost. `reportAgeS` is the age of what is said of its devices."""
+    """On a `usable` node something new may be placed; of any other `reason` says why not.
+
+    The engines of a `lost` node are lost. `reportAgeS` is the age of the report on its devices.
+    """
 
     name: str
     usable: bool

@@ -89,8 +89,8 @@ class EstimateView(View):
     """What a plan of the base `model` costs under a load.
 
     `basis` is `profile` (measured on this kind of device) or `rough` (a roofline); `notes` say what was not
-    measured. `kvCapacityTokens` is what the devices' free memory holds beside all else, `concurrency` how
-    many such requests that is; null where there are not enough devices. `costGibS` is memory x latency.
+    measured. `kvCapacityTokens` fit into the devices' free memory beside all else, which is enough for
+    `concurrency` such requests; null where there are not enough devices. `costGibS` is memory x latency.
     """
 
     model: str
@@ -165,13 +165,13 @@ def _variant_load(a: Answer) -> VariantLoadView | None:
 
 
 class PlansView(View):
-    """Every plan, fewest ranks first; `pareto` where none is better in latency, cost and memory at once."""
+    """Every plan, fewest ranks first. None beats a `pareto` plan in latency, cost and memory at once."""
 
     plans: list[EstimateView]
 
 
 class MeasuredView(View):
-    """One load that was measured, on a fingerprint of so many layers; `variants` were made up for it."""
+    """One measured load, on a fingerprint of so many layers. Its `variants` are synthetic."""
 
     tensorParallel: int
     layersPerStage: list[int]
@@ -185,9 +185,9 @@ class MeasuredView(View):
 
 
 class ProfileView(View):
-    """What was measured of the architecture of the base `model`. `phase` is null before it was begun.
+    """The profile of the architecture of the base `model`, which all models of this shape share.
 
-    `loads` of `plannedLoads` are there after `seconds`; all models of this shape share it.
+    `phase` is null before the profile exists. `loads` of `plannedLoads` have been measured, in `seconds`.
     """
 
     model: str

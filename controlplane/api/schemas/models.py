@@ -195,7 +195,7 @@ class ModelView(View):
 
 
 class TuneRequest(Strict):
-    """What can be changed of a base's deployment while it runs: one of these, or both."""
+    """A change of a base's deployment while it runs. At least one of the fields is given."""
 
     maxActiveVariants: int | None = Field(
         default=None,
@@ -213,12 +213,12 @@ class TuneRequest(Strict):
 
 
 class DeploymentView(View):
-    """`groups` are a base's engines, `plan` that of the first of them that serves.
+    """`groups` are a base's engines; `plan` is that of the first of them that serves.
 
-    `maxActiveVariants` is what a base was told; null: as many as have slots.
+    At most `maxActiveVariants` of a base's variants run at once; null: as many as it has slots.
 
-    `residency` says for each replica of the engine where variants are: all of a base's, or the one that is
-    described. It is null in lists, and while the engine does not answer; `residencyReason` says why.
+    `residency` says for each replica of the engine where variants are: all those of a base, or the described
+    one. It is null in lists, and while the engine does not answer; `residencyReason` says why.
     """
 
     model: str
@@ -281,7 +281,7 @@ class ErrorBody(View):
 
 
 class LoadLoraAdapterRequest(Strict):
-    """As vLLM's; `base_model_name` may be left out while one base is deployed."""
+    """The same as vLLM's. `base_model_name` may be left out while only one base is deployed."""
 
     lora_name: Name
     lora_path: Uri

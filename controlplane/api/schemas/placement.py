@@ -17,7 +17,7 @@ MS = 1000
 
 
 class RankView(View):
-    """`memoryBytes` are planned; `measuredBytes` what it was found to take once its engine was ready."""
+    """`memoryBytes` are planned; `measuredBytes` are what it took once its engine was ready."""
 
     rank: int
     stage: int
@@ -57,9 +57,13 @@ class RelaxationView(View):
 
 
 class ChoiceView(View):
-    """Why this plan: `objective`, least is best, among `alternatives` layouts of `shapes` shapes that kept
-    every limit. Latencies are under the expected load; one engine keeps up with `throughputPerS` requests,
-    `utilisation` is each stage's busy share. `basis` is profile or rough; `relaxed` gave way, as allowed."""
+    """Why this plan: it has the smallest `objective` of `alternatives` layouts of `shapes` shapes that keep
+    every limit.
+
+    Latencies are under the expected load. One engine keeps up with `throughputPerS` requests; each stage
+    is busy for its share in `utilisation`. `basis` is profile or rough. `relaxed` are the limits that were
+    relaxed, as allowed.
+    """
 
     objective: float
     unit: str
@@ -135,10 +139,10 @@ class PlanView(View):
 
 
 class PreviewView(View):
-    """What a deployment would be as the cluster is now; nothing was done.
+    """What a deployment would be on the cluster as it is now; nothing was done.
 
-    `host` is the base whose engine would serve it; `running` if that is there already, with this plan.
-    `waits` is empty, or says what is being measured where it would be, and is waited for.
+    `host` is the base whose engine would serve it. `running` says that this engine exists already, with this
+    plan. `waits` names the measuring that the deployment would wait for, if any.
     """
 
     model: str
@@ -149,9 +153,11 @@ class PreviewView(View):
 
 
 class GroupView(View):
-    """One replica: a worker group with an engine. `name` is what the cluster and the ledgers call it; `phase`
-    is Pending (to be placed, at `retryAt` at the latest), Starting, Serving or Draining; `reason` says why it
-    does not serve."""
+    """One replica: a worker group with an engine. `name` is the group's id.
+
+    `phase` is Pending (to be placed, at `retryAt` at the latest), Starting, Serving or Draining. `reason`
+    says why it does not serve.
+    """
 
     name: str
     phase: str

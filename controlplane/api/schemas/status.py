@@ -15,7 +15,7 @@ class DeviceView(View):
 
 
 class EngineView(View):
-    """Of one worker group of `host`."""
+    """The engine of one worker group of `host`."""
 
     host: str
     group: str = ""
