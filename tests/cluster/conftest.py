@@ -14,25 +14,28 @@ import small_models
 from random_adapters import RandomLora
 from served import BASE, LAYERS, LORAS
 
-FOLDERS = ("vllm_engine", "echo_engine", "whole_model")  # in the order in which they begin
+# In the order in which they begin side by side; "quick" is all that starts neither an engine nor a cluster.
+ORDER = ("vllm_engine", "echo_engine", "quick", "whole_model", "cluster", "engines")
+WITH_ENGINES = {"workers", "benchmarks", "deploy"}
 SHARED = {"cluster", "echo_cluster", "whole"}
+TESTS = Path(__file__).parents[1]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of clusters come last, or, side by side with others, first: a process has those with vLLM's
-    engines, which take longest, another those whose engines echo, one more those of the whole model. In each
-    folder those come first that need not its cluster, and last what kills processes.
+    """Tests of clusters come last, or, side by side with others, first: two processes have those with vLLM's
+    engines, which take longest, and those whose engines echo. What needs much memory begins when these are
+    about to end. In each folder those come first that need not its cluster, and last what kills processes.
     """
     side_by_side = hasattr(config, "workerinput")
 
-    def order(item: pytest.Item) -> tuple[bool, int, bool, bool]:
-        here = Path(__file__).parent in item.path.parents
-        if not here:
-            return here is not side_by_side, 0, False, False
-        place = (*FOLDERS, "cluster").index(item.path.parent.name)
+    def order(item: pytest.Item) -> tuple[int, bool, bool]:
+        folder = item.path.parent.relative_to(TESTS).parts
+        if folder[:1] != ("cluster",):
+            kind = "engines" if WITH_ENGINES.intersection(folder) else "quick"
+            return ORDER.index(kind) if side_by_side else 0, False, False
+        place = ORDER.index(folder[-1]) if side_by_side else 1 + ORDER.index(folder[-1])
         shares = not SHARED.isdisjoint(getattr(item, "fixturenames", ()))
-        kills = item.path.name in ("test_chaos.py", "test_engine_killed.py")
-        return here is not side_by_side, place, shares, kills
+        return place, shares, item.path.name in ("test_chaos.py", "test_engine_killed.py")
 
     items.sort(key=order)
 
