@@ -213,7 +213,7 @@ def test_a_snapshot_never_sees_half_a_commit(url: str, store: StateStore) -> Non
     reader = open_store(url)
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(writer)
-        revisions = []
+        revisions: list[int] = []
         deadline = time.monotonic() + 60
         try:
             while time.monotonic() < deadline and (len(revisions) < 200 or len(set(revisions)) < 6):
