@@ -59,6 +59,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A failure has its name at once: a run takes many minutes. The rest is told at the end, as always."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{report.nodeid} failed ({report.when})", flush=True)
+
+
 def free_port() -> int:
     """One that the kernel gives nobody who did not ask for it by its number, and below those that Ray's
     workers and a node of Redis Cluster (+10000) take; so it stays free until whoever asked listens there."""
