@@ -18,7 +18,7 @@ from controlplane import errors
 from controlplane.api.services import Services
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
 from controlplane.gateway.metrics import UNKNOWN
-from controlplane.gateway.routing import Route
+from controlplane.gateway.route_table import Route
 from workers.messages import EngineCall, EngineHead, EngineReply
 
 log = logging.getLogger(__name__)

@@ -1,75 +1,59 @@
-"""up, down, demo."""
+"""cluster."""
 
 from __future__ import annotations
 
-import sys
-from contextlib import nullcontext, redirect_stdout
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from collections import defaultdict
 
 import typer
 
-from controlplane.cli.output import print_json, print_text
+from controlplane.api.schemas.cluster import ClusterDeviceView, NodeView
+from controlplane.cli.output import print_json, print_table, print_text, size
 from controlplane.cli.session import Json, session
-from controlplane.cli.waiting import live_line
 
-if TYPE_CHECKING:
-    from controlplane.settings import Settings
-
-Home = Annotated[Path | None, typer.Option(help="Caches, logs and state; default OSTINATO_HOME.")]
-Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Where the API listens.")]
+COLUMNS = ("NODE", "DEVICE", "TOTAL", "USED", "RESERVED", "FREE", "LOAD", "ISLAND", "REPORT", "HELD BY")
 
 
-def up(
-    ctx: typer.Context,
-    port: Port = None,
-    home: Home = None,
-    dashboard_port: Annotated[int, typer.Option(min=0, max=65535, help="Ray's; 0: a free one.")] = 0,
-    json: Json = False,
-) -> None:
-    """Start Ostinato on this machine and return when it answers."""
-    from controlplane.runtime import local
-
+def cluster(ctx: typer.Context, json: Json = False) -> None:
+    """Show nodes and devices: memory used, reserved and free, load, and who holds what."""
     cli = session(ctx)
-    with live_line(quiet=cli.json) as show:
-        cluster = local.up(_settings(port, home), show, dashboard_port=dashboard_port)
+    with cli.client() as client:
+        seen = client.cluster()
     if cli.json:
-        print_json(asdict(cluster))
-    else:
-        print_text(f"Ostinato answers at {cluster.url}; the Ray dashboard at {cluster.dashboard_url}")
+        print_json(seen)
+        return
+    rows = [_row(node, device) for node in seen.nodes for device in node.devices]
+    print_table(COLUMNS, rows, empty="no devices")
+    for node in seen.nodes:
+        if not node.usable:
+            print_text(f"nothing new is placed on {node.name}: {node.reason}")
+        for r in node.otherReservations:
+            print_text(
+                f"{node.name} does not report {r.device}, of which {r.deployment} holds {size(r.bytes)}"
+            )
 
 
-def down(ctx: typer.Context, home: Home = None, json: Json = False) -> None:
-    """Stop what `up` started; state and caches stay."""
-    from controlplane.runtime import local
-
-    cli = session(ctx)
-    with live_line(quiet=cli.json) as show:
-        stopped = local.down(_settings(None, home), show)
-    if cli.json:
-        print_json({"stopped": stopped})
-    else:
-        print_text("stopped" if stopped else "nothing was running")
-
-
-def demo(ctx: typer.Context, json: Json = False) -> None:
-    """Register, deploy and ask a base model and its variants, on this machine."""
-    from controlplane.demo.run import main as run_demo  # only this command needs a cluster
-
-    cli = session(ctx)
-    with redirect_stdout(sys.stderr) if cli.json else nullcontext():
-        code = run_demo()
-    if cli.json:
-        print_json({"ok": code == 0})
-    raise typer.Exit(code)
+def _row(node: NodeView, device: ClusterDeviceView) -> tuple[str, ...]:
+    return (
+        node.name,
+        f"{device.kind}:{device.index}",
+        size(device.totalBytes),
+        size(device.usedBytes),
+        size(device.reservedBytes),
+        size(device.freeBytes),
+        f"{device.load:.0%}",
+        str(device.island),
+        f"{node.reportAgeS:.1f} s ago",
+        _holders(device),
+    )
 
 
-def _settings(port: int | None, home: Path | None) -> Settings:
-    """The environment's settings, but for what the options say."""
-    from controlplane.settings import Settings
-
-    chosen = {"http_port": port, "home": home}
-    return Settings.model_validate(
-        {**Settings().model_dump(), **{name: value for name, value in chosen.items() if value is not None}}
+def _holders(device: ClusterDeviceView) -> str:
+    """Promised and, after a slash, taken by now."""
+    promised: dict[str, int] = defaultdict(int)
+    for r in device.reservations:
+        promised[r.deployment] += r.bytes
+    taken = {use.deployment: use.bytes for use in device.uses if use.deployment}
+    return ", ".join(
+        f"{name} {size(promised.get(name, 0))} / {size(taken.get(name, 0))}"
+        for name in sorted({*promised, *taken})
     )

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 # The help of each is its function's docstring: here too, for a list that imports none of them.
 COMMANDS = (
     LazyCommand(
-        "up", "controlplane.cli.cluster", "Start Ostinato on this machine and return when it answers."
+        "up", "controlplane.cli.start_stop", "Start Ostinato on this machine and return when it answers."
     ),
-    LazyCommand("down", "controlplane.cli.cluster", "Stop what `up` started; state and caches stay."),
+    LazyCommand("down", "controlplane.cli.start_stop", "Stop what `up` started; state and caches stay."),
     LazyCommand(
         "demo",
-        "controlplane.cli.cluster",
+        "controlplane.cli.start_stop",
         "Register, deploy and ask a base model and its variants, on this machine.",
     ),
     LazyCommand(
@@ -117,7 +117,7 @@ COMMANDS = (
     ),
     LazyCommand(
         "cluster",
-        "controlplane.cli.nodes",
+        "controlplane.cli.cluster",
         "Show nodes and devices: memory used, reserved and free, load, and who holds what.",
     ),
     LazyCommand("version", "controlplane.cli.overview", "Print the version of this command."),

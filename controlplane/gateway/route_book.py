@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from controlplane import errors
-from controlplane.gateway.routing import Route, RouteTable, build_table
+from controlplane.gateway.route_table import Route, RouteTable, build_table
 from controlplane.state.repository import Repository
 
 REFRESH_S = 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class Level:
+class TimeAverage:
     """The number begins at 0. `clock` gives seconds, and never goes back."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from controlplane import errors
 from controlplane.gateway.http1 import Connection, Pool
 from controlplane.gateway.routing_policy import has_room, least_outstanding
-from controlplane.gateway.time_average import Level
+from controlplane.gateway.time_average import TimeAverage
 from workers.messages import WorkerReport
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class HostWorkers:
         self._alive = alive
         self._known: list[KnownWorker] = []
         self._left: list[KnownWorker] = []
-        self._in_flight = Level(time.monotonic)
+        self._in_flight = TimeAverage(time.monotonic)
         self._used_s = 0.0
         self._refreshing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None

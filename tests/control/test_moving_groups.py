@@ -13,7 +13,7 @@ from world_groups import base_of, nodes_of
 from world_moves import apart, begin, fill, needs, proposed, wanted
 
 from controlplane import errors
-from controlplane.gateway.routing import build_table
+from controlplane.gateway.route_table import build_table
 from controlplane.planning import rebalancing
 from controlplane.settings import Settings
 from controlplane.state.records import Phase

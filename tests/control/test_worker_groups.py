@@ -15,7 +15,7 @@ from world_groups import APART, base_of, group, nodes_of, two_groups, until_serv
 
 from controlplane import errors
 from controlplane.cluster.engine_status import EngineStatus, EngineView
-from controlplane.gateway.routing import build_table
+from controlplane.gateway.route_table import build_table
 from controlplane.settings import Settings
 from controlplane.state.deployments import with_group
 from controlplane.state.records import Phase

@@ -17,7 +17,7 @@ from controlplane.api.schemas.models import (
     UnloadLoraAdapterRequest,
 )
 from controlplane.api.services import Services
-from controlplane.gateway.routing import RouteTable
+from controlplane.gateway.route_table import RouteTable
 from controlplane.state.records import Phase
 
 _MESSAGE = {

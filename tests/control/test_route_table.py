@@ -8,7 +8,7 @@ import pytest
 from builders import deployment, model, state
 
 from controlplane import errors
-from controlplane.gateway.routing import RouteTable, build_table
+from controlplane.gateway.route_table import RouteTable, build_table
 from controlplane.state.queries import variant_ref
 from controlplane.state.records import Phase
 from workers.messages import VariantRef
