@@ -15,7 +15,7 @@ from random_adapters import RandomLora
 from served import BASE, LAYERS, LORAS
 
 # In the order in which they begin side by side; "quick" is all that starts neither an engine nor a cluster.
-ORDER = ("vllm_engine", "echo_engine", "quick", "whole_model", "cluster", "engines")
+ORDER = ("vllm_engine", "echo_engine", "quick", "whole_model", "engines")
 WITH_ENGINES = {"workers", "benchmarks", "deploy"}
 SHARED = {"cluster", "echo_cluster", "whole"}
 TESTS = Path(__file__).parents[1]

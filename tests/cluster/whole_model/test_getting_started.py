@@ -17,7 +17,7 @@ from controlplane.settings import Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GUIDE = ROOT / "docs/getting-started.md"
 PORT = "8000"  # what the guide says; the test asks for a free one
 
