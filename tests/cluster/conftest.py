@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if folder[:1] != ("cluster",):
             kind = "engines" if WITH_ENGINES.intersection(folder) else "quick"
             return ORDER.index(kind) if side_by_side else 0, False, False
-        place = ORDER.index(folder[-1]) if side_by_side else 1 + ORDER.index(folder[-1])
+        place = ORDER.index(folder[-1] if folder[-1] in ORDER else "engines") + (not side_by_side)
         shares = not SHARED.isdisjoint(getattr(item, "fixturenames", ()))
         return place, shares, item.path.name in ("test_chaos.py", "test_engine_killed.py")
 
