@@ -217,6 +217,8 @@ def _problems(error: ValidationError) -> str:
 
 
 def main() -> None:
+    # httpx imports a command line of its own, and rich and pygments with it, unless that is missing.
+    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     sys.exit(run(sys.argv[1:]))
 
 

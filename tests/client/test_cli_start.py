@@ -27,9 +27,12 @@ HEAVY = {
 BARE = "import httpx, pydantic, typer; pydantic.BaseModel"
 LIST_MODULES = """
 import json, sys
-from controlplane.cli.main import run
-code = run(sys.argv[1:])
-print("\\n" + json.dumps([code, sorted(sys.modules)]))
+from controlplane.cli.main import main
+try:
+    main()
+except SystemExit as ended:
+    code = ended.code
+print("\\n" + json.dumps([code, sorted(name for name in sys.modules if sys.modules[name])]))
 """
 
 
@@ -71,7 +74,7 @@ def test_the_list_of_commands_needs_no_client() -> None:
 def test_a_call_of_the_api_imports_nothing_heavy(command: str, api: FakeApi) -> None:
     code, modules = modules_after("--url", api.url, *command.split())
     assert code == 0
-    assert not modules & HEAVY
+    assert not modules & (HEAVY | {"pygments"})
 
 
 def test_a_call_that_nobody_answers_imports_nothing_heavy(nowhere: str) -> None:
