@@ -32,6 +32,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "thorough"))
 # tests/workers/test_families.py compiles it once all the same.
 os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
+# Several engines share the cores. A thread that waits by spinning takes them from those that work.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """`make unit` is for quick answers, `make test` for many examples."""
