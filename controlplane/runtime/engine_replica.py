@@ -28,7 +28,8 @@ NODE_LABEL = "ray.io/node-id"
 
 
 class EngineReplica(Worker):
-    """A worker as Ray Serve runs it, with the other members of its group. Requests go to its door."""
+    """A worker as Ray Serve runs it, with the other members of its group. Requests go to its HTTP
+    server, not through Serve."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: EngineConfig, metrics_host: str, worker_host: str, node_ids: Mapping[str, str]

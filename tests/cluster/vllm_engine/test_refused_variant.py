@@ -31,5 +31,5 @@ def test_its_deployment_ends_with_the_reason(
 
 
 def test_what_an_engine_logs_can_be_read_at_once(cluster: Cluster) -> None:
-    log = cluster.http.get(f"/deployments/{BASE}/logs").text
+    log = cluster.http.get(f"/deployments/{BASE}/logs", params={"lines": 10_000}).text
     assert f"engine of {BASE} is ready" in log
