@@ -6,14 +6,21 @@ may run twice in one process.
 
 from __future__ import annotations
 
+import multiprocessing
+
+ENGINE_CORE = "EngineCore"  # what vLLM calls the process that schedules
+
 
 def register() -> None:
     """Give vLLM's model runners our manager of adapters (`workers.variants.manager`) for its own; have its
-    engine core and ranks end with the process that started them."""
+    engine core and ranks end with the process that started them, and the core fork its ranks."""
     import vllm.v1.worker.lora_model_runner_mixin as runners
 
     from workers.group.processes import die_with_parent
     from workers.variants.manager import VariantManager
+    from workers.vllm_environment import fork_ranks
 
     die_with_parent()
+    if multiprocessing.current_process().name.startswith(ENGINE_CORE):
+        fork_ranks()
     runners.LRUCacheWorkerLoRAManager = VariantManager

@@ -1,20 +1,32 @@
-"""Where engines keep what Triton compiled."""
+"""What an engine's processes find in their environment."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from workers.vllm_environment import V2_RUNNER, environment, triton_cache
+from workers.vllm_environment import (
+    BINDING,
+    START_METHOD,
+    V2_RUNNER,
+    environment,
+    fork_ranks,
+    share_cores,
+    threads,
+    triton_cache,
+)
 
-NAMES = ("TRITON_CACHE_DIR", "VLLM_CACHE_ROOT", "XDG_CACHE_HOME", V2_RUNNER)
+THREADS = "OMP_NUM_THREADS"
+NAMES = ("TRITON_CACHE_DIR", "VLLM_CACHE_ROOT", "XDG_CACHE_HOME", V2_RUNNER, BINDING, START_METHOD, THREADS)
 
 
 @pytest.fixture(autouse=True)
 def _nothing_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in NAMES:
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that what a test puts there is taken away again
+        monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
 
@@ -44,3 +56,20 @@ def test_stages_on_gpus_overlap_whatever_the_model(monkeypatch: pytest.MonkeyPat
     assert V2_RUNNER not in environment((10, 22))
     monkeypatch.setenv(V2_RUNNER, "0")  # an operator's choice
     assert environment((10, 22), on_gpus=True)[V2_RUNNER] == "0"
+
+
+def test_ranks_that_share_a_host_share_its_cores_but_one() -> None:
+    assert [threads(ranks, 8) for ranks in (1, 2, 3, 9)] == [7, 3, 2, 1]
+    assert threads(1, 1) == 1
+
+
+def test_threads_are_bound_only_where_the_operator_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BINDING, "0-3")
+    share_cores(1)
+    fork_ranks()  # a fork keeps the threads that its parent was bound to
+    assert os.environ[BINDING] == "0-3"
+    assert not {THREADS, START_METHOD} & set(os.environ)
+    monkeypatch.delenv(BINDING)
+    share_cores(1_000)
+    fork_ranks()
+    assert (os.environ[BINDING], os.environ[THREADS], os.environ[START_METHOD]) == ("nobind", "1", "fork")

@@ -19,6 +19,7 @@ from workers.group.launch import Launch
 from workers.group.members import Rendezvous
 from workers.group.processes import when_stdin_ends
 from workers.messages import EngineConfig
+from workers.vllm_environment import fork_ranks
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ def main() -> None:
     order = ORDERS.validate_json(sys.stdin.buffer.readline())
     launch = Launch(order.config, order.rendezvous, order.host_ip, order.number)
     launch.begin()
+    fork_ranks()
     when_stdin_ends(lambda: _end(launch))
     try:
         reason = serve(order, launch)

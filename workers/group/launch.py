@@ -18,7 +18,7 @@ from workers.group.members import Rendezvous, device_environment, members_of, ne
 from workers.group.plan import VARIABLE, plan_of
 from workers.messages import EngineConfig, RankReport
 from workers.variant_config import ADDRESS_VARIABLE
-from workers.vllm_environment import LOOPBACK, environment, leave_threads_unbound, put
+from workers.vllm_environment import LOOPBACK, environment, put, share_cores
 
 FOLDER = "ostinato-group-"
 
@@ -68,9 +68,8 @@ class Launch:
         os.environ[ADDRESS_VARIABLE] = self._rendezvous.bus if self._rendezvous else here
         if self._rendezvous is not None:
             _use_interface_of(self._host_ip)
-        if not self._config.on_gpu and len(self._config.ranks) > 1:
-            leave_threads_unbound()
-            os.environ["OMP_NUM_THREADS"] = str(threads(self._neighbours(), _cores()))
+        if not self._config.on_gpu:
+            share_cores(self._neighbours())
 
     def _neighbours(self) -> int:
         """Ranks of the group on this member's node."""
@@ -107,12 +106,6 @@ class Launch:
             self._journals = None
 
 
-def threads(ranks: int, cores: int) -> int:
-    """Threads of each rank where several share a host. With more threads than cores, ranks wait for each
-    other by spinning."""
-    return max(1, cores // ranks)
-
-
 def _sweep() -> None:
     """Take away the folders of launches whose processes were killed."""
     for path in Path(tempfile.gettempdir()).glob(f"{FOLDER}*-*"):
@@ -128,10 +121,6 @@ def _use_interface_of(host_ip: str) -> None:
         if any(address.address == host_ip for address in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def reports_of(config: EngineConfig, measured: Sequence[Mapping[str, Any]]) -> tuple[RankReport, ...]:

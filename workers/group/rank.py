@@ -14,7 +14,7 @@ from vllm.v1.worker.worker_base import WorkerBase
 
 from workers.agent import host
 from workers.agent.reports import DeviceSample
-from workers.group import devices
+from workers.group import devices, processes
 from workers.group.journal import READY, Journal
 from workers.group.memory_check import NoMemory, refusal, shortage
 from workers.group.plan import from_environment
@@ -31,6 +31,7 @@ class PlannedRank(WorkerBase):  # type: ignore[misc]  # vLLM is untyped here
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        processes.die_with_parent()  # what its parent asked the kernel for does not hold for one it forked
         number = kwargs["rank"]
         self.group = from_environment()
         self.part = self.group.ranks[number] if self.group else None

@@ -166,10 +166,12 @@ def test_three_ranks_of_a_stage_keep_to_their_plan(
         for prompt in PROMPTS:
             assert_greedy(model, lab.run(lab.ask(prompt)))
         reports = lab.run(lab.worker.report()).ranks
+        usable = [os.sched_getaffinity(report.pid) for report in reports]
     finally:
         lab.run(lab.worker.close())
     assert [(r.rank, r.layers, r.planned_bytes) for r in reports] == [(n, 30, 2048 * MIB) for n in range(3)]
     assert len({r.pid for r in reports}) == 3
+    assert usable == [os.sched_getaffinity(0)] * 3, "engines of one host would be bound to the same cores"
     assert {r.kv_cache_bytes for r in reports} == {parts[0].kv_cache_bytes}
     for report in reports:
         assert 30 * LAYER_BYTES / 3 < report.weights_bytes < report.process_bytes < report.total_bytes

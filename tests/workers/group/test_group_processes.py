@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
@@ -35,17 +36,21 @@ def _child(tell: Connection) -> None:
     time.sleep(120)
 
 
-def _parent(tell: Connection) -> None:
-    child = multiprocessing.get_context("spawn").Process(target=_child, args=(tell,))
+def _parent(method: Literal["spawn", "fork"], tell: Connection) -> None:
+    processes.die_with_parent()  # as an engine's core, which starts or forks its ranks
+    context = (
+        multiprocessing.get_context("fork") if method == "fork" else multiprocessing.get_context("spawn")
+    )
+    child = context.Process(target=_child, args=(tell,))
     child.start()
     time.sleep(120)
 
 
-@pytest.fixture
-def family() -> Iterator[tuple[psutil.Process, psutil.Process]]:
+@pytest.fixture(params=["spawn", "fork"])
+def family(request: pytest.FixtureRequest) -> Iterator[tuple[psutil.Process, psutil.Process]]:
     """A process and its child, which was told to end with it."""
     here, there = multiprocessing.Pipe()
-    parent = multiprocessing.get_context("spawn").Process(target=_parent, args=(there,))
+    parent = multiprocessing.get_context("spawn").Process(target=_parent, args=(request.param, there))
     parent.start()
     assert here.poll(60), "the child did not start"
     child = psutil.Process(here.recv())

@@ -8,7 +8,7 @@ from pathlib import Path
 from engine_configs import echo_config
 
 from workers.agent.reports import DeviceSample, ProcessMemory
-from workers.group.launch import reports_of, threads
+from workers.group.launch import reports_of
 from workers.group.memory_check import refusal, shortage
 from workers.group.plan import VARIABLE, from_environment, plan_of
 from workers.messages import RankConfig
@@ -63,7 +63,3 @@ def test_reports_stand_beside_the_plan_in_rank_order() -> None:
         (0, 3, 5 * GIB, 4),
         (1, 1, 5 * GIB, 4),
     ]
-
-
-def test_ranks_that_share_a_host_share_its_cores() -> None:
-    assert [threads(ranks, 8) for ranks in (1, 2, 3, 9)] == [8, 4, 2, 1]

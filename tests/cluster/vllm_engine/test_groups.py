@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from clusters import Cluster, name, title, until
+from served import BASE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROMPT = "Once upon a time, in a village by the sea, there lived"
 TOKENS = 16
-BASE = "smol"
 SPLIT = "split"
 
 
@@ -26,26 +27,26 @@ def greedy(cluster: Cluster, model: str) -> list[int]:
 @pytest.mark.parametrize(
     ("asked", "layers", "tensor_parallel"),
     [
-        ({"layersPerStage": [10, 20]}, [10, 20], 1),
-        ({"tensorParallel": [3], "pipelineParallel": [1]}, [30], 3),
+        ({"layersPerStage": [2, 4]}, [2, 4], 1),
+        ({"tensorParallel": [3], "pipelineParallel": [1]}, [6], 3),
     ],
     ids=["two stages", "three-way tensors"],
 )
 def test_a_split_model_answers_like_the_whole(
-    whole: Cluster, smollm2_folder: Any, asked: dict[str, Any], layers: list[int], tensor_parallel: int
+    cluster: Cluster, base_folder: Path, asked: dict[str, Any], layers: list[int], tensor_parallel: int
 ) -> None:
-    before = whole.processes()
-    whole.perform("POST", "/register_model", {"model": SPLIT, "source": str(smollm2_folder)})
+    before = cluster.processes()
+    cluster.perform("POST", "/register_model", {"model": SPLIT, "source": str(base_folder)})
     try:
-        whole.perform("POST", "/deploy_model", {"model": SPLIT, "maxOutputLength": 64, **asked})
-        plan = whole.get(f"/deployments/{SPLIT}")["plan"]
+        cluster.perform("POST", "/deploy_model", {"model": SPLIT, "maxOutputLength": 64, **asked})
+        plan = cluster.get(f"/deployments/{SPLIT}")["plan"]
         assert (plan["layersPerStage"], plan["tensorParallel"]) == (layers, tensor_parallel)
         assert len(plan["ranks"]) == len(layers) * tensor_parallel
-        assert greedy(whole, SPLIT) == greedy(whole, BASE)
-        ranks = until(lambda: ranks_among(whole.processes() - before, len(plan["ranks"])), 300, "the ranks")
+        assert greedy(cluster, SPLIT) == greedy(cluster, BASE)
+        ranks = until(lambda: ranks_among(cluster.processes() - before, len(plan["ranks"])), 300, "the ranks")
     finally:
-        whole.perform("DELETE", f"/deployments/{SPLIT}")
-        whole.http.delete(f"/models/{SPLIT}").raise_for_status()
+        cluster.perform("DELETE", f"/deployments/{SPLIT}")
+        cluster.http.delete(f"/models/{SPLIT}").raise_for_status()
     until(lambda: not any(p.is_running() for p in ranks), 60, "the ranks to be gone")
 
 
