@@ -14,6 +14,7 @@ from placement.types import Scope
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 MAX_LOAD = 0.95  # a GPU that is always busy still gives a newcomer a share
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from placement.solver import groups as grouping
-from placement.solver import hosts
+from placement.solver import hosts, orders
 from placement.solver.cluster import Cluster, Link
 from placement.solver.costs import Costs, costs_of
 from placement.solver.estimators import estimator_of
@@ -31,6 +31,7 @@ from placement.solver.shapes import shapes
 from placement.solver.split import Pipeline, best_split, even_split, given_split
 from placement.solver.view import Floats, Ints, View, view_of
 from placement.types import Placement
+from profiler.plans import even_stages
 
 FEW_GROUPS = 80  # small clusters are searched group by group
 FEW_SETS = 4000  # and set by set
@@ -47,7 +48,7 @@ class Joint:
     Without `uneven` every stage has as many layers as the engine would give it by itself.
     """
 
-    tolerance: float = 0.01
+    tolerance: float = 0.005
     uneven: bool = True
 
     @property
@@ -193,14 +194,13 @@ class _Search:
     def _pipelines(
         self, shape: Shape, groups: Groups, sets: Ints, costs: Costs | None = None
     ) -> Iterator[Layout]:
-        if not len(sets):
-            return
         costs = costs or costs_of(self.request, shape, self.view, groups, self.estimator)
+        sets = sets[orders.holds(costs, sets, self.request.model.layers, self._fixed(shape))]
         bounds = self._bounds(shape, costs, sets)
         order = np.argsort(bounds, kind="stable")[:MAX_SPLITS]
         best = float("inf")
         for row in order.tolist():
-            if bounds[row] > best * (1 + self.tolerance) or bounds[row] == np.inf:
+            if bounds[row] > best * (1 + self.tolerance):
                 return
             split = self._split(shape, groups, costs, sets[row].tolist())
             if split is not None:
@@ -218,22 +218,46 @@ class _Search:
         cheapest = (taken * np.take_along_axis(cost, order, axis=1)).sum(axis=1)
         pace = self.estimator.groups(shape) * layers / (1 / costs.decode[sets]).sum(axis=1)
         paced = layers * costs.prefill[sets].min(axis=1) + tokens * pace
-        bound = np.maximum(cheapest, paced)
-        return np.where(caps.sum(axis=1) >= layers, bound, np.inf)
+        bounds: Floats = np.maximum(cheapest, paced)
+        return bounds
 
     def _split(
         self, shape: Shape, groups: Groups, costs: Costs, columns: list[int]
     ) -> tuple[float, Layout] | None:
+        """The best order of these groups, and of that the best split."""
         best: tuple[float, tuple[int, ...], tuple[int, ...]] | None = None
-        for order in _orders(columns, groups):
-            pipeline = self._pipeline(shape, groups, costs, order)
-            split = self._layers(pipeline)
+        for bound, order in self._orders(shape, groups, costs, columns):
+            if best is not None and bound > best[0]:
+                break
+            split = self._layers(self._pipeline(shape, groups, costs, order))
             if split is not None and (best is None or (split[0], order) < best[:2]):
                 best = (split[0], order, split[1])
         if best is None:
             return None
         members = tuple(tuple(groups.members[k].tolist()) for k in best[1])
         return best[0], Layout(shape, members, best[2])
+
+    def _orders(
+        self, shape: Shape, groups: Groups, costs: Costs, columns: list[int]
+    ) -> Iterator[tuple[float, tuple[int, ...]]]:
+        """Each order that may be the best, with seconds that none of its splits is below; these ascend."""
+        layers, tokens = self.request.model.layers, self.request.output_tokens - 1
+        if self._fixed(shape) and shape.pp <= orders.MAX_PERMUTED:
+            yield from ((0.0, order) for order in itertools.permutations(columns))
+            return
+        chosen = np.array(columns)
+        bounds = orders.lower_bounds(costs, chosen, layers, tokens, self.estimator.groups(shape))
+        pairs = orders.ends(len(columns))
+        for pair in np.argsort(bounds, kind="stable").tolist():
+            if bounds[pair] < np.inf:
+                first, last = chosen[pairs[pair]].tolist()
+                yield float(bounds[pair]), orders.path(groups, columns, first, last)
+
+    def _fixed(self, shape: Shape) -> tuple[int, ...]:
+        """The layers of each stage, where nobody may choose them."""
+        if self.request.layers or self.uneven:
+            return self.request.layers
+        return even_stages(self.request.model.layers, shape.pp)
 
     def _layers(self, pipeline: Pipeline) -> tuple[float, tuple[int, ...]] | None:
         if self.request.layers:
@@ -256,19 +280,6 @@ class _Search:
             tokens=self.request.output_tokens - 1,
             turns_s=self.estimator.turns_s(shape),
         )
-
-
-def _orders(columns: list[int], groups: Groups) -> list[tuple[int, ...]]:
-    """Orders of stages that keep NVLink domains and nodes together; the roomiest group last or first."""
-    if len(columns) <= 3:
-        return list(itertools.permutations(columns))
-    home = sorted(
-        columns, key=lambda k: (int(groups.node[k]), int(groups.nvlink_domain[k]), int(groups.usable[k]), k)
-    )
-    roomy = max(columns, key=lambda k: (int(groups.usable[k]), -k))
-    at = home.index(roomy)
-    turned = [*home[at + 1 :], *home[: at + 1]]
-    return list(dict.fromkeys(tuple(order) for order in (home, home[::-1], turned, turned[::-1])))
 
 
 def _link(groups: Groups, one: int, other: int) -> Link:
