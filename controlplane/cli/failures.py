@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from enum import IntEnum
 from typing import Any
@@ -22,6 +23,7 @@ class ExitCode(IntEnum):
 
 
 USAGE = "usage"
+REST_CALL = re.compile(r"\b(GET|POST|PUT|PATCH|DELETE) /")
 
 HINTS: dict[str, str] = {
     "internal_error": "this is a defect; run again with --debug and report what it prints",
@@ -122,8 +124,11 @@ def _ways(details: dict[str, Any]) -> str:
 
 
 def _two_lines(message: str, code: str) -> tuple[str, str]:
-    """Messages read "what happened; what to do"; those without a second half get their code's hint."""
+    """Messages read "what happened; what to do". Those without a second half get their code's hint, and so do
+    those that tell a client of the API what to call."""
     if code == USAGE:
         return message, "`ostinato COMMAND --help` shows what it takes"
     what, _, advice = message.partition("\n")[0].rstrip(": ").partition("; ")
-    return what, advice or HINTS.get(code, "")
+    if not advice or REST_CALL.search(advice):
+        advice = HINTS.get(code, advice)
+    return what, advice

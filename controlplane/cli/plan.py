@@ -59,17 +59,11 @@ GPUS = ("NODE", "GPU", "TYPE", "USED", "FREE", "LOAD", "LAYERS")
 
 
 def _solved(file: Path, policy: PolicyName, theta: float) -> WhatIf:
-    import yaml
-
-    from placement.solver import schema, whatif
+    from placement.solver import scenario_file, schema, whatif
     from placement.solver.policies import registry
 
     try:
-        document = yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise errors.InvalidRequest(f"expected a YAML file at '{file}': {error}", param="file") from error
-    try:
-        cluster, requests = schema.read_scenario(document, file.parent)
+        cluster, requests = schema.read_scenario(scenario_file.read(file), file.parent)
     except schema.ScenarioError as error:
         raise errors.InvalidRequest(f"{file}: {error}; see docs/placement.md", param="file") from error
     return whatif.what_if(cluster, requests, registry.policy(policy, theta))

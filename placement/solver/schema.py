@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
 from placement.solver.cluster import Cluster, Gpu, GpuType, Node
@@ -17,6 +17,7 @@ from placement.types import CostMeasure, Intent, Scope, Slos
 from profiler.architectures.registry import describe
 from profiler.checkpoint import declared_dtype_bytes, spec_of
 from profiler.errors import CheckpointError
+from profiler.files import read_json
 from profiler.plans import quantization_names
 from profiler.quantization import canonical
 from profiler.shards import layer_share
@@ -25,10 +26,31 @@ from profiler.types import ModelSpec
 GIB, MIB = 2**30, 2**20
 BF16_BYTES = 2
 
-Positive = Annotated[float, Field(gt=0)]
-Natural = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
+MAX_GPUS = 100_000
+MAX_REQUESTS = 10_000
+MAX_PROBLEMS = 8  # that are told of
+MAX_KV_BYTES = 2**60  # of a whole deployment
+
+
+def _a_number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError(f"expected a number, got {str(value).lower()}")
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_a_number)]
+Integer = Annotated[int, BeforeValidator(_a_number)]
+
+# No bound is in anybody's way: the largest are a thousand times what is built today.
+Rate = Annotated[Number, Field(ge=1e-3, le=1e9)]  # GB/s, TFLOPS
+Gib = Annotated[Number, Field(ge=1e-3, le=1e6)]
+Mib = Annotated[Number, Field(ge=0, le=1e6)]
+LayerMib = Annotated[Number, Field(ge=1e-3, le=1e6)]
+Limit = Annotated[Number, Field(ge=1e-9, le=1e12)]
+Share = Annotated[Number, Field(ge=0, le=1)]
+Count = Annotated[Integer, Field(ge=1, le=10_000_000)]
+Degree = Annotated[Integer, Field(ge=1, le=1024)]
+Layers = Annotated[Integer, Field(ge=1, le=10_000)]
 
 
 class ScenarioError(ValueError):
@@ -46,24 +68,32 @@ class _Form(BaseModel):
 class TypeForm(_Form):
     """`shared`: a CPU host, whose ranks share its cores and memory."""
 
-    memory_gb_per_s: Positive
-    tflops: Positive
+    memory_gb_per_s: Rate
+    tflops: Rate
     shared: bool = False
 
 
 class LinksForm(_Form):
-    fast_gb_per_s: Positive = 100.0
-    node_gb_per_s: Positive = 25.0
-    network_gb_per_s: Positive = 12.5
+    fast_gb_per_s: Rate = 100.0
+    node_gb_per_s: Rate = 25.0
+    network_gb_per_s: Rate = 12.5
+
+    @model_validator(mode="after")
+    def _nearer_is_faster(self) -> Self:
+        speeds = (self.fast_gb_per_s, self.node_gb_per_s, self.network_gb_per_s)
+        if list(speeds) != sorted(speeds, reverse=True):
+            names = " >= ".join(LinksForm.model_fields)
+            raise ValueError(f"expected {names}, got {', '.join(f'{speed:g}' for speed in speeds)}")
+        return self
 
 
 class GpuForm(_Form):
     """`count` equal GPUs; `free_gib` is all of them when left out."""
 
     type: str
-    count: Count = 1
-    total_gib: Positive
-    free_gib: Natural | None = None
+    count: Annotated[Integer, Field(ge=1, le=MAX_GPUS)] = 1
+    total_gib: Gib
+    free_gib: Annotated[Number, Field(ge=0, le=1e6)] | None = None
     load: Share = 0.0
 
     @model_validator(mode="after")
@@ -78,7 +108,7 @@ class NodeForm(_Form):
 
     name: str
     gpus: tuple[GpuForm, ...]
-    links: tuple[tuple[int, ...], ...] = ()
+    links: tuple[tuple[Integer, ...], ...] = ()
 
 
 class ClusterForm(_Form):
@@ -86,33 +116,40 @@ class ClusterForm(_Form):
     types: dict[str, TypeForm] = {}
     links: LinksForm = LinksForm()
 
+    @model_validator(mode="after")
+    def _not_too_many(self) -> Self:
+        gpus = sum(gpu.count for node in self.nodes for gpu in node.gpus)
+        if gpus > MAX_GPUS:
+            raise ValueError(f"expected at most {MAX_GPUS} GPUs in all, got {gpus}")
+        return self
+
 
 class CompressionForm(_Form):
     """A layer's size: `layer_mib`, or as `share` of the uncompressed layer of a `config`."""
 
     accuracy: Share
-    layer_mib: Positive | None = None
-    share: Positive | None = None
+    layer_mib: LayerMib | None = None
+    share: Annotated[Number, Field(ge=1e-6, le=16)] | None = None
 
 
 class ModelForm(_Form):
     """Either `config`, a path to a config.json or its folder, or every figure."""
 
     config: Path | None = None
-    layers: Count | None = None
-    heads: Count | None = None
-    kv_heads: Count | None = None
+    layers: Layers | None = None
+    heads: Layers | None = None
+    kv_heads: Layers | None = None
     hidden_size: Count | None = None
-    dtype_bytes: Count = BF16_BYTES
-    layer_mib: Positive | None = None
-    kv_bytes_per_token_per_layer: Natural | None = None
-    embedding_mib: Natural = 0.0
-    head_mib: Natural = 0.0
+    dtype_bytes: Annotated[Integer, Field(ge=1, le=16)] = BF16_BYTES
+    layer_mib: LayerMib | None = None
+    kv_bytes_per_token_per_layer: Annotated[Number, Field(ge=0, le=1e9)] | None = None
+    embedding_mib: Mib = 0.0
+    head_mib: Mib = 0.0
     tied: bool = False
     tables_everywhere: bool = False
-    layer_gflops_per_token: Positive | None = None
-    overhead_mib: Natural = 1024.0
-    last_overhead_mib: Natural = 0.0
+    layer_gflops_per_token: Rate | None = None
+    overhead_mib: Mib = 1024.0
+    last_overhead_mib: Mib = 0.0
     compressions: dict[str, CompressionForm] = {}
 
     @model_validator(mode="after")
@@ -127,10 +164,10 @@ class ModelForm(_Form):
 
 
 class LimitsForm(_Form):
-    latency_s: Positive | None = None
-    ttft_s: Positive | None = None
-    tpot_s: Positive | None = None
-    cost: Positive | None = None
+    latency_s: Limit | None = None
+    ttft_s: Limit | None = None
+    tpot_s: Limit | None = None
+    cost: Limit | None = None
     accuracy: Share | None = None
 
 
@@ -139,17 +176,17 @@ class DeploymentForm(_Form):
 
     name: str
     model: ModelForm
-    copies: Count = 1
+    copies: Annotated[Integer, Field(ge=1, le=MAX_REQUESTS)] = 1
     intent: Intent = Intent.MIN_COST
     cost: CostMeasure = CostMeasure.MEMORY_LATENCY
     slos: LimitsForm = LimitsForm()
-    rate_per_s: Natural = 0.0
+    rate_per_s: Annotated[Number, Field(ge=0, le=1e9)] = 0.0
     input_tokens: Count = 512
     output_tokens: Count = 128
-    concurrency: Count = 8
-    max_tp: Count = 8
-    max_pp: Count = 8
-    headroom: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    concurrency: Annotated[Integer, Field(ge=1, le=1_000_000)] = 8
+    max_tp: Degree = 8
+    max_pp: Degree = 8
+    headroom: Annotated[Number, Field(ge=0, lt=1)] = 0.0
     anti_affinity: Scope = Scope.NONE
     group: str = ""
 
@@ -158,6 +195,13 @@ class ScenarioForm(_Form):
     cluster: ClusterForm
     deployments: Annotated[tuple[DeploymentForm, ...], Field(min_length=1)]
 
+    @model_validator(mode="after")
+    def _not_too_many(self) -> Self:
+        copies = sum(deployment.copies for deployment in self.deployments)
+        if copies > MAX_REQUESTS:
+            raise ValueError(f"deployments: expected at most {MAX_REQUESTS} copies in all, got {copies}")
+        return self
+
 
 def read_scenario(document: Any, folder: Path) -> tuple[Cluster, tuple[Request, ...]]:
     """What a parsed file means; paths in it are relative to `folder`. Raises ScenarioError."""
@@ -165,7 +209,7 @@ def read_scenario(document: Any, folder: Path) -> tuple[Cluster, tuple[Request, 
         form = ScenarioForm.model_validate(document)
         requests = [request for deployment in form.deployments for request in _requests(deployment, folder)]
         names = [request.name for request in requests]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
         if twice:
             raise ScenarioError(f"deployments: {', '.join(twice)} is named twice; give each its own name")
         return _cluster(form.cluster), tuple(requests)
@@ -191,6 +235,11 @@ def _cluster(form: ClusterForm) -> Cluster:
         raise ScenarioError(
             f"cluster: unknown GPU type {', '.join(unknown)}; known are {', '.join(sorted(types))}. "
             "Give its memory_gb_per_s and tflops under cluster.types"
+        )
+    if len({types[name].shared for name in used}) > 1:
+        raise ScenarioError(
+            f"cluster: {', '.join(sorted(name for name in used if types[name].shared))} is shared "
+            "(cluster.types), other types are not; place on CPU hosts or on GPUs, in a file each"
         )
     links = form.links
     bandwidths = (links.fast_gb_per_s * 1e9, links.node_gb_per_s * 1e9, links.network_gb_per_s * 1e9)
@@ -222,6 +271,13 @@ def _node(form: NodeForm) -> Node:
 
 def _requests(form: DeploymentForm, folder: Path) -> list[Request]:
     model = _from_config(form, folder) if form.model.config else _from_figures(form.name, form.model)
+    tokens = form.concurrency * (form.input_tokens + form.output_tokens)
+    kv_bytes = model.layers * tokens * max(c.kv_bytes_per_token for c in model.compressions)
+    if kv_bytes > MAX_KV_BYTES:
+        raise ScenarioError(
+            f"{form.name}: concurrency x (input_tokens + output_tokens) x layers need {kv_bytes:.3g} bytes "
+            f"of KV cache, expected at most {MAX_KV_BYTES:.3g}"
+        )
     names = [form.name] if form.copies == 1 else [f"{form.name}-{n}" for n in range(1, form.copies + 1)]
     return [
         Request(
@@ -248,8 +304,8 @@ def _from_config(form: DeploymentForm, folder: Path) -> ModelFigures:
     path = folder / (form.model.config or "")
     path = path / "config.json" if path.is_dir() else path
     try:
-        raw = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        raw = read_json(path)
+    except CheckpointError as error:
         raise ScenarioError(f"{form.name}: expected a config.json at {path}: {error}") from error
     spec = spec_of(describe(raw, path), declared_dtype_bytes(raw, path) or BF16_BYTES)
     given = {canonical(name): compression for name, compression in form.model.compressions.items()}
@@ -308,7 +364,12 @@ def _from_figures(name: str, form: ModelForm) -> ModelFigures:
 
 
 def _problems(error: ValidationError) -> str:
-    problems = [
-        (".".join(map(str, p["loc"])), p["msg"].removeprefix("Value error, ")) for p in error.errors()
-    ]
-    return "; ".join(f"{field}: {problem}" if field else problem for field, problem in problems)
+    """Of each field that is wrong; a list with a wrong entry is not too short as well."""
+    errors = error.errors(include_url=False)
+    wrong = [(p["loc"], p["msg"].removeprefix("Value error, ")) for p in errors if p["type"] != "too_short"]
+    short = [(p["loc"], p["msg"]) for p in errors if p["type"] == "too_short"]
+    wrong += [(loc, said) for loc, said in short if not any(one[: len(loc)] == loc for one, _ in wrong)]
+    named = [(".".join(map(str, loc)), said) for loc, said in wrong[:MAX_PROBLEMS]]
+    told = [f"{field}: {said}" if field else said for field, said in named]
+    more = [f"{len(wrong) - MAX_PROBLEMS} more"] if len(wrong) > MAX_PROBLEMS else []
+    return ", and ".join([*told, *more])

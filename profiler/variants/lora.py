@@ -142,7 +142,10 @@ def _rank(value: Any, where: str, max_rank: int) -> int:
     if type(value) is not int or value < 1:
         raise AdapterError(f"{CONFIG}: rank {where} must be a positive integer, got {shown(value)}")
     if value > max_rank:
-        raise AdapterError(f"{CONFIG}: rank {where} is {value}, above this cluster's limit of {max_rank}")
+        raise AdapterError(
+            f"{CONFIG}: rank {where} is {value}, above this cluster's limit of {max_rank}; "
+            "start Ostinato with a larger OSTINATO_MAX_LORA_RANK, or train with a smaller rank"
+        )
     return value
 
 

@@ -278,6 +278,24 @@ def test_a_failed_operation_exits_1(argv: list[str], cli: Cli, api: FakeApi) -> 
     assert ended.json
 
 
+@pytest.mark.parametrize(
+    ("message", "code", "hint"),
+    [
+        ("'m' is not deployed; deploy it with POST /deploy_model", "not_deployed", "`ostinato deploy MODEL`"),
+        ("no model 'm'; `GET /models` lists those that are", "model_not_found", "`ostinato models`"),
+        ("rank is 99; start Ostinato with more", "adapter_mismatch", "start Ostinato with more"),
+    ],
+)
+def test_hints_are_what_a_reader_of_the_terminal_can_type(
+    api: FakeApi, cli: Cli, message: str, code: str, hint: str
+) -> None:
+    api.script("GET /models", answer(error(code, message), 404))
+    ended = cli("models").err
+    assert hint in ended.splitlines()[1]
+    assert "GET /" not in ended
+    assert "POST /" not in ended
+
+
 def test_a_cancelled_operation_exits_1(cli: Cli, api: FakeApi) -> None:
     api.script("GET /operations/op-1/watch", events(operation("Cancelled")))
     ended = cli("undeploy", "smol", "--json")
