@@ -15,6 +15,7 @@ from functools import cache
 
 import numpy as np
 
+from placement.solver.cluster import Link
 from placement.solver.costs import Costs
 from placement.solver.groups import Groups
 from placement.solver.view import Bools, Floats, Ints
@@ -42,19 +43,23 @@ def caps_by_ends(costs: Costs, columns: Ints) -> Ints:
 
 def holds(costs: Costs, sets: Ints, layers: int, given: Sequence[int] = ()) -> Bools:
     """Of each set, whether some order of it holds all layers, at least one a stage; with `given`, these."""
-    possible = np.zeros(len(sets), dtype=bool)
     first, middle, last = costs.first[sets], costs.middle[sets], costs.last[sets]
+    if given:
+        return _hold_given(first, middle, last, given)
+    a, b = ends(sets.shape[1]).T
+    none = middle < 1
+    others = none.sum(axis=1)[:, None] - none[:, a] - none[:, b]
+    held = middle.sum(axis=1)[:, None] + (first - middle)[:, a] + (last - middle)[:, b]
+    possible: Bools = (first[:, a] >= 1) & (last[:, b] >= 1) & (others == 0) & (held >= layers)
+    return possible.any(axis=1)
+
+
+def _hold_given(first: Ints, middle: Ints, last: Ints, given: Sequence[int]) -> Bools:
+    possible = np.zeros(len(first), dtype=bool)
     between = np.sort(np.array(given[1:-1], dtype=np.int64))
-    for a, b in ends(sets.shape[1]).tolist():
-        if given:
-            rest = np.sort(np.delete(middle, (a, b), axis=1), axis=1)
-            fits = (first[:, a] >= given[0]) & (last[:, b] >= given[-1])
-            possible |= fits & (rest >= between).all(axis=1)
-            continue
-        held = middle.sum(axis=1) + first[:, a] - middle[:, a] + last[:, b] - middle[:, b]
-        rest = np.delete(middle, (a, b), axis=1)
-        fits = (first[:, a] >= 1) & (last[:, b] >= 1) & (rest >= 1).all(axis=1)
-        possible |= fits & (held >= layers)
+    for a, b in ends(first.shape[1]).tolist():
+        rest = np.sort(np.delete(middle, (a, b), axis=1), axis=1)
+        possible |= (first[:, a] >= given[0]) & (last[:, b] >= given[-1]) & (rest >= between).all(axis=1)
     return possible
 
 
@@ -85,27 +90,51 @@ def path(groups: Groups, columns: Sequence[int], first: int, last: int) -> tuple
     return (first, *start, *away, *end, last)
 
 
-def lower_bounds(costs: Costs, columns: Ints, layers: int, tokens: int, batches: float) -> Floats:
-    """Of each choice of `ends`: seconds that no split of `layers` is below, links left out; infinite where
-    they do not fit.
+def lower_bounds(
+    costs: Costs,
+    groups: Groups,
+    columns: Ints,
+    layers: int,
+    tokens: int,
+    batches: float,
+    hops: dict[Link, tuple[float, float]],
+) -> Floats:
+    """Of each choice of `ends`: seconds that no split of `layers` is below; infinite where they do not fit.
 
     Two bounds: the cheapest stages are filled without regard to the slowest; and all take equally long, with
-    `batches` in flight and without regard to what each can hold.
+    `batches` in flight and without regard to what each can hold. `hops`: seconds of a prompt and of a token.
     """
     caps, pairs = caps_by_ends(costs, columns), ends(len(columns))
     prefill, decode = costs.prefill[columns], costs.decode[columns]
     rests = costs.prefill_rest[columns][pairs[:, 1]], costs.decode_rest[columns][pairs[:, 1]]
+    hop_s = _least_hops(groups, columns) @ np.array([hops[link] for link in Link])
     seconds = prefill + tokens * decode
     order = np.argsort(seconds, kind="stable")
     room = (caps - 1)[:, order]
     taken = 1 + np.clip(layers - len(columns) - (np.cumsum(room, axis=1) - room), 0, room)
-    filled = (taken * seconds[order]).sum(axis=1) + tokens * rests[1]
+    filled = (taken * seconds[order]).sum(axis=1) + tokens * (rests[1] + hop_s[:, 1])
     gaps = np.tile(costs.decode_gap[columns], (len(pairs), 1))
     gaps[np.arange(len(pairs)), pairs[:, 1]] = rests[1]
     pace = batches * (layers + (gaps / decode).sum(axis=1)) / (1 / decode).sum()
-    bounds: Floats = np.maximum(filled, layers * prefill.min() + tokens * pace) + rests[0]
+    bounds: Floats = np.maximum(filled, layers * prefill.min() + tokens * pace) + rests[0] + hop_s[:, 0]
     possible = (caps.min(axis=1) >= 1) & (caps.sum(axis=1) >= layers)
     return np.where(possible, bounds, np.inf)
+
+
+def _least_hops(groups: Groups, columns: Ints) -> Ints:
+    """(pairs, links): how often each link is crossed at least, with each choice of `ends`."""
+    pairs, nodes = ends(len(columns)), groups.node[columns]
+    places = {(int(groups.node[k]), _domain(groups, k)) for k in columns.tolist()}
+    visited = len(np.unique(nodes))
+    left = visited - 1 + ((nodes[pairs[:, 0]] == nodes[pairs[:, 1]]) & (visited > 1))
+    crossed = np.zeros((len(pairs), len(Link)), dtype=np.int64)
+    crossed[:, Link.NETWORK] = left
+    crossed[:, Link.NODE] = len(places) - visited
+    crossed[:, Link.FAST] = len(columns) - 1 - left - crossed[:, Link.NODE]
+    # What returns to a node may find a domain it has not been in: then a hop within the node is saved.
+    crossed[:, Link.NODE] -= np.minimum(crossed[:, Link.NODE], left - (visited - 1))
+    crossed[:, Link.FAST] = np.maximum(0, len(columns) - 1 - left - crossed[:, Link.NODE])
+    return crossed
 
 
 def _domain(groups: Groups, column: int) -> int:

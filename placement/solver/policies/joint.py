@@ -38,6 +38,7 @@ FEW_SETS = 4000  # and set by set
 MAX_SPLITS = 48  # sets of one shape that are split exactly
 MAX_KEPT = 12  # single groups of one shape that are looked at
 LONG = 8  # stages; of longer pipelines than this
+ORDER_TOLERANCE = 0.001  # what an order may be better by, relatively, that is not weighed any more
 MAX_LONG = 8  # no more shapes are weighed once this many can be placed
 
 
@@ -48,7 +49,7 @@ class Joint:
     Without `uneven` every stage has as many layers as the engine would give it by itself.
     """
 
-    tolerance: float = 0.005
+    tolerance: float = 0.004
     uneven: bool = True
 
     @property
@@ -65,7 +66,7 @@ class Joint:
         best = search.best()
         if best is None:
             return None
-        reason = f"fragmentation cost {best.loss / 2**30:.2f} GiB, the least within {self.tolerance:.0%}"
+        reason = f"fragmentation cost {best.loss / 2**30:.2f} GiB, the least within {self.tolerance:.1%}"
         tried = Search(search.shapes, len(search.candidates), (reason,))
         return placed(request, view, best.layout, estimator, tried)
 
@@ -227,7 +228,7 @@ class _Search:
         """The best order of these groups, and of that the best split."""
         best: tuple[float, tuple[int, ...], tuple[int, ...]] | None = None
         for bound, order in self._orders(shape, groups, costs, columns):
-            if best is not None and bound > best[0]:
+            if best is not None and bound > best[0] * (1 - ORDER_TOLERANCE):
                 break
             split = self._layers(self._pipeline(shape, groups, costs, order))
             if split is not None and (best is None or (split[0], order) < best[:2]):
@@ -246,7 +247,9 @@ class _Search:
             yield from ((0.0, order) for order in itertools.permutations(columns))
             return
         chosen = np.array(columns)
-        bounds = orders.lower_bounds(costs, chosen, layers, tokens, self.estimator.groups(shape))
+        hops = {link: self.estimator.hop_s(shape, link) for link in Link}
+        in_flight = self.estimator.groups(shape)
+        bounds = orders.lower_bounds(costs, groups, chosen, layers, tokens, in_flight, hops)
         pairs = orders.ends(len(columns))
         for pair in np.argsort(bounds, kind="stable").tolist():
             if bounds[pair] < np.inf:
