@@ -1,11 +1,11 @@
 """Placement against brute force over all ordered choices of GPUs and all splits, on small random instances.
 
-    python -m benchmarks.placement_orders --out benchmarks/results/placement_orders.json [--instances 10000]
+    PYTHONPATH=tests python -m benchmarks.placement_orders --out benchmarks/results/placement_orders.json
 
 Two to five GPUs of several kinds, loads and NVLink domains, large tables, tied or not; every intent; a third
 with a limit on latency, TTFT or TPOT that is just met or just not. Counted: refusals of what fits, placements
-of what does not, relaxations of what needs none, and how far an objective is above the least. About 15 minutes
-of a core.
+of what does not, relaxations of what needs none, and how far an objective is above the least. About a quarter
+of an hour of a core.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from placement_brute_force import best, instance
+from solver_instances import Pausing
+
 from benchmarks import rehearsing
 from placement.solver.cluster import Cluster
 from placement.solver.decide import decide
@@ -28,8 +31,6 @@ from placement.solver.policies.base import EstimatorFor
 from placement.solver.policies.joint import Joint
 from placement.solver.request import Request
 from placement.types import Placement
-from tests.placement.brute_force import best, instance
-from tests.placement.solver_instances import Pausing
 
 ESTIMATORS: dict[str, EstimatorFor] = {"roofline": estimator_of, "pausing": Pausing}
 LIMITS = ("latency_s", "ttft_s", "tpot_s")

@@ -50,8 +50,9 @@ def holds(costs: Costs, sets: Ints, layers: int, given: Sequence[int] = ()) -> B
     none = middle < 1
     others = none.sum(axis=1)[:, None] - none[:, a] - none[:, b]
     held = middle.sum(axis=1)[:, None] + (first - middle)[:, a] + (last - middle)[:, b]
-    possible: Bools = (first[:, a] >= 1) & (last[:, b] >= 1) & (others == 0) & (held >= layers)
-    return possible.any(axis=1)
+    fits = (first[:, a] >= 1) & (last[:, b] >= 1) & (others == 0) & (held >= layers)
+    possible: Bools = np.any(fits, axis=1)
+    return possible
 
 
 def _hold_given(first: Ints, middle: Ints, last: Ints, given: Sequence[int]) -> Bools:

@@ -122,4 +122,5 @@ def _children(node: yaml.Node) -> Iterator[yaml.Node]:
 
 
 def _line(at: yaml.Node | yaml.Event) -> int:
-    return int(at.start_mark.line) + 1
+    mark = at.start_mark
+    return int(mark.line) + 1 if mark is not None else 0

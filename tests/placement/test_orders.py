@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from placement_brute_force import best, instance
+from solver_instances import Pausing
 
 from placement.solver.decide import decide
 from placement.solver.estimators import estimator_of
@@ -18,8 +20,6 @@ from placement.solver.policies.joint import Joint
 from placement.solver.roofline import Roofline
 from placement.solver.schema import read_scenario
 from placement.types import Placement
-from tests.placement.brute_force import best, instance
-from tests.placement.solver_instances import Pausing
 
 TOLERANCE = 0.005
 
@@ -62,7 +62,7 @@ def pausing(*args: Any) -> Roofline:
 @pytest.mark.parametrize("estimator_for", [estimator_of, pausing], ids=["roofline", "pausing"])
 @pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 80), marks=pytest.mark.slow)], ids=str)
 def test_as_brute_force_over_all_orders_and_splits(seeds: range, estimator_for: EstimatorFor) -> None:
-    """`python -m benchmarks.placement_orders` does it for 10,000."""
+    """`benchmarks.placement_orders` does it for 10,000."""
     placed = 0
     for seed in seeds:
         cluster, request = instance(random.Random(seed))

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from solver_instances import GIB, LINKS, TYPES, random_request
 
 from placement.solver.cluster import Cluster, Gpu, Link, Node
 from placement.solver.plan import Estimator, Shape
@@ -21,7 +22,6 @@ from placement.solver.request import Compression, ModelFigures, Request
 from placement.solver.shapes import shapes
 from placement.solver.view import View, view_of
 from placement.types import CostMeasure, Intent, Scope, Slos
-from tests.placement.solver_instances import GIB, LINKS, TYPES, random_request
 
 Rows = NDArray[Any]
 MIB = 2**20
