@@ -26,6 +26,7 @@ import psutil
 from controlplane import errors
 from controlplane.runtime import loopback
 from controlplane.settings import Settings
+from workers.engine import torch_check
 
 Progress = Callable[[str], None]
 
@@ -54,6 +55,7 @@ def up(settings: Settings, progress: Progress, dashboard_port: int = 0) -> Local
         progress(f"already running at {running.url}")
         return running
     _require_free_port(settings.http_host, settings.http_port)
+    _check_torch(settings)
     end_leftovers(settings, progress)
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     cluster = _describe(settings, dashboard_port)
@@ -79,6 +81,17 @@ def find(settings: Settings) -> LocalCluster | None:
     except (OSError, ValueError, TypeError):
         return None
     return cluster if _answers(cluster.url) else None
+
+
+def _check_torch(settings: Settings) -> None:
+    """Raises Unavailable where no engine could start. In a process of its own: importing torch takes seconds,
+    and is worth them only where something stands beside it."""
+    if settings.engine != "vllm" or not torch_check.has_companions():
+        return
+    command = [sys.executable, "-m", "workers.engine.torch_check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise errors.Unavailable(done.stdout.strip() or f"torch cannot be imported: {done.stderr[-300:]}")
 
 
 def down(settings: Settings, progress: Progress) -> bool:

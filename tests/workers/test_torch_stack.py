@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from controlplane import errors
+from controlplane.runtime import local
+from controlplane.settings import Settings
+from tests.conftest import free_port
 from workers.engine import torch_check
 
 
@@ -47,5 +52,17 @@ def test_a_broken_companion_is_named_with_its_remedy(tmp_path: Path) -> None:
         torch_check.check()
     message = str(broken.value)
     assert "operator nms does not exist)" not in message
-    assert "operator nms does not exist; " in message
+    assert "operator nms does not exist, " in message
     assert "pip uninstall -y ostinato_vision ostinato_audio" in message
+
+
+@pytest.mark.slow
+def test_up_says_so_before_it_starts_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `pip install 'ostinato[cpu]'`, which brings a torchvision for CUDA."""
+    monkeypatch.setattr(torch_check, "COMPANIONS", ("torchvision",))
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator nms does not exist')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), *sys.path)))
+    home = tmp_path / "home"
+    with pytest.raises(errors.Unavailable, match="run `pip uninstall -y torchvision`"):
+        local.up(Settings(home=home, http_port=free_port(), engine="vllm"), lambda message: None)
+    assert not home.exists()

@@ -2,12 +2,14 @@
 
 The registry's torch, torchvision and torchaudio are CUDA builds. Without CUDA's libraries that torch does not
 import; beside a CPU torch its companions do not, and `transformers` imports them when they are installed.
+`python -m workers.engine.torch_check` says so and ends with 1.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 
 TORCH = "torch"
 COMPANIONS = ("torchvision", "torchaudio")
@@ -29,10 +31,23 @@ def check() -> None:
     if broken:
         names = " ".join(broken)
         raise BrokenTorchStack(
-            f"{names} does not match the installed torch ({'; '.join(broken.values())}). "
-            f"The engine needs none of them: run `pip uninstall -y {names}`, "
-            "or install from requirements/cpu.txt, which leaves them out."
+            f"{names} does not match the installed torch ({', '.join(broken.values())}), and engines fail "
+            f"beside it; they need none of them: run `pip uninstall -y {names}`, "
+            "or install from requirements/cpu.txt, which leaves them out"
         )
+
+
+def has_companions() -> bool:
+    """Whether there is anything to check beside torch. Imports nothing."""
+    return any(importlib.util.find_spec(name) is not None for name in COMPANIONS)
+
+
+def main() -> None:
+    try:
+        check()
+    except BrokenTorchStack as error:
+        print(error)
+        sys.exit(1)
 
 
 def _failure(name: str) -> str | None:
@@ -43,3 +58,7 @@ def _failure(name: str) -> str | None:
     except Exception as e:
         return f"{name}: {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
     return None
+
+
+if __name__ == "__main__":
+    main()
