@@ -4,8 +4,7 @@
 
 Two to five GPUs of several kinds, loads and NVLink domains, large tables, tied or not; every intent; a third
 with a limit on latency, TTFT or TPOT that is just met or just not. Counted: refusals of what fits, placements
-of what does not, relaxations of what needs none, and how far an objective is above the least. About a quarter
-of an hour of a core.
+of what does not, relaxations of what needs none, and how far an objective is above the least.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import argparse
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,10 @@ from benchmarks import rehearsing
 from placement.solver.cluster import Cluster
 from placement.solver.decide import decide
 from placement.solver.estimators import estimator_of
-from placement.solver.outcome import NotPlaced
 from placement.solver.policies.base import EstimatorFor
 from placement.solver.policies.joint import Joint
 from placement.solver.request import Request
-from placement.types import Placement
+from placement.types import Constraint, Placement
 
 ESTIMATORS: dict[str, EstimatorFor] = {"roofline": estimator_of, "pausing": Pausing}
 LIMITS = ("latency_s", "ttft_s", "tpot_s")
@@ -43,7 +41,6 @@ class Verdict:
 
     seed: int
     intent: str
-    estimator: str
     gap: float | None
     false_refusal: bool = False
     impossible: bool = False
@@ -57,7 +54,7 @@ def verdict(seed: int) -> Verdict:
     request = _limited(rng, cluster, request, ESTIMATORS[name])
     found = Joint().find(cluster, request, ESTIMATORS[name])
     least = best(cluster, request, ESTIMATORS[name](cluster, request))
-    facts = (seed, request.intent.value, name)
+    facts = (seed, request.intent.value)
     if found is None:
         needless = seed % REFUSALS == 0 and _needless(cluster, request, ESTIMATORS[name])
         return Verdict(*facts, None, false_refusal=least is not None, needless=needless)
@@ -86,11 +83,10 @@ def _limited(rng: random.Random, cluster: Cluster, request: Request, estimator_f
 def _needless(cluster: Cluster, request: Request, estimator_for: EstimatorFor) -> bool:
     """Whether a relaxation is proposed that relaxes nothing."""
     outcome = decide(cluster, request, Joint(), estimator_for)
-    return isinstance(outcome, Placement) or any(one.factor <= 1 for one in _degrees(outcome))
-
-
-def _degrees(outcome: NotPlaced) -> Iterator[Any]:
-    return (one for one in outcome.relaxations if one.constraint.value not in {"antiAffinity"})
+    if isinstance(outcome, Placement):
+        return True
+    by_degrees = (one for one in outcome.relaxations if one.constraint is not Constraint.ANTI_AFFINITY)
+    return any(one.factor <= 1 for one in by_degrees)
 
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
@@ -124,8 +120,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for seed in range(asked.first, asked.first + asked.instances):
         verdicts.append(verdict(seed))
         if len(verdicts) % 500 == 0 or len(verdicts) == asked.instances:
-            rehearsing.write_result(asked.out, summary(verdicts))
-            print(f"{len(verdicts)} of {asked.instances}: {summary(verdicts)['worst'][:1]}", flush=True)
+            result = summary(verdicts)
+            rehearsing.write_result(asked.out, result)
+            print(f"{len(verdicts)} of {asked.instances}: {result['worst'][:1]}", flush=True)
 
 
 def rehearse(folder: Path) -> None:

@@ -128,12 +128,11 @@ def _least_hops(groups: Groups, columns: Ints) -> Ints:
     places = {(int(groups.node[k]), _domain(groups, k)) for k in columns.tolist()}
     visited = len(np.unique(nodes))
     left = visited - 1 + ((nodes[pairs[:, 0]] == nodes[pairs[:, 1]]) & (visited > 1))
+    # What returns to a node may find a domain it has not been in: then a hop within the node is saved.
+    within = len(places) - visited
     crossed = np.zeros((len(pairs), len(Link)), dtype=np.int64)
     crossed[:, Link.NETWORK] = left
-    crossed[:, Link.NODE] = len(places) - visited
-    crossed[:, Link.FAST] = len(columns) - 1 - left - crossed[:, Link.NODE]
-    # What returns to a node may find a domain it has not been in: then a hop within the node is saved.
-    crossed[:, Link.NODE] -= np.minimum(crossed[:, Link.NODE], left - (visited - 1))
+    crossed[:, Link.NODE] = within - np.minimum(within, left - (visited - 1))
     crossed[:, Link.FAST] = np.maximum(0, len(columns) - 1 - left - crossed[:, Link.NODE])
     return crossed
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
+import math
+import operator
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -139,7 +142,17 @@ def test_text_is_read_as_it_is_written(way: Way, value: Any) -> None:
     except ScenarioError:
         assert isinstance(value, str)  # characters that YAML has no place for
     else:
-        assert str(read) == str(yaml.safe_load(text)) or isinstance(value, str | int | float)
+        got = functools.reduce(operator.getitem, way, read)
+        assert same(got, value), f"{value!r} became {got!r}"
+
+
+def same(got: Any, value: Any) -> bool:
+    """Integers of many digits become decimal numbers; so does text like `1e3`, which YAML 1.1 leaves bare."""
+    if isinstance(value, str):
+        return got == value or str(got) == str(float(value))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(got) == float(value) or (math.isnan(got) and math.isnan(value))
+    return bool(got == value)
 
 
 @pytest.mark.parametrize(
