@@ -1,4 +1,7 @@
-"""Registration's work: find the files a model's URI means, read them, check them. No weights are loaded."""
+"""Registration's work: find the files a model's URI means, read them, check them. No weights are kept.
+
+Of a base the configs and headers are read; of a variant, which is smaller, every byte, once.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from controlplane.controller import sources
 from controlplane.state.records import Model, Phase
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
-from profiler.variants.reading import read_variant
+from profiler.variants.reading import read_manifest
 from profiler.variants.types import VariantKind, VariantLimits, VariantSpec
+from profiler.variants.verifying import verify_data
 
 Convert = Callable[[str], Path]
 
@@ -59,7 +63,9 @@ def _variant(model: Model, base: Model | None, limits: Limits) -> Model:
     if isinstance(source, sources.BundledSource):
         raise errors.InvalidRequest("there are no bundled adapters; give a folder", param="adapter")
     folder = sources.require_folder(source, "adapter")
-    spec = read_variant(folder, base.spec, VariantLimits(limits.max_lora_rank))
+    manifest = read_manifest(folder, base.spec, VariantLimits(limits.max_lora_rank))
+    verify_data(manifest)
+    spec = manifest.spec
     reason = f"{_described(spec)} on {', '.join(spec.target_modules) or 'no module'}, fits '{base.name}'"
     return replace(model, phase=Phase.READY, path=str(folder), variant_spec=spec, reason=reason)
 

@@ -23,7 +23,7 @@ def read_manifest(folder: Path, base: ModelSpec, limits: VariantLimits) -> Manif
     """All that a loader needs of the variant in `folder`, checked against `base`.
 
     Raises CheckpointError when files are missing, corrupt or incomplete, AdapterError when they are sound
-    but do not fit the base or need what the engine lacks. Tensor data is not read: `verify` does that.
+    but do not fit the base or need what the engine lacks. Tensor data is not read: `verify_data` does that.
     """
     require_adaptable(base)
     has_delta, has_peft = is_file(folder / DELTA), is_file(folder / CONFIG)

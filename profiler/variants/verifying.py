@@ -1,4 +1,7 @@
-"""Reading a variant's bytes, checked on the way. The loader reads file by file through `read_file`.
+"""Reading a variant's bytes, checked on the way.
+
+Registration reads all of them once and keeps none (`verify_data`). The loader reads file by file through
+`read_file` and checks again, for files change.
 
 A checksum tells a copy that went wrong; the finiteness of floating-point values is our policy for
 variants: a NaN or infinity in a scale or weight would reach the logits of its requests, so it is refused
@@ -8,7 +11,9 @@ when the weights are read. PEFT's folders carry no checksums; their values are c
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +60,7 @@ def read_file(folder: Path, file: FileRef, into: memoryview | None = None) -> me
     except OSError as error:
         raise _unreadable(path, error) from error
     if at != file.size_bytes or longer:
-        raise CheckpointError(f"{path} no longer has its {file.size_bytes} bytes; copy it again")
+        raise _other_size(path, file)
     _check_digest(path, file, digest.hexdigest())
     return data
 
@@ -63,16 +68,90 @@ def read_file(folder: Path, file: FileRef, into: memoryview | None = None) -> me
 def check_finite(data: memoryview, refs: Iterable[TensorRef], folder: Path) -> None:
     """Raises CheckpointError if a floating-point tensor in a file's `data` holds a NaN or an infinity."""
     for ref in refs:
-        if ref.dtype not in EXPONENTS:
-            continue
-        kind, mask = EXPONENTS[ref.dtype]
-        words: npt.NDArray[Any] = np.frombuffer(data[ref.offset : ref.offset + ref.size_bytes], dtype=kind)
-        starts = range(0, len(words), FINITE_BLOCK)
-        if any(bool(np.any((words[at : at + FINITE_BLOCK] & kind(mask)) == mask)) for at in starts):
-            raise CheckpointError(
-                f"{folder / ref.file}: {ref.name} holds values that are not finite; "
-                "train or compress the variant again"
-            )
+        at = _not_finite(data[ref.offset : ref.offset + ref.size_bytes], ref.dtype)
+        if at is not None:
+            raise _bad_value(folder, ref, at)
+
+
+def verify_data(manifest: Manifest) -> None:
+    """Read every file of a variant once, piece by piece: its size, its checksum, that all values are finite.
+
+    Raises CheckpointError, which names the file, or the tensor and the place in it. Of a file with a wrong
+    checksum and a value that is not finite it says the former.
+    """
+    refs: dict[str, list[TensorRef]] = defaultdict(list)
+    for ref in tensors_of(manifest):
+        refs[ref.file].append(ref)
+    for file in manifest.files:
+        _verify_file(manifest.folder, file, refs[file.name])
+
+
+def _verify_file(folder: Path, file: FileRef, refs: Iterable[TensorRef]) -> None:
+    path, digest, fault = folder / file.name, hashlib.sha256(), None
+    try:
+        with path.open("rb") as source:
+            for ref, start, piece in _pieces(source, path, file, refs):
+                digest.update(piece)
+                if ref is not None and fault is None and (at := _not_finite(piece, ref.dtype)) is not None:
+                    fault = _bad_value(folder, ref, start // _value_bytes(ref) + at)
+            if source.read(1):
+                raise _other_size(path, file)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    _check_digest(path, file, digest.hexdigest())
+    if fault is not None:
+        raise fault
+
+
+def _pieces(
+    source: BufferedReader, path: Path, file: FileRef, refs: Iterable[TensorRef]
+) -> Iterator[tuple[TensorRef | None, int, memoryview]]:
+    """All bytes of a file in order: of which tensor, if of any, from which byte of it on, and the bytes.
+
+    These are there until the next ones. Raises CheckpointError when the file ends too soon.
+    """
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    for ref, begin, end in _stretches(file, refs):
+        for at in range(begin, end, CHUNK_BYTES):
+            piece = buffer[: min(CHUNK_BYTES, end - at)]
+            if source.readinto(piece) != len(piece):
+                raise _other_size(path, file)
+            yield ref, at - begin, piece
+
+
+def _stretches(file: FileRef, refs: Iterable[TensorRef]) -> Iterator[tuple[TensorRef | None, int, int]]:
+    """The tensors of a file and what lies between them: first byte, and the one behind the last."""
+    at = 0
+    for ref in sorted(refs, key=lambda ref: ref.offset):
+        yield None, at, ref.offset
+        at = ref.offset + ref.size_bytes
+        yield ref, ref.offset, at
+    yield None, at, file.size_bytes
+
+
+def _value_bytes(ref: TensorRef) -> int:
+    return EXPONENTS[ref.dtype][0]().itemsize
+
+
+def _not_finite(data: memoryview, dtype: str) -> int | None:
+    """The place of the first value that is a NaN or an infinity; None if there is none."""
+    if dtype not in EXPONENTS:
+        return None
+    kind, mask = EXPONENTS[dtype]
+    words: npt.NDArray[Any] = np.frombuffer(data, dtype=kind)
+    for start in range(0, len(words), FINITE_BLOCK):
+        bad = (words[start : start + FINITE_BLOCK] & kind(mask)) == mask
+        if bad.any():
+            return start + int(bad.argmax())
+    return None
+
+
+def _bad_value(folder: Path, ref: TensorRef, at: int) -> CheckpointError:
+    index = ", ".join(str(int(i)) for i in np.unravel_index(at, ref.shape))
+    return CheckpointError(
+        f"{folder / ref.file}: {ref.name} holds a value that is not finite at [{index}]; "
+        "train or compress the variant again"
+    )
 
 
 def refs_of(module: LoraModule | BoftModule | SparseModule | SvdModule) -> Iterator[TensorRef]:
@@ -111,6 +190,10 @@ def verify(folder: Path) -> None:
 
 def _unreadable(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(f"cannot read {path}: {error.strerror}; copy it again")
+
+
+def _other_size(path: Path, file: FileRef) -> CheckpointError:
+    return CheckpointError(f"{path} no longer has its {file.size_bytes} bytes; copy it again")
 
 
 def _check_digest(path: Path, file: FileRef, digest: str) -> None:

@@ -15,6 +15,8 @@ from controlplane.state import StateStore
 from controlplane.state.repository import Repository
 from controlplane.state.stores import open_store
 
+NAN_TENSOR = "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[StateStore]:
@@ -39,11 +41,18 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoints.write_adapter(root / "strange", {"target_modules": ["lm_head"]})
     checkpoints.write_model(root / "torn")
     (root / "torn/model.safetensors").write_bytes(b"\x08")
+    checkpoints.write_adapter(root / "nan", weights=_with_a_nan())
     return root
 
 
 def _wide() -> checkpoints.Tensors:
     return {**checkpoints.pair(0, "q_proj", 64), **checkpoints.pair(1, "q_proj", 64)}
+
+
+def _with_a_nan() -> checkpoints.Tensors:
+    weights = checkpoints.lora_weights()
+    weights[NAN_TENSOR][2, 1] = float("nan")
+    return weights
 
 
 @pytest.fixture

@@ -116,6 +116,7 @@ async def test_an_adapter_the_engine_refuses(world: World) -> None:
         ("long" * 100, None, "source_unreadable"),
         ("wide", "base", "adapter_mismatch"),
         ("strange", "base", "adapter_mismatch"),
+        ("nan", "base", "source_unreadable"),
     ],
 )
 async def test_nothing_is_half_registered(world: World, folder: str, base: str | None, code: str) -> None:

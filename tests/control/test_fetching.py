@@ -71,6 +71,13 @@ def test_a_rank_above_the_limit(files: Path) -> None:
         read_model_files(variant(files, "v1"), ready_base(files), Limits((files,), 2), no_bundles)
 
 
+def test_a_value_that_is_not_finite_is_named(files: Path) -> None:
+    with pytest.raises(
+        errors.SourceUnreadable, match=r"layers\.1\.mlp\.down_proj\.lora_B.*at \[2, 1\]; train"
+    ):
+        read_model_files(variant(files, "nan"), ready_base(files), Limits((files,), 16), no_bundles)
+
+
 def test_a_base_that_left(files: Path) -> None:
     for gone in (None, model("b", Phase.PENDING)):
         with pytest.raises(errors.ModelNotFound):
