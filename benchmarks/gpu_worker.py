@@ -1,11 +1,12 @@
 """Serves a Llama-2-7B shape with dummy weights and two LoRAs through our worker, on one GPU.
 
-    python -m benchmarks.gpu_worker --folder /tmp/gpu-worker --tokenizer TOKENIZER_FOLDER --out RESULT.json
+    python -m benchmarks.gpu_worker --folder /tmp/gpu-worker --out RESULT.json
 
-Everything but the gateway: the plan from `candidate_plans`, its estimate from rates measured on the GPU,
-the engine through `workers.server.worker.Worker`, requests through its OpenAI application, variants checked
-by `profiler.variants`. Reports times and memory, and whether base and variants share one engine correctly:
-each streamed answer in the mixed batch against the same request alone (bfloat16: the share of equal tokens).
+Everything but the gateway: a checkpoint and adapters in files, the plan from `candidate_plans`, its estimate
+from rates measured on the GPU, the engine through `workers.server.worker.Worker`, requests through its OpenAI
+application, variants checked by `profiler.variants`. Reports times and memory, and whether base and variants
+share one engine correctly: each streamed answer in the mixed batch against the same request alone (bfloat16:
+the share of equal tokens).
 """
 
 from __future__ import annotations
@@ -13,91 +14,98 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import shutil
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
-from benchmarks import rehearsing
+from benchmarks import gpu_engine, rehearsing
+from profiler.checkpoint import read_model
 from profiler.plans import candidate_plans
 from profiler.roofline import estimate
-from profiler.types import DeviceRates, Estimate, ModelSpec, Plan, Workload
+from profiler.types import CPU, DeviceRates, Estimate, ModelSpec, Plan, Workload
 from profiler.variants.reading import read_variant
 from profiler.variants.types import VariantLimits
 from workers.agent.device_rates import probe
 from workers.messages import EngineCall, EngineConfig, EngineHead, RankConfig, VariantRef
 from workers.server.worker import Worker
 
-RANK, INPUT_WORDS, OUTPUT_TOKENS = 16, 64, 128
-BATCHES, REPEATS, CONCURRENCY = (1, 8, 32), 3, 32
+RANK, INPUT_TOKENS = 16, 64
+ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
+BATCHES, CONCURRENCY = (1, 8, 32), 32
+BASE = "dummy-7b"
+MIB = 2**20
+ON_CPU = {"TORCH_COMPILE_DISABLE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of a Llama, and what serves it."""
+    """A Llama's, as config.json names it; what is asked of it; and what serves it.
 
-    hidden: int = 4096
-    intermediate: int = 11008
-    layers: int = 32
-    heads: int = 32
-    vocab: int = 49152
-    engine: Literal["vllm", "echo"] = "vllm"
+    `memory_bytes` is what the engine may take; None: what the plan's estimate says. `adapters_deviation` is
+    that of a LoRA's B.
+    """
 
-    @property
-    def linears(self) -> dict[str, tuple[int, int]]:
-        square = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), (self.hidden, self.hidden))
-        up = dict.fromkeys(("gate_proj", "up_proj"), (self.intermediate, self.hidden))
-        return {**square, **up, "down_proj": (self.hidden, self.intermediate)}
-
-
-REHEARSED = Size(hidden=64, intermediate=96, layers=2, heads=4, vocab=512, engine="echo")
+    shape: dict[str, int]
+    output_tokens: int = 128
+    repeats: int = 3
+    dtype: str = "bfloat16"
+    device_kind: str = "nvidia-h200"
+    memory_bytes: int | None = None
+    adapters_deviation: float = 0.3
 
 
-def write_model(folder: Path, tokenizer: Path, size: Size) -> Path:
-    """Config and tokenizer; the engine makes the weights (`load_format` dummy)."""
-    shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": size.hidden,
-        "intermediate_size": size.intermediate,
-        "num_hidden_layers": size.layers,
-        "num_attention_heads": size.heads,
-        "num_key_value_heads": size.heads,
-        "vocab_size": size.vocab,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-        "torch_dtype": "bfloat16",
-        "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+LLAMA_7B = Size({**gpu_engine.LLAMA_7B, "vocab_size": 49152})
+REHEARSED = Size(
+    {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+    },
+    output_tokens=6,
+    repeats=1,
+    dtype="float32",
+    device_kind=CPU,
+    memory_bytes=2048 * MIB,  # an engine on a CPU takes some, however small its model
+    adapters_deviation=3.0,  # two layers of vLLM's tiny dummy weights hide smaller ones
+)
+
+
+def write_model(folder: Path, tokenizer: Path | None, size: Size) -> Path:
+    """A checkpoint that the engine reads shapes from; it makes the weights itself (`load_format` dummy).
+
+    Without the folder of a tokenizer it has one that knows a word for each id.
+    """
+    gpu_engine.write_dummy_base(folder, size.shape)
+    if tokenizer is None:
+        write_tokenizer(folder / gpu_engine.TOKENIZER, size.shape["vocab_size"])
+        return folder
+    for path in tokenizer.iterdir():
+        if path.is_file() and path.name != "config.json":
+            shutil.copy(path, folder)
     return folder
 
 
-def spec(size: Size) -> ModelSpec:
-    layer = sum(o * i for o, i in size.linears.values()) + 2 * size.hidden
-    return ModelSpec(
-        architecture="LlamaForCausalLM",
-        num_layers=size.layers,
-        hidden_size=size.hidden,
-        num_heads=size.heads,
-        num_kv_heads=size.heads,
-        head_dim=size.hidden // size.heads,
-        vocab_size=size.vocab,
-        max_position=4096,
-        dtype_bytes=2,
-        layer_weight_bytes=2 * layer,
-        other_weight_bytes=2 * (2 * size.vocab * size.hidden + size.hidden),
-        linear_shapes=size.linears,
-    )
+def write_tokenizer(path: Path, words: int) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    made = Tokenizer(WordLevel({f"w{number}": number for number in range(words)}, unk_token="w0"))
+    made.pre_tokenizer = Whitespace()
+    made.save(str(path))
 
 
 def write_adapter(folder: Path, seed: int, size: Size) -> Path:
@@ -105,14 +113,17 @@ def write_adapter(folder: Path, seed: int, size: Size) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     tensors = {}
-    for layer in range(size.layers):
-        for module in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            out, inner = size.linears[module]
-            name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
+    shapes = gpu_engine.linear_shapes(size.shape)
+    for layer in range(size.shape["num_hidden_layers"]):
+        for module in (f"self_attn.{name}" for name in ADAPTED):
+            out, inner = shapes[module]
+            name = f"base_model.model.model.layers.{layer}.{module}"
             tensors[f"{name}.lora_A.weight"] = (rng.standard_normal((RANK, inner)) / inner**0.5).astype(
                 np.float16
             )
-            tensors[f"{name}.lora_B.weight"] = (0.3 * rng.standard_normal((out, RANK))).astype(np.float16)
+            tensors[f"{name}.lora_B.weight"] = (
+                size.adapters_deviation * rng.standard_normal((out, RANK))
+            ).astype(np.float16)
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {
         "peft_type": "LORA",
@@ -120,34 +131,33 @@ def write_adapter(folder: Path, seed: int, size: Size) -> Path:
         "r": RANK,
         "lora_alpha": RANK,
         "bias": "none",
-        "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
-        "base_model_name_or_path": "dummy-7b",
+        "target_modules": list(ADAPTED),
+        "base_model_name_or_path": BASE,
     }
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
 
 
-def make_plan(concurrency: int, size: Size) -> Plan:
-    plans = candidate_plans(spec(size), ("none",), 1, 2048, concurrency, 4, RANK)
-    return plans[0]
+def make_plan(spec: ModelSpec, concurrency: int) -> Plan:
+    return candidate_plans(spec, ("none",), 1, 2048, concurrency, 4, RANK)[0]
 
 
 def engine_config(
-    plan: Plan, predicted: Estimate, folder: Path, concurrency: int, size: Size
+    spec: ModelSpec, plan: Plan, predicted: Estimate, folder: Path, concurrency: int, size: Size
 ) -> EngineConfig:
     return EngineConfig(
-        engine=size.engine,
-        name="dummy-7b",
+        engine="vllm",
+        name=BASE,
         model_path=str(folder),
-        dtype="bfloat16",
+        dtype=size.dtype,
         tensor_parallel=1,
         ranks=(
             RankConfig(
-                layers=size.layers,
-                memory_bytes=predicted.memory_bytes[0],
-                kv_cache_bytes=plan.kv_cache_tokens * spec(size).kv_bytes_per_token_per_layer * size.layers,
-                variant_memory_bytes=64 << 20,
-                device_kind="nvidia-h200",
+                layers=spec.num_layers,
+                memory_bytes=size.memory_bytes or predicted.memory_bytes[0],
+                kv_cache_bytes=plan.kv_cache_tokens * spec.kv_bytes_per_token_per_layer * spec.num_layers,
+                variant_memory_bytes=160 * MIB,  # more than both adapters take
+                device_kind=size.device_kind,
             ),
         ),
         max_model_len=plan.max_model_len,
@@ -160,14 +170,14 @@ def engine_config(
     )
 
 
-async def ask(worker: Worker, variant: VariantRef | None, seed: int, salt: str, vocab: int) -> dict[str, Any]:
+async def ask(worker: Worker, variant: VariantRef | None, seed: int, salt: str, size: Size) -> dict[str, Any]:
     """One streamed completion: its token ids and times."""
     rng = np.random.default_rng(seed)
-    prompt = [int(t) for t in rng.integers(100, vocab - 100, INPUT_WORDS)]
+    prompt = [int(t) for t in rng.integers(100, size.shape["vocab_size"] - 100, INPUT_TOKENS)]
     body = {
-        "model": variant.name if variant else "dummy-7b",
+        "model": variant.name if variant else BASE,
         "prompt": prompt,
-        "max_tokens": OUTPUT_TOKENS,
+        "max_tokens": size.output_tokens,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
@@ -190,16 +200,17 @@ async def ask(worker: Worker, variant: VariantRef | None, seed: int, salt: str, 
             for choice in event["choices"]:
                 tokens += choice.get("token_ids") or []
             times.append(time.perf_counter() - start)
-    return {"tokens": tokens, "ttft_s": times[0], "tpot_s": (times[-1] - times[0]) / (OUTPUT_TOKENS - 1)}
+    assert len(tokens) == size.output_tokens, tokens
+    return {"tokens": tokens, "ttft_s": times[0], "tpot_s": (times[-1] - times[0]) / (size.output_tokens - 1)}
 
 
 async def measure(
-    worker: Worker, variants: Sequence[VariantRef | None], batch: int, repeats: int, vocab: int
+    worker: Worker, variants: Sequence[VariantRef | None], batch: int, size: Size
 ) -> dict[str, Any]:
     """`batch` requests at once, spread over `variants`; medians over all requests and repeats."""
     found: list[dict[str, Any]] = []
-    for repeat in range(repeats + 1):
-        jobs = [ask(worker, variants[i % len(variants)], i, f"{batch}-{repeat}", vocab) for i in range(batch)]
+    for repeat in range(size.repeats + 1):
+        jobs = [ask(worker, variants[i % len(variants)], i, f"{batch}-{repeat}", size) for i in range(batch)]
         answers = await asyncio.gather(*jobs)
         if repeat:  # the first warms up
             found += answers
@@ -211,18 +222,18 @@ async def measure(
     }
 
 
-async def agreement(worker: Worker, variants: list[VariantRef | None], vocab: int) -> dict[str, float]:
+async def agreement(worker: Worker, variants: list[VariantRef | None], size: Size) -> dict[str, float]:
     """Share of leading tokens that a request in the mixed batch has in common with itself alone."""
     jobs = [(variant, seed) for seed in range(4) for variant in variants]
-    together = await asyncio.gather(*(ask(worker, v, s, "together", vocab) for v, s in jobs))
+    together = await asyncio.gather(*(ask(worker, v, s, "together", size) for v, s in jobs))
     result: dict[str, list[float]] = {}
     for (variant, seed), mixed in zip(jobs, together, strict=True):
-        alone = await ask(worker, variant, seed, "alone", vocab)
+        alone = await ask(worker, variant, seed, "alone", size)
         same = next(
             (i for i, (a, b) in enumerate(zip(mixed["tokens"], alone["tokens"], strict=True)) if a != b),
-            OUTPUT_TOKENS,
+            size.output_tokens,
         )
-        result.setdefault(variant.name if variant else "base", []).append(same / OUTPUT_TOKENS)
+        result.setdefault(variant.name if variant else "base", []).append(same / size.output_tokens)
     firsts = {v.name if v else "base": together[i]["tokens"] for i, v in enumerate(variants)}
     distinct = len({tuple(tokens) for tokens in firsts.values()}) == len(variants)
     return {name: statistics.mean(shares) for name, shares in result.items()} | {
@@ -230,15 +241,16 @@ async def agreement(worker: Worker, variants: list[VariantRef | None], vocab: in
     }
 
 
-async def run(folder: Path, tokenizer: Path, size: Size) -> dict[str, Any]:
+async def run(folder: Path, tokenizer: Path | None, size: Size) -> dict[str, Any]:
     device = probe("gpu-host").devices[0]
     rates = DeviceRates(device.memory_bytes_per_s, device.flops_per_s)
-    plan = make_plan(CONCURRENCY, size)
-    predicted = estimate(spec(size), plan, [rates], Workload(1, INPUT_WORDS, OUTPUT_TOKENS), 100.0)
     model = write_model(folder / "model", tokenizer, size)
+    spec = read_model(model)
+    plan = make_plan(spec, CONCURRENCY)
+    predicted = estimate(spec, plan, [rates], Workload(1, INPUT_TOKENS, size.output_tokens), 100.0)
     paths = [write_adapter(folder / name, seed, size) for seed, name in enumerate(("lora-a", "lora-b"), 1)]
-    checked = [read_variant(path, spec(size), VariantLimits(RANK)) for path in paths]
-    worker = Worker(engine_config(plan, predicted, model, CONCURRENCY, size), "127.0.0.1")
+    checked = [read_variant(path, spec, VariantLimits(RANK)) for path in paths]
+    worker = Worker(engine_config(spec, plan, predicted, model, CONCURRENCY, size), "127.0.0.1")
     start = time.perf_counter()
     await worker.start()
     started_s = time.perf_counter() - start
@@ -255,22 +267,22 @@ async def run(folder: Path, tokenizer: Path, size: Size) -> dict[str, Any]:
     rows = []
     for models in ([None], variants):
         for batch in BATCHES:
-            rows.append(await measure(worker, models, batch, REPEATS, size.vocab))
+            rows.append(await measure(worker, models, batch, size))
     report = await worker.report()
     result = {
         "device": device.kind,
         "measured_memory_gb_per_s": rates.memory_bytes_per_s / 1e9,
         "measured_bf16_tflops": rates.flops_per_s / 1e12,
         "engine_version": report.engine_version,
-        "shape": f"Llama-2-7B with a vocabulary of {size.vocab}, dummy weights, bfloat16",
+        "shape": f"Llama-2-7B with a vocabulary of {spec.vocab_size}, dummy weights, {size.dtype}",
         "adapters": [f"r{a.max_rank} on {', '.join(a.target_modules)}" for a in checked],
-        "input_tokens": INPUT_WORDS,
-        "output_tokens": OUTPUT_TOKENS,
+        "input_tokens": INPUT_TOKENS,
+        "output_tokens": size.output_tokens,
         "engine_start_s": started_s,
         "adapter_load_s": loads_s,
         "predicted_batch_1": {"ttft_ms": 1e3 * predicted.ttft_s, "tpot_ms": 1e3 * predicted.tpot_s},
         "rows": rows,
-        "leading_tokens_equal_alone_and_in_batch": await agreement(worker, variants, size.vocab),
+        "leading_tokens_equal_alone_and_in_batch": await agreement(worker, variants, size),
     }
     await worker.close()
     return result
@@ -281,24 +293,28 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--tokenizer", type=Path, help="folder of a tokenizer; without it one is made")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(argv)
-    size = REHEARSED if rehearsing.is_rehearsal() else Size()
+    size = REHEARSED if rehearsing.is_rehearsal() else LLAMA_7B
     result = asyncio.run(run(args.folder, args.tokenizer, size))
     rehearsing.write_result(args.out, result)
     print(json.dumps(result, indent=1))
 
 
 def rehearse(folder: Path) -> None:
-    """A tiny model's plan and estimate, its adapters, and a worker whose engine echoes."""
-    tokenizer, out = folder / "tokenizer", folder / "worker.json"
-    tokenizer.mkdir()
-    (tokenizer / "tokenizer.json").write_text("{}")
-    main(["--folder", str(folder), "--tokenizer", str(tokenizer), "--out", str(out)])
-    record = rehearsing.check(out, "rows", "adapters", "predicted_batch_1")
+    """All of it on a tiny model and vLLM's CPU engine, in a process of its own."""
+    out = folder / "worker.json"
+    command = [sys.executable, "-m", "benchmarks.gpu_worker", "--folder", str(folder), "--out", str(out)]
+    # What tests of kernels set is not for an engine.
+    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    subprocess.run(command, check=True, env={**ON_CPU, **inherited}, cwd=Path(__file__).parents[1])
+    record = rehearsing.check(out, "rows", "adapters", "adapter_load_s", "predicted_batch_1")
+    assert record["engine_version"] != "echo"
     assert len(record["rows"]) == 2 * len(BATCHES)
-    assert set(record["leading_tokens_equal_alone_and_in_batch"]) >= {"base", "lora-a", "lora-b"}
+    agreed = record["leading_tokens_equal_alone_and_in_batch"]
+    assert set(agreed) == {"base", "lora-a", "lora-b", "variants_differ"}
+    assert agreed["variants_differ"], "the adapters change nothing: they were not loaded"
 
 
 if __name__ == "__main__":
