@@ -34,6 +34,8 @@ START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 30.0
 # Every process of the cluster inherits this variable, which is how `down` knows them.
 MARK = "OSTINATO_CLUSTER"
+# Ray's command line as a module: there may be no program `ray`, for instance after `pip install --target`.
+RAY = (sys.executable, "-m", "ray.scripts.scripts")
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,7 @@ def ray_switches(settings: Settings) -> dict[str, str]:
 
 def _start_ray(cluster: LocalCluster, settings: Settings) -> None:
     command = [
-        str(Path(sys.executable).parent / "ray"),
+        *RAY,
         "start",
         "--head",
         f"--node-ip-address={loopback.LOOPBACK}",

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import httpx
 import psutil
@@ -84,8 +83,9 @@ class HostPair(Cluster):
             here += ["--head", "--port=6379", f"--temp-dir={self.home}/ray", "--include-dashboard=false"]
         else:
             here.append(f"--address={self._addresses[HEAD]}:6379")
-        ray = str(Path(sys.executable).parent / "ray")
-        self._run(host, ray, "start", "--disable-usage-stats", "--object-store-memory=100000000", *here)
+        self._run(
+            host, *local.RAY, "start", "--disable-usage-stats", "--object-store-memory=100000000", *here
+        )
 
     def up(self) -> float:
         """As its parent; the control plane is started on the head."""

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Iterator
+from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from clusters import Cluster
@@ -11,6 +20,7 @@ from clusters import Cluster
 from controlplane import errors
 from controlplane.runtime import local
 from controlplane.settings import Settings
+from tests.conftest import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -45,3 +55,55 @@ def test_a_port_in_use_is_refused_with_a_way_out(echo_cluster: Cluster, tmp_path
     settings = Settings.model_validate({**echo_cluster.settings.model_dump(), "home": tmp_path})
     with pytest.raises(errors.Unavailable, match="--port"):
         local.up(settings, lambda message: None)
+
+
+# --- without Ray's program ---------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[3]
+SYSTEM = "/usr/bin:/bin"
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """An environment that can import all that this one can, and has none of its programs: as after
+    `pip install --target`. Its home is short, as Ray's socket paths must be."""
+    folder = tmp_path / "bare"
+    venv.create(folder, with_pip=False)
+    packages = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
+    paths = [path for path in sys.path if path.endswith("-packages")]
+    (Path(packages) / "borrowed.pth").write_text("\n".join(paths))
+    home = Path(f"/tmp/ost-bare-{os.getpid()}")
+    yield {
+        "PATH": f"{folder / 'bin'}:{SYSTEM}",
+        "HOME": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+        "OSTINATO_HOME": str(home),
+        "OSTINATO_HTTP_PORT": str(free_port()),
+        "OSTINATO_ENGINE": "echo",
+    }
+    local.end_leftovers(Settings(home=home), lambda message: None)
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def ostinato(environment: dict[str, str], command: str) -> str:
+    """What the command line says. Fails unless it ends well."""
+    start = "from controlplane.cli.main import main; main()"
+    python = shutil.which("python", path=environment["PATH"])
+    done = subprocess.run(
+        [str(python), "-c", start, command],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_it_starts_and_ends_where_no_program_is_called_ray(bare: dict[str, str]) -> None:
+    assert shutil.which("ray", path=bare["PATH"]) is None
+    ostinato(bare, "up")
+    url = f"http://127.0.0.1:{bare['OSTINATO_HTTP_PORT']}"
+    assert httpx.get(f"{url}/readyz", timeout=60, trust_env=False).status_code == 200
+    assert "ended" in ostinato(bare, "down")

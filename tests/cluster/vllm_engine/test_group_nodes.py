@@ -24,7 +24,6 @@ from tests.conftest import free_port
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 DRIVER = Path(__file__).parents[1] / "group_driver.py"
-RAY = Path(sys.executable).parent / "ray"
 BOUND_S = 600.0  # from a death to the next answer
 
 
@@ -62,7 +61,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
 
 def _ray(options: list[str], settings: Settings) -> None:
     environment = environment_of(settings)
-    command = [str(RAY), "start", "--disable-usage-stats", *options]
+    command = [*local.RAY, "start", "--disable-usage-stats", *options]
     done = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
 
