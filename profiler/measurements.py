@@ -24,7 +24,9 @@ class Setting:
     """One way to start the engine. `layers_per_stage` of a fingerprint sums to its few hidden layers.
 
     `quantization` is one of `profiler.quantization` or an engine's own name, `kv_dtype` the engine's name;
-    "none" and "auto" leave the model as it is. A step takes at most `batched_tokens` tokens.
+    "none" and "auto" leave the model as it is. A step takes at most `batched_tokens` tokens. `launched` are
+    the kinds of variants whose kernels every batch with variants launches, for its CUDA graphs were captured
+    with them; empty where a batch launches those of its own variants.
     """
 
     layers_per_stage: tuple[int, ...]
@@ -32,6 +34,7 @@ class Setting:
     quantization: str = "none"
     kv_dtype: str = "auto"
     batched_tokens: int = 2048
+    launched: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.layers_per_stage or min(self.layers_per_stage) < 1 or self.tensor_parallel < 1:

@@ -2,11 +2,11 @@
 
 A fingerprint is as deep as the model, but holds only as many different layers as do not fit the device's
 caches (docs/profiler.md). On GPUs, these are measured: a second, shallower fingerprint, which shows what
-depends on depth; each TP that fits; one pipeline; one engine with synthetic variants of each kind; and each
-TP in every other quantization that the request names. The largest load takes a third of the whole time, so
-the shallow fingerprint and those with TP go without it. On a CPU a model is not split, and starting an engine
-is most of the cost: there is one fingerprint for each quantization, and the ratio of their bytes separates
-head and layers.
+depends on depth; each TP that fits; one pipeline; an engine with synthetic variants for each kind, started as
+one is deployed for such variants; and each TP in every other quantization that the request names. The largest
+load takes a third of the whole time, so the shallow fingerprint and those with TP go without it. On a CPU a
+model is not split, and starting an engine is most of the cost: there is one fingerprint for each
+quantization, and the ratio of their bytes separates head and layers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from profiler.shards import (
 )
 from profiler.types import ModelSpec, Plan, adaptable_linears
 from profiler.variants.synthetic import stored_bytes
-from profiler.variants.types import VariantKind
+from profiler.variants.types import VariantKind, launched_kinds
 
 MIB = 2**20
 CPU_CACHE_BYTES = 512 * MIB  # more than a server CPU's last-level cache holds
@@ -45,7 +45,7 @@ class Reach:
     """The devices that profiling may use, and how the engines that will be deployed are set up.
 
     `devices` of one node, each with `device_bytes` free for this. `quantizations` are those to be measured
-    beside the uncompressed one."""
+    beside the uncompressed one, `max_variants` the slots for variants."""
 
     on_cpu: bool
     devices: int
@@ -55,16 +55,19 @@ class Reach:
     batched_tokens: int
     max_lora_rank: int = 16
     quantizations: tuple[str, ...] = ()
+    max_variants: int = 0
 
 
 @dataclass(frozen=True)
 class EngineRun:
-    """One start of the engine: its setting, its loads, and how many different layers it holds."""
+    """One start of the engine: its setting, its loads, and how many different layers it holds. If there are
+    variants, it has at least `slots` for them."""
 
     setting: Setting
     points: tuple[Point, ...]
     distinct_layers: int
     output_tokens: int
+    slots: int = 0
 
     @property
     def variants(self) -> tuple[SyntheticVariant, ...]:
@@ -124,8 +127,9 @@ def _engine_runs(spec: ModelSpec, reach: Reach) -> Iterator[EngineRun]:
     layers = spec.num_layers
     points, mixed = _points(reach), _mixed_points(spec, reach)
     if reach.on_cpu:
+        every = tuple(dict.fromkeys(point for of_kind in mixed.values() for point in of_kind))
         yield _engine_run(
-            spec, reach, Setting((layers,), batched_tokens=reach.batched_tokens), points + mixed
+            spec, reach, Setting((layers,), batched_tokens=reach.batched_tokens), points + every
         )
         yield from _in_quantizations(spec, reach, 1, points)
         return
@@ -138,8 +142,10 @@ def _engine_runs(spec: ModelSpec, reach: Reach) -> Iterator[EngineRun]:
     if reach.devices > 1 and layers > 1:
         pipeline = Setting(even_stages(layers, 2), batched_tokens=reach.batched_tokens)
         yield _engine_run(spec, reach, pipeline, points)
-    if mixed:
-        yield _engine_run(spec, reach, Setting((layers,), batched_tokens=reach.batched_tokens), mixed)
+    for kind, of_kind in mixed.items():
+        launched = tuple(one.value for one in launched_kinds({kind}))
+        setting = Setting((layers,), batched_tokens=reach.batched_tokens, launched=launched)
+        yield _engine_run(spec, reach, setting, of_kind)
     for tp in _degrees(spec, reach):
         yield from _in_quantizations(spec, reach, tp, points)
 
@@ -169,7 +175,8 @@ def _engine_run(spec: ModelSpec, reach: Reach, setting: Setting, points: tuple[P
     cache = CPU_CACHE_BYTES if reach.on_cpu else GPU_CACHE_BYTES
     layer = layer_shard_bytes(spec, setting.tensor_parallel, setting.quantization)
     distinct = max(2, math.ceil(cache / layer))
-    return EngineRun(setting, points, min(distinct, spec.num_layers), _output_tokens(reach))
+    slots = reach.max_variants if any(point.mix for point in points) else 0
+    return EngineRun(setting, points, min(distinct, spec.num_layers), _output_tokens(reach), slots)
 
 
 def _output_tokens(reach: Reach) -> int:
@@ -195,19 +202,25 @@ def _within(reach: Reach, batch: int, length: int, mix: tuple[SyntheticVariant, 
     return Point(batch, max(1, min(length, int((room - 1) / per_token))), mix)
 
 
-def _mixed_points(spec: ModelSpec, reach: Reach) -> tuple[Point, ...]:
-    """Of each kind of variant one for a single request, one for several and several for several; of loads
-    that are also measured without. On a CPU, where they take long, only LoRA for a single request."""
+def _mixed_points(spec: ModelSpec, reach: Reach) -> dict[str, tuple[Point, ...]]:
+    """By kind of variant: one for a single request, one for several and several for several; of loads that
+    are also measured without. On a CPU, where they take long, only LoRA for a single request. On a GPU also
+    LoRA in the engines of other kinds: what it takes longer there is what their kernels take unused."""
     if not spec.adaptable:
-        return ()
+        return {}
     single, several = ((1, 32), (4, 64)) if reach.on_cpu else ((1, 128), (8, 128))
-    wanted = (
-        _within(reach, batch, length, mix)
-        for first, others in _synthetic_variants(spec, reach.max_lora_rank)
-        for (batch, length), mix in ((single, (first,)), (several, (first,)), (several, others))
-        if not (reach.on_cpu and (batch, length) == single) or first.kind == VariantKind.LORA
-    )
-    return tuple(dict.fromkeys(wanted))
+    points, lora = dict[str, tuple[Point, ...]](), list[Point]()
+    for first, others in _synthetic_variants(spec, reach.max_lora_rank):
+        loads = [(single, (first,)), (several, (first,)), (several, others)]
+        if first.kind != VariantKind.LORA:
+            loads = loads[1:] if reach.on_cpu else loads
+        wanted = [_within(reach, batch, length, mix) for (batch, length), mix in loads]
+        if first.kind == VariantKind.LORA:
+            lora = [] if reach.on_cpu else wanted[1:2]
+            points[first.kind] = tuple(dict.fromkeys(wanted))
+        else:
+            points[first.kind] = tuple(dict.fromkeys([*wanted, *lora]))
+    return points
 
 
 def _synthetic_variants(

@@ -62,7 +62,8 @@ class Task:
         """Unlike any other's; a file's name."""
         split = "-".join(map(str, self.setting.layers_per_stage))
         tp, quantization = self.setting.tensor_parallel, self.setting.quantization
-        return f"{self.kind}.{self.shape}.tp{tp}.{split}.{quantization}"
+        launched = "".join(f".{kind}" for kind in self.setting.launched)
+        return f"{self.kind}.{self.shape}.tp{tp}.{split}.{quantization}{launched}"
 
     @property
     def expected_s(self) -> float:

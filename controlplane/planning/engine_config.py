@@ -10,7 +10,7 @@ from controlplane.state.records import Model
 from placement.types import CPU, Placement, Plan, RankPlacement
 from profiler.roofline import kv_bytes_per_token, variant_bytes
 from profiler.types import ModelSpec
-from profiler.variants.types import VariantKind
+from profiler.variants.types import VariantKind, launched_kinds
 from workers.messages import EngineConfig, RankConfig
 
 
@@ -45,7 +45,7 @@ def engine_config(
         max_variants=plan.max_variants,
         max_lora_rank=plan.max_lora_rank,
         variant_host_bytes=settings.variant_host_bytes,
-        variant_kinds=_kinds(kind, variants),
+        variant_kinds=kinds_served(kind, variants),
         max_batched_tokens=plan.batched_tokens,
         max_active_variants=min(max_active_variants or 0, plan.max_variants),
     )
@@ -66,9 +66,8 @@ def _rank(spec: ModelSpec, plan: Plan, placed: RankPlacement) -> RankConfig:
     )
 
 
-def _kinds(device_kind: str, variants: Sequence[Model]) -> tuple[str, ...]:
-    """On a GPU every kind costs launches in each captured graph, so only those there are, and LoRA."""
+def kinds_served(device_kind: str, variants: Sequence[Model]) -> tuple[VariantKind, ...]:
+    """On a GPU every kind costs launches in each captured graph."""
     if device_kind == CPU:
         return tuple(VariantKind)
-    registered = {v.variant_spec.kind for v in variants if v.variant_spec}
-    return tuple(k for k in VariantKind if k is VariantKind.LORA or k in registered)
+    return launched_kinds({v.variant_spec.kind for v in variants if v.variant_spec})

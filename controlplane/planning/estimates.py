@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controlplane import errors
+from controlplane.planning.engine_config import kinds_served
 from controlplane.planning.placement_decision import with_room_for_variants
 from controlplane.profiling.calibrations import calibration_for
 from controlplane.profiling.keys import (
@@ -132,6 +133,7 @@ class _Question:
             check_plan(self.spec, plan)
             _check_devices(plan, self.load.devices)
             here = _ground(self.spec, plan, self.inventory, self.known, self.settings)
+            here = dataclasses.replace(here, launched=_launched(self.inventory, self.variants))
             if self.load.devices is not None:
                 here = _apart(here, plan, self.inventory)
             return Answer(self.base.name, plan, self.load, predict(here, plan, work, self.mix))
@@ -179,6 +181,12 @@ def _ground(
     shared = plan.world_size if kind == CPU else 1
     beside = overheads(settings, kind)
     return Ground(spec, tuple(rates), known, _free_bytes(plan, inventory), shared, overheads=beside)
+
+
+def _launched(inventory: Inventory, variants: Sequence[Model]) -> tuple[str, ...]:
+    """Engines on a CPU capture no graphs, and launch what a batch needs."""
+    kind = carrier_kind(inventory)
+    return () if kind == CPU else kinds_served(kind, variants)
 
 
 def _free_bytes(plan: Plan, inventory: Inventory) -> tuple[int, ...]:

@@ -83,6 +83,7 @@ def profiling_job(
         settings.batched_tokens,
         settings.max_lora_rank,
         profile.forms,
+        settings.max_variants,
     )
     engine_runs = _engine_runs(spec, reach)
     lacking = _lacking(engine_runs, profile.measurements)

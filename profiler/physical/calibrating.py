@@ -47,7 +47,7 @@ def calibrate(spec: ModelSpec, measured: Iterable[Measurement]) -> Calibration:
     for timing in whole:
         by_cut[Cut.of(timing.setting)].append(timing)
     times = _times_of_all(spec, by_cut, batched_tokens)
-    footprints = tuple(m for m in everything if isinstance(m, Footprint))
+    footprints = tuple(m for m in everything if isinstance(m, Footprint) and not m.setting.launched)
     calibration = Calibration(spec, batched_tokens, times, footprints=footprints)
     pipelines = [m for m in timings if len(m.setting.layers_per_stage) > 1 and Cut.of(m.setting) in times]
     hop_s = _hop_s(calibration, pipelines)

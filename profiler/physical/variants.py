@@ -8,7 +8,7 @@ variant really takes of these is measured with the fingerprint (`variant_costs`)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from profiler.physical.calibration import Calibration, Cut, VariantCost
@@ -25,8 +25,9 @@ Rows = Sequence[tuple[VariantSpec, int]]  # members of a mix, and how many reque
 
 @dataclass(frozen=True)
 class KindLoad:
-    """Of one hidden layer, unsharded, and the variants of one kind: how many `modules` any of them adapts,
-    how many (module, distinct variant) `pairs` there are, and the rest as in VariantLoad."""
+    """Of one hidden layer, unsharded, and the variants of one kind: for how many `modules` its kernels are
+    launched, how many (module, distinct variant) `pairs` there are, and the rest as in VariantLoad. Without
+    pairs its kernels find nothing to do."""
 
     kind: VariantKind
     modules: int
@@ -64,10 +65,14 @@ class VariantLoad:
         return sum(kind.padded_flops for kind in self.kinds)
 
 
-def variant_load(spec: ModelSpec, mix: Sequence[VariantSpec | None], batch: int) -> VariantLoad:
+def variant_load(
+    spec: ModelSpec, mix: Sequence[VariantSpec | None], batch: int, launched: Collection[str] = ()
+) -> VariantLoad:
     """The load of `batch` requests that ask the members of `mix` in turn; None is the base itself.
 
-    Equal members are one variant. An empty mix is the base alone.
+    Equal members are one variant. An empty mix is the base alone. Where any row has a variant, the kernels of
+    the kinds `launched` run for every module; those of other kinds for modules that the batch's variants
+    adapt.
     """
     if not mix:
         return VariantLoad()
@@ -77,6 +82,9 @@ def variant_load(spec: ModelSpec, mix: Sequence[VariantSpec | None], batch: int)
         (variant, count) for variant, count in zip(members, counts, strict=True) if variant is not None
     ]
     widest = max((variant.max_rank for variant, _ in present), default=0)
+    kinds = dict.fromkeys(variant.kind for variant, _ in present)
+    unused = [kind for kind in VariantKind if kind in launched and kind not in kinds] if kinds else []
+    everywhere = len(adaptable_linears(spec))
     return VariantLoad(
         rows=sum(count for _, count in present),
         rank_sum=sum(count * variant.max_rank for variant, count in present),
@@ -84,20 +92,24 @@ def variant_load(spec: ModelSpec, mix: Sequence[VariantSpec | None], batch: int)
         boft_blocks=sum(count * _blocks(spec, variant) for variant, count in present),
         kinds=tuple(
             _kind_load(
-                spec, kind, [(variant, count) for variant, count in present if variant.kind is kind], widest
+                spec,
+                kind,
+                [(variant, count) for variant, count in present if variant.kind is kind],
+                widest,
+                everywhere if kind in launched else 0,
             )
-            for kind in dict.fromkeys(variant.kind for variant, _ in present)
+            for kind in (*kinds, *unused)
         ),
     )
 
 
-def _kind_load(spec: ModelSpec, kind: VariantKind, rows: Rows, widest: int) -> KindLoad:
+def _kind_load(spec: ModelSpec, kind: VariantKind, rows: Rows, widest: int, least_modules: int) -> KindLoad:
     distinct = [
         variant for number, (variant, _) in enumerate(rows) if all(variant is not o for o, _ in rows[:number])
     ]
     return KindLoad(
         kind,
-        modules=len({name for variant in distinct for name in variant.modules}),
+        modules=max(least_modules, len({name for variant in distinct for name in variant.modules})),
         pairs=sum(len(variant.modules) for variant in distinct),
         distinct_bytes=sum(facts.size_bytes for variant in distinct for facts in variant.modules.values()),
         flops=sum(count * _flops(spec, variant, None) for variant, count in rows),
@@ -135,13 +147,20 @@ def _time(
             STANDS_FOR.get(of_kind.kind, "")
         )
         cost = VariantCost() if costs is None else costs.prefill if prefill else costs.decode
-        launches_s = cost.per_module_s * of_kind.modules + cost.per_pair_s * of_kind.pairs
-        read_s, compute_s = work_s(calibration, cut, of_kind, tokens)
-        added += launches_s + cost.pace * (read_s + compute_s)
         more = of_kind.padded_flops / of_kind.flops if of_kind.flops else 1.0
-        padded += launches_s + cost.pace * (read_s + compute_s * more)
+        added += kind_s(calibration, cut, of_kind, cost, tokens)
+        padded += kind_s(calibration, cut, of_kind, cost, tokens, more)
         known = known and costs is not None
     return VariantTime(added, padded, known)
+
+
+def kind_s(
+    calibration: Calibration, cut: Cut, load: KindLoad, cost: VariantCost, tokens: float, padding: float = 1.0
+) -> float:
+    """What one kind adds to a layer, with `padding` times its operations."""
+    read_s, compute_s = work_s(calibration, cut, load, tokens)
+    launches_s = cost.per_module_s * load.modules + cost.per_pair_s * load.pairs
+    return launches_s + cost.pace * (read_s + compute_s * padding)
 
 
 def work_s(calibration: Calibration, cut: Cut, load: KindLoad, tokens: float) -> tuple[float, float]:

@@ -39,7 +39,7 @@ def predict(ground: Ground, plan: Plan, workload: Workload, mix: Mix = ()) -> Pr
     Raises PlanError for a plan or load that makes no sense for the model.
     """
     check(ground.spec, plan, workload)
-    load = variant_load(ground.spec, mix, workload.batch)
+    load = variant_load(ground.spec, mix, workload.batch, ground.launched)
     plan = _canonical(plan)
     (times,) = times_of(ground, [plan], workload, load)
     return _prediction(plan, workload, load, times, Memory(ground, _tokens(workload)), ground.free_bytes)
@@ -54,7 +54,7 @@ def predict_all(ground: Ground, plans: Sequence[Plan], workload: Workload, mix: 
     check_load(ground.spec, workload)
     _check_all(ground.spec, plans)
     plans = list(map(_canonical, plans))
-    load = variant_load(ground.spec, mix, workload.batch)
+    load = variant_load(ground.spec, mix, workload.batch, ground.launched)
     memory, free = Memory(ground, _tokens(workload)), ground.free_bytes[:1]
     all_times = _times_of_all(ground, plans, workload, load)
     return [

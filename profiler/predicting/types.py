@@ -17,7 +17,8 @@ class Ground:
     `free_bytes`, by rank, is what its device has left for it; when empty, no capacity is predicted. `shared`
     is how many ranks run on one device. `measured` are the rates of the device that the calibration is from,
     if that is of another kind than the ranks'. `overheads` are a rank's assumed needs beside the model, where
-    no footprint shows them.
+    no footprint shows them. `launched` are the kinds of variants whose kernels the engine launches in every
+    batch with variants (`profiler.measurements.Setting`).
     """
 
     spec: ModelSpec
@@ -27,6 +28,7 @@ class Ground:
     shared: int = 1
     measured: DeviceRates | None = None
     overheads: Overheads = CONTEXT_ONLY
+    launched: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

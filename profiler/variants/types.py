@@ -7,7 +7,7 @@ alike, the tensors that replace the base's of the same name: norms, biases, embe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -22,6 +22,12 @@ class VariantKind(StrEnum):
     BOFT = "boft"
     SPARSE_DELTA = "sparse_delta"
     SVD_DELTA = "svd_delta"
+
+
+def launched_kinds(present: Collection[str]) -> tuple[VariantKind, ...]:
+    """The kinds whose kernels an engine with captured graphs launches in every batch with variants: those
+    `present`, and LoRA, so that adapters can be registered while it serves."""
+    return tuple(kind for kind in VariantKind if kind is VariantKind.LORA or kind in present)
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,36 @@ def test_a_cpu_starts_one_engine() -> None:
 
 
 def test_gpus_measure_each_tp_one_in_two_depths_and_a_pipeline() -> None:
-    found = [(t.setting.tensor_parallel, t.setting.layers_per_stage) for t in profiling_plan(LLAMA_7B, GPUS)]
-    assert found == [(1, (32,)), (1, (16,)), (2, (32,)), (4, (32,)), (1, (16, 16)), (1, (32,))]
+    found = [
+        (t.setting.tensor_parallel, t.setting.layers_per_stage)
+        for t in profiling_plan(LLAMA_7B, GPUS)
+        if not t.variants
+    ]
+    assert found == [(1, (32,)), (1, (16,)), (2, (32,)), (4, (32,)), (1, (16, 16))]
+
+
+def test_gpus_measure_each_kind_of_variant_in_an_engine_that_is_started_for_it() -> None:
+    runs = [run for run in profiling_plan(LLAMA_7B, replace(GPUS, max_variants=6)) if run.variants]
+    assert [run.setting.launched for run in runs] == [
+        ("lora",),
+        ("lora", "sparse_delta"),
+        ("lora", "boft"),
+    ]
+    assert {run.slots for run in runs} == {6}
+    lora, *others = runs
+    for run in others:  # a LoRA there shows what kernels take that find nothing to do
+        assert {one.kind for one in run.variants} == set(run.setting.launched)
+        assert set(lora.points) & set(run.points)
+
+
+def test_a_cpu_launches_what_a_batch_needs_and_so_needs_one_engine() -> None:
+    (run,) = profiling_plan(LLAMA_7B, CPU)
+    assert run.setting.launched == ()
+    assert {one.kind for one in run.variants} == {"lora", "sparse_delta", "boft"}
 
 
 def test_tp_is_spared_the_largest_load_where_others_tell_of_its_batch_and_its_length() -> None:
-    one, half, two, four, pipeline, _mixed = (set(run.points) for run in profiling_plan(LLAMA_7B, GPUS))
+    one, half, two, four, pipeline, *_mixed = (set(run.points) for run in profiling_plan(LLAMA_7B, GPUS))
     assert one - two == one - four == one - half == {Point(64, 1024)}
     assert one == pipeline
     short, single = replace(GPUS, max_model_len=128), replace(GPUS, max_sequences=1)
@@ -85,8 +109,8 @@ def test_small_layers_are_held_until_no_cache_holds_them() -> None:
 def test_keys_can_name_files() -> None:
     key = profile_key(LLAMA_7B, "float32", "AMD EPYC (tm) 7/B @ 2x", "0.32.0")
     assert set(key.text) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-    assert key.text.endswith("_float32_AMD-EPYC-tm-7-B-2x_0.32.0_r3")
-    assert profile_key(LLAMA_7B, "float32", "", "").text.endswith("_unknown_unknown_r3")
+    assert key.text.endswith("_float32_AMD-EPYC-tm-7-B-2x_0.32.0_r4")
+    assert profile_key(LLAMA_7B, "float32", "", "").text.endswith("_unknown_unknown_r4")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 MAX_TOKENS = 2048  # a step of more keeps any GPU busy longer than its host takes to launch it
@@ -22,6 +23,11 @@ def graph_sizes(max_sequences: int, batched_tokens: int) -> list[int]:
         sizes.add(size)
         size += max(8, size // 64 * 8)
     return sorted(size for size in sizes if size <= most)
+
+
+def sizes_for(steps: Iterable[int], sizes: Sequence[int]) -> list[int]:
+    """Those of `sizes`, ascending, in which steps of so many tokens run."""
+    return sorted({next((size for size in sizes if size >= tokens), sizes[-1]) for tokens in steps})
 
 
 def compilation(tensor_parallel: int, max_sequences: int, batched_tokens: int) -> dict[str, Any]:

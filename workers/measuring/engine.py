@@ -10,7 +10,7 @@ from profiler.checkpoint import CONFIG_DTYPES, spec_of
 from profiler.files import read_json
 from profiler.quantization import UNCOMPRESSED, engine_name
 from profiler.variants.synthetic import stored_bytes
-from workers.group.cuda_graphs import compilation
+from workers.group.cuda_graphs import compilation, graph_sizes, sizes_for
 from workers.group.vllm_arguments import SCHEDULER, slot_rank
 from workers.measuring import layer_sharing, start_barrier
 from workers.measuring.job import VARIANTS_VARIABLE, Job
@@ -57,17 +57,29 @@ def options(job: Job) -> dict[str, Any]:
     if job.device_kind == "cpu":
         chosen["worker_cls"] = CPU_RANK
     if job.variants:
-        chosen |= _variant_options(job)
+        chosen |= variant_options(job)
     if job.device_kind != "cpu":
         chosen["gpu_memory_utilization"] = _share(job)
         if job.graphs:
             sequences, tokens = chosen["max_num_seqs"], setting.batched_tokens
             chosen["compilation_config"] = compilation(setting.tensor_parallel, sequences, tokens)
+            if setting.launched:
+                chosen["compilation_config"]["cudagraph_capture_sizes"] = graph_sizes_of(job)
     return chosen
 
 
-def _variant_options(job: Job) -> dict[str, Any]:
-    """As engines that are deployed serve them (`workers.engine.vllm_engine`)."""
+def graph_sizes_of(job: Job) -> list[int]:
+    """Tokens of the steps whose graphs the job's loads run in: the others take 10 s to capture where there
+    are variants. All of them, if prompts are filled beside requests that decode."""
+    points, most = job.points, job.setting.batched_tokens
+    sizes = graph_sizes(max(point.batch for point in points), most)
+    filled = [point.batch * point.input_tokens for point in points]
+    return sizes_for([*filled, *(p.batch for p in points)], sizes) if max(filled) <= most else sizes
+
+
+def variant_options(job: Job) -> dict[str, Any]:
+    """As engines that are deployed serve them (`workers.group.vllm_arguments`): the same slots, and the
+    kernels of the same kinds in the same batch."""
     layers = job.distinct_layers or max(job.setting.layers_per_stage)
     where = job.folder / "config.json"
     spec = spec_of(describe(read_json(where), where), CONFIG_DTYPES[job.dtype])
@@ -77,11 +89,11 @@ def _variant_options(job: Job) -> dict[str, Any]:
     )
     rank = max(1, *(variant.rank for variant in job.variants))
     config = VariantConfig(
-        len(job.variants),
+        max(job.slots, len(job.variants)),
         room,
         2 * room,
         rank,
-        kinds=tuple(sorted({variant.kind for variant in job.variants})),
+        kinds=job.setting.launched or tuple(sorted({variant.kind for variant in job.variants})),
     )
     return {
         "enable_lora": True,

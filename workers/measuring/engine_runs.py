@@ -108,6 +108,7 @@ def _job(request: MeasureRequest, run: EngineRun, out: Path, left_s: float) -> J
         output_tokens=run.output_tokens,
         seconds=left_s,
         distinct_layers=run.distinct_layers,
+        slots=run.slots,
         max_model_len=request.max_model_len,
         graphs=not on_cpu,
         own_process=not on_cpu,  # on a CPU a step takes far longer than a message between processes

@@ -34,6 +34,7 @@ class Job(BaseModel):
     point_seconds: float = Field(default=120.0, gt=0)
     start_barrier: Path | None = None
     distinct_layers: int = Field(default=0, ge=0)  # held by each stage and repeated; 0: all
+    slots: int = Field(default=0, ge=0)  # for variants, at least; where there are any, as many as they need
     max_model_len: int = Field(default=4096, ge=8)
     graphs: bool = True
     own_process: bool = True  # the engine's core in a process beside its client, as in production

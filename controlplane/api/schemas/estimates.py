@@ -171,7 +171,8 @@ class PlansView(View):
 
 
 class MeasuredView(View):
-    """One measured load, on a fingerprint of so many layers. Its `variants` are synthetic."""
+    """One measured load, on a fingerprint of so many layers. Its `variants` are synthetic; the engine
+    launched the kernels of `launchedKinds` for it, or, where there are none, of its variants' kinds."""
 
     tensorParallel: int
     layersPerStage: list[int]
@@ -180,6 +181,7 @@ class MeasuredView(View):
     inputTokens: int
     outputTokens: int
     variants: list[str] = Field(default_factory=list)
+    launchedKinds: list[str] = Field(default_factory=list)
     ttftMs: float
     tpotMs: float
 
@@ -238,6 +240,7 @@ def _measured(profile: ModelProfile) -> list[MeasuredView]:
             inputTokens=t.point.input_tokens,
             outputTokens=t.output_tokens,
             variants=[variant.label for variant in t.point.mix],
+            launchedKinds=list(t.setting.launched),
             ttftMs=t.ttft_s * 1e3,
             tpotMs=t.tpot_s * 1e3,
         )

@@ -1,0 +1,197 @@
+"""Which kernels a batch launches: an engine of a profile and one that is deployed do the same."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import random_variants
+import torch
+
+from controlplane.planning.engine_config import engine_config
+from controlplane.settings import Settings
+from controlplane.state.records import Model, Phase
+from placement.types import Placement, Plan, RankPlacement
+from profiler.checkpoint import read_model
+from profiler.profiling_plan import EngineRun, Reach, profiling_plan
+from profiler.types import Estimate
+from profiler.variants.synthetic import synthetic_spec
+from workers.group.vllm_arguments import variant_config
+from workers.measuring.engine import variant_options
+from workers.measuring.job import Job
+from workers.variants import operators
+from workers.variants.layers import NormHook, VariantEmbedding
+from workers.variants.manager import VariantManager
+
+H200 = "nvidia-h200"
+# Wide enough for a block of every synthetic BOFT.
+SHAPE = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 96}
+ROWS, SLOTS = 4, 3
+LAUNCHERS = ("add", "rotate", "rescale", "replace_bias", "embed", "norm", "head")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_variants.write_tiny_base(tmp_path_factory.mktemp("launches") / "base", **SHAPE)
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> dict[str, EngineRun]:
+    """By the kind it is for, every engine with variants that a profile starts on a GPU."""
+    spec = read_model(folder)
+    reach = Reach(False, 1, 80 << 30, 64, 32, 64, max_lora_rank=4, max_variants=SLOTS)
+    return {run.setting.launched[-1]: run for run in profiling_plan(spec, reach) if run.variants}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parallel_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """vLLM's layers ask it which rank they are."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.distributed import parallel_state as state
+
+    store = tmp_path_factory.mktemp("ranks") / "store"
+    with set_current_vllm_config(VllmConfig()):
+        state.init_distributed_environment(1, 0, f"file://{store}", 0, "gloo")
+        state.initialize_model_parallel()
+        yield
+        state.destroy_model_parallel()
+        state.destroy_distributed_environment()
+
+
+class Block(torch.nn.Module):
+    """The layers of one block that variants may change, embedding and head."""
+
+    packed_modules_mapping: ClassVar = {
+        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+        "up": ["gate_proj", "up_proj"],
+    }
+    config = SimpleNamespace(tie_word_embeddings=False)
+
+    def __init__(self) -> None:
+        from vllm.model_executor.layers import linear
+        from vllm.model_executor.layers.layernorm import RMSNorm
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+        super().__init__()
+        self.embed_tokens = VocabParallelEmbedding(64, 64)
+        self.input_layernorm = RMSNorm(64)
+        self.qkv_proj = linear.QKVParallelLinear(64, 16, 4, 2, bias=False)
+        self.o_proj = linear.RowParallelLinear(64, 64, bias=False)
+        self.up = linear.MergedColumnParallelLinear(64, [96, 96], bias=False)
+        self.down_proj = linear.RowParallelLinear(96, 64, bias=False)
+        self.lm_head = ParallelLMHead(64, 64)
+
+    @property
+    def linears(self) -> tuple[Any, ...]:
+        return self.qkv_proj, self.o_proj, self.up, self.down_proj
+
+    def run(self, hooks: Iterable[Any]) -> None:
+        """Each layer's arithmetic on a few rows, as a step runs it."""
+        for layer in self.linears:
+            layer.quant_method.run(torch.ones(ROWS, layer.input_size), None)
+        for hook in hooks:
+            match hook:
+                case VariantEmbedding():
+                    hook.run(torch.zeros(ROWS, dtype=torch.int64))
+                case NormHook():
+                    hook.run(torch.ones(ROWS, 64), torch.ones(ROWS, 64))
+        self.lm_head.quant_method.apply(self.lm_head, torch.ones(ROWS, 64))
+
+
+def launches(additional: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """By operation, how often its kernels are launched in the step that a CUDA graph is captured of."""
+    from vllm.lora.request import LoRARequest
+
+    config = SimpleNamespace(
+        lora_config=SimpleNamespace(max_loras=SLOTS, max_lora_rank=8),
+        additional_config=json.loads(json.dumps(additional)),  # it travels as such
+        model_config=SimpleNamespace(dtype=torch.float32, model=str(base)),
+        parallel_config=SimpleNamespace(world_size=1, rank=0),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=32),
+        compilation_config=SimpleNamespace(static_forward_context={}),
+    )
+    manager = VariantManager(config, torch.device("cpu"), {})
+    model = Block()
+    for parameter in model.parameters():
+        torch.nn.init.ones_(parameter)
+    for layer in (*model.linears, model.lm_head):
+        layer.quant_method.process_weights_after_loading(layer)
+    manager.create_lora_manager(model, config)
+    with monkeypatch.context() as counting:
+        counted = _counting(counting)
+        stand_in = LoRARequest("stand-in", 1, "/nowhere")
+        manager.add_dummy_lora(stand_in, 8)
+        mapping = SimpleNamespace(index_mapping=(1,) * ROWS, prompt_mapping=(1,) * ROWS)
+        manager.set_active_adapters({stand_in}, mapping)
+        model.run(config.compilation_config.static_forward_context.values())
+    return counted
+
+
+def _counting(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    counted: Counter[str] = Counter()
+    for name in LAUNCHERS:
+        run = getattr(operators, name)
+
+        def counts(*args: Any, _run: Any = run, _name: str = name) -> Any:
+            counted[args[0] if _name == "add" else _name] += 1
+            return _run(*args)
+
+        monkeypatch.setattr(operators, name, counts)
+    return counted
+
+
+def deployed(folder: Path, kind: str, run: EngineRun) -> dict[str, Any]:
+    """What vLLM is given for an engine on a GPU whose base has one variant of this kind."""
+    spec = read_model(folder)
+    base = Model("b", 1, Phase.READY, source=str(folder), path=str(folder), spec=spec)
+    (made, *_) = [one for one in run.variants if one.kind == kind]
+    variant = Model("v", 2, Phase.READY, base="b", variant_spec=synthetic_spec(spec, made))
+    rank = RankPlacement(0, 0, 0, "n", 0, H200, 0, 2, 1 << 30)
+    plan = Plan(1, (2,), "none", 64, 64, SLOTS, 4)
+    placement = Placement(plan, (rank,), Estimate(1.0, 1.0, (1,), 100.0), "it fits")
+    settings = Settings(engine="vllm", concurrency=32)
+    return variant_config(engine_config(base, placement, settings, [variant])).as_json()
+
+
+def profiled(folder: Path, run: EngineRun) -> dict[str, Any]:
+    job = Job(
+        folder=folder,
+        out=folder / "found.jsonl",
+        setting=run.setting,
+        points=run.points,
+        device_kind="cuda",
+        device_bytes=1 << 30,
+        distinct_layers=run.distinct_layers,
+        slots=run.slots,
+    )
+    options = variant_options(job)
+    assert options["max_lora_rank"] == 8  # the least of vLLM's that holds 4
+    return dict(options["additional_config"])
+
+
+@pytest.mark.parametrize("kind", ["lora", "sparse_delta", "boft"])
+def test_a_profile_measures_the_kernels_that_are_launched_where_it_is_deployed(
+    kind: str, folder: Path, runs: dict[str, EngineRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs are captured with stand-ins, and launch for every later batch what these did."""
+    run = runs[kind]
+    there = launches(deployed(folder, kind, run), folder, monkeypatch)
+    assert launches(profiled(folder, run), folder, monkeypatch) == there
+    assert there["lora"] == 4  # in every engine, once for each linear
+    assert there["sparse_delta"] == (4 if kind == "sparse_delta" else 0)
+    assert there["norm"] == there["embed"] == there["head"] == (1 if kind == "sparse_delta" else 0)
+    assert there["rotate"] == there["rescale"] == (4 if kind == "boft" else 0)
+
+
+def test_both_have_as_many_slots_and_ranks(folder: Path, runs: dict[str, EngineRun]) -> None:
+    """Grids depend on them. Where a profile has more variants than an engine has slots, each has one."""
+    for kind, run in runs.items():
+        (here,), (there,) = profiled(folder, run).values(), deployed(folder, kind, run).values()
+        assert here["max_rank"] == there["max_rank"] == 4
+        assert there["slots"] == SLOTS
+        assert here["slots"] == max(SLOTS, len(run.variants))
