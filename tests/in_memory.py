@@ -15,6 +15,7 @@ from controlplane.api import commands
 from controlplane.api.services import fresh_context
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState
+from controlplane.gateway.engine_errors import refused
 from controlplane.state import transactions
 from controlplane.state.records import Operation
 from controlplane.state.repository import Repository
@@ -70,8 +71,11 @@ class ScriptedEngine(EchoEngine):
         self.release = asyncio.Event()
         self.calls: list[dict[str, Any]] = []
         self.refused: set[str] = set()
+        self.faults: dict[str, Exception] = {}
 
     async def ensure_variant(self, variant: VariantRef) -> None:
+        if variant.name in self.faults:
+            raise self.faults[variant.name]
         if variant.name in self.refused:
             raise ValueError(f"'{variant.name}' has a shape this engine cannot hold")
         await super().ensure_variant(variant)
@@ -170,6 +174,8 @@ class InMemoryCluster:
         self.devices = inventory
         self.broken: set[str] = set()
         self.refused: set[str] = set()
+        self.faults: dict[str, Exception] = {}  # of loading, by variant
+        self.loads: list[tuple[str, str]] = []  # asked for: group and variant
         self.held: set[str] = set()
         self.converting = asyncio.Event()
         self.bundled: Path | None = None
@@ -200,6 +206,7 @@ class InMemoryCluster:
             return
         await engine.worker.start()
         self.scripted(host).refused = self.refused
+        self.scripted(host).faults = self.faults
         engine.view = replace(engine.view, status=EngineStatus.RUNNING, replicas=1)
 
     def scripted(self, host: str) -> ScriptedEngine:
@@ -217,11 +224,12 @@ class InMemoryCluster:
         return self.engines[host]
 
     async def load_variant(self, host: str, variant: VariantRef) -> None:
+        self.loads.append((host, variant.name))
         engine = self._engine(host)
         try:
             await engine.worker.load_variant(variant)
         except ValueError as e:
-            raise errors.AdapterMismatch(str(e)) from e
+            raise refused(e) from e
         engine.loaded[variant.name] = variant
 
     async def unload_variant(self, host: str, variant: VariantRef) -> None:
@@ -288,7 +296,7 @@ class InMemoryCluster:
         try:
             await self._engine(host).worker.prefetch(variant)
         except ValueError as e:
-            raise errors.AdapterMismatch(str(e)) from e
+            raise refused(e) from e
 
     async def logs(self, host: str, lines: int) -> str:
         return "a line\n" * min(lines, 3)

@@ -1,7 +1,8 @@
 """The controller: carries out what `reconcile` says, and writes down what became of it.
 
 It keeps nothing it could lose: killed at any point, its successor reads the records, observes the
-engines and goes on. Only one action per key runs at once; a failed one is tried again after a pause.
+engines and goes on. Only one action per key runs at once. A failed one is tried again after a pause, which
+grows while it fails in a row, and the open operation about its target says why.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -48,19 +50,40 @@ from controlplane.controller.reconcile import (
     UnloadVariant,
     reconcile,
 )
-from controlplane.controller.transitions import end_open_operations, require_same, undo_operation
-from controlplane.planning import rescheduling
+from controlplane.controller.transitions import (
+    end_open_operations,
+    note_open_operations,
+    require_same,
+    undo_operation,
+)
+from controlplane.planning import rescheduling, retrying
+from controlplane.planning.retrying import RetryLimits
 from controlplane.settings import Settings
 from controlplane.state.operations import End, advance, open_operation
 from controlplane.state.records import IdempotencyKey, Model, Operation, OperationKind, Phase
 from controlplane.state.repository import Change, Delete, Repository, State
 from controlplane.state.transactions import Superseded, edit, persist
+from controlplane.state.worker_groups import host_of
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 OBSERVE_EVERY_S = 1.0
-RETRY_S = 3.0
+RETRY_S = 3.0  # after an action that failed; then twice as long each time
+MAX_RETRY_S = 60.0
+# Whose open operations tell of a failure. (Loading a variant counts its attempts itself, in its record.)
+OPERATION_OF: Mapping[type[Action], OperationKind] = {
+    ReadModel: OperationKind.REGISTER,
+    Admit: OperationKind.REGISTER,
+    BeginProfile: OperationKind.PROFILE,
+    EndProfile: OperationKind.PROFILE,
+    Launch: OperationKind.DEPLOY,
+    ConfirmServing: OperationKind.DEPLOY,
+    FailDeployment: OperationKind.DEPLOY,
+    LoadVariant: OperationKind.DEPLOY,
+    UnloadVariant: OperationKind.UNDEPLOY,
+    Undeploy: OperationKind.UNDEPLOY,
+}
 
 
 class Controller:
@@ -74,6 +97,7 @@ class Controller:
         self._runtime = runtime
         self._metrics = metrics
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._failures: Counter[str] = Counter()  # in a row, by key
         self._engines: dict[str, EngineView] = {}
         self._profiles = ProfileActions(settings, repository, runtime, self._note, self._conclude)
         self._demand = DemandBook(settings.concurrency)
@@ -162,15 +186,33 @@ class Controller:
         kind, outcome = type(action).__name__, "ok"
         try:
             await self._do[type(action)](action.target)
+            self._failures.pop(action.key, None)
         except Superseded as e:
             log.info("%s is moot: %s is gone", action.key, e)
+            self._failures.pop(action.key, None)
         except Exception as e:
             outcome = "failed"
-            log.warning("%s failed, trying again in %.0f s: %r", action.key, RETRY_S, e)
-            await asyncio.sleep(RETRY_S)
+            await self._pause(action, e)
         finally:
             self._metrics.actions.labels(kind, outcome).inc()
             self._tasks.pop(action.key, None)
+
+    async def _pause(self, action: Action, error: Exception) -> None:
+        """Before a failed action is tried again; its operation says why meanwhile."""
+        self._failures[action.key] += 1
+        limits = RetryLimits(first_pause_s=RETRY_S, max_pause_s=MAX_RETRY_S)
+        pause_s = retrying.pause_s(self._failures[action.key], limits)
+        log.warning("%s failed, trying again in %.0f s: %r", action.key, pause_s, error)
+        if (kind := OPERATION_OF.get(type(action))) is not None:
+            message = f"{retrying.cause(error)}; it is tried again after {pause_s:.0f} s"
+            with suppress(Exception):  # the store may be what failed
+                await asyncio.to_thread(persist, lambda: self._tell(kind, host_of(action.target), message))
+        await asyncio.sleep(pause_s)
+
+    def _tell(self, kind: OperationKind, target: str, message: str) -> None:
+        told = note_open_operations(self._repository.read(), kind, target, message, time.time())
+        if told:
+            self._repository.commit(told)
 
     # --- records -------------------------------------------------------------------------------
 

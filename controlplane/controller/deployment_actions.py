@@ -6,24 +6,31 @@ Everything is in the records: killed at any point, its successor does the same a
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from controlplane import errors
 from controlplane.controller.interfaces import ClusterControl, Hooks
 from controlplane.controller.transitions import (
     delete_deployment,
     end_open_operations,
+    find_loading,
     mark_deployed,
     mark_unavailable,
+    note_open_operations,
 )
-from controlplane.planning import rescheduling
+from controlplane.planning import rescheduling, retrying
 from controlplane.state.operations import End
 from controlplane.state.queries import variant_ref
 from controlplane.state.records import Deployment, OperationKind, Phase
-from controlplane.state.repository import Change, Repository, State, Versioned
-from controlplane.state.transactions import Superseded
+from controlplane.state.repository import Change, Put, Repository, State, Versioned
+from controlplane.state.transactions import Superseded, persist
 from workers.messages import VariantRef
+
+log = logging.getLogger(__name__)
 
 Stop = Callable[[str], Awaitable[None]]
 
@@ -116,21 +123,27 @@ class DeploymentActions:
         return base.record if base else None, host, variant_ref(state.models[name].record)
 
     async def load_variant(self, name: str) -> None:
+        """Bring it into the engines of its base.
+
+        One that refuses it ends its deployment, with the reason. If none can be reached, that is tried again
+        as `retrying` says.
+        """
         base, host, variant = await self._variant(name)
-        await self._note(
-            OperationKind.DEPLOY, name, Phase.DEPLOYING, f"loading it into the engine of '{host}'", 0.7
-        )
+        await self._note(OperationKind.DEPLOY, name, Phase.DEPLOYING, await self._loading(name, host), 0.7)
         group_ids = base.serving_ids() if base else ()
         calls = (self._runtime.load_variant(group_id, variant) for group_id in group_ids)
         answers = await asyncio.gather(*calls, return_exceptions=True)
-        failures = [answer for answer in answers if isinstance(answer, BaseException)]
-        for failure in failures:
-            if isinstance(failure, errors.AdapterMismatch):
-                await self._fail_one(name, failure)
-                return
+        failures = [_as_error(answer, host) for answer in answers if isinstance(answer, BaseException)]
+        refusals = [failure for failure in failures if not retrying.may_pass(failure)]
+        if refusals:
+            await self._fail_one(name, refusals[0])
+            await self._unload(group_ids, variant)
+            return
         # An engine that cannot be reached now loads it with its next request.
         if len(failures) == len(answers):
-            raise failures[0] if failures else errors.Unavailable(f"no engine of '{host}' serves now")
+            none = errors.Unavailable(f"no engine of '{host}' serves now")
+            await self._not_loaded(name, host, variant, failures[0] if failures else none)
+            return
         message = f"served by the engine of '{host}', in one batch with it"
         await self._conclude(
             OperationKind.DEPLOY,
@@ -138,6 +151,46 @@ class DeploymentActions:
             End(Phase.DEPLOYED, message),
             lambda s: [mark_deployed(s, name, variant.uid)],
         )
+
+    async def _loading(self, name: str, host: str) -> str:
+        """What is being done, and after which failure."""
+        deployment = (await self._repository.read_async()).deployments.get(name)
+        message, loading = f"loading it into the engine of '{host}'", deployment and deployment.record.loading
+        if not loading or not loading.failures:
+            return message
+        attempt = f"attempt {loading.failures + 1} of {retrying.LOADING.attempts}"
+        return f"{message}, {attempt}; the one before failed: {loading.reason}"
+
+    async def _not_loaded(
+        self, name: str, host: str, variant: VariantRef, error: errors.OstinatoError
+    ) -> None:
+        """Commit when the next attempt begins, with the reason in the operation; or end the deployment."""
+        now_s, state = time.time(), await self._repository.read_async()
+        loading = find_loading(state, name, variant.uid).record.loading
+        attempts = retrying.failed(loading, retrying.cause(error), now_s, retrying.LOADING)
+        if attempts is None:
+            advice = f"`ostinato logs {host}` shows why, then deploy '{name}' again"
+            await self._fail_one(name, retrying.given_up(loading, error, now_s, advice))
+            return
+        message = retrying.describe(attempts, retrying.LOADING)
+        log.warning("'%s' could not be loaded: %s", name, message)
+
+        def once() -> None:
+            newest = self._repository.read()
+            deployment = find_loading(newest, name, variant.uid)
+            waits = replace(deployment.record, loading=attempts, reason=message)
+            noted = note_open_operations(newest, OperationKind.DEPLOY, name, message, now_s)
+            self._repository.commit([Put(waits, deployment.version), *noted])
+
+        await asyncio.to_thread(persist, once)
+
+    async def _unload(self, group_ids: Sequence[str], variant: VariantRef) -> None:
+        """Out of the engines that took what another one refused.
+
+        One that does not answer keeps it: no request names it, and a later deployment of it finds it there.
+        """
+        calls = (self._runtime.unload_variant(group_id, variant) for group_id in group_ids)
+        await asyncio.gather(*calls, return_exceptions=True)
 
     async def unload_variant(self, name: str) -> None:
         base, host, variant = await self._variant(name)
@@ -155,6 +208,12 @@ class DeploymentActions:
         error = errors.EngineFailed(f"the deployment of its base '{name}' was cancelled")
         for variant in _variants(state, name):
             await self._fail_one(variant.record.model, error)
+
+
+def _as_error(failure: BaseException, host: str) -> errors.OstinatoError:
+    if isinstance(failure, errors.OstinatoError):
+        return failure
+    return errors.EngineFailed(f"the engine of '{host}' failed: {type(failure).__name__}: {failure}")
 
 
 def _failed(state: State, deployment: Versioned[Deployment], error: errors.OstinatoError) -> list[Change]:

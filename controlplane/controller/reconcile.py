@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from controlplane.cluster import reservations
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState
-from controlplane.planning import autoscaling, rescheduling
+from controlplane.planning import autoscaling, rescheduling, retrying
 from controlplane.state.operations import open_operation
 from controlplane.state.records import Deployment, Model, OperationKind, Phase
 from controlplane.state.repository import State
@@ -264,6 +264,7 @@ def _variants(state: State, observed: Observed) -> Iterator[Action]:
 
 def _may_load(state: State, variant: Deployment, host: Deployment, observed: Observed) -> bool:
     waiting = variant.phase is not Phase.DEPLOYED and _serves(host, observed)
+    waiting = waiting and retrying.due(variant.loading, observed.now_s)
     return waiting and not _cancelled(state, OperationKind.DEPLOY, variant.model)
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from controlplane.cluster import reservations
 from controlplane.state import deployments
 from controlplane.state.operations import End, advance
-from controlplane.state.records import Deployment, Model, OperationKind, Phase
+from controlplane.state.records import Attempts, Deployment, Model, OperationKind, Phase
 from controlplane.state.repository import Change, Delete, Put, Repository, State, Versioned
 from controlplane.state.transactions import Superseded, persist
 from controlplane.state.worker_groups import (
@@ -42,6 +42,17 @@ def end_open_operations(state: State, kind: OperationKind, target: str, end: End
         ended = replace(advance(op, end.phase, end.message, time.time(), 1.0), error=end.error)
         changes.append(Put(ended, operation.version))
     return changes
+
+
+def note_open_operations(
+    state: State, kind: OperationKind, target: str, message: str, now_s: float
+) -> list[Change]:
+    """Add an event to the open operations about `target`, which stay in their phases."""
+    return [
+        Put(advance(op, op.phase, message, now_s), versioned.version)
+        for versioned in state.operations.values()
+        if (op := versioned.record).kind is kind and op.target == target and not op.done
+    ]
 
 
 def require_same(records: Mapping[str, Versioned[RM]], name: str, uid: int) -> Versioned[RM]:
@@ -106,15 +117,21 @@ def find_group(state: State, group_id: str) -> tuple[Versioned[Deployment], Work
     return deployment, group
 
 
-def mark_deployed(state: State, name: str, model_uid: int) -> Change:
-    """The deployment of a variant, served from now on.
+def find_loading(state: State, name: str, model_uid: int) -> Versioned[Deployment]:
+    """The deployment of a variant that is being brought into engines.
 
     Raises Superseded when the deployment, or the model that it was begun for, is gone."""
     deployment = state.deployments.get(name)
     if deployment is None or deployment.record.phase not in (Phase.PENDING, Phase.DEPLOYING):
         raise Superseded(name)
     require_same(state.models, name, model_uid)
-    served = replace(deployment.record, phase=Phase.DEPLOYED, reason="", established=True)
+    return deployment
+
+
+def mark_deployed(state: State, name: str, model_uid: int) -> Change:
+    """The deployment of a variant, served from now on. Raises Superseded as `find_loading` does."""
+    deployment = find_loading(state, name, model_uid)
+    served = replace(deployment.record, phase=Phase.DEPLOYED, reason="", established=True, loading=Attempts())
     return Put(served, deployment.version)
 
 

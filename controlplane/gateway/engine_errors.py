@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from controlplane import errors
+from profiler.errors import CheckpointError
 
 _TOO_LONG = ("maximum context length", "maximum model length", "max_model_len", "longer than the maximum")
 
@@ -13,8 +14,9 @@ _TOO_LONG = ("maximum context length", "maximum model length", "max_model_len", 
 def from_engine(status: int, body: bytes) -> errors.OstinatoError:
     """What a non-2xx reply means to a user. Client mistakes stay 400s; anything else is the engine's."""
     message, param, code = _read(body)
-    if code == errors.AdapterMismatch.code:
-        return errors.AdapterMismatch(message)
+    for refusal in (errors.AdapterMismatch, errors.SourceUnreadable):
+        if code == refusal.code:
+            return refusal(message)
     if status in (400, 422) and any(hint in message for hint in _TOO_LONG):
         return errors.PromptTooLong(message, param=param or "messages")
     if 400 <= status < 500:
@@ -22,6 +24,13 @@ def from_engine(status: int, body: bytes) -> errors.OstinatoError:
     if status == 503:
         return errors.Unavailable(message, retry_after_s=5)
     return errors.EngineFailed(message)
+
+
+def refused(error: ValueError) -> errors.OstinatoError:
+    """What an engine's refusal to load a variant means: its files are not sound, or it does not fit."""
+    if isinstance(error, CheckpointError):
+        return errors.SourceUnreadable(str(error), param="adapter")
+    return errors.AdapterMismatch(str(error), param="adapter")
 
 
 def from_engine_event(event: bytes) -> errors.OstinatoError:

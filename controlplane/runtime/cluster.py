@@ -102,7 +102,10 @@ class RayCluster:
         return serve.engine_views(await asyncio.to_thread(ray_serve.status))
 
     async def load_variant(self, group_id: str, variant: VariantRef) -> None:
-        """Bring a variant into every replica. Raises AdapterMismatch if the engine refuses it."""
+        """Bring a variant into every replica.
+
+        Errors: SourceUnreadable, AdapterMismatch (the engine refuses it); EngineFailed, Unavailable.
+        """
         await serve.ask_replicas(group_id, "load_variant", variant)
 
     async def unload_variant(self, group_id: str, variant: VariantRef) -> None:
@@ -116,7 +119,7 @@ class RayCluster:
     # --- engines of a base ---------------------------------------------------------------------
 
     async def prefetch(self, host: str, variant: VariantRef) -> None:
-        """Have every replica hold a variant in host memory. AdapterMismatch if an engine refuses it."""
+        """Have every replica hold a variant in host memory. Errors: those of `load_variant`."""
         await self._ask_all(host, "prefetch", variant)
 
     async def limit_variants(self, host: str, limit: int) -> None:

@@ -15,6 +15,7 @@ from ray.serve.handle import DeploymentHandle
 
 from controlplane import errors
 from controlplane.cluster.engine_status import EngineStatus, EngineView
+from controlplane.gateway.engine_errors import refused
 from controlplane.runtime.engine_replica import ENGINE
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ def _translated(e: Exception, group_id: str) -> errors.OstinatoError:
         case errors.OstinatoError():
             return e
         case RayTaskError() | ValueError() if isinstance(cause := _cause(e), ValueError):
-            return errors.AdapterMismatch(str(cause))
+            return refused(cause)
         case RayActorError():
             return errors.EngineFailed(
                 f"the engine of '{group_id}' died during this call; it is being restarted, try again",

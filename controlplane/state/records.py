@@ -123,6 +123,17 @@ class Scaling:
 
 
 @dataclass(frozen=True)
+class Attempts:
+    """Attempts that failed in a row, the first one at `since_s` and the last one for `reason`. The next one
+    begins at `retry_at_s`."""
+
+    failures: int = 0
+    since_s: float = 0.0
+    retry_at_s: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Deployment:
     """A desired deployment and what became of it. `host` is the base whose engines serve it.
 
@@ -130,6 +141,7 @@ class Deployment:
     only its user ends it: a group that is lost is placed anew.
     `max_active_variants` of a base is how many of its variants may run at once; None: as many as have slots.
     `kind` is that of the devices its first group was placed on, which those added later are for.
+    `loading` of a variant is how bringing it into its base's engines went so far.
     """
 
     model: str
@@ -149,6 +161,7 @@ class Deployment:
     scaling: Scaling = field(default_factory=Scaling)
     groups: tuple[WorkerGroup, ...] = ()
     kind: str = ""
+    loading: Attempts = field(default_factory=Attempts)
 
     @model_validator(mode="before")
     @classmethod

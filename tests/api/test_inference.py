@@ -12,6 +12,10 @@ from installations import Installation, Start, wait_for
 
 from controlplane import errors
 from controlplane.gateway.metrics import UNKNOWN
+from controlplane.planning import retrying
+from controlplane.planning.retrying import RetryLimits
+from profiler.errors import CheckpointError
+from workers.scheduling.faults import LoadFailed
 
 ASK: list[Any] = [{"role": "user", "content": "one two three"}]
 
@@ -112,6 +116,35 @@ def test_an_adapter_that_does_not_load_leaves_nothing(served: Installation) -> N
         assert served.records()[:2] == before
 
 
+@pytest.mark.parametrize(
+    ("fault", "expected", "words"),
+    [
+        (CheckpointError("layer-00000.safetensors is corrupt"), (400, "source_unreadable"), "layer-00000"),
+        (ValueError("it needs 9 bytes, 4 are set aside"), (422, "adapter_mismatch"), "needs 9 bytes"),
+        (LoadFailed("out of memory"), (502, "engine_failed"), "5 attempts within"),
+        (errors.Unavailable("it is not there"), (503, "unavailable"), "5 attempts within"),
+    ],
+)
+def test_an_adapter_that_cannot_be_loaded_is_answered_with_the_reason(
+    served: Installation,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Exception,
+    expected: tuple[int, str],
+    words: str,
+) -> None:
+    monkeypatch.setattr(retrying, "LOADING", RetryLimits(first_pause_s=0.01))
+    served.cluster.faults["v2"] = fault
+    before = served.records()[:2]
+    load = {"lora_name": "v2", "lora_path": str(served.files / "v2")}
+    reply = served.post("/v1/load_lora_adapter", load)
+    assert code(reply) == expected
+    assert words in reply.json()["error"]["message"]
+    assert served.records()[:2] == before
+    assert served.chat("hello", "v1").status_code == 200
+    served.cluster.faults.clear()
+    assert served.post("/v1/load_lora_adapter", load).status_code == 200
+
+
 def test_which_base_an_adapter_means(fresh: Installation) -> None:
     load = {"lora_name": "v1", "lora_path": str(fresh.files / "v1")}
     assert code(fresh.post("/v1/load_lora_adapter", load)) == (400, "invalid_request")
@@ -196,6 +229,12 @@ def test_an_adapter_that_left_its_engine_and_is_refused_there(served: Installati
     served.cluster.refused.add("v1")
     for stream in (False, True):
         assert code(served.chat("x", "v1", stream=stream)) == (422, "adapter_mismatch")
+    served.cluster.refused.clear()
+    served.cluster.faults["v1"] = CheckpointError("adapter_model.safetensors is corrupt; copy it again")
+    for stream in (False, True):
+        reply = served.chat("x", "v1", stream=stream)
+        assert code(reply) == (400, "source_unreadable")
+        assert "adapter_model.safetensors is corrupt; copy it again" in reply.text
 
 
 def test_a_stream_that_breaks_ends_with_an_error_event(served: Installation) -> None:

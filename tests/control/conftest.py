@@ -66,6 +66,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller, "TICK_S", 0.002)
     monkeypatch.setattr(controller, "OBSERVE_EVERY_S", 0.02)
     monkeypatch.setattr(controller, "RETRY_S", 0.01)
+    monkeypatch.setattr(controller, "MAX_RETRY_S", 0.02)
     monkeypatch.setattr(rescheduling, "FIRST_DELAY_S", 0.005)
     monkeypatch.setattr(rescheduling, "MAX_DELAY_S", 0.02)
     monkeypatch.setattr(launch_action, "LOOK_AGAIN_S", 0.01)

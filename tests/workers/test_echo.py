@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from engine_configs import echo_config
 
+from profiler.errors import CheckpointError
 from workers.messages import EngineCall, EngineHead, VariantRef
+from workers.scheduling.faults import LoadFailed
 from workers.server.worker import Worker
 
 CONFIG = echo_config()
@@ -59,17 +61,28 @@ async def test_variants_come_with_requests_or_by_order(worker: Worker) -> None:
     assert (await worker.report()).variants == ("v",)
 
 
-async def test_a_variant_that_does_not_fit(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (ValueError("too wide"), 422, "adapter_mismatch"),
+        (CheckpointError("torn; copy it again"), 400, "source_unreadable"),
+        (LoadFailed("out of memory"), 500, "engine_failed"),
+    ],
+)
+async def test_a_variant_that_is_refused(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, code: str
+) -> None:
     async def refuse(variant: VariantRef) -> None:
-        raise ValueError("too wide")
+        raise error
 
     monkeypatch.setattr(worker.engine, "ensure_variant", refuse)
     reply = await worker.call(ask(TEXT, V, prompt="x"))
-    assert reply.status == 422
+    assert reply.status == status
+    assert json.loads(reply.body) == {"error": {"message": str(error), "code": code}}
     items = [i async for i in worker.stream(ask(TEXT, V, prompt="x"))]
-    assert items[0] == EngineHead(422, "application/json")
+    assert items[0] == EngineHead(status, "application/json")
     assert items[1] == reply.body
-    with pytest.raises(ValueError, match="too wide"):
+    with pytest.raises(type(error), match=str(error)):
         await worker.load_variant(V)
 
 

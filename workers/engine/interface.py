@@ -27,13 +27,17 @@ class Engine(Protocol):
         ...
 
     async def ensure_variant(self, variant: VariantRef) -> None:
-        """Load `variant` unless this very one (same uid) is loaded. Raises ValueError if it does not fit."""
+        """Load `variant` unless this very one (same uid) is loaded.
+
+        Raises CheckpointError (a ValueError) when its files are not sound, ValueError if it does not fit, and
+        LoadFailed when another attempt may do.
+        """
         ...
 
     async def forget_variant(self, variant: VariantRef) -> None: ...
 
     async def prefetch(self, variant: VariantRef) -> None:
-        """Have every rank hold `variant` in host memory. Raises ValueError if it does not fit."""
+        """Have every rank hold `variant` in host memory. Raises as `ensure_variant` does."""
         ...
 
     async def residency(self) -> EngineResidency:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from workers.group.vllm_arguments import engine_arguments
 from workers.group.vllm_entrypoints import entrypoints
 from workers.messages import EngineConfig, EngineResidency, RankReport, VariantRef
 from workers.scheduling.client import VariantClient
+from workers.scheduling.faults import LoadFailed
 
 log = logging.getLogger(__name__)
 
@@ -104,12 +106,21 @@ class VllmEngine:
         self._remove(variant.name)
         try:
             with READ_SECONDS.time():
-                await self._client.prepare(variant.uid, variant.path)
-        except ValueError as e:
-            raise ValueError(f"the engine refused variant '{variant.name}': {e}") from e
+                await self._prepare(variant)
+        except (ValueError, LoadFailed):
+            with suppress(TimeoutError):
+                await self._client.forget(variant.uid)  # of other ranks, which may have read it
+            raise
         self._requests[variant.name] = LoRARequest(variant.name, variant.uid, variant.path)
         self._uids[variant.name] = variant.uid
         log.info("variant %s (uid %d) read from %s", variant.name, variant.uid, variant.path)
+
+    async def _prepare(self, variant: VariantRef) -> None:
+        """Raises CheckpointError, ValueError or LoadFailed (see `VariantClient.prepare`), with its name."""
+        try:
+            await self._client.prepare(variant.uid, variant.path)
+        except (ValueError, LoadFailed) as e:
+            raise type(e)(f"the engine refused variant '{variant.name}': {e}") from e
 
     async def forget_variant(self, variant: VariantRef) -> None:
         async with self._locks.setdefault(variant.name, asyncio.Lock()):
@@ -127,10 +138,7 @@ class VllmEngine:
         if self._uids.get(variant.name) != variant.uid:
             await self.ensure_variant(variant)
             return
-        try:
-            await self._client.prepare(variant.uid, variant.path)
-        except ValueError as e:
-            raise ValueError(f"the engine refused variant '{variant.name}': {e}") from e
+        await self._prepare(variant)
 
     async def residency(self) -> EngineResidency:
         return residency_of(await self._client.state())

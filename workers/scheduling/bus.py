@@ -140,9 +140,10 @@ class _Pipe:
         self._lock = threading.Lock()
 
     def put(self, parts: list[bytes]) -> None:
-        """A message, or nothing but a wake-up where `parts` is empty."""
+        """A message, or a wake-up alone where `parts` is empty. After `close` there is nobody to wake."""
         with self._lock:
-            self._in.send_multipart(parts or [b""])
+            if not self._in.closed:
+                self._in.send_multipart(parts or [b""])
 
     def take(self) -> list[bytes]:
         """What was put; empty for a wake-up."""

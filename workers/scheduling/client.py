@@ -10,6 +10,7 @@ import uuid
 from typing import Any
 
 from workers.scheduling.bus import Message, RankSocket
+from workers.scheduling.faults import exception_of
 from workers.variant_config import ADDRESS_VARIABLE
 
 
@@ -28,10 +29,14 @@ class VariantClient:
         self._socket = RankSocket(address, f"worker-{os.getpid()}-{uuid.uuid4().hex[:6]}", self._received)
 
     async def prepare(self, uid: int, path: str, timeout_s: float = 300.0) -> None:
-        """Have every rank read and check a variant. Raises ValueError when it cannot be served."""
+        """Have every rank read and check a variant.
+
+        Raises CheckpointError (a ValueError) when its files are not sound, another ValueError when it cannot
+        be served here, LoadFailed when something else went wrong.
+        """
         reply = await self._ask({"ask": "prepare", "uid": uid, "path": path}, timeout_s)
         if reply["error"]:
-            raise ValueError(reply["error"])
+            raise exception_of(reply.get("fault", ""), reply["error"])
 
     async def forget(self, uid: int, timeout_s: float = 10.0) -> None:
         """Free what the engine holds of a variant that no new request will name, once the last one ends."""

@@ -31,6 +31,7 @@ class Variant:
     preparing: int = 0
     unprepared: set[int] = field(default_factory=set)
     error: str = ""
+    fault: str = ""  # what kind of failure the error is (`faults.Fault`)
     no_memory: bool = False  # some rank had no room for it in its slot
     used: int = 0
 
@@ -63,6 +64,10 @@ class Residency:
     def error(self, uid: int) -> str:
         """Why a variant cannot be loaded; empty when nothing speaks against trying."""
         return self._variants[uid].error if uid in self._failing else ""
+
+    def fault(self, uid: int) -> str:
+        """What kind of failure the error is; empty without one."""
+        return self._variants[uid].fault if uid in self._failing else ""
 
     @property
     def failing(self) -> bool:
@@ -164,20 +169,20 @@ class Residency:
         if message["did"] == PREPARED:
             variant.unprepared.discard(rank)
         elif self.readiness(variant.uid) is not Readiness.READY:  # what runs does not need its files
-            self._fail(variant, message["error"])
+            self._fail(variant, message)
 
     def _place_reported(self, variant: Variant, rank: int, message: Mapping[str, Any]) -> None:
         variant.unplaced.discard(rank)
         if message["did"] == FAILED:
-            self._fail(variant, message["error"])
+            self._fail(variant, message)
         elif message["did"] == PLACED:
             variant.device[rank] = message["bytes"]
             variant.no_memory = variant.no_memory and len(variant.device) < len(self._ranks)
         else:
             variant.no_memory = True
 
-    def _fail(self, variant: Variant, error: str) -> None:
-        variant.error = error
+    def _fail(self, variant: Variant, message: Mapping[str, Any]) -> None:
+        variant.error, variant.fault = message["error"], message.get("fault", "")
         self._failing.add(variant.uid)
         if variant.slot is not None:
             self._clear(variant)

@@ -232,7 +232,8 @@ class _Variants:
         for sender, question_id, uid in self._askers:
             error = self._residency.error(uid)
             if error or self._residency.prepared(uid):
-                self._socket.send(sender, {"id": question_id, "error": error})
+                answer = {"id": question_id, "error": error, "fault": self._residency.fault(uid)}
+                self._socket.send(sender, answer)
             else:
                 waiting.append((sender, question_id, uid))
         self._askers = waiting

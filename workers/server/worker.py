@@ -31,6 +31,7 @@ from workers.messages import (
     VariantRef,
     WorkerReport,
 )
+from workers.scheduling.faults import Fault, LoadFailed, fault_of
 from workers.server import process_logs
 from workers.server.http_server import Door, respond
 from workers.server.metrics_server import serve_metrics
@@ -86,9 +87,10 @@ class Worker:
             if (variant := request_headers.variant_of(scope["headers"])) is not None:
                 await self._follow_limit(request_headers.limit_of(scope["headers"]))
                 await self.engine.ensure_variant(variant)
-        except ValueError as e:
-            body = json.dumps({"error": {"message": str(e), "code": "adapter_mismatch"}}).encode()
-            await respond(send, 422, [(b"content-type", b"application/json")], body)
+        except (ValueError, LoadFailed) as e:
+            status, code = _refusal(e)
+            body = json.dumps({"error": {"message": str(e), "code": code}}).encode()
+            await respond(send, status, [(b"content-type", b"application/json")], body)
         else:
             await self.engine.app(scope, receive, send)
 
@@ -101,7 +103,7 @@ class Worker:
         return asgi.stream(self.answer, call)
 
     async def load_variant(self, variant: VariantRef) -> None:
-        """Raises ValueError when the variant does not fit the engine."""
+        """Raises as `Engine.ensure_variant` does."""
         await self.engine.ensure_variant(variant)
 
     async def unload_variant(self, variant: VariantRef) -> None:
@@ -110,7 +112,7 @@ class Worker:
     # --- residency -----------------------------------------------------------------------------
 
     async def prefetch(self, variant: VariantRef) -> None:
-        """Raises ValueError when the variant does not fit the engine."""
+        """Raises as `Engine.ensure_variant` does."""
         await self.engine.prefetch(variant)
         self._residency.forget()
 
@@ -183,3 +185,14 @@ class Worker:
             self._collector = None
         if self._engine is not None:
             self._engine.close()
+
+
+def _refusal(error: Exception) -> tuple[int, str]:
+    """The status and code of an answer to a request whose variant could not be loaded."""
+    match fault_of(error):
+        case Fault.FILES:
+            return 400, "source_unreadable"
+        case Fault.VARIANT:
+            return 422, "adapter_mismatch"
+        case Fault.ENGINE:
+            return 500, "engine_failed"

@@ -97,7 +97,10 @@ def _fill(
 ) -> None:
     with loaded(files, buffers):
         for weights, start in all_weights:
-            weights.fill(views(memory, weights.parts, start))
+            try:
+                weights.fill(views(memory, weights.parts, start))
+            except ValueError as e:
+                raise ValueError(f"{weights.layer}: {e}") from e
 
 
 def _by_files(placed: Iterable[Placed]) -> list[tuple[tuple[File, ...], list[Placed]]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from workers.scheduling import residency
 from workers.scheduling.bus import Message, RankSocket
+from workers.scheduling.faults import fault_of
 from workers.variant_config import ADDRESS_VARIABLE
 from workers.variants.device import NoRoom
 from workers.variants.variant_cache import VariantCache
@@ -82,7 +83,7 @@ class Loader:
             done = {"did": residency.NO_ROOM, "error": str(e)}
         except Exception as e:
             log.warning("variant %d could not be loaded: %r", message["uid"], e)
-            done = {"did": residency.FAILED, "error": str(e) or type(e).__name__}
+            done = {"did": residency.FAILED, "error": str(e) or type(e).__name__, "fault": fault_of(e)}
         if done is not None:
             host = self._variant_cache.in_host()
             self._socket.send({**about, **done, "host": host, "took_s": time.monotonic() - started})

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from profiler.errors import CheckpointError
 from profiler.types import TensorRef
 from profiler.variants.types import FileRef, Manifest
 from profiler.variants.verifying import check_finite, read_file, tensors_of
@@ -42,11 +41,8 @@ class File:
         return self.ref.size_bytes
 
     def load(self, memory: Memory) -> None:
-        """Read into `memory` [size_bytes], verified. Raises ValueError when it is not as it should be."""
-        try:
-            check_finite(read_file(self.folder, self.ref, memory.data), self.tensors, self.folder)
-        except CheckpointError as e:
-            raise ValueError(str(e)) from e
+        """Read into `memory` [size_bytes], verified. Raises CheckpointError when it is not sound."""
+        check_finite(read_file(self.folder, self.ref, memory.data), self.tensors, self.folder)
         self.data = memory
 
     def drop(self) -> None:
@@ -99,7 +95,7 @@ class Buffers:
 
 @contextmanager
 def loaded(files: Sequence[File], buffers: Buffers) -> Iterator[None]:
-    """Within, the tensors of these files are there. Raises ValueError when a file is not sound."""
+    """Within, the tensors of these files are there. Raises CheckpointError when a file is not sound."""
     with buffers.borrowed(sum(file.size_bytes for file in files)) as memory:
         try:
             at = 0

@@ -121,6 +121,8 @@ async def _load(services: Services, body: LoadLoraAdapterRequest) -> None:
     try:
         deploy = DeployModelRequest(model=body.lora_name, maxOutputLength=await _output_limit(services, base))
         await operations.run(services, operations.deploy(services, deploy, None))
+    except errors.TimedOut:
+        raise  # it goes on, and is not to be deleted
     except errors.OstinatoError:
         await operations.delete(services, body.lora_name, None)
         raise

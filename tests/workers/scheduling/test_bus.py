@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import zmq
 
+from profiler.errors import CheckpointError
 from workers.scheduling.bus import Message, RankSocket, SchedulerSocket, with_token
 from workers.scheduling.client import VariantClient, new_address
+from workers.scheduling.faults import Fault, LoadFailed, fault_of
 
 WAIT_S = 60
 
@@ -194,6 +196,7 @@ def test_closing_ends_the_threads_and_frees_the_address(address: str, inbox: Inb
     def threads() -> set[str]:
         return {t.name for t in threading.enumerate() if t.name.startswith("variant-")}
 
+    before = threads()  # of tests before
     for _ in range(3):
         scheduler_socket = SchedulerSocket(address, inbox.at_scheduler)
         rank_socket = RankSocket(address, "rank-0", print)
@@ -201,16 +204,18 @@ def test_closing_ends_the_threads_and_frees_the_address(address: str, inbox: Inb
         inbox.take(1)
         rank_socket.close()
         scheduler_socket.close()
-        assert threads() == set()
+        assert threads() <= before
 
 
 async def test_a_client_gets_the_answer_to_its_own_question() -> None:
     address = new_address()
+    faults: dict[str, str] = {}
 
     def answer(sender: bytes, message: Message) -> None:
         if message["ask"] == "prepare":
-            error = "no such folder" if message["path"] == "/bad" else ""
-            scheduler_socket.send(sender, {"id": message["id"], "error": error})
+            error = "" if message["path"] == "/good" else "no such folder"
+            fault = faults.get(message["path"], "")
+            scheduler_socket.send(sender, {"id": message["id"], "error": error, "fault": fault})
         elif message["ask"] == "limit":
             scheduler_socket.send(sender, {"id": "of somebody else", "limit": 0})
             scheduler_socket.send(sender, {"id": message["id"], "limit": message["limit"] + 1})
@@ -220,6 +225,16 @@ async def test_a_client_gets_the_answer_to_its_own_question() -> None:
     await client.prepare(1, "/good")
     with pytest.raises(ValueError, match="no such folder"):
         await client.prepare(2, "/bad")
+    for fault, kind in (
+        (Fault.FILES, CheckpointError),
+        (Fault.VARIANT, ValueError),
+        (Fault.ENGINE, LoadFailed),
+    ):
+        faults["/worse"] = fault
+        with pytest.raises(kind, match="no such folder") as failure:
+            await client.prepare(3, "/worse")
+        assert type(failure.value) is kind
+        assert fault_of(failure.value) is fault
     assert await client.limit(3) == 4
     with pytest.raises(TimeoutError):
         await client.state(timeout_s=0.05)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from profiler.errors import AdapterError, CheckpointError
 from workers.kernels.types import Part
 from workers.scheduling.bus import Message, SchedulerSocket
 from workers.variants.device import DeviceMemory
@@ -21,6 +22,11 @@ from workers.variants.variant_cache import VariantCache
 
 WAIT_S = 60
 CPU = torch.device("cpu")
+FAULTS: dict[str, Exception] = {
+    "torn": CheckpointError("torn"),
+    "strange": AdapterError("strange"),
+    "crowded": RuntimeError("out of memory"),
+}
 
 
 class Variant:
@@ -52,6 +58,8 @@ class Rank:
     def open(self, path: Path) -> Variant:
         if (gate := self.gates.get(path.name)) is not None:
             assert gate.wait(WAIT_S)
+        if path.name in FAULTS:
+            raise FAULTS[path.name]
         if not path.name.isdigit():
             raise ValueError(f"no variant in {path}")
         return Variant(int(path.name))
@@ -93,6 +101,18 @@ def test_reports_repeat_what_they_answer(rank: Rank) -> None:
     report = rank.next()
     assert told(report) == ("failed", 2, 0, 9)
     assert report["error"] == "no variant in nothing"
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"), [("torn", "files"), ("strange", "variant"), ("crowded", "engine")]
+)
+def test_a_failure_is_told_with_its_kind(rank: Rank, path: str, fault: str) -> None:
+    for order, do in enumerate(("prepare", "place")):
+        rank.tell(do, 1, order=order, slot=None if do == "prepare" else 0, path=path)
+        report = rank.next()
+        assert (report["did"], report["error"], report["fault"]) == ("failed", str(FAULTS[path]), fault)
+    rank.tell("prepare", 2, order=9)
+    assert rank.next()["did"] == "prepared"
 
 
 def test_an_order_that_was_overtaken_while_its_variant_was_read_is_not_carried_out(rank: Rank) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from profiler.checkpoint import read_model
-from profiler.errors import AdapterError, CheckpointError
 from profiler.variants.reading import read_manifest
 from profiler.variants.types import Manifest, SvdManifest, VariantKind, VariantLimits
 from workers.variant_config import VariantConfig
@@ -47,12 +46,10 @@ class OpenVariant:
 def open_variant(folder: Path, base: Path, config: VariantConfig) -> OpenVariant:
     """What lies in `folder`, checked for the base in folder `base`; its data is checked when it is packed.
 
-    Raises ValueError when it is not sound, does not fit, or is not what the engine was started for.
+    Raises CheckpointError when it is not sound; another ValueError when it does not fit, or is not what the
+    engine was started for.
     """
-    try:
-        manifest = read_manifest(folder, read_model(base), VariantLimits(config.max_rank))
-    except (CheckpointError, AdapterError) as e:
-        raise ValueError(str(e)) from e
+    manifest = read_manifest(folder, read_model(base), VariantLimits(config.max_rank))
     spec = manifest.spec
     if spec.kind not in config.kinds:
         raise ValueError(

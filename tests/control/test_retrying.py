@@ -1,0 +1,103 @@
+"""Whether what failed is tried again: bounded attempts, growing pauses, the last reason kept."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane import errors
+from controlplane.errors import error_classes
+from controlplane.planning import retrying
+from controlplane.planning.retrying import RetryLimits
+from controlplane.state.records import Attempts
+
+LIMITS = st.builds(
+    RetryLimits,
+    attempts=st.integers(1, 20),
+    first_pause_s=st.floats(0.01, 10),
+    max_pause_s=st.floats(0.01, 100),
+    total_s=st.floats(1, 10_000),
+)
+# How long each attempt takes until it fails; some begin late, for the engine was away.
+DURATIONS = st.lists(st.floats(0, 400), min_size=25, max_size=25)
+
+
+def played(limits: RetryLimits, durations: list[float]) -> tuple[list[tuple[float, float]], float]:
+    """Every attempt fails: when each began and failed, and when the decision was to give up."""
+    attempts, now_s, runs = Attempts(), 1000.0, []
+    for number, duration in enumerate(durations):
+        assert retrying.due(attempts, now_s)
+        runs.append((now_s, now_s + duration))
+        now_s += duration
+        after = retrying.failed(attempts, f"reason {number}", now_s, limits)
+        if after is None:
+            return runs, now_s
+        assert (after.failures, after.reason) == (number + 1, f"reason {number}")
+        assert not retrying.due(after, after.retry_at_s - 1e-6)
+        attempts, now_s = after, after.retry_at_s
+    raise AssertionError(f"still trying after {len(runs)} attempts")
+
+
+@given(limits=LIMITS, durations=DURATIONS)
+def test_attempts_are_bounded_in_number_and_time(limits: RetryLimits, durations: list[float]) -> None:
+    runs, _ = played(limits, durations)
+    assert 1 <= len(runs) <= limits.attempts
+    first_failed_s = runs[0][1]
+    assert all(began_s <= first_failed_s + limits.total_s + 1e-6 for began_s, _ in runs)
+
+
+@given(limits=LIMITS, durations=DURATIONS)
+def test_pauses_grow_up_to_their_limit(limits: RetryLimits, durations: list[float]) -> None:
+    runs, _ = played(limits, durations)
+    pauses = [later[0] - earlier[1] for earlier, later in pairwise(runs)]
+    for number, pause in enumerate(pauses):
+        assert pause == pytest.approx(min(limits.max_pause_s, limits.first_pause_s * 2**number), abs=1e-6)
+
+
+@given(limits=LIMITS, durations=DURATIONS)
+def test_no_attempt_is_given_away(limits: RetryLimits, durations: list[float]) -> None:
+    """It ends early only because the next attempt would begin too late."""
+    runs, ended_s = played(limits, durations)
+    if len(runs) < limits.attempts:
+        pause = min(limits.max_pause_s, limits.first_pause_s * 2 ** (len(runs) - 1))
+        assert ended_s + pause > runs[0][1] + limits.total_s - 1e-6
+
+
+@given(failures=st.integers(0, 10**6), limits=LIMITS)
+def test_a_pause_is_a_time(failures: int, limits: RetryLimits) -> None:
+    assert 0 < retrying.pause_s(failures, limits) <= limits.max_pause_s
+
+
+@given(back_s=st.floats(0.001, 1e9))
+def test_a_clock_that_was_set_back_puts_nothing_off(back_s: float) -> None:
+    attempts = retrying.failed(Attempts(), "gone", 1e9, retrying.LOADING)
+    assert attempts is not None
+    assert retrying.due(attempts, 1e9 - back_s)
+
+
+def test_what_is_wrong_with_the_variant_or_the_request_stays_so() -> None:
+    """Of every error there is, those may pass that a client may repeat unchanged (their status says so)."""
+    passing = {cls for cls in error_classes().values() if retrying.may_pass(cls("x"))}
+    repeatable = {cls for cls in error_classes().values() if cls.status in (429, 502, 503, 504)}
+    assert passing == (repeatable | {errors.StaleWrite}) - {errors.ProfilingFailed}
+    assert retrying.may_pass(TimeoutError())
+    assert retrying.may_pass(ConnectionResetError())
+
+
+def test_what_is_said() -> None:
+    error = errors.EngineFailed("the engine of 'b' died during this call; try again")
+    first = retrying.failed(Attempts(), retrying.cause(error), 100.0, retrying.LOADING)
+    assert first == Attempts(1, 100.0, 102.0, "the engine of 'b' died during this call")
+    assert retrying.describe(first, retrying.LOADING) == (
+        "attempt 1 of 5 failed (the engine of 'b' died during this call); the next one begins after 2 s"
+    )
+    last = retrying.given_up(Attempts(4, 100.0, 130.0, "x"), error, 131.0, "look into its log")
+    assert isinstance(last, errors.EngineFailed)
+    assert last.message == (
+        "5 attempts within 31 s failed, the last one: the engine of 'b' died during this call; "
+        "look into its log"
+    )
+    assert retrying.cause(ConnectionResetError("peer; gone")) == "ConnectionResetError: peer"
