@@ -12,6 +12,11 @@ KEY = "ostinato"
 # Where the scheduler listens for the ranks' loaders; not in `additional_config`, because that is part
 # of the key of vLLM's compilation cache and this differs from start to start.
 ADDRESS_VARIABLE = "OSTINATO_VARIANT_BUS"
+# What to do where an engine was started for other variants than it is asked for.
+REMEDY = (
+    "have its base placed anew with `ostinato tune BASE --place-anew` and deploy it then, or undeploy its "
+    "base and deploy it again: an engine is made for the variants that are registered when it is placed"
+)
 
 
 @dataclass(frozen=True)

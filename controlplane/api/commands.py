@@ -11,7 +11,7 @@ import dataclasses
 from controlplane import errors
 from controlplane.api.schemas.deploy import DeployModelRequest, ReplicasChange
 from controlplane.api.schemas.models import RegisterModelRequest
-from controlplane.planning import autoscaling
+from controlplane.planning import autoscaling, rebalancing
 from controlplane.state import operations
 from controlplane.state.operations import advance
 from controlplane.state.queries import find_model, find_operation
@@ -252,6 +252,21 @@ def change_replicas(deployment: Deployment, change: ReplicasChange) -> Deploymen
     if not deployment.established:
         return changed
     return autoscaling.resized(changed, autoscaling.bounded(changed.scaling, autoscaling.active(changed)))
+
+
+def place_anew(deployment: Deployment) -> Deployment:
+    """The deployment of a base with new engines to be placed, which take over once they serve.
+
+    Errors: InvalidRequest (a variant), NotReady (it is being undeployed, or no engine of it serves).
+    """
+    name, host = deployment.model, deployment.host
+    if name != host:
+        raise errors.InvalidRequest(
+            f"'{name}' is a variant; the engines are those of its base, '{host}'", param="placeAnew"
+        )
+    if deployment.phase is Phase.DELETING:
+        raise errors.NotReady(f"'{name}' is being undeployed; deploy it again when it is gone")
+    return rebalancing.renewed(deployment)
 
 
 def delete_model(state: State, name: str, ctx: Context) -> Outcome:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from controlplane import errors
 from controlplane.api.commands import deploy_model
 from controlplane.api.schemas.deploy import DeployModelRequest
-from controlplane.planning import placement_decision, reclaimable_memory
+from controlplane.planning import placement_decision, rebalancing, reclaimable_memory
 from controlplane.planning.reclaimable_memory import FreeMemory, Place
 from controlplane.profiling import queue
 from controlplane.settings import Settings
 from controlplane.state import deployments
-from controlplane.state.records import Deployment, Model
+from controlplane.state.queries import find_model
+from controlplane.state.records import Deployment
 from controlplane.state.repository import Put, State
 from controlplane.state.transactions import Context
-from controlplane.state.worker_groups import group_id_of
+from controlplane.state.worker_groups import group_id_of, is_spare
 from placement.types import Inventory, Placement
 
 
@@ -45,14 +47,35 @@ def preview(
     if host in state.deployments:
         return Preview(request.model, host, True, state.deployments[host].record.placement)
     seen = reclaimable_memory.free_memory(inventory, state.ledgers, settings.headroom, exclude=host)
-    places = _places(state, state.models[host].record, wanted[host], seen, settings)
+    present = [d.record for d in state.deployments.values()]
+    places = _places(state, wanted[host], present, seen, settings)
     victims = sorted({key for place in places for key in place.victims})
     waits = queue.waiting_reason(state, victims) if victims else ""
     return Preview(request.model, host, False, places[0].placement, waits)
 
 
+def require_room_anew(state: State, inventory: Inventory, settings: Settings, renewed: Deployment) -> None:
+    """That there is room for the new groups of a base, one for each that serves, beside those that serve.
+
+    Errors: NoFeasiblePlan, ModelNotFound.
+    """
+    name = renewed.model
+    find_model(state, name)
+    spares = tuple(group for group in renewed.groups if is_spare(group, renewed.groups))
+    others = [d.record for d in state.deployments.values() if d.record.model != name]
+    seen = reclaimable_memory.free_memory(inventory, state.ledgers, settings.headroom)
+    try:
+        _places(state, replace(rebalancing.unrelaxed(renewed), groups=spares), others, seen, settings)
+    except errors.NoFeasiblePlan as e:
+        reason = e.message.partition("; ")[0]
+        raise errors.NoFeasiblePlan(
+            f"there is no room for new engines of '{name}' beside those that serve ({reason}); "
+            "undeploy it and deploy it again: that interrupts it, but takes its memory once"
+        ) from e
+
+
 def _places(
-    state: State, base: Model, deployment: Deployment, seen: FreeMemory, settings: Settings
+    state: State, deployment: Deployment, others: Sequence[Deployment], seen: FreeMemory, settings: Settings
 ) -> list[Place]:
     """Where its groups would be, one after the other, as they are placed (`launch_action`).
 
@@ -60,7 +83,7 @@ def _places(
     """
     places: list[Place] = []
     for group in deployment.groups:
-        decide = partial(_decide, state, base, deployment, settings)
+        decide = partial(_decide, state, deployment, others, settings, group.device_kind)
         try:
             place = reclaimable_memory.place(decide, seen)
         except errors.NoFeasiblePlan as e:
@@ -72,12 +95,18 @@ def _places(
 
 
 def _decide(
-    state: State, base: Model, deployment: Deployment, settings: Settings, free: Inventory
+    state: State,
+    deployment: Deployment,
+    others: Sequence[Deployment],
+    settings: Settings,
+    device_kind: str,
+    free: Inventory,
 ) -> Placement:
     """Errors: NoFeasiblePlan."""
-    variants, present = state.variants_of(base.name), [d.record for d in state.deployments.values()]
+    base, variants = state.models[deployment.model].record, state.variants_of(deployment.model)
+    usable = placement_decision.suited(free, device_kind)
     return placement_decision.decide(
-        base, deployment, free, settings, variants, state.profiles, [*present, deployment]
+        base, deployment, usable, settings, variants, state.profiles, [*others, deployment]
     )
 
 

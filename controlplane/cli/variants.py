@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
 
 from controlplane.api.schemas.deploy import ReplicasChange
+from controlplane.api.schemas.models import DeploymentView
 from controlplane.cli.deployments import requested_replicas
 from controlplane.cli.output import print_json, print_table, print_text
 from controlplane.cli.residency import print_residency, where
 from controlplane.cli.session import Json, session
-from controlplane.cli.waiting import live_line
+from controlplane.cli.waiting import Progress, live_line
 from controlplane.client import variant_limit_profile
+from controlplane.client.client import Client
 from controlplane.client.variant_limit_profile import Burst, Profile
+from controlplane.errors import EngineFailed
+from controlplane.state.worker_groups import GroupPhase
+
+LOOK_S = 1.0
 
 
 def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
@@ -27,6 +34,13 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
     max_replicas: Annotated[int | None, typer.Option(min=1, help="Most engines.")] = None,
     target: Annotated[float | None, typer.Option(help="Requests under way per engine to aim at.")] = None,
     idle_s: Annotated[float | None, typer.Option(help="Until the last engine stops if idle.")] = None,
+    place_anew: Annotated[
+        bool,
+        typer.Option(
+            "--place-anew",
+            help="Replace its engines by new ones, with memory for the variants registered now.",
+        ),
+    ] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Measure with its deployed variants, and take the best.")
     ] = False,
@@ -41,15 +55,20 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
     ] = None,
     json: Json = False,
 ) -> None:
-    """Set how many variants of a base run at once, now and after restarts, or measure what is best; or change
-    how many engines it has."""
+    """Set how many variants of a base run at once, now and after restarts, or measure what is best; change
+    how many engines it has; or place them anew."""
     cli = session(ctx)
     named = requested_replicas(min_replicas, max_replicas, target, idle_s)
-    if profile == (max_active_variants is not None or bool(named)):
-        raise typer.BadParameter("give either --max-active-variants N or --profile, or options of replicas")
+    if profile + place_anew + (max_active_variants is not None or bool(named)) != 1:
+        raise typer.BadParameter(
+            "give either --max-active-variants N or --profile, or options of replicas, or --place-anew"
+        )
     measured: Profile | None = None
     with cli.client() as client:
-        if not profile:
+        if place_anew:
+            with live_line(quiet=cli.json) as show:
+                deployment = placed_anew(client, model, show)
+        elif not profile:
             replicas = ReplicasChange.model_validate(named) if named else None
             deployment = client.tune(model, max_active_variants, replicas)
         else:
@@ -64,11 +83,36 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
         return
     if measured is not None:
         _print_profile(measured)
+    if place_anew:
+        names = ", ".join(group.name for group in deployment.groups if group.phase == GroupPhase.SERVING)
+        print_text(f"'{model}' is served by {names}, with memory for the variants registered now")
     if named and (now := deployment.replicas):
         print_text(f"'{model}' has {now.min} to {now.max} engines by load")
     if profile or max_active_variants is not None:
         print_text(f"'{model}' runs up to {deployment.maxActiveVariants} variants at once")
         print_residency(deployment)
+
+
+def placed_anew(client: Client, model: str, show: Progress) -> DeploymentView:
+    """The deployment once new engines serve instead of those that there were.
+
+    Errors: those of the call; EngineFailed when a new engine did not come to serve.
+    """
+    before = {group.name for group in client.deployment(model).groups}
+    deployment = client.tune(model, place_anew=True)
+    while True:
+        old = [g for g in deployment.groups if g.name in before and g.phase != GroupPhase.DRAINING]
+        new = [g for g in deployment.groups if g.name not in before]
+        if not old:
+            return deployment
+        if not new:
+            raise EngineFailed(
+                f"no new engine of '{model}' came to serve, and those that served go on; look at "
+                f"`ostinato cluster` for what is free, or undeploy '{model}' and deploy it again"
+            )
+        show("; ".join(f"{group.name}: {group.phase} {group.reason}".rstrip() for group in new))
+        time.sleep(LOOK_S)
+        deployment = client.deployment(model)
 
 
 def _documents(profile: Profile | None) -> list[dict[str, float]]:

@@ -152,10 +152,16 @@ class Client:
         return parse(OperationView, self._create("DELETE", f"/deployments/{path_part(name)}"))
 
     def tune(
-        self, name: str, max_active_variants: int | None = None, replicas: ReplicasChange | None = None
+        self,
+        name: str,
+        max_active_variants: int | None = None,
+        replicas: ReplicasChange | None = None,
+        place_anew: bool = False,
     ) -> DeploymentView:
-        """Let at most this many variants of a base run at once; change what is named of its replicas."""
-        body = TuneRequest(maxActiveVariants=max_active_variants, replicas=replicas)
+        """Let at most this many variants of a base run at once; change what is named of its replicas; begin
+        to place its engines anew, with memory for the variants that are registered now."""
+        anew = place_anew or None  # what is not asked for is not sent: a server may be older
+        body = TuneRequest(maxActiveVariants=max_active_variants, replicas=replicas, placeAnew=anew)
         return parse(DeploymentView, self._create("PATCH", f"/deployments/{path_part(name)}", body))
 
     def prefetch(self, name: str) -> DeploymentView:

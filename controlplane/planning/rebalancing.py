@@ -163,6 +163,28 @@ def begun(state: State, proposal: Proposal) -> list[Change]:
     return [Put(record, state.deployments[host].version) for host, record in changed.items()]
 
 
+def renewed(deployment: Deployment) -> Deployment:
+    """The deployment with a new group for each that serves, to be placed with room for the variants that are
+    registered then. Once it serves, the old group is drained.
+
+    Errors: NotReady while no group serves, or earlier moves are under way.
+    """
+    name = deployment.model
+    if busy := _spares(deployment):
+        raise errors.NotReady(
+            f"{', '.join(busy)} takes the place of another engine; try again when that is done"
+        )
+    groups = deployment.groups
+    for group_id in deployment.serving_ids():
+        reason = f"takes the place of {group_id}, with room for the variants that are registered now"
+        number = number_of(group_id)
+        spare = WorkerGroup(next_number(groups), reason=reason, replaces=number, kind=deployment.device_kind)
+        groups = (*groups, spare)
+    if groups == deployment.groups:
+        raise errors.NotReady(f"'{name}' has no engine that serves; the next one has room for its variants")
+    return deployments.with_derived_phase(replace(deployment, groups=groups))
+
+
 def retired(deployment: Deployment, number: int) -> Deployment:
     """The deployment once its group `number` serves: the group that this one replaces is drained."""
     successor = deployment.group(number)

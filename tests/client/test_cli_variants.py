@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from command_line import Cli
 from fake_api import FakeApi, answer, deployment, error, residency
 
+from controlplane.cli import variants
 from controlplane.client import variant_limit_profile
 from controlplane.client.client import Client
 from controlplane.client.variant_limit_profile import Burst, Profile
@@ -91,3 +94,36 @@ def test_prefetch_of_several_ends_with_the_first_error(cli: Cli, api: FakeApi) -
     api.script("POST /deployments/v2/prefetch", answer(error("not_deployed", "'v2' is not; deploy it"), 404))
     ended = cli("prefetch", "v1", "v2")
     assert (ended.code, ended.err.splitlines()[-2:]) == (1, ["Error: 'v2' is not", "Hint:  deploy it"])
+
+
+def with_groups(*groups: tuple[str, str]) -> dict[str, Any]:
+    described = [
+        {"name": name, "phase": phase, "reason": "", "failures": 0, "retryAt": None, "plan": None}
+        for name, phase in groups
+    ]
+    return deployment(groups=described)
+
+
+def test_placing_anew_waits_until_new_engines_serve(
+    cli: Cli, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(variants, "LOOK_S", 0.0)
+    old, both = ("smol", "Serving"), with_groups(("smol", "Serving"), ("smol@1", "Starting"))
+    done = with_groups(("smol", "Draining"), ("smol@1", "Serving"))
+    api.script("GET /deployments/smol", answer(with_groups(old)), answer(both), answer(done))
+    api.script("PATCH /deployments/smol", answer(both))
+    ended = cli("tune", "smol", "--place-anew")
+    assert (ended.code, api.calls("PATCH /deployments/smol")[0][0]) == (0, {"placeAnew": True})
+    assert "'smol' is served by smol@1, with memory for the variants registered now" in ended.out
+    assert "smol@1: Starting" in ended.err
+
+
+def test_placing_anew_that_comes_to_nothing(cli: Cli, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variants, "LOOK_S", 0.0)
+    alone = with_groups(("smol", "Serving"))
+    api.script("GET /deployments/smol", answer(alone))
+    api.script("PATCH /deployments/smol", answer(with_groups(("smol", "Serving"), ("smol@1", "Pending"))))
+    ended = cli("tune", "smol", "--place-anew")
+    assert ended.code == 1
+    assert "no new engine of 'smol' came to serve" in ended.err
+    assert "undeploy 'smol' and deploy it again" in ended.err

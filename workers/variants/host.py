@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from workers.kernels.types import Part, offsets, views
+from workers.variant_config import REMEDY
 from workers.variants.layer_weights import Contents, LayerWeights, Row
 from workers.variants.loader_threads import LoaderThreads
 from workers.variants.shapes import LayerShape
@@ -75,7 +76,7 @@ def pack(
     if max_bytes is not None and size > max_bytes:
         raise ValueError(
             f"the variant needs {size} bytes on this rank, but only {max_bytes} are set aside for all "
-            "variants; undeploy its base and deploy it again: memory is set aside for those registered then"
+            f"variants; {REMEDY}"
         )
     memory = _whole_pages(size)
     placed = list(zip(all_weights, starts, strict=True))

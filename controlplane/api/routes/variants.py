@@ -7,6 +7,7 @@ import logging
 
 from controlplane import errors
 from controlplane.api import commands
+from controlplane.api.preview import require_room_anew
 from controlplane.api.schemas.models import DeploymentView, TuneRequest
 from controlplane.api.schemas.residency import EngineResidencyView
 from controlplane.api.services import Services
@@ -59,15 +60,20 @@ def _variants(state: State, deployment: Deployment) -> dict[str, int]:
 
 
 async def tune(services: Services, name: str, request: TuneRequest) -> DeploymentView:
-    """Change how many variants of a base run at once, now and after every restart, or its replicas.
+    """Change how many variants of a base run at once, now and after every restart, or its replicas; or begin
+    to place its engines anew.
 
     An engine that cannot be told now learns it with the next request, which carries it.
-    Errors: NotDeployed, InvalidRequest, NotReady.
+    Errors: NotDeployed, InvalidRequest, NotReady; NoFeasiblePlan (new engines have no room beside the old).
     """
     find_deployment(await services.read(), name)
     limit = request.maxActiveVariants
+    inventory = await services.engines.inventory() if request.placeAnew else None
 
     def change(deployment: Deployment) -> Deployment:
+        if inventory is not None:
+            deployment = commands.place_anew(deployment)
+            require_room_anew(services.repository.read(), inventory, services.settings, deployment)
         if request.replicas is not None:
             deployment = commands.change_replicas(deployment, request.replicas)
         return deployment if limit is None else commands.limit_variants(deployment, limit)

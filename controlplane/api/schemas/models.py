@@ -204,11 +204,17 @@ class TuneRequest(Strict):
         description="Variants of this base that may run at once, 1 to its slots.",
     )
     replicas: ReplicasChange | None = None
+    placeAnew: bool | None = Field(
+        default=None,
+        description="Start a new engine for each that serves, with memory for the variants registered now; "
+        "the old ones answer until the new ones do.",
+    )
 
     @model_validator(mode="after")
     def _something(self) -> TuneRequest:
-        if self.maxActiveVariants is None and (self.replicas is None or not self.replicas.model_fields_set):
-            raise ValueError("give maxActiveVariants, or something of replicas")
+        named = self.replicas is not None and self.replicas.model_fields_set
+        if self.maxActiveVariants is None and not named and not self.placeAnew:
+            raise ValueError("give maxActiveVariants, placeAnew, or something of replicas")
         return self
 
 

@@ -15,7 +15,7 @@ import torch
 from profiler.checkpoint import read_model
 from profiler.variants.reading import read_manifest
 from profiler.variants.types import Manifest, SvdManifest, VariantKind, VariantLimits
-from workers.variant_config import VariantConfig
+from workers.variant_config import REMEDY, VariantConfig
 from workers.variants.kinds import boft, full, lora, sparse_delta, svd_delta
 from workers.variants.layer_weights import LayerWeights
 from workers.variants.shapes import LayerShape
@@ -54,7 +54,7 @@ def open_variant(folder: Path, base: Path, config: VariantConfig) -> OpenVariant
     if spec.kind not in config.kinds:
         raise ValueError(
             f"this engine was started for variants of kind {', '.join(config.kinds)}, not {spec.kind}; "
-            "deploy its base again once the variant is registered"
+            f"{REMEDY}"
         )
     if isinstance(manifest, SvdManifest):
         svd_delta.admit(manifest, config.max_svd_rank)

@@ -1,0 +1,111 @@
+"""PATCH /deployments/{name} with placeAnew: engines with memory for what is registered now take over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import random_variants
+from in_memory import CPU
+from installations import Installation, Start, wait_for
+
+from controlplane.controller import group_actions
+from placement.types import Inventory
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base, and a delta of it with an embedding that is larger than all LoRAs in slots."""
+    root = tmp_path_factory.mktemp("delta-files")
+    base = random_variants.write_tiny_base(root / "base", vocab_size=1 << 14)
+    random_variants.write(base, root / "delta", random_variants.RandomDelta("delta", 1))
+    return root
+
+
+@pytest.fixture
+def served(start: Start, monkeypatch: pytest.MonkeyPatch) -> Installation:
+    """The base was deployed before the delta was registered."""
+    monkeypatch.setattr(group_actions, "QUIET_S", 0.02)
+    monkeypatch.setattr(group_actions, "LOOK_S", 0.01)
+    served = start()
+    served.up()
+    assert served.register("delta", "base")["phase"] == "Ready"
+    return served
+
+
+def anew(asked: Installation, name: str = "base", **body: Any) -> httpx.Response:
+    return asked.http.patch(f"/deployments/{name}", json={"placeAnew": True, **body})
+
+
+def groups(asked: Installation) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = asked.http.get("/deployments/base").json()["groups"]
+    return found
+
+
+def variant_memory(asked: Installation, group_id: str) -> int:
+    return sum(rank.variant_memory_bytes for rank in asked.cluster.engines[group_id].config.ranks)
+
+
+def test_a_new_engine_has_room_for_what_is_registered_now(served: Installation) -> None:
+    before = variant_memory(served, "base")
+    weight_bytes = served.http.get("/models/delta").json()["weightBytes"]
+    served.cluster.held.add("base@1")
+    reply = anew(served)
+    assert reply.status_code == 200, reply.text
+    old, new = groups(served)
+    assert (old["name"], old["phase"], new["name"]) == ("base", "Serving", "base@1")
+    assert new["reason"].startswith("takes the place of base")
+    wait_for(lambda: "base@1" in served.cluster.engines)
+    assert variant_memory(served, "base@1") >= weight_bytes > before
+    assert anew(served).json()["error"]["code"] == "not_ready"  # one is under way
+    assert served.chat("hello").status_code == 200
+    served.cluster.held.clear()
+    wait_for(lambda: [g["name"] for g in groups(served)] == ["base@1"])
+    assert set(served.cluster.engines) == {"base@1"}
+    assert served.deploy("delta")["phase"] == "Deployed"
+    assert served.chat("hello", "delta").status_code == 200
+
+
+def test_without_room_for_both_the_old_engine_stays(served: Installation) -> None:
+    served.cluster.devices = Inventory((replace(CPU, free_bytes=0),))
+    before = served.records()
+    reply = anew(served)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (422, "no_feasible_plan")
+    message = reply.json()["error"]["message"]
+    assert message.startswith("there is no room for new engines of 'base' beside those that serve (")
+    assert "; undeploy it and deploy it again" in message
+    assert served.records() == before
+    assert served.chat("hello").status_code == 200
+
+
+def test_an_engine_that_does_not_start_leaves_the_old_one(served: Installation) -> None:
+    served.cluster.broken.add("base")
+    assert anew(served).status_code == 200
+    wait_for(lambda: [g["name"] for g in groups(served)] == ["base"])
+    assert groups(served)[0]["phase"] == "Serving"
+    assert served.chat("hello").status_code == 200
+
+
+def test_each_of_several_engines_is_replaced(served: Installation) -> None:
+    served.http.patch("/deployments/base", json={"replicas": {"min": 2, "max": 2}})
+    wait_for(lambda: [g["phase"] for g in groups(served)] == ["Serving", "Serving"])
+    assert anew(served).status_code == 200
+    wait_for(
+        lambda: (
+            [(g["name"], g["phase"]) for g in groups(served)]
+            == [("base@2", "Serving"), ("base@3", "Serving")]
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "code"),
+    [("delta", 400, "invalid_request"), ("nobody", 404, "not_deployed")],
+)
+def test_what_cannot_be_placed_anew(served: Installation, name: str, status: int, code: str) -> None:
+    assert served.deploy("delta")["phase"] == "Deployed"
+    reply = anew(served, name)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
