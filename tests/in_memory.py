@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from controlplane.state.records import Operation
 from controlplane.state.repository import Repository
 from controlplane.state.worker_groups import host_of
 from placement.types import Device, Inventory
+from profiler.request_path import Burst
 from profiler.types import DeviceRates
 from workers.asgi import AsgiApp, Message
 from workers.engine.echo import EchoEngine
@@ -236,6 +237,15 @@ class InMemoryCluster:
         if host in self.engines:
             await self.engines[host].worker.unload_variant(variant)
             self.engines[host].loaded.pop(variant.name, None)
+
+    async def probe_path(self, host: str, group_ids: Sequence[str]) -> list[Burst]:
+        """As if a request's way took 5 ms, and each that came with it half of one more."""
+        self._engine(host)
+        return [
+            Burst(16 * length, tuple(5e-3 + 1e-6 * 16 * length + 1e-3 * k for k in range(batch)))
+            for batch, length in ((1, 1), (1, 4), (8, 1))
+            for _ in range(3)
+        ]
 
     async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
         names = sorted({d.node for d in self.devices.devices})

@@ -12,6 +12,7 @@ from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.planning import placement_decision, rebalancing, reclaimable_memory
 from controlplane.planning.reclaimable_memory import FreeMemory, Place
 from controlplane.profiling import queue
+from controlplane.profiling.paths import known_of
 from controlplane.settings import Settings
 from controlplane.state import deployments
 from controlplane.state.queries import find_model
@@ -106,7 +107,13 @@ def _decide(
     base, variants = state.models[deployment.model].record, state.variants_of(deployment.model)
     usable = placement_decision.suited(free, device_kind)
     return placement_decision.decide(
-        base, deployment, usable, settings, variants, state.profiles, [*others, deployment]
+        base,
+        deployment,
+        usable,
+        settings,
+        variants,
+        known_of(state, settings, usable.devices),
+        [*others, deployment],
     )
 
 

@@ -174,6 +174,11 @@ def _facts(e: EstimateView) -> Iterator[tuple[str, str]]:
     yield "Load", f"{e.batch} at once, {e.inputTokens} tokens in, {e.outputTokens} out{in_turn}"
     yield "Basis", {"profile": "measured on this kind of device", "rough": "rough: not measured"}[e.basis]
     yield "TTFT", _milliseconds(e.ttftMs)
+    if e.engineTtftMs is not None and e.pathMs is not None:
+        yield (
+            "of TTFT",
+            f"the request's way {_milliseconds(e.pathMs)}, engine {_milliseconds(e.engineTtftMs)}",
+        )
     yield "TPOT", _milliseconds(e.tpotMs)
     yield "Latency", _milliseconds(e.latencyMs)
     yield "Throughput", f"{_span(e.tokensPerSecond)} tokens/s"

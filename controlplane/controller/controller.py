@@ -25,6 +25,7 @@ from controlplane.controller.deployment_actions import DeploymentActions
 from controlplane.controller.group_actions import GroupActions
 from controlplane.controller.interfaces import Hooks, Runtime
 from controlplane.controller.metrics import ControllerMetrics, set_counts
+from controlplane.controller.path_action import PathAction
 from controlplane.controller.profile_actions import ProfileActions
 from controlplane.controller.reconcile import (
     Action,
@@ -39,6 +40,7 @@ from controlplane.controller.reconcile import (
     Launch,
     LoadVariant,
     Measure,
+    MeasurePath,
     Observed,
     ReadModel,
     Release,
@@ -58,6 +60,7 @@ from controlplane.controller.transitions import (
 )
 from controlplane.planning import rescheduling, retrying
 from controlplane.planning.retrying import RetryLimits
+from controlplane.profiling import paths
 from controlplane.settings import Settings
 from controlplane.state.operations import End, advance, open_operation
 from controlplane.state.records import IdempotencyKey, Model, Operation, OperationKind, Phase
@@ -108,6 +111,7 @@ class Controller:
             ReadModel: self._read_model,
             Admit: self._profiles.admit,
             Measure: self._profiles.measure,
+            MeasurePath: PathAction(settings, repository, runtime).measure,
             BeginProfile: self._profiles.begin,
             EndProfile: self._profiles.end,
             Launch: self._groups.launch,
@@ -162,7 +166,8 @@ class Controller:
         )
         self._report(state, nodes)
         wanted = self._demand.note(deployments, self._runtime.demand(), now_s)
-        observed = Observed(self._engines, busy, now_s, tuple(nodes), wanted)
+        path_key = paths.path_key(self._settings, (device for node in nodes for device in node.devices))
+        observed = Observed(self._engines, busy, now_s, tuple(nodes), wanted, path_key)
         for action in reconcile(state, observed):
             self._tasks[action.key] = asyncio.create_task(self._carry_out(action))
 

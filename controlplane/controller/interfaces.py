@@ -13,6 +13,7 @@ from controlplane.state.operations import End
 from controlplane.state.records import Deployment, OperationKind, Phase
 from controlplane.state.repository import Change, State
 from placement.types import Inventory
+from profiler.request_path import Burst
 from workers.measuring.request import MeasureRequest
 from workers.messages import EngineConfig, VariantRef, WorkerReport
 
@@ -61,6 +62,19 @@ class Measurer(Protocol):
         ...
 
 
+class PathProber(Protocol):
+    """What measuring the way of requests needs of the cluster."""
+
+    async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]: ...
+
+    async def probe_path(self, host: str, group_ids: Sequence[str]) -> list[Burst]:
+        """Requests to a base as a client sends them, which its groups' engines answer at once.
+
+        Raises whatever went wrong.
+        """
+        ...
+
+
 class Note(Protocol):
     def __call__(
         self, kind: OperationKind, target: str, phase: Phase, message: str, progress: float | None = None
@@ -73,7 +87,7 @@ Conclude = Callable[
 ]
 
 
-class Runtime(Measurer, ClusterControl, Protocol):
+class Runtime(Measurer, PathProber, ClusterControl, Protocol):
     """What the controller needs of the cluster."""
 
     async def observe(self) -> dict[str, EngineView]: ...

@@ -13,6 +13,7 @@ from controlplane.cluster import reservations
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState
 from controlplane.planning import autoscaling, rescheduling, retrying
+from controlplane.profiling import paths
 from controlplane.state.operations import open_operation
 from controlplane.state.records import Deployment, Model, OperationKind, Phase
 from controlplane.state.repository import State
@@ -22,13 +23,15 @@ from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_o
 @dataclass(frozen=True)
 class Observed:
     """Engines by worker group. `busy` holds the keys of actions that are still being carried out, `wanted`
-    how many groups a base's deployment should have by its load, where that is known."""
+    how many groups a base's deployment should have by its load, where that is known. `path_key` says how the
+    way of requests is set up (`profiling.paths`); empty: it is not measured."""
 
     engines: Mapping[str, EngineView]
     busy: frozenset[str]
     now_s: float
     nodes: tuple[NodeState, ...] = ()
     wanted: Mapping[str, int] = field(default_factory=dict)
+    path_key: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,10 @@ class ReadModel(Action):
 
 class Measure(Action):
     """Measure what a profile (the target is its key) lacks."""
+
+
+class MeasurePath(Action):
+    """Measure the way of requests, to the engine of a base (the target)."""
 
 
 class Admit(Action):
@@ -129,6 +136,7 @@ def reconcile(state: State, observed: Observed) -> tuple[Action, ...]:
         *_measurements(state),
         *_engines(state, observed),
         *_variants(state, observed),
+        *_path(state, observed),
         *_orphans(state, observed),
         *(Release(holder) for holder in reservations.orphans(state)),
         *_leftovers(state, observed.now_s),
@@ -274,6 +282,17 @@ def _serves(host: Deployment, observed: Observed) -> bool:
         (engine := observed.engines.get(group_id)) is not None and engine.status is EngineStatus.RUNNING
         for group_id in host.serving_ids()
     )
+
+
+def _path(state: State, observed: Observed) -> Iterator[Action]:
+    if paths.is_due(state, observed.path_key):
+        hosts = sorted(
+            host
+            for host, versioned in state.deployments.items()
+            if versioned.record.host == host and _serves(versioned.record, observed)
+        )
+        busy = any(key.startswith(f"{MeasurePath.__name__}:") for key in observed.busy)
+        yield from () if busy else (MeasurePath(host) for host in hosts[:1])
 
 
 def _orphans(state: State, observed: Observed) -> Iterator[Action]:

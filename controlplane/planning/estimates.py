@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from controlplane import errors
 from controlplane.planning.engine_config import kinds_served
 from controlplane.planning.placement_decision import with_room_for_variants
+from controlplane.profiling import paths
 from controlplane.profiling.calibrations import calibration_for
 from controlplane.profiling.keys import (
     carrier_kind,
@@ -29,6 +30,7 @@ from profiler.physical.calibration import Calibration
 from profiler.plans import candidate_plans, even_stages, quantization_names
 from profiler.predicting.predict import Ground, Prediction, check_plan, predict
 from profiler.quantization import UNCOMPRESSED
+from profiler.request_path import RequestPath
 from profiler.types import DeviceRates, ModelSpec, Plan, Workload
 from profiler.variants.types import VariantSpec
 
@@ -125,6 +127,8 @@ class _Question:
     inventory: Inventory
     settings: Settings
     known: Calibration | None
+    path: RequestPath | None
+    path_note: str
 
     def answer(self, plan: Plan) -> Answer:
         plan = with_room_for_variants(plan, self.spec, self.settings, self.variants)
@@ -133,10 +137,13 @@ class _Question:
             check_plan(self.spec, plan)
             _check_devices(plan, self.load.devices)
             here = _ground(self.spec, plan, self.inventory, self.known, self.settings)
-            here = dataclasses.replace(here, launched=_launched(self.inventory, self.variants))
+            launched = _launched(self.inventory, self.variants)
+            here = dataclasses.replace(here, launched=launched, path=self.path)
             if self.load.devices is not None:
                 here = _apart(here, plan, self.inventory)
-            return Answer(self.base.name, plan, self.load, predict(here, plan, work, self.mix))
+            found = predict(here, plan, work, self.mix)
+            noted = dataclasses.replace(found, notes=tuple(filter(None, (*found.notes, self.path_note))))
+            return Answer(self.base.name, plan, self.load, noted)
         except PlanError as e:
             raise _refusal(e) from e
 
@@ -158,6 +165,8 @@ def _question(state: State, inventory: Inventory, settings: Settings, name: str,
         inventory,
         settings,
         calibration_for(base, inventory, settings, state.profiles),
+        paths.known_path(state, settings, inventory.devices),
+        paths.note(state, settings, inventory.devices),
     )
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from controlplane.planning import infeasibility
 from controlplane.profiling import memory_feedback
 from controlplane.profiling.calibrations import Profiles
 from controlplane.profiling.keys import engine_dtype, overheads, served_spec, spec_of
+from controlplane.profiling.paths import NOTHING, Known
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Model
 from controlplane.state.worker_groups import WorkerGroup
@@ -61,15 +61,15 @@ def decide(
     inventory: Inventory,
     settings: Settings,
     variants: Sequence[Model] = (),
-    profiles: Profiles = MappingProxyType({}),
+    known: Known = NOTHING,
     others: Sequence[Deployment] = (),
 ) -> Placement:
     """The placement that best meets the deployment's intent, with room for the base's `variants`.
 
     GPUs come before CPU hosts, and of several types the one that serves the intent best. `others` are the
     deployments that anti-affinity and the devices' expected load are about (`exclude_group`). Estimates are
-    calibrated where `profiles` has this architecture on this kind of device, else scaled from another's or
-    rough.
+    calibrated where this architecture is `known` on this kind of device, else scaled from another's or
+    rough; limits on TTFT and latency are kept with the way of requests, where that is known.
     Errors: NoFeasiblePlan, saying which constraint binds and what would do; NotReady.
     """
     spec_of(model)
@@ -77,7 +77,7 @@ def decide(
     if not clusters:
         raise infeasibility.no_device(inventory)
     by_cluster = (
-        _question(model, deployment, cluster, inventory, settings, variants, profiles) for cluster in clusters
+        _question(model, deployment, cluster, inventory, settings, variants, known) for cluster in clusters
     )
     questions = [question for question in by_cluster if question is not None]
     if not questions:
@@ -162,7 +162,7 @@ def _question(
     inventory: Inventory,
     settings: Settings,
     variants: Sequence[Model],
-    profiles: Profiles,
+    known: Known,
 ) -> Question | None:
     """None where engines have the model in no quantization that it is registered for.
 
@@ -173,16 +173,16 @@ def _question(
     if not every:
         return None
     context = min(settings.max_model_len, spec.max_position)
-    measured = _measured(model, cluster, inventory, settings, profiles)
+    measured = _measured(model, cluster, inventory, settings, known.profiles)
     quantizations = _tried(every, cluster, measured)
     request = _request(model, deployment, spec, quantizations, context, settings)
     plan = Plan(1, (spec.num_layers,), UNCOMPRESSED, context, request.kv_tokens, 0, 0)
     room = with_room_for_variants(plan, spec, settings, variants)
-    known = Knowledge(spec, room, measured, overheads(settings, cluster.types[0].kind))
+    knowledge = Knowledge(spec, room, measured, overheads(settings, cluster.types[0].kind), known.path)
     return Question(
         cluster,
         request,
-        known,
+        knowledge,
         tuple(quantization for quantization in every if quantization not in quantizations),
     )
 

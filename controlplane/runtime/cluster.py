@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ from typing import Any
 import ray
 from ray import serve as ray_serve
 from ray.exceptions import RayError
+from ray.serve.schema import ProxyStatus
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from controlplane import errors
@@ -23,8 +25,10 @@ from controlplane.gateway.worker_pool import Alive
 from controlplane.runtime import serve
 from controlplane.runtime.engine_replica import engine_application
 from controlplane.runtime.node_agents import AgentBook, living_node_ids
+from controlplane.runtime.path_probe import Probe, probe, proxy_url
 from controlplane.settings import Settings
 from placement.types import Inventory
+from profiler.request_path import Burst
 from workers.measuring.request import MeasureRequest
 from workers.messages import (
     EngineCall,
@@ -115,6 +119,31 @@ class RayCluster:
 
     async def reports(self, group_id: str) -> list[WorkerReport]:
         return await serve.ask_replicas(group_id, "report")
+
+    async def probe_path(self, host: str, group_ids: Sequence[str]) -> list[Burst]:
+        """By a task on a node with a proxy, like a client there. Raises what fails."""
+        marker = secrets.token_hex(16)
+        status = await asyncio.to_thread(ray_serve.status)
+        nodes = sorted(node for node, state in status.proxies.items() if state == ProxyStatus.HEALTHY)
+        asked = Probe(
+            proxy_url(self._settings),
+            host,
+            marker,
+            self._settings.api_key,
+            self._settings.max_model_len // 2,
+        )
+        options = {"num_cpus": 0, "max_retries": 0}
+        if nodes:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id=nodes[0], soft=False)
+        try:
+            for group_id in group_ids:
+                await serve.ask_replicas(group_id, "answer_at_once", marker)
+            result: list[Burst] = await ray.remote(probe).options(**options).remote(asked)
+            return result
+        finally:
+            for group_id in group_ids:
+                with suppress(errors.OstinatoError):
+                    await serve.ask_replicas(group_id, "answer_at_once", "")
 
     # --- engines of a base ---------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_of
 from placement.types import Intent, Placement, Scope, Slos
+from profiler.request_path import RequestPath
 from profiler.types import ModelSpec
 from profiler.variants.types import VariantSpec
 
@@ -243,6 +244,20 @@ class ModelProfile:
 
 
 @dataclass(frozen=True)
+class PathProfile:
+    """What the way of requests was found to take in a cluster that is set up as `key` says.
+
+    Without a `path` it was not measured, after so many `attempts`, for `reason`.
+    """
+
+    key: str
+    path: RequestPath | None = None
+    attempts: int = 0
+    reason: str = ""
+    measured_at_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Reservation:
     """Bytes of a device for one rank of `holder`: a worker group of the deployment with this `uid`, or, as
     `measuring:KEY`, what is measured for the profile of this key in the round `uid`."""
@@ -308,8 +323,8 @@ class IdempotencyKey:
     created_at_s: float
 
 
-Record = Model | Deployment | Operation | IdempotencyKey | ModelProfile | NodeLedger
-R = TypeVar("R", Model, Deployment, Operation, IdempotencyKey, ModelProfile, NodeLedger)
+Record = Model | Deployment | Operation | IdempotencyKey | ModelProfile | NodeLedger | PathProfile
+R = TypeVar("R", Model, Deployment, Operation, IdempotencyKey, ModelProfile, NodeLedger, PathProfile)
 
 KINDS: dict[type[Any], str] = {
     Model: "model",
@@ -318,6 +333,7 @@ KINDS: dict[type[Any], str] = {
     IdempotencyKey: "idempotency",
     ModelProfile: "profile",
     NodeLedger: "ledger",
+    PathProfile: "path",
 }
 
 
@@ -335,7 +351,7 @@ def key_of(record: Record) -> str:
     match record:
         case Model(name=key) | Deployment(model=key) | Operation(id=key):
             return key
-        case IdempotencyKey(key=key) | ModelProfile(key=key) | NodeLedger(node=key):
+        case IdempotencyKey(key=key) | ModelProfile(key=key) | NodeLedger(node=key) | PathProfile(key=key):
             return key
 
 

@@ -19,6 +19,7 @@ from controlplane.state.records import (
     ModelProfile,
     NodeLedger,
     Operation,
+    PathProfile,
     R,
     Record,
     dump,
@@ -54,6 +55,7 @@ class State:
     idempotency: Mapping[str, Versioned[IdempotencyKey]]
     profiles: Mapping[str, Versioned[ModelProfile]] = field(default_factory=dict)
     ledgers: Mapping[str, Versioned[NodeLedger]] = field(default_factory=dict)
+    paths: Mapping[str, Versioned[PathProfile]] = field(default_factory=dict)
     undecodable: tuple[str, ...] = ()
 
     def variants_of(self, base: str) -> list[Model]:
@@ -106,6 +108,7 @@ class Repository:
             idempotency=_decode(IdempotencyKey, snapshot, broken),
             profiles=_decode(ModelProfile, snapshot, broken),
             ledgers=_decode(NodeLedger, snapshot, broken),
+            paths=_decode(PathProfile, snapshot, broken),
             undecodable=tuple(broken),
         )
         self._report(broken)

@@ -64,6 +64,11 @@ class StageEstimator(ABC):
         """What each of several batches in flight takes of a token's time at least, whatever its stages do."""
         return 0.0
 
+    @property
+    def path_s(self) -> float:
+        """What a request alone takes to reach the engine, and its first token to come back."""
+        return 0.0
+
     @abstractmethod
     def prompt_time(self, shape: Shape, kind: GpuType, link: Link) -> StageTime:
         """One prompt, alone."""
@@ -91,7 +96,7 @@ class StageEstimator(ABC):
             beside_s = rates.work_rest_s if last else rates.work_gap_s
             work.append(part.slowdown * (part.layers * rates.work_layer_s + beside_s))
         hops = [self.hop_s(shape, link) for link in plan.hops]
-        ttft_s = sum(prefill) + sum(hop for hop, _ in hops)
+        ttft_s = self.path_s + sum(prefill) + sum(hop for hop, _ in hops)
         in_turn_s = max(self.groups(shape) * max(turns), self.turns_s(shape))
         tpot_s = max(sum(decode) + sum(hop for _, hop in hops), in_turn_s)
         busiest = sum(work) if self._shared else max(work)

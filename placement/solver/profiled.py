@@ -17,6 +17,7 @@ from profiler.physical.calibration import Calibration
 from profiler.predicting.intervals import NINE_IN_TEN
 from profiler.predicting.predict import Ground, Prediction, predict
 from profiler.predicting.stages import decode_time, prompt_time, rank_lines
+from profiler.request_path import RequestPath
 from profiler.roofline import (
     CONTEXT_ONLY,
     HOP_S,
@@ -46,13 +47,15 @@ class Measured:
 class Knowledge:
     """What is known of a model. `plan` has what is not the search's to choose: length, slots, steps.
 
-    `profiles` are by GPU type; for a type without one the first of them is scaled. `overheads`: see `Ground`.
+    `profiles` are by GPU type; for a type without one the first of them is scaled. `overheads`, `path`: see
+    `Ground`.
     """
 
     spec: ModelSpec
     plan: Plan
     profiles: Mapping[str, Measured] = field(default_factory=dict)
     overheads: Overheads = CONTEXT_ONLY
+    path: RequestPath | None = None
 
     def ground(self, kind: GpuType, ranks: int, tp: int) -> Ground:
         """Of `ranks` on such devices. On a host that was measured they take turns (`Ground`)."""
@@ -65,6 +68,7 @@ class Knowledge:
             shared=ranks if kind.shared else 1,
             measured=known.rates if known and own is None else None,
             overheads=self.overheads,
+            path=self.path,
         )
 
     def excess(self, kind: GpuType, shape: tuple[str, int, int]) -> int:
@@ -92,6 +96,11 @@ class Profiled(StageEstimator):
     @property
     def turn_s(self) -> float:
         return self._calibration.turn_s if self._calibration else 0.0
+
+    @property
+    def path_s(self) -> float:
+        path = self._known.path
+        return path.mean_s(1, self._request.input_tokens) if path else 0.0
 
     @property
     def _calibration(self) -> Calibration | None:

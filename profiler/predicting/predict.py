@@ -14,6 +14,7 @@ from profiler.physical.variants import VariantLoad, variant_load
 from profiler.predicting.checks import check_degree, check_load, check_plan, check_quantization, check_split
 from profiler.predicting.intervals import inverse
 from profiler.predicting.memory import Memory, kv_capacity
+from profiler.predicting.serving import served
 from profiler.predicting.times import Times, times_of
 from profiler.predicting.types import Ground, Prediction, RankCost
 from profiler.quantization import canonical
@@ -39,14 +40,24 @@ def predict(ground: Ground, plan: Plan, workload: Workload, mix: Mix = ()) -> Pr
     Raises PlanError for a plan or load that makes no sense for the model.
     """
     check(ground.spec, plan, workload)
-    load = variant_load(ground.spec, mix, workload.batch, ground.launched)
     plan = _canonical(plan)
+    whole = _of_engine(ground, plan, workload, mix)
+    if ground.path is None:
+        return whole
+    single = dataclasses.replace(workload, batch=1)
+    one = whole if workload.batch == 1 else _of_engine(ground, plan, single, mix)
+    return served(ground.path, workload, one, whole)
+
+
+def _of_engine(ground: Ground, plan: Plan, workload: Workload, mix: Mix) -> Prediction:
+    load = variant_load(ground.spec, mix, workload.batch, ground.launched)
     (times,) = times_of(ground, [plan], workload, load)
     return _prediction(plan, workload, load, times, Memory(ground, _tokens(workload)), ground.free_bytes)
 
 
 def predict_all(ground: Ground, plans: Sequence[Plan], workload: Workload, mix: Mix = ()) -> list[Prediction]:
-    """`predict` for each of many plans, whose ranks each have a device like the first of `ground`.
+    """`predict` for each of many plans, whose ranks each have a device like the first of `ground`: of their
+    engines alone, whatever the way of requests.
 
     What plans share is computed once: 10,000 take less than a second where there is a calibration. Raises
     PlanError.

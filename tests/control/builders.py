@@ -16,6 +16,7 @@ from controlplane.state.records import (
     NodeLedger,
     Operation,
     OperationKind,
+    PathProfile,
     Phase,
     key_of,
 )
@@ -51,7 +52,7 @@ def state(*records: Any) -> State:
         return {key_of(r): Versioned(r, 1) for r in records if isinstance(r, cls)}
 
     main = of(Model), of(Deployment), of(Operation), of(IdempotencyKey)
-    return State(1, *main, profiles=of(ModelProfile), ledgers=of(NodeLedger))
+    return State(1, *main, profiles=of(ModelProfile), ledgers=of(NodeLedger), paths=of(PathProfile))
 
 
 def holders(now: State) -> set[str]:

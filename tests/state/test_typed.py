@@ -19,6 +19,7 @@ from controlplane.state.records import (
     Operation,
     OperationEvent,
     OperationKind,
+    PathProfile,
     Phase,
     Record,
     Reservation,
@@ -27,6 +28,7 @@ from controlplane.state.records import (
 from controlplane.state.repository import Delete, Put, Repository, State, Versioned
 from controlplane.state.stores import open_store
 from placement.types import Intent, Slos
+from profiler.request_path import RequestPath
 from profiler.types import ModelSpec
 from profiler.variants.types import ModuleFacts, VariantKind, VariantSpec
 
@@ -45,7 +47,8 @@ OPERATION = Operation(
 )
 KEY = IdempotencyKey("key-1", "ab" * 32, "op-1", 2.25)
 LEDGER = NodeLedger("node-1", (Reservation("base", 3, 1, "h200", 0, 7 << 30, 3.5),))
-RECORDS: tuple[Record, ...] = (BASE, VARIANT, DEPLOYMENT, OPERATION, KEY, LEDGER)
+PATH = PathProfile("1_vllm-1_serve_1", RequestPath(9e-3, 1e-3, 2e-6, 0.8, 1.3), 1, "late", 4.5)
+RECORDS: tuple[Record, ...] = (BASE, VARIANT, DEPLOYMENT, OPERATION, KEY, LEDGER, PATH)
 
 
 @pytest.fixture
@@ -75,6 +78,7 @@ def test_every_kind_is_read_back_as_it_was_put(repository: Repository) -> None:
         operations={"op-1": Versioned(OPERATION, revision)},
         idempotency={"key-1": Versioned(KEY, revision)},
         ledgers={"node-1": Versioned(LEDGER, revision)},
+        paths={PATH.key: Versioned(PATH, revision)},
     )
     assert repository.get(Model, "größe/模型") == Versioned(VARIANT, revision)
     assert repository.get(Deployment, "base") == Versioned(DEPLOYMENT, revision)

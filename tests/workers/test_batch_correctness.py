@@ -269,3 +269,26 @@ def _running() -> float:
     value = REGISTRY.get_sample_value("vllm:num_requests_running", {"engine": "0", "model_name": BASE})
     assert value is not None
     return value
+
+
+def test_requests_about_their_way_are_answered_without_the_core(lab: Lab) -> None:
+    """One token of 24, by vLLM's own application; others, and all once it is over, are answered as ever."""
+
+    async def generated(request_id: str) -> int:
+        request = lab.request(BASE, PROMPTS[0], request_id=request_id, logprobs=None)
+        reply = await lab.worker.call(request)
+        assert reply.status == 200, reply.body
+        answer = json.loads(reply.body)
+        assert answer["usage"]["prompt_tokens"] == len(answer["choices"][0]["prompt_token_ids"])
+        return int(answer["usage"]["completion_tokens"])
+
+    async def all_at_once() -> list[int]:
+        asked = [generated("of the-marker-1"), generated("of a user"), generated("of the-marker-2")]
+        return list(await asyncio.gather(*asked))
+
+    lab.run(lab.worker.answer_at_once("the-marker"))
+    try:
+        assert lab.run(all_at_once()) == [1, TOKENS, 1]
+    finally:
+        lab.run(lab.worker.answer_at_once(""))
+    assert lab.run(all_at_once()) == [TOKENS] * 3

@@ -43,6 +43,13 @@ RELIED_ON = [
     ("v1/request.py", "RequestStatus", ("PREEMPTED", "FINISHED_ERROR")),
     ("v1/engine/__init__.py", "EngineCoreOutput", ("request_id", "new_token_ids", "finish_reason")),
     ("v1/engine/__init__.py", "EngineCoreOutputs", ("outputs",)),
+    # workers.engine.instant_answers
+    ("v1/engine/__init__.py", "EngineCoreOutput", ("events",)),
+    ("v1/engine/__init__.py", "EngineCoreEvent", ("new_event",)),
+    ("v1/engine/__init__.py", "EngineCoreEventType", ("QUEUED", "SCHEDULED")),
+    ("v1/engine/__init__.py", "FinishReason", ("LENGTH",)),
+    ("v1/engine/async_llm.py", "AsyncLLM", ("engine_core",)),
+    ("v1/engine/core_client.py", "AsyncMPClient", ("add_request_async", "outputs_queue")),
     ("lora/request.py", "LoRARequest", ("lora_name", "lora_int_id", "lora_path")),
     # workers.variants.hooking and layers
     (LINEAR, "LinearBase", ("input_size", "output_size", "quant_method", "tp_rank", "tp_size")),

@@ -60,6 +60,9 @@ class EchoEngine:
         self._limit = min(max(1, limit), self._config.max_variants)
         return self._limit
 
+    def answer_at_once(self, marker: str) -> None:
+        """It always does."""
+
     async def check_health(self) -> None:
         return None
 

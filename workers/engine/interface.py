@@ -48,6 +48,10 @@ class Engine(Protocol):
         """Run at most `limit` variants at once from now on; returns what it is then, 1 to the slots."""
         ...
 
+    def answer_at_once(self, marker: str) -> None:
+        """Answer requests whose id holds `marker` with one token, and without generating it; "": none."""
+        ...
+
     async def check_health(self) -> None:
         """Raises when the engine cannot answer any more."""
         ...

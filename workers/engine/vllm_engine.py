@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from workers.asgi import AsgiApp
 from workers.engine import torch_check
+from workers.engine.instant_answers import InstantAnswers
 from workers.engine.no_variants import NoVariants
 from workers.engine.residency import residency_of
 from workers.engine.variant_metrics import READ_SECONDS
@@ -47,6 +48,7 @@ class VllmEngine:
         self.version = version
         self._locks: dict[str, asyncio.Lock] = {}
         self._uids: dict[str, int] = {}
+        self._instant = InstantAnswers(llm.engine_core)
 
     @classmethod
     async def start(cls, config: EngineConfig, launch: Launch | None = None) -> VllmEngine:
@@ -145,6 +147,9 @@ class VllmEngine:
 
     async def limit_variants(self, limit: int) -> int:
         return await self._client.limit(limit)
+
+    def answer_at_once(self, marker: str) -> None:
+        self._instant.expect(marker)
 
     async def check_health(self) -> None:
         if self._launch.reason:

@@ -109,6 +109,10 @@ class Worker:
     async def unload_variant(self, variant: VariantRef) -> None:
         await self.engine.forget_variant(variant)
 
+    async def answer_at_once(self, marker: str) -> None:
+        """Requests whose id holds `marker` are to find out what their way takes, without the engine."""
+        self.engine.answer_at_once(marker)
+
     # --- residency -----------------------------------------------------------------------------
 
     async def prefetch(self, variant: VariantRef) -> None:

@@ -89,8 +89,11 @@ class EstimateView(View):
     """What a plan of the base `model` costs under a load.
 
     `basis` is `profile` (measured on this kind of device) or `rough` (a roofline); `notes` say what was not
-    measured. `kvCapacityTokens` fit into the devices' free memory beside all else, which is enough for
-    `concurrency` such requests; null where there are not enough devices. `costGibS` is memory x latency.
+    measured. `ttftMs` and `latencyMs` are as clients see them: `pathMs` is what the way through proxy,
+    gateway and the engine's front takes, `engineTtftMs` what the engine takes of prompts that reach it
+    together; of one request `ttftMs` is their sum. Where the way was not measured these two are null, and the
+    others the engine's. `kvCapacityTokens` fit into the devices' free memory beside all else, which is enough
+    for `concurrency` such requests; null where there are not enough devices. `costGibS` is memory x latency.
     """
 
     model: str
@@ -105,6 +108,8 @@ class EstimateView(View):
     variants: list[str]
     variantLoad: VariantLoadView | None
     ttftMs: IntervalView
+    engineTtftMs: IntervalView | None = None
+    pathMs: IntervalView | None = None
     tpotMs: IntervalView
     latencyMs: IntervalView
     tokensPerSecond: IntervalView
@@ -131,6 +136,8 @@ class EstimateView(View):
             variants=list(a.load.variants),
             variantLoad=_variant_load(a),
             ttftMs=IntervalView.of(p.ttft_s, 1e3),
+            engineTtftMs=IntervalView.of(p.engine_ttft_s, 1e3) if p.engine_ttft_s else None,
+            pathMs=IntervalView.of(p.path_s, 1e3) if p.path_s else None,
             tpotMs=IntervalView.of(p.tpot_s, 1e3),
             latencyMs=IntervalView.of(p.latency_s, 1e3),
             tokensPerSecond=IntervalView.of(p.tokens_per_s),

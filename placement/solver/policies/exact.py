@@ -131,7 +131,8 @@ def _solve(request: Request, view: View, shape: Shape, estimator: Estimator) -> 
     goal = prompt.copy()
     goal[at.tau] = request.output_tokens - 1
     memory = total_bytes(estimator, shape, request.model.layers)
-    _add_limits(rows, at, request, _latency_of_cost(request, shape, memory), (prompt, goal), constant[0])
+    apart_s = constant[0] + estimator.path_s
+    _add_limits(rows, at, request, _latency_of_cost(request, shape, memory), (prompt, goal), apart_s)
     least = at.row()
     least[at.tau] = estimator.turns_s(shape)
     solution = milp(
@@ -222,14 +223,15 @@ def _add_pace(
 
 
 def _add_limits(
-    rows: _Rows, at: _Program, request: Request, most_s: float, seconds: tuple[Floats, Floats], hops_s: float
+    rows: _Rows, at: _Program, request: Request, most_s: float, seconds: tuple[Floats, Floats], apart_s: float
 ) -> None:
-    """`seconds`: rows of the prompt and of the whole request, both but for the fast part of the hops."""
+    """`seconds`: rows of the prompt and of the whole request, both but for `apart_s`, the fast part of the
+    hops and the way of the request."""
     prompt, whole = seconds
     limits = request.slos
     latency_s = min(limits.latency_s or np.inf, most_s)
-    rows.add(prompt, high=(limits.ttft_s or np.inf) - hops_s)
-    rows.add(whole, high=latency_s - hops_s)
+    rows.add(prompt, high=(limits.ttft_s or np.inf) - apart_s)
+    rows.add(whole, high=latency_s - apart_s)
     token = at.row()
     token[at.tau] = 1
     rows.add(token, high=limits.tpot_s or np.inf)

@@ -131,6 +131,7 @@ class _Search:
             return float("inf")
         hops = self.estimator.hop_s(shape, Link.FAST)
         prompt = layers * costs.prefill.min() + costs.prefill_rest.min() + (shape.pp - 1) * hops[0]
+        prompt += self.estimator.path_s
         token = layers * costs.decode.min() + costs.decode_rest.min() + (shape.pp - 1) * hops[1]
         bounds = LowerBounds(float(prompt), float(token), float(prompt + tokens * token))
         if out_of_reach(self.request, shape, self.estimator, bounds):

@@ -87,6 +87,20 @@ def test_an_estimate_is_near_what_a_request_takes(cluster: Cluster) -> None:
     assert "9 heads cannot be split 2 ways" in wrong.json()["error"]["message"]
 
 
+def test_the_way_of_requests_was_measured_and_is_told_apart(cluster: Cluster) -> None:
+    """Through the proxy of this cluster, while its engine's core slept."""
+    found = until(lambda: (e := estimate(cluster))["pathMs"] and e, 300, "the way of requests")
+    print(f"\nTTFT {found['ttftMs']}: way {found['pathMs']}, engine {found['engineTtftMs']}")
+    assert not any("the way of requests" in note for note in found["notes"])
+    sum_ms = found["engineTtftMs"]["value"] + found["pathMs"]["value"]
+    assert found["ttftMs"]["value"] == pytest.approx(sum_ms)
+    eight = estimate(cluster, batch=8)
+    assert eight["pathMs"]["value"] >= found["pathMs"]["value"] > 0
+    body = {"model": BASE, "prompt": "word " * 8, "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+    answer = cluster.http.post("/v1/completions", json={**body, "request_id": "mine"}).json()
+    assert answer["usage"]["completion_tokens"] == 5  # the engine answers again
+
+
 @dataclass
 class Measured:
     """Two models of other architectures than the base's, registered at once, and what was seen meanwhile."""

@@ -1,0 +1,58 @@
+"""Measures what the way of requests takes, once an engine serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from controlplane.cluster.inventory import inventory_of
+from controlplane.controller.interfaces import PathProber
+from controlplane.profiling import paths
+from controlplane.settings import Settings
+from controlplane.state.records import PathProfile
+from controlplane.state.repository import Put, Repository, State
+from controlplane.state.transactions import Superseded, persist
+from profiler.request_path import fit
+
+log = logging.getLogger(__name__)
+
+LIMIT_S = 120.0
+PAUSE_S = 10.0
+
+
+class PathAction:
+    def __init__(self, settings: Settings, repository: Repository, cluster: PathProber) -> None:
+        self._settings = settings
+        self._repository = repository
+        self._cluster = cluster
+
+    async def measure(self, host: str) -> None:
+        """Through an engine of the base `host`, and kept in the records. So is why it failed: it is tried a
+        few times only."""
+        devices = inventory_of(await self._cluster.nodes(wait=False)).devices
+        key = paths.path_key(self._settings, devices)
+        state = await self._repository.read_async()
+        if host not in state.deployments or not paths.is_due(state, key):
+            raise Superseded(host)
+        versioned = state.paths.get(key)
+        known = versioned.record if versioned else None
+        group_ids = state.deployments[host].record.serving_ids()
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                path = fit(await self._cluster.probe_path(host, group_ids))
+        except Exception as e:
+            log.warning("the way of requests could not be measured: %r", e)
+            await self._keep(paths.failed(key, known, str(e) or type(e).__name__))
+            await asyncio.sleep(PAUSE_S)
+        else:
+            log.info("the way of a request takes %.1f ms", 1e3 * path.alone_s)
+            await self._keep(paths.found(key, path, time.time()))
+
+    async def _keep(self, record: PathProfile) -> None:
+        def once() -> None:
+            state: State = self._repository.read()
+            known = state.paths.get(record.key)
+            self._repository.commit([Put(record, known.version if known else 0)])
+
+        await asyncio.to_thread(persist, once)

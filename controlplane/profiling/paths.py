@@ -1,0 +1,78 @@
+"""What is known of the way of requests in this cluster, and whether it is to be measured. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from controlplane import __version__
+from controlplane.profiling.calibrations import Profiles
+from controlplane.settings import Settings
+from controlplane.state.records import PathProfile, Phase
+from controlplane.state.repository import State
+from controlplane.state.worker_groups import GroupPhase
+from placement.types import Device
+from profiler.request_path import RequestPath
+
+MAX_ATTEMPTS = 3
+LACKING = "the way of requests through proxy, gateway and the engine's front is not in TTFT and latency: it "
+NOT_YET = f"{LACKING}is measured once an engine serves"
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was measured in the cluster: architectures by their profile's key, and the way of requests."""
+
+    profiles: Profiles = field(default_factory=dict)
+    path: RequestPath | None = None
+
+
+NOTHING = Known()
+
+
+def known_of(state: State, settings: Settings, devices: Iterable[Device]) -> Known:
+    return Known(state.profiles, known_path(state, settings, devices))
+
+
+def path_key(settings: Settings, devices: Iterable[Device]) -> str:
+    """What the way depends on; empty where it is not measured."""
+    if not settings.profile or settings.engine != "vllm":
+        return ""
+    engine = max((device.engine for device in devices), default="")
+    proxy = "haproxy" if settings.haproxy else "serve"
+    return f"{__version__}_vllm-{engine or 'unknown'}_{proxy}_{settings.gateway_replicas}"
+
+
+def known_path(state: State, settings: Settings, devices: Iterable[Device]) -> RequestPath | None:
+    found = state.paths.get(path_key(settings, devices))
+    return found.record.path if found else None
+
+
+def note(state: State, settings: Settings, devices: Iterable[Device]) -> str:
+    """Why an estimate is of the engine alone; empty where it is not."""
+    key = path_key(settings, devices)
+    found = state.paths.get(key)
+    if not key:
+        return f"{LACKING}is not measured here (OSTINATO_PROFILE, OSTINATO_ENGINE)"
+    if found is None:
+        return NOT_YET
+    return "" if found.record.path else f"{LACKING}could not be measured: {found.record.reason}"
+
+
+def is_due(state: State, key: str) -> bool:
+    """Whether it is to be measured now: nothing else is, and no engine starts, whose work would be in it."""
+    known = state.paths.get(key)
+    if not key or (known and (known.record.path or known.record.attempts >= MAX_ATTEMPTS)):
+        return False
+    groups = [group for versioned in state.deployments.values() for group in versioned.record.groups]
+    starting = any(group.phase is GroupPhase.STARTING for group in groups)
+    return not starting and not any(p.record.phase is Phase.PROFILING for p in state.profiles.values())
+
+
+def found(key: str, path: RequestPath, now_s: float) -> PathProfile:
+    return PathProfile(key, path, measured_at_s=now_s)
+
+
+def failed(key: str, known: PathProfile | None, reason: str) -> PathProfile:
+    before = known or PathProfile(key)
+    return replace(before, attempts=before.attempts + 1, reason=reason)

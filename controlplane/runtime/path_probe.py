@@ -1,0 +1,113 @@
+"""Requests as a client sends them, to engines that answer them at once: what the way takes.
+
+Runs in a process of its own. The client is httpx, as OpenAI's is: what it takes itself, a user's takes too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from controlplane.settings import Settings
+from profiler.request_path import Burst
+
+BATCHES = (1, 8, 32)
+ROUNDS = 8
+WORD = " word"
+SHORT, LONG = 16, 1024  # words
+WORD_TOKENS = 8  # that a word has at most, until a tokenizer says how many
+PAUSE_S = 0.02  # between bursts, so that the proxy's and the engine's own work is done
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Where to ask which `model`, and the marker that its engines know. Prompts have at most about
+    `max_tokens`."""
+
+    url: str
+    model: str
+    marker: str
+    api_key: str
+    max_tokens: int
+
+
+def proxy_url(settings: Settings) -> str:
+    """As it is reached from a node with a proxy."""
+    everywhere = settings.http_host in ("0.0.0.0", "::", "")
+    host = "127.0.0.1" if everywhere else settings.http_host
+    return f"http://[{host}]:{settings.http_port}" if ":" in host else f"http://{host}:{settings.http_port}"
+
+
+def probe(given: Probe) -> list[Burst]:
+    """Takes seconds. Raises httpx.HTTPError, or RuntimeError for an answer that is none."""
+    return asyncio.run(_Client(given).bursts())
+
+
+class _Client:
+    def __init__(self, given: Probe) -> None:
+        self._given = given
+        self._sent = 0
+
+    async def bursts(self) -> list[Burst]:
+        key = self._given.api_key
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=max(BATCHES))
+        async with httpx.AsyncClient(
+            base_url=self._given.url,
+            headers={"authorization": f"Bearer {key}"} if key else {},
+            timeout=30.0,
+            trust_env=False,
+            limits=limits,
+        ) as http:
+            short = max(1, min(SHORT, self._given.max_tokens // WORD_TOKENS))
+            tokens = {short: await self._tokens(http, short)}
+            long = max(short, min(LONG, self._given.max_tokens * short // tokens[short]))
+            tokens[long] = await self._tokens(http, long)
+            for batch in BATCHES:  # connections are made, code is warm
+                await self._burst(http, batch, short)
+            loads = [(1, short), (1, long), (1, short), *((batch, short) for batch in BATCHES[1:])]
+            found = []
+            for _ in range(ROUNDS):  # in turns, so that what disturbs for a while is in all
+                for batch, words in loads:
+                    found.append(Burst(tokens[words], await self._burst(http, batch, words)))
+                    await asyncio.sleep(PAUSE_S)
+            return found
+
+    async def _burst(self, http: httpx.AsyncClient, batch: int, words: int) -> tuple[float, ...]:
+        return tuple(await asyncio.gather(*(self._first_s(http, words) for _ in range(batch))))
+
+    async def _first_s(self, http: httpx.AsyncClient, words: int) -> float:
+        """Seconds until the first token, to a client that streams."""
+        began_s, first_s = time.perf_counter(), 0.0
+        async with http.stream("POST", "/v1/completions", json=self._body(words, stream=True)) as answer:
+            if answer.status_code != 200:
+                raise RuntimeError(f"{answer.status_code}: {(await answer.aread())[:300]!r}")
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {") and not first_s:
+                    if '"error"' in line and '"choices"' not in line:
+                        raise RuntimeError(line[:300])
+                    first_s = time.perf_counter() - began_s
+        if not first_s:
+            raise RuntimeError("the stream ended without a token")
+        return first_s
+
+    async def _tokens(self, http: httpx.AsyncClient, words: int) -> int:
+        answer = await http.post("/v1/completions", json=self._body(words, stream=False))
+        if answer.status_code != 200:
+            raise RuntimeError(f"{answer.status_code}: {answer.text[:300]}")
+        return int(json.loads(answer.content)["usage"]["prompt_tokens"])
+
+    def _body(self, words: int, stream: bool) -> dict[str, Any]:
+        self._sent += 1
+        return {
+            "model": self._given.model,
+            "prompt": f"{self._sent}{WORD * words}",
+            "max_tokens": 1,
+            "temperature": 0,
+            "stream": stream,
+            "request_id": f"{self._given.marker}-{self._sent}",
+        }

@@ -1,0 +1,142 @@
+"""When the way of requests is measured, what is kept of it, and who goes by it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from builders import deployment, state
+from in_memory import CPU
+from measured_cluster import MeasuredCluster
+from world import World
+
+from controlplane import errors
+from controlplane.cluster.engine_status import EngineStatus, EngineView
+from controlplane.controller.reconcile import MeasurePath, Observed, reconcile
+from controlplane.planning import estimates
+from controlplane.planning.estimates import Load, Shape
+from controlplane.profiling import paths
+from controlplane.settings import Settings
+from controlplane.state.records import ModelProfile, PathProfile, Phase
+from controlplane.state.repository import Repository
+from controlplane.state.worker_groups import GroupPhase, WorkerGroup
+from profiler.request_path import Burst, RequestPath
+
+RUNNING = EngineView(EngineStatus.RUNNING)
+SERVING = replace(deployment("b", Phase.DEPLOYED), established=True)
+OTHER = replace(deployment("a", Phase.DEPLOYED), established=True)
+PATH = RequestPath(12e-3, 1e-3, 1e-6, 0.8, 1.3)
+PROFILING = ModelProfile("k", "a", "d", "d", "v", Phase.PROFILING)
+STARTING = replace(OTHER, groups=(WorkerGroup(0, GroupPhase.STARTING, OTHER.groups[0].placement),))
+
+
+def due(*records: object, key: str = "key", busy: frozenset[str] = frozenset()) -> list[str]:
+    engines = dict.fromkeys(("a", "b"), RUNNING)
+    actions = reconcile(state(*records), Observed(engines, busy, 0.0, path_key=key))
+    return [action.target for action in actions if isinstance(action, MeasurePath)]
+
+
+def test_it_is_measured_through_one_engine_that_serves_and_once() -> None:
+    assert due(SERVING, OTHER) == ["a"]
+    assert due(SERVING, OTHER, busy=frozenset({"MeasurePath:b"})) == []
+    assert due(deployment("b", Phase.DEPLOYING)) == []
+    assert due(SERVING, key="") == []
+    assert due(SERVING, PathProfile("key", PATH)) == []
+    assert due(SERVING, PathProfile("another", PATH)) == ["b"]
+
+
+def test_work_that_would_be_in_it_is_waited_for() -> None:
+    assert due(SERVING, PROFILING) == []
+    assert due(SERVING, STARTING) == []
+    assert due(SERVING, replace(PROFILING, phase=Phase.READY)) == ["b"]
+
+
+def test_it_is_tried_a_few_times() -> None:
+    tried = PathProfile("key")
+    for _ in range(paths.MAX_ATTEMPTS):
+        assert due(SERVING, tried) == ["b"]
+        tried = paths.failed("key", tried, "a reason")
+    assert due(SERVING, tried) == []
+    settings, devices = Settings(engine="vllm"), [CPU]
+    known = state(replace(tried, key=paths.path_key(settings, devices)))
+    assert "could not be measured: a reason" in paths.note(known, settings, devices)
+
+
+def test_its_key_says_what_it_depends_on() -> None:
+    settings = Settings(engine="vllm")
+    others = [
+        Settings(engine="vllm", haproxy=True),
+        Settings(engine="vllm", gateway_replicas=2),
+    ]
+    keys = {paths.path_key(s, [replace(CPU, engine="0.32.0")]) for s in (settings, *others)}
+    keys.add(paths.path_key(settings, [replace(CPU, engine="0.26.0")]))
+    assert len(keys) == 4
+    assert paths.path_key(Settings(engine="vllm", profile=False), [CPU]) == ""
+    assert paths.path_key(Settings(engine="echo"), [CPU]) == ""
+    for left_out in (Settings(engine="vllm", profile=False), Settings(engine="echo")):
+        assert "is not measured here" in paths.note(state(), left_out, [CPU])
+
+
+class Prober(MeasuredCluster):
+    """Of whose probes the first fail."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.failures = failures
+        self.probed: list[tuple[str, tuple[str, ...]]] = []
+
+    async def probe_path(self, host: str, group_ids: tuple[str, ...]) -> list[Burst]:  # type: ignore[override]
+        self.probed.append((host, tuple(group_ids)))
+        if self.failures:
+            self.failures -= 1
+            raise errors.Unavailable("the proxy does not answer")
+        return await super().probe_path(host, group_ids)
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_it_is_kept_after_a_failure_and_estimates_and_placements_have_it(
+    repository: Repository, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controlplane.controller.path_action.PAUSE_S", 0.01)
+    settings = Settings(
+        home=tmp_path / "home", allowed_roots=str(files), engine="vllm", max_model_len=64, concurrency=4
+    )
+    world = World(settings, repository, files)
+    world.cluster = cluster = Prober(failures=1)
+    load, devices = Load(1, 16, 8), cluster.devices.devices
+
+    def estimate() -> estimates.Answer:
+        return estimates.answer(repository.read(), cluster.devices, settings, "base", Shape(), load)
+
+    def known() -> RequestPath | None:
+        return paths.known_path(repository.read(), settings, devices)
+
+    async with world.controlled():
+        await world.end(world.register("base"))
+        before = estimate().prediction
+        assert before.path_s is None
+        assert any("measured once an engine serves" in note for note in before.notes)
+        assert (await world.end(world.deploy("base"))).phase is Phase.DEPLOYED
+        await world.until(known)
+        assert cluster.probed == [("base", ("base",))] * 2
+        after = estimate().prediction
+        assert not any("the way of requests" in note for note in after.notes)
+        assert after.engine_ttft_s == before.ttft_s
+        assert after.path_s is not None
+        # As the in-memory cluster's proxy is: 5 ms alone, and a microsecond for each token.
+        assert after.path_s.value == pytest.approx(5e-3 + 16e-6, rel=0.02)
+        assert after.ttft_s.value == pytest.approx(before.ttft_s.value + after.path_s.value)
+
+        alone_s = before.ttft_s.value
+        await world.end(world.undeploy("base"))
+        # A limit that the engine alone would keep, and its clients would see broken.
+        expected = {"load": {"inputTokens": 16, "outputTokens": 8}}
+        tight, wide = ({"ttft_ms": 1e3 * alone_s + more} for more in (3, 8))
+        refused = await world.end(world.deploy("base", SLOs=tight, **expected))
+        assert refused.phase is Phase.FAILED
+        assert refused.error is not None
+        assert refused.error["error"]["code"] == "no_feasible_plan"
+        kept = await world.end(world.deploy("base", SLOs=wide, **expected))
+        assert kept.phase is Phase.DEPLOYED
+        assert len(cluster.probed) == 2

@@ -1,0 +1,153 @@
+"""The way of requests: its fit, and what a client sees of an engine behind it, against a queue that is
+followed event by event."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_profile import ground, plan
+
+from profiler.predicting.predict import predict
+from profiler.request_path import Burst, EngineTimes, RequestPath, fit, served_s
+from profiler.types import Workload
+
+
+@dataclass
+class Front:
+    """One process that every request passes on its way in and its first token on its way out, one after the
+    other, before an engine that takes `engine_s` for as many prompts as have reached it when it begins."""
+
+    each_s: float  # of one way
+    around_s: float  # on no process of this host: it delays, and holds up nobody
+    engine_s: Callable[[int], float]
+    first_s: dict[int, float] = field(default_factory=dict)
+
+    def run(self, batch: int) -> list[float]:
+        jobs: list[tuple[float, int, str, int]] = [(0.0, n, "in", n) for n in range(batch)]
+        ends: list[tuple[float, list[int]]] = []
+        arrived: list[tuple[float, int]] = []
+        front_free = engine_free = 0.0
+        count = batch
+        while jobs or arrived or ends:
+            next_job = max(front_free, jobs[0][0]) if jobs else float("inf")
+            begin = max(engine_free, arrived[0][0]) if arrived else float("inf")
+            end = ends[0][0] if ends else float("inf")
+            if end <= min(next_job, begin):
+                at, members = ends.pop(0)
+                for n in members:
+                    heapq.heappush(jobs, (at, count, "out", n))
+                    count += 1
+            elif next_job <= begin:
+                _, _, way, n = heapq.heappop(jobs)
+                front_free = next_job + self.each_s
+                if way == "in":
+                    arrived.append((front_free, n))
+                else:
+                    self.first_s[n] = front_free
+            else:
+                members = [n for at, n in arrived if at <= begin]
+                arrived = [one for one in arrived if one[0] > begin]
+                engine_free = begin + self.engine_s(len(members))
+                ends.append((engine_free, members))
+        return [self.around_s + self.first_s[n] for n in range(batch)]
+
+
+def measured(front: Front, batches: Sequence[int] = (1, 8, 32)) -> RequestPath:
+    """As it would be found with an engine that answers at once."""
+    instant = Front(front.each_s, front.around_s, lambda count: 0.0)
+    bursts = [Burst(16, tuple(instant.run(batch))) for batch in batches for _ in range(3)]
+    return fit(bursts)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8, 32, 100])
+@pytest.mark.parametrize("each_ms", [0.05, 0.4, 2.0])
+@pytest.mark.parametrize(("first_ms", "more_ms"), [(0.0, 0.0), (2.0, 0.1), (10.0, 1.6), (40.0, 20.0)])
+def test_clients_see_what_a_queue_makes_of_it(
+    batch: int, each_ms: float, first_ms: float, more_ms: float
+) -> None:
+    """From engines that keep up with the way to those that take far longer than it."""
+    front = Front(each_ms / 1e3, 4e-3, lambda count: (first_ms + more_ms * (count - 1)) / 1e3)
+    seen = statistics.mean(front.run(batch))
+    one, whole = (front.engine_s(count) for count in (1, batch))
+    found = served_s(measured(front), batch, 16, EngineTimes(one, one), EngineTimes(whole, whole))
+    assert found == pytest.approx(seen, rel=0.15)
+
+
+def test_the_h200s_first_run_is_explained() -> None:
+    """Of a 7B shape: 10.3 ms promised and 23.6 seen for one request, 22.4 and 51.6 (median) for eight. The
+    way alone explains the first; that the first of eight is begun alone, most of what eight take longer."""
+    front = Front(0.4e-3, 12.5e-3, lambda count: (10.3 + 12.1 * (count - 1) / 7) / 1e3)
+    assert statistics.mean(front.run(1)) == pytest.approx(23.6e-3, rel=0.02)
+    path = measured(front)
+    found = served_s(path, 8, 16, EngineTimes(10.3e-3, 10.3e-3), EngineTimes(22.4e-3, 22.4e-3))
+    assert found == pytest.approx(statistics.mean(front.run(8)), rel=0.1)
+    assert found > 22.4e-3 + path.mean_s(1, 16) + 5e-3
+
+
+@given(
+    st.floats(1e-4, 0.05), st.floats(0, 5e-3), st.floats(0, 5e-6), st.integers(0, 1000), st.integers(2, 64)
+)
+def test_a_fit_finds_what_it_was_made_of(
+    alone_s: float, each_s: float, token_s: float, seed: int, most: int
+) -> None:
+    rng = random.Random(seed)
+    made = RequestPath(alone_s, each_s, token_s, 1.0, 1.0)
+    bursts = [
+        Burst(tokens, (made.mean_s(batch, tokens),) * batch)
+        for batch, tokens in ((1, 16), (1, 1024), (1, 16), (most, 16))
+        for _ in range(3)
+    ]
+    rng.shuffle(bursts)
+    found = fit(bursts)
+    for batch, tokens in ((1, 16), (1, 500), (most, 16)):
+        assert found.mean_s(batch, tokens) == pytest.approx(made.mean_s(batch, tokens), rel=1e-6)
+    assert found.low < 1 < found.high
+
+
+def test_noise_widens_and_too_little_is_refused() -> None:
+    rng = random.Random(1)
+    made = RequestPath(10e-3, 1e-3, 1e-6, 1.0, 1.0)
+    bursts = [
+        Burst(tokens, tuple(made.mean_s(batch, tokens) * rng.uniform(0.7, 1.4) for _ in range(batch)))
+        for batch, tokens in ((1, 16), (1, 1024), (8, 16))
+        for _ in range(9)
+    ]
+    found = fit(bursts)
+    assert found.mean_s(1, 16) == pytest.approx(made.mean_s(1, 16), rel=0.15)
+    quiet = [Burst(b.input_tokens, (made.mean_s(b.batch, b.input_tokens),) * b.batch) for b in bursts]
+    assert found.high - found.low > fit(quiet).high - fit(quiet).low
+    for few in ([], bursts[:1], [b for b in bursts if b.batch == 1], [b for b in bursts if b.batch == 8]):
+        with pytest.raises(ValueError, match="expected"):
+            fit(few)
+
+
+PATH = RequestPath(12e-3, 1e-3, 2e-6, 0.8, 1.3)
+
+
+@pytest.mark.parametrize("batch", [1, 8, 32])
+@pytest.mark.parametrize("known", [True, False])
+def test_an_estimate_tells_the_way_and_the_engine_apart(batch: int, known: bool) -> None:
+    load, here = Workload(batch, 128, 32), ground(plan(), known)
+    alone = predict(here, plan(), load)
+    assert alone.path_s is None
+    assert alone.engine_ttft_s is None
+    found = predict(dataclasses.replace(here, path=PATH), plan(), load)
+    assert found.path_s is not None
+    assert found.engine_ttft_s == alone.ttft_s
+    assert found.path_s.value == pytest.approx(PATH.mean_s(batch, 128))
+    if batch == 1:
+        assert found.ttft_s.value == pytest.approx(alone.ttft_s.value + PATH.mean_s(1, 128))
+    for end in ("value", "low", "high"):
+        later = getattr(found.ttft_s, end) - getattr(alone.ttft_s, end)
+        assert getattr(found.latency_s, end) == pytest.approx(getattr(alone.latency_s, end) + later)
+    assert found.ttft_s.low < found.ttft_s.value < found.ttft_s.high
+    assert found.tokens_per_s.value == pytest.approx(32 * batch / found.latency_s.value)
+    assert (found.tpot_s, found.ranks) == (alone.tpot_s, alone.ranks)
