@@ -3,6 +3,7 @@
 OstinatoError
 |- InvalidRequest 400          malformed or unknown fields, wrong types, unknown intent
 |  |- PromptTooLong 400
+|  |- NoChatTemplate 400       messages for a model that only completes text
 |  `- SourceUnreadable 400     missing or corrupt checkpoint or adapter files
 |- Unauthorized 401            a missing or wrong API key
 |- PathNotAllowed 403          a path outside the allowed roots
@@ -64,6 +65,10 @@ class InvalidRequest(OstinatoError):
 
 class PromptTooLong(InvalidRequest):
     code = "context_length_exceeded"
+
+
+class NoChatTemplate(InvalidRequest):
+    code = "no_chat_template"
 
 
 class SourceUnreadable(InvalidRequest):

@@ -40,6 +40,10 @@ from workers.server.worker import Worker
 GIB = 1 << 30
 CPU = Device("node", 0, "cpu", 8 * GIB, 8 * GIB, DeviceRates(1e10, 1e11))
 TWO_NODES = Inventory((CPU, replace(CPU, node="other")))
+NO_TEMPLATE = (  # of vLLM, which quotes transformers
+    "As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat "
+    "template if the tokenizer does not define one."
+)
 TOO_LONG = "This model's maximum context length is 64 tokens. However, you requested 99 tokens."
 
 
@@ -64,7 +68,8 @@ class Engine:
 
 
 class ScriptedEngine(EchoEngine):
-    """Echoes, except for prompts that ask for trouble; `closed` is set when a drip is cut off."""
+    """Echoes, except for prompts that ask for trouble; `closed` is set when a drip is cut off. Without a chat
+    template it takes no messages."""
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
@@ -73,6 +78,7 @@ class ScriptedEngine(EchoEngine):
         self.calls: list[dict[str, Any]] = []
         self.refused: set[str] = set()
         self.faults: dict[str, Exception] = {}
+        self.has_template = True
 
     async def ensure_variant(self, variant: VariantRef) -> None:
         if variant.name in self.faults:
@@ -90,6 +96,9 @@ class ScriptedEngine(EchoEngine):
         request = json.loads(message["body"])
         self.calls.append(request)
         messages = request.get("messages")
+        if messages is not None and not self.has_template:
+            await _refuse(send, NO_TEMPLATE)
+            return
         last = messages[-1] if isinstance(messages, list) and messages else None
         text = last.get("content") if isinstance(last, dict) else request.get("prompt")
         script = {
@@ -98,7 +107,7 @@ class ScriptedEngine(EchoEngine):
             "!drip": self._drip,
             "!break": self._break,
             "!raise": self._raise,
-            "!too long": self._refuse,
+            "!too long": self._too_long,
             "!nonsense": self._nonsense,
         }.get(text if isinstance(text, str) else "")
         if script is not None:
@@ -138,13 +147,17 @@ class ScriptedEngine(EchoEngine):
     async def _raise(self, send: Any) -> None:
         raise RuntimeError("the engine core died")
 
-    async def _refuse(self, send: Any) -> None:
-        await send(_head(400, "application/json"))
-        await send(_part(json.dumps({"error": {"message": TOO_LONG, "code": 400}}).encode()))
+    async def _too_long(self, send: Any) -> None:
+        await _refuse(send, TOO_LONG)
 
     async def _nonsense(self, send: Any) -> None:
         await send(_head(200, "application/json"))
         await send(_part(b"[1]"))
+
+
+async def _refuse(send: Any, message: str) -> None:
+    await send(_head(400, "application/json"))
+    await send(_part(json.dumps({"error": {"message": message, "code": 400}}).encode()))
 
 
 def _head(status: int, content_type: str) -> Message:

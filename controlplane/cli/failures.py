@@ -29,6 +29,7 @@ HINTS: dict[str, str] = {
     "internal_error": "this is a defect; run again with --debug and report what it prints",
     "invalid_request": "correct the request; `ostinato COMMAND --help` shows what it takes",
     "context_length_exceeded": "shorten the text, or deploy with a larger --max-output",
+    "no_chat_template": "`ostinato infer MODEL TEXT` completes a text",
     "source_unreadable": "check that the folder holds a complete checkpoint or adapter",
     "unauthorized": "set OSTINATO_API_KEY to the key this installation was started with",
     "path_not_allowed": "start Ostinato with the folder in OSTINATO_ALLOWED_ROOTS",

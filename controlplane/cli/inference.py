@@ -40,11 +40,16 @@ def infer(  # noqa: PLR0913 - typer reads a command's options from its parameter
         maxOutputLength=max_output,
         temperature=temperature,
         seed=seed,
-        format="raw" if raw else "chat",
+        format="raw" if raw else "auto",
     )
     with cli.client() as client:
         answer = client.inference_model(request)
-    print_json(answer) if cli.json else print_text(answer.outputText)
+    if cli.json:
+        print_json(answer)
+        return
+    if answer.note:
+        print(answer.note, file=sys.stderr)
+    print_text(answer.outputText)
 
 
 def chat(

@@ -9,6 +9,8 @@ from controlplane import errors
 from profiler.errors import CheckpointError
 
 _TOO_LONG = ("maximum context length", "maximum model length", "max_model_len", "longer than the maximum")
+# In vLLM's refusal to make a prompt of messages, which quotes transformers.
+NO_TEMPLATE = "you must provide a chat template"
 
 
 def from_engine(status: int, body: bytes) -> errors.OstinatoError:
@@ -19,6 +21,12 @@ def from_engine(status: int, body: bytes) -> errors.OstinatoError:
             return refusal(message)
     if status in (400, 422) and any(hint in message for hint in _TOO_LONG):
         return errors.PromptTooLong(message, param=param or "messages")
+    if 400 <= status < 500 and NO_TEMPLATE in message:
+        return errors.NoChatTemplate(
+            "the model has no chat template, so it takes no messages; send its text to POST /v1/completions, "
+            "or add chat_template.jinja to its folder and deploy it anew",
+            param="messages",
+        )
     if 400 <= status < 500:
         return errors.InvalidRequest(message, param=param)
     if status == 503:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from installations import Installation, Start, wait_for
 
@@ -28,6 +29,8 @@ def test_the_whole_flow(fresh: Installation) -> None:
         "finishReason": "stop",
         "inputTokens": 3,
         "outputTokens": 3,
+        "format": "chat",
+        "note": "",
     }
     models = {m["model"]: m for m in fresh.http.get("/models").json()["models"]}
     assert (models["base"]["variants"], models["v1"]["base"], models["v1"]["rank"]) == (["v1"], "base", 4)
@@ -43,8 +46,42 @@ def test_the_whole_flow(fresh: Installation) -> None:
 
 def test_raw_text(served: Installation) -> None:
     reply = served.post("/inference_model", {"model": "base", "inputText": "raw one", "format": "raw"})
-    assert reply.json()["outputText"] == "raw one"
-    assert "prompt" in served.cluster.scripted("base").calls[-1]
+    assert (reply.json()["outputText"], reply.json()["format"]) == ("raw one", "raw")
+    sent = served.cluster.scripted("base").calls[-1]
+    assert (sent["prompt"], sent["max_tokens"]) == ("raw one", 32), "as long as a chat's answer may be"
+
+
+def test_a_model_without_a_chat_template_completes_the_text_and_says_so(served: Installation) -> None:
+    served.cluster.scripted("base").has_template = False
+    answers = {
+        format: served.post("/inference_model", {"model": "v1", "inputText": "to be or", **asked})
+        for format, asked in {
+            "unsaid": {},
+            "auto": {"format": "auto"},
+            "chat": {"format": "chat"},
+            "raw": {"format": "raw"},
+        }.items()
+    }
+    refused = answers.pop("chat")
+    assert code(refused) == (400, "no_chat_template")
+    assert "chat_template.jinja" in refused.json()["error"]["message"]
+    told = {format: (reply.json()["format"], reply.json()["note"]) for format, reply in answers.items()}
+    note = "'v1' has no chat template: the text was completed as it stands"
+    assert told == {"unsaid": ("raw", note), "auto": ("raw", note), "raw": ("raw", "")}
+    assert {reply.json()["outputText"] for reply in answers.values()} == {"to be or"}
+    assert served.counts() == {("v1", "ok"): 3, ("v1", "no_chat_template"): 1}, "a second try is no request"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chat_without_a_template_is_refused_in_openai_s_shape(served: Installation, stream: bool) -> None:
+    served.cluster.scripted("base").has_template = False
+    with served.openai() as client, pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(
+            model="base", messages=[{"role": "user", "content": "hello"}], stream=stream
+        )
+    assert (refused.value.code, refused.value.param) == ("no_chat_template", "messages")
+    assert refused.value.type == "invalid_request_error"
+    assert "/v1/completions" in refused.value.message
 
 
 def test_logs_and_probes(served: Installation) -> None:

@@ -157,7 +157,7 @@ class FakeApi:
                 answer(
                     {
                         **{"model": "smol", "outputText": "four", "finishReason": "stop"},
-                        **{"inputTokens": 5, "outputTokens": 1},
+                        **{"inputTokens": 5, "outputTokens": 1, "format": "chat", "note": ""},
                     }
                 )
             ],

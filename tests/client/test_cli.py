@@ -12,7 +12,7 @@ import pytest
 from command_line import Cli
 from fake_api import FakeApi, answer, chat_chunks, deployment, error, events, model, operation, text
 
-from controlplane import __version__
+from controlplane import __version__, errors
 from controlplane.api.schemas.models import OperationView
 from controlplane.cli import main as cli_main
 from controlplane.cli import models as cli_models
@@ -60,7 +60,7 @@ JSON_COMMANDS: dict[str, tuple[list[str], set[str]]] = {
     "deploy": (["deploy", "smol"], {"operation", "deployment"}),
     "infer": (
         ["infer", "smol", "2+2?"],
-        {"model", "outputText", "finishReason", "inputTokens", "outputTokens"},
+        {"model", "outputText", "finishReason", "inputTokens", "outputTokens", "format", "note"},
     ),
     "status": (["status"], {"status", "models", "deployments"}),
     "cluster": (["cluster"], {"nodes"}),
@@ -222,6 +222,29 @@ def test_infer_reads_stdin(cli: Cli, api: FakeApi) -> None:
     assert cli("infer", "smol", "-", "--raw", "--max-output", "9", stdin="long text").out == "four\n"
     body = api.calls("POST /inference_model")[0][0]
     assert body == {"model": "smol", "inputText": "long text", "maxOutputLength": 9, "format": "raw"}
+
+
+def test_infer_says_on_stderr_that_a_text_was_completed(cli: Cli, api: FakeApi) -> None:
+    note = "'smol' has no chat template: the text was completed as it stands"
+    given = {
+        "model": "smol",
+        "outputText": " four",
+        "finishReason": "stop",
+        "inputTokens": 5,
+        "outputTokens": 1,
+    }
+    api.script("POST /inference_model", answer({**given, "format": "raw", "note": note}))
+    ended = cli("infer", "smol", "2+2=")
+    assert (ended.out, ended.err) == (" four\n", note + "\n")
+    assert api.calls("POST /inference_model")[0][0]["format"] == "auto"
+
+
+def test_chat_without_a_template_says_what_to_type(cli: Cli, api: FakeApi) -> None:
+    refusal = errors.NoChatTemplate("no template; send its text to POST /v1/completions", param="messages")
+    api.script("POST /v1/chat/completions", answer(refusal.body(), 400))
+    ended = cli("chat", "smol", stdin="hi\n")
+    assert ended.code == 1
+    assert "ostinato infer MODEL TEXT" in ended.err
 
 
 def test_chat_remembers_what_was_said(cli: Cli, api: FakeApi) -> None:

@@ -49,7 +49,7 @@ def _is_within(tensor: str, layers: int) -> bool:
 
 
 def gemma3(base: Path, folder: Path) -> Path:
-    """Random weights of another architecture than that of `base`, whose words it takes."""
+    """Random weights of another architecture than that of `base`, with its words and no chat template."""
     words = json.loads((base / "config.json").read_text())
     _copy_but_weights(base, folder)
     torch.manual_seed(1)
@@ -57,7 +57,16 @@ def gemma3(base: Path, folder: Path) -> Path:
     tokenizer = (folder / "tokenizer.json").read_text()
     GEMMA3.write(folder, vocab_size=words["vocab_size"], **ends)
     (folder / "tokenizer.json").write_text(tokenizer)
+    _without_template(folder)
     return folder
+
+
+def _without_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    words = folder / "tokenizer_config.json"
+    told = json.loads(words.read_text())
+    told.pop("chat_template", None)
+    words.write_text(json.dumps(told))
 
 
 def _copy_but_weights(base: Path, folder: Path) -> None:

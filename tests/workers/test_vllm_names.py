@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from controlplane.gateway import engine_errors
+
 RUNNER_FILES = ("v1/worker/lora_model_runner_mixin.py", "v1/worker/gpu_model_runner.py", "v1/worker/gpu")
 SCHEDULER = "v1/core/sched/scheduler.py"
 LINEAR = "model_executor/layers/linear.py"
@@ -198,6 +200,10 @@ def test_a_rank_with_a_fixed_cache_needs_no_other_memory_free_than_we_say() -> N
     assert "init_snapshot.total_memory * cache_config.gpu_memory_utilization" in asked
     found = ast.unparse(function_in(tree("v1/worker/gpu_worker.py"), "determine_available_memory"))
     assert "if (kv_cache_memory_bytes := self.cache_config.kv_cache_memory_bytes)" in found
+
+
+def test_a_model_without_a_chat_template_is_refused_in_the_words_that_we_know() -> None:
+    assert engine_errors.NO_TEMPLATE in ast.unparse(tree("renderers/hf.py"))
 
 
 def test_followers_are_started_as_vllm_starts_them() -> None:

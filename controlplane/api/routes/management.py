@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
@@ -28,9 +28,11 @@ from controlplane.api.schemas.models import (
 from controlplane.api.schemas.placement import PlanView, PreviewView
 from controlplane.api.schemas.status import DeviceView, EngineView, StatusView
 from controlplane.api.services import Services, fresh_context
+from controlplane.gateway.route_table import Route
 from controlplane.state import queries
 from controlplane.state.repository import State
 from controlplane.state.worker_groups import host_of
+from workers.messages import EngineCall
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     "default": {"model": ErrorBody, "description": "An error; docs/errors.md lists the codes."}
@@ -181,9 +183,7 @@ async def infer(services: Services, body: InferenceModelRequest) -> InferenceMod
     try:
         route = await services.routes.resolve(body.model)
         watch.routed(route)
-        path, sent = _as_openai(body)
-        reply = await inference.ask(services, route, inference.engine_call(path, sent, route))
-        answer = _as_answer(body.model, reply.body)
+        answer = await _answer(services, route, body)
     except errors.OstinatoError as e:
         watch.end(e.code)
         raise
@@ -197,7 +197,33 @@ async def infer(services: Services, body: InferenceModelRequest) -> InferenceMod
     return answer
 
 
-def _as_openai(body: InferenceModelRequest) -> tuple[str, dict[str, Any]]:
+async def _answer(services: Services, route: Route, body: InferenceModelRequest) -> InferenceModelResponse:
+    """As `format` says. A model without a chat template completes the text, unless a chat was asked for."""
+    note = ""
+    if body.format != "raw":
+        try:
+            reply = await inference.ask(services, route, _chat_call(route, body))
+            return _as_answer(body.model, reply.body, "chat", note)
+        except errors.NoChatTemplate:
+            if body.format == "chat":
+                raise
+            note = f"'{body.model}' has no chat template: the text was completed as it stands"
+    reply = await inference.ask(services, route, _raw_call(route, body))
+    return _as_answer(body.model, reply.body, "raw", note)
+
+
+def _chat_call(route: Route, body: InferenceModelRequest) -> EngineCall:
+    messages = [{"role": "user", "content": body.inputText}]
+    return inference.engine_call(inference.CHAT, {**_options(body), "messages": messages}, route)
+
+
+def _raw_call(route: Route, body: InferenceModelRequest) -> EngineCall:
+    """The engine's own limit of a completion would be a few tokens."""
+    sent = {"max_tokens": route.max_output_tokens, **_options(body), "prompt": body.inputText}
+    return inference.engine_call(inference.COMPLETIONS, sent, route)
+
+
+def _options(body: InferenceModelRequest) -> dict[str, Any]:
     options = {
         "max_tokens": body.maxOutputLength,
         "temperature": body.temperature,
@@ -205,13 +231,10 @@ def _as_openai(body: InferenceModelRequest) -> tuple[str, dict[str, Any]]:
         "seed": body.seed,
         "stop": body.stop,
     }
-    sent: dict[str, Any] = {"model": body.model, **{k: v for k, v in options.items() if v is not None}}
-    if body.format == "raw":
-        return inference.COMPLETIONS, sent | {"prompt": body.inputText}
-    return inference.CHAT, sent | {"messages": [{"role": "user", "content": body.inputText}]}
+    return {"model": body.model, **{name: value for name, value in options.items() if value is not None}}
 
 
-def _as_answer(model: str, body: bytes) -> InferenceModelResponse:
+def _as_answer(model: str, body: bytes, asked: Literal["chat", "raw"], note: str) -> InferenceModelResponse:
     """Errors: EngineFailed when it is no completion."""
     try:
         reply = json.loads(body)
@@ -223,6 +246,8 @@ def _as_answer(model: str, body: bytes) -> InferenceModelResponse:
             finishReason=choice.get("finish_reason"),
             inputTokens=usage["prompt_tokens"],
             outputTokens=usage["completion_tokens"],
+            format=asked,
+            note=note,
         )
     except (ValueError, LookupError, TypeError, AttributeError) as e:
         raise errors.EngineFailed("the engine's answer is not an OpenAI completion") from e

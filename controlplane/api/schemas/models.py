@@ -64,8 +64,10 @@ class InferenceModelRequest(Strict):
     topP: float | None = Field(default=None, gt=0, le=1)
     seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
     stop: list[Annotated[str, StringConstraints(min_length=1)]] | None = Field(default=None, max_length=16)
-    format: Literal["chat", "raw"] = Field(
-        default="chat", description="raw: no chat template around inputText."
+    format: Literal["auto", "chat", "raw"] = Field(
+        default="auto",
+        description="chat: the model's chat template around inputText; raw: none, the text is completed; "
+        "auto: chat where the model has a template.",
     )
 
 
@@ -75,6 +77,8 @@ class InferenceModelResponse(View):
     finishReason: str | None
     inputTokens: int
     outputTokens: int
+    format: Literal["chat", "raw"] = Field(description="How the model was asked.")
+    note: str = Field(description="Why it was asked otherwise than one might expect; else empty.")
 
 
 class EventView(View):

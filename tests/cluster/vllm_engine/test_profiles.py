@@ -180,8 +180,25 @@ def test_a_model_of_another_family_is_profiled_estimated_deployed_and_answers(
         expected = random_adapters.log_probabilities(reference, prompt, tokens)
         chosen = expected[torch.arange(len(tokens)), torch.tensor(tokens)]
         assert (expected.max(dim=-1).values - chosen).max() < 1e-4
+        completes_what_it_is_given(cluster, SECOND)
     finally:
         cluster.perform("DELETE", f"/deployments/{SECOND}")
+
+
+def completes_what_it_is_given(cluster: Cluster, name: str) -> None:
+    """As a model without a chat template does, and says."""
+    text = {"model": name, "inputText": "The capital of France is", "maxOutputLength": 8, "temperature": 0}
+    told, raw = (
+        cluster.http.post("/inference_model", json=body, timeout=300).json()
+        for body in (text, {**text, "format": "raw"})
+    )
+    assert told["outputText"] == raw["outputText"] != ""
+    assert (told["format"], raw["note"]) == ("raw", "")
+    assert f"'{name}' has no chat template" in told["note"]
+    for stream in (False, True):
+        chat = {"model": name, "messages": [{"role": "user", "content": "hello"}], "stream": stream}
+        refused = cluster.http.post("/v1/chat/completions", json=chat, timeout=300)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_chat_template")
 
 
 def test_a_profile_that_is_cancelled_ends_its_engine_while_that_starts(
