@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from placement.types import CostMeasure
+from workers.addresses import Ports
 
 NO_GPUS = "none"
 
@@ -22,7 +23,14 @@ class Settings(BaseSettings):
     store_url: str = Field(default="", description="sqlite:///FILE or redis://HOST; empty: SQLite in home.")
     allowed_roots: str = Field(default="", description="Folders (':'-separated) sources may be read from.")
     http_host: str = Field(default="127.0.0.1", description="Where the API listens.")
-    metrics_host: str = Field(default="127.0.0.1", description="Where each process serves its metrics.")
+    metrics_host: str = Field(
+        default="127.0.0.1",
+        description="Where each process serves its metrics; 0.0.0.0 if Prometheus is on another node.",
+    )
+    metrics_ports: str = Field(
+        default="9464-9527",
+        description="Ports of each node for that; a process takes the first free one. Empty: any.",
+    )
     worker_host: str = Field(
         default="127.0.0.1",
         description="Where engines listen for gateways; 0.0.0.0 if they are on other nodes.",
@@ -107,6 +115,16 @@ class Settings(BaseSettings):
     def _readable(cls, value: str) -> str:
         gpus_of(value, "")
         return value
+
+    @field_validator("metrics_ports")
+    @classmethod
+    def _ports(cls, value: str) -> str:
+        Ports.parse(value)
+        return value
+
+    @property
+    def metrics_port_range(self) -> Ports:
+        return Ports.parse(self.metrics_ports)
 
     @property
     def resolved_store_url(self) -> str:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
+import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -63,6 +64,11 @@ def make_app() -> FastAPI:
     return create_app(make_services)
 
 
+def _serve_metrics(settings: Settings) -> str:
+    """Where other nodes find this process's metrics."""
+    return serve_metrics(settings.metrics_host, settings.metrics_port_range, ray.util.get_node_ip_address())
+
+
 @serve.deployment(
     name="Gateway",
     max_ongoing_requests=1000,
@@ -77,7 +83,7 @@ class Gateway:
         keep_replica_on_loopback()
         log_at_once()
         self._controller = controller  # keeps the controller in this application
-        self._metrics_address = serve_metrics(Settings().metrics_host)
+        self._metrics_address = _serve_metrics(Settings())
 
     async def metrics_address(self) -> str:
         return self._metrics_address
@@ -96,7 +102,7 @@ class ControllerReplica:
         log_at_once()
         settings = Settings()
         repository = Repository(open_store(settings.resolved_store_url))
-        self._metrics_address = serve_metrics(settings.metrics_host)
+        self._metrics_address = _serve_metrics(settings)
         cluster = RayCluster(settings, starts_agents=True)
         controller = Controller(settings, repository, cluster, ControllerMetrics())
         loop = asyncio.get_running_loop()

@@ -15,6 +15,7 @@ from controlplane.runtime.follower_actors import OtherMembers
 from controlplane.runtime.loopback import keep_replica_on_loopback
 from controlplane.runtime.replica_logs import log_at_once
 from controlplane.settings import Settings
+from workers.addresses import Ports
 from workers.group.launch import Launch
 from workers.messages import EngineConfig
 from workers.server.worker import Worker
@@ -32,20 +33,26 @@ class EngineReplica(Worker):
     server, not through Serve."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: EngineConfig, metrics_host: str, worker_host: str, node_ids: Mapping[str, str]
+        self,
+        config: EngineConfig,
+        metrics_host: str,
+        metrics_ports: Ports,
+        worker_host: str,
+        node_ids: Mapping[str, str],
     ) -> None:
         keep_replica_on_loopback()
         log_at_once()
         address = ray.util.get_node_ip_address()
         self._others = OtherMembers(config, node_ids, address)
-        super().__init__(config, metrics_host, Launch(config, self._others.rendezvous, address))
+        launch = Launch(config, self._others.rendezvous, address)
+        super().__init__(config, metrics_host, launch, metrics_ports, address)
         self._others.start(self.abort)
         try:
             await self.start()
         except Exception:
             await asyncio.to_thread(self._others.stop)
             raise
-        await self.open_door(worker_host, address)
+        await self.open_door(worker_host)
 
     async def __del__(self) -> None:
         """Serve awaits it when it stops a replica; requests that run then may end."""
@@ -68,7 +75,8 @@ def engine_application(
         logging_config=LoggingConfig(enable_access_log=False),  # the gateway logs and counts requests
         ray_actor_options=_actor_options(config, settings, node_ids.get(config.ranks[0].node)),
     )
-    return deployment.bind(config, settings.metrics_host, settings.worker_host, dict(node_ids))
+    metrics = (settings.metrics_host, settings.metrics_port_range)
+    return deployment.bind(config, *metrics, settings.worker_host, dict(node_ids))
 
 
 def _actor_options(config: EngineConfig, settings: Settings, node_id: str | None) -> dict[str, Any]:

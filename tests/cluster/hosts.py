@@ -1,4 +1,5 @@
-"""Two hosts for one cluster: network namespaces of this machine, joined by a bridge. They need root."""
+"""Two hosts for one cluster, and a third that is none of its: network namespaces of this machine, joined by a
+bridge. They need root."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from controlplane.runtime import local, loopback
 from controlplane.runtime.local import LocalCluster
 from tests.conftest import RedisServer
 
-HEAD, OTHER = "one", "two"
+HEAD, OTHER, OUTSIDE = "one", "two", "outside"
 START_S = 180.0
 
 
@@ -30,8 +31,8 @@ class HostPair(Cluster):
         number = _claimed_bridge()
         self._net = f"198.18.{number}"  # set apart for tests of networks (RFC 2544)
         self._bridge = f"ost{number}"
-        self._names = {HEAD: f"ost{number}a", OTHER: f"ost{number}b"}
-        self._addresses = {HEAD: f"{self._net}.1", OTHER: f"{self._net}.2"}
+        self._names = {HEAD: f"ost{number}a", OTHER: f"ost{number}b", OUTSIDE: f"ost{number}c"}
+        self.addresses = {HEAD: f"{self._net}.1", OTHER: f"{self._net}.2", OUTSIDE: f"{self._net}.3"}
         self._connect()
         store = redis("--bind", "127.0.0.1", f"{self._net}.254", "--protected-mode", "no")
         super().__init__(
@@ -40,6 +41,7 @@ class HostPair(Cluster):
             store_url=f"redis://{self._net}.254:{store.port}/0",
             http_host="0.0.0.0",
             worker_host="0.0.0.0",
+            metrics_host="0.0.0.0",
             engine_num_cpus=0.5,
         )
 
@@ -52,7 +54,7 @@ class HostPair(Cluster):
             _ip("netns", "add", space)
             _ip("link", "add", f"{space}v", "type", "veth", "peer", "name", "eth0", "netns", space)
             _ip("link", "set", f"{space}v", "master", self._bridge, "up")
-            _ip("-n", space, "addr", "add", f"{self._addresses[host]}/24", "dev", "eth0")
+            _ip("-n", space, "addr", "add", f"{self.addresses[host]}/24", "dev", "eth0")
             for device in ("lo", "eth0"):
                 _ip("-n", space, "link", "set", device, "up")
 
@@ -63,11 +65,15 @@ class HostPair(Cluster):
         with suppress(subprocess.CalledProcessError):
             _ip("link", "del", self._bridge)
 
+    def inside(self, host: str) -> tuple[str, ...]:
+        """A command that runs another on this host."""
+        return ("ip", "netns", "exec", self._names[host])
+
     def _run(self, host: str, *command: str) -> None:
         kept = local.cluster_environment(self.settings)
         environment = {n: v for n, v in kept.items() if n not in loopback.ENVIRONMENT}
         done = subprocess.run(
-            ["ip", "netns", "exec", self._names[host], *command],
+            [*self.inside(host), *command],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -78,19 +84,19 @@ class HostPair(Cluster):
         assert done.returncode == 0, done.stdout + done.stderr
 
     def start_node(self, host: str) -> None:
-        here = [f"--node-ip-address={self._addresses[host]}", f"--node-name={host}", "--num-cpus=2"]
+        here = [f"--node-ip-address={self.addresses[host]}", f"--node-name={host}", "--num-cpus=2"]
         if host == HEAD:
             here += ["--head", "--port=6379", f"--temp-dir={self.home}/ray", "--include-dashboard=false"]
         else:
-            here.append(f"--address={self._addresses[HEAD]}:6379")
+            here.append(f"--address={self.addresses[HEAD]}:6379")
         self._run(
             host, *local.RAY, "start", "--disable-usage-stats", "--object-store-memory=100000000", *here
         )
 
     def up(self) -> float:
         """As its parent; the control plane is started on the head."""
-        url = f"http://{self._addresses[HEAD]}:{self.settings.http_port}"
-        address = f"{self._addresses[HEAD]}:6379"
+        url = f"http://{self.addresses[HEAD]}:{self.settings.http_port}"
+        address = f"{self.addresses[HEAD]}:6379"
         mark = local.cluster_environment(self.settings)[local.MARK]
         self.local = LocalCluster(str(self.home), url, "", address, f"{self.home}/ray", mark)
         self.http = httpx.Client(base_url=url, timeout=60, trust_env=False)

@@ -54,7 +54,7 @@ async def _quick(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
 async def worker() -> AsyncIterator[Worker]:
     worker = Worker(CONFIG, "127.0.0.1")
     await worker.start()
-    await worker.open_door("127.0.0.1", "127.0.0.1")
+    await worker.open_door("127.0.0.1")
     yield worker
     await worker.close()
 

@@ -25,9 +25,9 @@ V = VariantRef('naïve "v"\n', 7, "/folder/é")
 
 @pytest.fixture
 async def worker() -> AsyncIterator[Worker]:
-    worker = Worker(CONFIG, "127.0.0.1")
+    worker = Worker(CONFIG, "127.0.0.1", node_ip="10.0.0.1")
     await worker.start()
-    await worker.open_door("127.0.0.1", "10.0.0.1")
+    await worker.open_door("127.0.0.1")
     yield worker
     await worker.close()
 

@@ -19,6 +19,7 @@ from typing import Any
 import uvicorn
 
 from workers import request_headers
+from workers.addresses import family_of, reached_at
 from workers.asgi import AsgiApp, Message
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,6 @@ log = logging.getLogger(__name__)
 KEEP_ALIVE_S = 24 * 3600
 # Longest wait for running requests when the worker stops; within Serve's graceful_shutdown_timeout_s.
 DRAIN_S = 15.0
-_ANY_INTERFACE = ("0.0.0.0", "::")
 
 
 class Door:
@@ -66,12 +66,10 @@ class Door:
 
         Raises OSError when `host` cannot be listened on.
         """
-        listener = socket.create_server((host, 0), family=_family(host), backlog=2048)
+        listener = socket.create_server((host, 0), family=family_of(host), backlog=2048)
         self._server = _Server(_config(self))
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
-        reached = node_ip if host in _ANY_INTERFACE else host
-        port = listener.getsockname()[1]
-        self.address = f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
+        self.address = reached_at(host, listener.getsockname()[1], node_ip)
 
     def check(self) -> None:
         """Raises RuntimeError when the server was opened but does not listen any more."""
@@ -110,10 +108,6 @@ def _config(app: Door) -> uvicorn.Config:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=1,
     )
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 async def _refuse(send: Any, status: int, message: str) -> None:

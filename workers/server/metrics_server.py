@@ -1,19 +1,24 @@
 """One Prometheus endpoint per process: what the process registered, vLLM's own metrics unchanged.
 
 Scraping each process, rather than through the gateway's load balancer, keeps counters of different
-replicas apart. The gateway lists the addresses for Prometheus (`GET /metrics/targets`).
+replicas apart. The gateway lists the addresses for Prometheus (`GET /metrics/targets`). Ports are of a range
+that firewalls can know.
 """
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, make_server
+from wsgiref.simple_server import WSGIRequestHandler
 
 from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 
+from workers.addresses import LOOPBACK, Ports, family_of, reached_at
+
 PLAIN = "text/plain; version=0.0.4"
+ANY = Ports()
 
 
 class _Quiet(WSGIRequestHandler):
@@ -21,8 +26,16 @@ class _Quiet(WSGIRequestHandler):
         """Scrapes are not worth a line."""
 
 
-def serve_metrics(host: str) -> str:
-    """Serve this process's metrics on a free port of `host`; returns "host:port"."""
+class _Server(ThreadingWSGIServer):
+    allow_reuse_port = False  # True in some Pythons: two processes would share a port, and scrapes
+
+
+def serve_metrics(host: str, ports: Ports = ANY, node_ip: str = LOOPBACK) -> str:
+    """Serve this process's metrics on the first of `ports` that is free on `host`.
+
+    Returns "ip:port" as others reach it, for which `node_ip` is this node's address. Raises OSError when
+    `host` cannot be listened on, or has none of these ports free.
+    """
     exposition = make_wsgi_app()
 
     def plain(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -32,6 +45,24 @@ def serve_metrics(host: str) -> str:
         body: Iterable[bytes] = exposition(environ, start_response)
         return body
 
-    server = make_server(host, 0, plain, ThreadingWSGIServer, handler_class=_Quiet)
+    server = _listen(host, ports)
+    server.set_app(plain)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    return f"{host}:{server.server_port}"
+    return reached_at(host, server.server_port, node_ip)
+
+
+def _listen(host: str, ports: Ports) -> _Server:
+    """A port is asked for by listening on it, so that two processes never get the same."""
+    made = type("_Server", (_Server,), {"address_family": family_of(host)})
+    for port in ports.each():
+        try:
+            server: _Server = made((host, port), _Quiet)
+        except OSError as e:
+            if e.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return server
+    raise OSError(
+        errno.EADDRINUSE,
+        f"no port for metrics is free on {host}: {ports} are all taken; let OSTINATO_METRICS_PORTS name more",
+    )

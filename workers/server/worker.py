@@ -16,6 +16,7 @@ from typing import Any
 from prometheus_client import REGISTRY
 
 from workers import asgi, request_headers
+from workers.addresses import LOOPBACK, Ports
 from workers.asgi import Message
 from workers.engine.factory import start_engine
 from workers.engine.interface import Engine
@@ -34,7 +35,7 @@ from workers.messages import (
 from workers.scheduling.faults import Fault, LoadFailed, fault_of
 from workers.server import process_logs
 from workers.server.http_server import Door, respond
-from workers.server.metrics_server import serve_metrics
+from workers.server.metrics_server import ANY, serve_metrics
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +46,19 @@ class Worker:
     """Stateless towards the control plane: each call names its variant, so a replica that was
     restarted loads what it is asked for."""
 
-    def __init__(self, config: EngineConfig, metrics_host: str, launch: Launch | None = None) -> None:
-        """`launch` says where the other ranks of a group on several nodes are; None: all are here."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        metrics_host: str,
+        launch: Launch | None = None,
+        metrics_ports: Ports = ANY,
+        node_ip: str = LOOPBACK,
+    ) -> None:
+        """`launch` says where the other ranks of a group on several nodes are; None: all are here. `node_ip`
+        is the address by which other nodes reach this one."""
         self._config = config
         self._launch = launch or Launch(config)
-        self._metrics_host = metrics_host
+        self._metrics_host, self._metrics_ports, self._node_ip = metrics_host, metrics_ports, node_ip
         self._metrics_address = ""
         self._engine: Engine | None = None
         self._door: Door | None = None
@@ -59,11 +68,12 @@ class Worker:
 
     async def start(self) -> None:
         """Start the engine. An exception here is a failed launch."""
+        # First, as an engine takes long to start and a port may be lacking.
+        self._metrics_address = serve_metrics(self._metrics_host, self._metrics_ports, self._node_ip)
         self._engine = await start_engine(self._config, self._launch)
         if self._config.max_active_variants:
             await self.limit_variants(self._config.max_active_variants)
         self._publish_residency()
-        self._metrics_address = serve_metrics(self._metrics_host)
         log.info("engine of %s is ready", self._config.name)
 
     def abort(self, reason: str) -> None:
@@ -76,10 +86,10 @@ class Worker:
             raise RuntimeError("the worker was asked before its engine started")
         return self._engine
 
-    async def open_door(self, host: str, node_ip: str) -> None:
+    async def open_door(self, host: str) -> None:
         """Serve requests over HTTP on a free port of `host`; `report` says where. Raises OSError."""
         self._door = Door(self.answer)
-        await self._door.open(host, node_ip)
+        await self._door.open(host, self._node_ip)
 
     async def answer(self, scope: Message, receive: Any, send: Any) -> None:
         """The engine's ASGI application, with the variant that a header names loaded first."""

@@ -1,4 +1,5 @@
-"""A node that is killed under load: what was on it goes on elsewhere, and comes back with the node."""
+"""Two hosts, whose metrics are seen from a third. A node that is killed under load: what was on it goes on
+elsewhere, and comes back with the node."""
 
 from __future__ import annotations
 
@@ -10,10 +11,12 @@ from typing import Any
 
 import pytest
 from clusters import until
-from hosts import HEAD, OTHER, HostPair
+from hosts import HEAD, OTHER, OUTSIDE, HostPair
 from load import Load
+from scraping import Prometheus
 
-from tests.conftest import RedisServer
+from controlplane.settings import Settings
+from tests.conftest import RedisServer, free_port
 
 pytestmark = [
     pytest.mark.slow,
@@ -91,6 +94,35 @@ def strike(pair: HostPair, load: Load, what: str) -> None:
         f"\n{what}: first new answer {first - killed:.1f} s, last failure {failed_s:.1f} s after the kill; "
         f"{len(load.outcomes)} requests, errors {dict(load.errors())}, longest {longest_s:.1f} s"
     )
+
+
+def test_prometheus_on_another_host_scrapes_every_process(pair: HostPair, tmp_path: Path) -> None:
+    """Each at its node's address, on a port of the range that the chart opens."""
+    for name in (LEFT, RIGHT):
+        deploy(pair, name, antiAffinity=APART)
+        reply = pair.http.post("/v1/completions", json={"model": name, "prompt": "a b"})
+        assert reply.status_code == 200, reply.text
+    targets = {t["targets"][0]: t["labels"]["component"] for t in pair.get("/metrics/targets")}
+    assert sorted(targets.values()) == ["controller", f"engine-{LEFT}", f"engine-{RIGHT}", "gateway"]
+    found = {tuple(address.split(":")) for address in targets}
+    assert {ip for ip, _ in found} == {pair.addresses[HEAD], pair.addresses[OTHER]}
+    assert {int(port) for _, port in found} <= set(Settings().metrics_port_range.each())
+    listen = f"{pair.addresses[OUTSIDE]}:{free_port()}"
+    prometheus = Prometheus(tmp_path, f"{pair.url}/metrics/targets", listen, pair.inside(OUTSIDE))
+    try:
+        until(lambda: scraped(prometheus) == targets, BOUND_S, "metrics of ours from every process")
+        up = {s["metric"]["instance"]: s["value"][1] for s in prometheus.query("up")}
+        assert up == dict.fromkeys(targets, "1")
+    finally:
+        prometheus.stop()
+        for name in (LEFT, RIGHT):
+            pair.perform("DELETE", f"/deployments/{name}")
+
+
+def scraped(prometheus: Prometheus) -> dict[str, str]:
+    """The component of each instance that gave a metric of ours."""
+    series = prometheus.query('count by (instance, component) ({__name__=~"ostinato_.+"})')
+    return {s["metric"]["instance"]: s["metric"]["component"] for s in series}
 
 
 def test_what_served_on_a_node_that_is_killed_serves_on_the_other(pair: HostPair) -> None:

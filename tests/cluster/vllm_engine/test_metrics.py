@@ -2,78 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
 import pytest
 from clusters import Cluster, until
-
-from tests.conftest import free_port
+from scraping import Prometheus
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 BASE = "smol"
-
-
-class Prometheus:
-    """The real server, its targets discovered through GET /metrics/targets."""
-
-    def __init__(self, folder: Path, targets_url: str) -> None:
-        self.url = f"http://127.0.0.1:{free_port()}"
-        config = {
-            "global": {"scrape_interval": "3s", "scrape_timeout": "3s"},
-            "scrape_configs": [
-                {
-                    "job_name": "ostinato",
-                    "http_sd_configs": [{"url": targets_url, "refresh_interval": "2s"}],
-                }
-            ],
-        }
-        (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
-        with (folder / "prometheus.log").open("w") as log:
-            self.process = subprocess.Popen(
-                [
-                    _binary(),
-                    f"--config.file={folder / 'prometheus.yml'}",
-                    f"--storage.tsdb.path={folder / 'data'}",
-                    f"--web.listen-address={self.url.removeprefix('http://')}",
-                ],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    def query(self, expression: str) -> list[dict[str, Any]]:
-        """An instant query's series; an empty answer fails, saying which targets could not be scraped."""
-        reply = httpx.get(
-            f"{self.url}/api/v1/query", params={"query": expression}, timeout=5, trust_env=False
-        )
-        assert reply.status_code == 200, reply.text
-        found: list[dict[str, Any]] = reply.json()["data"]["result"]
-        assert found, f"no series for {expression}; not scraped: {self.problems()}"
-        return found
-
-    def problems(self) -> list[tuple[str, str]]:
-        """Targets it could not scrape, and why."""
-        targets = httpx.get(f"{self.url}/api/v1/targets", timeout=5, trust_env=False).json()["data"]
-        return [(t["scrapeUrl"], t["lastError"]) for t in targets["activeTargets"] if t["lastError"]]
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(15)
-
-
-def _binary() -> str:
-    found = shutil.which("prometheus")
-    if found is None:
-        pytest.fail("prometheus is missing; install it: apt-get install prometheus", pytrace=False)
-    return found
 
 
 @pytest.fixture(scope="module")
