@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from tests.conftest import free_port, redis_binary
+from workers.addresses import Ports
 
 Helm = Callable[..., subprocess.CompletedProcess[str]]
 Object = dict[str, Any]
@@ -105,6 +106,7 @@ EVERYTHING: Object = {
     },
     "metrics": {
         "port": 9090,
+        "ports": {"first": 9700, "last": 9731},
         "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
         "grafana": {"host": "http://grafana:3000", "prometheusHost": "http://prometheus:9090"},
     },
@@ -116,6 +118,10 @@ VALUES: dict[str, Object] = {
     "ingress": INGRESS,
     "existing-secrets": EXTERNAL,
     "service-monitor": {"metrics": {"serviceMonitor": {"enabled": True}}},
+    "no-scrape-config": {
+        "metrics": {"podMonitor": {"enabled": True}, "scrapeConfig": {"enabled": False}},
+        "networkPolicy": {"enabled": True},
+    },
     "no-fault-tolerance": {
         "redis": {"enabled": False},
         "store": {"url": "redis://redis.data:6379/0"},
@@ -222,6 +228,11 @@ def check(found: Object) -> None:
         assert set(found["spec"]) == {endpoints, *others}
         for endpoint in found["spec"][endpoints]:
             assert set(endpoint) == {"port", "interval"}
+    elif found["kind"] == "ScrapeConfig":
+        assert found["apiVersion"] == "monitoring.coreos.com/v1alpha1"
+        assert set(found["spec"]) == {"scrapeInterval", "httpSDConfigs"}
+        for each in found["spec"]["httpSDConfigs"]:
+            assert set(each) - {"authorization"} == {"url", "refreshInterval"}
     else:
         kubernetes_validate = _import_kubernetes_validate()
         newest = kubernetes_validate.latest_version()
@@ -270,10 +281,18 @@ def test_objects_of_each_set(chart: Chart) -> None:
     assert kinds("redis") == [kind for kind in plain if kind != "Secret"]
     assert kinds("ingress") == sorted([*plain, "Ingress"])
     assert kinds("existing-secrets") == ["PodDisruptionBudget", "RayService", "ServiceAccount"]
-    assert kinds("service-monitor") == sorted([*plain, "Service", "ServiceMonitor"])
+    assert kinds("service-monitor") == sorted([*plain, "ScrapeConfig", "Service", "ServiceMonitor"])
+    assert kinds("no-scrape-config") == sorted([*plain, "NetworkPolicy", "NetworkPolicy", "PodMonitor"])
     assert kinds("no-fault-tolerance") == ["RayService"]
-    more = ["Ingress", "NetworkPolicy", "NetworkPolicy", "PersistentVolumeClaim", "PodMonitor", "Secret"]
-    assert kinds("everything") == sorted([*plain, *more])
+    more = [
+        "Ingress",
+        "NetworkPolicy",
+        "NetworkPolicy",
+        "PersistentVolumeClaim",
+        "PodMonitor",
+        "ScrapeConfig",
+    ]
+    assert kinds("everything") == sorted([*plain, *more, "Secret"])
 
 
 def test_the_serve_configuration_is_one_ray_accepts(chart: Chart, values: Object) -> None:
@@ -317,6 +336,7 @@ def test_settings_read_what_the_chart_writes(chart: Chart, monkeypatch: pytest.M
     assert settings.haproxy is True
     assert settings.http_host == "0.0.0.0"
     assert settings.worker_host == "0.0.0.0"  # gateways may be on other nodes
+    assert settings.metrics_host == "0.0.0.0"  # Prometheus is
     assert settings.allowed_roots == "/models:/scratch/models"
 
 
@@ -501,6 +521,9 @@ def test_names(chart: Chart, given: Object, name: str) -> None:
         ({"workerGroups": [CPU_GROUP, CPU_GROUP]}, "two groups are called cpu"),
         ({"workerGroups": [{**CPU_GROUP, "replicas": 99}]}, "maxReplicas"),
         ({"metrics": {n: {"enabled": True} for n in ("podMonitor", "serviceMonitor")}}, "serviceMonitor"),
+        ({"metrics": {"ports": {"first": 9500, "last": 9499}}}, "the first, 9500, is above the last"),
+        ({"metrics": {"ports": {"first": 7990, "last": 8010}}}, "8000 is among them"),
+        ({"metrics": {"port": 9464}}, "9464 is among them"),
     ],
     ids=lambda case: json.dumps(case)[:60] if isinstance(case, dict) else "",
 )
@@ -508,6 +531,55 @@ def test_wrong_values_are_refused_by_name(chart: Chart, given: Object, named: st
     done = chart.run(given)
     assert done.returncode != 0, "helm accepted it"
     assert named in done.stderr
+
+
+# --- metrics -------------------------------------------------------------------------------------
+
+
+def opened(policy: Object, peers: list[Object] | None) -> list[tuple[int, int]]:
+    """First and last of each run of ports that a policy opens to these peers, or to everybody."""
+    rules = [rule for rule in policy["spec"]["ingress"] if rule.get("from") == peers]
+    return [(p["port"], p.get("endPort", p["port"])) for rule in rules for p in rule["ports"]]
+
+
+def test_ports_of_metrics_are_those_of_the_setting(chart: Chart) -> None:
+    """Said once by the setting's default and once by the chart's values: pods and policy follow these."""
+    from controlplane.settings import Settings
+
+    given: Object = {"networkPolicy": {"enabled": True}}
+    default = Settings.model_fields["metrics_ports"].default
+    for template in pod_templates(chart.service(given)):
+        assert environment(template)["OSTINATO_METRICS_PORTS"]["value"] == default
+    ports = Ports.parse(default)
+    assert (ports.first, ports.last) in opened(chart.one(given, "NetworkPolicy", NAME), None)
+
+
+def test_whoever_scrapes_reaches_every_process_and_the_list_of_them(chart: Chart) -> None:
+    peers = EVERYTHING["networkPolicy"]["metricsFrom"]
+    policy = chart.one(EVERYTHING, "NetworkPolicy", NAME)
+    assert opened(policy, peers) == [(9090, 9090), (9700, 9731), (8000, 8000)]
+    for template in pod_templates(chart.service(EVERYTHING)):
+        assert environment(template)["OSTINATO_METRICS_PORTS"]["value"] == "9700-9731"
+    config = chart.one(EVERYTHING, "ScrapeConfig")
+    (discovery,) = config["spec"]["httpSDConfigs"]
+    assert discovery["url"] == f"http://{NAME}-serve-svc.llm.svc:8000/metrics/targets"
+    assert config["metadata"]["labels"]["release"] == "prometheus"
+    key = environment(next(pod_templates(chart.service(EVERYTHING))))["OSTINATO_API_KEY"]
+    assert discovery["authorization"] == {
+        "type": "Bearer",
+        "credentials": key["valueFrom"]["secretKeyRef"],
+    }
+
+
+def test_the_gateway_is_opened_to_nobody_else_for_that(chart: Chart) -> None:
+    """Where everybody may scrape, and where no list is asked for."""
+    closed = {"enabled": True, "gatewayFrom": EVERYTHING["networkPolicy"]["gatewayFrom"]}
+    monitored = {"podMonitor": {"enabled": True}}
+    plain = chart.one({"networkPolicy": closed, "metrics": monitored}, "NetworkPolicy", NAME)
+    assert opened(plain, None) == [(8080, 8080), (9464, 9527)]
+    peers = EVERYTHING["networkPolicy"]["metricsFrom"]
+    alone = chart.one({"networkPolicy": {**closed, "metricsFrom": peers}}, "NetworkPolicy", NAME)
+    assert opened(alone, peers) == [(8080, 8080), (9464, 9527)]
 
 
 def test_every_value_is_explained_and_typed() -> None:

@@ -79,6 +79,11 @@ annotations:
 {{- default (printf "%s-api-key" (include "ostinato.fullname" .)) .Values.apiKey.existingSecret }}
 {{- end }}
 
+{{/* Key of it in the Secret: the chart's own always has the same. */}}
+{{- define "ostinato.apiKeySecretKey" -}}
+{{ ternary .Values.apiKey.key "api-key" (ne .Values.apiKey.existingSecret "") }}
+{{- end }}
+
 {{- define "ostinato.modelClaimName" -}}
 {{- default (printf "%s-models" (include "ostinato.fullname" .)) .Values.modelStore.existingClaim }}
 {{- end }}
@@ -123,6 +128,15 @@ images have different Pythons, and Ray wants one.
 {{- if and $v.metrics.podMonitor.enabled $v.metrics.serviceMonitor.enabled }}
 {{- fail "metrics.podMonitor and metrics.serviceMonitor are both enabled: every sample would be scraped twice" }}
 {{- end }}
+{{- $ports := $v.metrics.ports }}
+{{- if gt (int $ports.first) (int $ports.last) }}
+{{- fail (printf "metrics.ports: the first, %d, is above the last, %d" (int $ports.first) (int $ports.last)) }}
+{{- end }}
+{{- range list 6379 8000 8265 8404 9101 10001 52365 (int $v.metrics.port) }}
+{{- if and (ge . (int $ports.first)) (le . (int $ports.last)) }}
+{{- fail (printf "metrics.ports: %d is among them, which Ray has; choose others" .) }}
+{{- end }}
+{{- end }}
 {{- $names := list }}
 {{- range $v.workerGroups }}
 {{- if has .name $names }}{{ fail (printf "workerGroups: two groups are called %s" .name) }}{{ end }}
@@ -163,6 +177,10 @@ applications:
   value: "8000"
 - name: OSTINATO_WORKER_HOST
   value: 0.0.0.0
+- name: OSTINATO_METRICS_HOST
+  value: 0.0.0.0
+- name: OSTINATO_METRICS_PORTS
+  value: {{ printf "%d-%d" (int .Values.metrics.ports.first) (int .Values.metrics.ports.last) | quote }}
 - name: OSTINATO_ALLOWED_ROOTS
   value: {{ join ":" (concat (ternary (list .Values.modelStore.mountPath) list .Values.modelStore.enabled) .Values.allowedRoots) | quote }}
 {{- if .Values.redis.enabled }}
@@ -188,7 +206,7 @@ applications:
   valueFrom:
     secretKeyRef:
       name: {{ include "ostinato.apiKeySecretName" . }}
-      key: {{ ternary .Values.apiKey.key "api-key" (ne .Values.apiKey.existingSecret "") }}
+      key: {{ include "ostinato.apiKeySecretKey" . }}
 {{- end }}
 - name: OSTINATO_HAPROXY
   value: {{ ternary "1" "0" .Values.serve.haproxy | quote }}
@@ -349,6 +367,14 @@ spec:
   affinity:
     {{- toYaml . | nindent 4 }}
   {{- end }}
+{{- end }}
+
+{{/* What the monitor that is enabled says, as YAML; nothing where a ScrapeConfig is not wanted. */}}
+{{- define "ostinato.scraped" -}}
+{{- $metrics := .Values.metrics }}
+{{- if and $metrics.scrapeConfig.enabled (or $metrics.podMonitor.enabled $metrics.serviceMonitor.enabled) }}
+{{- toYaml (ternary $metrics.podMonitor $metrics.serviceMonitor $metrics.podMonitor.enabled) }}
+{{- end }}
 {{- end }}
 
 {{/* Selects the Ray Pods, and not Redis. */}}
