@@ -93,7 +93,7 @@ def write_model(folder: Path, tokenizer: Path | None, size: Size) -> Path:
         write_tokenizer(folder / gpu_engine.TOKENIZER, size.shape["vocab_size"])
         return folder
     for path in tokenizer.iterdir():
-        if path.is_file() and path.name != "config.json":
+        if path.is_file() and path.name != "config.json" and "safetensors" not in path.name:
             shutil.copy(path, folder)
     return folder
 

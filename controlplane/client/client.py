@@ -210,6 +210,10 @@ class Client:
     # Inference
 
     def inference_model(self, request: InferenceModelRequest) -> InferenceModelResponse:
+        """One answer. A model without a chat template completes the text, which `note` then says.
+
+        Errors: also NoChatTemplate, if `format` is chat.
+        """
         with self._connected():
             response = self._http.post(
                 "/inference_model", json=body_of(request), timeout=self._answer_timeout
