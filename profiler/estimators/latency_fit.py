@@ -46,6 +46,36 @@ Priors = Mapping[tuple[int, int], Prior]
 
 
 @dataclass(frozen=True)
+class Noise:
+    """Standard deviation of one latency over itself, by whether a plan has several stages."""
+
+    single: float
+    pipelines: float
+
+    def of(self, point: Point) -> float:
+        noise = self.single if point.query.pipeline_parallel == 1 else self.pipelines
+        return noise / float(point.replicates**0.5)
+
+
+@dataclass(frozen=True)
+class LayerWork:
+    """What a pass spends on layers: as many layers' times, and seconds that do not depend on them.
+
+    `prompt` and `token`: layers of a prompt's and of a token's pass. `constant_s`: over all passes.
+    """
+
+    prompt: float
+    token: float
+    constant_s: float = 0.0
+
+
+ONE_LAYER = LayerWork(1.0, 1.0)
+
+# What layers cost in rows, where that is not their number; see stage_law.
+Works = Mapping[Query, LayerWork]
+
+
+@dataclass(frozen=True)
 class LatencyFit:
     """Coefficients: four per TP in `widths`, then the two hops; seconds."""
 
@@ -55,10 +85,10 @@ class LatencyFit:
     most_layers: int
     batches: tuple[int, ...]
     law: BatchLaw
-    noise: float
+    noise: Noise
     coefficients: Array
     covariance: Array
-    squared: float  # sum of squared relative residuals
+    residuals: Mapping[Query, float]  # relative, of each point
     freedom: int
 
     def tpot_layer(self) -> tuple[float, float]:
@@ -81,7 +111,7 @@ class LatencyFit:
 
 
 def fit_latency(
-    family: Family, points: Sequence[Point], noise: float, law: BatchLaw, priors: Priors
+    family: Family, points: Sequence[Point], noise: Noise, law: BatchLaw, priors: Priors, works: Works
 ) -> LatencyFit:
     """Fit all points of a TP for which they are `sufficient`. Raises NotPredictable when there is no such
     TP."""
@@ -90,16 +120,18 @@ def fit_latency(
         raise NotPredictable(f"no fingerprints of two depths and two output lengths for {family}")
     widths = tuple(sorted({p.query.tensor_parallel for p in points}))
     seen = np.array([p.latency_s for p in points])
-    design = np.array([_row(p.query, widths, law) for p in points])
-    design, sd = design / seen[:, None], np.array([noise / p.replicates**0.5 for p in points])
+    work = [works.get(p.query) or _all_layers(p.query) for p in points]
+    design = np.array([_row(p.query, w, widths, law) for p, w in zip(points, work, strict=True)])
+    target = 1 - np.array([w.constant_s for w in work]) / seen
+    design, sd = design / seen[:, None], np.array([noise.of(p) for p in points])
     soft, expected = _beliefs(family, points, widths, priors)
     weight = 1 / sd
     for _ in range(3):
         a = np.vstack([design * weight[:, None], soft])
-        y = np.concatenate([weight, expected])
+        y = np.concatenate([weight * target, expected])
         size = np.maximum(np.linalg.norm(a, axis=0), 1e-300)
         coefficients = nnls(a / size, y)[0] / size
-        residual = design @ coefficients - 1
+        residual = design @ coefficients - target
         weight = np.sqrt(np.minimum(1, OUTLIER * sd / np.maximum(np.abs(residual), 1e-300))) / sd
     scaled = a / size
     covariance = np.linalg.pinv(scaled.T @ scaled) / size[:, None] / size[None, :]
@@ -113,9 +145,42 @@ def fit_latency(
         noise,
         coefficients,
         covariance,
-        float(np.sum(np.minimum(np.abs(residual), OUTLIER * sd) ** 2)),
+        dict(zip((p.query for p in points), residual.tolist(), strict=True)),
         len(points) - int(np.linalg.matrix_rank(design)),
     )
+
+
+def at_batch(fit: LatencyFit, rows: Sequence[Point]) -> LatencyFit:
+    """The same fit with figures at the batch of `rows`, by its law."""
+    batch = rows[0].query.batch
+    outputs = float(np.mean([p.query.output_tokens for p in rows]))
+    law = replace(fit.law, reference=batch, output_tokens=outputs)
+    grown = np.zeros((len(fit.coefficients), len(fit.coefficients)))
+    for at, width in enumerate(fit.widths):
+        prompt, sharded, overhead, other, step, *_ = (
+            form(fit, width, 1) * weights(fit.law, ONE_LAYER, 2, batch)[:, None]
+        )
+        token = sharded * fit.law.decode(batch, outputs) / fit.law.decode(batch, 2) + overhead
+        grown[4 * at : 4 * at + 4] = prompt - token, token, other - step, step
+    grown[-2:, -2:] = np.eye(2)
+    return replace(
+        fit,
+        law=law,
+        coefficients=np.maximum(0.0, grown @ fit.coefficients),
+        covariance=grown @ fit.covariance @ grown.T,
+    )
+
+
+def figures_near(fit: LatencyFit, share: float) -> Priors:
+    """Every figure of a fit as a prior, known to the fit's deviation and `share` of what it is a part of."""
+    priors = {}
+    for at, width in enumerate(fit.widths):
+        ttft_layer, tpot_layer, ttft_other, tpot_other = fit.coefficients[4 * at : 4 * at + 4]
+        whole = (ttft_layer + tpot_layer, tpot_layer, ttft_other + tpot_other, tpot_other)
+        for part, value in enumerate(fit.coefficients[4 * at : 4 * at + 4]):
+            deviation = float(np.hypot(share * whole[part], fit.figure(width, part)[1]))
+            priors[width, part] = Prior(float(value), max(deviation, 1e-24))
+    return priors
 
 
 def sufficient(points: Sequence[Point]) -> list[Point]:
@@ -152,13 +217,13 @@ def form(fit: LatencyFit, tp: int, pp: int) -> Array:
     return np.array([prompt + token, sharded, token - sharded, outside + step, step, *hops])
 
 
-def weights(law: BatchLaw, layers: int, output_tokens: int, batch: int, pipeline: float = 1.0) -> Array:
+def weights(law: BatchLaw, work: LayerWork, output_tokens: int, batch: int) -> Array:
     """[7] factors of the parts of `form`, in seconds of latency."""
     passes = output_tokens - 1
-    token = pipeline * layers * passes
+    token = work.token * passes
     return np.array(
         [
-            pipeline * layers * law.prefill(batch),
+            work.prompt * law.prefill(batch),
             token * law.decode(batch, output_tokens),
             token * law.allreduce(batch),
             law.outside(batch),
@@ -169,15 +234,18 @@ def weights(law: BatchLaw, layers: int, output_tokens: int, batch: int, pipeline
     )
 
 
-def refine(fit: LatencyFit, points: Sequence[Point]) -> BatchLaw:
+def refine(fit: LatencyFit, points: Sequence[Point], works: Works) -> BatchLaw:
     """The batch law that fits rows of other batches best, held near the one the fit was made with."""
     known = [p for p in points if p.query.tensor_parallel >= fit.widths[0]]
     rows = [p for p in known if p.query.batch != fit.law.reference]
     if not rows:
         return fit.law
     forms = [form(fit, p.query.tensor_parallel, p.query.pipeline_parallel) @ fit.coefficients for p in rows]
-    parts = np.array(forms) / np.array([p.latency_s for p in rows])[:, None]
-    layers = np.array([p.query.layers for p in rows])
+    seen = np.array([p.latency_s for p in rows])
+    parts = np.array(forms) / seen[:, None]
+    work = [works.get(p.query) or _all_layers(p.query) for p in rows]
+    layers = np.array([[w.prompt, w.token, w.token] for w in work])
+    target = 1 - np.array([w.constant_s for w in work]) / seen
     passes = np.array([p.query.output_tokens - 1 for p in rows])
     # The law is evaluated once for each (output length, batch), of which there are few.
     loads = sorted({(p.query.output_tokens, p.query.batch) for p in rows})
@@ -186,7 +254,7 @@ def refine(fit: LatencyFit, points: Sequence[Point]) -> BatchLaw:
     start = np.array([getattr(fit.law, name) for name in names])
     sd = np.array([0.4, 0.4, 0.4, 0.8, 0.8, 0.08])
     # A row's prediction errs by the coefficients' noise as well, about as much as the row itself.
-    noise = np.array([1.5 * fit.noise / p.replicates**0.5 for p in rows])
+    noise = np.array([1.5 * fit.noise.of(p) for p in rows])
 
     def moved(steps: Array) -> BatchLaw:
         law = replace(fit.law, **dict(zip(names, (start * np.exp(sd * steps)).tolist(), strict=True)))
@@ -194,21 +262,25 @@ def refine(fit: LatencyFit, points: Sequence[Point]) -> BatchLaw:
 
     def misfit(steps: Array) -> Array:
         law = moved(steps)
-        factors = np.array([weights(law, 1, 2, batch) for _, batch in loads])[place]
+        factors = np.array([weights(law, ONE_LAYER, 2, batch) for _, batch in loads])[place]
         decode = np.array([law.decode(batch, output) for output, batch in loads])[place]
         factors[:, 1] = decode
         factors[:, [1, 2, 4, 6]] *= passes[:, None]
-        factors[:, :3] *= layers[:, None]
-        return np.concatenate([((factors * parts).sum(axis=1) - 1) / noise, steps])
+        factors[:, :3] *= layers
+        return np.concatenate([((factors * parts).sum(axis=1) - target) / noise, steps])
 
     fitted = least_squares(misfit, np.zeros(6), bounds=(-4, 4), loss="soft_l1", f_scale=3.0, max_nfev=60)
     return moved(fitted.x)
 
 
-def _row(query: Query, widths: Sequence[int], law: BatchLaw) -> Array:
+def _all_layers(query: Query) -> LayerWork:
+    return LayerWork(query.layers, query.layers)
+
+
+def _row(query: Query, work: LayerWork, widths: Sequence[int], law: BatchLaw) -> Array:
     """The design row of one fingerprint: `weights` on the columns of its TP and on the hops."""
     prompt, sharded, overhead, outside, step, hop_prompt, hop_token = weights(
-        law, query.layers, query.output_tokens, query.batch
+        law, work, query.output_tokens, query.batch
     )
     row = np.zeros(4 * len(widths) + 2)
     at = 4 * widths.index(query.tensor_parallel)

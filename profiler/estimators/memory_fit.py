@@ -14,7 +14,7 @@ here where no plan shows it, and X' is A'.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,49 @@ class MemoryFit:
         beyond = max(0.0, np.log2(query.batch / self.batches[-1]))
         share = (0.015 if measured else 0.04) + 0.02 * float(beyond)
         return value, float(np.sqrt(max(0.0, variance) + (share * value) ** 2))
+
+
+@dataclass(frozen=True)
+class MemoryForm:
+    """Memory at any batch: `whole` is fitted to all batches, `own` to each of several that were measured.
+
+    At a measured batch its own fit counts: what an allocator keeps does not grow in a line with the batch.
+    """
+
+    whole: MemoryFit
+    own: Mapping[int, MemoryFit]
+
+    def predict(self, query: Query) -> tuple[float, float]:
+        """(bytes over all GPUs, standard deviation). Never less than at a smaller measured batch."""
+        value, deviation = self.whole.predict(query)
+        smaller = [batch for batch in self.own if batch <= query.batch]
+        if not smaller:
+            return value, deviation
+        near = replace(query, batch=max(smaller))
+        measured, deviation = self.own[near.batch].predict(near)
+        grown = value / max(1.0, self.whole.predict(near)[0])
+        least = max(self._at(query, batch) for batch in smaller)
+        value = max(least, measured * max(1.0, grown))
+        above = min((batch for batch in self.own if batch > query.batch), default=None)
+        if above is not None:
+            value = min(value, max(least, self._at(query, above)))
+        return value, deviation * max(1.0, grown)
+
+    def _at(self, query: Query, batch: int) -> float:
+        return self.own[batch].predict(replace(query, batch=batch))[0]
+
+
+def memory_form(family: Family, points: Sequence[Point], prompt_tokens: float) -> MemoryForm | None:
+    """None without memory figures of at least two depths."""
+    whole = fit_memory(family, points, prompt_tokens)
+    if whole is None:
+        return None
+    own = {}
+    for batch in whole.batches if len(whole.batches) > 1 else ():
+        fit = fit_memory(family, [p for p in points if p.query.batch == batch], prompt_tokens)
+        if fit is not None and fit.plans == whole.plans:
+            own[batch] = fit
+    return MemoryForm(whole, own)
 
 
 def fit_memory(family: Family, points: Sequence[Point], prompt_tokens: float) -> MemoryFit | None:

@@ -1,37 +1,41 @@
 """The default estimator of tables: every fingerprint counts, and what was not measured follows physics.
 
-Built in a few passes, each a pure function of the fingerprints: (1) fit each family; what its rows disagree
-by is the noise; (2) families tell each other how fast weights are read, and together how long the prompts
-were; (3) fit again with both, and the growth with the batch from the batches that are there.
+Built in a few passes, each a pure function of the fingerprints: (1) fit the plans of one stage, and choose by
+cross-validation what stages cost beside their layers; what rows disagree by is the noise; (2) families tell
+each other how fast weights are read, and together how long the prompts were; (3) fit again with both, and the
+growth with the batch from the batches that are there; (4) fit each batch with that as what is expected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.estimators import latency_fit, laws, memory_fit, pooling
-from profiler.estimators.latency_fit import TPOT_LAYER, LatencyFit, Prior, Priors
+from profiler.estimators import latency_fit, laws, memory_fit, pooling, stage_law
+from profiler.estimators.latency_fit import TPOT_LAYER, LatencyFit, Noise, Prior, Priors, Works
 from profiler.estimators.laws import BatchLaw
-from profiler.estimators.memory_fit import MemoryFit
+from profiler.estimators.memory_fit import MemoryFit, memory_form
+from profiler.estimators.plan_form import PlanForm
+from profiler.estimators.stage_law import StageLaw
 from profiler.estimators.tables import Measurement, Point, by_family, points
 from profiler.estimators.types import Family, Interval, NotPredictable, Prediction, Query
 
 Array = NDArray[np.float64]
+
+PointsOf = dict[Family, tuple[Point, ...]]
 
 NINETY_PERCENT = 1.645  # standard deviations of a normal error
 SEQUENCE_SHARE = 0.004  # sampling one more sequence, over all that is outside of layers
 MESSAGE_SHARE = 1 / 64  # one more row in an all-reduce, over its start
 UNKNOWN_KV = 2e-5  # a cached token over a layer's weights, without figures of memory
 PASSES = 2
-# Errors of the laws, as standard deviations relative to a latency.
-OF_FINGERPRINTS = 0.02  # a full model is not the sum of its layers to better than this
-PER_WIDTH = 0.04  # per doubling of TP beyond what was measured
-PER_STAGE = 0.01  # per doubling of stages beyond
-PER_BATCH = 0.03  # per doubling of the batch beyond
+NOISE_PASSES = 3  # outliers of the noise of one are not those of the next
+# How far a batch's own figures are from those of all batches: a share, and so much of what rows are off by.
+MIN_OWN, OWN = 0.05, 20.0
 
 
 class Ostinato:
@@ -41,20 +45,21 @@ class Ostinato:
         points_of = by_family(points(fingerprints))
         self._why: dict[Family, str] = {}
         self._shares: Mapping[str, float] = {}
+        self._forms: dict[tuple[Family, int, int], PlanForm] = {}
         self.memory = _memories(points_of, pooling.USUAL_PROMPT)
-        first = self._fits(points_of, pooling.NOISE, None, {}, {})
-        self.noise = pooling.pooled_noise(list(first.values()))
-        again = self._fits(points_of, self.noise, None, {}, {})
-        outside = pooling.outside_priors(list(again.values()))
-        again = self._fits(points_of, self.noise, None, {}, outside)
-        layers = _layers(again, self.memory)
+        self.latency: dict[Family, LatencyFit] = {}
+        self.stages, self.noise = self._pipelines(points_of)
+        self.latency = self._fits(points_of)
+        outside = pooling.outside_priors(list(self.latency.values()))
+        self.latency = self._fits(points_of, outside=outside)
+        layers = _layers(self.latency, self.memory)
         self._shares = pooling.compute_shares(layers)
-        again = self._fits(points_of, self.noise, None, {}, outside)
-        self.prompt_tokens = pooling.prompt_tokens(list(again.values()))
+        self.latency = self._fits(points_of, outside=outside)
+        self.prompt_tokens = pooling.prompt_tokens(list(self.latency.values()))
         priors = pooling.layer_priors(layers)
-        self.latency = self._fits(points_of, self.noise, self.prompt_tokens, priors, outside)
-        self.memory = _memories(points_of, self.prompt_tokens)
-        self._forms: dict[tuple[Family, int, int], _Form] = {}
+        self.latency = self._fits(points_of, self.prompt_tokens, priors, outside)
+        self.memory_forms = {f: memory_form(f, rows, self.prompt_tokens) for f, rows in points_of.items()}
+        self.by_batch = self._at_each_batch(points_of)
 
     def predict(self, query: Query) -> Prediction:
         fit = self.latency.get(query.family)
@@ -62,7 +67,7 @@ class Ostinato:
             raise NotPredictable(self._why.get(query.family, f"no fingerprints of {query.family}"))
         if query.tensor_parallel < fit.widths[0]:
             raise NotPredictable(f"no fingerprints of {query.family} at TP={query.tensor_parallel} or less")
-        memory = self.memory.get(query.family)
+        memory = self.memory_forms[query.family]
         return Prediction(
             self._latency(fit, query), None if memory is None else _interval(*memory.predict(query))
         )
@@ -70,28 +75,72 @@ class Ostinato:
     def _latency(self, fit: LatencyFit, query: Query) -> Interval:
         key = (query.family, query.tensor_parallel, query.pipeline_parallel)
         if key not in self._forms:
-            self._forms[key] = _Form(fit, query.tensor_parallel, query.pipeline_parallel)
-        return self._forms[key].latency(query)
+            fits = self.by_batch[query.family]
+            self._forms[key] = PlanForm(fits, self.stages, query.tensor_parallel, query.pipeline_parallel)
+        return _interval(*self._forms[key].latency(query))
+
+    def _pipelines(self, points_of: PointsOf) -> tuple[StageLaw, Noise]:
+        """What stages cost beside their layers, and what rows of one and of several stages scatter by.
+
+        Plans of one stage say what a layer takes; pipelines are held against that. Their noise is what they
+        disagree by among themselves.
+        """
+        self.stages, self.noise = StageLaw(), Noise(pooling.NOISE, pooling.NOISE)
+        single, several = _by_stages(points_of)
+        self.latency = self._fits(single)
+        self.stages = stage_law.choose(points_of, self.latency)
+        for _ in range(NOISE_PASSES):
+            noise = pooling.pooled_noise(list(self._fits(several or points_of).values()))
+            self.noise = Noise(noise, noise)
+        return self.stages, pooling.unexplained(noise, self.stages.error)
 
     def _fits(
         self,
-        points_of: dict[Family, tuple[Point, ...]],
-        noise: float,
-        prompt_tokens: float | None,
-        layers: Mapping[Family, Prior],
-        outside: Priors,
+        points_of: PointsOf,
+        prompt_tokens: float | None = None,
+        layers: Mapping[Family, Prior] = MappingProxyType({}),
+        outside: Priors = MappingProxyType({}),
     ) -> dict[Family, LatencyFit]:
-        fits = {}
+        fits: dict[Family, LatencyFit] = {}
+        self._why.clear()
         for family, rows in points_of.items():
-            priors = dict(outside)
+            priors, works = dict(outside), self._works(family, rows)
             if family in layers:
                 priors[min(p.query.tensor_parallel for p in rows), TPOT_LAYER] = layers[family]
             try:
                 law = self._law(family, rows, prompt_tokens or pooling.USUAL_PROMPT)
-                fits[family] = _fit(family, rows, noise, law, priors, settle=prompt_tokens is not None)
+                settle = prompt_tokens is not None
+                fits[family] = _fit(family, rows, self.noise, law, priors, works, settle=settle)
             except NotPredictable as error:
                 self._why[family] = str(error)
         return fits
+
+    def _at_each_batch(self, points_of: PointsOf) -> dict[Family, tuple[LatencyFit, ...]]:
+        """By family, a fit to each measured batch alone: near the fit to all batches as far as that fits."""
+        off = pooling.misfit_by_batch(list(self.latency.values()), self.noise)
+        return {family: self._own(fit, points_of[family], off) for family, fit in self.latency.items()}
+
+    def _own(
+        self, fit: LatencyFit, rows: Sequence[Point], off: Mapping[int, float]
+    ) -> tuple[LatencyFit, ...]:
+        works, fits = self._works(fit.family, rows), []
+        for batch in fit.batches:
+            alone = [p for p in rows if p.query.batch == batch]
+            near = latency_fit.at_batch(fit, alone)
+            if len(fit.batches) > 1 and latency_fit.sufficient(alone):
+                priors = latency_fit.figures_near(near, OWN * off[batch] + MIN_OWN)
+                own = latency_fit.fit_latency(fit.family, alone, self.noise, near.law, priors, works)
+                near = replace(own, plans=fit.plans) if own.widths == fit.widths else near
+            fits.append(near)
+        return tuple(fits)
+
+    def _works(self, family: Family, rows: Sequence[Point]) -> Works:
+        """What layers cost in each row's pipeline, by the last fit's figures."""
+        fit = self.latency.get(family)
+        if fit is None:
+            return {}
+        known = [p.query for p in rows if p.query.tensor_parallel >= fit.widths[0]]
+        return {query: self.stages.work(query, *stage_law.layer_s(fit, query)) for query in known}
 
     def _law(self, family: Family, rows: Sequence[Point], prompt_tokens: float) -> BatchLaw:
         """Before any batch was looked at: a roofline, with the bytes that memory implies."""
@@ -106,52 +155,36 @@ class Ostinato:
         return BatchLaw(reference, share, prompt, kv, *growth, prompt_tokens, outputs)
 
 
-class _Form:
-    """Predictions of one plan: all that does not depend on layers, tokens and batch is done once."""
-
-    def __init__(self, fit: LatencyFit, tp: int, pp: int) -> None:
-        form = latency_fit.form(fit, tp, pp)
-        self.law = fit.law
-        self.parts = np.maximum(0.0, form @ fit.coefficients)
-        self.covariance = form @ fit.covariance @ form.T
-        by = laws.exponents(fit.family.dtype, fit.family.int8_kv)
-        self.pipeline = laws.pipeline_factor(by, pp)
-        self.batches = fit.batches[-1]
-        near = min(abs(np.log2(tp / width)) for width in fit.widths)
-        stages = 0.0 if (tp, pp) in fit.plans else float(np.log2(pp))
-        self.law_error = float(
-            OF_FINGERPRINTS**2
-            + (PER_WIDTH * near) ** 2
-            + (PER_STAGE * stages) ** 2
-            + (abs(1 - self.pipeline) / 2) ** 2
-        )
-
-    def latency(self, query: Query) -> Interval:
-        factors = latency_fit.weights(self.law, query.layers, query.output_tokens, query.batch, self.pipeline)
-        value = float(factors @ self.parts)
-        beyond = float(np.log2(max(1.0, query.batch / self.batches)))
-        variance = float(factors @ self.covariance @ factors)
-        variance += (self.law_error + (PER_BATCH * beyond) ** 2) * value**2
-        return _interval(value, float(np.sqrt(max(0.0, variance))))
-
-
 def _fit(
-    family: Family, rows: Sequence[Point], noise: float, law: BatchLaw, priors: Priors, *, settle: bool
+    family: Family,
+    rows: Sequence[Point],
+    noise: Noise,
+    law: BatchLaw,
+    priors: Priors,
+    works: Works,
+    *,
+    settle: bool,
 ) -> LatencyFit:
-    """A fit to the smallest batch alone. With `settle`, then a fit to all batches, with a batch law fitted to
-    them."""
+    """A fit to the smallest batch alone; with `settle`, then to all batches, with a law fitted to them."""
     alone = [p for p in rows if p.query.batch == law.reference]
     if not latency_fit.sufficient(alone):
         alone = list(rows)
-    fit = latency_fit.fit_latency(family, alone, noise, law, priors)
+    fit = latency_fit.fit_latency(family, alone, noise, law, priors, works)
     if not settle:
         return fit
     start = law
     for _ in range(PASSES if len(alone) < len(rows) else 1):
         expected = replace(start, prompt=pooling.prompt_share(replace(fit, law=start), law.prompt_tokens))
-        law = latency_fit.refine(replace(fit, law=expected), rows)
-        fit = latency_fit.fit_latency(family, rows, noise, law, priors)
+        law = latency_fit.refine(replace(fit, law=expected), rows, works)
+        fit = latency_fit.fit_latency(family, rows, noise, law, priors, works)
     return fit
+
+
+def _by_stages(points_of: PointsOf) -> tuple[PointsOf, PointsOf]:
+    """Rows of one stage, and of several; families without any are left out."""
+    single = {f: tuple(p for p in rows if p.query.pipeline_parallel == 1) for f, rows in points_of.items()}
+    several = {f: tuple(p for p in rows if p.query.pipeline_parallel > 1) for f, rows in points_of.items()}
+    return {f: rows for f, rows in single.items() if rows}, {f: rows for f, rows in several.items() if rows}
 
 
 def _layers(fits: dict[Family, LatencyFit], memory: dict[Family, MemoryFit]) -> list[pooling.Layer]:
@@ -163,7 +196,7 @@ def _layers(fits: dict[Family, LatencyFit], memory: dict[Family, MemoryFit]) -> 
     ]
 
 
-def _memories(points_of: dict[Family, tuple[Point, ...]], prompt_tokens: float) -> dict[Family, MemoryFit]:
+def _memories(points_of: PointsOf, prompt_tokens: float) -> dict[Family, MemoryFit]:
     fits = {family: memory_fit.fit_memory(family, rows, prompt_tokens) for family, rows in points_of.items()}
     return {family: fit for family, fit in fits.items() if fit is not None}
 

@@ -17,7 +17,7 @@ from scipy.optimize import nnls
 from scipy.special import log_ndtr
 
 from profiler.estimators import laws
-from profiler.estimators.latency_fit import TPOT_OTHER, TTFT_OTHER, LatencyFit, Prior, Priors
+from profiler.estimators.latency_fit import TPOT_OTHER, TTFT_OTHER, LatencyFit, Noise, Prior, Priors
 from profiler.estimators.types import Family
 
 Array = NDArray[np.float64]
@@ -27,6 +27,10 @@ MIN_FAMILIES = 4
 MIN_RATE = 0.3  # of the quickest format's
 # Noise of one latency over itself: where rows do not repeat or overlap, and bounds for what they say.
 NOISE, MIN_NOISE, MAX_NOISE = 0.006, 0.0015, 0.1
+DEVIATION = 1.25  # of a normal error, over its mean absolute value
+NORMAL_MEDIAN = 1.48  # the same over the median of absolute values
+SHARED = 0.2  # of the residuals' variance
+EXPLAINED = 2.0  # a prediction from another depth errs by this many times a row's noise anyway
 FEW = 6  # degrees of freedom's worth that NOISE counts for
 PROMPTS = np.geomspace(1, 16384, 169)
 USUAL_PROMPT, PROMPT_SPREAD = 16.0, 2.0  # in tokens and as a logarithm; where fingerprints do not tell
@@ -43,10 +47,58 @@ class Layer:
 
 
 def pooled_noise(fits: Sequence[LatencyFit]) -> float:
-    """Relative standard deviation of one latency, from what overlapping rows disagree by."""
-    squared = sum(fit.squared for fit in fits) + FEW * NOISE**2
+    """Relative standard deviation of one latency, from what overlapping rows disagree by.
+
+    What all families disagree by in one plan is not noise but a law that is missing; then noise is as usual.
+    """
+    off = [np.array(residuals) for residuals in _by_plan(fits).values()]
+    if not off:
+        return NOISE
+    every = np.concatenate(off)
+    squared = (NORMAL_MEDIAN * float(np.median(np.abs(every)))) ** 2 * len(every) + FEW * NOISE**2
     noise = float((squared / (sum(fit.freedom for fit in fits) + FEW)) ** 0.5)
+    if _shared(off) > SHARED:
+        noise = min(noise, NOISE)
     return min(MAX_NOISE, max(MIN_NOISE, noise))
+
+
+def _by_plan(fits: Sequence[LatencyFit]) -> Mapping[tuple[object, ...], list[float]]:
+    """Residuals of all families by plan, output length and batch."""
+    by_plan: dict[tuple[object, ...], list[float]] = {}
+    for fit in fits:
+        for query, residual in fit.residuals.items():
+            plan = (query.tensor_parallel, query.layers_per_stage, query.output_tokens, query.batch)
+            by_plan.setdefault(plan, []).append(residual)
+    return by_plan
+
+
+def _shared(off: Sequence[Array]) -> float:
+    """How much of the residuals' variance is common to families; 0 where too few have the same plans."""
+    known = [residuals for residuals in off if len(residuals) >= MIN_FAMILIES]
+    total = sum(float(np.sum(residuals**2)) for residuals in known) / max(1, sum(map(len, known)))
+    if total <= 0:
+        return 0.0
+    apart = sum(float(np.sum((residuals - residuals.mean()) ** 2)) for residuals in known)
+    return 1 - apart / sum(len(residuals) - 1 for residuals in known) / total
+
+
+def misfit_by_batch(fits: Sequence[LatencyFit], noise: Noise) -> Mapping[int, float]:
+    """What rows of each batch are off by beyond their noise, relative, in fits to all batches."""
+    squares: dict[int, list[float]] = {}
+    for fit in fits:
+        for query, residual in fit.residuals.items():
+            usual = noise.single if query.pipeline_parallel == 1 else noise.pipelines
+            squares.setdefault(query.batch, []).append(residual**2 - usual**2)
+    return {batch: max(0.0, float(np.mean(of_batch))) ** 0.5 for batch, of_batch in squares.items()}
+
+
+def unexplained(noise: float, pipelines_error: float) -> Noise:
+    """Pipelines count less where plans of one stage do not tell them: `pipelines_error`, StageLaw.error.
+
+    What no law says is then theirs, not the layers'.
+    """
+    structure = (DEVIATION * pipelines_error) ** 2 - (EXPLAINED * noise) ** 2
+    return Noise(noise, float((noise**2 + max(0.0, structure)) ** 0.5))
 
 
 def layer_priors(layers: Sequence[Layer]) -> Mapping[Family, Prior]:

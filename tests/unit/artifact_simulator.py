@@ -2,7 +2,8 @@
 
 It is built from operations, not from the estimators' own laws: every matrix multiplication of a layer is the
 longer of its bytes and its FLOPs plus a launch; every generated token reads the cache as long as it is by
-then; all-reduces are of hidden-size messages over NVLink pairs or PCIe; memory is allocated in pages.
+then; all-reduces are of hidden-size messages over NVLink pairs or PCIe; memory is allocated in pages. Stages
+may have a least time, hidden by full models, or wait for each other; runs and engines differ.
 """
 
 from __future__ import annotations
@@ -65,6 +66,12 @@ class Machine:
     bus_bytes_per_s: float = 14e9
     bus_latency_s: float = 22e-6
     hop_s: float = 0.1e-3
+    # In a pipeline: a stage's least time a pass, its spread over families, and if only the first stage has
+    # one; the share by which shorter stages wait for the longest.
+    stage_floor_s: float = 0.0
+    floor_spread: float = 0.0
+    first_only: bool = False
+    wait: float = 0.0
     gpu_bytes: float = 48e9
     context_bytes: float = 450 * MIB
     # Share of the bandwidth that a kernel for these weights reaches, alone and for more than four rows.
@@ -79,6 +86,12 @@ H100 = Machine(
 )  # fmt: skip
 PCIE_ONLY = Machine(pair_bytes_per_s=10e9, pair_latency_s=25e-6, bus_bytes_per_s=8e9, bus_latency_s=35e-6)
 SLOW_COMPUTE = Machine(flops=60e12 * 0.6, step_s=3e-3, hop_s=0.25e-3)
+# Hosts that take longer for a stage than one layer does: what full models hide, fingerprints show.
+SLOW_HOST = Machine(stage_floor_s=0.7e-3)
+UNLIKE_HOSTS = Machine(stage_floor_s=0.8e-3, floor_spread=0.3)
+SLOW_FIRST_STAGE = Machine(stage_floor_s=2e-3, first_only=True)
+WAITING = Machine(wait=0.5)
+SLOW_HOPS = Machine(hop_s=1e-3)
 SWITCHING = Machine(many=(("int8", 0.7), ("int4", 0.42), ("int4_gptq", 0.5)))
 
 
@@ -102,7 +115,17 @@ def _pass_s(machine: Machine, shape: Shape, query: Query, new: int) -> float:
     head = _matmul_s(machine, "float16", query.batch, shape.hidden / tp, shape.vocab)
     hop = machine.hop_s + rows * shape.hidden * 2 / machine.bus_bytes_per_s
     host = machine.step_s + query.batch * machine.per_sequence_s
-    return query.layers * layer + head + host + (query.pipeline_parallel - 1) * hop
+    stages = _stages_s(machine, query, layer) if query.pipeline_parallel > 1 else 0.0
+    return query.layers * layer + stages + head + host + (query.pipeline_parallel - 1) * hop
+
+
+def _stages_s(machine: Machine, query: Query, layer: float) -> float:
+    """What a pipeline's stages take beside their layers of `layer` seconds."""
+    stages = [layers * layer for layers in query.layers_per_stage]
+    luck = np.random.default_rng(list(str(query.family).encode())).normal()
+    floor = machine.stage_floor_s * math.exp(machine.floor_spread * luck)
+    short = sum(max(0.0, floor - stage) for stage in (stages[:1] if machine.first_only else stages))
+    return short + machine.wait * (len(stages) * max(stages) - sum(stages))
 
 
 def _attention_s(machine: Machine, shape: Shape, query: Query, new: int, cached: int) -> float:
@@ -166,23 +189,33 @@ def even(layers: int, stages: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Bench:
-    """Measures queries on a machine with multiplicative noise of standard deviation `noise`."""
+    """Measures queries on a machine with multiplicative noise of standard deviation `noise`.
+
+    `engine_noise`: the same of an engine, which several rows share; `jitter_s`: what is added to a run.
+    """
 
     machine: Machine = A6000
     noise: float = 0.005
     prompt_tokens: int = 923
     seed: int = 0
+    engine_noise: float = 0.0
+    jitter_s: float = 0.0
 
     def measure(self, queries: Iterable[Query]) -> tuple[Measurement, ...]:
         random = np.random.default_rng(self.seed)
+        engines: dict[tuple[Family, int, tuple[int, ...]], float] = {}
         rows = []
         for line, query in enumerate(queries, 2):
             shape = SHAPES[query.family.model]
             latency = latency_s(self.machine, shape, query, self.prompt_tokens)
             memory = memory_bytes(self.machine, shape, query, self.prompt_tokens)
-            rows.append(
-                Measurement(query, latency * float(np.exp(random.normal(0, self.noise))), memory, line)
-            )
+            latency *= float(np.exp(random.normal(0, self.noise)))
+            if self.engine_noise:
+                engine = (query.family, query.tensor_parallel, query.layers_per_stage)
+                latency *= engines.setdefault(engine, float(np.exp(random.normal(0, self.engine_noise))))
+            if self.jitter_s:
+                latency += abs(float(random.normal(0, self.jitter_s)))
+            rows.append(Measurement(query, latency, memory, line))
         return tuple(rows)
 
 

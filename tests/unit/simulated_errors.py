@@ -16,6 +16,14 @@ MACHINES = {
     "8 x A6000, slower kernels beyond 4 rows": sim.SWITCHING,
     "8 x H100": sim.H100,
 }
+# Those whose shallow pipelines are unlike deep ones.
+PIPELINES = {
+    "stages of 0.7 ms at least": sim.SLOW_HOST,
+    "the same, by family 0.4 to 1.6 ms": sim.UNLIKE_HOSTS,
+    "first stages of 2 ms at least": sim.SLOW_FIRST_STAGE,
+    "stages that wait for the longest by half": sim.WAITING,
+    "hops of 1 ms": sim.SLOW_HOPS,
+}
 
 
 def main() -> None:
@@ -32,6 +40,8 @@ def main() -> None:
     for name, machine in list(MACHINES.items())[1:]:
         rows(name, sim.Bench(machine, 0.005, 923, seed=1), few=False)
         rows(name, sim.Bench(machine, 0.005, 10, seed=1), few=True)
+    for name, machine in PIPELINES.items():
+        rows(name, sim.Bench(machine, 0.005, 128, seed=1), few=False)
 
 
 def rows(name: str, bench: sim.Bench, few: bool) -> None:

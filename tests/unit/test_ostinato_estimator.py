@@ -110,6 +110,62 @@ def test_batches_with_three_plans_fingerprinted(regime: Regime, bounds: tuple[fl
         assert ours[64][0] < theirs[64][0]
 
 
+# What fingerprints show of pipelines and full models hide. All six models; fingerprints of up to 3 layers.
+SHALLOW_PIPELINES = [
+    Bench(sim.SLOW_HOST, 0.004, 128),
+    pytest.param(Bench(sim.SLOW_HOST, 0.004, 128, engine_noise=0.01), marks=slow),
+    pytest.param(Bench(sim.SLOW_HOST, 0.004, 128, jitter_s=2e-4), marks=slow),
+    pytest.param(Bench(sim.WAITING, 0.004, 128), marks=slow),
+    pytest.param(Bench(sim.SLOW_HOPS, 0.004, 128), marks=slow),
+    # What no law says: hosts that differ by family, and a host that only the first stage waits for.
+    pytest.param(Bench(sim.UNLIKE_HOSTS, 0.004, 128), marks=slow),
+    pytest.param(Bench(sim.SLOW_FIRST_STAGE, 0.004, 128), marks=slow),
+    pytest.param(Bench(sim.A6000, 0.004, 128, engine_noise=0.03), marks=slow),
+]
+
+
+@pytest.mark.parametrize("bench", SHALLOW_PIPELINES)
+def test_what_only_shallow_pipelines_cost_is_not_carried_to_full_models(bench: Bench) -> None:
+    fingerprints = replace(bench, seed=1).measure(sim.fingerprints(False))
+    again = replace(bench, seed=2)
+    truth = sim.table(again.measure(sim.full_models(again, (1,), (20, 100, 200))))
+
+    def median(estimator: MaverIQ | Ostinato) -> tuple[float, float]:
+        found = [(c.truth.latency_s, c.prediction) for c in compare(estimator, truth)]
+        off = sorted(abs(p.latency_s.value / actual - 1) for actual, p in found if p is not None)
+        held = [p.latency_s.holds(actual) for actual, p in found if p is not None]
+        assert len(off) == len(found)
+        return off[len(off) // 2], sum(held) / len(held)
+
+    (ours, covered), (theirs, _) = median(Ostinato(fingerprints)), median(MaverIQ(fingerprints))
+    assert ours < 0.045
+    assert ours < theirs
+    assert covered > 0.9
+
+
+@pytest.mark.parametrize(
+    "machine", [sim.A6000, pytest.param(sim.WAITING, marks=slow), pytest.param(sim.SLOW_HOST, marks=slow)]
+)
+def test_each_batch_of_a_table_that_has_them_all(machine: sim.Machine) -> None:
+    """No law of the batch need hold where every batch was measured."""
+    bench, batches = Bench(machine, 0.004, 128, seed=1), (1, 2, 4, 8, 16, 32, 64)
+    estimator = Ostinato(bench.measure(sim.fingerprints(False, batches, ("llama-2-7b", "gptj-6b"))))
+    again = replace(bench, seed=2)
+    truth = again.measure(sim.full_models(again, batches, (20, 100), ("llama-2-7b", "gptj-6b")))
+    for batch in batches:
+        rows = [c for c in compare(estimator, sim.table(truth)) if c.truth.query.batch == batch]
+        off = []
+        for c in rows:
+            assert c.prediction is not None
+            assert c.prediction.memory_bytes is not None
+            assert c.truth.memory_bytes is not None
+            latency = abs(c.prediction.latency_s.value / c.truth.latency_s - 1)
+            off.append((latency, abs(c.prediction.memory_bytes.value / c.truth.memory_bytes - 1)))
+        latencies, memories = (sorted(column) for column in zip(*off, strict=True))
+        assert latencies[len(rows) // 2] < 0.08, f"batch {batch}"
+        assert memories[len(rows) // 2] < 0.01, f"batch {batch}"
+
+
 @slow
 def test_more_batches_in_fingerprints_help() -> None:
     """A machine far from the usual roofline: two batches do not show it, four do."""
