@@ -167,4 +167,6 @@ def _check_layout(tensors: dict[str, TensorInfo], data_bytes: int, path: Path) -
         at = info.end
     if at != data_bytes:
         fault = "truncated" if at > data_bytes else "corrupt"
-        raise CheckpointError(f"{path} is {fault}: tensors end at byte {at}, the data at {data_bytes}")
+        raise CheckpointError(
+            f"{path} is {fault}: tensors end at byte {at}, the data at {data_bytes}; copy it again"
+        )

@@ -61,7 +61,7 @@ COMMANDS = (
         "tune",
         "controlplane.cli.variants",
         "Set how many variants of a base run at once, now and after restarts, or measure what is best; "
-        "or change how many engines it has.",
+        "change how many engines it has; or place them anew.",
     ),
     LazyCommand(
         "prefetch",

@@ -14,6 +14,7 @@ from controlplane.controller import sources
 from controlplane.state.records import Model, Phase
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
+from profiler.variants.held import held_bytes
 from profiler.variants.reading import read_manifest
 from profiler.variants.types import VariantKind, VariantLimits, VariantSpec
 from profiler.variants.verifying import verify_data
@@ -65,7 +66,7 @@ def _variant(model: Model, base: Model | None, limits: Limits) -> Model:
     folder = sources.require_folder(source, "adapter")
     manifest = read_manifest(folder, base.spec, VariantLimits(limits.max_lora_rank))
     verify_data(manifest)
-    spec = manifest.spec
+    spec = replace(manifest.spec, held=held_bytes(manifest))
     reason = f"{_described(spec)} on {', '.join(spec.target_modules) or 'no module'}, fits '{base.name}'"
     return replace(model, phase=Phase.READY, path=str(folder), variant_spec=spec, reason=reason)
 

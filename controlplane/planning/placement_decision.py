@@ -44,7 +44,7 @@ from placement.types import (
 from profiler.plans import quantization_names
 from profiler.quantization import UNCOMPRESSED, accuracy_of
 from profiler.types import ModelSpec
-from profiler.variants.types import VariantKind
+from profiler.variants.types import VariantKind, VariantSpec
 
 # Without an expected load, latency is that of one request with a prompt this long (MaverIQ: batch 1 too).
 JUDGED_INPUT_TOKENS = 128
@@ -317,7 +317,7 @@ def with_room_for_variants(
     plan: Plan, spec: ModelSpec, settings: Settings, variants: Sequence[Model]
 ) -> Plan:
     """The plan with slots as engines of this installation have them, for the base's `variants`."""
-    delta_bytes, full_bytes = variant_demand(variants, settings.max_variants)
+    delta_bytes, full_bytes = variant_demand(variants, settings.max_variants, spec.dtype_bytes)
     return dataclasses.replace(
         plan,
         max_variants=settings.max_variants if spec.adaptable else 0,
@@ -328,9 +328,21 @@ def with_room_for_variants(
     )
 
 
-def variant_demand(variants: Sequence[Model], slots: int) -> tuple[int, int]:
-    """Bytes in hidden layers, and bytes of full tensors, of the `slots` largest variants other than LoRA."""
+def variant_demand(variants: Sequence[Model], slots: int, dtype_bytes: int) -> tuple[int, int]:
+    """Bytes in hidden layers, and bytes of full tensors, of the `slots` largest variants other than LoRA.
+
+    An engine of numbers of `dtype_bytes` holds these however they are stored.
+    """
     specs = [v.variant_spec for v in variants if v.variant_spec and v.variant_spec.kind != VariantKind.LORA]
-    layers = sorted((s.weight_bytes - s.full_bytes for s in specs), reverse=True)[:slots]
-    full = sorted((s.full_bytes for s in specs), reverse=True)[:slots]
-    return int(sum(layers) * PACKING), sum(full)
+    needed = [_held_bytes(spec, dtype_bytes) for spec in specs]
+    layers = sorted((layers for layers, _ in needed), reverse=True)[:slots]
+    full = sorted((full for _, full in needed), reverse=True)[:slots]
+    return int(sum(layers) * PACKING), int(sum(full) * PACKING)
+
+
+def _held_bytes(spec: VariantSpec, dtype_bytes: int) -> tuple[int, int]:
+    """In hidden layers, and of full tensors; as stored, where an older record does not say more."""
+    if spec.held is None:
+        return spec.weight_bytes - spec.full_bytes, spec.full_bytes
+    held = spec.held
+    return held.layer_values * dtype_bytes + held.layer_bytes, held.full_values * dtype_bytes

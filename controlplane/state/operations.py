@@ -54,6 +54,15 @@ def begun(ctx: Context, kind: OperationKind, target: str, phase: Phase, message:
     )
 
 
+def last_failure(state: State, kind: OperationKind, target: str) -> Operation | None:
+    """The newest operation about `target`, if it failed."""
+    about = (
+        o.record for o in state.operations.values() if (o.record.kind, o.record.target) == (kind, target)
+    )
+    newest = max(about, key=lambda o: (o.created_at_s, o.id), default=None)
+    return newest if newest is not None and newest.phase is Phase.FAILED else None
+
+
 def open_operation(state: State, kind: OperationKind, target: str) -> Operation | None:
     """The operation a phase change of `target` belongs to; the oldest, should there be several."""
     matching = [

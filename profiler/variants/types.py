@@ -52,12 +52,22 @@ class ModuleFacts:
 
 
 @dataclass(frozen=True)
+class HeldBytes:
+    """What an engine holds of a variant: numbers in the engine's own type, of whole tensors (`full_values`)
+    and in hidden layers (`layer_values`), and `layer_bytes` there of what has a type of its own."""
+
+    full_values: int
+    layer_values: int
+    layer_bytes: int
+
+
+@dataclass(frozen=True)
 class VariantSpec:
     """A variant that was checked against its base; small enough for the state store.
 
     `weight_bytes` counts all its tensors as stored, `full_bytes` the part that replaces tensors of the
     base. `bits` are the widths of stored codes, widest first, and empty where all is floating point.
-    `modules` has one entry per adapted kind of module, in the base's order.
+    `modules` has one entry per adapted kind of module, in the base's order. `held` is None in older records.
     """
 
     kind: VariantKind
@@ -67,6 +77,7 @@ class VariantSpec:
     full_bytes: int = 0
     replaces_embedding: bool = False
     replaces_head: bool = False
+    held: HeldBytes | None = None
 
     @property
     def target_modules(self) -> tuple[str, ...]:

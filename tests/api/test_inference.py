@@ -145,6 +145,20 @@ def test_an_adapter_that_cannot_be_loaded_is_answered_with_the_reason(
     assert served.post("/v1/load_lora_adapter", load).status_code == 200
 
 
+def test_a_deployment_that_failed_says_why_where_it_is_looked_for(served: Installation) -> None:
+    served.cluster.faults["v2"] = CheckpointError("layer-00000.safetensors is corrupt; copy it again")
+    assert served.register("v2", "base")["phase"] == "Ready"
+    assert served.deploy("v2")["phase"] == "Failed"
+    reply = served.http.get("/deployments/v2")
+    assert code(reply) == (404, "not_deployed")
+    assert "its last one failed, as layer-00000.safetensors is corrupt; copy it again" in reply.text
+    served.cluster.faults.clear()
+    assert served.deploy("v2")["phase"] == "Deployed"
+    assert served.http.get("/deployments/v2").json()["phase"] == "Deployed"
+    assert served.end(served.http.delete("/deployments/v2"))["phase"] == "Deleted"
+    assert "failed" not in served.http.get("/deployments/v2").text
+
+
 def test_which_base_an_adapter_means(fresh: Installation) -> None:
     load = {"lora_name": "v1", "lora_path": str(fresh.files / "v1")}
     assert code(fresh.post("/v1/load_lora_adapter", load)) == (400, "invalid_request")

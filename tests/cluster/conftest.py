@@ -18,6 +18,8 @@ from served import BASE, LAYERS, LORAS
 ORDER = ("vllm_engine", "echo_engine", "quick", "whole_model", "engines")
 WITH_ENGINES = {"workers", "benchmarks", "deploy"}
 SHARED = {"cluster", "echo_cluster", "whole"}
+# They kill processes, or leave an engine of another name.
+LAST = ("test_chaos.py", "test_engine_killed.py", "test_room_for_variants.py")
 TESTS = Path(__file__).parents[1]
 
 
@@ -35,7 +37,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return ORDER.index(kind) if side_by_side else 0, False, False
         place = ORDER.index(folder[-1] if folder[-1] in ORDER else "engines") + (not side_by_side)
         shares = not SHARED.isdisjoint(getattr(item, "fixturenames", ()))
-        return place, shares, item.path.name in ("test_chaos.py", "test_engine_killed.py")
+        return place, shares, item.path.name in LAST
 
     items.sort(key=order)
 

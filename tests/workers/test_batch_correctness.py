@@ -246,6 +246,36 @@ def test_reloading_a_name_with_other_weights(lab: Lab) -> None:
     _assert_greedy(answer, lab.expected(old.name, answer))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_variant_that_is_read_again_and_went_bad_says_what_is_wrong(lab: Lab, stream: bool) -> None:
+    """It lost its place in memory since it was loaded. The others of the batch do not feel it."""
+    variant = lab.variants[THIRD.name]
+    path = Path(variant.path) / "adapter_model.safetensors"
+    lab.run(lab.worker.load_variant(variant))
+    lab.run(lab.worker.engine._client.forget(variant.uid))  # as if others had taken its place
+    sound = path.read_bytes()
+    path.write_bytes(sound[:-4])
+    call = lab.request(THIRD.name, PROMPTS[0], stream=stream)
+
+    async def ask_beside() -> tuple[list[Any], Answer]:
+        asked = asyncio.ensure_future(lab.ask(LORAS[0].name, PROMPTS[1]))
+        items = [item async for item in lab.worker.stream(call)]
+        return items, await asked
+
+    try:
+        items, beside = lab.run(ask_beside())
+    finally:
+        path.write_bytes(sound)
+    body = b"".join(item for item in items[1:] if isinstance(item, bytes))
+    error = json.loads(body.removeprefix(b"data: ").partition(b"\n")[0])["error"]
+    assert items[0].status == (200 if stream else 400)
+    assert error["code"] == "source_unreadable"
+    assert f"{path} is truncated" in error["message"]
+    _assert_greedy(beside, lab.expected(LORAS[0].name, beside))
+    answer = lab.run(lab.ask(THIRD.name, PROMPTS[0]))  # the file is mended
+    _assert_greedy(answer, lab.expected(THIRD.name, answer))
+
+
 def test_a_closed_stream_frees_its_slot(lab: Lab) -> None:
     async def read_a_little() -> int:
         stream = lab.worker.stream(lab.request(BASE, PROMPTS[0], stream=True, max_tokens=400))

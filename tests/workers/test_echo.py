@@ -11,8 +11,10 @@ import pytest
 from engine_configs import echo_config
 
 from profiler.errors import CheckpointError
+from workers.asgi import Message
 from workers.messages import EngineCall, EngineHead, VariantRef
 from workers.scheduling.faults import LoadFailed
+from workers.server.http_server import respond
 from workers.server.worker import Worker
 
 CONFIG = echo_config()
@@ -84,6 +86,46 @@ async def test_a_variant_that_is_refused(
     assert items[1] == reply.body
     with pytest.raises(type(error), match=str(error)):
         await worker.load_variant(V)
+
+
+async def failing_app(scope: Message, receive: Any, send: Any) -> None:
+    """As vLLM answers a request that its scheduler gave up."""
+    error = {"error": {"message": "Internal server error", "code": 500}}
+    if not json.loads((await receive())["body"]).get("stream"):
+        await respond(send, 500, [(b"content-type", b"application/json")], json.dumps(error).encode())
+        return
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+    )
+    for part in (b'data: {"choices": []}\n\n', b"data: " + json.dumps(error).encode() + b"\n\n"):
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_request_that_fails_for_its_variant_says_why(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """Whole answers and streams; where the engine does not know, the application's words stay."""
+    fault = CheckpointError("layer-00000.safetensors is corrupt; copy it again") if known else None
+
+    async def load_failure(variant: VariantRef) -> Exception | None:
+        assert variant == V
+        return fault
+
+    monkeypatch.setattr(type(worker.engine), "app", property(lambda engine: failing_app))
+    monkeypatch.setattr(worker.engine, "load_failure", load_failure)
+    text = str(fault) if fault else "Internal server error"
+    reply = await worker.call(ask(TEXT, V, prompt="x"))
+    assert (reply.status, json.loads(reply.body)["error"]["message"]) == (400 if known else 500, text)
+    head, *parts = [i async for i in worker.stream(ask(TEXT, V, prompt="x", stream=True))]
+    assert head == EngineHead(200, "text/event-stream")
+    events = b"".join(part for part in parts if isinstance(part, bytes)).split(b"\n\n")
+    assert (events[0], events[2:]) == (b'data: {"choices": []}', [b"data: [DONE]", b""])
+    error = json.loads(events[1].removeprefix(b"data: "))["error"]
+    assert (error["message"], error["code"]) == (text, "source_unreadable" if known else 500)
+    base = await worker.call(ask(TEXT, prompt="x"))
+    assert (base.status, b"Internal server error" in base.body) == (500, True)
 
 
 async def test_what_a_worker_says_of_itself(worker: Worker) -> None:

@@ -38,6 +38,9 @@ class EchoEngine:
     async def ensure_variant(self, variant: VariantRef) -> None:
         self._variants[variant.name] = variant
 
+    async def load_failure(self, variant: VariantRef) -> Exception | None:
+        return None
+
     async def forget_variant(self, variant: VariantRef) -> None:
         self._variants.pop(variant.name, None)
 

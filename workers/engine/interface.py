@@ -34,6 +34,11 @@ class Engine(Protocol):
         """
         ...
 
+    async def load_failure(self, variant: VariantRef) -> Exception | None:
+        """Why a request of `variant` that failed just now found it not loaded; None: that was not the reason,
+        or it is not known."""
+        ...
+
     async def forget_variant(self, variant: VariantRef) -> None: ...
 
     async def prefetch(self, variant: VariantRef) -> None:

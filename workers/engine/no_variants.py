@@ -15,7 +15,7 @@ class NoVariants:
     async def forget(self, uid: int) -> None:
         """There is nothing to forget."""
 
-    async def state(self) -> dict[str, Any]:
+    async def state(self, timeout_s: float = 0.0) -> dict[str, Any]:
         counts = dict.fromkeys(("slots", "limit", "skips", "preemptions", "blocked"), 0)
         return {**counts, "variants": []}
 

@@ -23,9 +23,11 @@ from workers.group.vllm_arguments import engine_arguments
 from workers.group.vllm_entrypoints import entrypoints
 from workers.messages import EngineConfig, EngineResidency, RankReport, VariantRef
 from workers.scheduling.client import VariantClient
-from workers.scheduling.faults import LoadFailed
+from workers.scheduling.faults import LoadFailed, exception_of
 
 log = logging.getLogger(__name__)
+
+FAILURE_WAIT_S = 2.0  # a request that failed waits no longer for the reason
 
 
 class VllmEngine:
@@ -123,6 +125,18 @@ class VllmEngine:
             await self._client.prepare(variant.uid, variant.path)
         except (ValueError, LoadFailed) as e:
             raise type(e)(f"the engine refused variant '{variant.name}': {e}") from e
+
+    async def load_failure(self, variant: VariantRef) -> Exception | None:
+        try:
+            state = await self._client.state(FAILURE_WAIT_S)
+        except TimeoutError:
+            return None
+        known = next((v for v in state["variants"] if v["uid"] == variant.uid and v["error"]), None)
+        if known is None:
+            return None
+        return exception_of(
+            known["fault"], f"the engine could not load variant '{variant.name}': {known['error']}"
+        )
 
     async def forget_variant(self, variant: VariantRef) -> None:
         async with self._locks.setdefault(variant.name, asyncio.Lock()):

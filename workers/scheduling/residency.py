@@ -253,6 +253,8 @@ class Residency:
             "host_bytes": {r: held[variant.uid] for r, held in self._host.items() if variant.uid in held},
             "device_bytes": dict(variant.device),
             "reason": self._reason(variant, ready),
+            "error": variant.error,
+            "fault": variant.fault,
         }
 
     def _reason(self, variant: Variant, ready: bool) -> str:

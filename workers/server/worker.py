@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import socket
@@ -32,9 +31,10 @@ from workers.messages import (
     VariantRef,
     WorkerReport,
 )
-from workers.scheduling.faults import Fault, LoadFailed, fault_of
+from workers.scheduling.faults import LoadFailed
 from workers.server import process_logs
-from workers.server.http_server import Door, respond
+from workers.server.http_server import Door
+from workers.server.load_errors import ExplainingSend, respond_with
 from workers.server.metrics_server import ANY, serve_metrics
 
 log = logging.getLogger(__name__)
@@ -93,16 +93,17 @@ class Worker:
 
     async def answer(self, scope: Message, receive: Any, send: Any) -> None:
         """The engine's ASGI application, with the variant that a header names loaded first."""
-        try:
-            if (variant := request_headers.variant_of(scope["headers"])) is not None:
-                await self._follow_limit(request_headers.limit_of(scope["headers"]))
-                await self.engine.ensure_variant(variant)
-        except (ValueError, LoadFailed) as e:
-            status, code = _refusal(e)
-            body = json.dumps({"error": {"message": str(e), "code": code}}).encode()
-            await respond(send, status, [(b"content-type", b"application/json")], body)
-        else:
+        if (variant := request_headers.variant_of(scope["headers"])) is None:
             await self.engine.app(scope, receive, send)
+            return
+        try:
+            await self._follow_limit(request_headers.limit_of(scope["headers"]))
+            await self.engine.ensure_variant(variant)
+        except (ValueError, LoadFailed) as e:
+            await respond_with(send, e)
+        else:
+            explaining = ExplainingSend(send, lambda: self.engine.load_failure(variant))
+            await self.engine.app(scope, receive, explaining)
 
     async def call(self, call: EngineCall) -> EngineReply:
         """`answer` in this process, without a socket: one request as a whole."""
@@ -199,14 +200,3 @@ class Worker:
             self._collector = None
         if self._engine is not None:
             self._engine.close()
-
-
-def _refusal(error: Exception) -> tuple[int, str]:
-    """The status and code of an answer to a request whose variant could not be loaded."""
-    match fault_of(error):
-        case Fault.FILES:
-            return 400, "source_unreadable"
-        case Fault.VARIANT:
-            return 422, "adapter_mismatch"
-        case Fault.ENGINE:
-            return 500, "engine_failed"

@@ -12,15 +12,18 @@ from controlplane.api.schemas.models import DeploymentView, TuneRequest
 from controlplane.api.schemas.residency import EngineResidencyView
 from controlplane.api.services import Services
 from controlplane.state import transactions
-from controlplane.state.records import Deployment
+from controlplane.state.operations import last_failure
+from controlplane.state.records import Deployment, OperationKind
 from controlplane.state.repository import State
 
 log = logging.getLogger(__name__)
 
 
 def find_deployment(state: State, name: str) -> Deployment:
-    """Errors: NotDeployed."""
+    """Errors: NotDeployed, which says why the last one failed, if it did."""
     deployment = state.deployments.get(name)
+    if deployment is None and (failed := last_failure(state, OperationKind.DEPLOY, name)) is not None:
+        raise errors.NotDeployed(f"'{name}' has no deployment: its last one failed, as {failed.reason}")
     if deployment is None:
         raise errors.NotDeployed(f"'{name}' has no deployment; GET /deployments lists those that exist")
     return deployment.record

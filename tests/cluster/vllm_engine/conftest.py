@@ -8,6 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 from clusters import Cluster
+from random_variants import RandomDelta, write_delta
 from served import openai_client, roots, serving
 
 
@@ -19,3 +20,9 @@ def cluster(base_folder: Path, adapters: dict[str, Path]) -> Iterator[Cluster]:
 @pytest.fixture(scope="package")
 def client(cluster: Cluster) -> Iterator[openai.OpenAI]:
     yield from openai_client(cluster)
+
+
+@pytest.fixture(scope="package")
+def large_delta(base_folder: Path, adapters: dict[str, Path]) -> Path:
+    """Its embedding is larger than all LoRAs that the engine set memory aside for."""
+    return write_delta(base_folder, adapters["spare"].parent / "large", RandomDelta("large", 4))

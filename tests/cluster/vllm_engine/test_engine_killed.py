@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import httpx
 import psutil
@@ -48,11 +49,15 @@ def test_vllm_engine_killed(cluster: Cluster) -> None:
     assert (residency["slots"], residency["limit"]) == (4, 2)
 
 
-def test_vllm_engine_core_killed_while_streaming(cluster: Cluster) -> None:
+def test_vllm_engine_core_killed_while_streaming(cluster: Cluster, adapters: dict[str, Path]) -> None:
+    """A variant that is deployed at that moment waits for the engine that takes its place."""
     # The test before may have left the engine in flux: one that starts has no engine core yet.
     until(lambda: all(answers(cluster, m) for m in MODELS), VLLM_BOUND_S, "answers", every_s=0.5)
     old = until(lambda: _engine_core(cluster), VLLM_BOUND_S, "vLLM's engine core")
     before = cluster.records()
+    cluster.perform(
+        "POST", "/register_model", {"model": "late", "base": BASE, "adapter": str(adapters["spare"])}
+    )
     body = {
         "model": "forte",
         "prompt": "Once upon a time",
@@ -72,6 +77,7 @@ def test_vllm_engine_core_killed_while_streaming(cluster: Cluster) -> None:
             if len(events) == 5 and not killed:
                 old.kill()
                 killed = time.monotonic()
+                deploying = cluster.submit("POST", "/deploy_model", {"model": "late", "maxOutputLength": 16})
     ended_s = time.monotonic() - killed
     failed = [event for event in events if error_code(event) is not None]
     print(f"\nengine core killed: the stream ended {ended_s:.2f} s later with {events[-2:]}")
@@ -81,4 +87,9 @@ def test_vllm_engine_core_killed_while_streaming(cluster: Cluster) -> None:
     until(lambda: all(answers(cluster, m) for m in MODELS), VLLM_BOUND_S, "answers", every_s=0.5)
     print(f"all models answer {time.monotonic() - killed:.1f} s after the engine core's death")
     until(lambda: _engine_core(cluster).pid != old.pid, VLLM_BOUND_S, "a new engine core")
+    deployed = cluster.finish(deploying)
+    print(f"deployed meanwhile: {[event['message'] for event in deployed['events']]}")
+    assert answers(cluster, "late")
+    for path in ("/deployments/late", "/models/late"):
+        cluster.perform("DELETE", path)
     assert_kept(cluster, before)

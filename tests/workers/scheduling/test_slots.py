@@ -50,7 +50,7 @@ class Rank:
 
     def read(self, message: dict[str, Any]) -> None:
         if message["uid"] in self.broken:
-            self.report(message, did="failed", error=f"no {message['path']}")
+            self.report(message, did="failed", error=f"no {message['path']}", fault="files")
             return
         self.host[message["uid"]] = SIZES[message["uid"]]
         if message["do"] == "prepare":
@@ -208,12 +208,13 @@ def test_an_error_is_told_once_and_the_next_request_tries_again() -> None:
     assert world.residency.error(3) == ""
     (described,) = world.residency.snapshot()
     assert described["reason"] == "no /3"  # people may still read it
+    assert (described["error"], described["fault"]) == ("no /3", "files")
     assert world.ranks[0].slots == {}  # the other rank's memory is free again
     world.ranks[1].broken.clear()
     assert world.load(3)
     world.settle()
     assert world.ready() == {3}
-    assert world.residency.snapshot()[0]["reason"] == ""
+    assert world.residency.snapshot()[0]["reason"] == world.residency.snapshot()[0]["error"] == ""
 
 
 @pytest.mark.parametrize("renew", ["forgive", "prepare"])

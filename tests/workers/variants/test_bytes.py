@@ -10,14 +10,19 @@ import random_variants
 import torch
 from random_adapters import RandomLora
 from random_variants import EVERY_KIND, RandomBoft, RandomDelta, RandomVariant
+from safetensors.torch import load_file, save_file
 
+from controlplane.controller.registration import Limits, read_model_files
+from controlplane.planning.placement_decision import variant_demand
+from controlplane.state.records import Model, Phase
+from profiler.checkpoint import read_model
 from workers.deltas.svd import default_groups
 from workers.variant_config import VariantConfig
 from workers.variants.host import pack
 from workers.variants.kinds import open_variant
-from workers.variants.shapes import LinearShape, Slice
+from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice, VocabularyShape
 
-HIDDEN, INNER, KV = 1024, 2816, 512
+HIDDEN, INNER, KV, VOCABULARY = 1024, 2816, 512, 4096
 MODULES = {
     "self_attn.q_proj": (HIDDEN, HIDDEN),
     "self_attn.k_proj": (KV, HIDDEN),
@@ -70,9 +75,48 @@ def svd_bytes(out: int, into: int) -> float:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_base(tmp_path_factory.mktemp("base") / "base")
+
+
+def write_base(folder: Path, **config: str) -> Path:
     sizes = {"hidden_size": HIDDEN, "intermediate_size": INNER, "head_dim": 128, "num_hidden_layers": 1}
     heads = {"num_attention_heads": HIDDEN // 128, "num_key_value_heads": KV // 128}
-    return random_variants.write_tiny_base(tmp_path_factory.mktemp("base") / "base", **sizes, **heads)
+    return random_variants.write_tiny_base(folder, vocab_size=VOCABULARY, **sizes, **heads, **config)
+
+
+def whole_model() -> list[LayerShape]:
+    """All that an engine with one rank holds of the base."""
+    norms = [NormShape(f"model.layers.0.{n}_layernorm", HIDDEN) for n in ("input", "post_attention")]
+    tables = [
+        VocabularyShape(name, 0, VOCABULARY, VOCABULARY, HIDDEN, is_head=name == "lm_head", tied=True)
+        for name in ("model.embed_tokens", "lm_head")
+    ]
+    return [*layers(), *norms, NormShape("model.norm", HIDDEN), *tables]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", [*EVERY_KIND[3:], RandomBoft("boft-b64", 9, 1, 64)], ids=lambda v: v.name)
+def test_what_is_set_aside_for_a_variant_holds_it(
+    tmp_path: Path, variant: RandomVariant, stored: str
+) -> None:
+    """In engines of either type, however it is stored: else an engine that is started anew has no room."""
+    base = write_base(tmp_path / "base", torch_dtype=stored)
+    folder = random_variants.write(base, tmp_path / variant.name, variant)
+    if isinstance(variant, RandomBoft):
+        in_type(folder / "adapter_model.safetensors", getattr(torch, stored))
+    asked = Model("v", 2, Phase.PROFILING, base="b", adapter=str(folder))
+    registered = Model("b", 1, Phase.READY, source=str(base), spec=read_model(base))
+    ready = read_model_files(asked, registered, Limits((tmp_path,), 16), Path)
+    for dtype in (torch.float32, torch.bfloat16):
+        opened = open_variant(folder, base, VariantConfig(1, 1 << 30, 1 << 30, 16))
+        taken = pack(opened, whole_model(), dtype, pinned=False).size_bytes
+        set_aside = sum(variant_demand([ready], 4, dtype.itemsize))
+        assert taken <= set_aside <= 1.1 * taken, f"{dtype}: {taken} of {set_aside}"
+
+
+def in_type(path: Path, dtype: torch.dtype) -> None:
+    save_file({name: tensor.to(dtype) for name, tensor in load_file(path).items()}, path)
 
 
 @pytest.mark.slow
