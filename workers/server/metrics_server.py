@@ -29,6 +29,10 @@ class _Quiet(WSGIRequestHandler):
 class _Server(ThreadingWSGIServer):
     allow_reuse_port = False  # True in some Pythons: two processes would share a port, and scrapes
 
+    def __init__(self, host: str, port: int) -> None:
+        self.address_family = family_of(host)
+        super().__init__((host, port), _Quiet)
+
 
 def serve_metrics(host: str, ports: Ports = ANY, node_ip: str = LOOPBACK) -> str:
     """Serve this process's metrics on the first of `ports` that is free on `host`.
@@ -53,15 +57,12 @@ def serve_metrics(host: str, ports: Ports = ANY, node_ip: str = LOOPBACK) -> str
 
 def _listen(host: str, ports: Ports) -> _Server:
     """A port is asked for by listening on it, so that two processes never get the same."""
-    made = type("_Server", (_Server,), {"address_family": family_of(host)})
     for port in ports.each():
         try:
-            server: _Server = made((host, port), _Quiet)
+            return _Server(host, port)
         except OSError as e:
             if e.errno != errno.EADDRINUSE:
                 raise
-        else:
-            return server
     raise OSError(
         errno.EADDRINUSE,
         f"no port for metrics is free on {host}: {ports} are all taken; let OSTINATO_METRICS_PORTS name more",
