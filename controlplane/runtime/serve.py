@@ -67,12 +67,13 @@ def engine_view(app: Any) -> EngineView:
 
 
 def _gave_up(app: Any, deployment: Any) -> bool:
-    """Whether an engine that ran once could not be started again.
+    """Whether an engine could not be started: then its deployment says why, and the application only that.
 
-    Serve names this trigger after START_ATTEMPTS failures in a row, as of an engine that never ran; but this
-    one it tries again for ever.
+    Serve names this trigger after START_ATTEMPTS failures in a row. One that ran before it tries again for
+    ever all the same, and calls its application UNHEALTHY.
     """
-    return bool(app.status == "UNHEALTHY" and deployment.status_trigger == "REPLICA_STARTUP_FAILED")
+    failed = app.status in ("UNHEALTHY", "DEPLOY_FAILED")
+    return bool(failed and deployment.status_trigger == "REPLICA_STARTUP_FAILED")
 
 
 # --- replicas ----------------------------------------------------------------------------------

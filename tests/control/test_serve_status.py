@@ -55,8 +55,9 @@ def test_what_an_engine_is(seen: Any, status: EngineStatus) -> None:
     assert serve.engine_view(seen).status is status
 
 
-def test_why_an_engine_that_ran_does_not_start_again() -> None:
-    view = serve.engine_view(app("UNHEALTHY", "REPLICA_STARTUP_FAILED", message=TRACE))
+@pytest.mark.parametrize("status", ["UNHEALTHY", "DEPLOY_FAILED"])
+def test_why_an_engine_does_not_start_or_not_again(status: str) -> None:
+    view = serve.engine_view(app(status, "REPLICA_STARTUP_FAILED", message=TRACE))
     assert view.message == TRACE
 
 
