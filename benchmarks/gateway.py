@@ -27,7 +27,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks import gpu_engine, rehearsing
+from benchmarks import gpu_engine, rehearsing, served_estimates
 from benchmarks.serving.settings import SHAPES
 from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.api.schemas.models import RegisterModelRequest
@@ -161,6 +161,23 @@ def echo_against_bare(rounds: int, haproxy: bool, loads: list[Load]) -> list[dic
         proxy = "HAProxy" if haproxy else "Serve's proxy"
         ours = Side(f"ostinato, echo engine, {proxy}", running.url + CHAT, body)
         bare = Side(f"bare Serve handler, {proxy}", running.url + "/bare", body)
+        if rehearsing.is_rehearsal():  # another benchmark of a running product's
+            out = Path(running.home) / "served.json"
+            served_estimates.main(
+                [
+                    "--url",
+                    running.url,
+                    "--base",
+                    MODEL,
+                    "--batches",
+                    "1,2",
+                    "--repeats",
+                    "1",
+                    "--out",
+                    str(out),
+                ]
+            )
+            assert len(rehearsing.check(out)["rows"]) >= 4
         return compare(ours, bare, loads, rounds)
 
 
