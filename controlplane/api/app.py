@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from controlplane import __version__
 from controlplane.api import error_handlers
+from controlplane.api.inference_path import InferencePath
 from controlplane.api.middleware import Guard
 from controlplane.api.routes import management, openai
 from controlplane.api.services import Services
@@ -29,7 +30,8 @@ def create_app(make_services: Callable[[], Services]) -> FastAPI:
         title="Ostinato", version=__version__, description=_DESCRIPTION, lifespan=_lifespan(services)
     )
     error_handlers.install(app)
-    app.add_middleware(
+    app.add_middleware(InferencePath, services=services)
+    app.add_middleware(  # the last is the first that a request passes
         Guard, api_key=services.settings.api_key, max_body_bytes=services.settings.max_body_bytes
     )
     app.include_router(openai.router(services))  # first: routes are searched in order, by Serve as well
