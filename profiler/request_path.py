@@ -5,8 +5,8 @@ tokens of the text, and text of the tokens. Each is one process that handles one
 of b requests that arrive at once the mean one waits `alone_s + token_s n + each_s (b - 1)`, for prompts of n
 tokens; that is measured with an engine whose core answers at once.
 
-In front of a real engine the others' arrival is hidden behind the first one's prompt, but they wait for it:
-an idle engine begins with whoever comes first. `served_s` follows them one by one.
+In front of a real engine the others' arrival is hidden behind the first one's prompt, but they wait for it,
+and for the step behind it: an idle engine begins with whoever comes first. `served_s` follows them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 ONE_WAY = 2 / 3
 OTHERS = 0.2  # by which other clients and other hours differ; assumed
 MIN_BURSTS = 2
+ROUNDING = 1e-9  # of arrivals
 
 
 @dataclass(frozen=True)
@@ -59,33 +60,47 @@ class RequestPath:
 @dataclass(frozen=True)
 class EngineTimes:
     """When the mean and the last of the first tokens come (seconds), of prompts that reach an idle engine
-    together."""
+    together, and what a step takes in which they decode."""
 
     mean_s: float
     last_s: float
+    step_s: float
 
     def toward(self, other: EngineTimes, share: float) -> EngineTimes:
         def between(one: float, two: float) -> float:
             return one + share * (two - one)
 
-        return EngineTimes(between(self.mean_s, other.mean_s), between(self.last_s, other.last_s))
+        return EngineTimes(
+            between(self.mean_s, other.mean_s),
+            between(self.last_s, other.last_s),
+            between(self.step_s, other.step_s),
+        )
 
 
 def served_s(path: RequestPath, batch: int, input_tokens: int, one: EngineTimes, whole: EngineTimes) -> float:
     """The mean TTFT of `batch` requests that a client sends at once, if the engine alone takes `one` for one
-    of them and `whole` for all; in between it is taken for linear."""
+    of them and `whole` for all; in between it is taken for linear.
+
+    An engine says what is in its next step when a step begins: who comes during a step waits for the one
+    after it, too, in which those decode that were there.
+    """
     way_s = path.alone_s + path.token_s * input_tokens
     if batch == 1:
         return way_s + whole.mean_s
     apart_s = path.each_s * ONE_WAY
-    free_s = out_s = total_s = 0.0
-    first = 0
+    begin_s, takes_s = 0.0, one.last_s  # of the step that runs
+    out_s, total_s, first = one.mean_s, one.mean_s, 1
     while first < batch:
-        begin_s = max(free_s, first * apart_s)
-        there = batch if not apart_s else min(batch, int(begin_s / apart_s) + 1)
-        count = max(1, there - first)
+        there = min(batch, int(begin_s / apart_s + ROUNDING) + 1) if apart_s else batch
+        count = max(0, there - first)
+        begin_s += takes_s
+        if not count:
+            # Nobody came: until the next one does, steps decode.
+            begin_s = max(begin_s, first * apart_s - one.step_s)
+            takes_s = one.step_s
+            continue
         group = one.toward(whole, (count - 1) / (batch - 1))
-        free_s = begin_s + group.last_s
+        takes_s = group.last_s
         # Their first tokens leave one after the other.
         out_s = max(out_s, begin_s + group.mean_s)
         total_s += count * out_s + apart_s * count * (count - 1) / 2

@@ -55,7 +55,8 @@ def _high(alone: Prediction, load: Workload) -> EngineTimes:
 
 def _times(ttft_s: float, latency_s: float, tpot_s: float, load: Workload) -> EngineTimes:
     """The last request's first token is what is left of the latency without the tokens after it."""
-    return EngineTimes(ttft_s, max(ttft_s, latency_s - tpot_s * (load.output_tokens - 1)))
+    more = load.output_tokens - 1
+    return EngineTimes(ttft_s, max(ttft_s, latency_s - tpot_s * more), tpot_s if more else 0.0)
 
 
 def _sum(one: Interval, other: Interval) -> Interval:
