@@ -32,6 +32,8 @@ from workers.messages import VariantRef
 
 log = logging.getLogger(__name__)
 
+UNLOAD_S = 10.0  # what one engine took and another one refused is taken back, if that takes no longer
+
 Stop = Callable[[str], Awaitable[None]]
 
 
@@ -190,7 +192,9 @@ class DeploymentActions:
         One that does not answer keeps it: no request names it, and a later deployment of it finds it there.
         """
         calls = (self._runtime.unload_variant(group_id, variant) for group_id in group_ids)
-        await asyncio.gather(*calls, return_exceptions=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(UNLOAD_S):
+                await asyncio.gather(*calls, return_exceptions=True)
 
     async def unload_variant(self, name: str) -> None:
         base, host, variant = await self._variant(name)
