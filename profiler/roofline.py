@@ -136,7 +136,8 @@ def variant_lines(spec: ModelSpec, plan: Plan) -> tuple[tuple[int, int], ...]:
     """Bytes beside and in each layer of what LoRA adapters take, and of what deltas do; the larger counts."""
     shards = spec.num_layers * plan.tensor_parallel
     lora = plan.max_variants * lora_slot_bytes(spec, plan)
-    return (0, lora), (plan.full_bytes, -(-plan.delta_bytes // shards))
+    layer = -(-plan.delta_bytes // shards) - (-plan.whole_bytes // spec.num_layers)
+    return (0, lora), (plan.full_bytes, layer)
 
 
 def stage_weight_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:

@@ -151,8 +151,9 @@ class Plan:
     Ranks are numbered stage by stage: rank = stage * tensor_parallel + tp_rank.
 
     At most `max_variants` variants run in one batch. Each rank sets memory aside for that many LoRA
-    adapters of `max_lora_rank`, or for `delta_bytes` (unsharded, in the hidden layers) and `full_bytes`
-    (tensors that replace the base's) of variants of other kinds, whichever is more. A step of the engine
+    adapters of `max_lora_rank`, or for `delta_bytes` (unsharded, in the hidden layers), `whole_bytes` (there, too,
+    but whole on every rank: BOFT's rotations) and `full_bytes` (tensors that replace the base's) of variants of
+    other kinds, whichever is more. A step of the engine
     takes at most `batched_tokens` tokens; longer prompts are filled in several.
     """
 
@@ -166,6 +167,7 @@ class Plan:
     delta_bytes: int = 0
     full_bytes: int = 0
     batched_tokens: int = 2048
+    whole_bytes: int = 0
 
     @property
     def pipeline_parallel(self) -> int:

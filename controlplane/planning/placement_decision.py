@@ -317,32 +317,43 @@ def with_room_for_variants(
     plan: Plan, spec: ModelSpec, settings: Settings, variants: Sequence[Model]
 ) -> Plan:
     """The plan with slots as engines of this installation have them, for the base's `variants`."""
-    delta_bytes, full_bytes = variant_demand(variants, settings.max_variants, spec.dtype_bytes)
+    demand = variant_demand(variants, settings.max_variants, spec.dtype_bytes)
     return dataclasses.replace(
         plan,
         max_variants=settings.max_variants if spec.adaptable else 0,
         max_lora_rank=settings.max_lora_rank if spec.adaptable else 0,
-        delta_bytes=delta_bytes,
-        full_bytes=full_bytes,
+        delta_bytes=demand.sharded,
+        whole_bytes=demand.whole,
+        full_bytes=demand.full,
         batched_tokens=settings.batched_tokens,
     )
 
 
-def variant_demand(variants: Sequence[Model], slots: int, dtype_bytes: int) -> tuple[int, int]:
-    """Bytes in hidden layers, and bytes of full tensors, of the `slots` largest variants other than LoRA.
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """Bytes of variants in hidden layers, `sharded` over TP ranks and `whole` on each, and of `full` tensors."""
 
-    An engine of numbers of `dtype_bytes` holds these however they are stored.
-    """
+    sharded: int
+    whole: int
+    full: int
+
+
+def variant_demand(variants: Sequence[Model], slots: int, dtype_bytes: int) -> Demand:
+    """What the `slots` largest variants other than LoRA take in an engine of numbers of `dtype_bytes`."""
     specs = [v.variant_spec for v in variants if v.variant_spec and v.variant_spec.kind != VariantKind.LORA]
-    needed = [_held_bytes(spec, dtype_bytes) for spec in specs]
-    layers = sorted((layers for layers, _ in needed), reverse=True)[:slots]
-    full = sorted((full for _, full in needed), reverse=True)[:slots]
-    return int(sum(layers) * PACKING), int(sum(full) * PACKING)
+    each = [_demand(spec, dtype_bytes) for spec in specs]
+
+    def largest(sizes: Iterable[int]) -> int:
+        return int(sum(sorted(sizes, reverse=True)[:slots]) * PACKING)
+
+    return Demand(
+        largest(d.sharded for d in each), largest(d.whole for d in each), largest(d.full for d in each)
+    )
 
 
-def _held_bytes(spec: VariantSpec, dtype_bytes: int) -> tuple[int, int]:
-    """In hidden layers, and of full tensors; as stored, where an older record does not say more."""
-    if spec.held is None:
-        return spec.weight_bytes - spec.full_bytes, spec.full_bytes
+def _demand(spec: VariantSpec, dtype_bytes: int) -> Demand:
+    """As stored, where an older record does not say what an engine holds."""
     held = spec.held
-    return held.layer_values * dtype_bytes + held.layer_bytes, held.full_values * dtype_bytes
+    if held is None:
+        return Demand(spec.weight_bytes - spec.full_bytes, 0, spec.full_bytes)
+    return Demand(held.layer_bytes, held.layer_values * dtype_bytes, held.full_values * dtype_bytes)

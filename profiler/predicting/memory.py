@@ -35,6 +35,7 @@ class Memory:
             plan.max_lora_rank,
             plan.delta_bytes,
             plan.full_bytes,
+            plan.whole_bytes,
         )
         costs: list[RankCost] = []
         for stage, layers in enumerate(plan.layers_per_stage):

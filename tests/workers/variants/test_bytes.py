@@ -3,6 +3,8 @@ rank, and nothing is held twice."""
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,13 @@ from random_variants import EVERY_KIND, RandomBoft, RandomDelta, RandomVariant
 from safetensors.torch import load_file, save_file
 
 from controlplane.controller.registration import Limits, read_model_files
-from controlplane.planning.placement_decision import variant_demand
+from controlplane.planning.placement_decision import with_room_for_variants
+from controlplane.profiling.keys import served_spec
+from controlplane.settings import Settings
 from controlplane.state.records import Model, Phase
 from profiler.checkpoint import read_model
+from profiler.roofline import variant_bytes
+from profiler.types import Plan
 from workers.deltas.svd import default_groups
 from workers.variant_config import VariantConfig
 from workers.variants.host import pack
@@ -84,14 +90,23 @@ def write_base(folder: Path, **config: str) -> Path:
     return random_variants.write_tiny_base(folder, vocab_size=VOCABULARY, **sizes, **heads, **config)
 
 
-def whole_model() -> list[LayerShape]:
-    """All that an engine with one rank holds of the base."""
+def rank_of(ranks: int) -> list[LayerShape]:
+    """All that the first of so many TP ranks holds of the base."""
     norms = [NormShape(f"model.layers.0.{n}_layernorm", HIDDEN) for n in ("input", "post_attention")]
+    rows = VOCABULARY // ranks
     tables = [
-        VocabularyShape(name, 0, VOCABULARY, VOCABULARY, HIDDEN, is_head=name == "lm_head", tied=True)
+        VocabularyShape(name, 0, rows, VOCABULARY, HIDDEN, is_head=name == "lm_head", tied=True)
         for name in ("model.embed_tokens", "lm_head")
     ]
-    return [*layers(), *norms, NormShape("model.norm", HIDDEN), *tables]
+    linears = [sharded(linear, ranks) for linear in layers()]
+    return [*linears, *norms, NormShape("model.norm", HIDDEN), *tables]
+
+
+def sharded(linear: LinearShape, ranks: int) -> LinearShape:
+    """As Megatron does: the outputs of attention and MLP by rows of their inputs, all else by outputs."""
+    if linear.name in ("o_proj", "down_proj"):
+        return replace(linear, in_size=linear.in_full // ranks)
+    return replace(linear, slices=tuple(replace(part, size=part.full // ranks) for part in linear.slices))
 
 
 @pytest.mark.slow
@@ -108,11 +123,15 @@ def test_what_is_set_aside_for_a_variant_holds_it(
     asked = Model("v", 2, Phase.PROFILING, base="b", adapter=str(folder))
     registered = Model("b", 1, Phase.READY, source=str(base), spec=read_model(base))
     ready = read_model_files(asked, registered, Limits((tmp_path,), 16), Path)
-    for dtype in (torch.float32, torch.bfloat16):
+    settings = Settings(max_variants=1, max_lora_rank=1)
+    for dtype, ranks in itertools.product((torch.float32, torch.bfloat16), (1, 2)):
         opened = open_variant(folder, base, VariantConfig(1, 1 << 30, 1 << 30, 16))
-        taken = pack(opened, whole_model(), dtype, pinned=False).size_bytes
-        set_aside = sum(variant_demand([ready], 4, dtype.itemsize))
-        assert taken <= set_aside <= 1.1 * taken, f"{dtype}: {taken} of {set_aside}"
+        taken = pack(opened, rank_of(ranks), dtype, pinned=False).size_bytes
+        spec = served_spec(read_model(base), str(dtype).removeprefix("torch."))
+        plan = with_room_for_variants(Plan(ranks, (1,), "none", 64, 64, 0, 0), spec, settings, [ready])
+        set_aside = variant_bytes(spec, plan, 0)
+        assert taken <= set_aside, f"{dtype}, TP={ranks}: {taken} of {set_aside}"
+        assert ranks > 1 or set_aside <= 1.1 * taken  # tables are sharded, and set aside as wholes
 
 
 def in_type(path: Path, dtype: torch.dtype) -> None:
