@@ -151,10 +151,10 @@ class Plan:
     Ranks are numbered stage by stage: rank = stage * tensor_parallel + tp_rank.
 
     At most `max_variants` variants run in one batch. Each rank sets memory aside for that many LoRA
-    adapters of `max_lora_rank`, or for `delta_bytes` (unsharded, in the hidden layers), `whole_bytes` (there, too,
-    but whole on every rank: BOFT's rotations) and `full_bytes` (tensors that replace the base's) of variants of
-    other kinds, whichever is more. A step of the engine
-    takes at most `batched_tokens` tokens; longer prompts are filled in several.
+    adapters of `max_lora_rank`, or for variants of other kinds, whichever is more: `delta_bytes` in the
+    hidden layers, which TP shards; `whole_bytes` there, too, which each rank holds whole (BOFT's rotations);
+    and `full_bytes` (tensors that replace the base's). A step of the engine takes at most `batched_tokens`
+    tokens; longer prompts are filled in several.
     """
 
     tensor_parallel: int

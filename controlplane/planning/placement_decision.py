@@ -331,7 +331,7 @@ def with_room_for_variants(
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
-    """Bytes of variants in hidden layers, `sharded` over TP ranks and `whole` on each, and of `full` tensors."""
+    """Bytes of variants: in hidden layers `sharded` over TP ranks or `whole` on each, and `full` tensors."""
 
     sharded: int
     whole: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from controlplane import errors
 from controlplane.planning import retrying
 from controlplane.planning.retrying import RetryLimits
 from controlplane.settings import Settings
-from controlplane.state.records import Operation, Phase
-from controlplane.state.repository import Repository
+from controlplane.state.records import Deployment, Operation, OperationEvent, Phase
+from controlplane.state.repository import Repository, Versioned
 from profiler.errors import CheckpointError
 from workers.messages import VariantRef
 from workers.scheduling.faults import LoadFailed
@@ -143,7 +144,10 @@ async def test_while_it_waits_for_the_next_attempt_it_can_be_cancelled(
         await world.up()
         await world.end(world.register("v1", "base"))
         begun = world.deploy("v1")
-        deployments = lambda: world.repository.read().deployments  # noqa: E731
+
+        def deployments() -> Mapping[str, Versioned[Deployment]]:
+            return world.repository.read().deployments
+
         await world.until(lambda: "v1" in deployments() and deployments()["v1"].record.reason)
         waiting = deployments()["v1"].record
         assert waiting.reason == (
@@ -194,7 +198,10 @@ async def test_an_action_that_fails_says_so_in_its_operation(
     async with world.controlled():
         await world.up("v1")
         begun = world.undeploy("v1")
-        told = lambda: world.repository.read().operations[begun.id].record.events  # noqa: E731
+
+        def told() -> tuple[OperationEvent, ...]:
+            return world.repository.read().operations[begun.id].record.events
+
         await world.until(lambda: sum("the engine hung up" in e.message for e in told()) >= 2)
         assert "it is tried again after" in next(e.message for e in told() if "hung up" in e.message)
         away = False

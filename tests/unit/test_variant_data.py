@@ -23,6 +23,7 @@ from profiler.errors import AdapterError, CheckpointError
 from profiler.types import ModelSpec
 from profiler.variants import verifying
 from profiler.variants.reading import read_manifest
+from profiler.variants.types import Manifest
 from profiler.variants.verifying import check_finite, read_file, tensors_of, verify_data
 
 KINDS = ("lora", "boft", "sparse_delta", "svd_delta")
@@ -273,7 +274,7 @@ def test_registration_and_loading_agree(
         assert (outcome(verify_data, manifest) is None) == (outcome(load, manifest) is None)
 
 
-def load(manifest: verifying.Manifest) -> None:
+def load(manifest: Manifest) -> None:
     """As an engine's loader reads: each file as a whole."""
     for file in manifest.files:
         check_finite(
@@ -283,7 +284,7 @@ def load(manifest: verifying.Manifest) -> None:
         )
 
 
-def outcome(read: object, manifest: verifying.Manifest) -> str | None:
+def outcome(read: object, manifest: Manifest) -> str | None:
     assert callable(read)
     try:
         read(manifest)

@@ -21,6 +21,7 @@ from engine_configs import ranks_of
 from prometheus_client import REGISTRY
 from random_adapters import ATTENTION, RandomLora
 
+from workers.engine.vllm_engine import VllmEngine
 from workers.messages import EngineCall, EngineConfig, EngineHead, VariantRef
 from workers.server.worker import Worker
 
@@ -252,7 +253,9 @@ def test_a_variant_that_is_read_again_and_went_bad_says_what_is_wrong(lab: Lab, 
     variant = lab.variants[THIRD.name]
     path = Path(variant.path) / "adapter_model.safetensors"
     lab.run(lab.worker.load_variant(variant))
-    lab.run(lab.worker.engine._client.forget(variant.uid))  # as if others had taken its place
+    engine = lab.worker.engine
+    assert isinstance(engine, VllmEngine)
+    lab.run(engine._client.forget(variant.uid))  # as if others had taken its place
     sound = path.read_bytes()
     path.write_bytes(sound[:-4])
     call = lab.request(THIRD.name, PROMPTS[0], stream=stream)

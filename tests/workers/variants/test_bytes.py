@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import random_variants
@@ -84,7 +85,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_base(tmp_path_factory.mktemp("base") / "base")
 
 
-def write_base(folder: Path, **config: str) -> Path:
+def write_base(folder: Path, **config: Any) -> Path:
     sizes = {"hidden_size": HIDDEN, "intermediate_size": INNER, "head_dim": 128, "num_hidden_layers": 1}
     heads = {"num_attention_heads": HIDDEN // 128, "num_key_value_heads": KV // 128}
     return random_variants.write_tiny_base(folder, vocab_size=VOCABULARY, **sizes, **heads, **config)
