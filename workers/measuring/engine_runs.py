@@ -30,6 +30,7 @@ from workers.measuring.request import MeasureRequest
 
 POLL_S = 0.2
 LOCK_WAIT_S = 30.0
+LEAVE_S = 3.0  # for an engine that has measured everything to end by itself
 LOG_TAIL = 600  # characters of the engine's own words in an error
 
 
@@ -45,12 +46,23 @@ def carry_out(request: MeasureRequest) -> Iterator[str]:
     """
     request.scratch.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + request.seconds
-    with _alone(request.scratch):
+    with _alone(request.scratch), contextlib.ExitStack() as started:
         measured = _Measured(request)
         yield from measured.fresh()
-        for run in request.engine_runs:
-            if measured.lacks(run):
-                yield from _run(request, run, measured, deadline)
+        lacking = [run for run in request.engine_runs if measured.lacks(run)]
+        engines = (started.enter_context(_Engine(request, run, measured, deadline)) for run in lacking)
+        engine = next(engines, None)
+        while engine:
+            engine.begin()
+            following = next(engines, None) if _imports_ahead(request) else None
+            yield from engine.measurements()
+            engine = following or next(engines, None)
+
+
+def _imports_ahead(request: MeasureRequest) -> bool:
+    """Whether the next engine imports all it needs while one starts, which takes longer. On a CPU it would
+    take the cores and the memory of the one that is measured."""
+    return request.device_kind != CPU
 
 
 class _Measured:
@@ -75,30 +87,68 @@ class _Measured:
         return not done.issuperset(run.points)
 
 
-def _run(request: MeasureRequest, run: EngineRun, measured: _Measured, deadline: float) -> Iterator[str]:
-    left_s = deadline - time.monotonic()
-    if left_s <= 0:
-        raise MeasuringError(f"not finished within {request.seconds:.0f} s; raise OSTINATO_PROFILE_SECONDS")
-    log = request.scratch / "engine.log"
-    job = _job(request, run, measured.path, left_s)
-    process = _start(request, job, log)
-    try:
-        while process.poll() is None:
+class _Engine:
+    """One engine run in a process, which imports what it needs and touches no device before `begin`."""
+
+    def __init__(self, request: MeasureRequest, run: EngineRun, measured: _Measured, deadline: float) -> None:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise _too_late(request)
+        self._request, self._run, self._measured, self._deadline = request, run, measured, deadline
+        number = request.engine_runs.index(run)
+        self._log = request.scratch / f"engine-{number}.log"
+        self._barrier = request.scratch / f"begin-{number}"
+        self._barrier.unlink(missing_ok=True)
+        self._job = _job(request, run, measured.path, left_s, self._barrier)
+        self._process = _start(request, self._job, self._log)
+        self._ended = False
+
+    def __enter__(self) -> _Engine:
+        return self
+
+    def __exit__(self, *of_error: object) -> None:
+        self._end()
+
+    def begin(self) -> None:
+        self._barrier.touch()
+
+    def measurements(self) -> Iterator[str]:
+        """Lines as they are made, until it has ended. Raises MeasuringError."""
+        complete_s = 0.0
+        while self._process.poll() is None:
             time.sleep(POLL_S)
-            yield from measured.fresh()
-            _check(request, process, deadline)
-    finally:
-        _end(process)
-        shutil.rmtree(job.folder, ignore_errors=True)
-    yield from measured.fresh()
-    if process.returncode:
-        raise MeasuringError(f"the engine ended with {_exit(process.returncode)}: {last_words(log)}")
+            yield from self._measured.fresh()
+            if not self._measured.lacks(self._run):
+                complete_s = complete_s or time.monotonic()
+                if time.monotonic() - complete_s > LEAVE_S:
+                    break
+            self._check()
+        yield from self._measured.fresh()
+        if (code := self._process.poll()) and not complete_s:
+            raise MeasuringError(f"the engine ended with {_exit(code)}: {last_words(self._log)}")
+        self._end()
+
+    def _check(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise _too_late(self._request)
+        if self._request.device_kind == CPU:
+            _check_memory(self._request, self._process)
+
+    def _end(self) -> None:
+        """End the process and all that it started: they are a session of their own."""
+        if not self._ended:
+            self._ended = True
+            _end(self._process)
+            shutil.rmtree(self._job.folder, ignore_errors=True)
 
 
-def _job(request: MeasureRequest, run: EngineRun, out: Path, left_s: float) -> Job:
+def _job(request: MeasureRequest, run: EngineRun, out: Path, left_s: float, barrier: Path) -> Job:
+    """With files of its own, named like its barrier: two engines may be there at a time."""
     on_cpu = request.device_kind == CPU
+    folder = barrier.with_name(f"{barrier.name}-fingerprint")
+    shutil.rmtree(folder, ignore_errors=True)  # of another checkpoint of the same shape, or another tokenizer
     return Job(
-        folder=_fingerprint(request, run.setting.layers),
+        folder=write_fingerprint(request.folder, folder, run.setting.layers),
         out=out,
         setting=run.setting,
         points=run.points,
@@ -107,6 +157,7 @@ def _job(request: MeasureRequest, run: EngineRun, out: Path, left_s: float) -> J
         dtype=request.dtype,
         output_tokens=run.output_tokens,
         seconds=left_s,
+        start_barrier=barrier,
         distinct_layers=run.distinct_layers,
         slots=run.slots,
         max_model_len=request.max_model_len,
@@ -115,14 +166,8 @@ def _job(request: MeasureRequest, run: EngineRun, out: Path, left_s: float) -> J
     )
 
 
-def _fingerprint(request: MeasureRequest, layers: int) -> Path:
-    target = request.scratch / f"fingerprint-{layers}"
-    shutil.rmtree(target, ignore_errors=True)  # of another checkpoint of the same shape, or another tokenizer
-    return write_fingerprint(request.folder, target, layers)
-
-
 def _start(request: MeasureRequest, job: Job, log: Path) -> subprocess.Popen[bytes]:
-    job_file = request.scratch / "job.json"
+    job_file = log.with_suffix(".json")
     job_file.write_text(job.model_dump_json())
     environment = dict(os.environ)
     if request.device_kind != CPU:
@@ -139,10 +184,12 @@ def _start(request: MeasureRequest, job: Job, log: Path) -> subprocess.Popen[byt
         )
 
 
-def _check(request: MeasureRequest, process: subprocess.Popen[bytes], deadline: float) -> None:
-    if time.monotonic() > deadline:
-        raise MeasuringError(f"not finished within {request.seconds:.0f} s; raise OSTINATO_PROFILE_SECONDS")
-    if request.device_kind == CPU and (held := _resident_bytes(process.pid)) > request.device_bytes:
+def _too_late(request: MeasureRequest) -> MeasuringError:
+    return MeasuringError(f"not finished within {request.seconds:.0f} s; raise OSTINATO_PROFILE_SECONDS")
+
+
+def _check_memory(request: MeasureRequest, process: subprocess.Popen[bytes]) -> None:
+    if (held := _resident_bytes(process.pid)) > request.device_bytes:
         raise MeasuringError(
             f"the engine took {held >> 20} MiB where {request.device_bytes >> 20} MiB may be used; raise "
             "OSTINATO_PROFILE_BYTES, or free memory"

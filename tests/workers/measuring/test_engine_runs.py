@@ -25,13 +25,31 @@ from workers.measuring.request import MeasureRequest
 
 SETTING = Setting((2,))
 POINTS = (Point(1, 4), Point(2, 4))
-LINES = tuple(to_line(Timing(SETTING, point, 4, 0.1, 0.1, 0.01, 0.2)) for point in POINTS)
-Start = Callable[[MeasureRequest, Job, Path], subprocess.Popen[bytes]]
+SHALLOW = Setting((1,))
+
+
+def lines_of(setting: Setting) -> tuple[str, ...]:
+    return tuple(to_line(Timing(setting, point, 4, 0.1, 0.1, 0.01, 0.2)) for point in POINTS)
+
+
+LINES = lines_of(SETTING)
+IMPORTING = """
+def say(what):
+    with open(said, 'a') as file: file.write(f'{job} {what}\\n')
+def wait_for(line):
+    while line not in open(said).read(): time.sleep(0.01)
+say('imports')
+"""
+BEGINNING = """
+while not os.path.exists(barrier): time.sleep(0.01)
+say('begins')
+"""
 
 
 @pytest.fixture
 def measure_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MeasureRequest:
     monkeypatch.setattr(engine_runs, "POLL_S", 0.02)
+    monkeypatch.setattr(engine_runs, "LEAVE_S", 600.0)
     folder = checkpoints.write_model(tmp_path / "model")
     runs = (EngineRun(SETTING, POINTS, 2, 4),)
     scratch = tmp_path / "scratch"
@@ -39,15 +57,23 @@ def measure_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MeasureR
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def said(tmp_path: Path) -> Path:
+    """What processes in the place of engines say that they do."""
+    return tmp_path / "said"
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch, said: Path) -> Callable[[str], None]:
     """Run this Python in the place of the engine's process; `tell(n)` writes the first n lines."""
 
     def use(script: str) -> None:
         def start(measure_request: MeasureRequest, job: Job, log: Path) -> subprocess.Popen[bytes]:
-            tell = f"tell = lambda n: open({str(job.out)!r}, 'a').writelines(l + '\\n' for l in {LINES}[:n])"
+            lines = lines_of(job.setting)
+            tell = f"tell = lambda n: open({str(job.out)!r}, 'a').writelines(l + '\\n' for l in {lines}[:n])"
+            barrier = f"job, barrier, said = {log.stem!r}, {str(job.start_barrier)!r}, {str(said)!r}"
             with log.open("wb") as out:
                 return subprocess.Popen(
-                    [sys.executable, "-c", f"import os, sys, time\n{tell}\n{script}"],
+                    [sys.executable, "-c", f"import os, sys, time\n{tell}\n{barrier}\n{script}"],
                     stdin=subprocess.PIPE,
                     stdout=out,
                     stderr=subprocess.STDOUT,
@@ -85,8 +111,57 @@ def test_an_engine_that_dies_says_why_after_what_it_measured(
         next(lines)
 
 
+def on_gpus(measure_request: MeasureRequest) -> MeasureRequest:
+    runs = (*measure_request.engine_runs, EngineRun(SHALLOW, POINTS, 1, 4))
+    return replace(measure_request, device_kind="cuda", engine_runs=runs)
+
+
+def test_the_next_engine_imports_while_one_starts_and_begins_when_it_has_ended(
+    measure_request: MeasureRequest, engine: Callable[[str], None], said: Path
+) -> None:
+    measuring = "tell(2); say('ends')"
+    engine(IMPORTING + BEGINNING + "if job == 'engine-0': wait_for('engine-1 imports')\n" + measuring)
+    assert tuple(carry_out(on_gpus(measure_request))) == LINES + lines_of(SHALLOW)
+    order = said.read_text().splitlines()
+    assert order.index("engine-1 imports") < order.index("engine-0 ends") < order.index("engine-1 begins")
+
+
+def test_on_a_cpu_one_engine_is_there_at_a_time(
+    measure_request: MeasureRequest, engine: Callable[[str], None], said: Path
+) -> None:
+    engine(IMPORTING + BEGINNING + "tell(2); say('ends')")
+    request = replace(on_gpus(measure_request), device_kind="cpu")
+    assert tuple(carry_out(request)) == LINES + lines_of(SHALLOW)
+    words = [line.split() for line in said.read_text().splitlines()]
+    assert words == [[f"engine-{n}", did] for n in (0, 1) for did in ("imports", "begins", "ends")]
+
+
+def test_an_engine_that_has_measured_everything_need_not_end_by_itself(
+    measure_request: MeasureRequest, engine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_runs, "LEAVE_S", 0.1)
+    engine("tell(2); time.sleep(900)")
+    assert tuple(carry_out(replace(measure_request, seconds=600.0))) == LINES
+
+
+def test_the_engine_that_imports_ends_with_the_one_that_failed(
+    measure_request: MeasureRequest, engine: Callable[[str], None], tmp_path: Path
+) -> None:
+    pid = str(tmp_path / "pid")
+    engine(
+        IMPORTING
+        + f"if job == 'engine-1': open({pid!r}, 'w').write(str(os.getpid()))\n"
+        + "if job == 'engine-1': say('is there'); time.sleep(900)\n"
+        + BEGINNING
+        + "wait_for('engine-1 is there'); raise MemoryError('no room')"
+    )
+    with pytest.raises(MeasuringError, match="MemoryError: no room"):
+        tuple(carry_out(on_gpus(measure_request)))
+    assert not psutil.pid_exists(int(Path(pid).read_text()))
+
+
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "error"),
     [
         ({"seconds": 0.3}, "not finished within 0 s; raise OSTINATO_PROFILE_SECONDS"),
         ({"device_bytes": 1 << 20}, "where 1 MiB may be used; raise OSTINATO_PROFILE_BYTES"),
@@ -96,12 +171,12 @@ def test_too_long_or_too_much_ends_it(
     measure_request: MeasureRequest,
     engine: Callable[[str], None],
     changes: dict[str, float],
-    said: str,
+    error: str,
     tmp_path: Path,
 ) -> None:
     engine(f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(900)")
     began = time.monotonic()
-    with pytest.raises(MeasuringError, match=said):
+    with pytest.raises(MeasuringError, match=error):
         tuple(carry_out(replace(measure_request, **changes)))  # type: ignore[arg-type]
     assert time.monotonic() - began < 300
     pid = tmp_path / "pid"
@@ -121,7 +196,8 @@ def test_closing_ends_it(
 def test_the_node_knows_whose_its_process_is(measure_request: MeasureRequest) -> None:
     measure_request.scratch.mkdir()
     named = replace(measure_request, holder="measuring:Llama-2x8_float32.1")
-    job = engine_runs._job(named, named.engine_runs[0], measure_request.scratch / "out", 20.0)
+    scratch = measure_request.scratch
+    job = engine_runs._job(named, named.engine_runs[0], scratch / "out", 20.0, scratch / "begin")
     process = engine_runs._start(named, job, measure_request.scratch / "log")
     try:
         assert holder_of(process.pid, host.processes()) == named.holder
