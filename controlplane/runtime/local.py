@@ -217,6 +217,7 @@ def ray_switches(settings: Settings) -> dict[str, str]:
     """Ray's settings that are read from the environment when a process starts."""
     return {
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        "RAY_SERVE_PROXY_USE_GRPC": "1",  # which that means, but Ray reads it before
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if settings.haproxy else "0",
         **loopback.ENVIRONMENT,

@@ -214,6 +214,8 @@ applications:
   value: {{ ternary "1" "0" .Values.serve.haproxy | quote }}
 - name: RAY_SERVE_THROUGHPUT_OPTIMIZED
   value: {{ ternary "1" "0" .Values.serve.throughputOptimized | quote }}
+- name: RAY_SERVE_PROXY_USE_GRPC
+  value: {{ ternary "1" "0" .Values.serve.throughputOptimized | quote }}
 {{- range $name, $value := .Values.settings }}
 - name: OSTINATO_{{ snakecase $name | upper }}
   value: {{ include "ostinato.text" $value | quote }}
