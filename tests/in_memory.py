@@ -251,7 +251,7 @@ class InMemoryCluster:
             await self.engines[host].worker.unload_variant(variant)
             self.engines[host].loaded.pop(variant.name, None)
 
-    async def probe_path(self, host: str, group_ids: Sequence[str]) -> list[Burst]:
+    async def probe_path(self, host: str, group_ids: Sequence[str], max_tokens: int) -> list[Burst]:
         """As if a request's way took 5 ms, and each that came with it half of one more."""
         self._engine(host)
         return [

@@ -67,8 +67,9 @@ class PathProber(Protocol):
 
     async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]: ...
 
-    async def probe_path(self, host: str, group_ids: Sequence[str]) -> list[Burst]:
-        """Requests to a base as a client sends them, which its groups' engines answer at once.
+    async def probe_path(self, host: str, group_ids: Sequence[str], max_tokens: int) -> list[Burst]:
+        """Requests to a base as a client sends them, which its groups' engines answer at once. Prompts have
+        about `max_tokens` at most.
 
         Raises whatever went wrong.
         """

@@ -8,6 +8,7 @@ import time
 
 from controlplane.cluster.inventory import inventory_of
 from controlplane.controller.interfaces import PathProber
+from controlplane.planning import path_measuring
 from controlplane.profiling import paths
 from controlplane.settings import Settings
 from controlplane.state.records import PathProfile
@@ -33,17 +34,18 @@ class PathAction:
         devices = inventory_of(await self._cluster.nodes(wait=False)).devices
         key = paths.path_key(self._settings, devices)
         state = await self._repository.read_async()
-        if host not in state.deployments or not paths.is_due(state, key):
+        if host not in state.deployments or not path_measuring.is_due(state, key):
             raise Superseded(host)
         versioned = state.paths.get(key)
         known = versioned.record if versioned else None
-        group_ids = state.deployments[host].record.serving_ids()
+        deployment = state.deployments[host].record
+        max_tokens = path_measuring.longest_prompt(deployment)
         try:
             async with asyncio.timeout(LIMIT_S):
-                path = fit(await self._cluster.probe_path(host, group_ids))
+                path = fit(await self._cluster.probe_path(host, deployment.serving_ids(), max_tokens))
         except Exception as e:
             log.warning("the way of requests could not be measured: %r", e)
-            await self._keep(paths.failed(key, known, str(e) or type(e).__name__))
+            await self._keep(path_measuring.failed(key, known, str(e) or type(e).__name__))
             await asyncio.sleep(PAUSE_S)
         else:
             log.info("the way of a request takes %.1f ms", 1e3 * path.alone_s)

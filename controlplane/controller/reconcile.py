@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from controlplane.cluster import reservations
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState
-from controlplane.planning import autoscaling, rescheduling, retrying
-from controlplane.profiling import paths
+from controlplane.planning import autoscaling, path_measuring, rescheduling, retrying
 from controlplane.state.operations import open_operation
 from controlplane.state.records import Deployment, Model, OperationKind, Phase
 from controlplane.state.repository import State
@@ -285,14 +284,16 @@ def _serves(host: Deployment, observed: Observed) -> bool:
 
 
 def _path(state: State, observed: Observed) -> Iterator[Action]:
-    if paths.is_due(state, observed.path_key):
+    if any(key.startswith(f"{MeasurePath.__name__}:") for key in observed.busy):
+        return
+    if path_measuring.is_due(state, observed.path_key):
         hosts = sorted(
             host
             for host, versioned in state.deployments.items()
             if versioned.record.host == host and _serves(versioned.record, observed)
         )
-        busy = any(key.startswith(f"{MeasurePath.__name__}:") for key in observed.busy)
-        yield from () if busy else (MeasurePath(host) for host in hosts[:1])
+        if hosts:
+            yield MeasurePath(path_measuring.next_host(state, observed.path_key, hosts))
 
 
 def _orphans(state: State, observed: Observed) -> Iterator[Action]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from controlplane import __version__
 from controlplane.profiling.calibrations import Profiles
 from controlplane.settings import Settings
-from controlplane.state.records import PathProfile, Phase
+from controlplane.state.records import PathProfile
 from controlplane.state.repository import State
-from controlplane.state.worker_groups import GroupPhase
 from placement.types import Device
 from profiler.request_path import RequestPath
 
-MAX_ATTEMPTS = 3
 LACKING = "the way of requests through proxy, gateway and the engine's front is not in TTFT and latency: it "
 NOT_YET = f"{LACKING}is measured once an engine serves"
 
@@ -59,20 +57,5 @@ def note(state: State, settings: Settings, devices: Iterable[Device]) -> str:
     return "" if found.record.path else f"{LACKING}could not be measured: {found.record.reason}"
 
 
-def is_due(state: State, key: str) -> bool:
-    """Whether it is to be measured now: nothing else is, and no engine starts, whose work would be in it."""
-    known = state.paths.get(key)
-    if not key or (known and (known.record.path or known.record.attempts >= MAX_ATTEMPTS)):
-        return False
-    groups = [group for versioned in state.deployments.values() for group in versioned.record.groups]
-    starting = any(group.phase is GroupPhase.STARTING for group in groups)
-    return not starting and not any(p.record.phase is Phase.PROFILING for p in state.profiles.values())
-
-
 def found(key: str, path: RequestPath, now_s: float) -> PathProfile:
     return PathProfile(key, path, measured_at_s=now_s)
-
-
-def failed(key: str, known: PathProfile | None, reason: str) -> PathProfile:
-    before = known or PathProfile(key)
-    return replace(before, attempts=before.attempts + 1, reason=reason)

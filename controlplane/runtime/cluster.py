@@ -120,18 +120,12 @@ class RayCluster:
     async def reports(self, group_id: str) -> list[WorkerReport]:
         return await serve.ask_replicas(group_id, "report")
 
-    async def probe_path(self, host: str, group_ids: Sequence[str]) -> list[Burst]:
+    async def probe_path(self, host: str, group_ids: Sequence[str], max_tokens: int) -> list[Burst]:
         """By a task on a node with a proxy, like a client there. Raises what fails."""
         marker = secrets.token_hex(16)
         status = await asyncio.to_thread(ray_serve.status)
         nodes = sorted(node for node, state in status.proxies.items() if state == ProxyStatus.HEALTHY)
-        asked = Probe(
-            proxy_url(self._settings),
-            host,
-            marker,
-            self._settings.api_key,
-            self._settings.max_model_len // 2,
-        )
+        asked = Probe(proxy_url(self._settings), host, marker, self._settings.api_key, max_tokens)
         options = {"num_cpus": 0, "max_retries": 0}
         if nodes:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id=nodes[0], soft=False)

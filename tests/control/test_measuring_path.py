@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import deployment, state
+from builders import PLACED, deployment, state
 from in_memory import CPU
 from measured_cluster import MeasuredCluster
 from world import World
@@ -14,7 +15,7 @@ from world import World
 from controlplane import errors
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.controller.reconcile import MeasurePath, Observed, reconcile
-from controlplane.planning import estimates
+from controlplane.planning import estimates, path_measuring
 from controlplane.planning.estimates import Load, Shape
 from controlplane.profiling import paths
 from controlplane.settings import Settings
@@ -54,13 +55,29 @@ def test_work_that_would_be_in_it_is_waited_for() -> None:
 
 def test_it_is_tried_a_few_times() -> None:
     tried = PathProfile("key")
-    for _ in range(paths.MAX_ATTEMPTS):
+    for _ in range(path_measuring.MAX_ATTEMPTS):
         assert due(SERVING, tried) == ["b"]
-        tried = paths.failed("key", tried, "a reason")
+        tried = path_measuring.failed("key", tried, "a reason")
     assert due(SERVING, tried) == []
     settings, devices = Settings(engine="vllm"), [CPU]
     known = state(replace(tried, key=paths.path_key(settings, devices)))
     assert "could not be measured: a reason" in paths.note(known, settings, devices)
+
+
+def test_another_base_is_tried_after_a_failure() -> None:
+    tried, hosts = PathProfile("key"), []
+    for _ in range(3):
+        hosts += due(SERVING, OTHER, tried)
+        tried = path_measuring.failed("key", tried, "a reason")
+    assert hosts == ["a", "b", "a"]
+
+
+def test_prompts_fit_every_engine_of_the_base() -> None:
+    """The context of engines is the model's where that is less than the settings'."""
+    placed = [replace(PLACED, plan=replace(PLACED.plan, max_model_len=length)) for length in (2048, 512, 64)]
+    phases = (GroupPhase.SERVING, GroupPhase.SERVING, GroupPhase.DRAINING)
+    groups = tuple(WorkerGroup(n, p, placed[n]) for n, p in enumerate(phases))
+    assert path_measuring.longest_prompt(replace(SERVING, groups=groups)) == 256
 
 
 def test_its_key_says_what_it_depends_on() -> None:
@@ -85,13 +102,15 @@ class Prober(MeasuredCluster):
         super().__init__()
         self.failures = failures
         self.probed: list[tuple[str, tuple[str, ...]]] = []
+        self.max_tokens: set[int] = set()
 
-    async def probe_path(self, host: str, group_ids: tuple[str, ...]) -> list[Burst]:  # type: ignore[override]
+    async def probe_path(self, host: str, group_ids: Sequence[str], max_tokens: int) -> list[Burst]:
         self.probed.append((host, tuple(group_ids)))
+        self.max_tokens.add(max_tokens)
         if self.failures:
             self.failures -= 1
             raise errors.Unavailable("the proxy does not answer")
-        return await super().probe_path(host, group_ids)
+        return await super().probe_path(host, group_ids, max_tokens)
 
 
 @pytest.mark.usefixtures("hurry")
@@ -120,6 +139,7 @@ async def test_it_is_kept_after_a_failure_and_estimates_and_placements_have_it(
         assert (await world.end(world.deploy("base"))).phase is Phase.DEPLOYED
         await world.until(known)
         assert cluster.probed == [("base", ("base",))] * 2
+        assert cluster.max_tokens == {cluster.engines["base"].config.max_model_len // 2}
         after = estimate().prediction
         assert not any("the way of requests" in note for note in after.notes)
         assert after.engine_ttft_s == before.ttft_s
