@@ -20,6 +20,7 @@ from controlplane.state.records import (
     Model,
     ModelProfile,
     OperationKind,
+    PathProfile,
     Phase,
 )
 from controlplane.state.repository import Change, Delete, Put, State, Versioned
@@ -154,7 +155,7 @@ def _check_bounds(base: Model, request: DeployModelRequest) -> None:
 
 
 def profile_model(state: State, name: str, again: bool, ctx: Context) -> Outcome:
-    """Measures what the profile of a model lacks, or with `again` everything.
+    """Measures what the profile of a model lacks, or with `again` everything, the way of requests, too.
 
     A variant has the profile of its base.
 
@@ -169,6 +170,8 @@ def profile_model(state: State, name: str, again: bool, ctx: Context) -> Outcome
     present = state.profiles.get(base.profile or "")
     if again and present is not None and present.record.settled:
         changes.append(Put(afresh(present.record, ctx.now_s), present.version))
+    if again:
+        changes += [Delete(PathProfile, key, found.version) for key, found in state.paths.items()]
     return Outcome(operation, changes)
 
 

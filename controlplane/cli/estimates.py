@@ -36,7 +36,9 @@ def profile(
     model: Name,
     *,
     show: Annotated[bool, typer.Option("--show", help="Only show what is there; measure nothing.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Measure everything once more.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure everything once more, the request path too.")
+    ] = False,
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:

@@ -165,9 +165,11 @@ class Controller:
             engines, deployments, now_s, self._settings.start_limit_s
         )
         self._report(state, nodes)
-        wanted = self._demand.note(deployments, self._runtime.demand(), now_s)
+        demand = self._runtime.demand()
+        wanted = self._demand.note(deployments, demand, now_s)
         path_key = paths.path_key(self._settings, (device for node in nodes for device in node.devices))
-        observed = Observed(self._engines, busy, now_s, tuple(nodes), wanted, path_key)
+        quiet = demand is not None and not any(demand.values())
+        observed = Observed(self._engines, busy, now_s, tuple(nodes), wanted, path_key, quiet)
         for action in reconcile(state, observed):
             self._tasks[action.key] = asyncio.create_task(self._carry_out(action))
 

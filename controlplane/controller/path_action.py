@@ -19,7 +19,6 @@ from profiler.request_path import fit
 log = logging.getLogger(__name__)
 
 LIMIT_S = 120.0
-PAUSE_S = 10.0
 
 
 class PathAction:
@@ -29,12 +28,12 @@ class PathAction:
         self._cluster = cluster
 
     async def measure(self, host: str) -> None:
-        """Through an engine of the base `host`, and kept in the records. So is why it failed: it is tried a
-        few times only."""
+        """Through an engine of the base `host`, and kept in the records. So is why it failed, and when it is
+        tried again."""
         devices = inventory_of(await self._cluster.nodes(wait=False)).devices
         key = paths.path_key(self._settings, devices)
         state = await self._repository.read_async()
-        if host not in state.deployments or not path_measuring.is_due(state, key):
+        if host not in state.deployments or not path_measuring.is_due(state, key, time.time()):
             raise Superseded(host)
         versioned = state.paths.get(key)
         known = versioned.record if versioned else None
@@ -45,8 +44,7 @@ class PathAction:
                 path = fit(await self._cluster.probe_path(host, deployment.serving_ids(), max_tokens))
         except Exception as e:
             log.warning("the way of requests could not be measured: %r", e)
-            await self._keep(path_measuring.failed(key, known, str(e) or type(e).__name__))
-            await asyncio.sleep(PAUSE_S)
+            await self._keep(path_measuring.failed(key, known, str(e) or type(e).__name__, time.time()))
         else:
             log.info("the way of a request takes %.1f ms", 1e3 * path.alone_s)
             await self._keep(paths.found(key, path, time.time()))

@@ -23,7 +23,8 @@ from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_o
 class Observed:
     """Engines by worker group. `busy` holds the keys of actions that are still being carried out, `wanted`
     how many groups a base's deployment should have by its load, where that is known. `path_key` says how the
-    way of requests is set up (`profiling.paths`); empty: it is not measured."""
+    way of requests is set up (`profiling.paths`); empty: it is not measured. `quiet`: no requests are
+    under way."""
 
     engines: Mapping[str, EngineView]
     busy: frozenset[str]
@@ -31,6 +32,7 @@ class Observed:
     nodes: tuple[NodeState, ...] = ()
     wanted: Mapping[str, int] = field(default_factory=dict)
     path_key: str = ""
+    quiet: bool = True
 
 
 @dataclass(frozen=True)
@@ -286,7 +288,7 @@ def _serves(host: Deployment, observed: Observed) -> bool:
 def _path(state: State, observed: Observed) -> Iterator[Action]:
     if any(key.startswith(f"{MeasurePath.__name__}:") for key in observed.busy):
         return
-    if path_measuring.is_due(state, observed.path_key):
+    if path_measuring.is_due(state, observed.path_key, observed.now_s, observed.quiet):
         hosts = sorted(
             host
             for host, versioned in state.deployments.items()

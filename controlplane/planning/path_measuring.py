@@ -5,27 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from controlplane.planning import retrying
+from controlplane.planning.retrying import RetryLimits
 from controlplane.state.records import Deployment, PathProfile, Phase
 from controlplane.state.repository import State
 from controlplane.state.worker_groups import GroupPhase
 
-MAX_ATTEMPTS = 3
+# It is never given up: what is in its way may end, and estimates lack it until then.
+PAUSES = RetryLimits(first_pause_s=10.0, max_pause_s=1800.0)
+QUIET_WAIT_S = 600.0  # from when an engine serves; a cluster may have requests at any time
 
 
-def is_due(state: State, key: str) -> bool:
-    """Whether it is to be measured now: nothing else is, and no engine starts, whose work would be in it."""
+def is_due(state: State, key: str, now_s: float, quiet: bool = True) -> bool:
+    """Whether it is to be measured now: nothing else is, and no engine starts, whose work would be in it.
+
+    `quiet`: no requests are under way. That is waited for, but not for ever.
+    """
     known = state.paths.get(key)
-    if not key or (known and (known.record.path or known.record.attempts >= MAX_ATTEMPTS)):
+    if not key or (known and (known.record.path or not retrying.due(known.record.failed, now_s))):
         return False
     groups = [group for versioned in state.deployments.values() for group in versioned.record.groups]
-    starting = any(group.phase is GroupPhase.STARTING for group in groups)
-    return not starting and not any(p.record.phase is Phase.PROFILING for p in state.profiles.values())
+    if any(group.phase is GroupPhase.STARTING for group in groups):
+        return False
+    if any(profile.record.phase is Phase.PROFILING for profile in state.profiles.values()):
+        return False
+    since_s = min((g.since_s for g in groups if g.phase is GroupPhase.SERVING), default=now_s)
+    return quiet or now_s - since_s > QUIET_WAIT_S
 
 
 def next_host(state: State, key: str, hosts: Sequence[str]) -> str:
     """Another one after each failure: it may be that base's."""
     known = state.paths.get(key)
-    return hosts[(known.record.attempts if known else 0) % len(hosts)]
+    return hosts[(known.record.failed.failures if known else 0) % len(hosts)]
 
 
 def longest_prompt(deployment: Deployment) -> int:
@@ -34,6 +45,6 @@ def longest_prompt(deployment: Deployment) -> int:
     return min((placement.plan.max_model_len for placement in serving), default=0) // 2
 
 
-def failed(key: str, known: PathProfile | None, reason: str) -> PathProfile:
+def failed(key: str, known: PathProfile | None, reason: str, now_s: float) -> PathProfile:
     before = known or PathProfile(key)
-    return replace(before, attempts=before.attempts + 1, reason=reason)
+    return replace(before, failed=retrying.counted(before.failed, reason, now_s, PAUSES))

@@ -39,12 +39,18 @@ def pause_s(failures: int, limits: RetryLimits) -> float:
 
 def failed(attempts: Attempts, reason: str, now_s: float, limits: RetryLimits) -> Attempts | None:
     """The attempts once another one has failed, with the time of the next; None: there is no next one."""
+    after = counted(attempts, reason, now_s, limits)
+    if after.failures >= limits.attempts or after.retry_at_s > after.since_s + limits.total_s:
+        return None
+    return after
+
+
+def counted(attempts: Attempts, reason: str, now_s: float, limits: RetryLimits) -> Attempts:
+    """The attempts once another one has failed, of something that is never given up: only the pauses of
+    `limits` hold."""
     count = attempts.failures + 1
     since_s = attempts.since_s if attempts.failures else now_s
-    retry_at_s = now_s + pause_s(count, limits)
-    if count >= limits.attempts or retry_at_s > since_s + limits.total_s:
-        return None
-    return Attempts(count, since_s, retry_at_s, reason)
+    return Attempts(count, since_s, now_s + pause_s(count, limits), reason)
 
 
 def due(attempts: Attempts, now_s: float) -> bool:

@@ -54,7 +54,11 @@ def note(state: State, settings: Settings, devices: Iterable[Device]) -> str:
         return f"{LACKING}is not measured here (OSTINATO_PROFILE, OSTINATO_ENGINE)"
     if found is None:
         return NOT_YET
-    return "" if found.record.path else f"{LACKING}could not be measured: {found.record.reason}"
+    return (
+        ""
+        if found.record.path
+        else f"{LACKING}could not be measured: {found.record.failed.reason}; it is tried again"
+    )
 
 
 def found(key: str, path: RequestPath, now_s: float) -> PathProfile:

@@ -247,13 +247,12 @@ class ModelProfile:
 class PathProfile:
     """What the way of requests was found to take in a cluster that is set up as `key` says.
 
-    Without a `path` it was not measured, after so many `attempts`, for `reason`.
+    Without a `path` it was not measured yet: `failed` says how often that was tried, and why it failed.
     """
 
     key: str
     path: RequestPath | None = None
-    attempts: int = 0
-    reason: str = ""
+    failed: Attempts = field(default_factory=Attempts)
     measured_at_s: float = 0.0
 
 

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 from builders import PLACED, deployment, state
-from in_memory import CPU
+from in_memory import CPU, submit
 from measured_cluster import MeasuredCluster
 from world import World
 
 from controlplane import errors
+from controlplane.api.commands import profile_model
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.controller.reconcile import MeasurePath, Observed, reconcile
 from controlplane.planning import estimates, path_measuring
 from controlplane.planning.estimates import Load, Shape
+from controlplane.planning.retrying import RetryLimits
 from controlplane.profiling import paths
 from controlplane.settings import Settings
 from controlplane.state.records import ModelProfile, PathProfile, Phase
@@ -32,9 +34,15 @@ PROFILING = ModelProfile("k", "a", "d", "d", "v", Phase.PROFILING)
 STARTING = replace(OTHER, groups=(WorkerGroup(0, GroupPhase.STARTING, OTHER.groups[0].placement),))
 
 
-def due(*records: object, key: str = "key", busy: frozenset[str] = frozenset()) -> list[str]:
+def due(
+    *records: object,
+    key: str = "key",
+    busy: frozenset[str] = frozenset(),
+    now_s: float = 0.0,
+    quiet: bool = True,
+) -> list[str]:
     engines = dict.fromkeys(("a", "b"), RUNNING)
-    actions = reconcile(state(*records), Observed(engines, busy, 0.0, path_key=key))
+    actions = reconcile(state(*records), Observed(engines, busy, now_s, path_key=key, quiet=quiet))
     return [action.target for action in actions if isinstance(action, MeasurePath)]
 
 
@@ -53,12 +61,25 @@ def test_work_that_would_be_in_it_is_waited_for() -> None:
     assert due(SERVING, replace(PROFILING, phase=Phase.READY)) == ["b"]
 
 
-def test_it_is_tried_a_few_times() -> None:
-    tried = PathProfile("key")
-    for _ in range(path_measuring.MAX_ATTEMPTS):
-        assert due(SERVING, tried) == ["b"]
-        tried = path_measuring.failed("key", tried, "a reason")
-    assert due(SERVING, tried) == []
+def test_requests_are_waited_for_but_not_for_ever() -> None:
+    (group,) = SERVING.groups
+    serving = replace(SERVING, groups=(replace(group, since_s=1000.0),))
+    assert due(serving, now_s=1100.0) == ["b"]
+    assert due(serving, now_s=1100.0, quiet=False) == []
+    assert due(serving, now_s=1000.0 + path_measuring.QUIET_WAIT_S + 1, quiet=False) == ["b"]
+
+
+def test_it_is_tried_again_after_pauses_that_grow_and_never_given_up() -> None:
+    tried, now_s, pauses = PathProfile("key"), 100.0, []
+    for _ in range(40):
+        assert due(SERVING, tried, now_s=now_s) == ["b"]
+        tried = path_measuring.failed("key", tried, "a reason", now_s)
+        pauses.append(tried.failed.retry_at_s - now_s)
+        assert due(SERVING, tried, now_s=now_s + pauses[-1] - 1) == []
+        now_s += pauses[-1]
+    assert pauses[:3] == [10, 20, 40]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 1800
     settings, devices = Settings(engine="vllm"), [CPU]
     known = state(replace(tried, key=paths.path_key(settings, devices)))
     assert "could not be measured: a reason" in paths.note(known, settings, devices)
@@ -67,8 +88,8 @@ def test_it_is_tried_a_few_times() -> None:
 def test_another_base_is_tried_after_a_failure() -> None:
     tried, hosts = PathProfile("key"), []
     for _ in range(3):
-        hosts += due(SERVING, OTHER, tried)
-        tried = path_measuring.failed("key", tried, "a reason")
+        hosts += due(SERVING, OTHER, tried, now_s=1e9)
+        tried = path_measuring.failed("key", tried, "a reason", 0.0)
     assert hosts == ["a", "b", "a"]
 
 
@@ -117,7 +138,7 @@ class Prober(MeasuredCluster):
 async def test_it_is_kept_after_a_failure_and_estimates_and_placements_have_it(
     repository: Repository, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controlplane.controller.path_action.PAUSE_S", 0.01)
+    monkeypatch.setattr(path_measuring, "PAUSES", RetryLimits(first_pause_s=0.01))
     settings = Settings(
         home=tmp_path / "home", allowed_roots=str(files), engine="vllm", max_model_len=64, concurrency=4
     )
@@ -160,3 +181,6 @@ async def test_it_is_kept_after_a_failure_and_estimates_and_placements_have_it(
         kept = await world.end(world.deploy("base", SLOs=wide, **expected))
         assert kept.phase is Phase.DEPLOYED
         assert len(cluster.probed) == 2
+
+        await world.end(submit(repository, profile_model, "base", True))
+        await world.until(lambda: len(cluster.probed) == 3 and known())

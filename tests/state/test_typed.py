@@ -12,6 +12,7 @@ import pytest
 from controlplane.errors import StaleWrite, Unavailable
 from controlplane.state import StateStore, Write
 from controlplane.state.records import (
+    Attempts,
     Deployment,
     IdempotencyKey,
     Model,
@@ -47,7 +48,9 @@ OPERATION = Operation(
 )
 KEY = IdempotencyKey("key-1", "ab" * 32, "op-1", 2.25)
 LEDGER = NodeLedger("node-1", (Reservation("base", 3, 1, "h200", 0, 7 << 30, 3.5),))
-PATH = PathProfile("1_vllm-1_serve_1", RequestPath(9e-3, 1e-3, 2e-6, 0.8, 1.3), 1, "late", 4.5)
+PATH = PathProfile(
+    "1_vllm-1_serve_1", RequestPath(9e-3, 1e-3, 2e-6, 0.8, 1.3), Attempts(1, 2.5, 3.5, "late"), 4.5
+)
 RECORDS: tuple[Record, ...] = (BASE, VARIANT, DEPLOYMENT, OPERATION, KEY, LEDGER, PATH)
 
 
