@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from controlplane import errors
 from controlplane.cluster.engine_status import EngineStatus, EngineView
-from controlplane.cluster.inventory import NodeState
+from controlplane.cluster.inventory import NodeState, inventory_of
 from controlplane.cluster.memory_usage import memory_by_node
 from controlplane.controller import registration
 from controlplane.controller.demand import DemandBook
@@ -167,7 +167,7 @@ class Controller:
         self._report(state, nodes)
         demand = self._runtime.demand()
         wanted = self._demand.note(deployments, demand, now_s)
-        path_key = paths.path_key(self._settings, (device for node in nodes for device in node.devices))
+        path_key = paths.path_key(self._settings, inventory_of(nodes).devices)
         quiet = demand is not None and not any(demand.values())
         observed = Observed(self._engines, busy, now_s, tuple(nodes), wanted, path_key, quiet)
         for action in reconcile(state, observed):

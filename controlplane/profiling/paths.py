@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -33,12 +34,23 @@ def known_of(state: State, settings: Settings, devices: Iterable[Device]) -> Kno
 
 
 def path_key(settings: Settings, devices: Iterable[Device]) -> str:
-    """What the way depends on; empty where it is not measured."""
-    if not settings.profile or settings.engine != "vllm":
+    """What the way depends on, on devices that may be placed on (`inventory_of`); empty where it is not
+    measured, and without devices."""
+    engines = [device.engine for device in devices]
+    if not _is_measured(settings) or not engines:
         return ""
-    engine = max((device.engine for device in devices), default="")
+    engine = max(engines, key=_numbers)
     proxy = "haproxy" if settings.haproxy else "serve"
     return f"{__version__}_vllm-{engine or 'unknown'}_{proxy}_{settings.gateway_replicas}"
+
+
+def _is_measured(settings: Settings) -> bool:
+    return settings.profile and settings.engine == "vllm"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """0.10 comes after 0.9."""
+    return tuple(map(int, re.findall(r"\d+", version)))
 
 
 def known_path(state: State, settings: Settings, devices: Iterable[Device]) -> RequestPath | None:
@@ -48,9 +60,8 @@ def known_path(state: State, settings: Settings, devices: Iterable[Device]) -> R
 
 def note(state: State, settings: Settings, devices: Iterable[Device]) -> str:
     """Why an estimate is of the engine alone; empty where it is not."""
-    key = path_key(settings, devices)
-    found = state.paths.get(key)
-    if not key:
+    found = state.paths.get(path_key(settings, devices))
+    if not _is_measured(settings):
         return f"{LACKING}is not measured here (OSTINATO_PROFILE, OSTINATO_ENGINE)"
     if found is None:
         return NOT_YET

@@ -15,14 +15,16 @@ from world import World
 from controlplane import errors
 from controlplane.api.commands import profile_model
 from controlplane.cluster.engine_status import EngineStatus, EngineView
-from controlplane.controller.reconcile import MeasurePath, Observed, reconcile
+from controlplane.cluster.inventory import NodeState
+from controlplane.controller import controller
+from controlplane.controller.reconcile import Action, MeasurePath, Observed, reconcile
 from controlplane.planning import estimates, path_measuring
 from controlplane.planning.estimates import Load, Shape
 from controlplane.planning.retrying import RetryLimits
 from controlplane.profiling import paths
 from controlplane.settings import Settings
 from controlplane.state.records import ModelProfile, PathProfile, Phase
-from controlplane.state.repository import Repository
+from controlplane.state.repository import Repository, State
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup
 from profiler.request_path import Burst, RequestPath
 
@@ -110,10 +112,22 @@ def test_its_key_says_what_it_depends_on() -> None:
     keys = {paths.path_key(s, [replace(CPU, engine="0.32.0")]) for s in (settings, *others)}
     keys.add(paths.path_key(settings, [replace(CPU, engine="0.26.0")]))
     assert len(keys) == 4
+    mixed = [replace(CPU, engine=version) for version in ("0.9.2", "0.10.1", "0.10.0+cpu", "")]
+    assert paths.path_key(settings, mixed) == paths.path_key(settings, mixed[1:2])
+    assert paths.path_key(settings, []) == ""
+    assert paths.note(state(), settings, []) == paths.NOT_YET
     assert paths.path_key(Settings(engine="vllm", profile=False), [CPU]) == ""
     assert paths.path_key(Settings(engine="echo"), [CPU]) == ""
     for left_out in (Settings(engine="vllm", profile=False), Settings(engine="echo")):
         assert "is not measured here" in paths.note(state(), left_out, [CPU])
+
+
+class Stale(MeasuredCluster):
+    """With a second node whose reports are old."""
+
+    async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
+        silent = replace(CPU, node="silent", engine="99.0")
+        return (*await super().nodes(wait), NodeState("silent", (silent,), 60.0, "stale report"))
 
 
 class Prober(MeasuredCluster):
@@ -132,6 +146,29 @@ class Prober(MeasuredCluster):
             self.failures -= 1
             raise errors.Unavailable("the proxy does not answer")
         return await super().probe_path(host, group_ids, max_tokens)
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_a_node_that_may_not_be_placed_on_is_not_in_its_key(
+    repository: Repository, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its devices were reported with another engine's version before."""
+    looked_for: set[str] = set()
+
+    def noted(now: State, observed: Observed) -> tuple[Action, ...]:
+        looked_for.add(observed.path_key)
+        return reconcile(now, observed)
+
+    monkeypatch.setattr(controller, "reconcile", noted)
+    settings = Settings(home=tmp_path / "home", allowed_roots=str(files), engine="vllm", max_model_len=64)
+    world = World(settings, repository, files)
+    world.cluster = cluster = Stale()
+    async with world.controlled():
+        await world.end(world.register("base"))
+        assert (await world.end(world.deploy("base"))).phase is Phase.DEPLOYED
+        await world.until(lambda: repository.read().paths)
+    assert looked_for == set(repository.read().paths)
+    assert paths.known_path(repository.read(), settings, cluster.devices.devices)
 
 
 @pytest.mark.usefixtures("hurry")
