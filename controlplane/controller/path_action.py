@@ -6,12 +6,13 @@ import asyncio
 import logging
 import time
 
+from controlplane import errors
 from controlplane.cluster.inventory import inventory_of
 from controlplane.controller.interfaces import PathProber
 from controlplane.planning import path_measuring
 from controlplane.profiling import paths
 from controlplane.settings import Settings
-from controlplane.state.records import PathProfile
+from controlplane.state.records import Deployment, PathProfile
 from controlplane.state.repository import Put, Repository, State
 from controlplane.state.transactions import Superseded, persist
 from profiler.request_path import fit
@@ -42,12 +43,19 @@ class PathAction:
         try:
             async with asyncio.timeout(LIMIT_S):
                 path = fit(await self._cluster.probe_path(host, deployment.serving_ids(), max_tokens))
+            await self._require_same(deployment)
         except Exception as e:
             log.warning("the way of requests could not be measured: %r", e)
             await self._keep(path_measuring.failed(key, known, str(e) or type(e).__name__, time.time()))
         else:
             log.info("the way of a request takes %.1f ms", 1e3 * path.alone_s)
             await self._keep(paths.found(key, path, time.time()))
+
+    async def _require_same(self, deployment: Deployment) -> None:
+        """Errors: EngineFailed when other groups serve now: requests may have gone to their engines."""
+        now = (await self._repository.read_async()).deployments.get(deployment.model)
+        if now is None or now.record.serving_ids() != deployment.serving_ids():
+            raise errors.EngineFailed(f"engines of '{deployment.model}' came or went while it was measured")
 
     async def _keep(self, record: PathProfile) -> None:
         def once() -> None:

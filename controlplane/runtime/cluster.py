@@ -25,7 +25,7 @@ from controlplane.gateway.worker_pool import Alive
 from controlplane.runtime import serve
 from controlplane.runtime.engine_replica import engine_application
 from controlplane.runtime.node_agents import AgentBook, living_node_ids
-from controlplane.runtime.path_probe import Probe, probe, proxy_url
+from controlplane.runtime.path_probe import Probe, answering_at_once, probe, proxy_url
 from controlplane.settings import Settings
 from placement.types import Inventory
 from profiler.request_path import Burst
@@ -48,6 +48,7 @@ FIND_TIMEOUT_S = 10.0
 ASK_TIMEOUT_S = 15.0  # a replica's scheduler has 10 s of it
 STOP_TIMEOUT_S = 60.0
 STOP_LOOK_S = 0.5
+TASK_END_S = 10.0
 
 
 class RayCluster:
@@ -129,15 +130,13 @@ class RayCluster:
         options = {"num_cpus": 0, "max_retries": 0}
         if nodes:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id=nodes[0], soft=False)
-        try:
-            for group_id in group_ids:
-                await serve.ask_replicas(group_id, "answer_at_once", marker)
-            result: list[Burst] = await ray.remote(probe).options(**options).remote(asked)
-            return result
-        finally:
-            for group_id in group_ids:
-                with suppress(errors.OstinatoError):
-                    await serve.ask_replicas(group_id, "answer_at_once", "")
+        async with answering_at_once(group_ids, marker, _answer_at_once):
+            task = ray.remote(probe).options(**options).remote(asked)
+            try:
+                result: list[Burst] = await task
+                return result
+            finally:
+                await _end(task)
 
     # --- engines of a base ---------------------------------------------------------------------
 
@@ -271,6 +270,19 @@ async def _group_workers(group_id: str) -> list[WorkerReport]:
     response = serve.engine_handle(group_id).broadcast("report")
     answers = await response.results_async(timeout_s=FIND_TIMEOUT_S, return_exceptions=True)
     return [answer for answer in answers if isinstance(answer, WorkerReport)]
+
+
+async def _answer_at_once(group_id: str, marker: str) -> list[str]:
+    answers = await serve.ask_replicas(group_id, "answer_at_once", marker, timeout_s=ASK_TIMEOUT_S)
+    return [str(answer) for answer in answers]
+
+
+async def _end(task: Any) -> None:
+    """Kill a task's process, and wait until it is gone: what it asks later would reach the engines."""
+    ray.cancel(task, force=True)
+    with suppress(Exception):  # its own, which whoever waits for the task has, or that of its end
+        async with asyncio.timeout(TASK_END_S):
+            await task
 
 
 def _sums(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
+from controlplane import errors
 from controlplane.settings import Settings
 from profiler.request_path import Burst
 
@@ -46,6 +49,31 @@ def proxy_url(settings: Settings) -> str:
 def probe(given: Probe) -> list[Burst]:
     """Takes seconds. Raises httpx.HTTPError, or RuntimeError for an answer that is none."""
     return asyncio.run(_Client(given).bursts())
+
+
+Tell = Callable[[str, str], Awaitable[list[str]]]
+
+
+@asynccontextmanager
+async def answering_at_once(group_ids: Sequence[str], marker: str, tell: Tell) -> AsyncIterator[None]:
+    """Within this block the engines of these groups answer requests with `marker` without their cores.
+
+    `tell` gives a group's replicas a marker; they answer with the one before. Raises EngineFailed at the end
+    when they are not those that were told at the beginning: another one's core has answered, or will.
+    """
+    told: dict[str, int] = {}
+    try:
+        for group_id in group_ids:
+            told[group_id] = len(await tell(group_id, marker))
+        yield
+    finally:
+        forgetting = asyncio.gather(*(tell(group_id, "") for group_id in group_ids), return_exceptions=True)
+        forgot = await asyncio.shield(forgetting)
+    for group_id, answers in zip(group_ids, forgot, strict=True):
+        if isinstance(answers, BaseException):
+            raise answers
+        if answers != [marker] * told[group_id]:
+            raise errors.EngineFailed(f"engines of '{group_id}' came or went while it was measured")
 
 
 class _Client:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from measured_cluster import MeasuredCluster
 from world import World
 
 from controlplane import errors
-from controlplane.api.commands import profile_model
+from controlplane.api.commands import change_replicas, profile_model
+from controlplane.api.schemas.deploy import ReplicasChange
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState
 from controlplane.controller import controller
@@ -23,8 +24,9 @@ from controlplane.planning.estimates import Load, Shape
 from controlplane.planning.retrying import RetryLimits
 from controlplane.profiling import paths
 from controlplane.settings import Settings
-from controlplane.state.records import ModelProfile, PathProfile, Phase
+from controlplane.state.records import Deployment, ModelProfile, PathProfile, Phase
 from controlplane.state.repository import Repository, State
+from controlplane.state.transactions import edit
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup
 from profiler.request_path import Burst, RequestPath
 
@@ -122,6 +124,36 @@ def test_its_key_says_what_it_depends_on() -> None:
         assert "is not measured here" in paths.note(state(), left_out, [CPU])
 
 
+@pytest.mark.usefixtures("hurry")
+async def test_a_group_that_began_to_serve_meanwhile_makes_it_fail(
+    repository: Repository, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its engine's core has answered, which would be taken for the way."""
+    monkeypatch.setattr(path_measuring, "PAUSES", RetryLimits(first_pause_s=0.01))
+    settings = Settings(home=tmp_path / "home", allowed_roots=str(files), engine="vllm", max_model_len=64)
+    world = World(settings, repository, files)
+    world.cluster = cluster = Prober(failures=0)
+
+    def serving() -> int:
+        found = repository.read().deployments.get("base")
+        return len(found.record.serving_ids()) if found else 0
+
+    async def scale() -> None:
+        edit(repository, Deployment, "base", lambda d: change_replicas(d, ReplicasChange(min=2, max=2)))
+        await world.until(lambda: serving() == 2)
+
+    cluster.scaled = scale
+    async with world.controlled():
+        await world.end(world.register("base"))
+        assert (await world.end(world.deploy("base"))).phase is Phase.DEPLOYED
+        await world.until(lambda: repository.read().paths)
+        (kept,) = (found.record for found in repository.read().paths.values())
+        assert kept.path is None
+        assert "came or went" in kept.failed.reason
+        await world.until(lambda: paths.known_path(repository.read(), settings, cluster.devices.devices))
+    assert [groups for _, groups in cluster.probed] == [("base",), ("base", "base@1")]
+
+
 class Stale(MeasuredCluster):
     """With a second node whose reports are old."""
 
@@ -136,12 +168,16 @@ class Prober(MeasuredCluster):
     def __init__(self, failures: int) -> None:
         super().__init__()
         self.failures = failures
+        self.scaled: Callable[[], Awaitable[None]] | None = None
         self.probed: list[tuple[str, tuple[str, ...]]] = []
         self.max_tokens: set[int] = set()
 
     async def probe_path(self, host: str, group_ids: Sequence[str], max_tokens: int) -> list[Burst]:
         self.probed.append((host, tuple(group_ids)))
         self.max_tokens.add(max_tokens)
+        if (change := self.scaled) is not None:
+            self.scaled = None
+            await change()
         if self.failures:
             self.failures -= 1
             raise errors.Unavailable("the proxy does not answer")

@@ -63,6 +63,7 @@ class Worker:
         self._engine: Engine | None = None
         self._door: Door | None = None
         self._limit: int | None = None
+        self._marker = ""
         self._residency = ResidencyWatch(self._ask_residency)
         self._collector: VariantCollector | None = None
 
@@ -120,9 +121,12 @@ class Worker:
     async def unload_variant(self, variant: VariantRef) -> None:
         await self.engine.forget_variant(variant)
 
-    async def answer_at_once(self, marker: str) -> None:
-        """Requests whose id holds `marker` are to find out what their way takes, without the engine."""
+    async def answer_at_once(self, marker: str) -> str:
+        """Requests whose id holds `marker` are to find out what their way takes, without the engine. Returns
+        the marker until now: a worker that was restarted meanwhile has none."""
+        before, self._marker = self._marker, marker
         self.engine.answer_at_once(marker)
+        return before
 
     # --- residency -----------------------------------------------------------------------------
 
