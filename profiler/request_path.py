@@ -20,6 +20,7 @@ from dataclasses import dataclass
 ONE_WAY = 2 / 3
 OTHERS = 0.2  # by which other clients and other hours differ; assumed
 MIN_BURSTS = 2
+STEPS = 2000  # that are followed at most
 ROUNDING = 1e-9  # of arrivals
 
 
@@ -90,7 +91,9 @@ def served_s(path: RequestPath, batch: int, input_tokens: int, one: EngineTimes,
     apart_s = path.each_s * ONE_WAY
     begin_s, takes_s = 0.0, one.last_s  # of the step that runs
     out_s, total_s, first = one.mean_s, one.mean_s, 1
-    while first < batch:
+    for _ in range(STEPS):
+        if first >= batch:
+            break
         there = min(batch, int(begin_s / apart_s + ROUNDING) + 1) if apart_s else batch
         count = max(0, there - first)
         begin_s += takes_s
@@ -106,6 +109,8 @@ def served_s(path: RequestPath, batch: int, input_tokens: int, one: EngineTimes,
         total_s += count * out_s + apart_s * count * (count - 1) / 2
         out_s += apart_s * (count - 1)
         first += count
+    else:
+        total_s = 0.0  # a step is so short beside all that clients wait for the way alone, as below
     # No engine makes the way itself quicker; a quick one's work is done while others come.
     shown_s = max(0.0, one.mean_s - apart_s * (batch - 1))
     return way_s + max(total_s / batch, path.each_s * (batch - 1) + shown_s)

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_profile import ground, plan
 
+from profiler import request_path
 from profiler.predicting.predict import predict
-from profiler.request_path import Burst, EngineTimes, RequestPath, fit, served_s
+from profiler.request_path import ONE_WAY, Burst, EngineTimes, RequestPath, fit, served_s
 from profiler.types import Workload
 
 
@@ -87,6 +89,46 @@ def test_clients_see_what_a_queue_makes_of_it(
     seen = statistics.mean(front.run(batch))
     found = served_s(measured(front), batch, 16, *engine_times(front, batch))
     assert found == pytest.approx(seen, rel=0.15)
+
+
+@pytest.mark.parametrize("batch", [2001, 5000, 20_000])
+@given(data=st.data())
+@settings(max_examples=40)
+def test_following_some_steps_is_as_good_as_following_all(batch: int, data: st.DataObject) -> None:
+    """From engines that idle between arrivals to those with more work in each step than in the one before."""
+
+    def drawn(low: float, high: float) -> float:
+        """Seconds, as likely of each magnitude."""
+        return math.exp(data.draw(st.floats(math.log(low), math.log(high))))
+
+    path = RequestPath(10e-3, drawn(1e-5, 0.05), 1e-6, 1.0, 1.0)
+    one_s, apart_s = drawn(1e-4, 0.5), path.each_s * ONE_WAY
+    more_s = data.draw(st.sampled_from([0.0, drawn(1e-6, 0.1), apart_s * drawn(0.95, 1.05)]))
+    step_s = one_s * data.draw(st.floats(0, 1))
+    one = EngineTimes(one_s, one_s, step_s)
+    last_s = one_s + more_s * (batch - 1)
+    whole = EngineTimes(one_s + (last_s - one_s) / 2, last_s, step_s)
+    found = served_s(path, batch, 16, one, whole)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request_path, "STEPS", 10 * batch)
+        assert found == pytest.approx(served_s(path, batch, 16, one, whole), rel=0.01)
+
+
+def test_the_largest_load_takes_no_longer() -> None:
+    """It took seconds of CPU for each estimate, a step for each request."""
+    one = EngineTimes(3e-3, 3e-3, 3e-3)
+    steps = 0
+
+    class Counted(EngineTimes):
+        def toward(self, other: EngineTimes, share: float) -> EngineTimes:
+            nonlocal steps
+            steps += 1
+            return super().toward(other, share)
+
+    path = RequestPath(10e-3, 20e-3, 0.0, 1.0, 1.0)
+    found = served_s(path, 1_000_000, 16, Counted(one.mean_s, one.last_s, one.step_s), one)
+    assert found == pytest.approx(path.mean_s(1_000_000, 16))
+    assert steps <= request_path.STEPS
 
 
 def test_the_h200s_first_run_is_explained() -> None:
