@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from controlplane.api.schemas.deploy import ReplicasChange
 from controlplane.api.schemas.models import DeploymentView
+from controlplane.api.schemas.placement import GroupView
 from controlplane.cli.deployments import requested_replicas
 from controlplane.cli.output import print_json, print_table, print_text
 from controlplane.cli.residency import print_residency, where
@@ -85,7 +87,8 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
         _print_profile(measured)
     if place_anew:
         names = ", ".join(group.name for group in deployment.groups if group.phase == GroupPhase.SERVING)
-        print_text(f"'{model}' is served by {names}, with memory for the variants registered now")
+        served = f"is served by {names}" if names else "gets its next engine"
+        print_text(f"'{model}' {served}, with memory for the variants registered now")
     if named and (now := deployment.replicas):
         print_text(f"'{model}' has {now.min} to {now.max} engines by load")
     if profile or max_active_variants is not None:
@@ -98,21 +101,30 @@ def placed_anew(client: Client, model: str, show: Progress) -> DeploymentView:
 
     Errors: those of the call; EngineFailed when a new engine did not come to serve.
     """
-    before = {group.name for group in client.deployment(model).groups}
+    replaced = [g.name for g in client.deployment(model).groups if g.phase == GroupPhase.SERVING]
     deployment = client.tune(model, place_anew=True)
-    while True:
-        old = [g for g in deployment.groups if g.name in before and g.phase != GroupPhase.DRAINING]
-        new = [g for g in deployment.groups if g.name not in before]
-        if not old:
-            return deployment
-        if not new:
-            raise EngineFailed(
-                f"no new engine of '{model}' came to serve, and those that served go on; look at "
-                f"`ostinato cluster` for what is free, or undeploy '{model}' and deploy it again"
-            )
-        show("; ".join(f"{group.name}: {group.phase} {group.reason}".rstrip() for group in new))
+    while awaited := _successors(deployment, replaced):
+        show("; ".join(f"{group.name}: {group.phase} {group.reason}".rstrip() for group in awaited))
         time.sleep(LOOK_S)
         deployment = client.deployment(model)
+    return deployment
+
+
+def _successors(deployment: DeploymentView, replaced: Sequence[str]) -> list[GroupView]:
+    """The groups that are to take the places of these and have not yet. Others may come and go by load.
+
+    Errors: EngineFailed when one of these serves and no other is to take its place.
+    """
+    left = [g for g in deployment.groups if g.name in replaced and g.phase != GroupPhase.DRAINING]
+    coming = {g.replaces: g for g in deployment.groups if g.replaces and g.phase != GroupPhase.DRAINING}
+    for group in left:
+        if group.name not in coming and group.phase == GroupPhase.SERVING:
+            why = group.reason.replace("; ", ", ") or "no new engine took its place"
+            raise EngineFailed(
+                f"{group.name} goes on: {why}; look at `ostinato cluster` for what is free, or undeploy "
+                f"'{deployment.model}' and deploy it again"
+            )
+    return [coming[group.name] for group in left if group.name in coming]
 
 
 def _documents(profile: Profile | None) -> list[dict[str, float]]:

@@ -17,6 +17,7 @@ from controlplane.cluster.inventory import inventory_of
 from controlplane.controller.interfaces import ClusterControl, Hooks
 from controlplane.controller.launch_action import Fail, LaunchAction
 from controlplane.controller.transitions import (
+    NoSuccessor,
     clear_reasons,
     find_group,
     is_still,
@@ -92,13 +93,13 @@ class GroupActions:
         """Give up the group's place, and stop what is left there; then it is launched elsewhere."""
         nodes, view = await self._runtime.nodes(wait=False), self._hooks.view(group_id)
 
-        def change(deployment: Deployment, state: State, group: WorkerGroup) -> WorkerGroup | None:
+        def change(deployment: Deployment, state: State, group: WorkerGroup) -> WorkerGroup | NoSuccessor:
             reason = rescheduling.replacement_reason(group, view, nodes)
             if not reason:
                 raise Superseded(f"the reason to replace {group_id}")
             log.warning("%s gives up its place: %s", group_id, reason)
             if is_spare(group, deployment.groups):
-                return None
+                return NoSuccessor(reason)
             return rescheduling.unplaced(group, reason, time.time())
 
         await unplace(self._repository, group_id, change)

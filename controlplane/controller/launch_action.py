@@ -19,7 +19,13 @@ from controlplane.cluster import reservations
 from controlplane.cluster.inventory import NodeState, ray_ids
 from controlplane.controller.interfaces import ClusterControl, Note
 from controlplane.controller.profile_actions import RECLAIM_WAIT_S
-from controlplane.controller.transitions import find_group, is_still, mark_starting, unplace
+from controlplane.controller.transitions import (
+    NoSuccessor,
+    find_group,
+    is_still,
+    mark_starting,
+    unplace,
+)
 from controlplane.planning import (
     engine_config,
     placement_decision,
@@ -148,10 +154,10 @@ class LaunchAction:
             await self._fail(host_of(group_id), errors.EngineFailed(f"the engine of '{group_id}': {reason}"))
             return
 
-        def change(deployment: Deployment, state: State, group: WorkerGroup) -> WorkerGroup | None:
+        def change(deployment: Deployment, state: State, group: WorkerGroup) -> WorkerGroup | NoSuccessor:
             _require_wanted(group_id, group)
             if is_spare(group, deployment.groups):
-                return None
+                return NoSuccessor(reason)
             return rescheduling.unplaced(group, reason, time.time())
 
         await unplace(self._repository, group_id, change)
@@ -258,10 +264,10 @@ class LaunchAction:
             await self._fail(host_of(group_id), error)
             return
 
-        def change(deployment: Deployment, state: State, group: WorkerGroup) -> WorkerGroup | None:
+        def change(deployment: Deployment, state: State, group: WorkerGroup) -> WorkerGroup | NoSuccessor:
             _require_wanted(group_id, group)
             if is_spare(group, deployment.groups):
-                return None  # what it was to replace goes on where it is
+                return NoSuccessor(error.message)  # what it was to replace goes on where it is
             cluster = rescheduling.cluster_key(nodes, state.ledgers, exclude=group_id)
             return rescheduling.refused(group, error.message, cluster, time.time())
 

@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -183,7 +183,14 @@ def undo_operation(state: State, operation_id: str) -> Sequence[Change]:
     return delete_deployment(state, deployment)
 
 
-Unplace = Callable[[Deployment, State, WorkerGroup], WorkerGroup | None]
+@dataclass(frozen=True)
+class NoSuccessor:
+    """A group that was to take another one's place is no more, for this reason."""
+
+    reason: str
+
+
+Unplace = Callable[[Deployment, State, WorkerGroup], WorkerGroup | NoSuccessor | None]
 
 
 async def unplace(repository: Repository, group_id: str, change: Unplace) -> None:
@@ -195,12 +202,13 @@ async def unplace(repository: Repository, group_id: str, change: Unplace) -> Non
     def once() -> None:
         state = repository.read()
         versioned, group = find_group(state, group_id)
-        kept = change(versioned.record, state, group)
-        changed = (
-            deployments.without_group(versioned.record, group.number)
-            if kept is None
-            else deployments.with_group(versioned.record, kept)
-        )
+        match change(versioned.record, state, group):
+            case None:
+                changed = deployments.without_group(versioned.record, group.number)
+            case NoSuccessor(reason):
+                changed = deployments.without_spare(versioned.record, group, reason)
+            case kept:
+                changed = deployments.with_group(versioned.record, kept)
         repository.commit([Put(changed, versioned.version), *reservations.release(state, group_id)])
 
     await asyncio.to_thread(persist, once)

@@ -158,9 +158,7 @@ def begun(state: State, proposal: Proposal) -> list[Change]:
             avoid=move.avoid,
             kind=kind_of(move.placement),
         )
-        changed[host] = deployments.with_derived_phase(
-            replace(deployment, groups=(*deployment.groups, spare))
-        )
+        changed[host] = deployments.with_spare(deployment, spare)
     return [Put(record, state.deployments[host].version) for host, record in changed.items()]
 
 
@@ -175,15 +173,18 @@ def renewed(deployment: Deployment) -> Deployment:
         raise errors.NotReady(
             f"{', '.join(busy)} takes the place of another engine; try again when that is done"
         )
-    groups = deployment.groups
-    for group_id in deployment.serving_ids():
-        reason = f"takes the place of {group_id}, with room for the variants that are registered now"
-        number = number_of(group_id)
-        spare = WorkerGroup(next_number(groups), reason=reason, replaces=number, kind=deployment.device_kind)
-        groups = (*groups, spare)
-    if groups == deployment.groups:
+    serving = deployment.serving_ids()
+    if not serving:
         raise errors.NotReady(f"'{name}' has no engine that serves; the next one has room for its variants")
-    return deployments.with_derived_phase(replace(deployment, groups=groups))
+    for group_id in serving:
+        spare = WorkerGroup(
+            next_number(deployment.groups),
+            reason=f"takes the place of {group_id}, with room for the variants that are registered now",
+            replaces=number_of(group_id),
+            kind=deployment.device_kind,
+        )
+        deployment = deployments.with_spare(deployment, spare)
+    return deployment
 
 
 def retired(deployment: Deployment, number: int) -> Deployment:

@@ -19,6 +19,25 @@ def without_group(deployment: Deployment, number: int) -> Deployment:
     return with_derived_phase(replace(deployment, groups=left, kind=deployment.device_kind))
 
 
+def with_spare(deployment: Deployment, spare: WorkerGroup) -> Deployment:
+    """The deployment with a group that is to take another's place, the one that it `replaces`."""
+    groups = (
+        replace(group, reason="") if group.number == spare.replaces and group.placement else group
+        for group in deployment.groups
+    )
+    return with_derived_phase(replace(deployment, groups=(*groups, spare)))
+
+
+def without_spare(deployment: Deployment, spare: WorkerGroup, reason: str) -> Deployment:
+    """The deployment once `spare` does not come to take another group's place; that one says why."""
+    spare_id = group_id_of(deployment.host, spare.number)
+    staying = deployment.group(spare.replaces) if spare.replaces is not None else None
+    if staying is not None and staying.phase is GroupPhase.SERVING:
+        told = replace(staying, reason=f"{spare_id} did not take its place: {reason}")
+        deployment = with_group(deployment, told)
+    return without_group(deployment, spare.number)
+
+
 def with_derived_phase(deployment: Deployment) -> Deployment:
     """A base's deployment with the phase and the reason that follow from its groups.
 

@@ -85,8 +85,22 @@ def test_an_engine_that_does_not_start_leaves_the_old_one(served: Installation) 
     served.cluster.broken.add("base")
     assert anew(served).status_code == 200
     wait_for(lambda: [g["name"] for g in groups(served)] == ["base"])
-    assert groups(served)[0]["phase"] == "Serving"
+    (old,) = groups(served)
+    assert old["phase"] == "Serving"
+    why = "base@1 did not take its place: its engine failed: RuntimeError: out of memory"
+    assert old["reason"] == why
     assert served.chat("hello").status_code == 200
+    served.cluster.broken.clear()
+    served.cluster.held.add("base@1")
+    assert anew(served).status_code == 200
+    assert [(g["name"], g["reason"] == why, g["replaces"]) for g in groups(served)] == [
+        ("base", False, None),
+        ("base@1", False, "base"),
+    ]
+    served.cluster.held.clear()
+    wait_for(
+        lambda: [(g["name"], g["reason"], g["replaces"]) for g in groups(served)] == [("base@1", "", None)]
+    )
 
 
 def test_each_of_several_engines_is_replaced(served: Installation) -> None:

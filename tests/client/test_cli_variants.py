@@ -96,34 +96,55 @@ def test_prefetch_of_several_ends_with_the_first_error(cli: Cli, api: FakeApi) -
     assert (ended.code, ended.err.splitlines()[-2:]) == (1, ["Error: 'v2' is not", "Hint:  deploy it"])
 
 
-def with_groups(*groups: tuple[str, str]) -> dict[str, Any]:
+def with_groups(*groups: tuple[str, str] | tuple[str, str, dict[str, Any]]) -> dict[str, Any]:
+    """A deployment with groups of these names, phases and other fields."""
+    common = {"reason": "", "failures": 0, "retryAt": None, "plan": None, "replaces": None}
     described = [
-        {"name": name, "phase": phase, "reason": "", "failures": 0, "retryAt": None, "plan": None}
-        for name, phase in groups
+        {**common, "name": name, "phase": phase, **(more[0] if more else {})} for name, phase, *more in groups
     ]
     return deployment(groups=described)
 
 
-def test_placing_anew_waits_until_new_engines_serve(
-    cli: Cli, api: FakeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+OLD = ("smol", "Serving")
+NEW = ("smol@1", "Starting", {"replaces": "smol"})
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variants, "LOOK_S", 0.0)
-    old, both = ("smol", "Serving"), with_groups(("smol", "Serving"), ("smol@1", "Starting"))
+
+
+@pytest.mark.usefixtures("at_once")
+def test_placing_anew_waits_until_new_engines_serve(cli: Cli, api: FakeApi) -> None:
     done = with_groups(("smol", "Draining"), ("smol@1", "Serving"))
-    api.script("GET /deployments/smol", answer(with_groups(old)), answer(both), answer(done))
-    api.script("PATCH /deployments/smol", answer(both))
+    api.script("GET /deployments/smol", answer(with_groups(OLD)), answer(with_groups(OLD, NEW)), answer(done))
+    api.script("PATCH /deployments/smol", answer(with_groups(OLD, NEW)))
     ended = cli("tune", "smol", "--place-anew")
     assert (ended.code, api.calls("PATCH /deployments/smol")[0][0]) == (0, {"placeAnew": True})
     assert "'smol' is served by smol@1, with memory for the variants registered now" in ended.out
     assert "smol@1: Starting" in ended.err
 
 
-def test_placing_anew_that_comes_to_nothing(cli: Cli, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(variants, "LOOK_S", 0.0)
-    alone = with_groups(("smol", "Serving"))
-    api.script("GET /deployments/smol", answer(alone))
-    api.script("PATCH /deployments/smol", answer(with_groups(("smol", "Serving"), ("smol@1", "Pending"))))
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("added", ["smol@1", "smol@2"])
+def test_placing_anew_that_comes_to_nothing(added: str, cli: Cli, api: FakeApi) -> None:
+    """The engine that stays says why. One that was added by load meanwhile, even of the same name, replaces
+    none."""
+    why = "smol@1 did not take its place: its engine failed: RuntimeError: out of memory; no more"
+    failed = with_groups(("smol", "Serving", {"reason": why}), (added, "Serving"))
+    api.script("GET /deployments/smol", answer(with_groups(OLD)), answer(failed))
+    api.script("PATCH /deployments/smol", answer(with_groups(OLD, NEW)))
     ended = cli("tune", "smol", "--place-anew")
     assert ended.code == 1
-    assert "no new engine of 'smol' came to serve" in ended.err
+    assert f"smol goes on: {why.replace('; ', ', ')}" in " ".join(ended.err.split())
     assert "undeploy 'smol' and deploy it again" in ended.err
+
+
+@pytest.mark.usefixtures("at_once")
+def test_placing_anew_ends_when_load_takes_the_old_engine_away(cli: Cli, api: FakeApi) -> None:
+    drained = with_groups(("smol", "Draining"), ("smol@1", "Draining", {"replaces": "smol"}))
+    api.script("GET /deployments/smol", answer(with_groups(OLD)), answer(drained))
+    api.script("PATCH /deployments/smol", answer(with_groups(OLD, NEW)))
+    ended = cli("tune", "smol", "--place-anew")
+    assert ended.code == 0
+    assert "'smol' gets its next engine, with memory for the variants registered now" in ended.out

@@ -156,7 +156,8 @@ class GroupView(View):
     """One replica: a worker group with an engine. `name` is the group's id.
 
     `phase` is Pending (to be placed, at `retryAt` at the latest), Starting, Serving or Draining. `reason`
-    says why it does not serve.
+    says why it does not serve, or why no other one took its place. Once it serves, the group that it
+    `replaces` is drained.
     """
 
     name: str
@@ -165,6 +166,7 @@ class GroupView(View):
     failures: int
     retryAt: float | None
     plan: PlanView | None
+    replaces: str | None = None
 
     @classmethod
     def of(cls, host: str, group: WorkerGroup) -> GroupView:
@@ -175,6 +177,7 @@ class GroupView(View):
             failures=group.failures,
             retryAt=group.retry_at_s or None,
             plan=None if group.placement is None else PlanView.of(group.placement, group.measured),
+            replaces=None if group.replaces is None else group_id_of(host, group.replaces),
         )
 
 
