@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -100,7 +100,7 @@ class Controller:
         self._runtime = runtime
         self._metrics = metrics
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._failures: Counter[str] = Counter()  # in a row, by key
+        self._failures: Counter[str] = Counter()  # in a row, by key of what is still to be done
         self._engines: dict[str, EngineView] = {}
         self._profiles = ProfileActions(settings, repository, runtime, self._note, self._conclude)
         self._demand = DemandBook(settings.concurrency)
@@ -170,7 +170,9 @@ class Controller:
         path_key = paths.path_key(self._settings, inventory_of(nodes).devices)
         quiet = demand is not None and not any(demand.values())
         observed = Observed(self._engines, busy, now_s, tuple(nodes), wanted, path_key, quiet)
-        for action in reconcile(state, observed):
+        actions = reconcile(state, observed)
+        self._forget_failures({*busy, *self._tasks, *(action.key for action in actions)})
+        for action in actions:
             self._tasks[action.key] = asyncio.create_task(self._carry_out(action))
 
     async def settle(self) -> None:
@@ -215,6 +217,10 @@ class Controller:
             with suppress(Exception):  # the store may be what failed
                 await asyncio.to_thread(persist, lambda: self._tell(kind, host_of(action.target), message))
         await asyncio.sleep(pause_s)
+
+    def _forget_failures(self, keys: Collection[str]) -> None:
+        """Of all but these, which are to be done or under way."""
+        self._failures = Counter({key: count for key, count in self._failures.items() if key in keys})
 
     def _tell(self, kind: OperationKind, target: str, message: str) -> None:
         told = note_open_operations(self._repository.read(), kind, target, message, time.time())

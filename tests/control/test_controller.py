@@ -20,17 +20,20 @@ from world import World, placed, reserved
 
 from controlplane import errors
 from controlplane.api.commands import delete_model
-from controlplane.cluster.engine_status import EngineStatus
+from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.controller import registration
 from controlplane.controller.controller import Controller
 from controlplane.controller.metrics import ControllerMetrics
 from controlplane.controller.reconcile import Observed, reconcile
+from controlplane.planning import retrying
+from controlplane.planning.retrying import RetryLimits
 from controlplane.settings import Settings
 from controlplane.state import Entry, Snapshot, StateStore, Write
 from controlplane.state.records import Deployment, Model, Operation, OperationKind, Phase
 from controlplane.state.repository import Repository
 from controlplane.state.stores import open_store
 from controlplane.state.worker_groups import GroupPhase
+from placement.types import Inventory
 
 pytestmark = pytest.mark.usefixtures("hurry")
 
@@ -491,3 +494,37 @@ async def test_killed_while_it_runs(world: World) -> None:
             await world.end(operations[-1])
     assert [world.phase(o) for o in operations] == [Phase.READY, Phase.READY, Phase.DEPLOYED, Phase.DELETED]
     assert set(world.cluster.engines) == {"base"}
+
+
+async def test_failures_are_counted_in_a_row(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deployment does not wait for how often an earlier one of its name failed."""
+    counts: list[int] = []
+    looks: list[float] = []
+    observe, inventory = world.cluster.observe, world.cluster.inventory
+
+    def pause_s(failures: int, limits: RetryLimits) -> float:
+        counts.append(failures)
+        return 0.001
+
+    async def observed() -> dict[str, EngineView]:
+        looks.append(time.monotonic())
+        return await observe()
+
+    async def broken() -> Inventory:
+        raise ConnectionResetError("no node answers")
+
+    monkeypatch.setattr(retrying, "pause_s", pause_s)
+    monkeypatch.setattr(world.cluster, "observe", observed)
+    async with world.controlled():
+        await world.end(world.register("base"))
+        for _ in range(2):
+            monkeypatch.setattr(world.cluster, "inventory", broken)
+            counts.clear()
+            begun = world.deploy("base")
+            await world.until(lambda: len(counts) >= 3)
+            assert counts[:3] == [1, 2, 3]
+            cancel(world.repository, begun.id)
+            assert (await world.end(begun)).phase is Phase.CANCELLED
+            monkeypatch.setattr(world.cluster, "inventory", inventory)
+            since = len(looks)
+            await world.until(lambda n=since: len(looks) >= n + 3)  # type: ignore[misc]
