@@ -29,7 +29,7 @@ Codes and statuses are documented in docs/errors.md and are part of the API.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class OstinatoError(Exception):
@@ -52,6 +52,12 @@ class OstinatoError(Exception):
         self.param = param
         self.details = details or {}
         self.retry_after_s = retry_after_s
+
+    def saying(self, message: str) -> Self:
+        """The same error in other words."""
+        return type(self)(
+            message, param=self.param, details=dict(self.details), retry_after_s=self.retry_after_s
+        )
 
     def body(self) -> dict[str, Any]:
         """The OpenAI error object, used on every endpoint."""

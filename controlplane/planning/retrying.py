@@ -75,7 +75,7 @@ def given_up(
     message = (
         f"{count} attempts within {max(0.0, now_s - since_s):.0f} s failed; the last one: {cause(error)}"
     )
-    return type(error)(f"{message.replace('; ', ', ')}; {advice}", details=error.details)
+    return error.saying(f"{message.replace('; ', ', ')}; {advice}")
 
 
 def cause(error: BaseException) -> str:

@@ -88,7 +88,9 @@ def test_what_is_wrong_with_the_variant_or_the_request_stays_so() -> None:
 
 
 def test_what_is_said() -> None:
-    error = errors.EngineFailed("the engine of 'b' died during this call; try again")
+    error = errors.EngineFailed(
+        "the engine of 'b' died during this call; try again", details={"group": "b"}, retry_after_s=5
+    )
     first = retrying.failed(Attempts(), retrying.cause(error), 100.0, retrying.LOADING)
     assert first == Attempts(1, 100.0, 102.0, "the engine of 'b' died during this call")
     assert retrying.describe(first, retrying.LOADING) == (
@@ -96,6 +98,8 @@ def test_what_is_said() -> None:
     )
     last = retrying.given_up(Attempts(4, 100.0, 130.0, "x"), error, 131.0, "look into its log")
     assert isinstance(last, errors.EngineFailed)
+    assert last.retry_after_s == 5
+    assert last.details == {"group": "b"}
     assert last.message == (
         "5 attempts within 31 s failed, the last one: the engine of 'b' died during this call; "
         "look into its log"

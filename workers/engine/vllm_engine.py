@@ -23,7 +23,7 @@ from workers.group.vllm_arguments import engine_arguments
 from workers.group.vllm_entrypoints import entrypoints
 from workers.messages import EngineConfig, EngineResidency, RankReport, VariantRef
 from workers.scheduling.client import VariantClient
-from workers.scheduling.faults import LoadFailed, exception_of
+from workers.scheduling.faults import LoadFailed, exception_of, fault_of
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class VllmEngine:
         try:
             await self._client.prepare(variant.uid, variant.path)
         except (ValueError, LoadFailed) as e:
-            raise type(e)(f"the engine refused variant '{variant.name}': {e}") from e
+            raise exception_of(fault_of(e), f"the engine refused variant '{variant.name}': {e}") from e
 
     async def load_failure(self, variant: VariantRef) -> Exception | None:
         try:
