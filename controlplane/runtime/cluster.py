@@ -18,7 +18,7 @@ from ray.serve.schema import ProxyStatus
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from controlplane import errors
-from controlplane.cluster.engine_status import EngineStatus, EngineView
+from controlplane.cluster.engine_status import EngineView
 from controlplane.cluster.inventory import NodeState, inventory_of
 from controlplane.gateway.engine_client import EngineClient
 from controlplane.gateway.worker_pool import Alive
@@ -252,17 +252,23 @@ class RayCluster:
             ) from e
 
     async def metrics_targets(self) -> list[tuple[str, str]]:
-        """(address, component) of every process of ours that serves metrics."""
-        targets: list[tuple[str, str]] = []
-        for component in ("Gateway", "Controller"):
-            addresses = await serve.ask_own(component, "metrics_address", FIND_TIMEOUT_S)
-            targets.extend((address, component.lower()) for address in addresses)
-        for group_id, view in (await self.observe()).items():
-            if view.status is EngineStatus.RUNNING:
-                targets.extend(
-                    (r.metrics_address, f"engine-{group_id}") for r in await self.reports(group_id)
-                )
-        return targets
+        """(address, component) of every process of ours that serves metrics and says where."""
+        running = [group_id for group_id, view in (await self.observe()).items() if view.replicas]
+        addresses = await asyncio.gather(
+            *(_own_metrics(component) for component in ("Gateway", "Controller")),
+            *map(_engine_metrics, running),
+        )
+        return [target for targets in addresses for target in targets]
+
+
+async def _own_metrics(component: str) -> list[tuple[str, str]]:
+    addresses = await serve.answers_of(serve.own_handle(component), "metrics_address", FIND_TIMEOUT_S)
+    return [(address, component.lower()) for address in addresses]
+
+
+async def _engine_metrics(group_id: str) -> list[tuple[str, str]]:
+    reports = await serve.answers_of(serve.engine_handle(group_id), "report", FIND_TIMEOUT_S)
+    return [(report.metrics_address, f"engine-{group_id}") for report in reports]
 
 
 async def _group_workers(group_id: str) -> list[WorkerReport]:

@@ -5,6 +5,7 @@ One worker group is one Serve application, `model-<group>`, with one deployment,
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -92,8 +93,26 @@ async def ask_replicas(
 
 async def ask_own(component: str, method: str, timeout_s: float) -> list[Any]:
     """The answers of all our gateways, or of the controller. Raises what Serve raises."""
-    handle = serve.get_deployment_handle(component, CONTROL_APP)
-    return list(await handle.broadcast(method).results_async(timeout_s=timeout_s))
+    return list(await own_handle(component).broadcast(method).results_async(timeout_s=timeout_s))
+
+
+def own_handle(component: str) -> DeploymentHandle:
+    """Of our "Gateway" or "Controller"."""
+    return serve.get_deployment_handle(component, CONTROL_APP)
+
+
+async def answers_of(handle: DeploymentHandle, method: str, timeout_s: float) -> list[Any]:
+    """The answers of those replicas of a deployment that give one within the time; none hides another's."""
+    try:
+        # Its public `results_async` has no answer at all when one replica hangs.
+        broadcast = handle.broadcast(method)._fetch_replica_results_async()
+        results = await asyncio.wait_for(broadcast, timeout_s)
+    except Exception as e:
+        log.info("no replica of %s can be asked: %r", handle.deployment_name, e)
+        return []
+    each = (asyncio.wait_for(result.get_async(), timeout_s) for result in results)
+    answers = await asyncio.gather(*each, return_exceptions=True)
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
 _handles: dict[str, DeploymentHandle] = {}

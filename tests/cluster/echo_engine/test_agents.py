@@ -84,6 +84,27 @@ def of_controller(cluster: Cluster, name: str) -> float:
     return scrape(address, name)
 
 
+def components(cluster: Cluster) -> set[str]:
+    return {target["labels"]["component"] for target in cluster.get("/metrics/targets")}
+
+
+def test_processes_that_hang_hide_no_other_from_prometheus(echo_cluster: Cluster) -> None:
+    everything = {"gateway", "controller", f"engine-{BASE}"}
+    until(lambda: components(echo_cluster) == everything, BOUND_S, "every process")
+    hung = [
+        echo_cluster.replica(f"model-{BASE}", "Engine"),
+        echo_cluster.replica("ostinato", "Controller"),
+    ]
+    try:
+        for process in hung:
+            process.suspend()
+        assert components(echo_cluster) == {"gateway"}
+    finally:
+        for process in hung:
+            process.resume()
+    until(lambda: components(echo_cluster) == everything, BOUND_S, "those that hung")
+
+
 def test_an_agent_that_is_killed_is_replaced(echo_cluster: Cluster) -> None:
     until(usable(echo_cluster), BOUND_S, "a usable node")
     before = reservations(echo_cluster)
