@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -28,11 +28,13 @@ from controlplane.state.queries import variant_ref
 from controlplane.state.records import Deployment, OperationKind, Phase
 from controlplane.state.repository import Change, Put, Repository, State, Versioned
 from controlplane.state.transactions import Superseded, persist
+from controlplane.state.worker_groups import group_id_of, is_spare
 from workers.messages import VariantRef
 
 log = logging.getLogger(__name__)
 
 UNLOAD_S = 10.0  # what one engine took and another one refused is taken back, if that takes no longer
+LOOK_S = 0.5
 
 Stop = Callable[[str], Awaitable[None]]
 
@@ -127,20 +129,28 @@ class DeploymentActions:
     async def load_variant(self, name: str) -> None:
         """Bring it into the engines of its base.
 
-        One that refuses it ends its deployment, with the reason. If none can be reached, that is tried again
-        as `retrying` says.
+        One that refuses it ends its deployment, with the reason. But where it does not fit into one that is
+        about to be replaced, the successor is asked. If none can be reached, that is tried again as
+        `retrying` says.
         """
         base, host, variant = await self._variant(name)
         await self._note(OperationKind.DEPLOY, name, Phase.DEPLOYING, await self._loading(name, host), 0.7)
         group_ids = base.serving_ids() if base else ()
         calls = (self._runtime.load_variant(group_id, variant) for group_id in group_ids)
         answers = await asyncio.gather(*calls, return_exceptions=True)
-        failures = [_as_error(answer, host) for answer in answers if isinstance(answer, BaseException)]
-        refusals = [failure for failure in failures if not retrying.may_pass(failure)]
-        if refusals:
-            await self._fail_one(name, refusals[0])
+        failed = {
+            group_id: _as_error(answer, host)
+            for group_id, answer in zip(group_ids, answers, strict=True)
+            if isinstance(answer, BaseException)
+        }
+        refused = {group_id: e for group_id, e in failed.items() if not retrying.may_pass(e)}
+        if refused and await self._replaced(name, variant, refused):
+            return  # to ask those that serve then
+        if refused:
+            await self._fail_one(name, next(iter(refused.values())))
             await self._unload(group_ids, variant)
             return
+        failures = list(failed.values())
         # An engine that cannot be reached now loads it with its next request.
         if len(failures) == len(answers):
             none = errors.Unavailable(f"no engine of '{host}' serves now")
@@ -153,6 +163,30 @@ class DeploymentActions:
             End(Phase.DEPLOYED, message),
             lambda s: [mark_deployed(s, name, variant.uid)],
         )
+
+    async def _replaced(
+        self, name: str, variant: VariantRef, refused: Mapping[str, errors.OstinatoError]
+    ) -> bool:
+        """Whether none of the engines that refused a variant stays. Waits while others come in their places.
+
+        Raises Superseded when the variant's deployment is gone, or has ended, meanwhile.
+        """
+        if not all(isinstance(error, errors.AdapterMismatch) for error in refused.values()):
+            return False  # its files are damaged for every engine
+        told = ""
+        while True:
+            state = await self._repository.read_async()
+            host = find_loading(state, name, variant.uid).record.host
+            successors = _successors(state, host, refused)
+            if "" in successors:
+                return False
+            if not successors:
+                return True
+            names, (error, *_) = ", ".join(successors), refused.values()
+            if (message := f"it waits for {names}: {retrying.cause(error)}") != told:
+                await self._note(OperationKind.DEPLOY, name, Phase.DEPLOYING, message, 0.7)
+                told = message
+            await asyncio.sleep(LOOK_S)
 
     async def _loading(self, name: str, host: str) -> str:
         """What is being done, and after which failure."""
@@ -237,6 +271,20 @@ def _failed_variants(state: State, host: str, error: errors.OstinatoError) -> li
         changes += _failed(state, variant, error)
         changes += end_open_operations(state, OperationKind.DEPLOY, variant.record.model, End.failed(error))
     return changes
+
+
+def _successors(state: State, host: str, group_ids: Collection[str]) -> list[str]:
+    """The group that is to take the place of each of these that still serves; empty for one that stays."""
+    deployment = state.deployments.get(host)
+    if deployment is None:
+        return []
+    groups = deployment.record.groups
+    spares = {group_id_of(host, g.replaces or 0): g.number for g in groups if is_spare(g, groups)}
+    return [
+        group_id_of(host, spares[group_id]) if group_id in spares else ""
+        for group_id in deployment.record.serving_ids()
+        if group_id in group_ids
+    ]
 
 
 def _variants(state: State, host: str) -> list[Versioned[Deployment]]:

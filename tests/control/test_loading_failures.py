@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from in_memory import cancel
 from world import World
 
 from controlplane import errors
-from controlplane.planning import retrying
+from controlplane.controller import deployment_actions
+from controlplane.planning import rebalancing, retrying
 from controlplane.planning.retrying import RetryLimits
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Operation, OperationEvent, Phase
-from controlplane.state.repository import Repository, Versioned
+from controlplane.state.repository import Put, Repository, Versioned
 from profiler.errors import CheckpointError
 from workers.messages import VariantRef
 from workers.scheduling.faults import LoadFailed
@@ -136,8 +138,6 @@ async def test_a_restarted_controller_counts_on(world: World, pauses: RetryLimit
 async def test_while_it_waits_for_the_next_attempt_it_can_be_cancelled(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from in_memory import cancel
-
     monkeypatch.setattr(retrying, "LOADING", RetryLimits(first_pause_s=3600, max_pause_s=3600, total_s=1e6))
     world.cluster.faults["v1"] = DIED
     async with world.controlled():
@@ -180,6 +180,83 @@ async def test_engines_that_took_what_another_one_refuses_give_it_back(world: Wo
             await world.until(lambda: not any(e.loaded for e in world.cluster.engines.values()))
         assert all(not e.worker.engine.variants() for e in world.cluster.engines.values())
         assert (await world.end(world.deploy("v1"))).phase is Phase.DEPLOYED
+
+
+@pytest.fixture
+def replaced(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine that there is has no room for a variant, the next one has."""
+    loading = world.cluster.load_variant
+
+    async def load_variant(group_id: str, variant: VariantRef) -> None:
+        if group_id == "base":
+            raise errors.AdapterMismatch("'v1' needs 9 bytes, only 4 are set aside; place its base anew")
+        await loading(group_id, variant)
+
+    monkeypatch.setattr(world.cluster, "load_variant", load_variant)
+    monkeypatch.setattr(deployment_actions, "LOOK_S", 0.01)
+    world.cluster.held.add("base@1")
+
+
+def renew(world: World) -> None:
+    versioned = world.repository.read().deployments["base"]
+    world.repository.commit([Put(rebalancing.renewed(versioned.record), versioned.version)])
+
+
+def told(world: World, operation: Operation) -> list[str]:
+    return [event.message for event in world.repository.read().operations[operation.id].record.events]
+
+
+WAITING = "it waits for base@1: 'v1' needs 9 bytes, only 4 are set aside"
+
+
+@pytest.mark.usefixtures("replaced")
+async def test_what_fits_into_the_engine_that_is_started_waits_for_it(world: World) -> None:
+    async with world.controlled():
+        await world.up()
+        await world.end(world.register("v1", "base"))
+        renew(world)
+        begun = world.deploy("v1")
+        await world.until(lambda: WAITING in told(world, begun))
+        world.cluster.held.clear()
+        assert (await world.end(begun)).phase is Phase.DEPLOYED
+        assert set(world.cluster.engines["base@1"].loaded) == {"v1"}
+
+
+@pytest.mark.usefixtures("replaced")
+async def test_when_that_engine_does_not_come_it_is_refused(world: World) -> None:
+    async with world.controlled():
+        await world.up()
+        await world.end(world.register("v1", "base"))
+        renew(world)
+        begun = world.deploy("v1")
+        await world.until(lambda: WAITING in told(world, begun))
+        world.cluster.broken.add("base")
+        world.cluster.held.clear()
+        error = error_of(await world.end(begun))
+        assert error["code"] == "adapter_mismatch"
+        assert error["message"].endswith("; place its base anew")
+
+
+@pytest.mark.usefixtures("replaced")
+async def test_while_it_waits_for_an_engine_it_can_be_cancelled(world: World) -> None:
+    async with world.controlled():
+        await world.up()
+        await world.end(world.register("v1", "base"))
+        renew(world)
+        begun = world.deploy("v1")
+        await world.until(lambda: WAITING in told(world, begun))
+        cancel(world.repository, begun.id)
+        assert (await world.end(begun)).phase is Phase.CANCELLED
+
+
+async def test_damaged_files_are_refused_while_an_engine_is_replaced(world: World) -> None:
+    world.cluster.faults["v1"] = CheckpointError(TORN)
+    world.cluster.held.add("base@1")
+    async with world.controlled():
+        await world.up()
+        await world.end(world.register("v1", "base"))
+        renew(world)
+        assert error_of(await world.end(world.deploy("v1")))["code"] == "source_unreadable"
 
 
 async def test_an_action_that_fails_says_so_in_its_operation(
