@@ -112,7 +112,10 @@ def model_cards(table: RouteTable) -> list[dict[str, Any]]:
 
 
 async def _load(services: Services, body: LoadLoraAdapterRequest) -> None:
-    """Register and deploy in one call, as vLLM's users expect; a refusal leaves nothing behind."""
+    """Register and deploy in one call, as vLLM's users expect; a refusal leaves nothing behind.
+
+    Errors: those of both; TimedOut while it still goes on, and then it does.
+    """
     base = body.base_model_name or await _only_base(services)
     if base == body.lora_name:
         raise errors.InvalidRequest("an adapter needs a name other than its base's", param="lora_name")
