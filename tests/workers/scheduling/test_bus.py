@@ -193,8 +193,8 @@ def test_a_handler_may_send_more_than_any_queue_would_hold(address: str) -> None
 
 
 def test_closing_ends_the_threads_and_frees_the_address(address: str, inbox: Inbox) -> None:
-    def threads() -> set[str]:
-        return {t.name for t in threading.enumerate() if t.name.startswith("variant-")}
+    def threads() -> set[threading.Thread]:
+        return {t for t in threading.enumerate() if t.name.startswith("variant-")}
 
     before = threads()  # of tests before
     for _ in range(3):
@@ -202,6 +202,7 @@ def test_closing_ends_the_threads_and_frees_the_address(address: str, inbox: Inb
         rank_socket = RankSocket(address, "rank-0", print)
         rank_socket.send({"did": "hello"})
         inbox.take(1)
+        assert threads() - before
         rank_socket.close()
         scheduler_socket.close()
         assert threads() <= before
