@@ -40,15 +40,32 @@ def delta(base_folder: Path, adapters: dict[str, Path]) -> Path:
     return write_delta(base_folder, folder, RandomDelta("torn", 5, "sparse", 2, full=False))
 
 
+@pytest.fixture(autouse=True)
+def forgotten(cluster: Cluster) -> Iterator[None]:
+    """What a test registered and deployed is gone after it, however it ended: others use the same cluster."""
+    before = {model["model"] for model in cluster.get("/models")["models"]}
+    yield
+    for calls in ("deployments", "models"):
+        for name in {view["model"] for view in cluster.get(f"/{calls}")[calls]} - before:
+            cluster.perform("DELETE", f"/{calls}/{name}")
+
+
+@contextmanager
+def restored(path: Path) -> Iterator[bytes]:
+    """What is in the file, and is again afterwards."""
+    sound = path.read_bytes()
+    try:
+        yield sound
+    finally:
+        path.write_bytes(sound)
+
+
 @contextmanager
 def damaged(path: Path, at: int, value: bytes) -> Iterator[None]:
     """The file with these bytes in it; as it was afterwards."""
-    sound = path.read_bytes()
-    path.write_bytes(sound[:at] + value + sound[at + len(value) :])
-    try:
+    with restored(path) as sound:
+        path.write_bytes(sound[:at] + value + sound[at + len(value) :])
         yield
-    finally:
-        path.write_bytes(sound)
 
 
 def with_nan(folder: Path) -> Any:
@@ -101,7 +118,6 @@ def test_values_that_are_not_finite(cluster: Cluster, lora: Path) -> None:
         assert cluster.http.post("/v1/completions", json=body).status_code == 200
         cluster.perform("DELETE", "/deployments/damaged")
         assert named in refused(cluster, "damaged")["message"]
-    cluster.perform("DELETE", "/models/damaged")
 
 
 @pytest.mark.usefixtures("others")
@@ -114,15 +130,12 @@ def test_a_delta_whose_bytes_change(cluster: Cluster, delta: Path) -> None:
         assert f"{TORN_FILE} is corrupt: expected SHA-256" in error["message"]
         assert "copy it again" in error["message"]
     path = delta / TORN_FILE
-    sound = path.read_bytes()
-    path.write_bytes(sound[: len(sound) // 2])
-    assert TORN_FILE in refused(cluster, "torn")["message"]
-    path.unlink()
-    assert TORN_FILE in refused(cluster, "torn")["message"]
-    path.write_bytes(sound)
+    with restored(path) as sound:
+        path.write_bytes(sound[: len(sound) // 2])
+        assert TORN_FILE in refused(cluster, "torn")["message"]
+        path.unlink()
+        assert TORN_FILE in refused(cluster, "torn")["message"]
     cluster.perform("POST", "/deploy_model", {"model": "torn", "maxOutputLength": 16})
-    cluster.perform("DELETE", "/deployments/torn")
-    cluster.perform("DELETE", "/models/torn")
 
 
 def test_others_are_deployed_again_beside_one_that_went_bad(
@@ -136,10 +149,6 @@ def test_others_are_deployed_again_beside_one_that_went_bad(
         cluster.perform("POST", "/deploy_model", {"model": "steady", "maxOutputLength": 16})
         body = {"model": "steady", "prompt": "Hello", "max_tokens": 2}
         assert cluster.http.post("/v1/completions", json=body).status_code == 200
-    for name in ("damaged", "steady"):
-        if name == "steady":
-            cluster.perform("DELETE", f"/deployments/{name}")
-        cluster.perform("DELETE", f"/models/{name}")
 
 
 @pytest.mark.usefixtures("others")
@@ -159,7 +168,6 @@ def test_a_delta_that_needs_more_memory_than_was_set_aside(cluster: Cluster, lar
     ended = ostinato(cluster, "--json", "deploy", "large")
     assert ended.returncode == 1
     assert json.loads(ended.stderr)["error"]["message"] == error["message"]
-    cluster.perform("DELETE", "/models/large")
 
 
 def test_what_an_engine_logs_can_be_read_at_once(cluster: Cluster) -> None:
