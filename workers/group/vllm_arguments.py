@@ -13,6 +13,7 @@ from workers.messages import EngineConfig
 from workers.variant_config import VariantConfig
 
 SCHEDULER = "workers.scheduling.scheduler.make_scheduler"
+RANK_PLUGIN = "workers.rank_plugin.PluggedIn"
 CPU_RANK = "workers.group.cpu.PlannedCpuRank"
 GPU_RANK = "workers.group.gpu.PlannedGpuRank"
 # The ranks vLLM's own configuration knows; ours has no such steps, but its check wants one of them.
@@ -51,6 +52,7 @@ def engine_arguments(config: EngineConfig, network: Mapping[str, str | int] | No
             "--max-loras": config.max_variants,
             "--max-lora-rank": slot_rank(config.max_lora_rank),
             "--scheduler-cls": SCHEDULER,
+            "--worker-extension-cls": RANK_PLUGIN,
             "--additional-config": json.dumps(variant_config(config).as_json()),
         }
     if config.on_gpu:
