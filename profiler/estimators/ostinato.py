@@ -59,6 +59,7 @@ class Ostinato:
         priors = pooling.layer_priors(layers)
         self.latency = self._fits(points_of, self.prompt_tokens, priors, outside)
         self.memory_forms = {f: memory_form(f, rows, self.prompt_tokens) for f, rows in points_of.items()}
+        self.misfits = pooling.misfit_by_batch(list(self.latency.values()), self.noise)
         self.by_batch = self._at_each_batch(points_of)
 
     def predict(self, query: Query) -> Prediction:
@@ -76,7 +77,8 @@ class Ostinato:
         key = (query.family, query.tensor_parallel, query.pipeline_parallel)
         if key not in self._forms:
             fits = self.by_batch[query.family]
-            self._forms[key] = PlanForm(fits, self.stages, query.tensor_parallel, query.pipeline_parallel)
+            plan = query.tensor_parallel, query.pipeline_parallel
+            self._forms[key] = PlanForm(fits, self.misfits, self.stages, *plan)
         return _interval(*self._forms[key].latency(query))
 
     def _pipelines(self, points_of: PointsOf) -> tuple[StageLaw, Noise]:
@@ -117,18 +119,15 @@ class Ostinato:
 
     def _at_each_batch(self, points_of: PointsOf) -> dict[Family, tuple[LatencyFit, ...]]:
         """By family, a fit to each measured batch alone: near the fit to all batches as far as that fits."""
-        off = pooling.misfit_by_batch(list(self.latency.values()), self.noise)
-        return {family: self._own(fit, points_of[family], off) for family, fit in self.latency.items()}
+        return {family: self._own(fit, points_of[family]) for family, fit in self.latency.items()}
 
-    def _own(
-        self, fit: LatencyFit, rows: Sequence[Point], off: Mapping[int, float]
-    ) -> tuple[LatencyFit, ...]:
+    def _own(self, fit: LatencyFit, rows: Sequence[Point]) -> tuple[LatencyFit, ...]:
         works, fits = self._works(fit.family, rows), []
         for batch in fit.batches:
             alone = [p for p in rows if p.query.batch == batch]
             near = latency_fit.at_batch(fit, alone)
             if len(fit.batches) > 1 and latency_fit.sufficient(alone):
-                priors = latency_fit.figures_near(near, OWN * off[batch] + MIN_OWN)
+                priors = latency_fit.figures_near(near, OWN * self.misfits[batch] + MIN_OWN)
                 own = latency_fit.fit_latency(fit.family, alone, self.noise, near.law, priors, works)
                 near = replace(own, plans=fit.plans) if own.widths == fit.widths else near
             fits.append(near)

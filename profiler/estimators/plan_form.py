@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +21,23 @@ OF_FINGERPRINTS = 0.065
 PER_WIDTH = 0.04  # per doubling of TP beyond what was measured
 PER_STAGE = 0.01  # per doubling of stages beyond
 PER_BATCH = 0.03  # per doubling of the batch beyond
+# Of what rows of a batch are off by beyond their noise: full models are many layers further. And at most.
+PER_MISFIT, MAX_MISFIT = 5.0, 0.15
 
 
 class PlanForm:
-    """All that does not depend on layers, tokens and batch is done once. `fits`: by batch, of one family."""
+    """All that does not depend on layers, tokens and batch is done once.
 
-    def __init__(self, fits: Sequence[LatencyFit], stages: StageLaw, tp: int, pp: int) -> None:
+    `fits`: by batch, of one family. `misfits`: by batch, see `pooling.misfit_by_batch`.
+    """
+
+    def __init__(
+        self, fits: Sequence[LatencyFit], misfits: Mapping[int, float], stages: StageLaw, tp: int, pp: int
+    ) -> None:
         forms = [latency_fit.form(fit, tp, pp) for fit in fits]
         self.fits, self.stages = fits, stages
         self.batches = np.array([fit.law.reference for fit in fits])
+        self.misfits = [min(MAX_MISFIT, PER_MISFIT * misfits.get(fit.law.reference, 0.0)) for fit in fits]
         self.parts = [np.maximum(0.0, form @ fit.coefficients) for form, fit in zip(forms, fits, strict=True)]
         self.covariances = [form @ fit.covariance @ form.T for form, fit in zip(forms, fits, strict=True)]
         family = fits[0].family
@@ -58,7 +66,7 @@ class PlanForm:
         scaled = factors * np.where(own > 0, parts / np.where(own > 0, own, 1.0), 1.0)
         beyond = float(np.log2(max(1.0, query.batch / self.batches[-1])))
         variance = float(scaled @ self.covariances[at] @ scaled)
-        variance += (self.law_error + (PER_BATCH * beyond) ** 2) * value**2
+        variance += (self.law_error + self.misfits[at] ** 2 + (PER_BATCH * beyond) ** 2) * value**2
         return value, float(np.sqrt(max(0.0, variance)))
 
     def _parts(self, query: Query, at: int) -> Array:

@@ -11,7 +11,7 @@ both 0, stages add up. Full models hide the floor; their fingerprints would carr
 
 Which of the two is at work, and how much of it, is chosen by cross-validation: plans of one depth tell what
 hops cost, and the other depth of the same plans is predicted. A law is chosen on some families and judged on
-others.
+others; where there is one family, on some of its plans and on others.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def choose(points_of: Mapping[Family, Sequence[Point]], alone: Mapping[Family, L
     if not families:
         return StageLaw()
     classes = _classes(families)
-    errors = {law: np.array([family.error(law) for family in families]) for laws in classes for law in laws}
+    errors = {law: _errors(families, law) for laws in classes for law in laws}
     chosen, least = StageLaw(), np.inf
     for laws in classes:
         held_out = _held_out(np.array([errors[law] for law in laws]))
@@ -73,6 +73,15 @@ def choose(points_of: Mapping[Family, Sequence[Point]], alone: Mapping[Family, L
             best = min(laws, key=lambda law: float(errors[law].mean()))
             chosen, least = replace(best, error=held_out), held_out
     return _refined(families, chosen)
+
+
+def _errors(families: Sequence[_Pipelines], law: StageLaw) -> Array:
+    """By family, or by plan where there is only one family."""
+    if len(families) > 1:
+        return np.array([family.error(law) for family in families])
+    (family,) = families
+    off = family.errors(law)
+    return np.array([off[family.plan == plan].mean() for plan in np.unique(family.plan)])
 
 
 def _refined(families: Sequence[_Pipelines], law: StageLaw) -> StageLaw:
@@ -106,12 +115,13 @@ def _classes(families: Sequence[_Pipelines]) -> list[list[StageLaw]]:
 
 
 def _held_out(errors: Array) -> float:
-    """[laws, families] of errors: what the best law of the other folds' families errs by, on average."""
-    families = errors.shape[1]
-    folds = np.arange(families) % min(FOLDS, families)
-    if families == 1:
-        return float(errors.min())
-    own = np.empty(families)
+    """[laws, parts] of errors: what the best law of the other folds' parts errs by, on average. A single part
+    can judge nothing: its error with the first law."""
+    parts = errors.shape[1]
+    if parts == 1:
+        return float(errors[0, 0])
+    folds = np.arange(parts) % min(FOLDS, parts)
+    own = np.empty(parts)
     for fold in range(folds.max() + 1):
         inside = folds == fold
         own[inside] = errors[int(errors[:, ~inside].mean(axis=1).argmin()), inside]
@@ -123,7 +133,8 @@ class _Pipelines:
     """Rows of one family's plans of several stages. Stages are padded with 0.
 
     Arrays by row, seconds: `seen`; `outside` of layers; `prompt_s` and `token_s` of one layer; `passes`
-    after the prompt; `hops`; `deeper`: not of its plan's fewest layers.
+    after the prompt; `hops`; `deeper`: not of its plan's fewest layers; `plan`: a number for each TP and
+    number of stages.
     """
 
     seen: Array
@@ -134,16 +145,21 @@ class _Pipelines:
     hops: Array
     stages: Array  # [rows, most stages] layers
     deeper: NDArray[np.bool_]
+    plan: NDArray[np.int_]
 
     def error(self, law: StageLaw) -> float:
-        """Mean relative error at each of two depths, with hops from the other one."""
+        """The mean of `errors`."""
+        return float(self.errors(law).mean())
+
+    def errors(self, law: StageLaw) -> Array:
+        """[rows] relative errors at each of two depths, with hops from the other one."""
         left = self.seen - self.outside - self._layers_s(law)
         rows = np.stack([self.hops, self.hops * self.passes], axis=1) / self.seen[:, None]
         left = left / self.seen
         off = np.empty(len(left))
         for half in (self.deeper, ~self.deeper):
             off[half] = left[half] - rows[half] @ _non_negative(rows[~half], left[~half])
-        return float(np.minimum(np.abs(off), MAX_ERROR).mean())
+        return np.asarray(np.minimum(np.abs(off), MAX_ERROR))
 
     def _layers_s(self, law: StageLaw) -> Array:
         longest = self.stages.max(axis=1, keepdims=True)
@@ -170,7 +186,7 @@ def _pipelines(fit: LatencyFit, points: Iterable[Point]) -> _Pipelines | None:
     deeper = [p.query.layers > fewest[p.query.tensor_parallel, p.query.pipeline_parallel] for p in known]
     if not any(deeper) or all(deeper):
         return None
-    rows = [_row(fit, p.query) for p in known]
+    rows, plans = [_row(fit, p.query) for p in known], sorted(fewest)
     prompt_s, token_s, outside = (np.array(column) for column in zip(*rows, strict=True))
     stages = np.zeros((len(known), max(p.query.pipeline_parallel for p in known)))
     for row, p in zip(stages, known, strict=True):
@@ -184,6 +200,7 @@ def _pipelines(fit: LatencyFit, points: Iterable[Point]) -> _Pipelines | None:
         np.array([p.query.pipeline_parallel - 1.0 for p in known]),
         stages,
         np.array(deeper),
+        np.array([plans.index((p.query.tensor_parallel, p.query.pipeline_parallel)) for p in known]),
     )
 
 

@@ -15,13 +15,17 @@ MODELS = ("falcon-40b", "gptj-6b", "llama-2-7b", "llama-2-70b")
 LLAMA = Family("llama-2-7b", "float16", False)
 
 
-def law_of(machine: sim.Machine, noise: float = 0.004) -> StageLaw:
+def law_of(machine: sim.Machine, models: tuple[str, ...] = MODELS, noise: float = 0.004) -> StageLaw:
     bench = Bench(machine, noise, prompt_tokens=128, seed=1)
-    return Ostinato(bench.measure(sim.fingerprints(False, (1,), MODELS))).stages
+    return Ostinato(bench.measure(sim.fingerprints(False, (1,), models))).stages
 
 
-def test_stages_that_add_up_have_no_law() -> None:
-    law = law_of(sim.A6000)
+ONE = ("llama-2-7b",)
+
+
+@pytest.mark.parametrize("models", [MODELS, ONE])
+def test_stages_that_add_up_have_no_law(models: tuple[str, ...]) -> None:
+    law = law_of(sim.A6000, models)
     assert (law.floor_s, law.wait) == (0.0, 0.0)
     assert law.error < 0.01
 
@@ -31,14 +35,16 @@ def test_slow_hops_are_not_taken_for_a_floor() -> None:
     assert (law.floor_s, law.wait) == (0.0, 0.0)
 
 
-def test_the_floor_of_a_slow_host_is_found() -> None:
-    law = law_of(sim.SLOW_HOST)
+@pytest.mark.parametrize("models", [MODELS, ONE])
+def test_the_floor_of_a_slow_host_is_found(models: tuple[str, ...]) -> None:
+    law = law_of(sim.SLOW_HOST, models)
     assert law.floor_s == pytest.approx(sim.SLOW_HOST.stage_floor_s, rel=0.1)
     assert law.wait == 0.0
 
 
-def test_the_share_that_stages_wait_is_found() -> None:
-    law = law_of(sim.WAITING)
+@pytest.mark.parametrize("models", [MODELS, ONE])
+def test_the_share_that_stages_wait_is_found(models: tuple[str, ...]) -> None:
+    law = law_of(sim.WAITING, models)
     assert law.wait == pytest.approx(sim.WAITING.wait, abs=0.1)
     assert law.floor_s == 0.0
 
