@@ -75,25 +75,28 @@ def _bounded(path: str, body: dict[str, Any], max_tokens: int) -> dict[str, int]
 
 @dataclass
 class Watch:
-    """Times one request and counts how it ended, once."""
+    """Times one request and counts how it ended, once; nothing of one that is not `counted`."""
 
     services: Services
     model: str = UNKNOWN
     start_s: float = 0.0
     ended: bool = False
+    counted: bool = True
 
     def __post_init__(self) -> None:
         self.start_s = time.perf_counter()
 
     def routed(self, route: Route) -> None:
         self.model = route.model
-        self.services.metrics.in_flight.labels(self.model).inc()
+        if self.counted:
+            self.services.metrics.in_flight.labels(self.model).inc()
 
     def first_chunk(self) -> None:
-        self.services.metrics.ttft.labels(self.model).observe(time.perf_counter() - self.start_s)
+        if self.counted:
+            self.services.metrics.ttft.labels(self.model).observe(time.perf_counter() - self.start_s)
 
     def end(self, code: str) -> None:
-        if self.ended:
+        if self.ended or not self.counted:
             return
         self.ended = True
         metrics = self.services.metrics
@@ -108,6 +111,7 @@ async def answer(services: Services, path: str, raw: bytes) -> Response:
     watch = Watch(services)
     try:
         body = parse_body(raw)
+        watch.counted = not services.metrics.is_probe(body.get("request_id"))
         route = await services.routes.resolve(body["model"])
         watch.routed(route)
         call = engine_call(path, body, route)

@@ -35,3 +35,9 @@ class Metrics:
         self.in_flight = Gauge(
             "ostinato_requests_in_flight", "Inference requests being answered.", ["model"], registry=registry
         )
+        self.probe_marker = ""
+
+    def is_probe(self, request_id: object) -> bool:
+        """Whether a request measures the request path, now: then it is not counted."""
+        marker = self.probe_marker
+        return bool(marker) and isinstance(request_id, str) and request_id.startswith(marker)

@@ -55,9 +55,14 @@ def _cluster() -> RayCluster:
     )
 
 
+@cache
+def _metrics() -> Metrics:
+    return Metrics()
+
+
 def make_services() -> Services:
     """The gateway's services from the process's environment."""
-    return Services(Settings(), _repository(), _routes(), _cluster(), Metrics())
+    return Services(Settings(), _repository(), _routes(), _cluster(), _metrics())
 
 
 def make_app() -> FastAPI:
@@ -91,6 +96,10 @@ class Gateway:
     async def demand(self) -> dict[str, float]:
         """Requests under way by base, for the controller, which alone asks."""
         return _cluster().own_demand()
+
+    async def leave_out(self, marker: str) -> None:
+        """Count no requests with this marker of the request path's measuring; "": count all."""
+        _metrics().probe_marker = marker
 
 
 @serve.deployment(name="Controller", num_replicas=1, health_check_period_s=2)

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,7 @@ class RayCluster:
         options = {"num_cpus": 0, "max_retries": 0}
         if nodes:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id=nodes[0], soft=False)
-        async with answering_at_once(group_ids, marker, _answer_at_once):
+        async with _left_out(marker), answering_at_once(group_ids, marker, _answer_at_once):
             task = ray.remote(probe).options(**options).remote(asked)
             try:
                 result: list[Burst] = await task
@@ -276,6 +276,17 @@ async def _group_workers(group_id: str) -> list[WorkerReport]:
     response = serve.engine_handle(group_id).broadcast("report")
     answers = await response.results_async(timeout_s=FIND_TIMEOUT_S, return_exceptions=True)
     return [answer for answer in answers if isinstance(answer, WorkerReport)]
+
+
+@asynccontextmanager
+async def _left_out(marker: str) -> AsyncIterator[None]:
+    """Within this block the gateways' metrics count no requests with this marker."""
+    try:
+        await serve.ask_own("Gateway", "leave_out", FIND_TIMEOUT_S, marker)
+        yield
+    finally:
+        with suppress(Exception):  # gateways come and go; no request has it any more
+            await serve.ask_own("Gateway", "leave_out", FIND_TIMEOUT_S, "")
 
 
 async def _answer_at_once(group_id: str, marker: str) -> list[str]:

@@ -91,9 +91,9 @@ async def ask_replicas(
         raise _translated(e, group_id) from e
 
 
-async def ask_own(component: str, method: str, timeout_s: float) -> list[Any]:
+async def ask_own(component: str, method: str, timeout_s: float, *args: Any) -> list[Any]:
     """The answers of all our gateways, or of the controller. Raises what Serve raises."""
-    return list(await own_handle(component).broadcast(method).results_async(timeout_s=timeout_s))
+    return list(await own_handle(component).broadcast(method, *args).results_async(timeout_s=timeout_s))
 
 
 def own_handle(component: str) -> DeploymentHandle:

@@ -43,6 +43,36 @@ def test_chat(standing: Installation) -> None:
             assert "".join(c.choices[0].delta.content or "" for c in chunks) == "onetwothree"
 
 
+def test_what_measures_the_request_path_is_not_counted(standing: Installation) -> None:
+    names = ("ostinato_requests_total", "ostinato_ttft_seconds_count", "ostinato_request_seconds_count")
+
+    def counted() -> dict[str, float]:
+        samples = [s for metric in standing.registry.collect() for s in metric.samples]
+        return {
+            name: sum(s.value for s in samples if (s.name, s.labels.get("model")) == (name, "base"))
+            for name in names
+        }
+
+    def ask(request_id: str, stream: bool) -> None:
+        body = {"model": "base", "prompt": "a b", "request_id": request_id, "stream": stream}
+        assert standing.post("/v1/completions", body).status_code == 200
+
+    wait_for(lambda: standing.in_flight() == 0)
+    ask("mine", stream=False)
+    before = counted()
+    standing.metrics.probe_marker = "marker"
+    try:
+        for stream in (True, False):
+            ask("marker-1", stream)
+        ask("mine", stream=True)
+        wait_for(lambda: standing.in_flight() == 0)
+        assert wait_for(lambda: (now := counted())[names[-1]] > before[names[-1]] and now) == {
+            name: count + 1 for name, count in before.items()
+        }
+    finally:
+        standing.metrics.probe_marker = ""
+
+
 def test_completions(standing: Installation) -> None:
     with standing.openai() as client:
         assert client.completions.create(model="v1", prompt="a b").choices[0].text == "a b"

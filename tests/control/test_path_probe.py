@@ -140,10 +140,16 @@ async def test_a_probe_that_is_cut_off_is_killed_before_the_engines_forget_it(
         before, markers[group_id] = markers[group_id], marker
         return [before]
 
+    async def ask_own(component: str, method: str, timeout_s: float, marker: str) -> list[None]:
+        assert (component, method) == ("Gateway", "leave_out")
+        log.append("left out" if marker else "counted")
+        return [None]
+
     monkeypatch.setattr(serve, "ask_replicas", ask)
+    monkeypatch.setattr(serve, "ask_own", ask_own)
     probing = asyncio.create_task(RayCluster(settings).probe_path("b", ["b"], 64))
     await running.wait()
     probing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await probing
-    assert log == ["told", "killed", "gone", "forgets"]
+    assert log == ["left out", "told", "killed", "gone", "forgets", "counted"]
