@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from benchmarks import rehearsing
 from controlplane.api.schemas.common import IntervalView
 from controlplane.api.schemas.estimates import EstimateRequest
 from controlplane.client.client import Client
+from controlplane.runtime.path_probe import streamed
 
 REHEARSED_BY = "benchmarks.gateway"
 COLUMNS = ("asked", "batch", "what", "estimate", "low", "high", "measured", "inside")
@@ -56,16 +56,11 @@ async def bursts(url: str, load: Load, repeats: int) -> list[list[tuple[float, f
 
 
 async def _ask(http: httpx.AsyncClient, model: str, prefix: str, load: Load) -> tuple[float, float]:
-    began, first, last = time.perf_counter(), 0.0, 0.0
-    body = {**_body(model, prefix, load), "stream": True}
-    async with http.stream("POST", "/v1/completions", json=body) as answer:
-        if answer.status_code != 200:
-            raise RuntimeError(f"{model}: {answer.status_code} {(await answer.aread())[:300]!r}")
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {"):
-                last = time.perf_counter()
-                first = first or last
-    return 1e3 * (first - began), 1e3 * (last - first) / max(1, load.output_tokens - 1)
+    try:
+        first_s, last_s = await streamed(http, {**_body(model, prefix, load), "stream": True})
+    except RuntimeError as e:
+        raise RuntimeError(f"{model}: {e}") from e
+    return 1e3 * first_s, 1e3 * (last_s - first_s) / max(1, load.output_tokens - 1)
 
 
 def _body(model: str, prefix: str, load: Load) -> dict[str, Any]:

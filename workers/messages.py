@@ -8,6 +8,9 @@ from enum import StrEnum
 from profiler.quantization import UNCOMPRESSED
 from profiler.types import CPU
 
+# How an engine says in a stream that it cannot go on, and a gateway to its client; no other event begins so.
+ERROR_EVENT = b'data: {"error":'
+
 
 @dataclass(frozen=True)
 class RankConfig:

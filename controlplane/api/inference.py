@@ -19,7 +19,7 @@ from controlplane.api.services import Services
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
 from controlplane.gateway.metrics import UNKNOWN
 from controlplane.gateway.route_table import Route
-from workers.messages import EngineCall, EngineHead, EngineReply
+from workers.messages import ERROR_EVENT, EngineCall, EngineHead, EngineReply
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +27,6 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 _LIMIT_FIELDS = ("max_completion_tokens", "max_tokens")
 CLIENT_GONE = "client_disconnected"
-# How an engine says in a stream that it cannot go on; no other event begins so.
-ERROR_EVENT = b'data: {"error":'
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ import httpx
 from controlplane import errors
 from controlplane.settings import Settings
 from profiler.request_path import Burst
+from workers.messages import ERROR_EVENT
 
 BATCHES = (1, 8, 32)
 ROUNDS = 8
@@ -76,6 +77,25 @@ async def answering_at_once(group_ids: Sequence[str], marker: str, tell: Tell) -
             raise errors.EngineFailed(f"engines of '{group_id}' came or went while it was measured")
 
 
+async def streamed(http: httpx.AsyncClient, body: Mapping[str, Any]) -> tuple[float, float]:
+    """Seconds until a completion's first and last token come. Raises httpx.HTTPError, or RuntimeError for an
+    answer that is none."""
+    began_s, first_s, last_s = time.perf_counter(), 0.0, 0.0
+    async with http.stream("POST", "/v1/completions", json=body) as answer:
+        if answer.status_code != 200:
+            raise RuntimeError(f"{answer.status_code}: {(await answer.aread())[:300]!r}")
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            if line.encode().startswith(ERROR_EVENT):
+                raise RuntimeError(line[:300])
+            last_s = time.perf_counter() - began_s
+            first_s = first_s or last_s
+    if not first_s:
+        raise RuntimeError("the stream ended without a token")
+    return first_s, last_s
+
+
 class _Client:
     def __init__(self, given: Probe) -> None:
         self._given = given
@@ -109,18 +129,7 @@ class _Client:
         return tuple(await asyncio.gather(*(self._first_s(http, words) for _ in range(batch))))
 
     async def _first_s(self, http: httpx.AsyncClient, words: int) -> float:
-        """Seconds until the first token, to a client that streams."""
-        began_s, first_s = time.perf_counter(), 0.0
-        async with http.stream("POST", "/v1/completions", json=self._body(words, stream=True)) as answer:
-            if answer.status_code != 200:
-                raise RuntimeError(f"{answer.status_code}: {(await answer.aread())[:300]!r}")
-            async for line in answer.aiter_lines():
-                if line.startswith("data: {") and not first_s:
-                    if '"error"' in line and '"choices"' not in line:
-                        raise RuntimeError(line[:300])
-                    first_s = time.perf_counter() - began_s
-        if not first_s:
-            raise RuntimeError("the stream ended without a token")
+        first_s, _ = await streamed(http, self._body(words, stream=True))
         return first_s
 
     async def _tokens(self, http: httpx.AsyncClient, words: int) -> int:

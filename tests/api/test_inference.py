@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -14,7 +15,9 @@ from controlplane import errors
 from controlplane.gateway.metrics import UNKNOWN
 from controlplane.planning import retrying
 from controlplane.planning.retrying import RetryLimits
+from controlplane.runtime.path_probe import Probe, probe, streamed
 from profiler.errors import CheckpointError
+from profiler.request_path import fit
 from workers.scheduling.faults import LoadFailed
 
 ASK: list[Any] = [{"role": "user", "content": "one two three"}]
@@ -71,6 +74,36 @@ def test_what_measures_the_request_path_is_not_counted(standing: Installation) -
         }
     finally:
         standing.metrics.probe_marker = ""
+
+
+def test_a_probe_sends_what_is_documented_and_its_client_reads_streams(standing: Installation) -> None:
+    """docs/profiler.md and docs/operating.md name the number."""
+
+    def answered() -> float:
+        return standing.counts().get(("base", "ok"), 0.0)
+
+    wait_for(lambda: standing.in_flight() == 0)
+    before = answered()
+    asked = Probe(standing.url, "base", "marker", standing.settings.api_key, 64)
+    bursts = probe(asked)
+    wait_for(lambda: answered() == before + 387)
+    assert {burst.batch for burst in bursts} == {1, 8, 32}
+    assert len({burst.input_tokens for burst in bursts if burst.batch == 1}) == 2
+    path = fit(bursts)
+    assert 0 < path.low < 1 < path.high
+    assert path.mean_s(32, 16) > 0
+
+
+def test_a_probe_does_not_take_an_error_for_a_token(served: Installation) -> None:
+    async def first_and_last_s(prompt: str) -> tuple[float, float]:
+        async with httpx.AsyncClient(base_url=served.url, timeout=90) as http:
+            return await streamed(http, {"model": "base", "prompt": prompt, "stream": True})
+
+    first_s, last_s = asyncio.run(first_and_last_s("a b c"))
+    assert 0 < first_s <= last_s
+    for prompt, told in (("!break", "engine_failed"), ("!too long", "400")):
+        with pytest.raises(RuntimeError, match=told):
+            asyncio.run(first_and_last_s(prompt))
 
 
 def test_completions(standing: Installation) -> None:

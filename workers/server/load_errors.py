@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from workers.asgi import Message
+from workers.messages import ERROR_EVENT
 from workers.scheduling.faults import Fault, fault_of
 from workers.server.http_server import respond
 
-ERROR_EVENT = b'data: {"error"'  # as vLLM writes it in a stream
 FAILED = 500
 
 Why = Callable[[], Awaitable[Exception | None]]

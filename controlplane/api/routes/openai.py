@@ -63,6 +63,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 def router(services: Services) -> APIRouter:
     routes = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
 
+    # Never called, for `inference_path.py` answers first: they are documented, and Serve names metrics so.
     @routes.post("/chat/completions", openapi_extra=_CHAT_BODY, responses=_ANSWERS)
     async def chat_completions(request: Request) -> Response:
         return await inference.answer(services, inference.CHAT, await request.body())
