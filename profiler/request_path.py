@@ -1,6 +1,6 @@
-"""What the way of a request to the engine and back takes until its first token, beside the engine itself.
+"""What the request path to the engine and back takes until its first token, beside the engine itself.
 
-On the way are the proxy, the gateway, the worker's HTTP server and vLLM's front: it checks the request, makes
+On it are the proxy, the gateway, the worker's HTTP server and vLLM's front: it checks the request, makes
 tokens of the text, and text of the tokens. Each is one process that handles one request after the other. So
 of b requests that arrive at once the mean one waits `alone_s + token_s n + each_s (b - 1)`, for prompts of n
 tokens; that is measured with an engine whose core answers at once.
@@ -15,9 +15,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# A request takes its way twice. Where one process does both, all of b that arrived at once are in before the
-# first is out: the mean one waits (b - 1) (1 / 2 + 1 / 4) of both. Of one way, over what the mean one waits:
-ONE_WAY = 2 / 3
+# A request passes the path in both directions. Where one process does both, all of b that arrived at once are
+# in before the first is out: the mean one waits (b - 1) (1 / 2 + 1 / 4) of both. Of one direction, over what
+# the mean one waits:
+ONE_DIRECTION = 2 / 3
 OTHERS = 0.2  # by which other clients and other hours differ; assumed
 MIN_BURSTS = 2
 STEPS = 2000  # that are followed at most
@@ -85,10 +86,10 @@ def served_s(path: RequestPath, batch: int, input_tokens: int, one: EngineTimes,
     An engine says what is in its next step when a step begins: who comes during a step waits for the one
     after it, too, in which those decode that were there.
     """
-    way_s = path.alone_s + path.token_s * input_tokens
+    path_s = path.alone_s + path.token_s * input_tokens
     if batch == 1:
-        return way_s + whole.mean_s
-    apart_s = path.each_s * ONE_WAY
+        return path_s + whole.mean_s
+    apart_s = path.each_s * ONE_DIRECTION
     begin_s, takes_s = 0.0, one.last_s  # of the step that runs
     out_s, total_s, first = one.mean_s, one.mean_s, 1
     for _ in range(STEPS):
@@ -110,10 +111,10 @@ def served_s(path: RequestPath, batch: int, input_tokens: int, one: EngineTimes,
         out_s += apart_s * (count - 1)
         first += count
     else:
-        total_s = 0.0  # a step is so short beside all that clients wait for the way alone, as below
-    # No engine makes the way itself quicker; a quick one's work is done while others come.
+        total_s = 0.0  # a step is so short beside all that clients wait for the path alone, as below
+    # No engine makes the path itself quicker; a quick one's work is done while others come.
     shown_s = max(0.0, one.mean_s - apart_s * (batch - 1))
-    return way_s + max(total_s / batch, path.each_s * (batch - 1) + shown_s)
+    return path_s + max(total_s / batch, path.each_s * (batch - 1) + shown_s)
 
 
 def fit(bursts: Sequence[Burst]) -> RequestPath:

@@ -252,7 +252,7 @@ class InMemoryCluster:
             self.engines[host].loaded.pop(variant.name, None)
 
     async def probe_path(self, host: str, group_ids: Sequence[str], max_tokens: int) -> list[Burst]:
-        """As if a request's way took 5 ms, and each that came with it half of one more."""
+        """As if the request path took 5 ms, and each that came with it half of one more."""
         self._engine(host)
         return [
             Burst(16 * length, tuple(5e-3 + 1e-6 * 16 * length + 1e-3 * k for k in range(batch)))

@@ -16,7 +16,7 @@ from controlplane import errors
 from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.planning import placement_decision
 from controlplane.profiling import keys, progress
-from controlplane.profiling.paths import Known
+from controlplane.profiling.calibrations import ClusterMeasurements
 from controlplane.settings import Settings
 from controlplane.state.records import Model, ModelProfile, Phase
 from controlplane.state.repository import State
@@ -94,7 +94,9 @@ def even_splits(state: State, name: str, free: Inventory, settings: Settings) ->
         asked = dataclasses.replace(deployment, constraints=constraints)
         fits, answer = True, "there is room"
         try:
-            placement_decision.decide(model, asked, free, settings, (), Known(state.profiles), others)
+            placement_decision.decide(
+                model, asked, free, settings, (), ClusterMeasurements(state.profiles), others
+            )
         except errors.NoFeasiblePlan as e:
             fits, answer = False, e.message
         layers = list(constraints.layers_per_stage)

@@ -155,7 +155,7 @@ def _check_bounds(base: Model, request: DeployModelRequest) -> None:
 
 
 def profile_model(state: State, name: str, again: bool, ctx: Context) -> Outcome:
-    """Measures what the profile of a model lacks, or with `again` everything, the way of requests, too.
+    """Measures what the profile of a model lacks, or with `again` everything, the request path, too.
 
     A variant has the profile of its base.
 

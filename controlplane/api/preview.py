@@ -12,7 +12,7 @@ from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.planning import placement_decision, rebalancing, reclaimable_memory
 from controlplane.planning.reclaimable_memory import FreeMemory, Place
 from controlplane.profiling import queue
-from controlplane.profiling.paths import known_of
+from controlplane.profiling.calibrations import measurements_of
 from controlplane.settings import Settings
 from controlplane.state import deployments
 from controlplane.state.queries import find_model
@@ -112,7 +112,7 @@ def _decide(
         usable,
         settings,
         variants,
-        known_of(state, settings, usable.devices),
+        measurements_of(state, settings, usable.devices),
         [*others, deployment],
     )
 

@@ -179,7 +179,7 @@ def _facts(e: EstimateView) -> Iterator[tuple[str, str]]:
     if e.engineTtftMs is not None and e.pathMs is not None:
         yield (
             "of TTFT",
-            f"the request's way {_milliseconds(e.pathMs)}, engine {_milliseconds(e.engineTtftMs)}",
+            f"the request path {_milliseconds(e.pathMs)}, engine {_milliseconds(e.engineTtftMs)}",
         )
     yield "TPOT", _milliseconds(e.tpotMs)
     yield "Latency", _milliseconds(e.latencyMs)

@@ -60,7 +60,7 @@ from controlplane.controller.transitions import (
 )
 from controlplane.planning import rescheduling, retrying
 from controlplane.planning.retrying import RetryLimits
-from controlplane.profiling import paths
+from controlplane.profiling import request_paths
 from controlplane.settings import Settings
 from controlplane.state.operations import End, advance, open_operation
 from controlplane.state.records import IdempotencyKey, Model, Operation, OperationKind, Phase
@@ -167,7 +167,7 @@ class Controller:
         self._report(state, nodes)
         demand = self._runtime.demand()
         wanted = self._demand.note(deployments, demand, now_s)
-        path_key = paths.path_key(self._settings, inventory_of(nodes).devices)
+        path_key = request_paths.path_key(self._settings, inventory_of(nodes).devices)
         quiet = demand is not None and not any(demand.values())
         observed = Observed(self._engines, busy, now_s, tuple(nodes), wanted, path_key, quiet)
         actions = reconcile(state, observed)

@@ -63,7 +63,7 @@ class Measurer(Protocol):
 
 
 class PathProber(Protocol):
-    """What measuring the way of requests needs of the cluster."""
+    """What measuring the request path needs of the cluster."""
 
     async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]: ...
 

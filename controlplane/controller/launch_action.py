@@ -35,7 +35,7 @@ from controlplane.planning import (
 )
 from controlplane.planning.reclaimable_memory import FreeMemory, Place
 from controlplane.profiling import memory_feedback, progress, queue
-from controlplane.profiling.paths import known_of
+from controlplane.profiling.calibrations import measurements_of
 from controlplane.settings import Settings
 from controlplane.state import deployments
 from controlplane.state.operations import open_operation
@@ -224,7 +224,7 @@ class LaunchAction:
             others = placement_decision.exclude_group(others, group_id_of(host, group.replaces))
         deployment = versioned.record if group.replaces is None else rebalancing.unrelaxed(versioned.record)
         model, variants = state.models[host].record, state.variants_of(host)
-        known = known_of(state, self._settings, free.devices)
+        known = measurements_of(state, self._settings, free.devices)
         return placement_decision.decide(model, deployment, free, self._settings, variants, known, others)
 
     def _commit(

@@ -1,4 +1,4 @@
-"""Measures what the way of requests takes, once an engine serves."""
+"""Measures what the request path takes, once an engine serves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from controlplane import errors
 from controlplane.cluster.inventory import inventory_of
 from controlplane.controller.interfaces import PathProber
 from controlplane.planning import path_measuring
-from controlplane.profiling import paths
+from controlplane.profiling import request_paths
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, PathProfile
 from controlplane.state.repository import Put, Repository, State
@@ -32,7 +32,7 @@ class PathAction:
         """Through an engine of the base `host`, and kept in the records. So is why it failed, and when it is
         tried again."""
         devices = inventory_of(await self._cluster.nodes(wait=False)).devices
-        key = paths.path_key(self._settings, devices)
+        key = request_paths.path_key(self._settings, devices)
         state = await self._repository.read_async()
         if host not in state.deployments or not path_measuring.is_due(state, key, time.time()):
             raise Superseded(host)
@@ -45,11 +45,11 @@ class PathAction:
                 path = fit(await self._cluster.probe_path(host, deployment.serving_ids(), max_tokens))
             await self._require_same(deployment)
         except Exception as e:
-            log.warning("the way of requests could not be measured: %r", e)
+            log.warning("the request path could not be measured: %r", e)
             await self._keep(path_measuring.failed(key, known, str(e) or type(e).__name__, time.time()))
         else:
-            log.info("the way of a request takes %.1f ms", 1e3 * path.alone_s)
-            await self._keep(paths.found(key, path, time.time()))
+            log.info("the request path takes %.1f ms", 1e3 * path.alone_s)
+            await self._keep(request_paths.found(key, path, time.time()))
 
     async def _require_same(self, deployment: Deployment) -> None:
         """Errors: EngineFailed when other groups serve now: requests may have gone to their engines."""

@@ -23,7 +23,7 @@ from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_o
 class Observed:
     """Engines by worker group. `busy` holds the keys of actions that are still being carried out, `wanted`
     how many groups a base's deployment should have by its load, where that is known. `path_key` says how the
-    way of requests is set up (`profiling.paths`); empty: it is not measured. `quiet`: no requests are
+    request path is set up (`profiling.request_paths`); empty: it is not measured. `quiet`: no requests are
     under way."""
 
     engines: Mapping[str, EngineView]
@@ -55,7 +55,7 @@ class Measure(Action):
 
 
 class MeasurePath(Action):
-    """Measure the way of requests, to the engine of a base (the target)."""
+    """Measure the request path, to the engine of a base (the target)."""
 
 
 class Admit(Action):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from controlplane import errors
 from controlplane.planning.engine_config import kinds_served
 from controlplane.planning.placement_decision import with_room_for_variants
-from controlplane.profiling import paths
+from controlplane.profiling import request_paths
 from controlplane.profiling.calibrations import calibration_for
 from controlplane.profiling.keys import (
     carrier_kind,
@@ -165,8 +165,8 @@ def _question(state: State, inventory: Inventory, settings: Settings, name: str,
         inventory,
         settings,
         calibration_for(base, inventory, settings, state.profiles),
-        paths.known_path(state, settings, inventory.devices),
-        paths.note(state, settings, inventory.devices),
+        request_paths.known_path(state, settings, inventory.devices),
+        request_paths.note(state, settings, inventory.devices),
     )
 
 

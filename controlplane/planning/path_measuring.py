@@ -1,4 +1,4 @@
-"""Whether the way of requests is to be measured now, and through which base's engines. Pure."""
+"""Whether the request path is to be measured now, and through which base's engines. Pure."""
 
 from __future__ import annotations
 

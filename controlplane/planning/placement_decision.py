@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from controlplane.planning import infeasibility
 from controlplane.profiling import memory_feedback
-from controlplane.profiling.calibrations import Profiles
+from controlplane.profiling.calibrations import NO_MEASUREMENTS, ClusterMeasurements, Profiles
 from controlplane.profiling.keys import engine_dtype, overheads, served_spec, spec_of
-from controlplane.profiling.paths import NOTHING, Known
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Model
 from controlplane.state.worker_groups import WorkerGroup
@@ -61,7 +60,7 @@ def decide(
     inventory: Inventory,
     settings: Settings,
     variants: Sequence[Model] = (),
-    known: Known = NOTHING,
+    known: ClusterMeasurements = NO_MEASUREMENTS,
     others: Sequence[Deployment] = (),
 ) -> Placement:
     """The placement that best meets the deployment's intent, with room for the base's `variants`.
@@ -69,7 +68,7 @@ def decide(
     GPUs come before CPU hosts, and of several types the one that serves the intent best. `others` are the
     deployments that anti-affinity and the devices' expected load are about (`exclude_group`). Estimates are
     calibrated where this architecture is `known` on this kind of device, else scaled from another's or
-    rough; limits on TTFT and latency are kept with the way of requests, where that is known.
+    rough; limits on TTFT and latency are kept with the request path, where that is known.
     Errors: NoFeasiblePlan, saying which constraint binds and what would do; NotReady.
     """
     spec_of(model)
@@ -162,7 +161,7 @@ def _question(
     inventory: Inventory,
     settings: Settings,
     variants: Sequence[Model],
-    known: Known,
+    known: ClusterMeasurements,
 ) -> Question | None:
     """None where engines have the model in no quantization that it is registered for.
 

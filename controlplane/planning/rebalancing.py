@@ -9,7 +9,7 @@ from controlplane import errors
 from controlplane.planning import placement_decision, reclaimable_memory
 from controlplane.planning.reclaimable_memory import FreeMemory
 from controlplane.profiling import queue
-from controlplane.profiling.paths import known_of
+from controlplane.profiling.calibrations import measurements_of
 from controlplane.settings import Settings
 from controlplane.state import deployments
 from controlplane.state.records import AutoRelax, Deployment, Model, Phase
@@ -121,7 +121,7 @@ class _Places:
             placement_decision.suited(free, group.device_kind if group else ""),
             self.settings,
             state.variants_of(host),
-            known_of(state, self.settings, free.devices),
+            measurements_of(state, self.settings, free.devices),
             others,
         )
 

@@ -1,23 +1,40 @@
-"""What is known from profiles: calibrations of the estimators. Pure."""
+"""What was measured in the cluster, and calibrations of the estimators from its profiles. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from controlplane.profiling.keys import key_on, profiled_device, served_spec
+from controlplane.profiling.request_paths import known_path
 from controlplane.settings import Settings
 from controlplane.state.records import Model, ModelProfile
-from controlplane.state.repository import Versioned
+from controlplane.state.repository import State, Versioned
 from placement.types import Device, Inventory
 from profiler.errors import MeasurementError
 from profiler.measurements import Timing, from_lines
 from profiler.physical.calibrating import calibrate
 from profiler.physical.calibration import Calibration
+from profiler.request_path import RequestPath
 from profiler.types import ModelSpec
 
 Profiles = Mapping[str, Versioned[ModelProfile]]
+
+
+@dataclass(frozen=True)
+class ClusterMeasurements:
+    """What was measured in the cluster: architectures by their profile's key, and the request path."""
+
+    profiles: Profiles = field(default_factory=dict)
+    path: RequestPath | None = None
+
+
+NO_MEASUREMENTS = ClusterMeasurements()
+
+
+def measurements_of(state: State, settings: Settings, devices: Iterable[Device]) -> ClusterMeasurements:
+    return ClusterMeasurements(state.profiles, known_path(state, settings, devices))
 
 
 def calibration_for(

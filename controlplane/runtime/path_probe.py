@@ -1,4 +1,4 @@
-"""Requests as a client sends them, to engines that answer them at once: what the way takes.
+"""Requests as a client sends them, to engines that answer them at once: what the request path takes.
 
 Runs in a process of its own. The client is httpx, as OpenAI's is: what it takes itself, a user's takes too.
 """

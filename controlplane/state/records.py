@@ -245,7 +245,7 @@ class ModelProfile:
 
 @dataclass(frozen=True)
 class PathProfile:
-    """What the way of requests was found to take in a cluster that is set up as `key` says.
+    """What the request path was found to take in a cluster that is set up as `key` says.
 
     Without a `path` it was not measured yet: `failed` says how often that was tried, and why it failed.
     """

@@ -101,7 +101,7 @@ class Estimator(Protocol):
 
     Policies rank by calling it. `rates`, `hop_s` (of a prompt, of a token), `groups` (batches in flight) and
     `turns_s` (no token takes less, for the host's part) are the linear parts it is made of: what the split of
-    layers and the exact reference optimise. `path_s`, the way of requests to the engine and back, is the same
+    layers and the exact reference optimise. `path_s`, the request path to the engine and back, is the same
     for all. `lines` are those of a rank's memory (`memory`). `account` says what the figures rest on.
     """
 

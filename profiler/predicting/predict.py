@@ -57,7 +57,7 @@ def _of_engine(ground: Ground, plan: Plan, workload: Workload, mix: Mix) -> Pred
 
 def predict_all(ground: Ground, plans: Sequence[Plan], workload: Workload, mix: Mix = ()) -> list[Prediction]:
     """`predict` for each of many plans, whose ranks each have a device like the first of `ground`: of their
-    engines alone, whatever the way of requests.
+    engines alone, whatever the request path.
 
     What plans share is computed once: 10,000 take less than a second where there is a calibration. Raises
     PlanError.

@@ -1,4 +1,4 @@
-"""What a client sees of a plan: the engine's times with the way of its requests (`profiler.request_path`)."""
+"""What a client sees of a plan: the engine's times with the request path (`profiler.request_path`)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def served(path: RequestPath, load: Workload, one: Prediction, whole: Prediction
 
     Requests that reach the engine together may wait less for each other, or more: either end may be that.
     """
-    engine, way_s = whole.ttft_s, path.mean_s(load.batch, load.input_tokens)
-    way = Interval(way_s, way_s * path.low, way_s * path.high)
+    engine, path_s = whole.ttft_s, path.mean_s(load.batch, load.input_tokens)
+    of_path = Interval(path_s, path_s * path.low, path_s * path.high)
 
     def seen(share: float, times: Callable[[Prediction, Workload], EngineTimes]) -> float:
         scaled = path.times(share)
@@ -37,7 +37,7 @@ def served(path: RequestPath, load: Workload, one: Prediction, whole: Prediction
         latency_s=latency,
         tokens_per_s=inverse(load.batch * load.output_tokens, latency),
         engine_ttft_s=engine,
-        path_s=way,
+        path_s=of_path,
     )
 
 

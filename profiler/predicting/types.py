@@ -19,7 +19,7 @@ class Ground:
     is how many ranks run on one device. `measured` are the rates of the device that the calibration is from,
     if that is of another kind than the ranks'. `overheads` are a rank's assumed needs beside the model, where
     no footprint shows them. `launched` are the kinds of variants whose kernels the engine launches in every
-    batch with variants (`profiler.measurements.Setting`). `path` is the way of requests to the engine, where
+    batch with variants (`profiler.measurements.Setting`). `path` is the request path to the engine, where
     that was measured.
     """
 
@@ -52,7 +52,7 @@ class Prediction:
     """`workload.batch` requests that arrive at once at an idle engine. Seconds; tokens are output tokens.
 
     `ttft_s` is the mean over them, `latency_s` until the last ends. Both are as clients see them where the
-    way of requests was measured: `path_s` is then what the way takes, and `engine_ttft_s` what the engine
+    request path was measured: `path_s` is then what that takes, and `engine_ttft_s` what the engine
     takes of prompts that reach it together; of one request `ttft_s` is their sum. Else they are the engine's.
     `kv_capacity_tokens` is what the devices' free memory can hold beside the rest, `concurrency` how many
     such requests that is; None where free memory is not known. `notes` say what was not measured.

@@ -132,9 +132,9 @@ def test_what_cannot_be(scripted: FakeApi, cli: Cli) -> None:
 
 def test_an_estimate_tells_the_way_and_the_engine_apart(scripted: FakeApi, cli: Cli) -> None:
     shown = cli("estimate", "smol").out
-    assert "the request's way" not in shown
+    assert "the request path" not in shown
     apart = estimate(ttftMs=interval(110), engineTtftMs=interval(100), pathMs=interval(10))
     scripted.script("POST /models/smol/estimate", answer(apart))
     shown = cli("estimate", "smol").out
     assert "110 (55 to 220) ms" in shown
-    assert "the request's way 10 (5 to 20) ms, engine 100 (50 to 200) ms" in " ".join(shown.split())
+    assert "the request path 10 (5 to 20) ms, engine 100 (50 to 200) ms" in " ".join(shown.split())

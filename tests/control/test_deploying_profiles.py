@@ -9,8 +9,8 @@ from known_models import LLAMA_7B
 from simulated_profile import RATES, measurements
 
 from controlplane.planning.placement_decision import decide
+from controlplane.profiling.calibrations import ClusterMeasurements
 from controlplane.profiling.keys import key_on
-from controlplane.profiling.paths import Known
 from controlplane.profiling.progress import fresh_profile
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Model, ModelProfile, Phase
@@ -38,7 +38,9 @@ def profiles(device: Device) -> dict[str, Versioned[ModelProfile]]:
 
 def placed(*devices: Device, known: Device | None = None) -> Placement:
     wanted = Deployment("m", 1, "m", Phase.PENDING, Intent.MIN_LATENCY, 64)
-    return decide(MODEL, wanted, Inventory(devices), SETTINGS, (), Known(profiles(known) if known else {}))
+    return decide(
+        MODEL, wanted, Inventory(devices), SETTINGS, (), ClusterMeasurements(profiles(known) if known else {})
+    )
 
 
 def test_its_own_profile_makes_it_certain() -> None:

@@ -1,4 +1,4 @@
-"""When the way of requests is measured, what is kept of it, and who goes by it."""
+"""When the request path is measured, what is kept of it, and who goes by it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from controlplane.controller.reconcile import Action, MeasurePath, Observed, rec
 from controlplane.planning import estimates, path_measuring
 from controlplane.planning.estimates import Load, Shape
 from controlplane.planning.retrying import RetryLimits
-from controlplane.profiling import paths
+from controlplane.profiling import request_paths
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, ModelProfile, PathProfile, Phase
 from controlplane.state.repository import Repository, State
@@ -85,8 +85,8 @@ def test_it_is_tried_again_after_pauses_that_grow_and_never_given_up() -> None:
     assert pauses == sorted(pauses)
     assert pauses[-1] == 1800
     settings, devices = Settings(engine="vllm"), [CPU]
-    known = state(replace(tried, key=paths.path_key(settings, devices)))
-    assert "could not be measured: a reason" in paths.note(known, settings, devices)
+    known = state(replace(tried, key=request_paths.path_key(settings, devices)))
+    assert "could not be measured: a reason" in request_paths.note(known, settings, devices)
 
 
 def test_another_base_is_tried_after_a_failure() -> None:
@@ -111,24 +111,24 @@ def test_its_key_says_what_it_depends_on() -> None:
         Settings(engine="vllm", haproxy=True),
         Settings(engine="vllm", gateway_replicas=2),
     ]
-    keys = {paths.path_key(s, [replace(CPU, engine="0.32.0")]) for s in (settings, *others)}
-    keys.add(paths.path_key(settings, [replace(CPU, engine="0.26.0")]))
+    keys = {request_paths.path_key(s, [replace(CPU, engine="0.32.0")]) for s in (settings, *others)}
+    keys.add(request_paths.path_key(settings, [replace(CPU, engine="0.26.0")]))
     assert len(keys) == 4
     mixed = [replace(CPU, engine=version) for version in ("0.9.2", "0.10.1", "0.10.0+cpu", "")]
-    assert paths.path_key(settings, mixed) == paths.path_key(settings, mixed[1:2])
-    assert paths.path_key(settings, []) == ""
-    assert paths.note(state(), settings, []) == paths.NOT_YET
-    assert paths.path_key(Settings(engine="vllm", profile=False), [CPU]) == ""
-    assert paths.path_key(Settings(engine="echo"), [CPU]) == ""
+    assert request_paths.path_key(settings, mixed) == request_paths.path_key(settings, mixed[1:2])
+    assert request_paths.path_key(settings, []) == ""
+    assert request_paths.note(state(), settings, []) == request_paths.NOT_YET
+    assert request_paths.path_key(Settings(engine="vllm", profile=False), [CPU]) == ""
+    assert request_paths.path_key(Settings(engine="echo"), [CPU]) == ""
     for left_out in (Settings(engine="vllm", profile=False), Settings(engine="echo")):
-        assert "is not measured here" in paths.note(state(), left_out, [CPU])
+        assert "is not measured here" in request_paths.note(state(), left_out, [CPU])
 
 
 @pytest.mark.usefixtures("hurry")
 async def test_a_group_that_began_to_serve_meanwhile_makes_it_fail(
     repository: Repository, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its engine's core has answered, which would be taken for the way."""
+    """Its engine's core has answered, which would be taken for the path."""
     monkeypatch.setattr(path_measuring, "PAUSES", RetryLimits(first_pause_s=0.01))
     settings = Settings(home=tmp_path / "home", allowed_roots=str(files), engine="vllm", max_model_len=64)
     world = World(settings, repository, files)
@@ -150,7 +150,9 @@ async def test_a_group_that_began_to_serve_meanwhile_makes_it_fail(
         (kept,) = (found.record for found in repository.read().paths.values())
         assert kept.path is None
         assert "came or went" in kept.failed.reason
-        await world.until(lambda: paths.known_path(repository.read(), settings, cluster.devices.devices))
+        await world.until(
+            lambda: request_paths.known_path(repository.read(), settings, cluster.devices.devices)
+        )
     assert [groups for _, groups in cluster.probed] == [("base",), ("base", "base@1")]
 
 
@@ -204,7 +206,7 @@ async def test_a_node_that_may_not_be_placed_on_is_not_in_its_key(
         assert (await world.end(world.deploy("base"))).phase is Phase.DEPLOYED
         await world.until(lambda: repository.read().paths)
     assert looked_for == set(repository.read().paths)
-    assert paths.known_path(repository.read(), settings, cluster.devices.devices)
+    assert request_paths.known_path(repository.read(), settings, cluster.devices.devices)
 
 
 @pytest.mark.usefixtures("hurry")
@@ -223,7 +225,7 @@ async def test_it_is_kept_after_a_failure_and_estimates_and_placements_have_it(
         return estimates.answer(repository.read(), cluster.devices, settings, "base", Shape(), load)
 
     def known() -> RequestPath | None:
-        return paths.known_path(repository.read(), settings, devices)
+        return request_paths.known_path(repository.read(), settings, devices)
 
     async with world.controlled():
         await world.end(world.register("base"))
@@ -235,7 +237,7 @@ async def test_it_is_kept_after_a_failure_and_estimates_and_placements_have_it(
         assert cluster.probed == [("base", ("base",))] * 2
         assert cluster.max_tokens == {cluster.engines["base"].config.max_model_len // 2}
         after = estimate().prediction
-        assert not any("the way of requests" in note for note in after.notes)
+        assert not any("the request path" in note for note in after.notes)
         assert after.engine_ttft_s == before.ttft_s
         assert after.path_s is not None
         # As the in-memory cluster's proxy is: 5 ms alone, and a microsecond for each token.

@@ -1,4 +1,4 @@
-"""Engines that answer at once while the way of requests is measured, and what ends it."""
+"""Engines that answer at once while the request path is measured, and what ends it."""
 
 from __future__ import annotations
 

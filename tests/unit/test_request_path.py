@@ -1,4 +1,4 @@
-"""The way of requests: its fit, and what a client sees of an engine behind it, against a queue that is
+"""The request path: its fit, and what a client sees of an engine behind it, against a queue that is
 followed event by event."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simulated_profile import ground, plan
 
 from profiler import request_path
 from profiler.predicting.predict import predict
-from profiler.request_path import ONE_WAY, Burst, EngineTimes, RequestPath, fit, served_s
+from profiler.request_path import ONE_DIRECTION, Burst, EngineTimes, RequestPath, fit, served_s
 from profiler.types import Workload
 
 
@@ -28,7 +28,7 @@ class Front:
     other, before an engine that takes `engine_s` for the prompts of a step, and `step_s` for one in which
     requests decode. What is in a step is settled when the one before it begins."""
 
-    each_s: float  # of one way
+    each_s: float  # of one direction
     around_s: float  # on no process of this host: it delays, and holds up nobody
     engine_s: Callable[[int], float]
     step_s: float = 0.0
@@ -53,9 +53,9 @@ class Front:
                 running = (end_s + (self.engine_s(len(settled)) if settled else self.step_s), settled)
                 settled, waiting = waiting, []
                 continue
-            _, _, way, n = heapq.heappop(jobs)
+            _, _, direction, n = heapq.heappop(jobs)
             free_s = done_s
-            if way == "out":
+            if direction == "out":
                 first_s[n] = done_s
             elif running is None:
                 running = (done_s + self.engine_s(1), [n])
@@ -83,7 +83,7 @@ def measured(front: Front, batches: Sequence[int] = (1, 8, 32)) -> RequestPath:
 def test_clients_see_what_a_queue_makes_of_it(
     batch: int, each_ms: float, first_ms: float, more_ms: float, step_ms: float
 ) -> None:
-    """From engines that keep up with the way to those that take far longer than it."""
+    """From engines that keep up with the path to those that take far longer than it."""
     step_s = min(step_ms, first_ms) / 1e3
     front = Front(each_ms / 1e3, 4e-3, lambda count: (first_ms + more_ms * (count - 1)) / 1e3, step_s)
     seen = statistics.mean(front.run(batch))
@@ -102,7 +102,7 @@ def test_following_some_steps_is_as_good_as_following_all(batch: int, data: st.D
         return math.exp(data.draw(st.floats(math.log(low), math.log(high))))
 
     path = RequestPath(10e-3, drawn(1e-5, 0.05), 1e-6, 1.0, 1.0)
-    one_s, apart_s = drawn(1e-4, 0.5), path.each_s * ONE_WAY
+    one_s, apart_s = drawn(1e-4, 0.5), path.each_s * ONE_DIRECTION
     more_s = data.draw(st.sampled_from([0.0, drawn(1e-6, 0.1), apart_s * drawn(0.95, 1.05)]))
     step_s = one_s * data.draw(st.floats(0, 1))
     one = EngineTimes(one_s, one_s, step_s)
@@ -133,8 +133,8 @@ def test_the_largest_load_takes_no_longer() -> None:
 
 def test_the_h200s_first_run_is_explained() -> None:
     """Of a 7B shape: 10.3 ms promised and 23.6 seen for one request, 22.4 and 51.6 (median) for eight. The
-    way alone explains the first; that the first of eight is begun alone, with another step behind it, most of
-    what eight take longer."""
+    path alone explains the first; that the first of eight is begun alone, with another step behind it, most
+    of what eight take longer."""
     front = Front(0.4e-3, 12.5e-3, lambda count: (10.3 + 12.1 * (count - 1) / 7) / 1e3, 4.9e-3)
     assert statistics.mean(front.run(1)) == pytest.approx(23.6e-3, rel=0.02)
     path = measured(front)
@@ -186,7 +186,7 @@ PATH = RequestPath(12e-3, 1e-3, 2e-6, 0.8, 1.3)
 
 @pytest.mark.parametrize("batch", [1, 8, 32])
 @pytest.mark.parametrize("known", [True, False])
-def test_an_estimate_tells_the_way_and_the_engine_apart(batch: int, known: bool) -> None:
+def test_an_estimate_tells_the_path_and_the_engine_apart(batch: int, known: bool) -> None:
     load, here = Workload(batch, 128, 32), ground(plan(), known)
     alone = predict(here, plan(), load)
     assert alone.path_s is None

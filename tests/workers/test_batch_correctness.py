@@ -305,7 +305,7 @@ def _running() -> float:
     return value
 
 
-def test_requests_about_their_way_are_answered_without_the_core(lab: Lab) -> None:
+def test_requests_about_the_path_are_answered_without_the_core(lab: Lab) -> None:
     """One token of 24, by vLLM's own application; others, and all once it is over, are answered as ever."""
 
     async def generated(request_id: str) -> int:

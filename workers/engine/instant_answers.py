@@ -1,4 +1,4 @@
-"""Answers requests in the place of vLLM's core, at once and with one token: what is left is their way.
+"""Answers requests in the place of vLLM's core, at once and with one token: what is left is the request path.
 
 Only of requests whose id holds a marker that the control plane made up for one measuring. All else of vLLM
 handles them like any other's: it reads the body, makes tokens of the prompt, text of the token, and events of

@@ -122,8 +122,8 @@ class Worker:
         await self.engine.forget_variant(variant)
 
     async def answer_at_once(self, marker: str) -> str:
-        """Requests whose id holds `marker` are to find out what their way takes, without the engine. Returns
-        the marker until now: a worker that was restarted meanwhile has none."""
+        """Requests whose id holds `marker` are to find out what the request path takes, without the engine.
+        Returns the marker until now: a worker that was restarted meanwhile has none."""
         before, self._marker = self._marker, marker
         self.engine.answer_at_once(marker)
         return before

@@ -226,7 +226,7 @@ def _add_limits(
     rows: _Rows, at: _Program, request: Request, most_s: float, seconds: tuple[Floats, Floats], apart_s: float
 ) -> None:
     """`seconds`: rows of the prompt and of the whole request, both but for `apart_s`, the fast part of the
-    hops and the way of the request."""
+    hops and the request path."""
     prompt, whole = seconds
     limits = request.slos
     latency_s = min(limits.latency_s or np.inf, most_s)

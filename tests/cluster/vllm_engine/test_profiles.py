@@ -87,11 +87,11 @@ def test_an_estimate_is_near_what_a_request_takes(cluster: Cluster) -> None:
     assert "9 heads cannot be split 2 ways" in wrong.json()["error"]["message"]
 
 
-def test_the_way_of_requests_was_measured_and_is_told_apart(cluster: Cluster) -> None:
+def test_the_request_path_was_measured_and_is_told_apart(cluster: Cluster) -> None:
     """Through the proxy of this cluster, while its engine's core slept."""
-    found = until(lambda: (e := estimate(cluster))["pathMs"] and e, 300, "the way of requests")
-    print(f"\nTTFT {found['ttftMs']}: way {found['pathMs']}, engine {found['engineTtftMs']}")
-    assert not any("the way of requests" in note for note in found["notes"])
+    found = until(lambda: (e := estimate(cluster))["pathMs"] and e, 300, "the request path")
+    print(f"\nTTFT {found['ttftMs']}: path {found['pathMs']}, engine {found['engineTtftMs']}")
+    assert not any("the request path" in note for note in found["notes"])
     sum_ms = found["engineTtftMs"]["value"] + found["pathMs"]["value"]
     assert found["ttftMs"]["value"] == pytest.approx(sum_ms)
     eight = estimate(cluster, batch=8)

@@ -1,40 +1,23 @@
-"""What is known of the way of requests in this cluster, and whether it is to be measured. Pure."""
+"""What is known of the request path in this cluster. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from controlplane import __version__
-from controlplane.profiling.calibrations import Profiles
 from controlplane.settings import Settings
 from controlplane.state.records import PathProfile
 from controlplane.state.repository import State
 from placement.types import Device
 from profiler.request_path import RequestPath
 
-LACKING = "the way of requests through proxy, gateway and the engine's front is not in TTFT and latency: it "
+LACKING = "the request path through proxy, gateway and the engine's front is not in TTFT and latency: it "
 NOT_YET = f"{LACKING}is measured once an engine serves"
 
 
-@dataclass(frozen=True)
-class Known:
-    """What was measured in the cluster: architectures by their profile's key, and the way of requests."""
-
-    profiles: Profiles = field(default_factory=dict)
-    path: RequestPath | None = None
-
-
-NOTHING = Known()
-
-
-def known_of(state: State, settings: Settings, devices: Iterable[Device]) -> Known:
-    return Known(state.profiles, known_path(state, settings, devices))
-
-
 def path_key(settings: Settings, devices: Iterable[Device]) -> str:
-    """What the way depends on, on devices that may be placed on (`inventory_of`); empty where it is not
+    """What the path depends on, on devices that may be placed on (`inventory_of`); empty where it is not
     measured, and without devices."""
     engines = [device.engine for device in devices]
     if not _is_measured(settings) or not engines:
