@@ -24,7 +24,15 @@ def live_line(quiet: bool) -> Iterator[Progress]:
         return
     screen = console(stderr=True)
     if not screen.is_terminal:
-        yield lambda line: screen.print(line, soft_wrap=True)
+        shown = ""
+
+        def show(line: str) -> None:
+            nonlocal shown
+            if line != shown:
+                screen.print(line, soft_wrap=True)
+            shown = line
+
+        yield show
         return
     from rich.text import Text
 

@@ -122,7 +122,7 @@ def test_placing_anew_waits_until_new_engines_serve(cli: Cli, api: FakeApi) -> N
     ended = cli("tune", "smol", "--place-anew")
     assert (ended.code, api.calls("PATCH /deployments/smol")[0][0]) == (0, {"placeAnew": True})
     assert "'smol' is served by smol@1, with memory for the variants registered now" in ended.out
-    assert "smol@1: Starting" in ended.err
+    assert ended.err.count("smol@1: Starting") == 1  # said once, however long it takes
 
 
 @pytest.mark.usefixtures("at_once")
