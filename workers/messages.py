@@ -91,13 +91,15 @@ class VariantRef:
 class EngineCall:
     """One request for the engine's OpenAI application: a path, a JSON body, the variant it means.
 
-    `variant_limit` is how many variants the deployment wants to run at once; None: it does not say.
+    `variant_limit` is how many variants the deployment wants to run at once; None: it does not say. One that
+    is not `counted` is no client's: it says nothing about how many engines there should be.
     """
 
     path: str
     body: bytes
     variant: VariantRef | None = None
     variant_limit: int | None = None
+    counted: bool = True
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi.responses import Response, StreamingResponse
@@ -112,7 +112,7 @@ async def answer(services: Services, path: str, raw: bytes) -> Response:
         watch.counted = not services.metrics.is_probe(body.get("request_id"))
         route = await services.routes.resolve(body["model"])
         watch.routed(route)
-        call = engine_call(path, body, route)
+        call = replace(engine_call(path, body, route), counted=watch.counted)
         if body.get("stream") is True:
             return await _streamed(services, route, call, watch)
         return await _whole(services, route, call, watch)

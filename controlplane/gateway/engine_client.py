@@ -49,7 +49,7 @@ class EngineClient:
                 yield piece
 
     def demand(self) -> dict[str, float]:
-        """Requests under way by host, waiting ones included: the mean since the last call.
+        """Clients' requests under way by host, waiting ones included: the mean since the last call.
 
         As it is a mean, requests that came and went between two calls count as well.
         """
@@ -65,7 +65,7 @@ class EngineClient:
         """The head of the answer; what breaks while its body is read is EngineFailed."""
         workers = self._workers(host)
         deadline_s = asyncio.get_running_loop().time() + WAIT_S
-        with workers.admitted():
+        with workers.admitted(request.counted):
             while True:
                 worker = await workers.pick(deadline_s)
                 try:

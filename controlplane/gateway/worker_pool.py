@@ -83,28 +83,32 @@ class HostWorkers:
         self._alive = alive
         self._known: list[KnownWorker] = []
         self._left: list[KnownWorker] = []
-        self._in_flight = TimeAverage(time.monotonic)
+        self._in_flight = 0
+        self._demand = TimeAverage(time.monotonic)
         self._used_s = 0.0
         self._refreshing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
 
     def demand(self) -> float:
-        """Requests under way, waiting ones included: the mean since the last call."""
-        return self._in_flight.average()
+        """Clients' requests under way, waiting ones included: the mean since the last call."""
+        return self._demand.average()
 
     @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Count a request while it is under way. Raises Overloaded when there are too many."""
-        if not has_room(self._in_flight.now, [w.max_ongoing for w in self._known], self._max_queued):
+    def admitted(self, counted: bool = True) -> Iterator[None]:
+        """Count a request while it is under way, as demand only if it is a client's. Raises Overloaded when
+        there are too many."""
+        if not has_room(self._in_flight, [w.max_ongoing for w in self._known], self._max_queued):
             raise errors.Overloaded(
                 f"too many requests wait for '{self._host}'; send fewer at once or try again", retry_after_s=1
             )
         self._keep_watching()
-        self._in_flight.add(1)
+        self._in_flight += 1
+        self._demand.add(int(counted))
         try:
             yield
         finally:
-            self._in_flight.add(-1)
+            self._in_flight -= 1
+            self._demand.add(-int(counted))
 
     async def pick(self, deadline_s: float) -> KnownWorker:
         """The worker for a request; awaited until `deadline_s` (the loop's clock). Raises Unavailable."""
@@ -169,7 +173,7 @@ class HostWorkers:
             self._watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
-        while self._in_flight.now or asyncio.get_running_loop().time() - self._used_s < IDLE_S:
+        while self._in_flight or asyncio.get_running_loop().time() - self._used_s < IDLE_S:
             await self.refresh()
             await asyncio.sleep(REFRESH_S)
 

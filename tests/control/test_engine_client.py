@@ -326,7 +326,7 @@ async def test_a_client_that_leaves_is_seen_by_the_worker(streams: bool) -> None
             await asyncio.gather(running, return_exceptions=True)
         await app.left.wait()
         app.may_answer.set()
-        assert client._workers("b")._in_flight.now == 0
+        assert client._workers("b")._in_flight == 0
         assert (await client.call("b", ASK)).status == 200
 
 
@@ -344,6 +344,22 @@ async def test_requests_for_a_sleeping_host_are_counted_and_wait_until_it_wakes(
         cluster.reports = [await worker.report()]
         assert [(await task).status for task in asked] == [200, 200]
         assert 0 < client.demand()["b"] <= 2, "they ended since it was last asked"
+        assert client.demand() == {}
+
+
+async def test_a_request_that_is_no_clients_says_nothing_of_demand_and_takes_room() -> None:
+    """What measures the request path must not add engines, nor keep one that is idle."""
+    app = Held()
+    async with opened(app) as door, client_of(Cluster(report(door, limit=1)), max_queued=1) as client:
+        running = []
+        for number in (1, 2):  # the first one makes the worker known
+            running.append(asyncio.create_task(client.call("b", replace(ASK, counted=False))))
+            await until(lambda number=number: app.asked == number)
+        assert client.demand() == {}
+        with pytest.raises(errors.Overloaded):
+            await client.call("b", ASK)
+        app.may_answer.set()
+        assert [(await task).status for task in running] == [200, 200]
         assert client.demand() == {}
 
 
