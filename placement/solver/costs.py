@@ -9,6 +9,7 @@ import numpy as np
 from placement.solver.cluster import Link
 from placement.solver.groups import Groups
 from placement.solver.memory import most_layers
+from placement.solver.objective import limits_of
 from placement.solver.plan import Estimator, Shape, StepRates
 from placement.solver.request import Request
 from placement.solver.view import Floats, Ints, View
@@ -41,7 +42,7 @@ def costs_of(request: Request, shape: Shape, view: View, groups: Groups, estimat
     prefill, decode, work, prefill_rest, decode_rest, work_rest, decode_gap, work_gap = (
         rates * groups.slowdown
     )
-    pp = shape.pp
+    pp, limits = shape.pp, limits_of(request, estimator)
 
     def most(stage: int) -> Ints:
         by_memory = most_layers(estimator.lines(shape, stage), groups.usable)
@@ -49,6 +50,9 @@ def costs_of(request: Request, shape: Shape, view: View, groups: Groups, estimat
         if request.rate_per_s > 0:
             busy = (1 - SAFE) / request.rate_per_s - (work_rest if stage == pp - 1 else work_gap)
             caps = np.minimum(caps, np.floor(busy / work))
+        if limits.token_s < np.inf:  # all batches in flight take their turn on each stage
+            turn = limits.token_s / estimator.groups(shape) - (decode_rest if stage == pp - 1 else decode_gap)
+            caps = np.minimum(caps, np.floor(turn / decode))
         clipped: Ints = np.maximum(0, caps).astype(np.int64)
         return clipped
 

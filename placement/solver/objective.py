@@ -51,6 +51,26 @@ class LowerBounds:
     latency_s: float
 
 
+@dataclass(frozen=True)
+class StepLimits:
+    """Seconds that stages and hops may take for a prompt and for a token; infinite where nothing is asked.
+
+    Within a shape these limits alone may rule out a layout and not a slower one.
+    """
+
+    prompt_s: float
+    token_s: float
+
+
+def limits_of(request: Request, estimator: Estimator) -> StepLimits:
+    """With room for rounding: what just breaks a limit is left to `excesses`."""
+    ttft_s, tpot_s = (
+        float("inf") if limit is None else limit * (1 + ROUNDING)
+        for limit in (request.slos.ttft_s, request.slos.tpot_s)
+    )
+    return StepLimits(ttft_s - estimator.path_s, tpot_s)
+
+
 def out_of_reach(request: Request, shape: Shape, estimator: Estimator, bounds: LowerBounds) -> bool:
     """Whether every layout of this shape breaks a limit, by lower bounds alone; some that do are missed."""
     memory_bytes = total_bytes(estimator, shape, request.model.layers)

@@ -15,10 +15,9 @@ from functools import cache
 
 import numpy as np
 
-from placement.solver.cluster import Link
 from placement.solver.costs import Costs
 from placement.solver.groups import Groups
-from placement.solver.view import Bools, Floats, Ints
+from placement.solver.view import Bools, Ints
 
 MAX_PERMUTED = 6  # stages; of more, whose layers are given, only orders by ends and place are tried
 
@@ -71,7 +70,7 @@ def path(groups: Groups, columns: Sequence[int], first: int, last: int) -> tuple
     A hop to another node costs at least as much as one within a node, which costs at least as much as one
     within a domain. So a node is left once, or, where both ends are on it and others are between, once more.
     """
-    place = {k: (int(groups.node[k]), _domain(groups, k)) for k in columns}
+    place = {k: (int(groups.node[k]), domain(groups, k)) for k in columns}
     start: list[int] = []
     away: list[int] = []
     end: list[int] = []
@@ -91,53 +90,7 @@ def path(groups: Groups, columns: Sequence[int], first: int, last: int) -> tuple
     return (first, *start, *away, *end, last)
 
 
-def lower_bounds(
-    costs: Costs,
-    groups: Groups,
-    columns: Ints,
-    layers: int,
-    tokens: int,
-    batches: float,
-    hops: dict[Link, tuple[float, float]],
-) -> Floats:
-    """Of each choice of `ends`: seconds that no split of `layers` is below; infinite where they do not fit.
-
-    Two bounds: the cheapest stages are filled without regard to the slowest; and all take equally long, with
-    `batches` in flight and without regard to what each can hold. `hops`: seconds of a prompt and of a token.
-    """
-    caps, pairs = caps_by_ends(costs, columns), ends(len(columns))
-    prefill, decode = costs.prefill[columns], costs.decode[columns]
-    rests = costs.prefill_rest[columns][pairs[:, 1]], costs.decode_rest[columns][pairs[:, 1]]
-    hop_s = _least_hops(groups, columns) @ np.array([hops[link] for link in Link])
-    seconds = prefill + tokens * decode
-    order = np.argsort(seconds, kind="stable")
-    room = (caps - 1)[:, order]
-    taken = 1 + np.clip(layers - len(columns) - (np.cumsum(room, axis=1) - room), 0, room)
-    filled = (taken * seconds[order]).sum(axis=1) + tokens * (rests[1] + hop_s[:, 1])
-    gaps = np.tile(costs.decode_gap[columns], (len(pairs), 1))
-    gaps[np.arange(len(pairs)), pairs[:, 1]] = rests[1]
-    pace = batches * (layers + (gaps / decode).sum(axis=1)) / (1 / decode).sum()
-    bounds: Floats = np.maximum(filled, layers * prefill.min() + tokens * pace) + rests[0] + hop_s[:, 0]
-    possible = (caps.min(axis=1) >= 1) & (caps.sum(axis=1) >= layers)
-    return np.where(possible, bounds, np.inf)
-
-
-def _least_hops(groups: Groups, columns: Ints) -> Ints:
-    """(pairs, links): how often each link is crossed at least, with each choice of `ends`."""
-    pairs, nodes = ends(len(columns)), groups.node[columns]
-    places = {(int(groups.node[k]), _domain(groups, k)) for k in columns.tolist()}
-    visited = len(np.unique(nodes))
-    left = visited - 1 + ((nodes[pairs[:, 0]] == nodes[pairs[:, 1]]) & (visited > 1))
-    # What returns to a node may find a domain it has not been in: then a hop within the node is saved.
-    within = len(places) - visited
-    crossed = np.zeros((len(pairs), len(Link)), dtype=np.int64)
-    crossed[:, Link.NETWORK] = left
-    crossed[:, Link.NODE] = within - np.minimum(within, left - (visited - 1))
-    crossed[:, Link.FAST] = np.maximum(0, len(columns) - 1 - left - crossed[:, Link.NODE])
-    return crossed
-
-
-def _domain(groups: Groups, column: int) -> int:
+def domain(groups: Groups, column: int) -> int:
     """A group that spans domains is in none: no link to it is fast."""
     domain = int(groups.nvlink_domain[column])
     return domain if domain >= 0 else -1 - column

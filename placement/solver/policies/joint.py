@@ -15,21 +15,30 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from placement.solver import bounds as bounding
 from placement.solver import groups as grouping
 from placement.solver import hosts, orders
+from placement.solver.bounds import Terms
 from placement.solver.cluster import Cluster, Link
 from placement.solver.costs import Costs, costs_of
 from placement.solver.estimators import estimator_of
 from placement.solver.groups import Groups
 from placement.solver.layout import Layout, Search, needs, placed, plan_of
 from placement.solver.memory import stage_bytes
-from placement.solver.objective import LowerBounds, excesses, min_objective, objective, out_of_reach
+from placement.solver.objective import (
+    LowerBounds,
+    excesses,
+    limits_of,
+    min_objective,
+    objective,
+    out_of_reach,
+)
 from placement.solver.plan import Estimator, Shape
 from placement.solver.policies.base import EstimatorFor
 from placement.solver.request import Request
 from placement.solver.shapes import shapes
 from placement.solver.split import Pipeline, best_split, even_split, given_split
-from placement.solver.view import Floats, Ints, View, view_of
+from placement.solver.view import Ints, View, view_of
 from placement.types import Placement
 from profiler.plans import even_stages
 
@@ -180,12 +189,13 @@ class _Search:
         """One stage: the fastest groups, and of those as fast the ones that fragment least."""
         groups, layers = self._groups_of(shape.tp), self.request.model.layers
         costs = costs_of(self.request, shape, self.view, groups, self.estimator)
-        able = np.flatnonzero(costs.first >= layers)
+        prompt = layers * costs.prefill + costs.prefill_rest
+        max_prompt_s = limits_of(self.request, self.estimator).prompt_s
+        able = np.flatnonzero((costs.first >= layers) & (prompt <= max_prompt_s))
         if not len(able):
             return
-        tokens = self.request.output_tokens - 1
-        latency = layers * (costs.prefill + tokens * costs.decode)
-        latency = (latency + costs.prefill_rest + tokens * costs.decode_rest)[able]
+        token = layers * costs.decode + costs.decode_rest
+        latency = (prompt + (self.request.output_tokens - 1) * token)[able]
         (need,) = stage_bytes(self.estimator, shape, (layers,))
         loss = (2.0 * need * groups.fill - float(need) ** 2 * groups.grain)[able]
         near = latency <= latency.min() * (1 + self.tolerance)
@@ -198,59 +208,43 @@ class _Search:
     ) -> Iterator[Layout]:
         costs = costs or costs_of(self.request, shape, self.view, groups, self.estimator)
         sets = sets[orders.holds(costs, sets, self.request.model.layers, self._fixed(shape))]
-        bounds = self._bounds(shape, costs, sets)
+        terms = bounding.terms_of(self.request, shape, self.estimator)
+        bounds = bounding.of_sets(costs, sets, terms)
         order = np.argsort(bounds, kind="stable")[:MAX_SPLITS]
         best = float("inf")
         for row in order.tolist():
-            if bounds[row] > best * (1 + self.tolerance):
+            if bounds[row] > best * (1 + self.tolerance) or bounds[row] == float("inf"):
                 return
-            split = self._split(shape, groups, costs, sets[row].tolist())
+            split = self._split(terms, groups, costs, sets[row].tolist())
             if split is not None:
                 best = min(best, split[0])
                 yield split[1]
 
-    def _bounds(self, shape: Shape, costs: Costs, sets: Ints) -> Floats:
-        """Of each set: the cheapest filling without regard to the slowest stage, and the most even pace."""
-        layers, tokens = self.request.model.layers, self.request.output_tokens - 1
-        caps = np.maximum(np.maximum(costs.first, costs.last), costs.middle)[sets]
-        cost = (costs.prefill + tokens * costs.decode)[sets]
-        order = np.argsort(cost, axis=1, kind="stable")
-        room = np.take_along_axis(caps, order, axis=1)
-        taken = np.clip(layers - (np.cumsum(room, axis=1) - room), 0, room)
-        cheapest = (taken * np.take_along_axis(cost, order, axis=1)).sum(axis=1)
-        pace = self.estimator.groups(shape) * layers / (1 / costs.decode[sets]).sum(axis=1)
-        paced = layers * costs.prefill[sets].min(axis=1) + tokens * pace
-        bounds: Floats = np.maximum(cheapest, paced)
-        return bounds
-
     def _split(
-        self, shape: Shape, groups: Groups, costs: Costs, columns: list[int]
+        self, terms: Terms, groups: Groups, costs: Costs, columns: list[int]
     ) -> tuple[float, Layout] | None:
         """The best order of these groups, and of that the best split."""
         best: tuple[float, tuple[int, ...], tuple[int, ...]] | None = None
-        for bound, order in self._orders(shape, groups, costs, columns):
+        for bound, order in self._orders(terms, groups, costs, columns):
             if best is not None and bound > best[0] * (1 - ORDER_TOLERANCE):
                 break
-            split = self._layers(self._pipeline(shape, groups, costs, order))
+            split = self._layers(_pipeline(terms, groups, costs, order))
             if split is not None and (best is None or (split[0], order) < best[:2]):
                 best = (split[0], order, split[1])
         if best is None:
             return None
         members = tuple(tuple(groups.members[k].tolist()) for k in best[1])
-        return best[0], Layout(shape, members, best[2])
+        return best[0], Layout(terms.shape, members, best[2])
 
     def _orders(
-        self, shape: Shape, groups: Groups, costs: Costs, columns: list[int]
+        self, terms: Terms, groups: Groups, costs: Costs, columns: list[int]
     ) -> Iterator[tuple[float, tuple[int, ...]]]:
         """Each order that may be the best, with seconds that none of its splits is below; these ascend."""
-        layers, tokens = self.request.model.layers, self.request.output_tokens - 1
-        if self._fixed(shape) and shape.pp <= orders.MAX_PERMUTED:
+        if self._fixed(terms.shape) and terms.shape.pp <= orders.MAX_PERMUTED:
             yield from ((0.0, order) for order in itertools.permutations(columns))
             return
         chosen = np.array(columns)
-        hops = {link: self.estimator.hop_s(shape, link) for link in Link}
-        in_flight = self.estimator.groups(shape)
-        bounds = orders.lower_bounds(costs, groups, chosen, layers, tokens, in_flight, hops)
+        bounds = bounding.of_ends(costs, groups, chosen, terms)
         pairs = orders.ends(len(columns))
         for pair in np.argsort(bounds, kind="stable").tolist():
             if bounds[pair] < np.inf:
@@ -268,22 +262,25 @@ class _Search:
             return given_split(pipeline, self.request.layers)
         return (best_split if self.uneven else even_split)(pipeline, self.request.model.layers)
 
-    def _pipeline(self, shape: Shape, groups: Groups, costs: Costs, order: tuple[int, ...]) -> Pipeline:
-        hops = [self.estimator.hop_s(shape, _link(groups, a, b)) for a, b in itertools.pairwise(order)]
-        columns = list(order)
-        return Pipeline(
-            caps=np.array([costs.caps(stage, shape.pp)[k] for stage, k in enumerate(order)]),
-            prefill=costs.prefill[columns],
-            decode=costs.decode[columns],
-            prefill_rest_s=float(costs.prefill_rest[order[-1]]),
-            decode_rest_s=float(costs.decode_rest[order[-1]]),
-            decode_gaps=np.array([*costs.decode_gap[columns[:-1]], 0.0]),
-            hop_prefill_s=sum(hop for hop, _ in hops),
-            hop_decode_s=sum(hop for _, hop in hops),
-            groups=self.estimator.groups(shape),
-            tokens=self.request.output_tokens - 1,
-            turns_s=self.estimator.turns_s(shape),
-        )
+
+def _pipeline(terms: Terms, groups: Groups, costs: Costs, order: tuple[int, ...]) -> Pipeline:
+    hops = [terms.hops[_link(groups, a, b)] for a, b in itertools.pairwise(order)]
+    columns = list(order)
+    return Pipeline(
+        caps=np.array([costs.caps(stage, terms.shape.pp)[k] for stage, k in enumerate(order)]),
+        prefill=costs.prefill[columns],
+        decode=costs.decode[columns],
+        prefill_rest_s=float(costs.prefill_rest[order[-1]]),
+        decode_rest_s=float(costs.decode_rest[order[-1]]),
+        decode_gaps=np.array([*costs.decode_gap[columns[:-1]], 0.0]),
+        hop_prefill_s=sum(hop for hop, _ in hops),
+        hop_decode_s=sum(hop for _, hop in hops),
+        groups=terms.batches,
+        tokens=terms.tokens,
+        turns_s=terms.turns_s,
+        max_prompt_s=terms.limits.prompt_s,
+        max_token_s=terms.limits.token_s,
+    )
 
 
 def _link(groups: Groups, one: int, other: int) -> Link:

@@ -1,0 +1,118 @@
+"""Seconds that no split of a model's layers over a set of groups is below, as arrays.
+
+What they leave out (the slowest stage, or what each stage can hold) only adds: they tell which sets of groups
+and which orders of one are worth a split, and in which sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from placement.solver.cluster import Link
+from placement.solver.costs import Costs
+from placement.solver.groups import Groups
+from placement.solver.objective import StepLimits, limits_of
+from placement.solver.orders import caps_by_ends, domain, ends
+from placement.solver.plan import Estimator, Shape
+from placement.solver.request import Request
+from placement.solver.view import Bools, Floats, Ints
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all pipelines of one shape have in common.
+
+    `tokens` are those after the first, `batches` what is in flight; no token takes less than `turns_s`.
+    `hops` are seconds of a prompt and of a token, by link.
+    """
+
+    shape: Shape
+    layers: int
+    tokens: int
+    batches: float
+    turns_s: float
+    hops: dict[Link, tuple[float, float]]
+    limits: StepLimits
+
+
+def terms_of(request: Request, shape: Shape, estimator: Estimator) -> Terms:
+    return Terms(
+        shape=shape,
+        layers=request.model.layers,
+        tokens=request.output_tokens - 1,
+        batches=estimator.groups(shape),
+        turns_s=estimator.turns_s(shape),
+        hops={link: estimator.hop_s(shape, link) for link in Link},
+        limits=limits_of(request, estimator),
+    )
+
+
+def of_sets(costs: Costs, sets: Ints, terms: Terms) -> Floats:
+    """Of each set, infinite where no order is within the limits: the cheapest filling without regard to the
+    slowest stage, and the most even pace."""
+    caps = np.maximum(np.maximum(costs.first, costs.last), costs.middle)[sets]
+    prefill, decode = costs.prefill[sets], costs.decode[sets]
+    cheapest = _filled(caps, prefill + terms.tokens * decode, terms.layers)
+    pace = terms.batches * terms.layers / (1 / decode).sum(axis=1)
+    bounds = np.maximum(cheapest, terms.layers * prefill.min(axis=1) + terms.tokens * pace)
+    rests = costs.prefill_rest[sets].min(axis=1), costs.decode_rest[sets].min(axis=1)
+    hop_s = (terms.shape.pp - 1) * np.array(terms.hops[Link.FAST])
+    within = _within(terms, caps, (prefill, decode), (rests[0] + hop_s[0], rests[1] + hop_s[1]))
+    return np.where(within, bounds, np.inf)
+
+
+def of_ends(costs: Costs, groups: Groups, columns: Ints, terms: Terms) -> Floats:
+    """Of each choice of `ends` of one set; infinite where the layers do not fit, or not within the limits.
+
+    Two bounds: the cheapest stages are filled without regard to the slowest; and all take equally long, with
+    `batches` in flight and without regard to what each can hold.
+    """
+    caps, pairs = caps_by_ends(costs, columns), ends(len(columns))
+    prefill, decode = costs.prefill[columns], costs.decode[columns]
+    rests = costs.prefill_rest[columns][pairs[:, 1]], costs.decode_rest[columns][pairs[:, 1]]
+    hop_s = _least_hops(groups, columns) @ np.array([terms.hops[link] for link in Link])
+    beside = rests[0] + hop_s[:, 0], rests[1] + hop_s[:, 1]
+    filled = _filled(caps, prefill + terms.tokens * decode, terms.layers) + terms.tokens * beside[1]
+    gaps = np.tile(costs.decode_gap[columns], (len(pairs), 1))
+    gaps[np.arange(len(pairs)), pairs[:, 1]] = rests[1]
+    pace = terms.batches * (terms.layers + (gaps / decode).sum(axis=1)) / (1 / decode).sum()
+    bounds = np.maximum(filled, terms.layers * prefill.min() + terms.tokens * pace) + beside[0]
+    possible = (caps.min(axis=1) >= 1) & (caps.sum(axis=1) >= terms.layers)
+    possible &= _within(terms, caps, (prefill, decode), beside)
+    return np.where(possible, bounds, np.inf)
+
+
+def _within(terms: Terms, caps: Ints, seconds: tuple[Floats, Floats], beside: tuple[Floats, Floats]) -> Bools:
+    """Whether the cheapest filling for a prompt, and that for a token, are within their limits."""
+    within = np.ones(len(caps), dtype=bool)
+    for limit, each, rest in zip((terms.limits.prompt_s, terms.limits.token_s), seconds, beside, strict=True):
+        if limit < np.inf:
+            within &= _filled(caps, each, terms.layers) + rest <= limit
+    return within
+
+
+def _filled(caps: Ints, seconds: Floats, layers: int) -> Floats:
+    """Seconds of all layers by row of `caps`, at least one on each stage, then the cheapest stages first."""
+    each = np.broadcast_to(seconds, caps.shape)
+    order = np.argsort(each, axis=1, kind="stable")
+    each, room = np.take_along_axis(each, order, axis=1), np.take_along_axis(caps - 1, order, axis=1)
+    taken = 1 + np.clip(layers - caps.shape[1] - (np.cumsum(room, axis=1) - room), 0, room)
+    least: Floats = (taken * each).sum(axis=1)
+    return least
+
+
+def _least_hops(groups: Groups, columns: Ints) -> Ints:
+    """(pairs, links): how often each link is crossed at least, with each choice of `ends`."""
+    pairs, nodes = ends(len(columns)), groups.node[columns]
+    places = {(int(groups.node[k]), domain(groups, k)) for k in columns.tolist()}
+    visited = len(np.unique(nodes))
+    left = visited - 1 + ((nodes[pairs[:, 0]] == nodes[pairs[:, 1]]) & (visited > 1))
+    # What returns to a node may find a domain it has not been in: then a hop within the node is saved.
+    within = len(places) - visited
+    crossed = np.zeros((len(pairs), len(Link)), dtype=np.int64)
+    crossed[:, Link.NETWORK] = left
+    crossed[:, Link.NODE] = within - np.minimum(within, left - (visited - 1))
+    crossed[:, Link.FAST] = np.maximum(0, len(columns) - 1 - left - crossed[:, Link.NODE])
+    return crossed
