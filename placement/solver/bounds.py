@@ -19,6 +19,9 @@ from placement.solver.plan import Estimator, Shape
 from placement.solver.request import Request
 from placement.solver.view import Bools, Floats, Ints
 
+FAINT = 1e-6  # relative; stages that differ by less are alike
+MAX_RATIOS = 8
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -66,8 +69,8 @@ def of_sets(costs: Costs, sets: Ints, terms: Terms) -> Floats:
 def of_ends(costs: Costs, groups: Groups, columns: Ints, terms: Terms) -> Floats:
     """Of each choice of `ends` of one set; infinite where the layers do not fit, or not within the limits.
 
-    Two bounds: the cheapest stages are filled without regard to the slowest; and all take equally long, with
-    `batches` in flight and without regard to what each can hold.
+    The cheapest stages are filled without regard to the slowest; and all take equally long, with `batches` in
+    flight and without regard to what each can hold. Limits raise the first.
     """
     caps, pairs = caps_by_ends(costs, columns), ends(len(columns))
     prefill, decode = costs.prefill[columns], costs.decode[columns]
@@ -79,9 +82,38 @@ def of_ends(costs: Costs, groups: Groups, columns: Ints, terms: Terms) -> Floats
     gaps[np.arange(len(pairs)), pairs[:, 1]] = rests[1]
     pace = terms.batches * (terms.layers + (gaps / decode).sum(axis=1)) / (1 / decode).sum()
     bounds = np.maximum(filled, terms.layers * prefill.min() + terms.tokens * pace) + beside[0]
+    for ratio in _ratios(terms, prefill, decode):
+        mixed = _filled(caps, prefill + ratio * decode, terms.layers) + beside[0] + ratio * beside[1]
+        bounds = np.maximum(bounds, _limited(terms, ratio, mixed))
     possible = (caps.min(axis=1) >= 1) & (caps.sum(axis=1) >= terms.layers)
     possible &= _within(terms, caps, (prefill, decode), beside)
     return np.where(possible, bounds, np.inf)
+
+
+def _ratios(terms: Terms, prefill: Floats, decode: Floats) -> list[float]:
+    """Weights of a token over a prompt at which another stage becomes the cheaper one, where there are limits."""
+    if min(terms.limits.prompt_s, terms.limits.token_s) == np.inf:
+        return []
+    dearer = np.subtract.outer(prefill, prefill)
+    cheaper = -np.subtract.outer(decode, decode)
+    swaps = (dearer > FAINT * prefill.min()) & (cheaper > FAINT * decode.min())
+    ratios = np.unique(dearer[swaps] / cheaper[swaps])
+    some = np.linspace(0, len(ratios) - 1, min(len(ratios), MAX_RATIOS)).astype(np.int64)
+    chosen: list[float] = ratios[some].tolist()
+    return chosen
+
+
+def _limited(terms: Terms, ratio: float, mixed: Floats) -> Floats | float:
+    """No latency is below this, where prompt + ratio x token is at least `mixed`: whatever a limit is kept by
+    costs more elsewhere (the dual of the limit)."""
+    if ratio < terms.tokens:
+        if terms.limits.prompt_s == np.inf:
+            return 0.0
+        scale = terms.tokens / ratio
+        return scale * mixed - (scale - 1) * terms.limits.prompt_s
+    if terms.limits.token_s == np.inf:
+        return 0.0
+    return mixed - (ratio - terms.tokens) * terms.limits.token_s
 
 
 def _within(terms: Terms, caps: Ints, seconds: tuple[Floats, Floats], beside: tuple[Floats, Floats]) -> Bools:
