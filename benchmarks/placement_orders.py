@@ -10,10 +10,12 @@ of what does not, relaxations of what needs none, and how far an objective is ab
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import random
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -115,14 +117,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--instances", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="the first instance's number")
+    parser.add_argument("--processes", type=int, default=1)
     asked = parser.parse_args(argv)
-    verdicts = []
-    for seed in range(asked.first, asked.first + asked.instances):
-        verdicts.append(verdict(seed))
-        if len(verdicts) % 500 == 0 or len(verdicts) == asked.instances:
-            result = summary(verdicts)
-            rehearsing.write_result(asked.out, result)
-            print(f"{len(verdicts)} of {asked.instances}: {result['worst'][:1]}", flush=True)
+    seeds, verdicts = range(asked.first, asked.first + asked.instances), []
+    with ProcessPoolExecutor(asked.processes, multiprocessing.get_context("spawn")) as pool:
+        for one in pool.map(verdict, seeds, chunksize=10):
+            verdicts.append(one)
+            if len(verdicts) % 500 == 0 or len(verdicts) == asked.instances:
+                result = summary(verdicts)
+                rehearsing.write_result(asked.out, result)
+                print(f"{len(verdicts)} of {asked.instances}: {result['worst'][:1]}", flush=True)
 
 
 def rehearse(folder: Path) -> None:
