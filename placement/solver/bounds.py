@@ -91,7 +91,7 @@ def of_ends(costs: Costs, groups: Groups, columns: Ints, terms: Terms) -> Floats
 
 
 def _ratios(terms: Terms, prefill: Floats, decode: Floats) -> list[float]:
-    """Weights of a token over a prompt at which another stage becomes the cheaper one; none without limits."""
+    """With limits: weights of a token over a prompt at which another stage becomes the cheaper."""
     if min(terms.limits.prompt_s, terms.limits.token_s) == np.inf:
         return []
     dearer = np.subtract.outer(prefill, prefill)

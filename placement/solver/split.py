@@ -108,21 +108,23 @@ def _best_within(pipeline: Pipeline, layers: int) -> tuple[float, tuple[int, ...
     caps = caps[(caps.sum(axis=1) >= layers) & (pipeline.groups * slowest_s <= pipeline.max_token_s)]
     if not len(caps):
         return None
-    cheapest = pipeline.prefill + pipeline.tokens * pipeline.decode
+    weights = (pipeline.prefill + pipeline.tokens * pipeline.decode, pipeline.prefill, pipeline.decode)
     proportions = np.round(pipeline.prefill / pipeline.decode, 9)
-    kinds = [proportions == one for one in np.unique(proportions)[1:]]
-    splits = [_shared_out(pipeline, caps, layers, kind) for kind in kinds]
-    splits += [_fill(caps, cost, layers) for cost in (cheapest, pipeline.prefill, pipeline.decode)]
+    kinds = [proportions == one for one in np.unique(proportions)]
+    splits = [_fill(caps, cost, layers) for cost in weights]
+    if len(kinds) == 2:
+        splits.append(_shared_out(pipeline, caps, layers, kinds[0], weights[0]))
+    elif len(kinds) > 2:
+        splits += [_shared_out(pipeline, caps, layers, kind, cost) for kind in kinds for cost in weights]
     return pipeline.fastest(np.concatenate(splits))
 
 
-def _shared_out(pipeline: Pipeline, caps: Ints, layers: int, kind: Bools) -> Ints:
-    """Of each row of `caps`, the best split between the stages of a kind and the others.
+def _shared_out(pipeline: Pipeline, caps: Ints, layers: int, kind: Bools, cost: Floats) -> Ints:
+    """Of each row of `caps`, the best split between the stages of a kind and the others, these by `cost`.
 
-    The seconds of prompt and token are convex in the layers that the kind takes: where one layer more is no
-    better, no more are. So that number is found by halving.
+    The seconds of prompt and token are convex in the layers that the kind takes, if the others are of one:
+    where one layer more is no better, no more are. So that number is found by halving.
     """
-    cost = pipeline.prefill + pipeline.tokens * pipeline.decode
     slowest_s = (caps * pipeline.decode + pipeline.beside).max(axis=1)
     room, spare = caps - 1, layers - caps.shape[1]
     order = np.argsort(cost[kind], kind="stable")
