@@ -17,7 +17,6 @@ from placement.solver.estimators import estimator_of
 from placement.solver.policies.base import EstimatorFor
 from placement.solver.policies.exact import Exact
 from placement.solver.policies.joint import Joint
-from placement.solver.roofline import Roofline
 from placement.solver.schema import read_scenario
 from placement.types import Placement
 
@@ -55,11 +54,7 @@ def test_tables_at_the_ends_are_found_room_for(policy: Joint | Exact, free_gib: 
     assert max(outcome.plan.layers_per_stage[1:-1]) <= 2
 
 
-def pausing(*args: Any) -> Roofline:
-    return Pausing(*args)
-
-
-@pytest.mark.parametrize("estimator_for", [estimator_of, pausing], ids=["roofline", "pausing"])
+@pytest.mark.parametrize("estimator_for", [estimator_of, Pausing], ids=["roofline", "pausing"])
 @pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 80), marks=pytest.mark.slow)], ids=str)
 def test_as_brute_force_over_all_orders_and_splits(seeds: range, estimator_for: EstimatorFor) -> None:
     """`benchmarks.placement_orders` does it for 10,000."""
@@ -99,8 +94,8 @@ def test_where_the_fastest_order_breaks_a_limit_another_of_the_same_gpus_is_take
     """Two GPUs, one a little busy: the order of less latency has 0.1% too much TTFT, the other 2% less."""
     cluster, request = instance(random.Random(8752))
     request = replace(request, slos=replace(request.slos, ttft_s=0.00612))
-    found = Joint().find(cluster, request, pausing)
-    least = best(cluster, request, pausing(cluster, request))
+    found = Joint().find(cluster, request, Pausing)
+    least = best(cluster, request, Pausing(cluster, request))
     assert found is not None
     assert least is not None
     assert found.plan.pipeline_parallel == 2
