@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks import plot_style, rehearsing
 
 MAX_GAP = 200  # percent; what is beyond is not drawn
+AIMS = ((1_000, 100), (10_000, 500), (100_000, 5_000))  # GPUs, milliseconds
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
@@ -46,9 +47,9 @@ def _scale(axes: Any, rows: list[dict[str, Any]]) -> None:
         line = [row for row in rows if (row["policy"], row["cluster"]) == (policy, cluster)]
         sizes, slowest = [row["gpus"] for row in line], [1e3 * row["max_cpu_s"] for row in line]
         axes.loglog(sizes, slowest, marker="o", label=f"{policy}, {cluster}")
-    axes.plot([1000, 10000], [1_000, 10_000], "k*", markersize=10, label="aims")
+    axes.plot(*zip(*AIMS, strict=True), "k*", markersize=10, label="aims")
     axes.set(xlabel="GPUs", ylabel="CPU time, slowest of 8 decisions (ms)", title="one decision")
-    plot_style.plain_log(axes.xaxis, sorted({row["gpus"] for row in rows} | {1000, 10000}))
+    plot_style.plain_log(axes.xaxis, sorted({row["gpus"] for row in rows} | {gpus for gpus, _ in AIMS}))
     plot_style.plain_log(axes.yaxis)
     axes.grid(alpha=0.3)
     plot_style.below(axes)
