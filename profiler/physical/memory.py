@@ -22,6 +22,9 @@ from profiler.types import ModelSpec, Plan
 
 # On H200s: of a rank that talks to others, and of one that hands batches to the next stage or takes them.
 CHANNEL_BYTES, HANDING_BYTES = 768 << 20, 1344 << 20
+# Where variants are served, vLLM captures every graph twice: with their kernels and without them
+# (`cudagraph_specialize_lora`). What is fixed, the memory in which all graphs run, they share.
+CAPTURES_WITH_VARIANTS = 2
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,8 @@ class Ranks:
         spec, layers = self.spec, plan.layers_per_stage[stage]
         allowed = allowance_bytes(spec, plan, stage) - RUNTIME_BYTES
         once, each = self.graphs
-        graphs = round(once + each * layers)
+        captures = CAPTURES_WITH_VARIANTS if plan.max_variants else 1
+        graphs = round(once + captures * each * layers)
         as_it_is = replace(plan, quantization=UNCOMPRESSED)
         saved = (1 - self.layer_share) * layers * layer_shard_bytes(spec, plan.tensor_parallel)
         return RankBytes(

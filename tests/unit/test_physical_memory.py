@@ -67,6 +67,18 @@ def test_a_rank_needs_what_ranks_in_its_place_needed() -> None:
     assert needed(8, 8, 8, 8) == [(1526, 1527), (315, 1527), (315, 1527), (315, 1527)]
 
 
+def test_where_variants_are_served_graphs_are_captured_twice() -> None:
+    """Llama-2-7B on an H200: vLLM said that graphs took 0.54 GiB without variants (0.44 with half the
+    layers), and 0.77 GiB in an engine with four slots for LoRAs."""
+    seen = (footprint((32,), 1, (416, 554, 757)), footprint((16,), 1, (416, 454, 757)))
+    known = Calibration(LLAMA_7B, 8192, {}, footprints=seen)
+    alone = plan(LLAMA_7B)
+    (without,) = rank_bytes(known, Cut(1), alone)
+    (with_slots,) = rank_bytes(known, Cut(1), replace(alone, max_variants=4))
+    assert without.graphs == pytest.approx(554 * MIB, rel=0.01)
+    assert with_slots.graphs == pytest.approx(0.77 * 1024 * MIB, rel=0.05)
+
+
 def test_what_the_device_counts_is_what_a_rank_needs() -> None:
     """Qwen2.5-14B's ranks on H200s in MB: parts, and what was held. The allocator gave most of a pass's peak
     back, but graphs were captured after it; what a last stage took with its first step is in no part."""
