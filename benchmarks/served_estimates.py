@@ -159,6 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     with Client(given.url) as client:
         rows += memory(client, given.base)
+        print(*_table(rows), sep="\n", flush=True)
         for models in mixes:
             for batch in map(int, given.batches.split(",")):
                 load = Load(models, batch, given.words, given.output_tokens)
@@ -166,7 +167,6 @@ def main(argv: Sequence[str] | None = None) -> None:
                 print(*_table(rows[-2:]), sep="\n", flush=True)
     command = "python -m benchmarks.served_estimates " + " ".join(sys.argv[1:] if argv is None else argv)
     rehearsing.write_result(given.out, {"command": command, "rows": rows})
-    print(*_table(rows), sep="\n")
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
