@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from profiler.quantization import UNCOMPRESSED
 from profiler.types import CPU
+from workers.tiers import Tier
 
 # How an engine says in a stream that it cannot go on, and a gateway to its client; no other event begins so.
 ERROR_EVENT = b'data: {"error":'
@@ -154,14 +154,6 @@ class WorkerReport:
     ranks: tuple[RankReport, ...] = ()
     ongoing_requests: int = 0
     group: str = ""
-
-
-class Tier(StrEnum):
-    """The nearest place where every rank has a variant."""
-
-    DEVICE = "device"  # in a slot: requests for it run
-    HOST = "host"  # in host memory: a copy away from a slot
-    DISK = "disk"  # to be read again
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from controlplane import errors
+from controlplane.api import requested
 from controlplane.api.schemas.deploy import DeployModelRequest, ReplicasChange
 from controlplane.api.schemas.models import RegisterModelRequest
 from controlplane.planning import autoscaling, rebalancing
@@ -105,7 +106,7 @@ def _host_changes(state: State, host: str, request: DeployModelRequest, ctx: Con
         raise errors.NotReady(
             f"its base '{host}' is being undeployed; try again when it is gone", param="model"
         )
-    if request.replicas is not None and request.to_scaling() != present.record.scaling:
+    if request.replicas is not None and requested.scaling(request) != present.record.scaling:
         raise errors.InvalidRequest(
             f"the engines of '{host}' serve its variants, and it is deployed already; leave replicas out, or "
             f"change them with `ostinato tune {host}`",
@@ -115,20 +116,20 @@ def _host_changes(state: State, host: str, request: DeployModelRequest, ctx: Con
 
 
 def _deployment(name: str, host: str, request: DeployModelRequest, uid: int, now_s: float) -> Deployment:
-    scaling = request.to_scaling()
+    scaling = requested.scaling(request)
     begun = max(1, scaling.min_groups) if name == host else 0
     return Deployment(
         model=name,
         uid=uid,
         host=host,
         phase=Phase.PENDING,
-        intent=request.decided_intent,
+        intent=requested.intent(request),
         max_output_tokens=request.maxOutputLength,
-        slos=request.SLOs.to_slos(),
+        slos=requested.slos(request.SLOs),
         created_at_s=now_s,
-        load=request.load.to_load(),
-        constraints=request.to_constraints(),
-        auto_relax=request.to_auto_relax(),
+        load=requested.load(request.load),
+        constraints=requested.constraints(request),
+        auto_relax=requested.auto_relax(request),
         scaling=scaling,
         groups=tuple(WorkerGroup(number) for number in range(begun)),
     )
@@ -251,7 +252,7 @@ def change_replicas(deployment: Deployment, change: ReplicasChange) -> Deploymen
         )
     if deployment.phase is Phase.DELETING:
         raise errors.NotReady(f"'{name}' is being undeployed; deploy it again when it is gone")
-    changed = dataclasses.replace(deployment, scaling=change.apply_to(deployment.scaling))
+    changed = dataclasses.replace(deployment, scaling=requested.changed_scaling(deployment.scaling, change))
     if not deployment.established:
         return changed
     return autoscaling.resized(changed, autoscaling.bounded(changed.scaling, autoscaling.active(changed)))

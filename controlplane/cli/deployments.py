@@ -10,9 +10,10 @@ import typer
 
 from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.api.schemas.models import DeploymentView
-from controlplane.api.schemas.placement import ChoiceView, GroupView, PlanView, PreviewView, RankView
+from controlplane.api.schemas.placement import PreviewView
+from controlplane.cli.deployment_facts import deployment_facts, plan_facts
 from controlplane.cli.failures import require_success
-from controlplane.cli.output import print_facts, print_json, print_text, size
+from controlplane.cli.output import print_facts, print_json, print_text
 from controlplane.cli.session import Json, NoWait, session
 from controlplane.cli.waiting import follow
 from controlplane.client.client import Client
@@ -135,7 +136,7 @@ def _show_preview(preview: PreviewView, as_json: bool) -> None:
         print_text(f"'{preview.host}' would be deployed so; nothing was done")
     if preview.waits:
         print_text(f"first, it {preview.waits}")
-    print_facts([] if preview.plan is None else _plan_facts(preview.plan))
+    print_facts([] if preview.plan is None else plan_facts(preview.plan))
 
 
 def undeploy(ctx: typer.Context, model: Name, no_wait: NoWait = False, json: Json = False) -> None:
@@ -172,92 +173,3 @@ def _find(client: Client, name: str) -> DeploymentView | None:
     with suppress(ModelNotFound):
         return client.deployment(name)
     return None
-
-
-def deployment_facts(d: DeploymentView) -> list[tuple[str, str]]:
-    """The plan, where it was placed and why."""
-    plan = d.plan
-    return [
-        ("Served by", "" if d.host == d.model else f"the engine of '{d.host}'"),
-        ("Intent", _intent(d)),
-        *([] if plan is None else _plan_facts(plan)),
-        ("Replicas", _replicas(d)),
-        *[(group.name, _group(group)) for group in d.groups if len(d.groups) > 1 or group.reason],
-        ("At once", f"{d.maxActiveVariants} variants, by `ostinato tune`" if d.maxActiveVariants else ""),
-        ("State", d.reason),
-    ]
-
-
-def _replicas(d: DeploymentView) -> str:
-    """Nothing for the one that most deployments have."""
-    replicas = d.replicas
-    if replicas is None or (replicas.min, replicas.max) == (1, 1):
-        return ""
-    serving = sum(group.phase == "Serving" for group in d.groups)
-    return f"{serving} of {len(d.groups)} serving, {replicas.min} to {replicas.max} by load"
-
-
-def _group(group: GroupView) -> str:
-    where = dict.fromkeys(f"{r.node} {r.device}" for r in (group.plan.ranks if group.plan else ()))
-    return ", ".join(filter(None, (group.phase, *where, group.reason)))
-
-
-def _intent(d: DeploymentView) -> str:
-    limits = [f"{name} {value:g}" for name, value in d.SLOs.model_dump(exclude_none=True).items()]
-    rate = [f"{d.load.ratePerS:g} requests/s expected"] if d.load.ratePerS else []
-    apart = [f"no {d.antiAffinity.scope} shared with group {d.antiAffinity.group}"] if d.antiAffinity else []
-    return ", ".join([d.intent, f"answers up to {d.maxOutputLength} tokens", *limits, *rate, *apart])
-
-
-def _plan_facts(plan: PlanView) -> list[tuple[str, str]]:
-    placed = [("Placed" if i == 0 else " ", _place(rank)) for i, rank in enumerate(plan.ranks)]
-    return [
-        ("Plan", plan_shape(plan)),
-        ("Memory", f"context of {plan.maxModelLen} tokens, {plan.kvCacheTokens} cached"),
-        (
-            "Variants",
-            f"{plan.maxVariants} slots, LoRA up to rank {plan.maxLoraRank}" if plan.maxVariants else "",
-        ),
-        *placed,
-        ("Expected", _expected(plan)),
-        *([] if plan.choice is None else _choice_facts(plan.choice)),
-        ("Why", plan.reason),
-    ]
-
-
-def _choice_facts(choice: ChoiceView) -> list[tuple[str, str]]:
-    known = {"profile": "from its profile", "rough": "rough, without a profile"}.get(
-        choice.basis, choice.basis
-    )
-    ranges = [
-        f"{name} {interval.low:.3g} to {interval.high:.3g} ms"
-        for name, interval in (("first token", choice.ttftMs), ("each further", choice.tpotMs))
-        if interval is not None
-    ]
-    busy = f", busy {max(choice.utilisation):.0%}" if any(choice.utilisation) else ""
-    return [
-        ("Certainty", ", ".join([known, *ranges])),
-        ("Capacity", f"up to {choice.throughputPerS:.3g} requests/s{busy}"),
-        ("Objective", f"{choice.objective:.4g} {choice.unit}, best of {choice.alternatives} layouts"),
-        ("Relaxed", " and ".join(relaxation.text for relaxation in choice.relaxed)),
-    ]
-
-
-def plan_shape(plan: PlanView) -> str:
-    stages = "+".join(map(str, plan.layersPerStage))
-    return f"tensor parallel {plan.tensorParallel}, layers {stages}, quantization {plan.quantization}"
-
-
-def _place(rank: RankView) -> str:
-    first, end = rank.layers
-    memory = size(rank.memoryBytes)
-    if rank.measuredBytes is not None:
-        memory = f"planned {memory}, measured {size(rank.measuredBytes)}"
-    return f"rank {rank.rank} on {rank.node} {rank.device}, layers {first}-{end - 1}, {memory}"
-
-
-def _expected(plan: PlanView) -> str:
-    return (
-        f"first token {plan.estimatedTtftMs:.1f} ms, then {plan.estimatedTpotMs:.1f} ms each, "
-        f"accuracy {plan.accuracy:g}%"
-    )

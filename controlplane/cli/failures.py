@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from controlplane.api.schemas.models import OperationView
 from controlplane.cli.output import json_text
 from controlplane.client.responses import error_of
 from controlplane.errors import OstinatoError
-from controlplane.state.records import Phase
+from controlplane.state.terms import Phase
+
+if TYPE_CHECKING:
+    from controlplane.api.schemas.models import OperationView
 
 
 class ExitCode(IntEnum):

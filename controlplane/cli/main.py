@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 from collections.abc import Sequence
@@ -219,7 +220,11 @@ def _problems(error: ValidationError) -> str:
 def main() -> None:
     # httpx imports a command line of its own, and rich and pygments with it, unless that is missing.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
-    sys.exit(run(sys.argv[1:]))
+    # What imports make is no garbage; to look for some, again and again and at the end, is a fifth of a call.
+    gc.set_threshold(50_000)
+    code = run(sys.argv[1:])
+    gc.freeze()
+    sys.exit(code)
 
 
 if __name__ == "__main__":

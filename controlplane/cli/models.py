@@ -16,7 +16,7 @@ from controlplane.api.schemas.models import (
     RegisterModelRequest,
     VariantView,
 )
-from controlplane.cli.deployments import deployment_facts
+from controlplane.cli.deployment_facts import deployment_facts
 from controlplane.cli.failures import require_success
 from controlplane.cli.output import print_facts, print_json, print_table, print_text, size
 from controlplane.cli.residency import print_residency

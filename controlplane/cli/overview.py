@@ -12,7 +12,7 @@ from controlplane import __version__
 from controlplane.api.schemas.models import DeploymentView, ModelView
 from controlplane.api.schemas.placement import PlanView
 from controlplane.api.schemas.status import EngineView, StatusView
-from controlplane.cli.deployments import deployment_facts, plan_shape
+from controlplane.cli.deployment_facts import deployment_facts, plan_shape
 from controlplane.cli.output import print_facts, print_json, print_table, print_text, size
 from controlplane.cli.residency import print_residency
 from controlplane.cli.session import Json, Session, session

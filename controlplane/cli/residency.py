@@ -5,7 +5,7 @@ from __future__ import annotations
 from controlplane.api.schemas.models import DeploymentView
 from controlplane.api.schemas.residency import EngineResidencyView, VariantResidencyView
 from controlplane.cli.output import print_table, print_text, size
-from workers.messages import Tier
+from workers.tiers import Tier
 
 COLUMNS = ("VARIANT", "TIER", "SLOT", "ON DEVICE", "IN HOST MEMORY", "REASON")
 

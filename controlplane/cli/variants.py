@@ -20,7 +20,7 @@ from controlplane.client import variant_limit_profile
 from controlplane.client.client import Client
 from controlplane.client.variant_limit_profile import Burst, Profile
 from controlplane.errors import EngineFailed
-from controlplane.state.worker_groups import GroupPhase
+from controlplane.state.terms import GroupPhase
 
 LOOK_S = 1.0
 

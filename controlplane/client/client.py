@@ -8,22 +8,12 @@ import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 from pydantic import BaseModel
 
 from controlplane import errors
-from controlplane.api.schemas.cluster import ClusterView
-from controlplane.api.schemas.deploy import DeployModelRequest, ReplicasChange
-from controlplane.api.schemas.estimates import (
-    EstimateRequest,
-    EstimateView,
-    PlansRequest,
-    PlansView,
-    ProfileRequest,
-    ProfileView,
-)
 from controlplane.api.schemas.models import (
     DeploymentView,
     InferenceModelRequest,
@@ -34,7 +24,6 @@ from controlplane.api.schemas.models import (
     TuneRequest,
 )
 from controlplane.api.schemas.placement import PreviewView
-from controlplane.api.schemas.rebalance import RebalanceRequest, RebalanceView
 from controlplane.api.schemas.status import Deployments, Models, Operations, StatusView
 from controlplane.client.responses import (
     DEFAULT_URL,
@@ -53,7 +42,13 @@ from controlplane.client.responses import (
     validated,
 )
 from controlplane.errors import Unavailable
-from controlplane.state.records import Phase
+from controlplane.state.terms import Phase
+
+if TYPE_CHECKING:  # what one command needs is imported where it is used: the others start sooner
+    from controlplane.api.schemas.cluster import ClusterView
+    from controlplane.api.schemas.deploy import DeployModelRequest, ReplicasChange
+    from controlplane.api.schemas.estimates import EstimateRequest, EstimateView, PlansRequest, ProfileView
+    from controlplane.api.schemas.rebalance import RebalanceRequest, RebalanceView
 
 ATTEMPTS = 4  # of one call, in all
 RECONNECTS = 30  # of one watch, since the operation last changed
@@ -114,18 +109,26 @@ class Client:
 
     def profile_model(self, name: str, again: bool = False) -> OperationView:
         """Measure what the profile of a model's architecture lacks, or with `again` everything."""
+        from controlplane.api.schemas.estimates import ProfileRequest
+
         path = f"/models/{path_part(name)}/profile"
         return parse(OperationView, self._create("POST", path, ProfileRequest(again=again)))
 
     def profile(self, name: str) -> ProfileView:
+        from controlplane.api.schemas.estimates import ProfileView
+
         return parse(ProfileView, self._get(f"/models/{path_part(name)}/profile"))
 
     def estimate(self, name: str, request: EstimateRequest) -> EstimateView:
         """What a plan costs under a load. Errors: also InvalidRequest, naming the field that is wrong."""
+        from controlplane.api.schemas.estimates import EstimateView
+
         return parse(EstimateView, self._create("POST", f"/models/{path_part(name)}/estimate", request))
 
     def plans(self, name: str, request: PlansRequest) -> list[EstimateView]:
         """What every plan costs under a load, fewest ranks first."""
+        from controlplane.api.schemas.estimates import PlansView
+
         return parse(PlansView, self._create("POST", f"/models/{path_part(name)}/plans", request)).plans
 
     # Deployments
@@ -140,6 +143,8 @@ class Client:
     def rebalance(self, request: RebalanceRequest) -> RebalanceView:
         """Propose moves, and begin them unless it is a dry run. Errors: NotReady while others are under way,
         so that sent twice it begins once."""
+        from controlplane.api.schemas.rebalance import RebalanceView
+
         return parse(RebalanceView, self._retry(lambda: self._http.post("/rebalance", json=body_of(request))))
 
     def deployments(self) -> list[DeploymentView]:
@@ -177,6 +182,8 @@ class Client:
         return parse(StatusView, self._get("/status"))
 
     def cluster(self) -> ClusterView:
+        from controlplane.api.schemas.cluster import ClusterView
+
         return parse(ClusterView, self._get("/cluster"))
 
     # Operations

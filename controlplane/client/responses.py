@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
 from controlplane import errors
-from controlplane.api.schemas.models import OperationView
 from controlplane.errors import OstinatoError, Unavailable, error_from_body
+
+if TYPE_CHECKING:
+    from controlplane.api.schemas.models import OperationView
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 LONGEST_PAUSE_S = 30.0  # a longer Retry-After is the caller's to wait for

@@ -13,7 +13,8 @@ import math
 from dataclasses import dataclass, replace
 
 from controlplane.state import deployments
-from controlplane.state.records import MIN_TARGET, Deployment, Scaling
+from controlplane.state.records import Deployment, Scaling
+from controlplane.state.terms import MIN_TARGET
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup, is_spare, next_number
 
 UP_S = 5.0

@@ -11,26 +11,37 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
+from controlplane.state.terms import FINAL_PHASES, Phase
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_of
 from placement.types import Intent, Placement, Scope, Slos
 from profiler.request_path import RequestPath
 from profiler.types import ModelSpec
 from profiler.variants.types import VariantSpec
 
-
-class Phase(StrEnum):
-    PENDING = "Pending"
-    PROFILING = "Profiling"
-    READY = "Ready"
-    DEPLOYING = "Deploying"
-    DEPLOYED = "Deployed"
-    DELETING = "Deleting"
-    DELETED = "Deleted"
-    CANCELLED = "Cancelled"
-    FAILED = "Failed"
-
-
-FINAL_PHASES = frozenset({Phase.READY, Phase.DEPLOYED, Phase.DELETED, Phase.CANCELLED, Phase.FAILED})
+__all__ = [
+    "KINDS",
+    "Attempts",
+    "AutoRelax",
+    "Deployment",
+    "ExpectedLoad",
+    "IdempotencyKey",
+    "Model",
+    "ModelProfile",
+    "NodeLedger",
+    "Operation",
+    "OperationEvent",
+    "OperationKind",
+    "PathProfile",
+    "Phase",
+    "PlanConstraints",
+    "R",
+    "Record",
+    "Reservation",
+    "Scaling",
+    "dump",
+    "key_of",
+    "load",
+]
 
 
 @dataclass(frozen=True)
@@ -103,10 +114,6 @@ class AutoRelax:
 
     allowed: bool = False
     max_factor: Annotated[float | None, Field(alias="most_factor")] = None
-
-
-# Stored records may hold less; a division by nearly nothing has no result.
-MIN_TARGET = 0.01
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from controlplane.state.terms import GroupPhase
 from placement.types import DeviceKey, Placement
+
+__all__ = [
+    "GroupPhase",
+    "MeasuredRank",
+    "WorkerGroup",
+    "group_id_of",
+    "host_of",
+    "is_spare",
+    "kind_of",
+    "next_number",
+    "number_of",
+]
 
 # Not allowed in the names of models, so that no group is called like another model's.
 _SEPARATOR = "@"
-
-
-class GroupPhase(StrEnum):
-    PENDING = "Pending"  # to be placed, for the first time or anew
-    STARTING = "Starting"
-    SERVING = "Serving"
-    DRAINING = "Draining"  # gets no new requests; stopped when it has none left
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from workers.messages import (
     EngineCall,
     EngineResidency,
     RankBytes,
-    Tier,
     VariantPlace,
     VariantRef,
 )
 from workers.scheduling.residency import Residency
 from workers.server.worker import Worker
+from workers.tiers import Tier
 
 CONFIG = echo_config(2, 80, 800)
 SEEN = EngineResidency(

@@ -11,10 +11,10 @@ from workers.messages import (
     EngineResidency,
     RankBytes,
     RankReport,
-    Tier,
     VariantPlace,
     VariantRef,
 )
+from workers.tiers import Tier
 
 
 class EchoEngine:

@@ -10,7 +10,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from workers.messages import EngineResidency, RankBytes, Tier, VariantPlace
+from workers.messages import EngineResidency, RankBytes, VariantPlace
+from workers.tiers import Tier
 
 # A report this recent is good enough: a new one takes the lock that every step of the scheduler needs.
 FRESH_S = 0.5

@@ -14,7 +14,8 @@ from prometheus_client import Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from workers.messages import EngineConfig, EngineResidency, Tier
+from workers.messages import EngineConfig, EngineResidency
+from workers.tiers import Tier
 
 log = logging.getLogger(__name__)
 

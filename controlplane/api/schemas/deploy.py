@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AliasChoices, Field, model_validator
 
-from controlplane import errors
 from controlplane.api.schemas.common import Name, Strict
-from controlplane.state import records
-from controlplane.state.records import MIN_TARGET, ExpectedLoad, PlanConstraints, Scaling
-from placement.types import Intent, Scope, Slos
+from controlplane.state.terms import MIN_TARGET
+
+if TYPE_CHECKING:
+    from controlplane.state import records
+    from controlplane.state.records import ExpectedLoad, PlanConstraints, Scaling
+    from placement.types import Slos
 
 IntentName = Literal["minCost", "minLat", "minMem", "minGpuHours", "latSLO", "costSLO", "accSLO"]
 Degree = Annotated[int, Field(ge=1, le=1024)]
@@ -33,14 +35,6 @@ class SloLimits(Strict):
         default=None, gt=0, allow_inf_nan=False, validation_alias=AliasChoices("cost", "cost_gib_s")
     )
     accuracy: float | None = Field(default=None, ge=0, le=100, allow_inf_nan=False)
-
-    def to_slos(self) -> Slos:
-        def seconds(value_ms: float | None) -> float | None:
-            return None if value_ms is None else value_ms / 1000
-
-        return Slos(
-            seconds(self.e2e_ms), seconds(self.ttft_ms), seconds(self.tpot_ms), self.cost, self.accuracy
-        )
 
     @classmethod
     def of(cls, slos: Slos) -> SloLimits:
@@ -68,9 +62,6 @@ class LoadForm(Strict):
     inputTokens: Tokens | None = None
     outputTokens: Tokens | None = None
 
-    def to_load(self) -> ExpectedLoad:
-        return ExpectedLoad(self.ratePerS, self.inputTokens, self.outputTokens)
-
     @classmethod
     def of(cls, load: ExpectedLoad) -> LoadForm:
         return cls(ratePerS=load.rate_per_s, inputTokens=load.input_tokens, outputTokens=load.output_tokens)
@@ -84,9 +75,9 @@ class AntiAffinity(Strict):
 
     @classmethod
     def of(cls, constraints: PlanConstraints) -> AntiAffinity | None:
-        if constraints.scope is Scope.NONE:
+        if constraints.scope.value == "none":
             return None
-        return cls(group=constraints.group, scope="gpu" if constraints.scope is Scope.GPU else "node")
+        return cls(group=constraints.group, scope="gpu" if constraints.scope.value == "gpu" else "node")
 
 
 class AutoRelax(Strict):
@@ -117,9 +108,6 @@ class Replicas(Strict):
             raise ValueError(f"expected min <= max, got min {self.min} and max {self.max}; raise max")
         return self
 
-    def to_scaling(self) -> Scaling:
-        return Scaling(self.min, self.max, self.targetInFlight, self.idleS)
-
     @classmethod
     def of(cls, scaling: Scaling) -> Replicas:
         """A target that is out of bounds, which older versions accepted, is shown as the nearest bound."""
@@ -139,21 +127,8 @@ class ReplicasChange(Strict):
     targetInFlight: Target | None = Field(default=None, description="null: as many as an engine takes.")
     idleS: Seconds | None = None
 
-    def apply_to(self, scaling: Scaling) -> Scaling:
-        """Errors: InvalidRequest when `min` would exceed `max`."""
-        minimum = scaling.min_groups if self.min is None else self.min
-        maximum = scaling.max_groups if self.max is None else self.max
-        if minimum > maximum:
-            raise errors.InvalidRequest(
-                f"expected min <= max, got min {minimum} and max {maximum}; change both", param="replicas"
-            )
-        target = (
-            self.targetInFlight if "targetInFlight" in self.model_fields_set else scaling.target_in_flight
-        )
-        return Scaling(minimum, maximum, target, scaling.idle_s if self.idleS is None else self.idleS)
 
-
-_SLO_FIELDS: dict[str, tuple[str, ...]] = {
+SLO_FIELDS: dict[str, tuple[str, ...]] = {
     "latSLO": ("e2e_ms", "ttft_ms", "tpot_ms"),
     "costSLO": ("cost",),
     "accSLO": ("accuracy",),
@@ -183,7 +158,7 @@ class DeployModelRequest(Strict):
 
     @model_validator(mode="after")
     def _slo_is_given(self) -> DeployModelRequest:
-        wanted = _SLO_FIELDS.get(self.intent, ())
+        wanted = SLO_FIELDS.get(self.intent, ())
         if wanted and all(getattr(self.SLOs, name) is None for name in wanted):
             raise ValueError(f"intent {self.intent} needs at least one of SLOs.{', SLOs.'.join(wanted)}")
         stages = len(self.layersPerStage)
@@ -193,24 +168,3 @@ class DeployModelRequest(Strict):
                 "leave one of the two out"
             )
         return self
-
-    @property
-    def decided_intent(self) -> Intent:
-        return Intent.MIN_COST if self.intent in _SLO_FIELDS else Intent(self.intent)
-
-    def to_constraints(self) -> PlanConstraints:
-        apart = self.antiAffinity
-        return PlanConstraints(
-            tuple(self.tensorParallel),
-            tuple(self.pipelineParallel),
-            tuple(self.layersPerStage),
-            apart.group if apart else "",
-            Scope(apart.scope) if apart else Scope.NONE,
-        )
-
-    def to_scaling(self) -> Scaling:
-        return (self.replicas or Replicas()).to_scaling()
-
-    def to_auto_relax(self) -> records.AutoRelax:
-        chosen = self.autoRelax
-        return records.AutoRelax() if chosen is None else records.AutoRelax(True, chosen.maxFactor)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, StringConstraints
 
 from controlplane.api.schemas.common import IntervalView, Strict, View
-from profiler.errors import MeasurementError
 
 if TYPE_CHECKING:
     from controlplane.planning.estimates import Answer
@@ -233,7 +232,9 @@ class ProfileView(View):
 
 
 def _measured(profile: ModelProfile) -> list[MeasuredView]:
-    from profiler.measurements import Timing, from_lines  # the server's: a client reads no measurements
+    # The server's: a client reads no measurements.
+    from profiler.errors import MeasurementError
+    from profiler.measurements import Timing, from_lines
 
     try:
         timings = [m for m in from_lines(profile.measurements, profile.key) if isinstance(m, Timing)]

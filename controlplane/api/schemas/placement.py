@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from controlplane.api.schemas.common import IntervalView, View
-from controlplane.state.worker_groups import group_id_of
 
 if TYPE_CHECKING:
     from controlplane.state.worker_groups import MeasuredRank, WorkerGroup
@@ -170,6 +169,8 @@ class GroupView(View):
 
     @classmethod
     def of(cls, host: str, group: WorkerGroup) -> GroupView:
+        from controlplane.state.worker_groups import group_id_of  # the server's: a client has the names
+
         return cls(
             name=group_id_of(host, group.number),
             phase=group.phase,

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from controlplane.api.schemas.common import View
-from workers.messages import EngineResidency, Tier, VariantPlace
+from workers.tiers import Tier
+
+if TYPE_CHECKING:
+    from workers.messages import EngineResidency, VariantPlace
 
 UNREAD = "not read yet; it is read when it is loaded, prefetched or asked"
 

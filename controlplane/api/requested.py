@@ -1,0 +1,73 @@
+"""What the requests of deployments mean, in the terms of the records. Pure.
+
+Not beside the requests' schemas: a client has these, and no records.
+"""
+
+from __future__ import annotations
+
+from controlplane import errors
+from controlplane.api.schemas.deploy import (
+    SLO_FIELDS,
+    DeployModelRequest,
+    LoadForm,
+    Replicas,
+    ReplicasChange,
+    SloLimits,
+)
+from controlplane.state.records import AutoRelax, ExpectedLoad, PlanConstraints, Scaling
+from placement.types import Intent, Scope, Slos
+
+
+def intent(request: DeployModelRequest) -> Intent:
+    return Intent.MIN_COST if request.intent in SLO_FIELDS else Intent(request.intent)
+
+
+def slos(limits: SloLimits) -> Slos:
+    def seconds(value_ms: float | None) -> float | None:
+        return None if value_ms is None else value_ms / 1000
+
+    return Slos(
+        seconds(limits.e2e_ms),
+        seconds(limits.ttft_ms),
+        seconds(limits.tpot_ms),
+        limits.cost,
+        limits.accuracy,
+    )
+
+
+def load(form: LoadForm) -> ExpectedLoad:
+    return ExpectedLoad(form.ratePerS, form.inputTokens, form.outputTokens)
+
+
+def constraints(request: DeployModelRequest) -> PlanConstraints:
+    apart = request.antiAffinity
+    return PlanConstraints(
+        tuple(request.tensorParallel),
+        tuple(request.pipelineParallel),
+        tuple(request.layersPerStage),
+        apart.group if apart else "",
+        Scope(apart.scope) if apart else Scope.NONE,
+    )
+
+
+def scaling(request: DeployModelRequest) -> Scaling:
+    replicas = request.replicas or Replicas()
+    return Scaling(replicas.min, replicas.max, replicas.targetInFlight, replicas.idleS)
+
+
+def auto_relax(request: DeployModelRequest) -> AutoRelax:
+    chosen = request.autoRelax
+    return AutoRelax() if chosen is None else AutoRelax(True, chosen.maxFactor)
+
+
+def changed_scaling(present: Scaling, change: ReplicasChange) -> Scaling:
+    """Errors: InvalidRequest when `min` would exceed `max`."""
+    minimum = present.min_groups if change.min is None else change.min
+    maximum = present.max_groups if change.max is None else change.max
+    if minimum > maximum:
+        raise errors.InvalidRequest(
+            f"expected min <= max, got min {minimum} and max {maximum}; change both", param="replicas"
+        )
+    named = "targetInFlight" in change.model_fields_set
+    target = change.targetInFlight if named else present.target_in_flight
+    return Scaling(minimum, maximum, target, present.idle_s if change.idleS is None else change.idleS)
