@@ -21,6 +21,7 @@ from workers.engine.variant_metrics import READ_SECONDS
 from workers.group.launch import Launch, LaunchError, reports_of
 from workers.group.vllm_arguments import engine_arguments
 from workers.group.vllm_entrypoints import entrypoints
+from workers.imports import quick_children, uncollected
 from workers.messages import EngineConfig, EngineResidency, RankReport, VariantRef
 from workers.scheduling.client import VariantClient
 from workers.scheduling.faults import LoadFailed, exception_of, fault_of
@@ -72,9 +73,11 @@ class VllmEngine:
 
     @classmethod
     async def _start(cls, config: EngineConfig, launch: Launch) -> VllmEngine:
-        vllm = entrypoints()
+        with uncollected():
+            vllm = entrypoints()
         args = vllm["parse"](engine_arguments(config, launch.network_arguments()))
-        llm = vllm["AsyncLLM"].from_engine_args(vllm["AsyncEngineArgs"].from_cli_args(args))
+        with quick_children():
+            llm = vllm["AsyncLLM"].from_engine_args(vllm["AsyncEngineArgs"].from_cli_args(args))
         tasks = await llm.get_supported_tasks()
         app = vllm["build_app"](args, tasks, llm.model_config)
         await vllm["init_app_state"](llm, app.state, args, tasks)

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from workers.group.launch import Launch
 from workers.group.members import Rendezvous
 from workers.group.processes import when_stdin_ends
+from workers.imports import uncollected
 from workers.messages import EngineConfig
 from workers.vllm_environment import fork_ranks
 
@@ -53,10 +54,11 @@ def main() -> None:
 
 def serve(order: Order, launch: Launch) -> str:
     """Run the ranks until one ends; returns which and how. Raises what vLLM raises when they do not start."""
-    from vllm.usage.usage_lib import UsageContext
-    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+    with uncollected():
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-    from workers.group.vllm_arguments import vllm_arguments
+        from workers.group.vllm_arguments import vllm_arguments
 
     arguments = vllm_arguments(order.config, launch.network_arguments())
     config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER, headless=True)

@@ -12,6 +12,7 @@ from profiler.quantization import UNCOMPRESSED, engine_name
 from profiler.variants.synthetic import stored_bytes
 from workers.group.cuda_graphs import compilation, graph_sizes, sizes_for
 from workers.group.vllm_arguments import SCHEDULER, slot_rank
+from workers.imports import quick_children, uncollected
 from workers.measuring import layer_sharing, start_barrier
 from workers.measuring.job import VARIANTS_VARIABLE, Job
 from workers.scheduling.client import new_address
@@ -27,9 +28,10 @@ KV_CACHE_BYTES = 1 << 30  # of a measured model on a CPU
 def start(job: Job, **more: Any) -> Any:
     """A `vllm.LLM`, with `more` of its options. Takes 20 to 100 s."""
     _set_environment(job)
-    from vllm import LLM
-
-    return LLM(**options(job), **more)
+    with uncollected():
+        from vllm import LLM
+    with quick_children():
+        return LLM(**options(job), **more)
 
 
 def options(job: Job) -> dict[str, Any]:
