@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,20 @@ def package_folder(package: str) -> Path | None:
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
+@contextmanager
+def read_once() -> Iterator[None]:
+    """Inside, each GGUF is read once: transformers does it three times for a tokenizer and a configuration,
+    and 262,144 tokens take 10 s each time."""
+    import gguf
+
+    own = gguf.GGUFReader
+    gguf.GGUFReader = functools.cache(lambda path: own(str(path)))
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = own
+
+
 def save_config(config: Any, architecture: str, target: Path) -> None:
     """As a checkpoint in bfloat16 whose head is its embedding, with the tokens that end a text."""
     from transformers import GenerationConfig
@@ -74,7 +90,7 @@ def dequantized(source: Path) -> Iterator[tuple[str, Any]]:
     import torch
     from gguf import GGUFReader, dequantize
 
-    for tensor in GGUFReader(source).tensors:
+    for tensor in GGUFReader(str(source)).tensors:
         yield tensor.name, torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
 
 

@@ -62,7 +62,7 @@ def parts() -> list[Path]:
 
 
 def _convert(pieces: list[Path], target: Path, progress: Progress) -> None:
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder, converting.read_once():
         source = Path(folder) / "gemma.gguf"
         progress(f"joining the {PARTS} parts of {NAME}")
         assemble(pieces, source)

@@ -97,10 +97,11 @@ def fetched(folder: Path, progress: Progress = silent) -> Path:
 
 
 def _convert(source: Path, target: Path, progress: Progress) -> None:
-    progress(f"reading the tokenizer and the configuration of {NAME}")
-    config = _save_config(source, target)
-    progress("dequantizing the weights")
-    tensors = _tensors(source, config.num_attention_heads, config.num_key_value_heads)
+    with converting.read_once():
+        progress(f"reading the tokenizer and the configuration of {NAME}")
+        config = _save_config(source, target)
+        progress("dequantizing the weights")
+        tensors = _tensors(source, config.num_attention_heads, config.num_key_value_heads)
     progress(f"writing {len(tensors)} tensors")
     converting.save_weights(tensors, target)
 
