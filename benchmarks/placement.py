@@ -3,7 +3,8 @@
     python -m benchmarks.placement --out benchmarks/results/placement.json [--instances 200] [--only gaps]
 
 `gaps`: objectives over the optimum of the exact program on random small instances. `scale`: CPU seconds of a
-decision on clusters up to 100,000 GPUs. `paper`: how many of 21 models fit on 8 x 48 GB, by estimates alone.
+decision on clusters up to 100,000 GPUs; `refusals`: of one that says what would do. `paper`: how many of 21
+models fit on 8 x 48 GB, by estimates alone.
 A plot lies beside the JSON.
 """
 
@@ -25,10 +26,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks import placement_instances as instances
-from benchmarks import placement_plot, rehearsing
+from benchmarks import placement_plot, placement_refusals, rehearsing
 from benchmarks.alpaserve_like import greedy
 from placement.solver.cluster import Cluster
+from placement.solver.decide import decide
 from placement.solver.layout import after
+from placement.solver.outcome import NotPlaced
 from placement.solver.policies.base import Policy
 from placement.solver.policies.exact import Exact
 from placement.solver.policies.joint import Joint
@@ -40,7 +43,7 @@ POLICIES: tuple[Policy, ...] = (Joint(), *(Maveriq(selection) for selection in S
 SIZES = (10, 100, 1000, 10000, 100000)
 MAX_MODELS = 300
 PAPERS_MODELS = 21
-PER_SIZE = 8  # decisions
+FEWEST = 100  # GPUs on which refusals are timed
 
 
 def gaps(count: int) -> dict[str, Any]:
@@ -104,6 +107,31 @@ def scale(sizes: Sequence[int]) -> list[dict[str, Any]]:
                     row["limited"] = _decisions([_timed(partial(policy.find, cluster, one)) for one in tight])
                 rows.append(row)
                 print(row, flush=True)
+    return rows
+
+
+def refusals(sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Decisions that say which constraint binds and what would do, by what is in the way."""
+    rows = []
+    for size in sizes:
+        on = placement_refusals.Fragments(size, min(MAX_MODELS, 3 * size), tuple(_requests()))
+        for kind, made in placement_refusals.KINDS.items():
+            cluster, requests = made(on)
+            timed = [_timed(partial(decide, cluster, request, POLICIES[0])) for request in requests]
+            refused = [(one, took) for one, took in timed if isinstance(one, NotPlaced)]
+            if not refused:
+                continue
+            row = {
+                "gpus": size,
+                "kind": kind,
+                "refused": len(refused),
+                "decisions": len(timed),
+                "binding": sorted({one.binding for one, _ in refused}),
+                "median_cpu_s": statistics.median(took for _, took in refused),
+                "max_cpu_s": max(took for _, took in refused),
+            }
+            rows.append(row)
+            print(row, flush=True)
     return rows
 
 
@@ -182,8 +210,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--instances", type=int, default=200)
-    parser.add_argument("--only", default="gaps,scale,paper")
-    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="GPUs of the clusters of `scale`")
+    parser.add_argument("--only", default="gaps,scale,refusals,paper")
+    parser.add_argument(
+        "--sizes", default=",".join(map(str, SIZES)), help="GPUs of the clusters of `scale`, `refusals`"
+    )
     parser.add_argument("--models", type=int, default=PAPERS_MODELS, help="how many of the paper's")
     asked = parser.parse_args(argv)
     sizes = [int(size) for size in asked.sizes.split(",")]
@@ -192,6 +222,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parts: dict[str, Callable[[], Any]] = {
         "gaps": lambda: gaps(asked.instances),
         "scale": lambda: scale(sizes),
+        "refusals": lambda: refusals([size for size in sizes if size >= FEWEST] or sizes),
         "paper": lambda: paper(asked.models),
     }
     for name in asked.only.split(","):
@@ -201,10 +232,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def rehearse(folder: Path) -> None:
-    """All three parts, of few instances, a cluster of ten GPUs and four models, and their plot."""
+    """All parts, of few instances, a cluster of ten GPUs and four models, and their plot."""
     out = folder / "placement.json"
     main(["--out", str(out), "--instances", "4", "--sizes", "10", "--models", "4"])
-    rehearsing.check(out, "gaps", "scale", "paper")
+    rehearsing.check(out, "gaps", "scale", "refusals", "paper")
     assert out.with_suffix(".png").stat().st_size > 1000
 
 

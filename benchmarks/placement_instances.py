@@ -84,7 +84,9 @@ def small_request(rng: random.Random) -> Request:
     )
 
 
-def large_cluster(rng: random.Random, gpus: int, models: int, free_gib: tuple[int, int] | None) -> Cluster:
+def large_cluster(
+    rng: random.Random, gpus: int, models: int, free_gib: tuple[float, float] | None
+) -> Cluster:
     """Nodes of 8 (or fewer) GPUs of 80 GB, two types, with `models` models on random GPUs.
 
     With `free_gib` every GPU has only so much left (from, to), as if many more were there.

@@ -13,7 +13,7 @@ import numpy as np
 from placement.solver.cluster import Link
 from placement.solver.costs import Costs
 from placement.solver.groups import Groups
-from placement.solver.objective import StepLimits, limits_of
+from placement.solver.objective import LowerBounds, StepLimits, limits_of
 from placement.solver.orders import caps_by_ends, domain, ends
 from placement.solver.plan import Estimator, Shape
 from placement.solver.request import Request
@@ -21,6 +21,7 @@ from placement.solver.view import Bools, Floats, Ints
 
 FAINT = 1e-6  # relative; stages that differ by less are alike
 MAX_RATIOS = 8
+MAX_PRICES = 16
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def terms_of(request: Request, shape: Shape, estimator: Estimator) -> Terms:
 def of_sets(costs: Costs, sets: Ints, terms: Terms) -> Floats:
     """Of each set, infinite where no order is within the limits: the cheapest filling without regard to the
     slowest stage, and the most even pace."""
-    caps = np.maximum(np.maximum(costs.first, costs.last), costs.middle)[sets]
+    caps = _caps(costs)[sets]
     prefill, decode = costs.prefill[sets], costs.decode[sets]
     cheapest = _filled(caps, prefill + terms.tokens * decode, terms.layers)
     pace = terms.batches * terms.layers / (1 / decode).sum(axis=1)
@@ -64,6 +65,56 @@ def of_sets(costs: Costs, sets: Ints, terms: Terms) -> Floats:
     hop_s = (terms.shape.pp - 1) * np.array(terms.hops[Link.FAST])
     within = _within(terms, caps, (prefill, decode), (rests[0] + hop_s[0], rests[1] + hop_s[1]))
     return np.where(within, bounds, np.inf)
+
+
+def may_hold(costs: Costs, terms: Terms) -> bool:
+    """False: no set of these columns holds all layers."""
+    caps = _caps(costs)
+    caps = caps[caps >= 1]
+    return len(caps) >= terms.shape.pp and bool(
+        _largest(caps.astype(np.float64), terms.shape.pp).sum() >= terms.layers
+    )
+
+
+def _caps(costs: Costs) -> Ints:
+    """The most layers, wherever in a pipeline."""
+    caps: Ints = np.maximum(np.maximum(costs.first, costs.last), costs.middle)
+    return caps
+
+
+def of_any(costs: Costs, terms: Terms) -> LowerBounds:
+    """Of all sets of these columns that hold the layers (`may_hold`), the request path left out."""
+    caps = _caps(costs)
+    able = caps >= 1
+    caps, stages = caps[able], terms.shape.pp
+    prefill, decode = costs.prefill[able], costs.decode[able]
+    rests = costs.prefill_rest[able].min(), costs.decode_rest[able].min()
+    hops = terms.hops[Link.FAST]
+    prompt_s = _least(caps, prefill, terms) + rests[0] + (stages - 1) * hops[0]
+    token_s = _least(caps, decode, terms) + rests[1] + (stages - 1) * hops[1]
+    pace_s = terms.batches * terms.layers / _largest(1 / decode, stages).sum()
+    token_s = max(token_s, pace_s, terms.turns_s)
+    both_s = _least(caps, prefill + terms.tokens * decode, terms) + rests[0] + terms.tokens * rests[1]
+    both_s += (stages - 1) * (hops[0] + terms.tokens * hops[1])
+    latency_s = max(both_s, prompt_s + terms.tokens * token_s)
+    return LowerBounds(float(prompt_s), float(token_s), float(latency_s))
+
+
+def _least(caps: Ints, seconds: Floats, terms: Terms) -> float:
+    """No set's layers take less: with a price on each layer that is not taken, each stage takes all it can or
+    one, and the best stages are chosen (Lagrange's dual of taking all layers)."""
+    some = np.linspace(0, len(seconds) - 1, min(len(seconds), MAX_PRICES)).astype(np.int64)
+    prices = np.sort(seconds)[some][:, None]
+    spared = (prices - seconds) * np.where(prices > seconds, caps, 1)
+    gained = _largest(spared, terms.shape.pp).sum(axis=1)
+    return float((prices[:, 0] * terms.layers - gained).max())
+
+
+def _largest(values: Floats, count: int) -> Floats:
+    """The `count` largest, of each row."""
+    rest = values.shape[-1] - count
+    largest: Floats = np.partition(values, rest, axis=-1)[..., rest:]
+    return largest
 
 
 def of_ends(costs: Costs, groups: Groups, columns: Ints, terms: Terms) -> Floats:

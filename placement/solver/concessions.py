@@ -15,16 +15,17 @@ MIN_SHARE = 1e-9  # of what is asked for: a factor stays finite
 SLACK = 1 + 1e-9  # rounding must not undo what was found to suffice
 
 Find = Callable[[Request], Placement | None]
+Fits = Callable[[Request], bool]  # whether something would be found
 
 
-def accuracy(request: Request, find: Find) -> Relaxation | None:
+def accuracy(request: Request, fits: Fits) -> Relaxation | None:
     """The most accurate compression below the limit that can be placed."""
     asked = request.slos.accuracy
     if asked is None:
         return None
     below = sorted({c.accuracy for c in request.model.compressions if c.accuracy < asked}, reverse=True)
     for offered in below:
-        if find(replace(request, slos=replace(request.slos, accuracy=offered))) is not None:
+        if fits(replace(request, slos=replace(request.slos, accuracy=offered))):
             return less_accurate(asked, offered)
     return None
 
@@ -34,18 +35,18 @@ def less_accurate(asked: float, offered: float) -> Relaxation:
     return Relaxation(Constraint.ACCURACY, asked, offered, asked / max(offered, asked * MIN_SHARE), text)
 
 
-def rate(request: Request, find: Find) -> Relaxation | None:
+def rate(request: Request, find: Find, fits: Fits) -> Relaxation | None:
     """A rate that one copy keeps up with, to within 1/64 of what is in question."""
     idle = find(replace(request, rate_per_s=0.0)) if request.rate_per_s > 0 else None
     if idle is None:
         return None
     low, high = 0.0, request.rate_per_s
     most = idle.choice.throughput_per_s / SLACK
-    if most < high and find(replace(request, rate_per_s=most)) is not None:
+    if most < high and fits(replace(request, rate_per_s=most)):
         low = most
     elif most < high:
         high = most
-    sustained = _largest(low, high, lambda rate: find(replace(request, rate_per_s=rate)) is not None)
+    sustained = _largest(low, high, lambda rate: fits(replace(request, rate_per_s=rate)))
     return _less_often(request.rate_per_s, sustained)
 
 
@@ -55,11 +56,11 @@ def _less_often(asked: float, offered: float) -> Relaxation:
     return Relaxation(Constraint.RATE, asked, offered, asked / max(offered, asked * MIN_SHARE), text)
 
 
-def headroom(request: Request, find: Find) -> Relaxation | None:
+def headroom(request: Request, fits: Fits) -> Relaxation | None:
     """The largest headroom that can be kept, to within 1/64 of what was asked for."""
-    if request.headroom <= 0 or find(replace(request, headroom=0.0)) is None:
+    if request.headroom <= 0 or not fits(replace(request, headroom=0.0)):
         return None
-    largest = _largest(0.0, request.headroom, lambda kept: find(replace(request, headroom=kept)) is not None)
+    largest = _largest(0.0, request.headroom, lambda kept: fits(replace(request, headroom=kept)))
     return less_headroom(request.headroom, largest)
 
 
@@ -79,9 +80,9 @@ def less_headroom(asked: float, offered: float) -> Relaxation:
     return Relaxation(Constraint.HEADROOM, asked, offered, (1 - offered) / (1 - asked), text)
 
 
-def scope(request: Request, find: Find) -> Relaxation | None:
+def scope(request: Request, fits: Fits) -> Relaxation | None:
     """Giving up anti-affinity: no part of it can be kept."""
-    if not request.group or find(ungrouped(request)) is None:
+    if not request.group or not fits(ungrouped(request)):
         return None
     text = f"take it out of anti-affinity group {request.group}"
     return Relaxation(Constraint.ANTI_AFFINITY, 1.0, 0.0, 1.0, text)
@@ -92,17 +93,17 @@ def ungrouped(request: Request) -> Request:
     return replace(request, group="", scope=Scope.NONE)
 
 
-def memory(request: Request, find: Find) -> Relaxation | None:
+def memory(request: Request, fits: Fits) -> Relaxation | None:
     """The most sequences whose KV cache there is room for."""
-    if request.concurrency <= 1 or find(replace(request, concurrency=1)) is None:
+    if request.concurrency <= 1 or not fits(replace(request, concurrency=1)):
         return None
     low, high = 1, request.concurrency
     while high - low > 1:
         middle = (low + high) // 2
-        if find(replace(request, concurrency=middle)) is None:
-            high = middle
-        else:
+        if fits(replace(request, concurrency=middle)):
             low = middle
+        else:
+            high = middle
     text = f"hold {low} sequences at a time instead of {request.concurrency}"
     return Relaxation(Constraint.MEMORY, request.concurrency, low, request.concurrency / low, text)
 

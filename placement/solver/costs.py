@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from placement.solver.cluster import Link
 from placement.solver.groups import Groups
 from placement.solver.memory import most_layers
 from placement.solver.objective import limits_of
@@ -36,6 +35,11 @@ class Costs:
             return self.first
         return self.last if stage == pp - 1 else self.middle
 
+    def most(self, pp: int) -> int:
+        """Layers that no pipeline of `pp` stages is beyond."""
+        ends = int(self.first.max()) + (int(self.last.max()) if pp > 1 else 0)
+        return ends + max(0, pp - 2) * int(self.middle.max())
+
 
 def costs_of(request: Request, shape: Shape, view: View, groups: Groups, estimator: Estimator) -> Costs:
     rates = _rates(shape, view, groups, estimator)
@@ -64,12 +68,8 @@ def costs_of(request: Request, shape: Shape, view: View, groups: Groups, estimat
 def _rates(shape: Shape, view: View, groups: Groups, estimator: Estimator) -> Floats:
     """(8, groups): `StepRates` of each, unloaded."""
     rates = np.zeros((8, len(groups)))
-    spans = groups.nvlink_domain < 0
-    for number in np.unique(groups.type).tolist():
-        for link, where in ((Link.FAST, ~spans), (Link.NODE, spans)):
-            here = where & (groups.type == number)
-            if here.any():
-                rates[:, here] = _row(estimator.rates(shape, view.type_names[number], link))
+    for number, link, columns in groups.kinds:
+        rates[:, columns] = _row(estimator.rates(shape, view.types[number].name, link))
     return rates
 
 

@@ -6,19 +6,20 @@ A constraint binds when a placement exists without it.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from placement.solver import hosts
 from placement.solver.cluster import Cluster
-from placement.solver.concessions import Find
+from placement.solver.concessions import any_shape, ungrouped
 from placement.solver.estimators import estimator_of
 from placement.solver.memory import total_bytes
 from placement.solver.objective import GIB
 from placement.solver.outcome import NotPlaced, Outcome
+from placement.solver.places import Shared
 from placement.solver.policies.base import EstimatorFor, Policy
 from placement.solver.relaxing import relaxations, relaxed, together
 from placement.solver.request import Request
 from placement.solver.shapes import shapes
-from placement.solver.view import view_of
 from placement.types import Constraint, Placement, Relaxation
 
 
@@ -27,10 +28,8 @@ def decide(
 ) -> Outcome:
     """Never empty-handed: `NotPlaced` names a constraint and, where one exists, what would do."""
 
-    def find(changed: Request) -> Placement | None:
-        return policy.find(cluster, changed, estimator_for)
-
-    return find(request) or _why_not(cluster, request, find, estimator_for)
+    shared = Shared(cluster, estimator_for)
+    return policy.search(shared, request) or _why_not(shared, request, policy)
 
 
 def eased(
@@ -67,16 +66,19 @@ def _gpus(cluster: Cluster) -> int:
     return 0 if any(kind.shared for kind in cluster.types) else cluster.gpu_count
 
 
-def _why_not(cluster: Cluster, request: Request, find: Find, estimator_for: EstimatorFor) -> NotPlaced:
-    gpus = _gpus(cluster)
-    alone = relaxations(request, find, gpus)
+def _why_not(shared: Shared, request: Request, policy: Policy) -> NotPlaced:
+    gpus = _gpus(shared.cluster)
+    if not _may_hold(shared, request, gpus):
+        return NotPlaced(request.name, Constraint.MEMORY, _no_memory(shared, request))
+    find, fits = partial(policy.search, shared), partial(policy.fits, shared)
+    alone = relaxations(request, find, gpus, fits)
     if alone:
         nearest = alone[0]
         reason = f"{nearest.constraint} binds: {nearest.text}"
         if nearest.constraint is Constraint.MEMORY:
-            reason = _no_memory(cluster, request, estimator_for)
+            reason = _no_memory(shared, request)
         return NotPlaced(request.name, nearest.constraint, reason, alone)
-    all_limits = together(request, find, gpus)
+    all_limits = together(request, find, gpus, fits)
     if all_limits:
         return NotPlaced(
             request.name,
@@ -86,15 +88,26 @@ def _why_not(cluster: Cluster, request: Request, find: Find, estimator_for: Esti
             all_limits,
             together=True,
         )
-    return NotPlaced(request.name, Constraint.MEMORY, _no_memory(cluster, request, estimator_for))
+    return NotPlaced(request.name, Constraint.MEMORY, _no_memory(shared, request))
 
 
-def _no_memory(cluster: Cluster, request: Request, estimator_for: EstimatorFor) -> str:
-    view = view_of(cluster, request)
+def _may_hold(shared: Shared, request: Request, gpus: int) -> bool:
+    """Whether there is memory for one sequence of the model, whatever else is given up. If not, no search
+    finds anything."""
+    free = replace(ungrouped(any_shape(request, gpus)), concurrency=1, headroom=0.0)
+    places, estimator = shared.places(free), shared.estimator(free)
+    if places.view.shared:
+        return True
+    every = shapes(free, len(places.view))
+    return any(places.holds(shape, request.model.layers, estimator) for shape in every)
+
+
+def _no_memory(shared: Shared, request: Request) -> str:
+    view = shared.view(request)
     device = "CPU host" if view.shared else "GPU"
     if not len(view):
         return f"the cluster has no {device} for it; add one"
-    estimator, layers = estimator_for(cluster, request), request.model.layers
+    estimator, layers = shared.estimator(request), request.model.layers
     every = shapes(request, hosts.max_ranks(request) if view.shared else len(view))
     if not every:
         return f"{request.model.heads} heads cannot be split as asked on {len(view)} {device}s"

@@ -144,9 +144,10 @@ class StageEstimator(ABC):
         """Requests in flight under the expected rate."""
         if shape not in self._batches:
             batch, request = 1.0, self._request
-            for _ in range(PASSES):
+            prompt_s = self._prompt(shape).of(request.model.layers, is_last=True)
+            for _ in range(PASSES if request.rate_per_s > 0 else 0):  # idle, there is one at a time
                 before = batch
-                in_flight = request.rate_per_s * self._ideal_latency_s(shape, batch)
+                in_flight = request.rate_per_s * self._ideal_latency_s(shape, batch, prompt_s)
                 batch = min(float(request.concurrency), max(1.0, in_flight))
                 if batch == before:
                     break
@@ -171,9 +172,8 @@ class StageEstimator(ABC):
             self._prompts[shape] = self.prompt_time(shape, self._fastest, Link.FAST)
         return self._prompts[shape]
 
-    def _ideal_latency_s(self, shape: Shape, batch: float) -> float:
+    def _ideal_latency_s(self, shape: Shape, batch: float, prompt: float) -> float:
         layers, slower = self._request.model.layers, self._congestion(shape)
-        prompt = self._prompt(shape).of(layers, is_last=True)
         token = self.token_time(shape, self._fastest, Link.FAST, batch).of(layers, is_last=True)
         hops_s = (shape.pp - 1) * self.boundary_s
         per_token = token * slower.token + hops_s

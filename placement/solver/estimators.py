@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from placement.solver.cluster import Cluster
 from placement.solver.plan import Estimator
 from placement.solver.profiled import Profiled
 from placement.solver.request import Request
 from placement.solver.roofline import Roofline
+
+
+class EstimatorFor(Protocol):
+    """Makes the estimator of one request on one cluster; `estimator_of` is one.
+
+    Of the request it may look at the model and the load, not at limits.
+    """
+
+    def __call__(self, cluster: Cluster, request: Request) -> Estimator: ...
 
 
 def estimator_of(cluster: Cluster, request: Request) -> Estimator:

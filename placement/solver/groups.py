@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -36,6 +37,17 @@ class Groups:
     def __len__(self) -> int:
         return len(self.members)
 
+    @cached_property
+    def kinds(self) -> tuple[tuple[int, Link, Ints], ...]:
+        """Type and link of some of the groups, and their columns: of all groups together."""
+        spans = self.nvlink_domain < 0
+        kinds = (
+            (number, link, np.flatnonzero(where & (self.type == number)))
+            for number in np.unique(self.type).tolist()
+            for link, where in ((Link.FAST, ~spans), (Link.NODE, spans))
+        )
+        return tuple(kind for kind in kinds if len(kind[2]))
+
     def link(self, column: int) -> Link:
         return Link.FAST if self.nvlink_domain[column] >= 0 else Link.NODE
 
@@ -57,10 +69,10 @@ def groups_of(view: View, members: Ints) -> Groups:
 
 def every_group(view: View, tp: int, max_groups: int = MAX_GROUPS) -> Groups | None:
     """All groups of `tp` GPUs, or None when there are more than `max_groups`."""
-    runs = _runs(view)
-    if sum(math.comb(len(run), tp) for run in runs) > max_groups:
+    _, sizes = np.unique(runs_of(view), return_counts=True)
+    if sum(math.comb(size, tp) for size in sizes.tolist()) > max_groups:
         return None
-    members = [group for run in runs for group in itertools.combinations(run, tp)]
+    members = [group for run in _runs(view) for group in itertools.combinations(run, tp)]
     return groups_of(view, np.array(members, dtype=np.int64).reshape(-1, tp))
 
 
@@ -90,20 +102,6 @@ def distinct(groups: Sequence[Groups]) -> Groups:
     return Groups(*joined)
 
 
-def group_sets(groups: Groups, pp: int, keys: Sequence[Floats | Ints]) -> Ints:
-    """Sets of `pp` columns that follow each other by each key, in an NVLink domain, a node, or anywhere."""
-    sets = []
-    everywhere = np.zeros(len(groups), dtype=np.int64)
-    places = [p for p in (groups.nvlink_domain, groups.node, everywhere) if len(groups) >= pp]
-    for place, key in itertools.product(places, keys):
-        order = np.lexsort((groups.usable, key, place))
-        windows = sliding_window_view(order, pp)
-        sets.append(windows[place[windows[:, 0]] == place[windows[:, -1]]])
-    if not sets:
-        return np.empty((0, pp), dtype=np.int64)
-    return np.unique(np.concatenate(sets), axis=0)
-
-
 def every_set(groups: Groups, pp: int, max_sets: int) -> Ints | None:
     """All sets of `pp` groups that share no GPU, or None when there are more than `max_sets` to look at."""
     if math.comb(len(groups), pp) > max_sets:
@@ -118,10 +116,15 @@ def every_set(groups: Groups, pp: int, max_sets: int) -> Ints | None:
     return np.array(sets, dtype=np.int64).reshape(-1, pp)
 
 
+def runs_of(view: View) -> Ints:
+    """A number for each GPU, the same for those of one node and type."""
+    return view.node * len(view.types) + view.type
+
+
 def _runs(view: View) -> list[list[int]]:
     """GPUs of one node and type."""
-    runs: dict[tuple[int, int], list[int]] = {}
-    for number, key in enumerate(zip(view.node.tolist(), view.type.tolist(), strict=True)):
+    runs: dict[int, list[int]] = {}
+    for number, key in enumerate(runs_of(view).tolist()):
         runs.setdefault(key, []).append(number)
     return list(runs.values())
 
@@ -131,7 +134,7 @@ def _windows(view: View, place: Ints, keys: Sequence[Floats | Ints], tp: int, di
     if len(order) < tp:
         return np.empty((0, tp), dtype=np.int64)
     windows = sliding_window_view(order, tp)
-    run = np.unique(np.stack([place, view.type]), axis=1, return_inverse=True)[1].reshape(-1)[order]
+    run = (place * len(view.types) + view.type)[order]
     starts = np.arange(len(windows))
     keep = run[starts] == run[starts + tp - 1]
     if disjoint:
@@ -143,5 +146,5 @@ def _windows(view: View, place: Ints, keys: Sequence[Floats | Ints], tp: int, di
 
 def _same(one: Ints, other: Ints) -> bool:
     """Whether both divide the GPUs alike."""
-    pairs = len(np.unique(np.stack([one, other]), axis=1).T)
+    pairs = len(np.unique(one * (other.max(initial=0) + 1) + other))
     return pairs == len(np.unique(one)) == len(np.unique(other))

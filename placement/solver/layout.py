@@ -40,9 +40,10 @@ def plan_of(view: View, layout: Layout) -> CandidatePlan:
 
 def widest_link(view: View, gpus: tuple[int, ...]) -> Link:
     """The slowest link among these GPUs."""
-    if len({int(view.node[gpu]) for gpu in gpus}) > 1:
+    columns = list(gpus)
+    if len(set(view.node[columns].tolist())) > 1:
         return Link.NETWORK
-    return Link.FAST if len({int(view.nvlink_domain[gpu]) for gpu in gpus}) == 1 else Link.NODE
+    return Link.FAST if len(set(view.nvlink_domain[columns].tolist())) == 1 else Link.NODE
 
 
 def needs(estimator: Estimator, layout: Layout) -> dict[int, int]:

@@ -38,6 +38,8 @@ def objective(request: Request, shape: Shape, figures: Figures) -> float:
 
 def min_objective(request: Request, shape: Shape, estimator: Estimator, latency_s: float) -> float:
     """Of any layout of this shape that is not quicker: even stages have the least memory."""
+    if request.intent is Intent.MIN_LATENCY:
+        return latency_s
     memory_bytes = total_bytes(estimator, shape, request.model.layers)
     return _objective(request, shape, memory_bytes, latency_s)
 
@@ -71,10 +73,31 @@ def limits_of(request: Request, estimator: Estimator) -> StepLimits:
     return StepLimits(ttft_s - estimator.path_s, tpot_s)
 
 
+def max_latency_s(request: Request, shape: Shape, estimator: Estimator) -> float:
+    """Seconds of stages and hops of a request beyond which every layout of this shape breaks a limit."""
+    slos, most = request.slos, float("inf")
+    if slos.latency_s is not None:
+        most = slos.latency_s
+    if slos.cost is not None:
+        memory_bytes = total_bytes(estimator, shape, request.model.layers)
+        each = cost(request.cost, shape.ranks, memory_bytes, 1.0)
+        if request.cost is not CostMeasure.MEMORY and each > 0:
+            most = min(most, slos.cost / each)
+    return most * (1 + ROUNDING) - estimator.path_s
+
+
+def is_limited(request: Request) -> bool:
+    """Whether there is a limit that `out_of_reach` knows."""
+    slos = request.slos
+    return (slos.latency_s, slos.ttft_s, slos.tpot_s, slos.cost) != (None,) * 4
+
+
 def out_of_reach(request: Request, shape: Shape, estimator: Estimator, bounds: LowerBounds) -> bool:
     """Whether every layout of this shape breaks a limit, by lower bounds alone; some that do are missed."""
-    memory_bytes = total_bytes(estimator, shape, request.model.layers)
-    spent = cost(request.cost, shape.ranks, memory_bytes, bounds.latency_s)
+    spent = 0.0
+    if request.slos.cost is not None:
+        memory_bytes = total_bytes(estimator, shape, request.model.layers)
+        spent = cost(request.cost, shape.ranks, memory_bytes, bounds.latency_s)
     return any(value > limit * (1 + ROUNDING) for _, limit, value in _limits(request, bounds, spent))
 
 

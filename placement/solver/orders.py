@@ -19,6 +19,8 @@ from placement.solver.costs import Costs
 from placement.solver.groups import Groups
 from placement.solver.view import Bools, Ints
 
+MANY = 1 << 32  # layers: more than any pipeline has
+NEVER = 1 << 48
 MAX_PERMUTED = 6  # stages; of more, whose layers are given, only orders by ends and place are tried
 
 
@@ -40,18 +42,46 @@ def caps_by_ends(costs: Costs, columns: Ints) -> Ints:
     return caps
 
 
+def may_hold(costs: Costs, layers: int, order: Ints, stages: int) -> Bools:
+    """Of every so many columns that follow each other in `order`: whether it is worth asking if they hold all
+    layers. False: they do not."""
+    most = np.maximum(np.maximum(costs.first, costs.last), costs.middle)[order]
+    none = (costs.middle < 1)[order]
+    possible: Bools = (_sums(most, stages) >= layers) & (_sums(none, stages) <= 2)  # the ends
+    return possible
+
+
+def _sums(values: Ints | Bools, count: int) -> Ints:
+    """Of every `count` values that follow each other."""
+    until: Ints = np.concatenate([[0], np.cumsum(values)])
+    sums: Ints = until[count:] - until[:-count]
+    return sums
+
+
 def holds(costs: Costs, sets: Ints, layers: int, given: Sequence[int] = ()) -> Bools:
     """Of each set, whether some order of it holds all layers, at least one a stage; with `given`, these."""
     first, middle, last = costs.first[sets], costs.middle[sets], costs.last[sets]
     if given:
         return _hold_given(first, middle, last, given)
-    a, b = ends(sets.shape[1]).T
-    none = middle < 1
-    others = none.sum(axis=1)[:, None] - none[:, a] - none[:, b]
-    held = middle.sum(axis=1)[:, None] + (first - middle)[:, a] + (last - middle)[:, b]
-    fits = (first[:, a] >= 1) & (last[:, b] >= 1) & (others == 0) & (held >= layers)
-    possible: Bools = np.any(fits, axis=1)
+    # A group that holds no layer between the ends has to be one: without the layers of that, it counts most.
+    more = np.where(middle < 1, MANY, 0) - middle
+    as_first = np.where(first >= 1, first + more, -NEVER)
+    as_last = np.where(last >= 1, last + more, -NEVER)
+    held = middle.sum(axis=1) + _best_pair(as_first, as_last)
+    possible: Bools = held >= layers + MANY * (middle < 1).sum(axis=1)
     return possible
+
+
+def _best_pair(one: Ints, other: Ints) -> Ints:
+    """Of each row, the largest sum of an entry of `one` and an entry of `other` in another column."""
+    rows = np.arange(len(one))
+    best, others_best = one.argmax(axis=1), other.argmax(axis=1)
+    most, others_most = one[rows, best], other[rows, others_best]
+    one, other = one.copy(), other.copy()
+    one[rows, best] = other[rows, others_best] = -2 * NEVER
+    apart = np.maximum(most + other.max(axis=1), one.max(axis=1) + others_most)
+    pairs: Ints = np.where(best == others_best, apart, most + others_most)
+    return pairs
 
 
 def _hold_given(first: Ints, middle: Ints, last: Ints, given: Sequence[int]) -> Bools:

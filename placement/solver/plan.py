@@ -20,6 +20,10 @@ class Shape:
     tp: int
     pp: int
 
+    def __hash__(self) -> int:
+        """Of what tells a model's shapes apart: they are looked up often."""
+        return hash((self.compression.name, self.tp, self.pp))
+
     @property
     def ranks(self) -> int:
         return self.tp * self.pp

@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from placement.solver import concessions
-from placement.solver.concessions import SLACK, Find
+from placement.solver.concessions import SLACK, Find, Fits
 from placement.solver.numbers import rounded
 from placement.solver.objective import UNITS, cost
 from placement.solver.request import Request
@@ -22,13 +23,14 @@ SEARCHES = 24
 _LIMITS = {Constraint.LATENCY, Constraint.TTFT, Constraint.TPOT, Constraint.COST, Constraint.ACCURACY}
 
 
-def relaxations(request: Request, find: Find, gpus: int) -> tuple[Relaxation, ...]:
+def relaxations(request: Request, find: Find, gpus: int, fits: Fits | None = None) -> tuple[Relaxation, ...]:
     """Of each constraint that is set, lifted alone: what would do on `gpus` GPUs; the nearest first.
 
-    Giving up an anti-affinity is no matter of degree, and comes last.
+    Giving up an anti-affinity is no matter of degree, and comes last. `fits` tells sooner than `find` whether
+    that finds anything.
     """
-    find = _at_most(SEARCHES, find)
-    options = [*_singles(request, find)]
+    find, fits = _at_most(SEARCHES, find, fits)
+    options = [*_singles(request, find, fits)]
     others = any(relaxation.constraint is not Constraint.ANTI_AFFINITY for relaxation in options)
     if not others or concessions.names_shapes(request):  # wider than usual is the last resort
         wider = concessions.parallelism(request, find, gpus)
@@ -36,47 +38,51 @@ def relaxations(request: Request, find: Find, gpus: int) -> tuple[Relaxation, ..
     return tuple(sorted(options, key=lambda r: (r.constraint is Constraint.ANTI_AFFINITY, r.factor)))
 
 
-def _at_most(searches: int, find: Find) -> Find:
+def _at_most(searches: int, find: Find, fits: Fits | None) -> tuple[Find, Fits]:
     """The search, which finds nothing any more when it was made so often: what is offered then gives way by
     more than it had to, and still suffices."""
     numbers = itertools.count(1)
-    return lambda request: find(request) if next(numbers) <= searches else None
+    finds = fits or (lambda request: find(request) is not None)
+    return (
+        lambda request: find(request) if next(numbers) <= searches else None,
+        lambda request: next(numbers) <= searches and finds(request),
+    )
 
 
-def _singles(request: Request, find: Find) -> Iterator[Relaxation]:
+def _singles(request: Request, find: Find, fits: Fits) -> Iterator[Relaxation]:
     for lifted in _lifted(request):
         placement = find(lifted.request)
         if placement is not None:
             yield _relaxation(lifted, lifted.offered(placement))
     for search in (
         concessions.accuracy,
-        concessions.rate,
+        partial(concessions.rate, find=find),
         concessions.headroom,
         concessions.scope,
         concessions.memory,
     ):
-        relaxation = search(request, find)
+        relaxation = search(request, fits=fits)
         if relaxation is not None:
             yield relaxation
 
 
-def together(request: Request, find: Find, gpus: int) -> tuple[Relaxation, ...]:
+def together(request: Request, find: Find, gpus: int, fits: Fits | None = None) -> tuple[Relaxation, ...]:
     """Every limit lifted at once: by how much the fastest placement then breaks each. () if there is none.
 
     An anti-affinity is kept if it can be, the allowed shapes too, and of the rate as much as can.
     """
-    find = _at_most(SEARCHES, find)
+    find, fits = _at_most(SEARCHES, find, fits)
     wider = concessions.any_shape(request, gpus)
-    return _broken(request, request, find) or _broken(request, wider, find)
+    return _broken(request, request, find, fits) or _broken(request, wider, find, fits)
 
 
-def _broken(request: Request, shaped: Request, find: Find) -> tuple[Relaxation, ...]:
+def _broken(request: Request, shaped: Request, find: Find, fits: Fits) -> tuple[Relaxation, ...]:
     """What of the request the fastest placement in the shapes of `shaped` breaks."""
     free = replace(shaped, intent=Intent.MIN_LATENCY, slos=Slos(), headroom=0.0)
-    scope = _scope(free, find)
+    scope = _scope(free, fits)
     if scope is not None:
         free = concessions.ungrouped(free)
-    less = None if find(free) else concessions.rate(free, find)
+    less = None if fits(free) else concessions.rate(free, find, fits)
     if less is not None:
         free = replace(free, rate_per_s=less.offered)
     placement = find(free)
@@ -99,10 +105,10 @@ def _broken(request: Request, shaped: Request, find: Find) -> tuple[Relaxation, 
     return tuple(broken)
 
 
-def _scope(free: Request, find: Find) -> Relaxation | None:
+def _scope(free: Request, fits: Fits) -> Relaxation | None:
     """The anti-affinity, if nothing fits beside it at any rate."""
     idle = replace(free, rate_per_s=0.0)
-    return concessions.scope(idle, find) if find(idle) is None else None
+    return None if fits(idle) else concessions.scope(idle, fits)
 
 
 def relaxed(request: Request, relaxation: Relaxation, gpus: int) -> Request:

@@ -5,10 +5,11 @@ Constants of communication are `profiler.roofline`'s, measured on H200s; rates a
 
 from __future__ import annotations
 
-from placement.solver.cluster import GpuType, Link
+from placement.solver.cluster import Cluster, GpuType, Link
 from placement.solver.estimator import StageEstimator
 from placement.solver.memory import figures_lines, kv_rank_bytes
 from placement.solver.plan import Account, CandidatePlan, Lines, Shape
+from placement.solver.request import Request
 from profiler.predicting.intervals import ROUGH_FACTOR
 from profiler.roofline import HOP_S, StageTime, allreduce_s, roofline_s
 from profiler.types import Basis, Plan
@@ -17,6 +18,10 @@ ALLREDUCES_PER_LAYER = 2
 
 
 class Roofline(StageEstimator):
+    def __init__(self, cluster: Cluster, request: Request) -> None:
+        super().__init__(cluster, request)
+        self._lines: dict[tuple[Shape, bool, bool], Lines] = {}
+
     @property
     def hidden_bytes(self) -> int:
         return self._request.model.hidden_bytes
@@ -33,7 +38,10 @@ class Roofline(StageEstimator):
         return self._time(shape, kind, link, sequences, sequences * context)
 
     def lines(self, shape: Shape, stage: int) -> Lines:
-        return figures_lines(self._request, shape, stage)
+        key = (shape, stage == 0, stage == shape.pp - 1)  # stages between the ends are alike
+        if key not in self._lines:
+            self._lines[key] = figures_lines(self._request, shape, stage)
+        return self._lines[key]
 
     def account(self, plan: CandidatePlan) -> Account:
         request, shape = self._request, plan.shape

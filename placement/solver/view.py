@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.solver.cluster import Cluster, GpuType, Resident
+from placement.solver.cluster import Cluster, Gpu, GpuType, Resident
 from placement.solver.request import Request
 from placement.types import Scope
 
@@ -61,28 +61,54 @@ def busier(load: float, utilisation: float) -> float:
 
 def view_of(cluster: Cluster, request: Request) -> View:
     """Without the GPUs or nodes that the request's anti-affinity forbids."""
+    return with_headroom(whole_view(cluster, request), request.headroom)
+
+
+def with_headroom(view: View, headroom: float) -> View:
+    """The view with this share of each GPU's total memory left free."""
+    return replace(view, usable=view.free - (headroom * view.total).astype(np.int64))
+
+
+def whole_view(cluster: Cluster, request: Request) -> View:
+    """As `view_of`, without headroom: all that is free is usable."""
+    seen = [*_seen(cluster, request)]
     types = {kind.name: number for number, kind in enumerate(cluster.types)}
-    domains: dict[tuple[int, int], int] = {}
-    names, rows = [], []
+    node = np.array([number for number, _ in seen], dtype=np.int64)
+    free = np.array([gpu.free_bytes for _, gpu in seen], dtype=np.int64)
+    load = np.array([gpu.load for _, gpu in seen], dtype=np.float64)
+    slowdown: Floats = 1 / (1 - np.minimum(load, MAX_LOAD))
+    return View(
+        names=tuple((cluster.nodes[number].name, gpu.index) for number, gpu in seen),
+        types=cluster.types,
+        node=node,
+        type=np.array([types[gpu.type] for _, gpu in seen], dtype=np.int64),
+        nvlink_domain=_numbered([(number, gpu.nvlink_domain) for number, gpu in seen]),
+        free=free,
+        total=np.array([gpu.total_bytes for _, gpu in seen], dtype=np.int64),
+        usable=free,
+        load=load,
+        slowdown=slowdown,
+    )
+
+
+def _seen(cluster: Cluster, request: Request) -> Iterator[tuple[int, Gpu]]:
+    """The GPUs that the request may use, with their node's number."""
+    if not request.group:
+        yield from ((number, gpu) for number, node in enumerate(cluster.nodes) for gpu in node.gpus)
+        return
     for number, node in enumerate(cluster.nodes):
         apart = [_scopes(request, gpu.residents) for gpu in node.gpus]
         if any(Scope.NODE in scopes for scopes in (*apart, _scopes(request, node.residents))):
             continue
         for gpu, scopes in zip(node.gpus, apart, strict=True):
-            if Scope.GPU in scopes:
-                continue
-            domain = domains.setdefault((number, gpu.nvlink_domain), len(domains))
-            usable = gpu.free_bytes - int(request.headroom * gpu.total_bytes)
-            names.append((node.name, gpu.index))
-            rows.append((number, types[gpu.type], domain, gpu.free_bytes, gpu.total_bytes, usable, gpu.load))
-    columns = list(zip(*rows, strict=True)) or [()] * 7
-    ints = [np.array(column, dtype=np.int64) for column in columns[:6]]
-    load = np.array(columns[6], dtype=np.float64)
-    at_node, of_type, in_domain, free, total, can_use = ints
-    slowdown: Floats = 1 / (1 - np.minimum(load, MAX_LOAD))
-    return View(
-        tuple(names), cluster.types, at_node, of_type, in_domain, free, total, can_use, load, slowdown
-    )
+            if Scope.GPU not in scopes:
+                yield number, gpu
+
+
+def _numbered(keys: Sequence[tuple[int, int]]) -> Ints:
+    """A number for each distinct key, in the order in which they come."""
+    numbers: dict[tuple[int, int], int] = {}
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
 
 def _scopes(request: Request, residents: Sequence[Resident]) -> set[Scope]:

@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import Protocol
 
 from placement.solver.cluster import Cluster
-from placement.solver.estimators import estimator_of
-from placement.solver.plan import Estimator
+from placement.solver.estimators import EstimatorFor, estimator_of
+from placement.solver.places import Shared
 from placement.solver.request import Request
 from placement.types import Placement
 
-
-class EstimatorFor(Protocol):
-    """Makes the estimator of one request on one cluster; `estimator_of` is one."""
-
-    def __call__(self, cluster: Cluster, request: Request) -> Estimator: ...
+__all__ = ["EstimatorFor", "Policy"]
 
 
 class Policy(Protocol):
@@ -23,8 +19,16 @@ class Policy(Protocol):
     @property
     def name(self) -> str: ...
 
+    def search(self, shared: Shared, request: Request) -> Placement | None:
+        """The best placement by this policy that keeps every limit; None if it finds none."""
+        ...
+
+    def fits(self, shared: Shared, request: Request) -> bool:
+        """Whether `search` finds one."""
+        return self.search(shared, request) is not None
+
     def find(
         self, cluster: Cluster, request: Request, estimator_for: EstimatorFor = estimator_of
     ) -> Placement | None:
-        """The best placement by this policy that keeps every limit; None if it finds none."""
-        ...
+        """As `search`, of one request alone."""
+        return self.search(Shared(cluster, estimator_for), request)

@@ -22,18 +22,18 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from placement.solver import hosts
-from placement.solver.cluster import Cluster, Link
+from placement.solver.cluster import Link
 from placement.solver.costs import Costs, costs_of
-from placement.solver.estimators import estimator_of
 from placement.solver.groups import Groups, every_group
 from placement.solver.layout import Layout, Search, placed, plan_of
 from placement.solver.memory import total_bytes
 from placement.solver.objective import GIB, excesses, objective
+from placement.solver.places import Shared
 from placement.solver.plan import Estimator, Shape
-from placement.solver.policies.base import EstimatorFor
+from placement.solver.policies.base import Policy
 from placement.solver.request import Request
 from placement.solver.shapes import shapes
-from placement.solver.view import Floats, Ints, View, view_of
+from placement.solver.view import Floats, Ints, View
 from placement.types import CostMeasure, Placement
 
 MAX_GPUS = 16
@@ -41,16 +41,16 @@ GAP = 1e-6  # relative; what HiGHS may leave
 
 
 @dataclass(frozen=True)
-class Exact:
-    name: str = "exact"
+class Exact(Policy):
+    @property
+    def name(self) -> str:
+        return "exact"
 
-    def find(
-        self, cluster: Cluster, request: Request, estimator_for: EstimatorFor = estimator_of
-    ) -> Placement | None:
+    def search(self, shared: Shared, request: Request) -> Placement | None:
         """Raises ValueError for clusters of more than 16 GPUs."""
-        if cluster.gpu_count > MAX_GPUS:
-            raise ValueError(f"the exact policy takes up to {MAX_GPUS} GPUs, got {cluster.gpu_count}")
-        view, estimator = view_of(cluster, request), estimator_for(cluster, request)
+        if shared.cluster.gpu_count > MAX_GPUS:
+            raise ValueError(f"the exact policy takes up to {MAX_GPUS} GPUs, got {shared.cluster.gpu_count}")
+        view, estimator = shared.view(request), shared.estimator(request)
         if view.shared:
             return hosts.find(request, view, estimator)
         best: tuple[float, Layout] | None = None

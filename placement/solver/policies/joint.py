@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -19,31 +20,35 @@ from placement.solver import bounds as bounding
 from placement.solver import groups as grouping
 from placement.solver import hosts, orders
 from placement.solver.bounds import Terms
-from placement.solver.cluster import Cluster, Link
+from placement.solver.cluster import Link
+from placement.solver.concessions import WIDEST
 from placement.solver.costs import Costs, costs_of
-from placement.solver.estimators import estimator_of
+from placement.solver.families import Family
 from placement.solver.groups import Groups
 from placement.solver.layout import Layout, Search, needs, placed, plan_of
 from placement.solver.memory import stage_bytes
 from placement.solver.objective import (
     LowerBounds,
     excesses,
+    is_limited,
     limits_of,
+    max_latency_s,
     min_objective,
     objective,
     out_of_reach,
 )
+from placement.solver.places import Places, Shared
 from placement.solver.plan import Estimator, Shape
-from placement.solver.policies.base import EstimatorFor
+from placement.solver.policies.base import Policy
 from placement.solver.request import Request
 from placement.solver.shapes import shapes
 from placement.solver.split import Pipeline, best_split, even_split, given_split
-from placement.solver.view import Ints, View, view_of
+from placement.solver.view import Ints, View
 from placement.types import Placement
 from profiler.plans import even_stages
 
-FEW_GROUPS = 80  # small clusters are searched group by group
-FEW_SETS = 4000  # and set by set
+FEW_SETS = 4000  # of groups: they are searched one by one
+SHORT = 8  # stages; for longer pipelines than this more groups are compared
 MAX_SPLITS = 48  # sets of one shape that are split exactly
 MAX_KEPT = 12  # single groups of one shape that are looked at
 LONG = 8  # stages; of longer pipelines than this
@@ -52,7 +57,7 @@ MAX_LONG = 8  # no more shapes are weighed once this many can be placed
 
 
 @dataclass(frozen=True)
-class Joint:
+class Joint(Policy):
     """`tolerance`: how much worse an objective may be, relatively, to leave more room for the next model.
 
     Without `uneven` every stage has as many layers as the engine would give it by itself.
@@ -65,19 +70,27 @@ class Joint:
     def name(self) -> str:
         return "ostinato" if self.uneven else "ostinato-even"
 
-    def find(
-        self, cluster: Cluster, request: Request, estimator_for: EstimatorFor = estimator_of
-    ) -> Placement | None:
-        view, estimator = view_of(cluster, request), estimator_for(cluster, request)
+    def search(self, shared: Shared, request: Request) -> Placement | None:
+        view, estimator = shared.view(request), shared.estimator(request)
         if view.shared:
             return hosts.find(request, view, estimator)
-        search = _Search(request, view, estimator, self.tolerance, self.uneven)
+        search = self._search(shared, request)
         best = search.best()
         if best is None:
             return None
         reason = f"fragmentation cost {best.loss / 2**30:.2f} GiB, the least within {self.tolerance:.1%}"
         tried = Search(search.shapes, len(search.candidates), (reason,))
         return placed(request, view, best.layout, estimator, tried)
+
+    def fits(self, shared: Shared, request: Request) -> bool:
+        """The first layout within every limit is enough to know."""
+        if shared.view(request).shared:
+            return self.search(shared, request) is not None
+        return self._search(shared, request).finds()
+
+    def _search(self, shared: Shared, request: Request) -> _Search:
+        places, estimator = shared.places(request), shared.estimator(request)
+        return _Search(request, places, estimator, self.tolerance, self.uneven)
 
 
 @dataclass(frozen=True)
@@ -97,20 +110,26 @@ class _Search:
     """One decision; its own scratch space, never shared."""
 
     request: Request
-    view: View
+    places: Places
     estimator: Estimator
     tolerance: float
     uneven: bool
     shapes: int = 0
     candidates: list[_Candidate] = field(default_factory=list)
-    _single: dict[int, Groups] = field(default_factory=dict)
-    _families: dict[int, tuple[Groups, ...]] = field(default_factory=dict)
+
+    @property
+    def view(self) -> View:
+        return self.places.view
+
+    def finds(self) -> bool:
+        """Whether there is any candidate."""
+        layouts = (layout for _, shape in self._bounds() for layout in self._layouts(shape))
+        return any(self._consider(layout) for layout in layouts)
 
     def best(self) -> _Candidate | None:
-        bounds = [(self._bound(shape), n, shape) for n, shape in enumerate(self._shapes())]
         best, long = float("inf"), 0
-        for bound, _, shape in sorted(bounds, key=lambda b: b[:2]):
-            if bound > best * (1 + self.tolerance) or bound == float("inf"):
+        for bound, shape in self._bounds():
+            if bound > best * (1 + self.tolerance):
                 break
             if shape.pp > LONG and long == MAX_LONG:
                 continue
@@ -122,6 +141,12 @@ class _Search:
         near = [f for f in self.candidates if f.objective <= best * (1 + self.tolerance)]
         return min(near, key=lambda f: f.key, default=None)
 
+    def _bounds(self) -> list[tuple[float, Shape]]:
+        """Shapes by the least objective that a layout of theirs could have; without those that have none."""
+        bounds = ((self._bound(shape), n, shape) for n, shape in enumerate(self._shapes()))
+        possible = sorted((b for b in bounds if b[0] < float("inf")), key=lambda b: b[:2])
+        return [(bound, shape) for bound, _, shape in possible]
+
     def _shapes(self) -> list[Shape]:
         min_accuracy = self.request.slos.accuracy or 0.0
         allowed = [s for s in shapes(self.request, len(self.view)) if s.compression.accuracy >= min_accuracy]
@@ -131,12 +156,12 @@ class _Search:
     def _bound(self, shape: Shape) -> float:
         """No layout of this shape has a lower objective: all layers at the fastest rate. Infinite: none is
         within the limits, or holds all layers."""
-        groups = self._groups_of(shape.tp)
-        if not len(groups):
+        if not self.places.holds(shape, self.request.model.layers, self.estimator):
             return float("inf")
+        groups = self.places.best_groups(shape.tp)
         costs = costs_of(self.request, shape, self.view, groups, self.estimator)
         layers, tokens = self.request.model.layers, self.request.output_tokens - 1
-        if sum(int(costs.caps(stage, shape.pp).max()) for stage in range(shape.pp)) < layers:
+        if costs.most(shape.pp) < layers:
             return float("inf")
         hops = self.estimator.hop_s(shape, Link.FAST)
         prompt = layers * costs.prefill.min() + costs.prefill_rest.min() + (shape.pp - 1) * hops[0]
@@ -147,23 +172,14 @@ class _Search:
             return float("inf")
         return min_objective(self.request, shape, self.estimator, bounds.latency_s)
 
-    def _groups_of(self, tp: int) -> Groups:
-        if tp not in self._single:
-            every = grouping.every_group(self.view, tp, FEW_GROUPS)
-            near = grouping.neighbours(self.view, tp, disjoint=False) if every is None else (every,)
-            self._single[tp] = grouping.distinct(near)
-        return self._single[tp]
-
-    def _families_of(self, tp: int) -> tuple[Groups, ...]:
-        if tp not in self._families:
-            self._families[tp] = grouping.neighbours(self.view, tp, disjoint=True)
-        return self._families[tp]
-
-    def _consider(self, layout: Layout) -> None:
+    def _consider(self, layout: Layout) -> bool:
+        """Whether it is a candidate."""
         figures = self.estimator(plan_of(self.view, layout))
-        if not excesses(self.request, layout.shape, figures):
-            value = objective(self.request, layout.shape, figures)
-            self.candidates.append(_Candidate(value, self._loss(layout), layout))
+        if excesses(self.request, layout.shape, figures):
+            return False
+        value = objective(self.request, layout.shape, figures)
+        self.candidates.append(_Candidate(value, self._loss(layout), layout))
+        return True
 
     def _loss(self, layout: Layout) -> float:
         return sum(
@@ -175,19 +191,36 @@ class _Search:
         if shape.pp == 1:
             yield from self._whole(shape)
             return
-        groups = self._groups_of(shape.tp)
+        groups, layers = self.places.groups(shape.tp), self.request.model.layers
         every = grouping.every_set(groups, shape.pp, FEW_SETS)
         if every is not None:
-            yield from self._pipelines(shape, groups, every)
+            costs = costs_of(self.request, shape, self.view, groups, self.estimator)
+            yield from self._pipelines(shape, groups, costs, every)
             return
-        for family in self._families_of(shape.tp):
-            costs = costs_of(self.request, shape, self.view, family, self.estimator)
-            keys = (costs.decode, -family.usable, family.usable)
-            yield from self._pipelines(shape, family, grouping.group_sets(family, shape.pp, keys), costs)
+        for family in self.places.families(shape.tp):
+            if not self._reaches(shape, family):
+                continue
+            groups = family.groups
+            costs = costs_of(self.request, shape, self.view, groups, self.estimator)
+            sets = family.sets(shape.pp, costs.decode, partial(orders.may_hold, costs, layers))
+            yield from self._pipelines(shape, groups, costs, sets)
+
+    def _reaches(self, shape: Shape, family: Family) -> bool:
+        """False: no pipeline of these groups holds all layers within the limits."""
+        band = family.band(SHORT if shape.pp <= SHORT else WIDEST)
+        costs = costs_of(self.request, shape, self.view, band, self.estimator)
+        terms = bounding.terms_of(self.request, shape, self.estimator)
+        if not bounding.may_hold(costs, terms):
+            return False
+        if not is_limited(self.request):
+            return True
+        bounds, path_s = bounding.of_any(costs, terms), self.estimator.path_s
+        bounds = LowerBounds(bounds.ttft_s + path_s, bounds.tpot_s, bounds.latency_s + path_s)
+        return not out_of_reach(self.request, shape, self.estimator, bounds)
 
     def _whole(self, shape: Shape) -> Iterator[Layout]:
         """One stage: the fastest groups, and of those as fast the ones that fragment least."""
-        groups, layers = self._groups_of(shape.tp), self.request.model.layers
+        groups, layers = self.places.groups(shape.tp), self.request.model.layers
         costs = costs_of(self.request, shape, self.view, groups, self.estimator)
         prompt = layers * costs.prefill + costs.prefill_rest
         max_prompt_s = limits_of(self.request, self.estimator).prompt_s
@@ -203,17 +236,14 @@ class _Search:
         for column in {int(able[np.argmin(latency)]): None, **dict.fromkeys(able[order].tolist())}:
             yield Layout(shape, (tuple(groups.members[column].tolist()),), (layers,))
 
-    def _pipelines(
-        self, shape: Shape, groups: Groups, sets: Ints, costs: Costs | None = None
-    ) -> Iterator[Layout]:
-        costs = costs or costs_of(self.request, shape, self.view, groups, self.estimator)
+    def _pipelines(self, shape: Shape, groups: Groups, costs: Costs, sets: Ints) -> Iterator[Layout]:
         sets = sets[orders.holds(costs, sets, self.request.model.layers, self._fixed(shape))]
         terms = bounding.terms_of(self.request, shape, self.estimator)
         bounds = bounding.of_sets(costs, sets, terms)
         order = np.argsort(bounds, kind="stable")[:MAX_SPLITS]
-        best = float("inf")
+        best, most = float("inf"), max_latency_s(self.request, shape, self.estimator)
         for row in order.tolist():
-            if bounds[row] > best * (1 + self.tolerance) or bounds[row] == float("inf"):
+            if bounds[row] > min(best * (1 + self.tolerance), most) or bounds[row] == float("inf"):
                 return
             split = self._split(terms, groups, costs, sets[row].tolist())
             if split is not None:

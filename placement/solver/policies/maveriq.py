@@ -16,16 +16,16 @@ from enum import StrEnum
 import numpy as np
 
 from placement.solver import hosts
-from placement.solver.cluster import Cluster, Link
-from placement.solver.estimators import estimator_of
+from placement.solver.cluster import Link
 from placement.solver.layout import Layout, Search, fits, placed, plan_of
 from placement.solver.memory import most_layers, total_bytes
 from placement.solver.objective import excesses, objective
+from placement.solver.places import Shared
 from placement.solver.plan import CandidatePlan, Estimator, Shape, Stage
-from placement.solver.policies.base import EstimatorFor
+from placement.solver.policies.base import Policy
 from placement.solver.request import Request
 from placement.solver.shapes import shapes
-from placement.solver.view import View, view_of
+from placement.solver.view import View
 from placement.types import Placement
 from profiler.plans import even_stages
 
@@ -43,7 +43,7 @@ class Selection(StrEnum):
 
 
 @dataclass(frozen=True)
-class Maveriq:
+class Maveriq(Policy):
     """`theta` is hybrid's threshold, `uneven` the fragmentation-aware mapping (off: stages stay even)."""
 
     selection: Selection = Selection.HYBRID
@@ -55,10 +55,8 @@ class Maveriq:
         mapping = "" if self.uneven else "-even"
         return f"maveriq-{self.selection}{mapping}"
 
-    def find(
-        self, cluster: Cluster, request: Request, estimator_for: EstimatorFor = estimator_of
-    ) -> Placement | None:
-        view, estimator = view_of(cluster, request), estimator_for(cluster, request)
+    def search(self, shared: Shared, request: Request) -> Placement | None:
+        view, estimator = shared.view(request), shared.estimator(request)
         if view.shared:
             return hosts.find(request, view, estimator)
         ranked = list(_ranked(request, view, estimator))
