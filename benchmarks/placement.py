@@ -43,7 +43,7 @@ POLICIES: tuple[Policy, ...] = (Joint(), *(Maveriq(selection) for selection in S
 SIZES = (10, 100, 1000, 10000, 100000)
 MAX_MODELS = 300
 PAPERS_MODELS = 21
-FEWEST = 100  # GPUs on which refusals are timed
+FEWEST = 1000  # GPUs on which refusals are timed
 
 
 def gaps(count: int) -> dict[str, Any]:

@@ -98,8 +98,8 @@ def _may_hold(shared: Shared, request: Request, gpus: int) -> bool:
     places, estimator = shared.places(free), shared.estimator(free)
     if places.view.shared:
         return True
-    every = shapes(free, len(places.view))
-    return any(places.holds(shape, request.model.layers, estimator) for shape in every)
+    widest_first = reversed(shapes(free, len(places.view)))
+    return any(places.holds(shape, request.model.layers, estimator) for shape in widest_first)
 
 
 def _no_memory(shared: Shared, request: Request) -> str:

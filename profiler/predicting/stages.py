@@ -101,11 +101,12 @@ def rank_lines(ground: Ground, plan: Plan) -> tuple[tuple[Line, ...], ...]:
     graphs are in what a pass gave back, and one for many; variants take one of two.
     """
     memory, variants = Memory(ground, plan.kv_cache_tokens), variant_lines(ground.spec, plan)
-    stages = []
-    for stage in range(plan.pipeline_parallel):
+    last = plan.pipeline_parallel - 1
+    made = {}
+    for stage in sorted({0, min(1, last), last}):  # those between the ends are alike
         lines = dict.fromkeys(_line(memory, plan, stage, layers) for layers in (1, MANY))
-        stages.append(tuple((once + fixed, each + more) for once, each in lines for fixed, more in variants))
-    return tuple(stages)
+        made[stage] = tuple((once + fixed, each + more) for once, each in lines for fixed, more in variants)
+    return tuple(made[stage if stage in (0, last) else 1] for stage in range(plan.pipeline_parallel))
 
 
 def _line(memory: Memory, plan: Plan, stage: int, layers: int) -> Line:

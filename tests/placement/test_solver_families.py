@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ from placement.solver.places import Shared
 from placement.solver.plan import Shape
 from placement.solver.request import Compression
 from placement.solver.shapes import shapes
+
+Rows = NDArray[Any]
 
 COUNT = 40
 
@@ -42,11 +45,12 @@ def groups(rng: np.random.Generator) -> Groups:
 
 
 def costs(rng: np.random.Generator) -> Costs:
-    seconds = (rng.random(COUNT) for _ in range(5))
-    return Costs(*seconds, *(rng.integers(0, rng.integers(1, 5) + 1, COUNT) for _ in range(3)))
+    seconds = rng.random((5, COUNT))
+    first, middle, last = (rng.integers(0, rng.integers(1, 5) + 1, COUNT) for _ in range(3))
+    return Costs(seconds[0], seconds[1], seconds[2], seconds[3], seconds[4], first, middle, last)
 
 
-def held(of: Costs, columns: NDArray[np.int64], layers: int) -> bool:
+def held(of: Costs, columns: Rows, layers: int) -> bool:
     """Whether any order of these holds so many layers, each at least one."""
     for order in itertools.permutations(columns.tolist()):
         caps = [of.first[order[0]], *(of.middle[k] for k in order[1:-1]), of.last[order[-1]]]
@@ -78,7 +82,7 @@ def test_bounds_of_any_set_are_below_every_split_of_every_set() -> None:
         stages, layers, tokens = int(rng.integers(2, 4)), int(rng.integers(4, 10)), int(rng.integers(0, 20))
         caps, seconds = rng.integers(0, 6, 7), rng.random((2, 7)) + 0.2
         rests, hops, batches = rng.random((2, 7)), rng.random(2), float(rng.integers(1, stages + 1))
-        of = Costs(*seconds, *rests, np.zeros(7), caps, caps, caps)
+        of = Costs(seconds[0], seconds[1], rests[0], rests[1], np.zeros(7), caps, caps, caps)
         shape = Shape(Compression("none", 1.0, 1, 1), 1, stages)
         crossed = {link: (float(hops[0]), float(hops[1])) for link in Link}
         terms = Terms(shape, layers, tokens, batches, 0.0, crossed, StepLimits(np.inf, np.inf))
@@ -138,9 +142,7 @@ def test_sets_are_neighbours_by_each_key_whatever_was_asked_before() -> None:
             assert [tuple(row) for row in found.tolist()] == sorted(expected)
 
 
-def neighbours(
-    place: NDArray[np.float64], key: NDArray[np.float64], usable: NDArray[np.int64], stages: int
-) -> list[tuple[int, ...]]:
+def neighbours(place: Rows, key: Rows, usable: Rows, stages: int) -> list[tuple[int, ...]]:
     order = sorted(range(COUNT), key=lambda k: (place[k], key[k], usable[k], k))
     windows = (tuple(order[start : start + stages]) for start in range(COUNT - stages + 1))
     return [window for window in windows if place[window[0]] == place[window[-1]]]
