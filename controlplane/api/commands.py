@@ -10,7 +10,7 @@ import dataclasses
 
 from controlplane import errors
 from controlplane.api import requested
-from controlplane.api.schemas.deploy import DeployModelRequest, ReplicasChange
+from controlplane.api.schemas.deploy import DeployModelRequest, ReplicasChange, Targets
 from controlplane.api.schemas.models import RegisterModelRequest
 from controlplane.planning import autoscaling, rebalancing
 from controlplane.state import operations
@@ -87,7 +87,9 @@ def deploy_model(state: State, request: DeployModelRequest, ctx: Context) -> Out
         )
     host = model.base or model.name
     _check_bounds(find_model(state, host), request)
-    changes: list[Change] = [Put(_deployment(model.name, host, request, ctx.uids[0], ctx.now_s), 0)]
+    made = _deployment(model.name, host, request, ctx.uids[0], ctx.now_s)
+    made = dataclasses.replace(made, targets=requested.targets(request.targets))
+    changes: list[Change] = [Put(made, 0)]
     message = "deployment accepted"
     if host != model.name:
         changes.extend(_host_changes(state, host, request, ctx))
@@ -256,6 +258,16 @@ def change_replicas(deployment: Deployment, change: ReplicasChange) -> Deploymen
     if not deployment.established:
         return changed
     return autoscaling.resized(changed, autoscaling.bounded(changed.scaling, autoscaling.active(changed)))
+
+
+def change_targets(deployment: Deployment, change: Targets) -> Deployment:
+    """The deployment of a base or a variant, with other targets of its requests.
+
+    Errors: NotReady (it is being undeployed).
+    """
+    if deployment.phase is Phase.DELETING:
+        raise errors.NotReady(f"'{deployment.model}' is being undeployed; deploy it again when it is gone")
+    return dataclasses.replace(deployment, targets=requested.changed_targets(deployment.targets, change))
 
 
 def place_anew(deployment: Deployment) -> Deployment:

@@ -18,7 +18,15 @@ from controlplane import errors
 from controlplane.api.services import Services
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
 from controlplane.gateway.metrics import UNKNOWN
+from controlplane.gateway.request_terms import (
+    NO_TERMS,
+    Headers,
+    RequestTerms,
+    estimated_tokens,
+    request_terms,
+)
 from controlplane.gateway.route_table import Route
+from controlplane.gateway.tenants import DEFAULT, Tenant
 from workers.messages import ERROR_EVENT, EngineCall, EngineHead, EngineReply
 
 log = logging.getLogger(__name__)
@@ -49,6 +57,8 @@ def engine_call(path: str, body: dict[str, Any], route: Route) -> EngineCall:
     Errors: InvalidRequest for an answer longer than the deployment's maxOutputLength.
     """
     sent = {**body, "model": route.model, **_bounded(path, body, route.max_output_tokens)}
+    if type(sent.get("priority")) is int:  # taken into the request's terms; vLLM would refuse it
+        del sent["priority"]
     if route.variant is not None:
         sent["cache_salt"] = f"{route.variant.uid}:{body.get('cache_salt') or ''}"
     try:
@@ -80,6 +90,7 @@ class Watch:
     start_s: float = 0.0
     ended: bool = False
     counted: bool = True
+    terms: RequestTerms = NO_TERMS
 
     def __post_init__(self) -> None:
         self.start_s = time.perf_counter()
@@ -104,7 +115,9 @@ class Watch:
             metrics.duration.labels(self.model).observe(time.perf_counter() - self.start_s)
 
 
-async def answer(services: Services, path: str, raw: bytes) -> Response:
+async def answer(
+    services: Services, path: str, raw: bytes, headers: Headers = (), tenant: Tenant = DEFAULT
+) -> Response:
     """Route one OpenAI request and answer it, streaming if it asks for that."""
     watch = Watch(services)
     try:
@@ -112,6 +125,8 @@ async def answer(services: Services, path: str, raw: bytes) -> Response:
         watch.counted = not services.metrics.is_probe(body.get("request_id"))
         route = await services.routes.resolve(body["model"])
         watch.routed(route)
+        tokens = estimated_tokens(len(raw), body, route.max_output_tokens)
+        watch.terms = request_terms(headers, body, route.targets, tenant, tokens)
         call = replace(engine_call(path, body, route), counted=watch.counted)
         if body.get("stream") is True:
             return await _streamed(services, route, call, watch)

@@ -31,7 +31,7 @@ class InferencePath:
             raw = await _body(receive)
             if raw is None:
                 return  # the client left
-            response = await inference.answer(self._services, scope["path"], raw)
+            response = await inference.answer(self._services, scope["path"], raw, scope["headers"])
         except errors.OstinatoError as e:
             response = respond(e)
         await response(scope, receive, send)

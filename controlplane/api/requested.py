@@ -5,6 +5,8 @@ Not beside the requests' schemas: a client has these, and no records.
 
 from __future__ import annotations
 
+import dataclasses
+
 from controlplane import errors
 from controlplane.api.schemas.deploy import (
     SLO_FIELDS,
@@ -13,8 +15,9 @@ from controlplane.api.schemas.deploy import (
     Replicas,
     ReplicasChange,
     SloLimits,
+    Targets,
 )
-from controlplane.state.records import AutoRelax, ExpectedLoad, PlanConstraints, Scaling
+from controlplane.state.records import AutoRelax, ExpectedLoad, PlanConstraints, Scaling, ServingTargets
 from placement.types import Intent, Scope, Slos
 
 
@@ -23,16 +26,33 @@ def intent(request: DeployModelRequest) -> Intent:
 
 
 def slos(limits: SloLimits) -> Slos:
-    def seconds(value_ms: float | None) -> float | None:
-        return None if value_ms is None else value_ms / 1000
-
     return Slos(
-        seconds(limits.e2e_ms),
-        seconds(limits.ttft_ms),
-        seconds(limits.tpot_ms),
+        _seconds(limits.e2e_ms),
+        _seconds(limits.ttft_ms),
+        _seconds(limits.tpot_ms),
         limits.cost,
         limits.accuracy,
     )
+
+
+def targets(form: Targets | None) -> ServingTargets:
+    if form is None:
+        return ServingTargets()
+    return ServingTargets(
+        _seconds(form.ttft_ms), _seconds(form.tpot_ms), _seconds(form.deadline_ms), form.priority, form.late
+    )
+
+
+def changed_targets(present: ServingTargets, change: Targets) -> ServingTargets:
+    """What is named changes, to nothing if it is null."""
+    fields = {"ttft_ms": "ttft_s", "tpot_ms": "tpot_s", "deadline_ms": "deadline_s"}
+    wanted = targets(change)
+    named = {fields.get(name, name) for name in change.model_fields_set}
+    return dataclasses.replace(present, **{name: getattr(wanted, name) for name in named})
+
+
+def _seconds(value_ms: float | None) -> float | None:
+    return None if value_ms is None else value_ms / 1000
 
 
 def load(form: LoadForm) -> ExpectedLoad:

@@ -13,6 +13,7 @@ def deployment_facts(d: DeploymentView) -> list[tuple[str, str]]:
     return [
         ("Served by", "" if d.host == d.model else f"the engine of '{d.host}'"),
         ("Intent", _intent(d)),
+        ("Targets", target_facts(d)),
         *([] if plan is None else plan_facts(plan)),
         ("Replicas", _replicas(d)),
         *[(group.name, _group(group)) for group in d.groups if len(d.groups) > 1 or group.reason],
@@ -40,6 +41,14 @@ def _intent(d: DeploymentView) -> str:
     rate = [f"{d.load.ratePerS:g} requests/s expected"] if d.load.ratePerS else []
     apart = [f"no {d.antiAffinity.scope} shared with group {d.antiAffinity.group}"] if d.antiAffinity else []
     return ", ".join([d.intent, f"answers up to {d.maxOutputLength} tokens", *limits, *rate, *apart])
+
+
+def target_facts(d: DeploymentView) -> str:
+    given = d.targets.model_dump(exclude_none=True, mode="json")
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in given.items()
+    )
 
 
 def plan_facts(plan: PlanView) -> list[tuple[str, str]]:

@@ -18,8 +18,14 @@ from controlplane.cli.session import Json, NoWait, session
 from controlplane.cli.waiting import follow
 from controlplane.client.client import Client
 from controlplane.errors import ModelNotFound
+from controlplane.state.terms import LatePolicy, Priority
 
 Name = Annotated[str, typer.Argument(help="A model.")]
+TargetTtft = Annotated[float | None, typer.Option(min=0, help="Requests: to the first token.")]
+TargetTpot = Annotated[float | None, typer.Option(min=0, help="Requests: per further token.")]
+Deadline = Annotated[float | None, typer.Option(min=0, help="Requests: for the whole answer.")]
+PriorityOf = Annotated[Priority | None, typer.Option(help="Of requests that name none.")]
+Late = Annotated[LatePolicy | None, typer.Option(help="What becomes of a late request.")]
 
 
 class IntentOption(StrEnum):
@@ -62,6 +68,11 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
     max_replicas: Annotated[int | None, typer.Option(min=1, help="Most engines (the least).")] = None,
     target: Annotated[float | None, typer.Option(help="Requests under way per engine to aim at.")] = None,
     idle_s: Annotated[float | None, typer.Option(help="Until the last engine stops if idle.")] = None,
+    target_ttft_ms: TargetTtft = None,
+    target_tpot_ms: TargetTpot = None,
+    deadline_ms: Deadline = None,
+    priority: PriorityOf = None,
+    late: Late = None,
     auto_relax: Annotated[bool, typer.Option(help="If nothing fits, take what comes nearest.")] = False,
     max_relax: Annotated[float | None, typer.Option(min=1, help="By no more than this factor.")] = None,
     dry_run: Annotated[bool, typer.Option(help="Say what would be done now; do nothing.")] = False,
@@ -86,6 +97,8 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
         max_replicas = min_replicas
     if replicas := requested_replicas(min_replicas, max_replicas, target, idle_s):
         body["replicas"] = replicas
+    if targets := requested_targets(target_ttft_ms, target_tpot_ms, deadline_ms, priority, late):
+        body["targets"] = targets
     if apart_from:
         body["antiAffinity"] = {"group": apart_from, "scope": apart_by.value}
     if auto_relax or max_relax is not None:
@@ -114,6 +127,19 @@ def requested_replicas(
 ) -> dict[str, float]:
     """The options that were given, as the API names them."""
     given = {"min": minimum, "max": maximum, "targetInFlight": target, "idleS": idle_s}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def requested_targets(
+    ttft_ms: float | None,
+    tpot_ms: float | None,
+    deadline_ms: float | None,
+    priority: Priority | None,
+    late: LatePolicy | None,
+) -> dict[str, float | str]:
+    """The options that were given, as the API names them."""
+    times = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "deadline_ms": deadline_ms}
+    given = {**times, "priority": priority, "late": late}
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -8,10 +8,19 @@ from typing import Annotated
 
 import typer
 
-from controlplane.api.schemas.deploy import ReplicasChange
+from controlplane.api.schemas.deploy import ReplicasChange, Targets
 from controlplane.api.schemas.models import DeploymentView
 from controlplane.api.schemas.placement import GroupView
-from controlplane.cli.deployments import requested_replicas
+from controlplane.cli.deployment_facts import target_facts
+from controlplane.cli.deployments import (
+    Deadline,
+    Late,
+    PriorityOf,
+    TargetTpot,
+    TargetTtft,
+    requested_replicas,
+    requested_targets,
+)
 from controlplane.cli.output import print_json, print_table, print_text
 from controlplane.cli.residency import print_residency, where
 from controlplane.cli.session import Json, session
@@ -27,7 +36,7 @@ LOOK_S = 1.0
 
 def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="A deployed base.")],
+    model: Annotated[str, typer.Argument(help="A deployed base; for targets also a variant.")],
     *,
     max_active_variants: Annotated[
         int | None, typer.Option(min=1, help="How many of its variants may run at once.")
@@ -36,6 +45,11 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
     max_replicas: Annotated[int | None, typer.Option(min=1, help="Most engines.")] = None,
     target: Annotated[float | None, typer.Option(help="Requests under way per engine to aim at.")] = None,
     idle_s: Annotated[float | None, typer.Option(help="Until the last engine stops if idle.")] = None,
+    target_ttft_ms: TargetTtft = None,
+    target_tpot_ms: TargetTpot = None,
+    deadline_ms: Deadline = None,
+    priority: PriorityOf = None,
+    late: Late = None,
     place_anew: Annotated[
         bool,
         typer.Option(
@@ -58,12 +72,14 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
     json: Json = False,
 ) -> None:
     """Set how many variants of a base run at once, now and after restarts, or measure what is best; change
-    how many engines it has; or place them anew."""
+    how many engines it has, or what requests are served by; or place its engines anew."""
     cli = session(ctx)
     named = requested_replicas(min_replicas, max_replicas, target, idle_s)
-    if profile + place_anew + (max_active_variants is not None or bool(named)) != 1:
+    aimed = requested_targets(target_ttft_ms, target_tpot_ms, deadline_ms, priority, late)
+    if profile + place_anew + (max_active_variants is not None or bool(named) or bool(aimed)) != 1:
         raise typer.BadParameter(
-            "give either --max-active-variants N or --profile, or options of replicas, or --place-anew"
+            "give either --max-active-variants N or --profile, or options of replicas or targets, or "
+            "--place-anew"
         )
     measured: Profile | None = None
     with cli.client() as client:
@@ -72,7 +88,9 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
                 deployment = placed_anew(client, model, show)
         elif not profile:
             replicas = ReplicasChange.model_validate(named) if named else None
-            deployment = client.tune(model, max_active_variants, replicas)
+            wanted = {name: value or None for name, value in aimed.items()}
+            targets = Targets.model_validate(wanted) if wanted else None
+            deployment = client.tune(model, max_active_variants, replicas, targets=targets)
         else:
             limit_s = None if ttft_ms is None else ttft_ms / 1000
             with live_line(quiet=cli.json) as show:
@@ -91,6 +109,8 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
         print_text(f"'{model}' {served}, with memory for the variants registered now")
     if named and (now := deployment.replicas):
         print_text(f"'{model}' has {now.min} to {now.max} engines by load")
+    if aimed:
+        print_text(f"'{model}' serves requests by: {target_facts(deployment) or 'no targets'}")
     if profile or max_active_variants is not None:
         print_text(f"'{model}' runs up to {deployment.maxActiveVariants} variants at once")
         print_residency(deployment)

@@ -46,7 +46,7 @@ from controlplane.state.terms import Phase
 
 if TYPE_CHECKING:  # what one command needs is imported where it is used: the others start sooner
     from controlplane.api.schemas.cluster import ClusterView
-    from controlplane.api.schemas.deploy import DeployModelRequest, ReplicasChange
+    from controlplane.api.schemas.deploy import DeployModelRequest, ReplicasChange, Targets
     from controlplane.api.schemas.estimates import EstimateRequest, EstimateView, PlansRequest, ProfileView
     from controlplane.api.schemas.rebalance import RebalanceRequest, RebalanceView
 
@@ -162,12 +162,19 @@ class Client:
         max_active_variants: int | None = None,
         replicas: ReplicasChange | None = None,
         place_anew: bool = False,
+        targets: Targets | None = None,
     ) -> DeploymentView:
-        """Let at most this many variants of a base run at once; change what is named of its replicas; begin
-        to place its engines anew, with memory for the variants that are registered now."""
+        """Let at most this many variants of a base run at once; change what is named of its replicas, or of
+        its targets or a variant's; begin to place its engines anew, with memory for the variants that are
+        registered now."""
         anew = place_anew or None  # what is not asked for is not sent: a server may be older
-        body = TuneRequest(maxActiveVariants=max_active_variants, replicas=replicas, placeAnew=anew)
-        return parse(DeploymentView, self._create("PATCH", f"/deployments/{path_part(name)}", body))
+        body = TuneRequest(
+            maxActiveVariants=max_active_variants, replicas=replicas, placeAnew=anew, targets=targets
+        )
+        sent = body_of(body)
+        if targets is not None:  # what is named and None is taken away
+            sent["targets"] = targets.model_dump(mode="json", exclude_unset=True)
+        return parse(DeploymentView, self._create("PATCH", f"/deployments/{path_part(name)}", sent))
 
     def prefetch(self, name: str) -> DeploymentView:
         """Have a variant read into host memory; returns when it is there."""
@@ -256,10 +263,12 @@ class Client:
     def _get(self, path: str, **params: int) -> httpx.Response:
         return self._retry(lambda: self._http.get(path, params=params))
 
-    def _create(self, method: str, path: str, request: BaseModel | None = None) -> httpx.Response:
+    def _create(
+        self, method: str, path: str, request: BaseModel | dict[str, Any] | None = None
+    ) -> httpx.Response:
         """A call that changes something: its key lets the server recognise a repetition."""
         headers = {"Idempotency-Key": uuid.uuid4().hex}
-        body = None if request is None else body_of(request)
+        body = body_of(request) if isinstance(request, BaseModel) else request
         return self._retry(lambda: self._http.request(method, path, json=body, headers=headers))
 
     def _retry(self, send: Callable[[], httpx.Response]) -> httpx.Response:

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from controlplane import errors
 from controlplane.state.queries import variant_ref
-from controlplane.state.records import Deployment, Model, Phase
+from controlplane.state.records import Deployment, Model, Phase, ServingTargets
 from controlplane.state.repository import State
 from controlplane.state.worker_groups import GroupPhase
 from workers.messages import VariantRef
@@ -20,7 +20,8 @@ from workers.messages import VariantRef
 class Route:
     """`host` is the base whose engine serves `model`; `variant` is None for the base itself.
 
-    At most `variant_limit` variants of the host run at once; None: as many as it has slots.
+    At most `variant_limit` variants of the host run at once; None: as many as it has slots. `targets` are
+    what requests that say nothing else are served by.
     """
 
     model: str
@@ -29,6 +30,7 @@ class Route:
     variant: VariantRef | None
     created_at_s: float
     variant_limit: int | None = None
+    targets: ServingTargets = field(default_factory=ServingTargets)
 
 
 @dataclass(frozen=True)
@@ -114,4 +116,19 @@ def _route(model: Model, deployment: Deployment, host: Deployment) -> Route:
         variant=variant_ref(model) if model.is_variant else None,
         created_at_s=deployment.created_at_s,
         variant_limit=host.max_active_variants,
+        targets=_targets(deployment, host),
     )
+
+
+def _targets(deployment: Deployment, host: Deployment) -> ServingTargets:
+    """Each target from where it is given first: by the deployment, its SLOs, its base, its base's SLOs."""
+    given = (deployment.targets, _of_slos(deployment), host.targets, _of_slos(host))
+    found = {
+        name: next((value for targets in given if (value := getattr(targets, name)) is not None), None)
+        for name in (field.name for field in fields(ServingTargets))
+    }
+    return ServingTargets(**found)
+
+
+def _of_slos(deployment: Deployment) -> ServingTargets:
+    return ServingTargets(ttft_s=deployment.slos.ttft_s, tpot_s=deployment.slos.tpot_s)

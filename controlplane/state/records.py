@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
-from controlplane.state.terms import FINAL_PHASES, Phase
+from controlplane.state.terms import FINAL_PHASES, LatePolicy, Phase, Priority
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_of
 from placement.types import Intent, Placement, Scope, Slos
 from profiler.request_path import RequestPath
@@ -38,6 +38,7 @@ __all__ = [
     "Record",
     "Reservation",
     "Scaling",
+    "ServingTargets",
     "dump",
     "key_of",
     "load",
@@ -131,6 +132,21 @@ class Scaling:
 
 
 @dataclass(frozen=True)
+class ServingTargets:
+    """What requests are served by, unless they say otherwise themselves. None: no target of its own.
+
+    `ttft_s` to the first token, `tpot_s` for each further one, `deadline_s` for the whole answer, all from
+    the request's arrival at a gateway.
+    """
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    deadline_s: float | None = None
+    priority: Priority | None = None
+    late: LatePolicy | None = None
+
+
+@dataclass(frozen=True)
 class Attempts:
     """Attempts that failed in a row, the first one at `since_s` and the last one for `reason`. The next one
     begins at `retry_at_s`."""
@@ -150,6 +166,7 @@ class Deployment:
     `max_active_variants` of a base is how many of its variants may run at once; None: as many as have slots.
     `kind` is that of the devices its first group was placed on, which those added later are for.
     `loading` of a variant is how bringing it into its base's engines went so far.
+    `slos` are limits that a plan is chosen by, `targets` what its requests are served by.
     """
 
     model: str
@@ -170,6 +187,7 @@ class Deployment:
     groups: tuple[WorkerGroup, ...] = ()
     kind: str = ""
     loading: Attempts = field(default_factory=Attempts)
+    targets: ServingTargets = field(default_factory=ServingTargets)
 
     @model_validator(mode="before")
     @classmethod

@@ -27,5 +27,30 @@ class GroupPhase(StrEnum):
     DRAINING = "Draining"  # gets no new requests; stopped when it has none left
 
 
+class Priority(StrEnum):
+    """Of a request: waiting ones of a higher priority go first. Ordered from the lowest."""
+
+    LOW = "low"
+    NORMAL = "normal"
+    HIGH = "high"
+
+    @property
+    def level(self) -> int:
+        return _LEVELS[self]
+
+
+_LEVELS = {priority: level for level, priority in enumerate(Priority)}
+
+
+class LatePolicy(StrEnum):
+    """What becomes of a request that is late: it is answered all the same, or it ends with an error."""
+
+    FINISH = "finish"
+    DROP = "drop"
+
+
+# Of times that a request or a deployment names: a day.
+MAX_TARGET_MS = 86_400_000.0
+
 # Of requests under way per engine. Stored records may hold less; a division by nearly nothing has no result.
 MIN_TARGET = 0.01

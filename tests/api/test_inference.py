@@ -148,6 +148,32 @@ def test_a_name_registered_again_gets_another_cache(served: Installation) -> Non
     assert salt() != before
 
 
+def test_terms_of_a_request_in_headers_and_body(standing: Installation) -> None:
+    terms = {"x-ostinato-ttft-ms": "60000", "x-ostinato-priority": "high", "x-ostinato-session": "s"}
+    with standing.openai() as client:
+        reply = client.chat.completions.create(
+            model="base", messages=ASK, extra_headers=terms, timeout=60, service_tier="priority"
+        )
+        assert reply.choices[0].message.content == "one two three"
+        for name, value in (("x-ostinato-ttft-ms", "soon"), ("x-ostinato-ttft", "5")):
+            for stream in (True, False):
+                with pytest.raises(openai.BadRequestError) as refusal:
+                    client.chat.completions.create(
+                        model="base", messages=ASK, stream=stream, extra_headers={name: value}
+                    )
+                assert (refusal.value.param, refusal.value.code) == (name, "invalid_request")
+    asked = {"model": "base", "inputText": "x"}
+    reply_ours = standing.post("/inference_model", asked, headers={"x-ostinato-late": "soon"})
+    assert code(reply_ours) == (400, "invalid_request")
+
+
+def test_a_priority_in_the_body_is_not_for_the_engine(standing: Installation) -> None:
+    standing.chat("x", "base", priority=-1, service_tier="flex")
+    told = standing.cluster.scripted("base").calls[-1]
+    assert "priority" not in told
+    assert told["service_tier"] == "flex"
+
+
 # --- vLLM's adapter routes -----------------------------------------------------------------------
 
 

@@ -70,3 +70,32 @@ def test_a_variant_of_a_deployed_base_brings_no_replicas(served: Installation) -
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "replicas")
     assert served.records() == before
     assert served.deploy("v2")["phase"] == "Deployed"
+
+
+# --- targets -------------------------------------------------------------------------------------
+
+
+def test_targets_are_deployed_shown_and_changed(fresh: Installation) -> None:
+    fresh.register("base")
+    fresh.register("v1", "base")
+    asked = {"ttft_ms": 250.0, "priority": "high", "late": "drop"}
+    assert fresh.deploy("base", targets=asked)["phase"] == "Deployed"
+    assert fresh.deploy("v1")["phase"] == "Deployed"
+    nothing = dict.fromkeys(("ttft_ms", "tpot_ms", "deadline_ms", "priority", "late"))
+    assert fresh.http.get("/deployments/base").json()["targets"] == nothing | asked
+    assert patch(fresh, "v1", targets={"deadline_ms": 900}).json()["targets"] == nothing | {
+        "deadline_ms": 900
+    }
+    changed = patch(fresh, targets={"ttft_ms": None, "late": "finish"})
+    assert changed.json()["targets"] == nothing | {"priority": "high", "late": "finish"}
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [{}, {"ttft_ms": 0}, {"tpot_ms": 1e9}, {"priority": "urgent"}, {"late": "never"}, {"e2e_ms": 5}],
+)
+def test_targets_that_cannot_be(served: Installation, targets: dict[str, Any]) -> None:
+    before = served.records()[1]
+    reply = patch(served, targets=targets)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_request")
+    assert served.records()[1] == before

@@ -40,7 +40,8 @@ def test_every_option_reaches_the_api(cli: Cli, api: FakeApi) -> None:
     line = (
         "deploy smol --intent minLat --max-output 64 --e2e-ms 900 --cost 2.5 --accuracy 90 --rate 1.5 "
         "--input-tokens 300 --output-tokens 60 --tp 1 --tp 3 --pp 2 --layers 10,20 --apart-from chat "
-        "--apart-by gpu --max-relax 1.5 --min-replicas 2 --max-replicas 4 --target 8 --idle-s 60"
+        "--apart-by gpu --max-relax 1.5 --min-replicas 2 --max-replicas 4 --target 8 --idle-s 60 "
+        "--target-ttft-ms 300 --target-tpot-ms 30 --deadline-ms 5000 --priority low --late drop"
     )
     assert cli(*line.split()).code == 0
     assert api.calls("POST /deploy_model")[0][0] == {
@@ -55,6 +56,13 @@ def test_every_option_reaches_the_api(cli: Cli, api: FakeApi) -> None:
         "antiAffinity": {"group": "chat", "scope": "gpu"},
         "autoRelax": {"maxFactor": 1.5},
         "replicas": {"min": 2, "max": 4, "targetInFlight": 8.0, "idleS": 60.0},
+        "targets": {
+            "ttft_ms": 300.0,
+            "tpot_ms": 30.0,
+            "deadline_ms": 5000.0,
+            "priority": "low",
+            "late": "drop",
+        },
     }
 
 

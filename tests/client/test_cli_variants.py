@@ -50,6 +50,15 @@ def test_tune(cli: Cli, api: FakeApi) -> None:
     assert api.calls("PATCH /deployments/smol")[0][0] == {"maxActiveVariants": 2}
 
 
+def test_tune_targets(cli: Cli, api: FakeApi) -> None:
+    api.script("PATCH /deployments/v1", answer(deployment("v1", targets={"ttft_ms": 250, "late": "drop"})))
+    ended = cli("tune", "v1", "--target-ttft-ms", "250", "--deadline-ms", "0", "--late", "drop")
+    assert api.calls("PATCH /deployments/v1")[0][0] == {
+        "targets": {"ttft_ms": 250.0, "deadline_ms": None, "late": "drop"}
+    }
+    assert ended.out == "'v1' serves requests by: ttft_ms 250, late drop\n"
+
+
 def test_tune_by_a_profile(cli: Cli, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

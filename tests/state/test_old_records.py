@@ -15,9 +15,11 @@ from controlplane.state.records import (
     Phase,
     PlanConstraints,
     Scaling,
+    ServingTargets,
     dump,
     load,
 )
+from controlplane.state.terms import LatePolicy, Priority
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup
 from placement.types import (
     Choice,
@@ -97,6 +99,7 @@ def test_a_deployment_of_an_older_version() -> None:
         PlanConstraints(),
         AutoRelax(),
     )
+    assert found.targets == ServingTargets()
     assert [(g.number, g.phase, g.measured) for g in found.groups] == [(0, GroupPhase.SERVING, ())]
     assert found.group_ids() == ("base",)  # as the cluster and the ledgers of that version call it
     assert load(Deployment, dump(found)) == found
@@ -141,6 +144,7 @@ def test_what_is_new_is_read_back_as_it_was_written() -> None:
         load=ExpectedLoad(1.5, 100, None),
         constraints=PlanConstraints((1, 3), (2,), (10, 20), "g", Scope.NODE),
         auto_relax=AutoRelax(True, 1.5),
+        targets=ServingTargets(0.25, None, 9.0, Priority.HIGH, LatePolicy.DROP),
         phase=Phase.PENDING,
     )
     assert load(Deployment, dump(new)) == new

@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from controlplane import __version__, errors
@@ -28,7 +28,9 @@ from controlplane.api.schemas.models import (
 from controlplane.api.schemas.placement import PlanView, PreviewView
 from controlplane.api.schemas.status import DeviceView, EngineView, StatusView
 from controlplane.api.services import Services, fresh_context
+from controlplane.gateway.request_terms import Headers, estimated_tokens, request_terms
 from controlplane.gateway.route_table import Route
+from controlplane.gateway.tenants import DEFAULT, Tenant
 from controlplane.state import queries
 from controlplane.state.repository import State
 from controlplane.state.worker_groups import host_of
@@ -79,8 +81,8 @@ def _main_job(services: Services) -> APIRouter:
         )
 
     @routes.post("/inference_model")
-    async def inference_model(body: InferenceModelRequest) -> InferenceModelResponse:
-        return await infer(services, body)
+    async def inference_model(body: InferenceModelRequest, request: Request) -> InferenceModelResponse:
+        return await infer(services, body, request.headers.raw)
 
     return routes
 
@@ -177,12 +179,17 @@ def model_view(state: State, name: str) -> ModelView:
     return ModelView.of(model, name in state.deployments, variants)
 
 
-async def infer(services: Services, body: InferenceModelRequest) -> InferenceModelResponse:
+async def infer(
+    services: Services, body: InferenceModelRequest, headers: Headers = (), tenant: Tenant = DEFAULT
+) -> InferenceModelResponse:
     """MaverIQ's inference_model: one text in, one text out, over the same path as the OpenAI routes."""
     watch = Watch(services)
     try:
         route = await services.routes.resolve(body.model)
         watch.routed(route)
+        asked = {"max_tokens": body.maxOutputLength}
+        tokens = estimated_tokens(len(body.inputText), asked, route.max_output_tokens)
+        watch.terms = request_terms(headers, {}, route.targets, tenant, tokens)
         answer = await _answer(services, route, body)
     except errors.OstinatoError as e:
         watch.end(e.code)

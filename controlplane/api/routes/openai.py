@@ -66,11 +66,13 @@ def router(services: Services) -> APIRouter:
     # Never called, for `inference_path.py` answers first: they are documented, and Serve names metrics so.
     @routes.post("/chat/completions", openapi_extra=_CHAT_BODY, responses=_ANSWERS)
     async def chat_completions(request: Request) -> Response:
-        return await inference.answer(services, inference.CHAT, await request.body())
+        return await inference.answer(services, inference.CHAT, await request.body(), request.headers.raw)
 
     @routes.post("/completions", openapi_extra=_TEXT_BODY, responses=_ANSWERS)
     async def completions(request: Request) -> Response:
-        return await inference.answer(services, inference.COMPLETIONS, await request.body())
+        return await inference.answer(
+            services, inference.COMPLETIONS, await request.body(), request.headers.raw
+        )
 
     @routes.get("/models")
     async def models() -> dict[str, Any]:

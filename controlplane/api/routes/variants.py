@@ -63,8 +63,8 @@ def _variants(state: State, deployment: Deployment) -> dict[str, int]:
 
 
 async def tune(services: Services, name: str, request: TuneRequest) -> DeploymentView:
-    """Change how many variants of a base run at once, now and after every restart, or its replicas; or begin
-    to place its engines anew.
+    """Change how many variants of a base run at once, now and after every restart, or its replicas; what
+    requests are served by; or begin to place its engines anew.
 
     An engine that cannot be told now learns it with the next request, which carries it.
     Errors: NotDeployed, InvalidRequest, NotReady; NoFeasiblePlan (new engines have no room beside the old).
@@ -79,6 +79,8 @@ async def tune(services: Services, name: str, request: TuneRequest) -> Deploymen
             require_room_anew(services.repository.read(), inventory, services.settings, deployment)
         if request.replicas is not None:
             deployment = commands.change_replicas(deployment, request.replicas)
+        if request.targets is not None:
+            deployment = commands.change_targets(deployment, request.targets)
         return deployment if limit is None else commands.limit_variants(deployment, limit)
 
     try:

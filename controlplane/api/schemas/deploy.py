@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AliasChoices, Field, model_validator
 
 from controlplane.api.schemas.common import Name, Strict
-from controlplane.state.terms import MIN_TARGET
+from controlplane.state.terms import MAX_TARGET_MS, MIN_TARGET, LatePolicy, Priority
 
 if TYPE_CHECKING:
     from controlplane.state import records
-    from controlplane.state.records import ExpectedLoad, PlanConstraints, Scaling
+    from controlplane.state.records import ExpectedLoad, PlanConstraints, Scaling, ServingTargets
     from placement.types import Slos
 
 IntentName = Literal["minCost", "minLat", "minMem", "minGpuHours", "latSLO", "costSLO", "accSLO"]
@@ -22,6 +22,7 @@ MinReplicas = Annotated[int, Field(ge=0, le=64)]
 MaxReplicas = Annotated[int, Field(ge=1, le=64)]
 Target = Annotated[float, Field(ge=MIN_TARGET, le=MAX_TARGET, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=1, le=1e7, allow_inf_nan=False)]
+TargetMs = Annotated[float, Field(gt=0, le=MAX_TARGET_MS, allow_inf_nan=False)]
 
 
 class SloLimits(Strict):
@@ -119,6 +120,35 @@ class Replicas(Strict):
         )
 
 
+class Targets(Strict):
+    """What each request of a deployment is served by, unless its headers say otherwise (docs/slos.md).
+
+    A `ttft_ms` or `tpot_ms` that is left out is that of the SLOs. What a variant leaves out is its base's. In
+    a change, fields that are left out stay as they are, and null takes a target away.
+    """
+
+    ttft_ms: TargetMs | None = Field(default=None, description="From arrival to the first token.")
+    tpot_ms: TargetMs | None = Field(default=None, description="For each further token.")
+    deadline_ms: TargetMs | None = Field(default=None, description="From arrival to the whole answer.")
+    priority: Priority | None = Field(default=None, description="normal, if left out.")
+    late: LatePolicy | None = Field(
+        default=None, description="Whether a late request is answered (finish, if left out) or dropped."
+    )
+
+    @classmethod
+    def of(cls, targets: ServingTargets) -> Targets:
+        def ms(value_s: float | None) -> float | None:
+            return None if value_s is None else value_s * 1000
+
+        return cls(
+            ttft_ms=ms(targets.ttft_s),
+            tpot_ms=ms(targets.tpot_s),
+            deadline_ms=ms(targets.deadline_s),
+            priority=targets.priority,
+            late=targets.late,
+        )
+
+
 class ReplicasChange(Strict):
     """A change of the replicas of a deployed base. Fields that are left out stay as they are."""
 
@@ -155,6 +185,7 @@ class DeployModelRequest(Strict):
     replicas: Replicas | None = Field(
         default=None, description="One, if left out; a variant's are those of its base."
     )
+    targets: Targets | None = None
 
     @model_validator(mode="after")
     def _slo_is_given(self) -> DeployModelRequest:

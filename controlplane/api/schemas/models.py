@@ -14,6 +14,7 @@ from controlplane.api.schemas.deploy import (
     Replicas,
     ReplicasChange,
     SloLimits,
+    Targets,
 )
 from controlplane.api.schemas.placement import GroupView, PlanView
 from controlplane.api.schemas.residency import EngineResidencyView
@@ -208,6 +209,9 @@ class TuneRequest(Strict):
         description="Variants of this base that may run at once, 1 to its slots.",
     )
     replicas: ReplicasChange | None = None
+    targets: Targets | None = Field(
+        default=None, description="Of a base or a variant; what is named changes, and null takes it away."
+    )
     placeAnew: bool | None = Field(
         default=None,
         description="Start a new engine for each that serves, with memory for the variants registered now; "
@@ -217,8 +221,9 @@ class TuneRequest(Strict):
     @model_validator(mode="after")
     def _something(self) -> TuneRequest:
         named = self.replicas is not None and self.replicas.model_fields_set
-        if self.maxActiveVariants is None and not named and not self.placeAnew:
-            raise ValueError("give maxActiveVariants, placeAnew, or something of replicas")
+        retargeted = self.targets is not None and self.targets.model_fields_set
+        if self.maxActiveVariants is None and not named and not retargeted and not self.placeAnew:
+            raise ValueError("give maxActiveVariants, placeAnew, or something of replicas or targets")
         return self
 
 
@@ -243,6 +248,7 @@ class DeploymentView(View):
     layersPerStage: list[int] = Field(default_factory=list)
     antiAffinity: AntiAffinity | None = None
     autoRelax: AutoRelax | None = None
+    targets: Targets = Field(default_factory=Targets)
     reason: str
     plan: PlanView | None
     replicas: Replicas | None = None
@@ -267,6 +273,7 @@ class DeploymentView(View):
             layersPerStage=list(d.constraints.layers_per_stage),
             antiAffinity=AntiAffinity.of(d.constraints),
             autoRelax=AutoRelax.of(d.auto_relax),
+            targets=Targets.of(d.targets),
             reason=d.reason,
             plan=GroupView.of(d.host, d.leading).plan if d.leading else None,
             replicas=Replicas.of(d.scaling) if d.model == d.host else None,

@@ -1,0 +1,186 @@
+"""What a request is served by: its headers and body, else its deployment's targets.
+
+Pure. docs/slos.md lists the headers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from controlplane import errors
+from controlplane.gateway.tenants import DEFAULT, Tenant
+from controlplane.state.records import ServingTargets
+from controlplane.state.terms import MAX_TARGET_MS, LatePolicy, Priority
+
+PREFIX = b"x-ostinato-"
+TTFT = "x-ostinato-ttft-ms"
+TPOT = "x-ostinato-tpot-ms"
+DEADLINE = "x-ostinato-deadline-ms"
+PRIORITY = "x-ostinato-priority"
+LATE = "x-ostinato-late"
+SESSION = "x-ostinato-session"
+HEADERS = (TTFT, TPOT, DEADLINE, PRIORITY, LATE, SESSION)
+# As llm-d's endpoint picker names them.
+ALIASES = {"x-slo-ttft-ms": TTFT, "x-slo-tpot-ms": TPOT}
+
+# OpenAI's field; the other tiers (auto, default, scale) mean the deployment's priority.
+_SERVICE_TIERS = {"flex": Priority.LOW, "priority": Priority.HIGH}
+MAX_SESSION = 256
+BYTES_PER_TOKEN = 4
+_MAX_SHOWN = 100
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True)
+class RequestTerms:
+    """Times are from the request's arrival at the gateway; None: no target.
+
+    `session` is what requests of one conversation share, or "". `tokens` is what it is expected to cost:
+    those of its prompt and of its longest answer, estimated.
+    """
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    deadline_s: float | None = None
+    priority: Priority = Priority.NORMAL
+    late: LatePolicy = LatePolicy.FINISH
+    tenant: Tenant = DEFAULT
+    session: str = ""
+    tokens: int = 1
+
+    @property
+    def dropped_after_s(self) -> float | None:
+        """After so long without a first token it is dropped; None: never."""
+        if self.late is LatePolicy.FINISH:
+            return None
+        return min((limit for limit in (self.ttft_s, self.deadline_s) if limit is not None), default=None)
+
+
+NO_TERMS = RequestTerms()
+
+
+def request_terms(
+    headers: Headers,
+    body: Mapping[str, Any],
+    targets: ServingTargets,
+    tenant: Tenant = DEFAULT,
+    tokens: int = 1,
+) -> RequestTerms:
+    """`headers` as ASGI has them: names in lower case. Fields of `body` that are not as expected say nothing
+    here, for the engine refuses them.
+
+    Errors: InvalidRequest, naming the header, for one that is unknown, unreadable, given twice, or beyond
+    what the tenant may ask for.
+    """
+    given = _ours(headers)
+    session = given.get(SESSION)
+    return RequestTerms(
+        ttft_s=_seconds(TTFT, given, targets.ttft_s),
+        tpot_s=_seconds(TPOT, given, targets.tpot_s),
+        deadline_s=_seconds(DEADLINE, given, targets.deadline_s),
+        priority=_priority(given, body, targets.priority or Priority.NORMAL, tenant),
+        late=_late(given, targets.late),
+        tenant=tenant,
+        session=_body_session(body) if session is None else _session(session),
+        tokens=max(tokens, 1),
+    )
+
+
+def estimated_tokens(body_bytes: int, body: Mapping[str, Any], max_output_tokens: int) -> int:
+    """Of the prompt, by its bytes, and of the longest answers that are asked for."""
+    limits = (body.get(name) for name in ("max_completion_tokens", "max_tokens"))
+    limit = next((value for value in limits if type(value) is int), max_output_tokens)
+    choices = body.get("n")
+    times = choices if type(choices) is int and 1 <= choices <= max_output_tokens else 1
+    return max(1, body_bytes // BYTES_PER_TOKEN + times * max(0, limit))
+
+
+def _ours(headers: Headers) -> dict[str, str]:
+    """The headers that speak of terms, by their names here.
+
+    Errors: InvalidRequest.
+    """
+    given: dict[str, str] = {}
+    for raw, value in headers:
+        if not raw.startswith((PREFIX, b"x-slo-")):
+            continue
+        spelt = raw.decode("latin-1")
+        name = ALIASES.get(spelt, spelt)
+        if name not in HEADERS:
+            if not raw.startswith(PREFIX):
+                continue  # somebody else's
+            raise _refused(spelt, f"one of {', '.join(HEADERS)}", spelt)
+        if name in given:
+            raise _refused(spelt, "to be given once", "it twice")
+        given[name] = value.decode("latin-1").strip()
+    return given
+
+
+def _seconds(name: str, given: Mapping[str, str], target_s: float | None) -> float | None:
+    text = given.get(name)
+    if text is None:
+        return target_s
+    try:
+        value_ms = math.nan if "_" in text else float(text)
+    except ValueError:
+        value_ms = math.nan
+    if not 0 < value_ms <= MAX_TARGET_MS:
+        raise _refused(name, f"milliseconds above 0, at most {MAX_TARGET_MS:.0f}", text)
+    return value_ms / 1000
+
+
+def _priority(
+    given: Mapping[str, str], body: Mapping[str, Any], default: Priority, tenant: Tenant
+) -> Priority:
+    """A default above what the tenant may have is lowered; a wish above it is refused."""
+    highest = tenant.max_priority
+    name, wish = _wish(given, body)
+    if wish is None:
+        return default if default.level <= highest.level else highest
+    if wish.level > highest.level:
+        raise _refused(name, f"at most {highest}, which tenant '{tenant.name}' may ask for", wish)
+    return wish
+
+
+def _wish(given: Mapping[str, str], body: Mapping[str, Any]) -> tuple[str, Priority | None]:
+    """The priority that a request asks for, and by what: our header, OpenAI's field, or vLLM's."""
+    if (text := given.get(PRIORITY)) is not None:
+        if text not in list(Priority):
+            raise _refused(PRIORITY, f"one of {', '.join(Priority)}", text)
+        return PRIORITY, Priority(text)
+    tier = body.get("service_tier")
+    if isinstance(tier, str) and tier in _SERVICE_TIERS:
+        return "service_tier", _SERVICE_TIERS[tier]
+    number = body.get("priority")
+    if type(number) is int and number:  # vLLM's: the lowest goes first, and 0 says nothing
+        return "priority", Priority.HIGH if number < 0 else Priority.LOW
+    return "", None
+
+
+def _late(given: Mapping[str, str], target: LatePolicy | None) -> LatePolicy:
+    text = given.get(LATE)
+    if text is None:
+        return target or LatePolicy.FINISH
+    if text not in list(LatePolicy):
+        raise _refused(LATE, f"one of {', '.join(LatePolicy)}", text)
+    return LatePolicy(text)
+
+
+def _session(text: str) -> str:
+    if not 1 <= len(text) <= MAX_SESSION or not text.isprintable():
+        raise _refused(SESSION, f"1 to {MAX_SESSION} printable characters", text)
+    return text
+
+
+def _body_session(body: Mapping[str, Any]) -> str:
+    """OpenAI's name for what requests with the same beginning share."""
+    key = body.get("prompt_cache_key")
+    return key if isinstance(key, str) and len(key) <= MAX_SESSION else ""
+
+
+def _refused(name: str, expected: str, got: str) -> errors.InvalidRequest:
+    return errors.InvalidRequest(f"{name}: expected {expected}; got {got[:_MAX_SHOWN]!r}", param=name)
