@@ -1,0 +1,62 @@
+"""Whether a newcomer's TTFT can still be kept, by how fast the line moves. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from controlplane.gateway.request_terms import RequestTerms
+
+FACTOR = 0.8
+MIN_RETRY_S = 1.0
+# Observations are forgotten with this time constant, but the last few never; fewer than these say nothing.
+MEMORY_S = 10.0
+ENOUGH = 8
+
+
+def retry_after_s(wait_s: float | None, terms: RequestTerms, factor: float = FACTOR) -> float | None:
+    """None: it is admitted. Else after how long the same request would be, if nobody else came.
+
+    A request is refused when it would wait for longer than `factor` of its TTFT target, or of its deadline.
+    `wait_s` None: not known.
+    """
+    promised = [target for target in (terms.ttft_s, terms.deadline_s) if target is not None]
+    if wait_s is None or not promised or wait_s <= factor * min(promised):
+        return None
+    return max(MIN_RETRY_S, wait_s - factor * min(promised))
+
+
+class LineSpeed:
+    """Estimated tokens that leave a line each second while requests wait in it.
+
+    Old observations fade with `memory_s`, though of a slow line by no more than one part in `enough` at a
+    time. `now_s` never goes back.
+    """
+
+    def __init__(self, memory_s: float = MEMORY_S, enough: int = ENOUGH) -> None:
+        self._memory_s = memory_s
+        self._enough = enough
+        self._tokens = self._seconds = 0.0
+        self._turns = 0
+        self._last_s: float | None = None
+
+    def begin(self, now_s: float) -> None:
+        """The line begins to move, or its first request waits."""
+        self._last_s = now_s
+
+    def moved(self, tokens: int, now_s: float) -> None:
+        """One with so many tokens left it; since the last one, or since it began, requests waited."""
+        if self._last_s is None:
+            self._last_s = now_s
+            return
+        took_s = now_s - self._last_s
+        kept = max(math.exp(-took_s / self._memory_s), 1 - 1 / self._enough)
+        self._tokens = self._tokens * kept + tokens
+        self._seconds = self._seconds * kept + took_s
+        self._turns += 1
+        self._last_s = now_s
+
+    def wait_s(self, tokens: float) -> float | None:
+        """Until so many tokens have left; None: not enough is known."""
+        if self._turns < self._enough or self._tokens <= 0:
+            return None
+        return tokens * self._seconds / self._tokens

@@ -1,0 +1,391 @@
+"""The waiting line: who goes next, who finds no place, and that nobody starves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.gateway.admission import LineSpeed, retry_after_s
+from controlplane.gateway.request_terms import RequestTerms
+from controlplane.gateway.tenants import Tenant
+from controlplane.gateway.waiting_line import (
+    Full,
+    Joined,
+    LineLimits,
+    Waiting,
+    WaitingLine,
+    turns_at_most,
+)
+from controlplane.state.terms import LatePolicy, Priority
+
+LOW, NORMAL, HIGH = Priority
+A, B, C = Tenant("a"), Tenant("b", weight=2.0), Tenant("c", weight=0.5, max_waiting=3)
+TOKENS = (1, 9)
+LIMITS = LineLimits(places=12, aging_s=5.0, turns=3)
+
+
+def of(tenant: Tenant = A, priority: Priority = NORMAL, tokens: int = 1, **targets: Any) -> RequestTerms:
+    return RequestTerms(tenant=tenant, priority=priority, tokens=tokens, **targets)
+
+
+def joined(line: WaitingLine, terms: RequestTerms, now_s: float = 0.0) -> Waiting:
+    outcome = line.add(terms, now_s)
+    assert isinstance(outcome, Joined)
+    return outcome.waiting
+
+
+def taken(line: WaitingLine, now_s: float = 0.0) -> list[Waiting]:
+    found = []
+    while (waiting := line.take(now_s)) is not None:
+        found.append(waiting)
+    return found
+
+
+# --- by example ----------------------------------------------------------------------------------
+
+
+def test_nobody() -> None:
+    line = WaitingLine(LIMITS)
+    assert (len(line), line.take(0.0), line.remove(1), line.next_late_s(), line.drop_late(9.0)) == (
+        0,
+        None,
+        None,
+        None,
+        [],
+    )
+
+
+def test_the_highest_priority_goes_first_and_equals_in_the_order_in_which_they_came() -> None:
+    line = WaitingLine(LIMITS)
+    asked = [LOW, NORMAL, HIGH, NORMAL, LOW, HIGH]
+    for priority in asked:
+        joined(line, of(priority=priority))
+    assert [w.number for w in taken(line)] == [3, 6, 2, 4, 1, 5]
+
+
+def test_what_is_due_sooner_goes_first_within_bounds() -> None:
+    line = WaitingLine(LIMITS)
+    joined(line, of(), 0.0)  # due at 5, as all without a target
+    joined(line, of(ttft_s=60.0), 0.0)
+    joined(line, of(ttft_s=1.0), 3.0)
+    joined(line, of(deadline_s=0.5), 4.6)
+    assert [w.number for w in taken(line, 4.7)] == [3, 1, 2, 4]
+
+
+def test_tenants_share_by_weight() -> None:
+    line = WaitingLine(LineLimits(100))
+    for tenant in (A, B):
+        for _ in range(30):
+            joined(line, of(tenant, tokens=5))
+    first = [waiting.terms.tenant.name for waiting in taken(line)[:30]]
+    assert (first.count("a"), first.count("b")) == (10, 20)
+
+
+def test_who_was_away_has_no_credit_for_that_time() -> None:
+    line = WaitingLine(LineLimits(1000))
+    for _ in range(50):
+        joined(line, of(A))
+    assert len({line.take(0.0) for _ in range(40)}) == 40
+    other = Tenant("other")
+    for _ in range(10):
+        joined(line, of(other))
+    tenants = [waiting.terms.tenant for waiting in taken(line)]
+    assert (tenants[:10].count(A), tenants[:10].count(other)) == (5, 5)
+
+
+def test_a_flood_does_not_keep_another_tenant_waiting() -> None:
+    line = WaitingLine(LineLimits(1000))
+    for _ in range(900):
+        joined(line, of(A))
+    line.take(0.0)
+    late = joined(line, of(Tenant("other")))
+    assert late in [line.take(0.0), line.take(0.0)]
+
+
+def test_a_lower_priority_has_one_of_so_many_turns_once_it_has_waited() -> None:
+    line = WaitingLine(replace(LIMITS, places=100))
+    for priority, count in ((LOW, 3), (NORMAL, 3), (HIGH, 20)):
+        for _ in range(count):
+            joined(line, of(priority=priority))
+    assert {w.terms.priority for _ in range(4) if (w := line.take(4.9))} == {HIGH}
+    order = [w.terms.priority for _ in range(12) if (w := line.take(5.0))]
+    assert order == [HIGH, HIGH, NORMAL, HIGH, HIGH, LOW] * 2
+
+
+def test_a_newcomer_of_a_higher_priority_displaces_the_youngest_of_the_lowest() -> None:
+    line = WaitingLine(LineLimits(3))
+    for priority in (LOW, LOW, NORMAL):
+        joined(line, of(priority=priority))
+    assert line.add(of(priority=LOW), 0.0) is Full.LINE
+    for priority, displaced in ((HIGH, 2), (NORMAL, 1)):
+        outcome = line.add(of(priority=priority), 0.0)
+        assert isinstance(outcome, Joined)
+        assert outcome.displaced is not None
+        assert outcome.displaced.number == displaced
+    assert line.add(of(priority=NORMAL), 0.0) is Full.LINE
+    assert [w.terms.priority for w in taken(line)] == [HIGH, NORMAL, NORMAL]
+
+
+def test_a_tenants_own_places() -> None:
+    line = WaitingLine(LIMITS)
+    for _ in range(3):
+        joined(line, of(C))
+    assert line.add(of(C), 0.0) is Full.TENANT
+    outcome = line.add(of(C, HIGH), 0.0)
+    assert isinstance(outcome, Joined)
+    assert outcome.displaced is not None
+    assert outcome.displaced.number == 3
+    joined(line, of(A))
+
+
+def test_places_are_shared_by_weight_when_all_are_taken() -> None:
+    line = WaitingLine(LineLimits(9))
+    for _ in range(9):
+        joined(line, of(A))
+    displaced = []
+    while isinstance(outcome := line.add(of(B), 0.0), Joined):
+        assert outcome.displaced is not None
+        displaced.append(outcome.displaced.number)
+    assert displaced == [9, 8, 7, 6, 5, 4]  # of 9 places 6 are those of the one with twice the weight
+    assert outcome is Full.LINE
+    assert line.add(of(A), 0.0) is Full.LINE
+
+
+def test_late_ones_are_dropped_if_that_is_asked_for() -> None:
+    line = WaitingLine(LIMITS)
+    drop = LatePolicy.DROP
+    joined(line, of(ttft_s=2.0, late=drop), 0.0)
+    joined(line, of(ttft_s=1.0), 0.0)
+    joined(line, of(deadline_s=1.0, late=drop), 0.5)
+    joined(line, of(late=drop), 0.0)
+    assert line.next_late_s() == 1.5
+    assert line.drop_late(1.4) == []
+    assert [w.number for w in line.drop_late(2.0)] == [3, 1]
+    assert line.next_late_s() is None
+    assert [w.number for w in taken(line, 9.0)] == [2, 4]
+
+
+# --- any schedule --------------------------------------------------------------------------------
+
+_terms = st.builds(
+    of,
+    st.sampled_from([A, B, C]),
+    st.sampled_from(Priority),
+    st.integers(*TOKENS),
+    ttft_s=st.sampled_from([None, 0.5, 3.0, 20.0]),
+    late=st.sampled_from(LatePolicy),
+)
+_steps = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 0.0, 0.5, 4.0]), st.one_of(_terms, _terms, st.none(), st.integers(0, 11))
+    ),
+    max_size=80,
+)
+
+
+@dataclass
+class Books:
+    """A line, and a list of those that should be in it."""
+
+    line: WaitingLine = field(default_factory=lambda: WaitingLine(LIMITS))
+    there: list[Waiting] = field(default_factory=list)
+    served: list[tuple[Waiting, frozenset[tuple[str, Priority]]]] = field(default_factory=list)
+    now_s: float = 0.0
+
+    def step(self, after_s: float, what: RequestTerms | int | None) -> None:
+        """Somebody comes, is taken (None), or leaves (its place in the list). Late ones are dropped."""
+        self.now_s += after_s
+        for late in self.line.drop_late(self.now_s):
+            assert late.terms.dropped_after_s is not None
+            assert late.arrived_s + late.terms.dropped_after_s <= self.now_s
+            self.there.remove(late)
+        if isinstance(what, RequestTerms):
+            self._add(what)
+        elif what is None:
+            self._take()
+        elif what < len(self.there):
+            leaving = self.there.pop(what)
+            assert self.line.remove(leaving.number) == leaving
+            assert self.line.remove(leaving.number) is None
+
+    def _add(self, terms: RequestTerms) -> None:
+        outcome = self.line.add(terms, self.now_s)
+        own = [w for w in self.there if w.terms.tenant == terms.tenant]
+        bound = terms.tenant.max_waiting
+        full = len(self.there) >= LIMITS.places or (bound is not None and len(own) >= bound)
+        if isinstance(outcome, Full):
+            assert full
+            among = own if outcome is Full.TENANT else self.there
+            assert all(w.terms.priority.level >= terms.priority.level for w in among)
+            return
+        assert full == (outcome.displaced is not None)
+        if outcome.displaced is not None:
+            self._displaced(outcome.displaced, outcome.waiting)
+        self.there.append(outcome.waiting)
+
+    def _displaced(self, lost: Waiting, by: Waiting) -> None:
+        lower = [w for w in self.there if w.terms.priority.level < by.terms.priority.level]
+        if bound := by.terms.tenant.max_waiting:
+            own = [w for w in self.there if w.terms.tenant == by.terms.tenant]
+            lower = [w for w in lower if w in own] if len(own) >= bound else lower
+        if lower:
+            assert lost == min(lower, key=lambda w: (w.terms.priority.level, -w.number))
+        else:
+            assert lost.terms.priority is by.terms.priority
+            counts = [sum(w.terms.tenant == x.terms.tenant for w in self.there) for x in (lost, by)]
+            assert counts[0] / lost.terms.tenant.weight > (counts[1] + 1) / by.terms.tenant.weight - 1e-9
+        self.there.remove(lost)
+
+    def _take(self) -> None:
+        backlogged = frozenset((w.terms.tenant.name, w.terms.priority) for w in self.there)
+        waiting = self.line.take(self.now_s)
+        assert (waiting is None) == (not self.there)
+        if waiting is not None:
+            self.there.remove(waiting)
+            self.served.append((waiting, backlogged))
+
+    def check(self) -> None:
+        line = self.line
+        assert list(line) == self.there
+        assert len(line) == len(self.there) <= LIMITS.places
+        assert sum(w.terms.tenant is C for w in self.there) <= 3
+        late = [w.arrived_s + after_s for w in self.there if (after_s := w.terms.dropped_after_s) is not None]
+        assert line.next_late_s() == min(late, default=None)
+
+
+@given(_steps)
+def test_the_books_are_right_after_any_schedule(steps: list[Any]) -> None:
+    books = Books()
+    for step in steps:
+        books.step(*step)
+        books.check()
+    rest = [w.number for w in taken(books.line, books.now_s)]
+    assert sorted(rest) == [w.number for w in books.there]
+    assert len(books.line) == 0
+    assert books.line.next_late_s() is None
+
+
+@given(_steps)
+def test_equal_ones_go_in_the_order_in_which_they_came(steps: list[Any]) -> None:
+    books = Books()
+    for step in steps:
+        books.step(*step)
+    order = [w for w, _ in books.served] + taken(books.line, books.now_s)
+    for terms in {w.terms for w in order}:
+        numbers = [w.number for w in order if w.terms == terms]
+        assert numbers == sorted(numbers)
+
+
+def _shares(served: Sequence[tuple[Waiting, Any]], priority: Priority) -> Iterator[tuple[float, float]]:
+    """What tenants a and b had in every run of turns in which both had requests of this priority waiting."""
+    for begin in range(len(served)):
+        had = {A.name: 0.0, B.name: 0.0}
+        for waiting, backlogged in served[begin:]:
+            if not {(A.name, priority), (B.name, priority)} <= backlogged:
+                break
+            tenant = waiting.terms.tenant
+            if waiting.terms.priority is priority and tenant.name in had:
+                had[tenant.name] += waiting.terms.tokens / tenant.weight
+            yield had[A.name], had[B.name]
+
+
+@given(_steps, st.sampled_from(Priority))
+def test_tenants_that_both_wait_get_their_share_of_tokens(steps: list[Any], priority: Priority) -> None:
+    """The bound of start-time fair queueing, whatever comes, leaves or is displaced beside it."""
+    books = Books()
+    for tenant in (A, B):  # so that both wait for a while
+        for tokens in (3, 9, 1, 7, 4):
+            books.step(0.0, of(tenant, priority, tokens))
+    for step in steps:
+        books.step(*step)
+        books.step(0.0, None)
+    bound = TOKENS[1] / A.weight + TOKENS[1] / B.weight
+    assert all(abs(a - b) <= bound + 1e-9 for a, b in _shares(books.served, priority))
+
+
+@given(_steps, _terms, st.lists(_terms, min_size=1, max_size=6), st.integers(0, 3))
+def test_one_that_has_waited_goes_within_a_bounded_number_of_turns(
+    steps: list[Any], terms: RequestTerms, flood: list[RequestTerms], newcomers: int
+) -> None:
+    """However many come after it, in front of whomever they would like to be."""
+    books = Books()
+    for step in steps:
+        books.step(*step)
+    one = next((w for w in books.there if w.terms.late is LatePolicy.FINISH), None)
+    if one is None:
+        outcome = books.line.add(replace(terms, late=LatePolicy.FINISH), books.now_s)
+        if isinstance(outcome, Full):
+            return
+        one = outcome.waiting
+    now_s = max(books.now_s, one.arrived_s + LIMITS.aging_s)
+    same = [
+        w for w in books.line if (w.terms.tenant, w.terms.priority) == (one.terms.tenant, one.terms.priority)
+    ]
+    others = [tenant for tenant in (A, B, C) if tenant != one.terms.tenant]
+    before = [w for w in same if w != one]  # at most
+    bound = turns_at_most(one, before, others, TOKENS, LIMITS.turns)
+    for turn in range(bound):
+        for k in range(newcomers):
+            if len(books.line) < LIMITS.places:  # else it might be displaced, as it may be by its own tenant
+                books.line.add(flood[(turn + k) % len(flood)], now_s)
+        if one.number not in books.line:
+            return
+        if books.line.take(now_s) == one:
+            return
+        now_s += 0.01
+    pytest.fail(f"it still waits after {bound} turns")
+
+
+# --- admission -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "targets", "retry_s"),
+    [
+        (None, {"ttft_s": 1.0}, None),
+        (9.0, {}, None),
+        (0.8, {"ttft_s": 1.0}, None),
+        (5.0, {"ttft_s": 1.0}, 4.2),
+        (0.9, {"ttft_s": 1.0}, 1.0),
+        (5.0, {"ttft_s": 9.0, "deadline_s": 2.5}, 3.0),
+    ],
+)
+def test_a_promise_that_would_be_broken_is_not_made(
+    wait_s: float | None, targets: dict[str, Any], retry_s: float | None
+) -> None:
+    found = retry_after_s(wait_s, of(**targets))
+    assert found == (retry_s if retry_s is None else pytest.approx(retry_s))
+
+
+def test_a_line_at_a_steady_pace_tells_how_long_one_waits() -> None:
+    speed, line = LineSpeed(), WaitingLine(LineLimits(100))
+    speed.begin(0.0)
+    for k in range(1, 30):
+        assert speed.wait_s(20) == (None if k <= 8 else pytest.approx(10.0))
+        speed.moved(4, 2.0 * k)
+    for tenant, priority in ((A, HIGH), (A, NORMAL), (A, NORMAL), (B, NORMAL), (B, NORMAL), (A, LOW)):
+        joined(line, of(tenant, priority, 4))
+    expected = {
+        (A, HIGH): 4,
+        (B, HIGH): 2,
+        (A, NORMAL): 4 + 8 + 8,
+        (B, NORMAL): 4 + 8 + 6,
+        (C, LOW): 4 + 16 + 4,
+    }
+    for (tenant, priority), tokens in expected.items():
+        assert line.tokens_before(of(tenant, priority, 4)) == tokens
+
+
+def test_an_old_pace_is_forgotten() -> None:
+    speed = LineSpeed()
+    speed.begin(0.0)
+    for k in range(100):
+        speed.moved(1, 10.0 * (k + 1))
+    for k in range(100):
+        speed.moved(1, 1000.0 + k + 1)
+    assert speed.wait_s(1) == pytest.approx(1.0, rel=0.01)
