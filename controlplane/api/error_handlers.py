@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from controlplane import errors
 
@@ -76,5 +77,10 @@ async def _http(request: Request, exc: Exception) -> JSONResponse:
 
 
 async def _unexpected(request: Request, exc: Exception) -> JSONResponse:
-    log.error("unexpected error on %s %s", request.method, request.url.path, exc_info=exc)
+    return unexpected(request.scope, exc)
+
+
+def unexpected(scope: Scope, exc: Exception) -> JSONResponse:
+    """A mistake of ours: the log has it, the answer only says so."""
+    log.error("unexpected error on %s %s", scope["method"], scope["path"], exc_info=exc)
     return respond(errors.OstinatoError("an unexpected error; the gateway's log has its details"))

@@ -15,6 +15,7 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from controlplane import errors
+from controlplane.api.departure import unless_client_leaves
 from controlplane.api.services import Services
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
 from controlplane.gateway.metrics import UNKNOWN
@@ -232,7 +233,8 @@ class ClosingStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            # At less cost than Starlette's task group.
+            await unless_client_leaves(receive, self.stream_response(send))
         finally:
             await self._content.aclose()
             await self._close()

@@ -6,14 +6,21 @@ Its routing, dependencies and stacks cost as much as all that we do with such a 
 
 from __future__ import annotations
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+import logging
+import uuid
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controlplane import errors
 from controlplane.api import inference
-from controlplane.api.error_handlers import respond
+from controlplane.api.departure import unless_client_leaves
+from controlplane.api.error_handlers import respond, unexpected
 from controlplane.api.services import Services
 
+log = logging.getLogger(__name__)
+
 PATHS = frozenset({inference.CHAT, inference.COMPLETIONS})
+_REQUEST_ID = b"x-request-id"
 
 
 class InferencePath:
@@ -24,17 +31,56 @@ class InferencePath:
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in PATHS:
+        if not _is_inference(scope):
             await self._app(scope, receive, send)
             return
         try:
             raw = await _body(receive)
             if raw is None:
                 return  # the client left
-            response = await inference.answer(self._services, scope["path"], raw, scope["headers"])
+            answering = inference.answer(self._services, scope["path"], raw, scope["headers"])
+            answer = await unless_client_leaves(receive, answering)
+            if answer is None:
+                return
+            response = answer
         except errors.OstinatoError as e:
             response = respond(e)
+        except Exception as e:
+            response = unexpected(scope, e)
         await response(scope, receive, send)
+
+
+class InferenceFirst:
+    """Around a whole server's application: hands those calls to `inference`, all others on.
+
+    Answers bear the request's id, or a new one, as Serve's do.
+    """
+
+    def __init__(self, app: ASGIApp, inference: ASGIApp) -> None:
+        self._app = app
+        self._inference = inference
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if _is_inference(scope):
+            await self._inference(scope, receive, _with_id(scope, send))
+        else:
+            await self._app(scope, receive, send)
+
+
+def _is_inference(scope: Scope) -> bool:
+    return scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in PATHS
+
+
+def _with_id(scope: Scope, send: Send) -> Send:
+    given = next((value for name, value in scope["headers"] if name == _REQUEST_ID), None)
+    request_id = given or str(uuid.uuid4()).encode()
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (_REQUEST_ID, request_id)]
+        await send(message)
+
+    return sending
 
 
 async def _body(receive: Receive) -> bytes | None:

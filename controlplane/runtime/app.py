@@ -17,7 +17,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
-from controlplane.api.app import create_app
+from controlplane.api.app import create_app, inference_only
 from controlplane.api.services import Services
 from controlplane.controller.controller import Controller
 from controlplane.controller.metrics import ControllerMetrics
@@ -25,6 +25,7 @@ from controlplane.gateway.metrics import Metrics
 from controlplane.gateway.route_book import RouteBook
 from controlplane.runtime.cluster import RayCluster
 from controlplane.runtime.loopback import keep_replica_on_loopback
+from controlplane.runtime.replica_http import answer_first
 from controlplane.runtime.replica_logs import log_at_once
 from controlplane.settings import Settings
 from controlplane.state.repository import Repository
@@ -86,6 +87,7 @@ class Gateway:
 
     def __init__(self, controller: DeploymentHandle) -> None:
         keep_replica_on_loopback()
+        answer_first(inference_only(make_services()))
         log_at_once()
         self._controller = controller  # keeps the controller in this application
         self._metrics_address = _serve_metrics(Settings())

@@ -391,6 +391,16 @@ def test_a_client_that_leaves_before_the_first_word_frees_its_place(served: Inst
     assert served.in_flight() == 0
 
 
+def test_a_client_that_leaves_before_a_whole_answer_frees_its_place(served: Installation) -> None:
+    engine = served.cluster.scripted("base")
+    body = {**CHAT, "messages": [{"role": "user", "content": "!hang"}]}
+    with pytest.raises(httpx.ReadTimeout):
+        served.http.post("/v1/chat/completions", json=body, timeout=0.3)
+    wait_for(engine.closed.is_set)
+    wait_for(lambda: served.counts() == {("base", "client_disconnected"): 1})
+    assert served.in_flight() == 0
+
+
 # --- metrics -------------------------------------------------------------------------------------
 
 

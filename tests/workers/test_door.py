@@ -44,6 +44,13 @@ async def test_it_answers_who_knows_the_secret(worker: Worker) -> None:
     assert request_headers.REFUSED not in reply.headers
 
 
+async def test_a_long_request_is_read_whole(worker: Worker) -> None:
+    report = await worker.report()
+    long = "a" * 300_000
+    reply = await post(report, request_headers.request_headers(report.secret, None), prompt=long)
+    assert reply.json()["choices"][0]["text"] == long
+
+
 @pytest.mark.parametrize("secret", [None, "", "0" * 64])
 async def test_it_refuses_anyone_else(worker: Worker, secret: str | None) -> None:
     headers = {} if secret is None else {request_headers.SECRET: secret}

@@ -73,7 +73,7 @@ class EchoEngine:
         return None
 
     async def _serve(self, scope: Message, receive: Any, send: Any) -> None:
-        request = json.loads((await receive())["body"])
+        request = json.loads(await _body(receive))
         is_chat = scope["path"].endswith("/chat/completions")
         try:
             text = request["messages"][-1]["content"] if is_chat else request["prompt"]
@@ -93,6 +93,16 @@ class EchoEngine:
         await _respond(
             send, "text/event-stream", [*(b"data: " + c + b"\n\n" for c in chunks), b"data: [DONE]\n\n"]
         )
+
+
+async def _body(receive: Any) -> bytes:
+    """All of it: a long one comes in several messages."""
+    parts = []
+    while True:
+        message = await receive()
+        parts.append(message["body"])
+        if not message.get("more_body"):
+            return b"".join(parts)
 
 
 async def _refuse(send: Any, message: str) -> None:

@@ -21,6 +21,7 @@ import uvicorn
 from workers import request_headers
 from workers.addresses import family_of, reached_at
 from workers.asgi import AsgiApp, Message
+from workers.server.gathered_writes import GatheringProtocol
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class _Server(uvicorn.Server):
 def _config(app: Door) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=GatheringProtocol,
         ws="none",
         lifespan="off",
         interface="asgi3",

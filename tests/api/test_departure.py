@@ -1,0 +1,123 @@
+"""Work goes on until its client leaves, and ends then."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from controlplane.api.departure import unless_client_leaves
+
+
+class Line:
+    """A server's `receive`, whose client leaves when it is told to."""
+
+    def __init__(self) -> None:
+        self.leaves = asyncio.Event()
+        self.failure: Exception | None = None
+        self.waiting = False
+
+    async def receive(self) -> Any:
+        self.waiting = True
+        try:
+            await self.leaves.wait()
+        finally:
+            self.waiting = False
+        if self.failure:
+            raise self.failure
+        return {"type": "http.disconnect"}
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_work_gives_its_result_and_nobody_listens_any_more() -> None:
+    line = Line()
+
+    async def work() -> int:
+        await settled()
+        assert line.waiting
+        return 7
+
+    assert await unless_client_leaves(line.receive, work()) == 7
+    await settled()
+    assert not line.waiting
+
+
+async def test_a_client_that_leaves_ends_the_work() -> None:
+    line, cleaned = Line(), asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)  # closing a connection may take a turn
+            cleaned.set()
+
+    asyncio.get_running_loop().call_soon(line.leaves.set)
+    assert await unless_client_leaves(line.receive, work()) is None
+    assert cleaned.is_set()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await settled()  # nothing is left to be cancelled
+
+
+async def test_what_work_raises_passes() -> None:
+    line = Line()
+
+    async def work() -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        await unless_client_leaves(line.receive, work())
+
+
+@pytest.mark.parametrize("leaves_too", [False, True])
+async def test_another_cancellation_passes(leaves_too: bool) -> None:
+    line, begun = Line(), asyncio.Event()
+
+    async def work() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(unless_client_leaves(line.receive, work()))
+    await begun.wait()
+    task.cancel()
+    if leaves_too:
+        line.leaves.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
+
+
+async def test_a_time_limit_within_the_work_is_its_own() -> None:
+    line = Line()
+
+    async def work() -> str:
+        try:
+            async with asyncio.timeout(0):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            return "late"
+        return "in time"
+
+    assert await unless_client_leaves(line.receive, work()) == "late"
+
+
+async def test_a_server_that_cannot_tell_does_not_end_the_work() -> None:
+    line, may_end = Line(), asyncio.Event()
+    line.failure = RuntimeError("no longer known")
+
+    async def work() -> int:
+        line.leaves.set()
+        await settled()
+        assert not line.waiting
+        may_end.set()
+        return 7
+
+    assert await unless_client_leaves(line.receive, work()) == 7
+    assert may_end.is_set()

@@ -1,0 +1,116 @@
+"""What answers inference requests before all of a server's other layers: the same answers, and an id."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from installations import Installation, Start
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from controlplane.api import inference
+from controlplane.api.app import create_app, inference_only
+from controlplane.api.inference_path import InferenceFirst
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "base", "messages": [{"role": "user", "content": "a b"}]}
+
+
+async def others(scope: Scope, receive: Receive, send: Send) -> None:
+    headers = [(b"content-length", b"5")]
+    await send({"type": "http.response.start", "status": 299, "headers": headers})
+    await send({"type": "http.response.body", "body": b"other"})
+
+
+def first(installation: Installation) -> ASGIApp:
+    return InferenceFirst(others, inference_only(installation.services))
+
+
+def ask(
+    installation: Installation, app: ASGIApp, method: str, path: str, content: bytes, **headers: str
+) -> httpx.Response:
+    """In the installation's loop, where its connections to workers are."""
+
+    async def asking() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+            return await http.request(method, path, content=content, headers=headers)
+
+    return asyncio.run_coroutine_threadsafe(asking(), installation.loop).result(60)
+
+
+def same(content: bytes, path: str, installation: Installation, **headers: str) -> httpx.Response:
+    """The answer, which is the one that the whole application gives."""
+    ours = ask(installation, first(installation), "POST", path, content, **headers)
+    whole = ask(installation, create_app(lambda: installation.services), "POST", path, content, **headers)
+    assert (ours.status_code, ours.content) == (whole.status_code, whole.content)
+    named = {"content-type", "content-length", "retry-after", "www-authenticate"}
+    assert {k: v for k, v in ours.headers.items() if k in named} == {
+        k: v for k, v in whole.headers.items() if k in named
+    }
+    return ours
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_same_answers(standing: Installation, path: str, stream: bool) -> None:
+    text = {"prompt": "a b"} if path != CHAT else {"messages": BODY["messages"]}
+    reply = same(json.dumps({"model": "v1", "stream": stream, **text}).encode(), path, standing)
+    assert reply.status_code == 200
+    assert b"a" in reply.content
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"[]", 400),
+        (b'{"model": 1}', 400),
+        (b"[" * 100_000, 400),
+        (b'{"model": "none"}', 404),
+        (json.dumps({**BODY, "max_tokens": 99}).encode(), 400),
+        (json.dumps({**BODY, "max_tokens": True}).encode(), 400),
+        (b'{"model": "\\ud800"}', 404),
+        (json.dumps({"model": "base", "messages": 1}).encode(), 400),
+    ],
+)
+def test_the_same_refusals(standing: Installation, content: bytes, status: int) -> None:
+    assert same(content, CHAT, standing).status_code == status
+
+
+def test_the_same_guard(start: Start) -> None:
+    guarded = start(api_key="key", max_body_bytes=2000)
+    refused = same(json.dumps(BODY).encode(), CHAT, guarded)
+    assert refused.json()["error"]["code"] == "unauthorized"
+    assert same(b"x" * 3000, CHAT, guarded, authorization="Bearer key").status_code == 413
+
+
+def test_a_mistake_of_ours_is_an_error_with_a_body(
+    standing: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*args: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(inference, "answer", fail)
+    reply = ask(standing, first(standing), "POST", CHAT, json.dumps(BODY).encode())
+    assert reply.status_code == 500
+    assert reply.json()["error"]["code"] == "internal_error"
+
+
+def test_answers_bear_the_request_id(standing: Installation) -> None:
+    content = json.dumps(BODY).encode()
+    mine = ask(standing, first(standing), "POST", CHAT, content, **{"X-Request-ID": "mine"})
+    assert mine.headers["x-request-id"] == "mine"
+    made = {ask(standing, first(standing), "POST", CHAT, content).headers["x-request-id"] for _ in range(2)}
+    assert len(made) == 2
+    assert ask(standing, first(standing), "POST", CHAT, b"{").headers["x-request-id"]
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", CHAT), ("POST", "/v1/chat"), ("GET", "/v1/models")])
+def test_all_else_goes_on(standing: Installation, method: str, path: str) -> None:
+    reply = ask(standing, first(standing), method, path, b"{}")
+    assert (reply.status_code, reply.text) == (299, "other")
