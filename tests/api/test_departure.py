@@ -50,9 +50,9 @@ async def test_work_gives_its_result_and_nobody_listens_any_more() -> None:
 async def test_a_client_that_leaves_ends_the_work() -> None:
     line, cleaned = Line(), asyncio.Event()
 
-    async def work() -> None:
+    async def work() -> bool:
         try:
-            await asyncio.Event().wait()
+            return await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)  # closing a connection may take a turn
             cleaned.set()
