@@ -1,0 +1,67 @@
+"""Functions compiled to machine code (numba), for decisions that are taken for every request or step.
+
+A compiled function is a plain function of numbers and of arrays of records. It runs as Python, too, when
+`NUMBA_DISABLE_JIT=1` is set. Machine code is kept between processes in `OSTINATO_COMPILED_DIR` (default:
+`~/.cache/ostinato/compiled`), in a folder named after all sources that have compiled functions: numba itself
+does not notice that a function changed which another one calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# An array of records: `array[i].field` reads and writes. Fields are in the dtype that it was made with.
+Records: TypeAlias = Any
+
+DIRECTORY_VARIABLE = "OSTINATO_COMPILED_DIR"
+_MARK = b"profiler.compiled import"
+_ROOT = Path(__file__).resolve().parent.parent
+_PACKAGES = ("profiler", "workers/scheduling", "controlplane/routing", "controlplane/simulation")
+
+
+def compiled(function: Function) -> Function:
+    """`function` as machine code, compiled when it is first called with new types of arguments.
+
+    Neither it nor what it calls may make an array: the caller passes the memory that it needs. Without that
+    numba counts references for every array that is passed on, which takes longer than most of our functions.
+    Division by zero gives infinity or NaN, as in numpy. Other threads run meanwhile.
+    """
+    _use_cache()
+    made: Function = numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)(function)
+    return made
+
+
+def records(dtype: npt.DTypeLike, shape: int | Sequence[int]) -> Records:
+    """An array of records, all zero."""
+    return np.zeros(shape, dtype=np.dtype(dtype, align=True)).view(np.recarray)
+
+
+@functools.cache
+def _use_cache() -> None:
+    if not numba.config.DISABLE_JIT:
+        numba.config.CACHE_DIR = str(_directory() / _digest())
+
+
+def _directory() -> Path:
+    chosen = os.environ.get(DIRECTORY_VARIABLE)
+    return Path(chosen) if chosen else Path.home() / ".cache" / "ostinato" / "compiled"
+
+
+def _digest() -> str:
+    digest = hashlib.sha256(f"{numba.__version__} {np.__version__}".encode())
+    for path in sorted(path for package in _PACKAGES for path in (_ROOT / package).rglob("*.py")):
+        source = path.read_bytes()
+        if _MARK in source or path.name == "compiled.py":
+            digest.update(str(path.relative_to(_ROOT)).encode() + source)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,142 @@
+"""A plan's step model, and variants' parts in it, sampled from its predictions (`profiler.predicting`).
+
+The predictor answers for one load at a time, in about a millisecond; a router asks a million times a second.
+So the predictor is asked once for each of some loads, and the router reads between them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from profiler.compiled import Records, records
+from profiler.predicting.predict import predict
+from profiler.predicting.types import Ground
+from profiler.step_time.records import (
+    KIND_NUMBERS,
+    MAX_ROWS,
+    PREFILL_KNOTS,
+    STEP_MODEL,
+    VARIANT,
+    rank_class,
+)
+from profiler.types import Plan, Workload
+from profiler.variants.types import VariantSpec
+
+ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+SHORT, LONG = 16, 512  # prompts, tokens; a decoding row of a load has its prompt and half its output cached
+OUTPUT = 2
+PROMPTS = 33  # lengths up to the most that a step takes
+# What a prompt's token of a variant adds is seen over prompts of so many tokens.
+PROMPT_TOKENS = 1024
+
+
+def step_model(ground: Ground, plan: Plan, max_rows: int, slots: int) -> Records:
+    """[1], the step model of `plan`. `max_rows` requests run at once. Raises PlanError."""
+    model = records(STEP_MODEL, 1)
+    model.decode_s, model.context_s = _decode(ground, plan)
+    model.prefill_s = _prefill(ground, plan)
+    model.prefill_grain = plan.batched_tokens / PREFILL_KNOTS
+    model.batched_tokens, model.kv_tokens = plan.batched_tokens, plan.kv_cache_tokens
+    model.max_rows, model.slots = max_rows, slots
+    whole = predict(ground, plan, Workload(1, SHORT, OUTPUT))
+    model.path_s = whole.path_s.value if whole.path_s else 0.0
+    return model
+
+
+def add_variants(
+    model: Records, ground: Ground, plan: Plan, variants: Sequence[VariantSpec], load_bytes_per_s: float
+) -> Records:
+    """[1 + variants], each one's part in a step; the first is the base. `model` gets what launching each kind
+    takes. `load_bytes_per_s`: from the host's memory to the devices. Raises PlanError."""
+    made = records(VARIANT, 1 + len(variants))
+    made.kind, made.weight = -1, 1.0
+    launches: dict[str, float] = {}
+    for row, variant in enumerate(variants, start=1):
+        added = _added(ground, plan, variant)
+        launches[variant.kind] = max(launches.get(variant.kind, 0.0), added.launch_s)
+        one = made[row]
+        one.row_s, one.variant_s, one.token_s = added.row_s, added.variant_s, added.token_s
+        one.bytes, one.load_s = variant.weight_bytes, variant.weight_bytes / load_bytes_per_s
+        one.rank, one.rank_class = variant.max_rank, rank_class(variant.max_rank)
+        one.kind = KIND_NUMBERS[variant.kind]
+    # Kernels of these kinds run whatever variants there are, so each kind's launches were seen with them.
+    always = [seconds for kind, seconds in launches.items() if kind in ground.launched]
+    model[0].any_s = min(always, default=0.0)
+    for kind, seconds in launches.items():
+        beside = 0.0 if kind in ground.launched else seconds - (model[0].any_s if always else 0.0)
+        model[0].launch_s[KIND_NUMBERS[kind]] = max(0.0, beside)
+    return made
+
+
+@dataclasses.dataclass(frozen=True)
+class Added:
+    """Seconds that a variant adds: to a step for each row, once for the variant, once for its kind; and for
+    each token of a prompt."""
+
+    row_s: float
+    variant_s: float
+    launch_s: float
+    token_s: float
+
+
+def _added(ground: Ground, plan: Plan, variant: VariantSpec) -> Added:
+    """Told apart by loads of one row, of two rows of one variant, and of two rows of two alike."""
+    if ground.calibration is None:
+        return _read(ground, plan, variant)
+    alike = dataclasses.replace(variant)
+    one = _tpot_s(ground, plan, 1, SHORT, (variant,)) - _tpot_s(ground, plan, 1, SHORT)
+    base_s = _tpot_s(ground, plan, 2, SHORT)
+    same = _tpot_s(ground, plan, 2, SHORT, (variant, variant)) - base_s
+    apart = _tpot_s(ground, plan, 2, SHORT, (variant, alike)) - base_s
+    row_s, variant_s = max(0.0, same - one), max(0.0, apart - same)
+    longer_s = _ttft_s(ground, plan, PROMPT_TOKENS, (variant,)) - _ttft_s(ground, plan, PROMPT_TOKENS)
+    return Added(row_s, variant_s, max(0.0, one - row_s - variant_s), max(0.0, longer_s) / PROMPT_TOKENS)
+
+
+def _read(ground: Ground, plan: Plan, variant: VariantSpec) -> Added:
+    """Without a profile: reading it once a step."""
+    return Added(
+        0.0, variant.weight_bytes / plan.tensor_parallel / ground.rates[0].memory_bytes_per_s, 0.0, 0.0
+    )
+
+
+def _decode(ground: Ground, plan: Plan) -> tuple[npt.NDArray[np.float64], float]:
+    """Steps by rows without context, [MAX_ROWS + 1], and seconds for each cached token. Attention is linear
+    in
+    tokens: its slope is that of the largest load, where it weighs most against rounding."""
+    short, long = (np.array([_tpot_s(ground, plan, rows, n) for rows in ROWS]) for n in (SHORT, LONG))
+    context_s = max(0.0, float(long[-1] - short[-1]) / (ROWS[-1] * (LONG - SHORT)))
+    rows = np.array(ROWS)
+    bare = np.maximum.accumulate(short - context_s * rows * (SHORT + OUTPUT / 2))
+    curve = np.interp(np.arange(MAX_ROWS + 1), rows, np.maximum(bare, 1e-9))
+    curve[0] = curve[1]
+    return curve, context_s
+
+
+def _prefill(ground: Ground, plan: Plan) -> npt.NDArray[np.float64]:
+    """Steps by tokens of one prompt, [PREFILL_KNOTS + 1]; never quicker with more."""
+    longest = min(plan.batched_tokens, plan.max_model_len - OUTPUT)
+    lengths = np.unique(np.geomspace(1, longest, PROMPTS).astype(int))
+    seconds = np.maximum.accumulate([_ttft_s(ground, plan, int(n)) for n in lengths])
+    knots = np.arange(PREFILL_KNOTS + 1) * (plan.batched_tokens / PREFILL_KNOTS)
+    inside = np.interp(knots, lengths, seconds)
+    slope = (seconds[-1] - seconds[-2]) / (lengths[-1] - lengths[-2]) if len(lengths) > 1 else 0.0
+    return np.asarray(inside + np.maximum(0.0, knots - lengths[-1]) * slope)
+
+
+Mix = tuple[VariantSpec, ...]
+
+
+def _tpot_s(ground: Ground, plan: Plan, rows: int, tokens: int, mix: Mix = ()) -> float:
+    return predict(ground, plan, Workload(rows, tokens, OUTPUT), mix).tpot_s.value
+
+
+def _ttft_s(ground: Ground, plan: Plan, tokens: int, mix: Mix = ()) -> float:
+    """The engine's own, without the request path."""
+    return predict(
+        dataclasses.replace(ground, path=None), plan, Workload(1, tokens, OUTPUT), mix
+    ).ttft_s.value
