@@ -6,12 +6,12 @@ from typing import Any
 
 from benchmarks.serving.settings import SwapConfig
 from benchmarks.serving.taking_turns import Turns
+from workers.scheduling.admission_records import variant_of
 from workers.scheduling.scheduler import (
     AsyncVariantScheduler,
     Held,
     SyncVariantScheduler,
     _hold_back,
-    _variant,
     _Variants,
 )
 
@@ -44,17 +44,17 @@ class _OneModelAStep(_Variants):
 
     def _admit(self) -> list[Held]:
         held = super()._admit()
-        waiting = {_variant(r) for queue in self._queues() for r in queue}
-        model = self._turns.next(waiting | {_variant(r) for r in self.running})
+        waiting = {variant_of(r) for queue in self._queues() for r in queue}
+        model = self._turns.next(waiting | {variant_of(r) for r in self.running})
         if model is None:
             return held
-        self._hidden = [r for r in self.running if _variant(r) != model]
-        self.running = [r for r in self.running if _variant(r) == model]
+        self._hidden = [r for r in self.running if variant_of(r) != model]
+        self.running = [r for r in self.running if variant_of(r) == model]
         for name in MAX_RUNNING:  # who is hidden keeps a place in the model runner
             if hasattr(self, name):
                 setattr(self, name, getattr(self, name) - len(self._hidden))
         for queue in self._queues():
-            held.append(_hold_back(queue, {r.request_id for r in queue if _variant(r) == model}))
+            held.append(_hold_back(queue, {r.request_id for r in queue if variant_of(r) == model}))
         return held
 
 

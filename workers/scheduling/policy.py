@@ -1,4 +1,4 @@
-"""Which waiting requests may be admitted, and which running ones must step back. Pure.
+"""Which waiting requests may be admitted, and which running ones must step back. Pure, compiled.
 
 DeltaZip, section 5.4: at most N variants run at once. A request whose variant runs already may skip
 the line; it is then the child of that variant's oldest running request, and when that parent is done
@@ -8,145 +8,201 @@ nobody skips the line until they run; and who lacks room in memory counts as blo
 
 From this follows a bound: whatever comes later, a request begins no later than when all that came
 before it are done, plus what an almost finished child may still take, plus its variant's loading.
+
+Requests and variants are records. Inputs and decisions are fields of the same record, so nothing is
+allocated: an engine and the simulator run this before every step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import NamedTuple
 
+import numpy as np
+
+from profiler.compiled import Records, compiled
+
 BASE = 0
+NOBODY = -1
+
+# Where a variant is, as far as admission is concerned: in a slot on every rank; on its way there; nowhere; or
+# without room for it in some rank's memory until others leave.
+READY, LOADING, ABSENT, NO_MEMORY = range(4)
+
+# `key` is a request's own, above those of all that were numbered before it; requests come in order of
+# arrival, then of key. `variant` indexes VARIANTS. `parent` is the key of the request it skipped the line
+# behind, or NOBODY. `tokens_left`: the most it may still generate. Decided: `preempts`.
+RUNNING = np.dtype(
+    [
+        ("arrival_s", "f8"),
+        ("key", "i8"),
+        ("parent", "i8"),
+        ("variant", "i4"),
+        ("tokens_left", "i4"),
+        ("preempts", "u1"),
+    ],
+    align=True,
+)
+
+# In order of arrival, and of key where that is equal. Decided: `admitted`, behind `parent` if it skips the
+# line; `blocked` if it waits for a running variant to end.
+WAITING = np.dtype(
+    [
+        ("arrival_s", "f8"),
+        ("key", "i8"),
+        ("parent", "i8"),
+        ("variant", "i4"),
+        ("admitted", "u1"),
+        ("blocked", "u1"),
+    ],
+    align=True,
+)
+
+# Every variant that occurs; the first is the base, which is READY. Decided: `active`, if it runs or may run
+# next (no slot is taken from it); `load`: its number, from 1, in the order in which slots should be given.
+# The rest is the policy's own.
+VARIANTS = np.dtype(
+    [("readiness", "i4"), ("active", "u1"), ("load", "i4"), ("parent", "i8"), ("parent_s", "f8")], align=True
+)
 
 
-class Readiness(StrEnum):
-    """Where a variant is, as far as admission is concerned."""
+class Rules(NamedTuple):
+    """`limit`: variants that run at once."""
 
-    READY = "ready"  # in a slot on every rank
-    LOADING = "loading"  # on its way into a slot
-    NO_MEMORY = "no_memory"  # there is no room for it in some rank's memory until others leave
-    ABSENT = "absent"
-
-
-class Running(NamedTuple):
-    """A running request. `parent` is the request it skipped the line behind, if it did.
-    `tokens_left` is the most it may still generate."""
-
-    id: str
-    variant: int
-    arrival_s: float
-    tokens_left: int
-    parent: str | None = None
-
-
-class Waiting(NamedTuple):
-    id: str
-    variant: int
-    arrival_s: float
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """`waiting` in order of arrival, and of id where that is equal. `readiness` tells of every variant
-    that occurs (BASE is READY)."""
-
-    now_s: float
-    running: Sequence[Running]
-    waiting: Sequence[Waiting]
-    readiness: Mapping[int, Readiness]
     limit: int
     longest_wait_s: float
     almost_done_tokens: int = 8
 
 
-@dataclass
-class Decision:
-    """`admit` in order; `parents` of those among them that skip the line; `preempt` first of all;
-    `load` are variants that should get a slot, `blocked` requests wait for a running variant to end.
-    `active_variants` are all variants that run or may run next: no slot is taken from one of them."""
-
-    admit: list[str] = field(default_factory=list)
-    parents: dict[str, str] = field(default_factory=dict)
-    preempt: list[str] = field(default_factory=list)
-    load: list[int] = field(default_factory=list)
-    blocked: list[str] = field(default_factory=list)
-    active_variants: frozenset[int] = frozenset()
+@compiled
+def decide(now_s: float, running: Records, waiting: Records, variants: Records, rules: Rules) -> int:
+    """One step's admissions, into the records; how many are admitted. Linear in running and waiting requests,
+    but for children whose parent is gone."""
+    active = _clear(running, waiting, variants)
+    admitted, in_turn = _in_turn(waiting, variants, active, rules.limit)
+    if in_turn < len(waiting):
+        admitted += _out_of_turn(now_s, running, waiting, variants, in_turn, rules)
+        _preempt_orphans(running, waiting, waiting[in_turn], rules.almost_done_tokens)
+    return admitted
 
 
-def decide(snapshot: Snapshot) -> Decision:
-    """One step's admissions. Linear in running and waiting requests."""
-    decision = Decision()
-    in_turn = _in_turn(snapshot, decision)
-    if in_turn < len(snapshot.waiting):
-        _out_of_turn(snapshot, in_turn, decision)
-        decision.preempt = _orphans(snapshot, snapshot.waiting[in_turn])
-    return decision
+@compiled
+def _clear(running: Records, waiting: Records, variants: Records) -> int:
+    """Forget the last decision. How many variants run."""
+    for v in range(len(variants)):
+        variants[v].active = variants[v].load = 0
+        variants[v].parent = NOBODY
+    active = 0
+    for i in range(len(running)):
+        running[i].preempts = 0
+        variant = running[i].variant
+        if variant != BASE and not variants[variant].active:
+            variants[variant].active = 1
+            active += 1
+    for i in range(len(waiting)):
+        waiting[i].admitted = waiting[i].blocked = 0
+        waiting[i].parent = NOBODY
+    return active
 
 
-def _in_turn(snapshot: Snapshot, decision: Decision) -> int:
-    """Activate variants in order of arrival, up to the first request whose variant cannot be. Its index."""
-    active_variants = {r.variant for r in snapshot.running} - {BASE}
-    index = 0
-    for request in snapshot.waiting:
-        variant = request.variant
-        readiness = snapshot.readiness[variant]
-        if variant != BASE and variant not in active_variants:
-            if readiness is Readiness.NO_MEMORY or len(active_variants) >= snapshot.limit:
-                break
-            active_variants.add(variant)  # even while it loads: those behind may not take its place
-            if readiness is Readiness.ABSENT:
-                decision.load.append(variant)
-        if readiness is Readiness.READY:
-            decision.admit.append(request.id)
-        index += 1
-    decision.active_variants = frozenset(active_variants)
-    return index
+@compiled
+def _in_turn(waiting: Records, variants: Records, active: int, limit: int) -> tuple[int, int]:
+    """Activate variants in order of arrival, up to the first request whose variant cannot be. How many are
+    admitted, and its index."""
+    admitted = loads = 0
+    for i in range(len(waiting)):
+        number = waiting[i].variant
+        variant = variants[number]
+        if number != BASE and not variant.active:
+            if variant.readiness == NO_MEMORY or active >= limit:
+                return admitted, i
+            variant.active = 1  # even while it loads: those behind may not take its place
+            active += 1
+            if variant.readiness == ABSENT:
+                loads += 1
+                variant.load = loads
+        if variant.readiness == READY:
+            waiting[i].admitted = 1
+            admitted += 1
+    return admitted, len(waiting)
 
 
-def _out_of_turn(snapshot: Snapshot, in_turn: int, decision: Decision) -> None:
-    """Behind a blocked request only the base's run, and children of living parents."""
-    blocked = snapshot.waiting[in_turn]
-    overdue = snapshot.now_s - blocked.arrival_s > snapshot.longest_wait_s
-    parents = {} if overdue else _parents(snapshot, in_turn, blocked)
-    for request in snapshot.waiting[in_turn:]:
-        variant = request.variant
-        if variant == BASE:
-            decision.admit.append(request.id)
-        elif variant not in decision.active_variants:
-            decision.blocked.append(request.id)
-        elif variant in parents and snapshot.readiness[variant] is Readiness.READY:
-            decision.admit.append(request.id)
-            decision.parents[request.id] = parents[variant]
-    if snapshot.readiness[blocked.variant] is Readiness.NO_MEMORY:
-        decision.load.append(blocked.variant)  # this one only: two would take each other's room
+@compiled
+def _out_of_turn(
+    now_s: float, running: Records, waiting: Records, variants: Records, in_turn: int, rules: Rules
+) -> int:
+    """Behind a blocked request only the base's run, and children of living parents. How many."""
+    blocked = waiting[in_turn]
+    overdue = now_s - blocked.arrival_s > rules.longest_wait_s
+    if not overdue:
+        _find_parents(running, waiting, variants, in_turn)
+    admitted = 0
+    for i in range(in_turn, len(waiting)):
+        request = waiting[i]
+        variant = variants[request.variant]
+        if request.variant == BASE:
+            request.admitted = 1
+            admitted += 1
+        elif not variant.active:
+            request.blocked = 1
+        elif variant.parent != NOBODY and variant.readiness == READY:
+            request.admitted = 1
+            request.parent = variant.parent
+            admitted += 1
+    if variants[blocked.variant].readiness == NO_MEMORY:
+        loads = 0
+        for v in range(len(variants)):
+            loads = max(loads, variants[v].load)
+        variants[blocked.variant].load = loads + 1  # this one only: two would take each other's room
+    return admitted
 
 
-def _parents(snapshot: Snapshot, in_turn: int, blocked: Waiting) -> dict[int, str]:
-    """For each variant, behind whom its requests may skip the line."""
-    admitted = {w.variant: w.id for w in reversed(snapshot.waiting[:in_turn])}
-    return admitted | _oldest_running(snapshot.running, blocked)
+@compiled
+def _find_parents(running: Records, waiting: Records, variants: Records, in_turn: int) -> None:
+    """For each variant, behind whom its requests may skip the line: its oldest running request, other than
+    children that came after who is blocked; else the first of those just admitted."""
+    blocked = waiting[in_turn]
+    for i in range(len(running)):
+        request = running[i]
+        variant = variants[request.variant]
+        if request.parent != NOBODY and _came_after(
+            request.arrival_s, request.key, blocked.arrival_s, blocked.key
+        ):
+            continue
+        if variant.parent == NOBODY or _came_after(
+            variant.parent_s, variant.parent, request.arrival_s, request.key
+        ):
+            variant.parent, variant.parent_s = request.key, request.arrival_s
+    for i in range(in_turn):
+        variant = variants[waiting[i].variant]
+        if variant.parent == NOBODY and waiting[i].admitted:
+            variant.parent, variant.parent_s = waiting[i].key, waiting[i].arrival_s
 
 
-def _oldest_running(running: Sequence[Running], blocked: Waiting) -> dict[int, str]:
-    """Each variant's oldest running request, other than children that came after who is blocked."""
-    oldest: dict[int, Running] = {}
-    for request in running:
-        if request.parent is None or not _came_after(request, blocked):
-            best = oldest.get(request.variant)
-            if best is None or _came_after(best, request):
-                oldest[request.variant] = request
-    return {variant: request.id for variant, request in oldest.items()}
-
-
-def _orphans(snapshot: Snapshot, blocked: Waiting) -> list[str]:
+@compiled
+def _preempt_orphans(running: Records, waiting: Records, blocked: Records, almost_done_tokens: int) -> None:
     """Children whose parent is gone, who came after a request that is blocked, and have far to go."""
-    children = [r for r in snapshot.running if r.parent is not None and _came_after(r, blocked)]
-    if not children:
-        return []
-    alive = {r.id for r in snapshot.running} | {w.id for w in snapshot.waiting}
-    return [r.id for r in children if r.parent not in alive and r.tokens_left > snapshot.almost_done_tokens]
+    for i in range(len(running)):
+        child = running[i]
+        if (
+            child.parent != NOBODY
+            and child.tokens_left > almost_done_tokens
+            and _came_after(child.arrival_s, child.key, blocked.arrival_s, blocked.key)
+            and not _is_alive(running, waiting, child.parent)
+        ):
+            child.preempts = 1
 
 
-def _came_after(one: Running | Waiting, other: Running | Waiting) -> bool:
-    return (one.arrival_s, one.id) > (other.arrival_s, other.id)
+@compiled
+def _is_alive(running: Records, waiting: Records, key: int) -> bool:
+    for i in range(len(running)):
+        if running[i].key == key:
+            return True
+    for i in range(len(waiting)):  # noqa: SIM110  # what is compiled has no generators
+        if waiting[i].key == key:
+            return True
+    return False
+
+
+@compiled
+def _came_after(one_s: float, one_key: int, other_s: float, other_key: int) -> bool:
+    return one_s > other_s or (one_s == other_s and one_key > other_key)

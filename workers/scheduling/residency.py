@@ -8,11 +8,15 @@ report of anything but the newest order about a variant says nothing about what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from workers.scheduling.policy import Readiness
+import numpy as np
+
+from profiler.compiled import records
+from workers.scheduling.policy import ABSENT, LOADING, NO_MEMORY, READY
+from workers.scheduling.slots import EMPTY, SLOT, least_used, slot_for
 
 PLACE, PREPARE, CLEAR, FORGET = "place", "prepare", "clear", "forget"
 PLACED, PREPARED, NO_ROOM, FAILED = "placed", "prepared", "no_room", "failed"
@@ -33,7 +37,6 @@ class Variant:
     error: str = ""
     fault: str = ""  # what kind of failure the error is (`faults.Fault`)
     no_memory: bool = False  # some rank had no room for it in its slot
-    used: int = 0
 
 
 class Residency:
@@ -43,7 +46,10 @@ class Residency:
         self.slots = slots
         self._ranks = frozenset(range(ranks))
         self._variants: dict[int, Variant] = {}
-        self._in_slot: dict[int, int] = {}
+        self._in_slot: dict[int, int] = {}  # uid by slot, in the order in which they were given
+        self._slots = records(SLOT, slots).view(np.ndarray)
+        self._slots["variant"] = EMPTY
+        slot_for(self._slots)  # compiled, or read from the cache, before the first request
         self._host: dict[int, dict[int, int]] = {}  # by rank: bytes by uid
         self._failing: set[int] = set()
         self._departing: set[int] = set()
@@ -53,13 +59,14 @@ class Residency:
 
     # --- what the scheduler asks ---------------------------------------------------------------
 
-    def readiness(self, uid: int) -> Readiness:
+    def readiness(self, uid: int) -> int:
+        """READY, LOADING, ABSENT or NO_MEMORY."""
         variant = self._variants.get(uid)
         if variant is None or variant.slot is None:
-            return Readiness.ABSENT
+            return ABSENT
         if len(variant.device) == len(self._ranks):
-            return Readiness.READY
-        return Readiness.NO_MEMORY if variant.no_memory else Readiness.LOADING
+            return READY
+        return NO_MEMORY if variant.no_memory else LOADING
 
     def error(self, uid: int) -> str:
         """Why a variant cannot be loaded; empty when nothing speaks against trying."""
@@ -80,27 +87,32 @@ class Residency:
         self._failing.clear()
         return errors
 
-    def touch(self, uids: Iterable[int]) -> None:
-        """These are used now."""
+    def touch(self, uids: Collection[int]) -> None:
+        """These are used now. Of two, the one that has its slot longer counts as used earlier."""
+        for slot, uid in self._in_slot.items():
+            if uid in uids:
+                self._use(slot)
+
+    def _use(self, slot: int) -> None:
         self._clock += 1
-        for uid in uids:
-            if (variant := self._variants.get(uid)) is not None:
-                variant.used = self._clock
+        self._slots["used"][slot] = self._clock
 
     def load(self, uid: int, path: str, busy: frozenset[int]) -> bool:
         """Have a variant in a slot, with room in every rank's memory; taken, if need be, from one
         that is not `busy`. False while there is none to take it from."""
         variant = self._known(uid, path)
-        if variant.slot is None:
+        slot = variant.slot
+        if slot is None:
             slot = self._free_slot(busy)
             if slot is None:
                 return False
             variant.slot, self._in_slot[slot] = slot, uid
+            self._slots["variant"][slot] = uid
         elif variant.unplaced or not variant.no_memory:
             return True  # on its way, or there
         elif not self._make_room(busy, keep=uid):
             return False
-        self._place(variant)
+        self._place(variant, slot)
         return True
 
     def prepare(self, uid: int, path: str) -> None:
@@ -144,7 +156,7 @@ class Residency:
         if variant is None:
             return False
         read = variant.preparing > 0 and not variant.unprepared
-        return read or self.readiness(uid) is Readiness.READY
+        return read or self.readiness(uid) == READY
 
     def forgive(self, uid: int) -> None:
         """Forget an error: the next request tries again."""
@@ -168,7 +180,7 @@ class Residency:
             return
         if message["did"] == PREPARED:
             variant.unprepared.discard(rank)
-        elif self.readiness(variant.uid) is not Readiness.READY:  # what runs does not need its files
+        elif self.readiness(variant.uid) != READY:  # what runs does not need its files
             self._fail(variant, message)
 
     def _place_reported(self, variant: Variant, rank: int, message: Mapping[str, Any]) -> None:
@@ -190,35 +202,34 @@ class Residency:
     # --- slots ---------------------------------------------------------------------------------
 
     def _free_slot(self, busy: frozenset[int]) -> int | None:
-        free = next((s for s in range(self.slots) if s not in self._in_slot), None)
-        if free is not None:
-            return free
-        leaving = self._least_used(busy)
-        if leaving is None:
+        """One that is free, or is made so."""
+        self._mark(busy)
+        slot = slot_for(self._slots)
+        if slot == EMPTY:
             return None
-        slot = leaving.slot
-        self._leave(leaving)
+        if slot in self._in_slot:
+            self._leave(self._variants[self._in_slot[slot]])
         return slot
 
     def _make_room(self, busy: frozenset[int], keep: int) -> bool:
         """Clear the slot used longest ago, other than `keep`'s; False when none may be cleared."""
-        leaving = self._least_used(busy | {keep})
-        if leaving is None:
+        self._mark(busy | {keep})
+        slot = least_used(self._slots)
+        if slot == EMPTY:
             return False
-        self._clear(leaving)
+        self._clear(self._variants[self._in_slot[slot]])
         return True
 
-    def _least_used(self, busy: frozenset[int]) -> Variant | None:
-        idle = [self._variants[uid] for uid in self._in_slot.values() if uid not in busy]
-        return min(idle, key=lambda v: v.used, default=None)
+    def _mark(self, busy: frozenset[int]) -> None:
+        self._slots["busy"] = [self._in_slot.get(slot) in busy for slot in range(self.slots)]
 
-    def _place(self, variant: Variant) -> None:
-        self._clock += 1
-        variant.used, variant.error = self._clock, ""
+    def _place(self, variant: Variant, slot: int) -> None:
+        self._use(slot)
+        variant.error = ""
         self.forgive(variant.uid)
         variant.device.clear()
         variant.unplaced = set(self._ranks)
-        order = {"do": PLACE, "uid": variant.uid, "path": variant.path, "slot": variant.slot}
+        order = {"do": PLACE, "uid": variant.uid, "path": variant.path, "slot": slot}
         variant.placing = self._order(order)
 
     def _clear(self, variant: Variant) -> None:
@@ -229,6 +240,7 @@ class Residency:
     def _leave(self, variant: Variant) -> None:
         if variant.slot is not None:
             del self._in_slot[variant.slot]
+            self._slots["variant"][variant.slot] = EMPTY
         variant.slot, variant.no_memory = None, False
         variant.device.clear()
 
@@ -244,7 +256,7 @@ class Residency:
         return [self._described(v) for v in self._variants.values()]
 
     def _described(self, variant: Variant) -> dict[str, Any]:
-        ready = self.readiness(variant.uid) is Readiness.READY
+        ready = self.readiness(variant.uid) == READY
         tier = "device" if ready else "host" if self._in_host(variant.uid) else "disk"
         return {
             "uid": variant.uid,

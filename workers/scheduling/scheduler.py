@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -21,8 +21,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
+from workers.scheduling.admission_records import AdmissionRecords, variant_of
 from workers.scheduling.bus import Message, SchedulerSocket
-from workers.scheduling.policy import BASE, Decision, Readiness, Running, Snapshot, Waiting, decide
+from workers.scheduling.policy import BASE, Rules
 from workers.scheduling.residency import Residency
 from workers.variant_config import ADDRESS_VARIABLE, from_additional
 
@@ -60,13 +61,12 @@ class _Variants:
         config = from_additional(
             self.vllm_config.additional_config, self.lora_config.max_loras, self.lora_config.max_lora_rank
         )
-        self._longest_wait_s = config.longest_wait_s
+        self._longest_wait_s = float(config.longest_wait_s)
         self._limit = config.slots
-        self._parents: dict[str, str] = {}
         self._in_flight: deque[frozenset[int]] = deque()  # variants of each step whose output is due
         self._uses: Counter[int] = Counter()
-        self._decision = Decision()
-        self._known: dict[str, Waiting] = {}
+        self._records = AdmissionRecords()
+        self._records.decide(0.0, self._rules())  # compiled, or read from the cache, before the first request
         self.skips = self.preemptions = 0
         self._lock = threading.Lock()
         self._residency = Residency(config.slots, self.parallel_config.world_size)
@@ -103,18 +103,22 @@ class _Variants:
 
     def _admit(self) -> list[Held]:
         """Preempt and hold back as the policy says; returns the requests held back, by queue."""
-        self._decision = Decision()
-        waiting = self._waiting()
+        self._records.clear()
+        waiting = [r for queue in self._queues() for r in queue]
         paused = self._pause_state != PauseState.UNPAUSED  # then vLLM lets nobody in
         if paused or not any(r.lora_request for r in waiting):
             return []
         with self._lock:
-            self._decision = decide(self._snapshot(waiting))
-            self._load(self._decision.load, waiting)
+            self._records.see(self.running, waiting, self._residency.readiness)
+            self._records.decide(time.time(), self._rules())
+            self._load(self._records.loads(), waiting)
             self._flush()
-        self._preempt(self._decision.preempt)
-        admitted = set(self._decision.admit)
+        self._preempt(self._records.preempted())
+        admitted = self._records.admitted()
         return [_hold_back(queue, admitted) for queue in self._queues()]
+
+    def _rules(self) -> Rules:
+        return Rules(self._limit, self._longest_wait_s)
 
     def _queues(self) -> list[Any]:
         """vLLM's queues of those who wait; which there are besides the first depends on its version."""
@@ -123,30 +127,10 @@ class _Variants:
     def _waiting(self) -> list[Any]:
         return sorted((r for queue in self._queues() for r in queue), key=_arrival)
 
-    def _snapshot(self, waiting: list[Any]) -> Snapshot:
-        described = [self._known.get(r.request_id) or self._know(r) for r in waiting]
-        running = [self._running(r) for r in self.running]
-        variants = {w.variant for w in described} | {r.variant for r in running}
-        readiness = {uid: self._residency.readiness(uid) for uid in variants}
-        readiness[BASE] = Readiness.READY
-        return Snapshot(time.time(), running, described, readiness, self._limit, self._longest_wait_s)
-
-    def _know(self, request: Any) -> Waiting:
-        """What the policy wants to know of a request is made once: thousands may wait for many steps."""
-        made = Waiting(request.request_id, _variant(request), request.arrival_time)
-        self._known[request.request_id] = made
-        return made
-
-    def _running(self, request: Any) -> Running:
-        left = request.max_tokens - request.num_output_tokens
-        parent = self._parents.get(request.request_id)
-        return Running(request.request_id, _variant(request), request.arrival_time, left, parent)
-
-    def _preempt(self, ids: list[str]) -> None:
+    def _preempt(self, requests: Iterable[Any]) -> None:
         """As vLLM does it when KV blocks run out: their blocks are freed, and they wait again."""
-        chosen = set(ids)
         now = time.monotonic()
-        for request in [r for r in self.running if r.request_id in chosen]:
+        for request in requests:
             self.running.remove(request)
             self._preempt_request(request, now)
             self.prev_step_scheduled_req_ids.discard(request.request_id)
@@ -155,31 +139,19 @@ class _Variants:
     def _note_scheduled(self, output: Any) -> None:
         """Remember who skipped the line, and which variants the step uses until its output is there."""
         for request_id in output.finished_req_ids:
-            self._parents.pop(request_id, None)
-            self._known.pop(request_id, None)
-        self._note_parents(output.num_scheduled_tokens)
-        step = frozenset(_variant(self.requests[i]) for i in output.num_scheduled_tokens) - {BASE}
+            self._records.forget(request_id)
+        self.skips += self._records.began(output.num_scheduled_tokens)
+        step = frozenset(variant_of(self.requests[i]) for i in output.num_scheduled_tokens) - {BASE}
         self._in_flight.append(step)
         self._uses.update(step)
         with self._lock:
             self._residency.touch(step)
 
-    def _note_parents(self, scheduled: Collection[str]) -> None:
-        """Of those that began, or began again, in this step."""
-        for request_id in self._decision.admit:
-            if request_id in scheduled:
-                parent = self._decision.parents.get(request_id)
-                if parent is None:
-                    self._parents.pop(request_id, None)
-                else:
-                    self._parents[request_id] = parent
-                    self.skips += 1
-
     # --- variants --------------------------------------------------------------------------------
 
     def _let_go(self) -> None:
         """What is to be forgotten goes once no request names it and no step in flight reads it."""
-        wanted = {_variant(request) for request in self.requests.values()} | self._uses.keys()
+        wanted = {variant_of(request) for request in self.requests.values()} | self._uses.keys()
         with self._lock:
             self._residency.let_go(frozenset(wanted))
             self._flush()
@@ -187,8 +159,8 @@ class _Variants:
     def _load(self, uids: Iterable[int], waiting: list[Any]) -> None:
         if not uids:
             return
-        paths = {_variant(r): r.lora_request.lora_path for r in waiting if r.lora_request}
-        busy = frozenset(self._uses) | self._decision.active_variants
+        paths = {variant_of(r): r.lora_request.lora_path for r in waiting if r.lora_request}
+        busy = frozenset(self._uses) | self._records.active()
         for uid in uids:
             if not self._residency.error(uid):  # its requests end in `_end_failed`
                 self._residency.load(uid, paths[uid], busy)
@@ -245,7 +217,7 @@ class _Variants:
             "skips": self.skips,
             "preemptions": self.preemptions,
             # Of the last step, which may be long ago: without those that were given up since.
-            "blocked": sum(request_id in self.requests for request_id in self._decision.blocked),
+            "blocked": sum(request_id in self.requests for request_id in self._records.blocked()),
             "variants": self._residency.snapshot(),
         }
 
@@ -253,9 +225,9 @@ class _Variants:
         """Requests of variants that could not be loaded end with an error."""
         with self._lock:
             failures = self._residency.take_failures()
-        ending = [r.request_id for r in self._waiting() if _variant(r) in failures]
+        ending = [r.request_id for r in self._waiting() if variant_of(r) in failures]
         for request in self.finish_requests(ending, RequestStatus.FINISHED_ERROR):
-            log.error("request %s ends: %s", request.request_id, failures[_variant(request)])
+            log.error("request %s ends: %s", request.request_id, failures[variant_of(request)])
             output = EngineCoreOutput(
                 request_id=request.request_id, new_token_ids=[], finish_reason=request.get_finished_reason()
             )
@@ -268,10 +240,6 @@ class AsyncVariantScheduler(_Variants, AsyncScheduler):  # type: ignore[misc]  #
 
 class SyncVariantScheduler(_Variants, Scheduler):  # type: ignore[misc]
     """For what vLLM cannot schedule ahead: pipelines on CPU."""
-
-
-def _variant(request: Any) -> int:
-    return request.lora_request.lora_int_id if request.lora_request else BASE
 
 
 def _hold_back(queue: Any, admitted: set[str]) -> Held:

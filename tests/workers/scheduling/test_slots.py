@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.scheduling.policy import Readiness
+from workers.scheduling.policy import ABSENT, LOADING, READY
 from workers.scheduling.residency import Residency
 
 SIZES = {1: 40, 2: 60, 3: 30, 4: 100, 5: 10}  # bytes of each variant on every rank
@@ -120,7 +120,7 @@ class World:
             self.happen()
 
     def ready(self) -> set[int]:
-        return {uid for uid in SIZES if self.residency.readiness(uid) is Readiness.READY}
+        return {uid for uid in SIZES if self.residency.readiness(uid) == READY}
 
     def check(self) -> None:
         """Whatever may run lies where it should on every rank, and nowhere beside another one."""
@@ -188,13 +188,13 @@ def test_everything_wanted_is_ready_in_the_end(wanted: list[int], slots: int, ra
     world = World(slots, ranks, 100, seed)
     for uid in wanted:
         for _ in range(2000):
-            if world.residency.readiness(uid) is Readiness.READY:
+            if world.residency.readiness(uid) == READY:
                 break
-            if world.residency.readiness(uid) is not Readiness.LOADING:
+            if world.residency.readiness(uid) != LOADING:
                 world.load(uid)
             world.happen()
             world.check()
-        assert world.residency.readiness(uid) is Readiness.READY
+        assert world.residency.readiness(uid) == READY
 
 
 def test_an_error_is_told_once_and_the_next_request_tries_again() -> None:
@@ -202,7 +202,7 @@ def test_an_error_is_told_once_and_the_next_request_tries_again() -> None:
     world.ranks[1].broken.add(3)
     assert world.load(3)
     world.settle()
-    assert world.residency.readiness(3) is Readiness.ABSENT
+    assert world.residency.readiness(3) == ABSENT
     assert world.residency.error(3) == "no /3"
     assert world.residency.take_failures() == {3: "no /3"}
     assert world.residency.error(3) == ""
@@ -251,11 +251,11 @@ def test_a_report_about_an_older_order_says_nothing() -> None:
     first, second, third = (message["order"] for message in residency.outbox)
     placed = {"did": "placed", "slot": 0, "bytes": 1, "host": {}}
     residency.reported(0, {**placed, "uid": 1, "order": first})
-    assert residency.readiness(1) is Readiness.LOADING
+    assert residency.readiness(1) == LOADING
     residency.reported(0, {**placed, "uid": 2, "order": second})
-    assert residency.readiness(2) is Readiness.ABSENT
+    assert residency.readiness(2) == ABSENT
     residency.reported(0, {**placed, "uid": 1, "order": third})
-    assert residency.readiness(1) is Readiness.READY
+    assert residency.readiness(1) == READY
 
 
 def test_prepared_means_that_every_rank_has_read_it_even_if_one_forgot_it_since() -> None:

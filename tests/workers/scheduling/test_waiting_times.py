@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from policy_rules import Decision, Running, Snapshot, Waiting
+from recorded import decide_by_records as decide
 
-from workers.scheduling.policy import BASE, Decision, Readiness, Running, Snapshot, Waiting, decide
+from workers.scheduling.policy import ABSENT, BASE, LOADING, READY
 
 LOAD_STEPS = 3
 ALMOST_DONE = 8
@@ -21,11 +23,11 @@ Policy = Callable[[Snapshot], Decision]
 class Job:
     """`begun` and `done` are steps; `tokens` are still to be generated."""
 
-    id: str
+    key: int
     variant: int
     arrival: int
     tokens: int
-    parent: str | None = None
+    parent: int | None = None
     begun: int | None = None
     done: int = -1
 
@@ -45,7 +47,7 @@ class Engine:
     now: int = 0
 
     def run(self) -> list[Job]:
-        coming = sorted(self.jobs, key=lambda j: (j.arrival, j.id))
+        coming = sorted(self.jobs, key=lambda j: (j.arrival, j.key))
         while coming or self.running or self.waiting:
             while coming and coming[0].arrival <= self.now:
                 self.waiting.append(coming.pop(0))
@@ -56,21 +58,21 @@ class Engine:
     def step(self) -> None:
         decision = self.policy(self.snapshot())
         self.load(decision)
-        for job in [j for j in self.running if j.id in decision.preempt]:
+        for job in [j for j in self.running if j.key in decision.preempt]:
             self.running.remove(job)
             self.waiting.append(job)
-        for job in [j for j in self.waiting if j.id in decision.admit]:
+        for job in [j for j in self.waiting if j.key in decision.admit]:
             self.waiting.remove(job)
-            job.parent = decision.parents.get(job.id)
+            job.parent = decision.parents.get(job.key)
             job.begun = self.now if job.begun is None else job.begun
             self.running.append(job)
-        self.waiting.sort(key=lambda j: (j.arrival, j.id))
+        self.waiting.sort(key=lambda j: (j.arrival, j.key))
         assert len({j.variant for j in self.running} - {BASE}) <= self.limit
         self.generate()
 
     def load(self, decision: Decision) -> None:
         for uid in decision.load:
-            idle = [v for v in self.ready_at if v not in decision.active_variants]
+            idle = [v for v in self.ready_at if v not in decision.active]
             if len(self.ready_at) >= self.limit:
                 del self.ready_at[idle[0]]  # the policy never seats more than there are slots
             self.ready_at[uid] = self.now + LOAD_STEPS
@@ -84,46 +86,42 @@ class Engine:
         self.running = [j for j in self.running if j.tokens]
 
     def snapshot(self) -> Snapshot:
-        running = [Running(j.id, j.variant, j.arrival, j.tokens, j.parent) for j in self.running]
-        waiting = [Waiting(j.id, j.variant, j.arrival) for j in self.waiting]
+        running = [Running(j.key, j.variant, j.arrival, j.tokens, j.parent) for j in self.running]
+        waiting = [Waiting(j.key, j.variant, j.arrival) for j in self.waiting]
         readiness = {j.variant: self.readiness(j.variant) for j in (*self.running, *self.waiting)}
-        readiness[BASE] = Readiness.READY
+        readiness[BASE] = READY
         return Snapshot(self.now, running, waiting, readiness, self.limit, self.longest_wait, ALMOST_DONE)
 
-    def readiness(self, uid: int) -> Readiness:
+    def readiness(self, uid: int) -> int:
         if uid not in self.ready_at:
-            return Readiness.ABSENT
-        return Readiness.READY if self.ready_at[uid] <= self.now else Readiness.LOADING
+            return ABSENT
+        return READY if self.ready_at[uid] <= self.now else LOADING
 
 
 def as_vllm(s: Snapshot) -> Decision:
     """Whoever's variant runs skips the line, for ever."""
     decision = decide(s)
-    extra = [
-        w.id
-        for w in s.waiting
-        if w.variant in decision.active_variants and s.readiness[w.variant] is Readiness.READY
-    ]
+    extra = [w.key for w in s.waiting if w.variant in decision.active and s.readiness[w.variant] == READY]
     admitted = {*decision.admit, *extra}
     return Decision(
-        [w.id for w in s.waiting if w.id in admitted],
+        [w.key for w in s.waiting if w.key in admitted],
         load=decision.load,
-        active_variants=decision.active_variants,
+        active=decision.active,
     )
 
 
 def in_turn_only(s: Snapshot) -> Decision:
     """First come, first served: nobody passes a blocked request."""
     decision = decide(s)
-    admitted = [i for i in decision.admit if i not in decision.parents]
-    return Decision(admitted, load=decision.load, active_variants=decision.active_variants)
+    admitted = [key for key in decision.admit if key not in decision.parents]
+    return Decision(admitted, load=decision.load, active=decision.active)
 
 
 def simulate(
     jobs: list[tuple[int, int, int]], policy: Policy, limit: int, longest_wait: float = 1e9
 ) -> list[Job]:
     """`jobs` are (variant, arrival, tokens)."""
-    made = [Job(f"{n:04}", *job) for n, job in enumerate(jobs)]
+    made = [Job(n, *job) for n, job in enumerate(jobs)]
     return Engine(made, policy, limit, longest_wait).run()
 
 
@@ -139,7 +137,7 @@ def test_nobody_waits_for_those_who_came_later(
     is an almost finished child, the step in which the others are preempted, and loading."""
     done = simulate(jobs, decide, limit, longest_wait)
     for job in done:
-        earlier = [j.done for j in done if (j.arrival, j.id) < (job.arrival, job.id)]
+        earlier = [j.done for j in done if (j.arrival, j.key) < (job.arrival, job.key)]
         assert job.begun is not None
         assert job.begun <= max([job.arrival, *earlier]) + ALMOST_DONE + 1 + LOAD_STEPS
 
