@@ -1,0 +1,370 @@
+"""An engine on virtual time: vLLM's steps around our scheduling policy. Compiled.
+
+What is modelled: continuous batching, prompts filled in chunks beside decoding rows, first come first served
+for rows and KV cache, preemption of the youngest when KV cache runs out, one step scheduled ahead, slots of
+variants and their loading one after the other. Steps in which nothing changes are made at once ("a jump").
+"""
+
+from __future__ import annotations
+
+import math
+
+from controlplane.routing.snapshot import IN_HOST_MEMORY, IN_SLOT
+from controlplane.routing.snapshot import LOADING as ON_ITS_WAY
+from controlplane.simulation.world import NOBODY, Rules, World
+from profiler.compiled import Records, compiled
+from profiler.step_time.steps import add, decode_step_s, mixed_step_s, remove
+from workers.scheduling import policy
+from workers.scheduling.slots import EMPTY, slot_for
+
+LONGEST_JUMP = 64  # steps: the context grows meanwhile, which a jump takes for constant
+READY, LOADING, ABSENT = policy.READY, policy.LOADING, policy.ABSENT
+_decide = policy.decide
+
+
+@compiled
+def enqueue(world: World, rules: Rules, g: int, request: int, now_s: float) -> None:
+    """A request has reached the engine."""
+    engine = world.engines[g]
+    queued = world.queue[g, engine.waiting]
+    queued.request, queued.generated = request, 0
+    queued.arrival_s = world.asked[request].arrival_s
+    engine.keys += 1
+    queued.key = engine.keys
+    queued.variant = _occur(world, g, world.asked[request].variant)
+    engine.waiting += 1
+    _interrupt(engine, rules, now_s)
+
+
+@compiled
+def _interrupt(engine: Records, rules: Rules, now_s: float) -> None:
+    """A jump ends with the step under way and those scheduled ahead; an idle engine begins at once."""
+    if engine.steps == 0:
+        engine.next_s = now_s
+    elif not engine.fills:
+        begun = math.ceil((now_s - engine.start_s) / engine.step_s) + rules.look_ahead
+        if begun < engine.steps:
+            engine.steps = max(1, begun)
+            engine.next_s = engine.start_s + engine.steps * engine.step_s
+
+
+@compiled
+def _occur(world: World, g: int, variant: int) -> int:
+    """The place of a variant among those that occur in the engine, one request more. The base's is 0."""
+    if variant == 0:
+        world.occurring[g, 0].readiness = READY
+        world.engines[g].occurring = max(1, world.engines[g].occurring)
+        return 0
+    where = world.where[g, variant]
+    if where.local == NOBODY:
+        place = 1
+        while place < world.engines[g].occurring and world.occurring[g, place].requests > 0:
+            place += 1
+        world.engines[g].occurring = max(place + 1, world.engines[g].occurring)
+        fresh = world.occurring[g, place]
+        fresh.variant, fresh.requests, fresh.readiness = variant, 0, ABSENT
+        if where.slot != NOBODY:
+            fresh.readiness = READY if world.slots[g, where.slot].ready_s == -math.inf else LOADING
+        where.local = place
+    world.occurring[g, where.local].requests += 1
+    return where.local  # type: ignore[no-any-return]
+
+
+@compiled
+def _leave(world: World, g: int, place: int) -> None:
+    if place:
+        occurring = world.occurring[g, place]
+        occurring.requests -= 1
+        if occurring.requests == 0:
+            world.where[g, occurring.variant].local = NOBODY
+            engine = world.engines[g]
+            if place == engine.occurring - 1:
+                engine.occurring -= 1
+
+
+@compiled
+def finish_steps(world: World, g: int, now_s: float, ended: Records) -> int:
+    """The step, or the jump, has ended: tokens come out. Requests that ended are put into `ended`; how
+    many."""
+    engine = world.engines[g]
+    count = 0
+    if engine.steps > 0:
+        engine.busy_s += engine.steps * engine.step_s
+        engine.ticks += engine.steps
+        engine.tokens += engine.steps * engine.batch.rows
+        engine.batch.context += engine.steps * engine.batch.rows
+        engine.steps = 0
+        if engine.fills:
+            _fill(world, g, now_s)
+        i = 0
+        while i < engine.running:
+            row = world.rows[g, i]
+            if row.unfilled == 0 and row.ends_at <= engine.ticks:
+                ended[count].request = row.request
+                count += 1
+                world.outcomes[row.request].end_s = now_s
+                _take_out(world, g, i)
+                _leave(world, g, row.variant)
+                engine.running -= 1
+                world.rows[g, i] = world.rows[g, engine.running]
+            else:
+                i += 1
+    return count
+
+
+@compiled
+def _fill(world: World, g: int, now_s: float) -> None:
+    """Chunks of prompts are filled; a prompt's last one gives its first token."""
+    engine = world.engines[g]
+    engine.fills = 0
+    for i in range(engine.running):
+        row = world.rows[g, i]
+        if row.unfilled > 0:
+            row.unfilled -= row.chunk
+            if row.unfilled == 0:
+                asked = world.asked[row.request]
+                engine.tokens += 1
+                engine.reserved -= asked.prompt + row.generated
+                _put_in(world, g, i)
+                row.ends_at = engine.ticks + asked.output - 1 - row.generated
+                if row.generated == 0:
+                    world.outcomes[row.request].first_s = now_s
+
+
+@compiled
+def _put_in(world: World, g: int, i: int) -> None:
+    """A row begins to decode."""
+    row = world.rows[g, i]
+    asked = world.asked[row.request]
+    where = world.where[g, asked.variant]
+    variant = world.truth.variants[world.engines[g].model, asked.variant]
+    add(world.engines[g].batch, variant, asked.prompt + row.generated + 1.0, where.rows == 0)
+    where.rows += 1
+
+
+@compiled
+def _take_out(world: World, g: int, i: int) -> None:
+    row = world.rows[g, i]
+    asked = world.asked[row.request]
+    where = world.where[g, asked.variant]
+    where.rows -= 1
+    variant = world.truth.variants[world.engines[g].model, asked.variant]
+    tokens = asked.prompt + asked.output - float(row.ends_at - world.engines[g].ticks)
+    remove(world.engines[g].batch, variant, tokens, where.rows == 0)
+
+
+@compiled
+def next_steps(world: World, rules: Rules, g: int, now_s: float) -> None:
+    """Load, preempt, admit, and begin the next steps."""
+    engine = world.engines[g]
+    if engine.loading > 0:
+        _end_loads(world, g, now_s)
+    if engine.batch.context + engine.reserved > world.truth.models[engine.model].kv_tokens:
+        _preempt_youngest(world, g)
+    if engine.waiting > 0:
+        _admit(world, rules, g, now_s)
+    _begin(world, g, now_s)
+
+
+@compiled
+def _admit(world: World, rules: Rules, g: int, now_s: float) -> None:
+    engine = world.engines[g]
+    rows, queue = world.rows[g, : engine.running], world.queue[g, : engine.waiting]
+    for i in range(engine.running):
+        row = world.rows[g, i]
+        row.tokens_left = row.ends_at - engine.ticks if row.unfilled == 0 else 1 << 30
+    occurring = world.occurring[g, : max(1, engine.occurring)]
+    admission = policy.Rules(rules.variant_limit, rules.longest_wait_s, 8)
+    _decide(now_s, rows, queue, occurring, admission)
+    _load(world, g, now_s)
+    for i in range(engine.running - 1, -1, -1):
+        if world.rows[g, i].preempts:
+            _preempt(world, g, i)
+    _start(world, g)
+
+
+@compiled
+def _start(world: World, g: int) -> None:
+    """Admitted requests become rows while there are rows and KV cache; the others keep their order."""
+    engine = world.engines[g]
+    model = world.truth.models[engine.model]
+    kept, blocked = 0, False
+    for i in range(engine.waiting):
+        queued = world.queue[g, i]
+        asked = world.asked[queued.request]
+        tokens = asked.prompt + queued.generated
+        room = engine.batch.context + engine.reserved + tokens + engine.running + 1 <= model.kv_tokens
+        alone = engine.running == 0  # the only one runs, however long it is
+        fits = (room or alone) and engine.running < model.max_rows
+        admitted = queued.admitted != 0
+        blocked = blocked or (admitted and not fits)
+        if admitted and not blocked:
+            row = world.rows[g, engine.running]
+            row.arrival_s, row.key, row.variant = queued.arrival_s, queued.key, queued.variant
+            row.parent, row.request, row.generated = queued.parent, queued.request, queued.generated
+            row.unfilled, row.chunk, row.preempts = tokens, 0, 0
+            engine.running += 1
+            engine.reserved += tokens
+            if queued.parent != NOBODY:
+                engine.skips += 1
+            engine.clock += 1
+            slot = world.where[g, asked.variant].slot
+            if slot != NOBODY:
+                world.slots[g, slot].used = engine.clock
+        else:
+            world.queue[g, kept] = queued
+            kept += 1
+    engine.waiting = kept
+
+
+@compiled
+def _preempt(world: World, g: int, i: int) -> None:
+    """A row gives its KV cache back and waits again; what it has generated is filled anew with its prompt."""
+    engine = world.engines[g]
+    row = world.rows[g, i]
+    asked = world.asked[row.request]
+    queued = world.queue[g, engine.waiting]
+    queued.arrival_s, queued.key, queued.variant = row.arrival_s, row.key, row.variant
+    queued.request, queued.generated, queued.admitted, queued.blocked = row.request, row.generated, 0, 0
+    queued.parent = NOBODY
+    if row.unfilled == 0:
+        _take_out(world, g, i)
+        queued.generated = asked.output - int(row.ends_at - engine.ticks)
+    else:
+        engine.reserved -= asked.prompt + row.generated
+    engine.running -= 1
+    world.rows[g, i] = world.rows[g, engine.running]
+    engine.waiting += 1
+    engine.preemptions += 1
+    j = engine.waiting - 1  # in the order they came
+    while j > 0 and world.queue[g, j - 1].key > world.queue[g, j].key:
+        _swap(world, g, j)
+        j -= 1
+
+
+@compiled
+def _swap(world: World, g: int, j: int) -> None:
+    one, other = world.queue[g, j - 1], world.queue[g, j]
+    one.arrival_s, other.arrival_s = other.arrival_s, one.arrival_s
+    one.key, other.key = other.key, one.key
+    one.parent, other.parent = other.parent, one.parent
+    one.variant, other.variant = other.variant, one.variant
+    one.admitted, other.admitted = other.admitted, one.admitted
+    one.blocked, other.blocked = other.blocked, one.blocked
+    one.request, other.request = other.request, one.request
+    one.generated, other.generated = other.generated, one.generated
+
+
+@compiled
+def _preempt_youngest(world: World, g: int) -> None:
+    engine = world.engines[g]
+    limit = world.truth.models[engine.model].kv_tokens
+    while engine.running > 1 and engine.batch.context + engine.reserved > limit:
+        youngest = 0
+        for i in range(engine.running):
+            if world.rows[g, i].key > world.rows[g, youngest].key:
+                youngest = i
+        _preempt(world, g, youngest)
+
+
+@compiled
+def _load(world: World, g: int, now_s: float) -> None:
+    """Slots for the variants that the policy wants loaded, in its order."""
+    engine = world.engines[g]
+    most = 0
+    for place in range(1, engine.occurring):
+        most = max(most, world.occurring[g, place].load)
+    for number in range(1, most + 1):
+        for place in range(1, engine.occurring):
+            if world.occurring[g, place].load == number and world.occurring[g, place].requests > 0:
+                _place(world, g, place, now_s)
+
+
+@compiled
+def _place(world: World, g: int, place: int, now_s: float) -> None:
+    for s in range(world.slots.shape[1]):
+        slot = world.slots[g, s]
+        if slot.variant > 0:
+            local = world.where[g, slot.variant].local
+            slot.busy = slot.ready_s != -math.inf or (local != NOBODY and world.occurring[g, local].active)
+    s = slot_for(world.slots[g])
+    if s == EMPTY:
+        return
+    engine, slot = world.engines[g], world.slots[g, s]
+    if slot.variant > 0:
+        leaving = world.where[g, slot.variant]
+        leaving.slot = NOBODY
+        world.seen.held[g, slot.variant].where = IN_HOST_MEMORY
+        if leaving.local != NOBODY:
+            world.occurring[g, leaving.local].readiness = ABSENT
+    occurring = world.occurring[g, place]
+    where = world.where[g, occurring.variant]
+    variant = world.truth.variants[engine.model, occurring.variant]
+    fetch_s = 0.0 if where.in_host else variant.fetch_s
+    engine.load_free_s = max(engine.load_free_s, now_s + fetch_s) + variant.load_s
+    engine.clock += 1
+    slot.variant, slot.used, slot.ready_s = occurring.variant, engine.clock, engine.load_free_s
+    where.slot, where.in_host = s, 1
+    occurring.readiness = LOADING
+    world.seen.held[g, occurring.variant].where = ON_ITS_WAY
+    engine.loading += 1
+    engine.loads += 1
+    if variant.load_s + fetch_s <= 0.0:
+        _end_loads(world, g, now_s)
+        world.occurring[g, place].readiness = READY
+
+
+@compiled
+def _end_loads(world: World, g: int, now_s: float) -> None:
+    for s in range(world.slots.shape[1]):
+        slot = world.slots[g, s]
+        if slot.variant > 0 and slot.ready_s != -math.inf and slot.ready_s <= now_s:
+            slot.ready_s = -math.inf
+            world.engines[g].loading -= 1
+            world.seen.held[g, slot.variant].where = IN_SLOT
+            local = world.where[g, slot.variant].local
+            if local != NOBODY:
+                world.occurring[g, local].readiness = READY
+
+
+@compiled
+def _next_load_s(world: World, g: int) -> float:
+    first_s = math.inf
+    for s in range(world.slots.shape[1]):
+        slot = world.slots[g, s]
+        if slot.variant > 0 and slot.ready_s != -math.inf:
+            first_s = min(first_s, slot.ready_s)
+    return first_s
+
+
+@compiled
+def _begin(world: World, g: int, now_s: float) -> None:
+    """The next step, or as many as change nothing."""
+    engine = world.engines[g]
+    model = world.truth.models[engine.model]
+    engine.start_s = now_s
+    left = model.batched_tokens - engine.batch.rows
+    tokens, added_s, ends_at = 0, 0.0, 1 << 60
+    for i in range(engine.running):
+        row = world.rows[g, i]
+        if row.unfilled > 0:
+            row.chunk = min(row.unfilled, left)
+            left -= row.chunk
+            tokens += row.chunk
+            added_s += (
+                row.chunk * world.truth.variants[engine.model, world.asked[row.request].variant].token_s
+            )
+        else:
+            ends_at = min(ends_at, row.ends_at)
+    if tokens > 0:
+        engine.fills, engine.steps = 1, 1
+        engine.step_s = mixed_step_s(model, engine.batch, float(tokens), added_s)
+    elif engine.batch.rows > 0:
+        engine.fills, engine.step_s = 0, decode_step_s(model, engine.batch)
+        engine.steps = max(1, min(LONGEST_JUMP, ends_at - engine.ticks))
+        if engine.loading > 0:
+            until = math.ceil((_next_load_s(world, g) - now_s) / engine.step_s)
+            engine.steps = max(1, min(engine.steps, until))
+    engine.next_s = now_s + engine.steps * engine.step_s
+    if engine.steps == 0:
+        engine.next_s = _next_load_s(world, g) if engine.loading > 0 else math.inf

@@ -1,0 +1,103 @@
+"""The gateway on virtual time: it counts demand, asks the routing policy, and keeps a line for who finds no
+room.
+
+Compiled.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from controlplane.routing import bookkeeping
+from controlplane.routing.chance import pair
+from controlplane.routing.placements import demand
+from controlplane.routing.policies.choose import choose
+from controlplane.routing.snapshot import IN_SLOT, promise_class
+from controlplane.simulation.engine import enqueue
+from controlplane.simulation.world import DONE, IN_LINE, NOBODY, SENT, Rules, World
+from profiler.compiled import compiled
+
+_sent, _ended, _count = bookkeeping.sent, bookkeeping.ended, demand.count
+
+
+@compiled
+def describe(world: World, rules: Rules, i: int, now_s: float) -> None:
+    """Request i as the router sees it, into `world.request`."""
+    asked, request = world.asked[i], world.request[0]
+    request.variant, request.prompt, request.output = asked.variant, asked.prompt, asked.expected
+    request.ttft_s, request.tpot_s = asked.ttft_s, asked.tpot_s
+    request.waited_s = now_s - asked.arrival_s
+    request.session, request.prefix = asked.session, 0
+    request.key = pair(np.uint64(rules.seed), np.uint64(i))
+    request.promise = promise_class(asked.tpot_s)
+
+
+@compiled
+def arrive(world: World, rules: Rules, i: int, now_s: float) -> None:
+    describe(world, rules, i, now_s)
+    _count(world.seen, world.state, world.request[0])
+    if world.gateway[0].length > 0 or not dispatch(world, rules, i, now_s):
+        _join(world, i)
+
+
+@compiled
+def dispatch(world: World, rules: Rules, i: int, now_s: float) -> bool:
+    """Send request i, which `world.request` describes. False if no group has room."""
+    gateway = world.gateway[0]
+    if gateway.full >= len(world.seen.groups):
+        return False
+    g = choose(rules.policy, world.seen, world.request[0], world.state)
+    if g < 0:
+        return False
+    outcome, group = world.outcomes[i], world.seen.groups[g]
+    variant = world.asked[i].variant
+    outcome.group, outcome.sent_s, outcome.state = g, now_s, SENT
+    outcome.cold = variant != 0 and world.seen.held[g, variant].where != IN_SLOT
+    _sent(world.seen, g, world.request[0])
+    if group.batch.rows >= rules.max_ongoing and group.usable:
+        group.usable = 0
+        gateway.full += 1
+    enqueue(world, rules, g, i, now_s)
+    return True
+
+
+@compiled
+def _join(world: World, i: int) -> None:
+    gateway = world.gateway[0]
+    world.outcomes[i].state = IN_LINE
+    if gateway.length == 0:
+        gateway.first = i
+    else:
+        world.outcomes[gateway.last].next = i
+    gateway.last = i
+    gateway.length += 1
+    gateway.longest = max(gateway.longest, gateway.length)
+
+
+@compiled
+def end(world: World, rules: Rules, i: int, now_s: float) -> None:
+    """A request has its answer; who waits may be sent."""
+    gateway = world.gateway[0]
+    describe(world, rules, i, now_s)
+    g = world.outcomes[i].group
+    _ended(world.seen, g, world.request[0], True)
+    world.outcomes[i].state = DONE
+    gateway.done += 1
+    group = world.seen.groups[g]
+    if not group.usable and group.healthy and group.batch.rows < rules.max_ongoing:
+        group.usable = 1
+        gateway.full -= 1
+
+
+@compiled
+def advance_line(world: World, rules: Rules, now_s: float) -> None:
+    """Who waits is sent, in order, until there is no room."""
+    gateway = world.gateway[0]
+    while gateway.length > 0:
+        i = gateway.first
+        describe(world, rules, i, now_s)
+        if not dispatch(world, rules, i, now_s):
+            return
+        gateway.first = world.outcomes[i].next
+        world.outcomes[i].next = NOBODY
+        gateway.length -= 1
