@@ -1,0 +1,118 @@
+"""What a router sees: the worker groups of one base, and of each request what matters for its way.
+
+All of it lies in arrays of records. A gateway keeps one `Snapshot` for each base and changes it in place
+(`controlplane.routing.bookkeeping`); a policy reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from profiler.compiled import Records, compiled, records
+from profiler.step_time.records import BATCH, VARIANT
+
+# Promises of TPOT are counted by class, 2% apart: a promise counts as the lower end of its class.
+PROMISES = 512
+SHORTEST_PROMISE_S = 0.5e-3
+PROMISE_RATIO = 1.02
+NO_PROMISE = PROMISES - 1
+
+# Where a variant is, seen from a group.
+ELSEWHERE, IN_HOST_MEMORY, LOADING, IN_SLOT = range(4)
+
+# A worker group. `batch` sums over all requests that were sent there and have not ended, with each request's
+# prompt and half of its expected output as context; `unfilled` are those of their prompt tokens that no step
+# has filled yet. `distinct`: variants in the batch. `promises` counts rows by class of promised TPOT, and
+# `tightest` is the first class with any. Cached: `step_s`, what a step takes in which all of the batch
+# decodes, and `tpot_s`, the same with what prompts of others take between two steps. For that, `starts` sums
+# 1 / output over the rows, `start_tokens` prompt / output, and `start_s` what their variants add to the
+# prompts / output. `correction`: observed steps over predicted ones. `ceiling`: the largest class of ranks
+# that belongs here, where kernels pad. `healthy`: it serves; `usable`: it serves, and has room for one
+# request more. `key` stands for the group's name wherever chance or ties decide, so the order of groups does
+# not.
+GROUP = np.dtype(
+    [
+        ("batch", BATCH),
+        ("unfilled", "f8"),
+        ("step_s", "f8"),
+        ("starts", "f8"),
+        ("start_tokens", "f8"),
+        ("start_s", "f8"),
+        ("tpot_s", "f8"),
+        ("correction", "f8"),
+        ("key", "u8"),
+        ("model", "i4"),
+        ("distinct", "i4"),
+        ("tightest", "i4"),
+        ("ceiling", "i4"),
+        ("usable", "u1"),
+        ("healthy", "u1"),
+        ("promises", "i4", (PROMISES,)),
+    ],
+    align=True,
+)
+
+# A variant in a group: rows of the group's batch that ask it, and where it is.
+HELD = np.dtype([("rows", "i4"), ("where", "i4")], align=True)
+
+# A request. Lengths in tokens (`output` is expected), promises in seconds (infinite: none); `waited_s` since
+# it came. `session` and `prefix` are hashes, 0 for none; `key` is a random number of its own.
+REQUEST = np.dtype(
+    [
+        ("variant", "i8"),
+        ("prompt", "f8"),
+        ("output", "f8"),
+        ("ttft_s", "f8"),
+        ("tpot_s", "f8"),
+        ("waited_s", "f8"),
+        ("session", "u8"),
+        ("prefix", "u8"),
+        ("key", "u8"),
+        ("promise", "i4"),
+    ],
+    align=True,
+)
+
+
+class Snapshot(NamedTuple):
+    """`groups` [G], `held` [G, V], `models` [M] (profiler.step_time), `variants` [M, V]; variant 0 is the
+    base."""
+
+    groups: Records
+    held: Records
+    models: Records
+    variants: Records
+
+
+def new_snapshot(groups: int, variants: int, models: Records) -> Snapshot:
+    """Of idle groups, all of the first model, and variants that cost nothing: to be filled in."""
+    made = records(GROUP, groups)
+    made.correction = 1.0
+    made.usable = made.healthy = 1
+    made.tightest = NO_PROMISE
+    made.key = np.arange(1, groups + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    made.ceiling = 99
+    known = records(VARIANT, (len(models), variants))
+    known.kind = -1
+    return Snapshot(made, records(HELD, (groups, variants)), models, known)
+
+
+@compiled
+def promise_class(tpot_s: float) -> int:
+    """The class of a promised TPOT; NO_PROMISE for one that is infinite, or longer than any class."""
+    if not tpot_s < SHORTEST_PROMISE_S * PROMISE_RATIO ** (NO_PROMISE - 1):
+        return NO_PROMISE
+    if tpot_s <= SHORTEST_PROMISE_S:
+        return 0
+    return int(math.log(tpot_s / SHORTEST_PROMISE_S) / math.log(PROMISE_RATIO) + 1e-9)
+
+
+@compiled
+def promised_s(number: int) -> float:
+    """The TPOT that a class stands for."""
+    if number >= NO_PROMISE:
+        return math.inf
+    return SHORTEST_PROMISE_S * PROMISE_RATIO**number
