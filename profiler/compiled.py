@@ -18,6 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 import numba
 import numpy as np
 import numpy.typing as npt
+from llvmlite.binding import ffi
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -45,6 +46,23 @@ def compiled(function: Function) -> Function:
 def records(dtype: npt.DTypeLike, shape: int | Sequence[int]) -> Records:
     """An array of records, all zero."""
     return np.zeros(shape, dtype=np.dtype(dtype, align=True)).view(np.recarray)
+
+
+def _hide_special_names() -> None:
+    """llvmlite's library takes every name for one of its functions, `__dict__`, too. vLLM looks into all that
+    modules hold, and its engine failed to start in a process that had imported numba."""
+    library = type(ffi.lib)
+    function_named = library.__getattr__
+
+    def attribute(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return function_named(self, name)
+
+    library.__getattr__ = attribute
+
+
+_hide_special_names()
 
 
 @functools.cache
