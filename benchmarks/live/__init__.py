@@ -1,0 +1,1 @@
+"""A whole product on this machine with streamed requests at it: what benchmarks of the real thing share."""

@@ -1,0 +1,109 @@
+"""Memory of processes over time, and whether it grows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import psutil
+
+MIB = 1 << 20
+LARGEST = 8
+ENOUGH = 8  # samples, for a quarter to have two
+
+
+@dataclass
+class Series:
+    """Of one process: seconds since the start, and bytes: resident, and its share of what it shares."""
+
+    name: str
+    at_s: list[float] = field(default_factory=list)
+    rss: list[int] = field(default_factory=list)
+    pss: list[int] = field(default_factory=list)
+
+
+class Sampler:
+    """`with Sampler(processes):` looks every `every_s` seconds at all processes that there are then."""
+
+    def __init__(self, processes: Callable[[], Sequence[psutil.Process]], every_s: float = 5.0) -> None:
+        self._processes, self._every_s = processes, every_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.series: dict[int, Series] = {}
+
+    def __enter__(self) -> Sampler:
+        self._start = time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            for process in self._processes():
+                self._look(process)
+            if self._stop.wait(self._every_s):
+                return
+
+    def _look(self, process: psutil.Process) -> None:
+        try:
+            found, name = process.memory_full_info(), _name(process)
+        except psutil.Error:
+            return  # it has ended
+        one = self.series.setdefault(process.pid, Series(name))
+        one.at_s.append(round(time.monotonic() - self._start, 2))
+        one.rss.append(found.rss)
+        one.pss.append(found.pss)
+
+
+def _name(process: psutil.Process) -> str:
+    """What it calls itself, without folders."""
+    line = process.cmdline() or [process.name()]
+    words = [word.rpartition("/")[2] for word in line[:3] if not word.startswith("-X")]
+    return " ".join(words)[:60]
+
+
+def growth(at_s: Sequence[float], values: Sequence[int]) -> dict[str, float] | None:
+    """From the first quarter's mean to the last one's: bytes, the share of the first, MiB per minute. None:
+    too few."""
+    if len(values) < ENOUGH:
+        return None
+    quarter = len(values) // 4
+    first, last = np.mean(values[:quarter]), np.mean(values[-quarter:])
+    apart_s = np.mean(at_s[-quarter:]) - np.mean(at_s[:quarter])
+    return {
+        "first_mib": round(float(first) / MIB, 1),
+        "last_mib": round(float(last) / MIB, 1),
+        "share": round(float(last / first - 1), 4) if first else 0.0,
+        "mib_per_minute": round(float((last - first) / MIB / apart_s * 60), 3) if apart_s else 0.0,
+    }
+
+
+def told(series: dict[int, Series]) -> list[dict[str, Any]]:
+    """A row for each process, the largest first; only the largest with all that was seen of them."""
+    rows: list[dict[str, Any]] = [
+        {
+            "pid": pid,
+            "process": one.name,
+            "samples": len(one.at_s),
+            "pss": growth(one.at_s, one.pss),
+            "rss": growth(one.at_s, one.rss),
+            "largest_mib": round(max(one.pss) / MIB, 1),
+        }
+        for pid, one in series.items()
+        if one.at_s
+    ]
+    rows.sort(key=lambda row: -row["largest_mib"])
+    for row in rows[:LARGEST]:
+        one = series[row["pid"]]
+        row |= {"at_s": one.at_s, "pss_mib": [round(value / MIB, 1) for value in one.pss]}
+    return rows
