@@ -80,7 +80,7 @@ def baseline(settings: Settings) -> dict[str, Any]:
     }
 
 
-def set_environment(settings: Settings) -> None:
+def set_environment() -> None:
     """Before vLLM is imported; its processes inherit it."""
     os.environ.update(
         VLLM_USE_FLASHINFER_SAMPLER="0",

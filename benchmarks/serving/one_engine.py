@@ -64,7 +64,7 @@ class OneEngine:
         start = time.perf_counter()
         self._paths = engines.prepare_files(self._settings, self._engine)
         written = time.perf_counter()
-        engines.set_environment(self._settings)
+        engines.set_environment()
         self._llm = engines.start(self._settings, self._engine)
         self._client = VariantClient(os.environ[ADDRESS_VARIABLE])
         started = time.perf_counter()

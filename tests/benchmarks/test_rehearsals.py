@@ -18,7 +18,16 @@ from benchmarks import rehearsing
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
 # Those that start processes, or take longer than a second or two; and those that want an engine.
-SLOW = {"gateway", "gpu_worker", "kernels", "kernels.compiling", "packing", "placement_gpu", "profiling"}
+SLOW = {
+    "gateway",
+    "gpu_worker",
+    "kernels",
+    "kernels.compiling",
+    "overload",
+    "packing",
+    "placement_gpu",
+    "profiling",
+}
 
 
 def runnable() -> dict[str, ast.Module]:

@@ -1,0 +1,139 @@
+"""The simulator against reality: medians and p95 of TTFT and TPOT of the same requests, goal within 15%.
+
+    python -m benchmarks.simulator_reality measure --out MEASURED.json
+    python -m benchmarks.simulator_reality.gpu --out MEASURED.json
+    python -m benchmarks.simulator_reality compare MEASURED.json --out RESULT.json
+
+`measure`: two worker groups of the real product on this machine serve a random base and eight LoRAs. First
+loads of known composition (rows, prompts, variants), then Poisson arrivals at a share of what the engines
+can do. `gpu`: the same in one engine on a GPU, with LoRAs and deltas. `compare` needs neither: it fits step
+times to the loads, and simulates the arrivals with the simulator's own gateway and engines. `steps` in its
+rows says where step times are from: `measured` (loads of the running system) or `profile` (the product's own
+estimates of the same loads, from what it measured of the model when that was registered).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import rehearsing
+from benchmarks.live import groups
+from benchmarks.live.arrivals import LENGTHS
+from benchmarks.simulator_reality import product
+from benchmarks.simulator_reality.comparing import GOAL, compare, table
+from benchmarks.simulator_reality.measuring import Workload, as_json, from_json, measure
+from benchmarks.simulator_reality.types import Asked, Facts, Play, Timed, VariantFacts
+
+RANKS = (8, 8, 16, 16, 32, 32, 64, 64)
+
+
+def measured(given: argparse.Namespace, command: str) -> None:
+    served = groups.Served(
+        given.engine, ranks=RANKS, rows=given.rows, slots=len(RANKS), profile_s=given.profile_seconds
+    )
+    work = Workload(given.load, given.seconds, LENGTHS, given.seed)
+    with (
+        tempfile.TemporaryDirectory(prefix="ostinato-reality-") as folder,
+        groups.serving(Path(folder), served) as running,
+    ):
+        found = as_json(asyncio.run(product.measured(running, work, given.repeats)))
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    rehearsing.write_result(given.out, {"command": command, "machine": machine, **found})
+
+
+def compared(given: argparse.Namespace, command: str) -> None:
+    record = json.loads(given.measured.read_text())
+    rows = compare(from_json(record))
+    result = {
+        "command": command,
+        "measured": {name: record.get(name) for name in ("command", "machine", "rate", "facts")},
+        "goal": GOAL,
+        "rows": rows,
+    }
+    rehearsing.write_result(given.out, result)
+    print(table(rows))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    steps = parser.add_subparsers(required=True)
+    one = steps.add_parser("measure")
+    one.set_defaults(do=measured)
+    one.add_argument("--engine", choices=("vllm", "echo"), default="vllm")
+    one.add_argument("--rows", type=int, default=8, help="requests that an engine runs at once")
+    one.add_argument("--load", type=float, default=0.5, help="share of what the engines can do")
+    one.add_argument("--seconds", type=float, default=300.0)
+    one.add_argument("--repeats", type=int, default=5, help="of each load of known composition")
+    one.add_argument("--profile-seconds", type=float, default=300.0, help="0: measure no profile")
+    one.add_argument("--seed", type=int, default=1)
+    one.add_argument("--out", type=Path, required=True)
+    other = steps.add_parser("compare")
+    other.set_defaults(do=compared)
+    other.add_argument("measured", type=Path)
+    other.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args(argv)
+    given.do(
+        given, "python -m benchmarks.simulator_reality " + " ".join(sys.argv[1:] if argv is None else argv)
+    )
+
+
+def rehearse(folder: Path) -> None:
+    """What is "measured" is simulated, with other step times than it will be: those that are fitted to it."""
+    facts = Facts(
+        2,
+        4,
+        2,
+        4096,
+        512,
+        256,
+        64,
+        "most-idle",
+        0.002,
+        (VariantFacts("a", "lora", 8, 1000), VariantFacts("b", "lora", 32, 4000)),
+    )
+    found = asyncio.run(measure(known(facts), facts, Workload(0.5, 20.0, ((12, 8), (60, 20))), repeats=1))
+    rehearsing.write_result(folder / "measured.json", as_json(found))
+    main(["compare", str(folder / "measured.json"), "--out", str(folder / "result.json")])
+    rows = rehearsing.check(folder / "result.json", "rows")["rows"]
+    assert {row["asked"] for row in rows} == {"all", "base", "lora"}
+    assert all(row["within"] for row in rows), rows
+
+
+def known(facts: Facts) -> Play:
+    """A system that is the simulator itself, with steps of 10 ms and 1 ms for each row, and so on."""
+    import numpy as np
+
+    from benchmarks.simulator_reality.simulated import simulate
+    from profiler.compiled import records
+    from profiler.step_time.records import MAX_ROWS, PREFILL_KNOTS, STEP_MODEL, VARIANT, rank_class
+
+    model, variants = records(STEP_MODEL, 1), records(VARIANT, 1 + len(facts.variants))
+    model.decode_s = 10e-3 + 1e-3 * np.arange(MAX_ROWS + 1)
+    model.prefill_grain = facts.batched_tokens / PREFILL_KNOTS
+    model.prefill_s = 10e-3 + 0.2e-3 * np.arange(PREFILL_KNOTS + 1) * facts.batched_tokens / PREFILL_KNOTS
+    model.context_s = 1e-6
+    model.batched_tokens, model.kv_tokens = facts.batched_tokens, facts.kv_tokens
+    model.max_rows, model.slots, model.path_s = facts.rows, facts.slots, facts.path_s
+    variants.kind, variants.weight = -1, 1.0
+    for row, one in zip(variants[1:], facts.variants, strict=True):
+        row.kind, row.rank, row.rank_class = 0, one.rank, rank_class(one.rank)
+        row.row_s, row.variant_s, row.token_s = 0.2e-3, 0.5e-3 + 1e-7 * one.size_bytes, 5e-6
+
+    async def play(asked: Sequence[Asked]) -> list[Timed]:
+        return simulate(facts, model, variants, asked)
+
+    return play
+
+
+if __name__ == "__main__":
+    rehearsing.run(main, rehearse)

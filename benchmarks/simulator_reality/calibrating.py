@@ -1,0 +1,205 @@
+"""Loads of known composition, and the step times that explain what was seen of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.simulator_reality.types import Asked, Facts, Play
+from profiler.compiled import Records, records
+from profiler.step_time.records import (
+    KIND_NUMBERS,
+    MAX_ROWS,
+    PREFILL_KNOTS,
+    STEP_MODEL,
+    VARIANT,
+    rank_class,
+)
+
+SHORT, OUTPUT = 16, 48  # tokens; answers of so many make what their start takes small
+FIRST = 2  # tokens of an answer of which only the first matters
+
+
+@dataclass(frozen=True)
+class Load:
+    """In each engine `rows` requests at once, that ask `models` in turn."""
+
+    rows: int
+    prompt: int
+    output: int
+    models: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Means over the requests of a load, seconds."""
+
+    load: Load
+    ttft_s: float
+    tpot_s: float
+
+
+def loads(facts: Facts) -> list[Load]:
+    """The base by rows, by context and by prompt; each variant alone and in all rows, and all of them."""
+    long = longest_prompt(facts)
+    by_rows = sorted({n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n < facts.rows} | {facts.rows})
+    prompts = sorted({SHORT, *(int(n) for n in np.geomspace(SHORT, long, 6))})
+    everyone = tuple(range(1, len(facts.variants) + 1))
+    found = [Load(rows, SHORT, OUTPUT) for rows in by_rows]
+    found.append(Load(facts.rows, long, OUTPUT))
+    found += [Load(1, prompt, FIRST) for prompt in prompts]
+    for variant in _one_of_each(facts):
+        found += [Load(1, SHORT, OUTPUT, (variant,)), Load(facts.rows, SHORT, OUTPUT, (variant,))]
+        found.append(Load(1, long, FIRST, (variant,)))
+    if everyone:
+        found += [Load(facts.rows, SHORT, OUTPUT, everyone), Load(facts.rows, SHORT, OUTPUT, (0, *everyone))]
+        found.append(Load(min(len(everyone), facts.rows), SHORT, OUTPUT, everyone))
+    return found
+
+
+def longest_prompt(facts: Facts) -> int:
+    """Of a load: what is left beside its answer, and in a step."""
+    kv = facts.kv_tokens // facts.rows
+    return max(SHORT + 1, min(facts.max_model_len, facts.batched_tokens, kv) - OUTPUT - 1)
+
+
+def _one_of_each(facts: Facts) -> list[int]:
+    """A variant of each kind and rank."""
+    first: dict[tuple[str, int], int] = {}
+    for number, variant in enumerate(facts.variants, start=1):
+        first.setdefault((variant.kind, variant.rank), number)
+    return list(first.values())
+
+
+async def seen_of(play: Play, facts: Facts, repeats: int) -> list[Seen]:
+    """The loads, `repeats` times in turn and once before that; medians."""
+    chosen = loads(facts)
+    found: dict[Load, list[tuple[float, float]]] = {load: [] for load in chosen}
+    for _ in range(repeats + 1):
+        for load in chosen:
+            times = await play(burst(load, facts.groups))
+            ttft_s = statistics.mean(one.ttft_s for one in times)
+            found[load].append((ttft_s, statistics.mean(one.tpot_s for one in times)))
+    return [
+        Seen(load, *(statistics.median(column) for column in zip(*seen[1:], strict=True)))
+        for load, seen in found.items()
+    ]
+
+
+def burst(load: Load, groups: int) -> list[Asked]:
+    """As many as all groups together take, sent at once. Neighbours go to different groups and are alike."""
+    return [
+        Asked(0.0, load.models[i // groups % len(load.models)], load.prompt, load.output)
+        for i in range(load.rows * groups)
+    ]
+
+
+def step_times(facts: Facts, seen: Sequence[Seen]) -> tuple[Records, Records]:
+    """[1], the step model, and [1 + variants], each one's part in a step."""
+    model = records(STEP_MODEL, 1)
+    base = [one for one in seen if one.load.models == (0,)]
+    model.decode_s, model.context_s = _decode([one for one in base if one.load.output == OUTPUT])
+    model.prefill_grain = facts.batched_tokens / PREFILL_KNOTS
+    prompts = [one for one in base if one.load.output == FIRST]
+    model.prefill_s = _prefill(facts, prompts)
+    model.batched_tokens, model.kv_tokens = facts.batched_tokens, facts.kv_tokens
+    model.max_rows, model.slots, model.path_s = facts.rows, facts.slots, facts.path_s
+    return model, _variants(facts, seen, model)
+
+
+def _decode(seen: Sequence[Seen]) -> tuple[npt.NDArray[np.float64], float]:
+    """By rows without context, [MAX_ROWS + 1], and for each cached token."""
+    short = sorted((one for one in seen if one.load.prompt == SHORT), key=lambda one: one.load.rows)
+    long = next(one for one in seen if one.load.prompt > SHORT)
+    tokens = long.load.rows * (long.load.prompt - SHORT)
+    context_s = max(0.0, (long.tpot_s - short[-1].tpot_s) / tokens)
+    rows = np.array([one.load.rows for one in short], dtype=np.float64)
+    bare: npt.NDArray[np.float64] = np.array([one.tpot_s for one in short]) - context_s * rows * _context(
+        SHORT
+    )
+    every = np.arange(MAX_ROWS + 1, dtype=np.float64)
+    curve = _drawn(every, rows, np.maximum.accumulate(bare))
+    return np.maximum(curve, 1e-9), context_s
+
+
+def _context(prompt: int) -> float:
+    """Tokens that a row has cached on average while it decodes."""
+    return prompt + OUTPUT / 2
+
+
+def _prefill(facts: Facts, seen: Sequence[Seen]) -> npt.NDArray[np.float64]:
+    ordered = sorted(seen, key=lambda one: one.load.prompt)
+    lengths = np.array([one.load.prompt for one in ordered], dtype=float)
+    seconds = np.array([max(1e-9, one.ttft_s - facts.path_s) for one in ordered], dtype=np.float64)
+    knots = np.arange(PREFILL_KNOTS + 1.0) * facts.batched_tokens / PREFILL_KNOTS
+    return _drawn(knots, lengths, np.maximum.accumulate(seconds))
+
+
+def _drawn(
+    at: npt.NDArray[np.float64], known: npt.NDArray[np.float64], values: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Between what is known, as its first before it, and drawn on along a line through all of it after it."""
+    slope = max(0.0, float(np.polyfit(known, values, 1)[0])) if len(known) > 1 else 0.0
+    return np.asarray(np.interp(at, known, values) + np.maximum(0.0, at - known[-1]) * slope)
+
+
+def _variants(facts: Facts, seen: Sequence[Seen], model: Records) -> Records:
+    """By kind: for each row, for each distinct variant and its bytes, and once for the kind; by least squares
+    without negative parts. `model` gets the last."""
+    made = records(VARIANT, 1 + len(facts.variants))
+    made.kind, made.weight = -1, 1.0
+    kinds = sorted({variant.kind for variant in facts.variants})
+    mixed = [one for one in seen if one.load.output == OUTPUT and one.load.models != (0,)]
+    parts = _parts(facts, mixed, kinds, model)
+    for number, variant in enumerate(facts.variants, start=1):
+        row_s, distinct_s, byte_s, launch_s = parts[kinds.index(variant.kind)]
+        one = made[number]
+        one.row_s, one.variant_s = row_s, distinct_s + byte_s * variant.size_bytes
+        one.token_s = _token_s(seen, number, facts)
+        one.bytes, one.rank, one.rank_class = variant.size_bytes, variant.rank, rank_class(variant.rank)
+        one.kind = KIND_NUMBERS[variant.kind]
+        model[0].launch_s[one.kind] = launch_s
+    return made
+
+
+def _parts(
+    facts: Facts, seen: Sequence[Seen], kinds: Sequence[str], model: Records
+) -> npt.NDArray[np.float64]:
+    """[kinds, 4]: seconds of a row, of a distinct variant, of a byte of those, and of the kind."""
+    from scipy.optimize import nnls
+
+    matrix, added = [], []
+    for one in seen:
+        rows = [one.load.models[i % len(one.load.models)] for i in range(one.load.rows)]
+        matrix.append([cell for kind in kinds for cell in _composition(facts, rows, kind)])
+        context = one.load.rows * _context(one.load.prompt)
+        base_s = model[0].decode_s[one.load.rows] + model[0].context_s * context
+        added.append(max(0.0, one.tpot_s - base_s))
+    if not matrix:
+        return np.zeros((len(kinds), 4))
+    scale = np.maximum(np.max(matrix, axis=0), 1.0)  # bytes beside counts
+    found, _ = nnls(np.array(matrix) / scale, np.array(added))
+    return np.asarray(found / scale).reshape(len(kinds), 4)
+
+
+def _composition(facts: Facts, rows: Sequence[int], kind: str) -> list[float]:
+    own = [n for n in rows if n and facts.variants[n - 1].kind == kind]
+    size = sum(facts.variants[n - 1].size_bytes for n in set(own))
+    return [float(len(own)), float(len(set(own))), float(size), float(bool(own))]
+
+
+def _token_s(seen: Sequence[Seen], number: int, facts: Facts) -> float:
+    """What each token of its prompts adds: seen of a variant of the same kind and rank."""
+    variant = facts.variants[number - 1]
+    for one in seen:
+        if one.load.output != FIRST or one.load.models == (0,):
+            continue
+        measured = facts.variants[one.load.models[0] - 1]
+        if (measured.kind, measured.rank) == (variant.kind, variant.rank):
+            base = next(b for b in seen if b.load == Load(1, one.load.prompt, FIRST))
+            return max(0.0, one.ttft_s - base.ttft_s) / one.load.prompt
+    return 0.0

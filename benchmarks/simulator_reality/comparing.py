@@ -1,0 +1,59 @@
+"""Simulated against measured: medians and p95 of TTFT and TPOT."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.simulator_reality.calibrating import step_times
+from benchmarks.simulator_reality.measuring import Measured
+from benchmarks.simulator_reality.simulated import simulate
+from benchmarks.simulator_reality.types import Timed
+
+GOAL = 0.15
+QUANTILES = {"p50": 50, "p95": 95}
+
+
+def compare(measured: Measured) -> list[dict[str, Any]]:
+    """A row for each source of step times, what is asked, and figure. `error`: simulated / measured - 1."""
+    rows = []
+    for source, seen in measured.seen.items():
+        model, variants = step_times(measured.facts, seen)
+        simulated = simulate(measured.facts, model, variants, measured.asked)
+        for whom, chosen in _parts(measured).items():
+            pair = ([measured.timed[i] for i in chosen], [simulated[i] for i in chosen])
+            rows += [
+                {"steps": source, "asked": whom, "requests": len(chosen), **row} for row in figures(*pair)
+            ]
+    return rows
+
+
+def _parts(measured: Measured) -> dict[str, list[int]]:
+    """Requests of all, of the base, and of each kind of variants."""
+    kinds = ["base", *(variant.kind for variant in measured.facts.variants)]
+    found = {"all": list(range(len(measured.asked)))}
+    for i, asked in enumerate(measured.asked):
+        found.setdefault(kinds[asked.model], []).append(i)
+    return found
+
+
+def figures(real: Sequence[Timed], simulated: Sequence[Timed]) -> list[dict[str, Any]]:
+    rows = []
+    for what in ("ttft_s", "tpot_s"):
+        for name, quantile in QUANTILES.items():
+            seen, made = (
+                float(np.percentile([getattr(t, what) for t in x], quantile)) for x in (real, simulated)
+            )
+            error = made / seen - 1 if seen > 0 else float("nan")
+            row = {"measured_ms": round(1e3 * seen, 3), "simulated_ms": round(1e3 * made, 3)}
+            label = f"{what.removesuffix('_s').upper()} {name}"
+            rows.append({"what": label, **row, "error": round(error, 4), "within": abs(error) <= GOAL})
+    return rows
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    columns = ("steps", "asked", "requests", "what", "measured_ms", "simulated_ms", "error", "within")
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    return "\n".join([*lines, *(f"| {' | '.join(str(row[c]) for c in columns)} |" for row in rows)])
