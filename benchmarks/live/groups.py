@@ -55,6 +55,7 @@ class Running:
     client: Client
     served: Served
     vocabulary: int
+    api_key: str = ""
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -107,7 +108,7 @@ def serving(folder: Path, served: Served, **settings: Any) -> Iterator[Running]:
     try:
         cluster = local.up(configured, print)
         with Client(cluster.url, configured.api_key or None) as client:
-            running = Running(cluster, client, served, shape["vocab_size"])
+            running = Running(cluster, client, served, shape["vocab_size"], configured.api_key)
             _deploy(running, base, adapters)
             yield running
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -14,6 +15,7 @@ import psutil
 
 MIB = 1 << 20
 LARGEST = 8
+AT_ONCE_S, STARTED_S = 10.0, 120.0  # since the load began; since a process did
 ENOUGH = 8  # samples, for a quarter to have two
 
 
@@ -60,6 +62,7 @@ class Sampler:
         except psutil.Error:
             return  # it has ended
         one = self.series.setdefault(process.pid, Series(name))
+        one.name = name  # Ray and vLLM rename their processes when they know what they are for
         one.at_s.append(round(time.monotonic() - self._start, 2))
         one.rss.append(found.rss)
         one.pss.append(found.pss)
@@ -69,12 +72,15 @@ def _name(process: psutil.Process) -> str:
     """What it calls itself, without folders."""
     line = process.cmdline() or [process.name()]
     words = [word.rpartition("/")[2] for word in line[:3] if not word.startswith("-X")]
-    return " ".join(words)[:60]
+    return " ".join(words).strip()[:60]
 
 
 def growth(at_s: Sequence[float], values: Sequence[int]) -> dict[str, float] | None:
-    """From the first quarter's mean to the last one's: bytes, the share of the first, MiB per minute. None:
-    too few."""
+    """From the first quarter's mean to the last one's: MiB, the share of the first, MiB per minute. A process
+    that came later than the others is looked at once it has started. None: too few samples."""
+    if at_s and at_s[0] > AT_ONCE_S:
+        started = bisect_left(at_s, at_s[0] + STARTED_S)
+        at_s, values = at_s[started:], values[started:]
     if len(values) < ENOUGH:
         return None
     quarter = len(values) // 4

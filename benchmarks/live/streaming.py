@@ -21,7 +21,7 @@ import numpy as np
 
 COMPLETIONS = "/v1/completions"
 LOST = ("hung", "cut", "transport", "untyped")  # codes of ours, for what has none
-DROPPED = ("dropped", "late", "deadline")  # a code that has one of these words
+DROPPED = "late"  # the code of what was to be dropped once it was late
 
 
 class Kind(StrEnum):
@@ -68,7 +68,7 @@ class Outcome:
             return Kind.ANSWERED
         if self.code in LOST:
             return Kind.LOST
-        if any(word in self.code for word in DROPPED):
+        if self.code == DROPPED:
             return Kind.DROPPED
         return Kind.REFUSED if self.status == 429 else Kind.FAILED
 

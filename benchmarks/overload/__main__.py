@@ -21,6 +21,7 @@ import asyncio
 import csv
 import os
 import platform
+import secrets
 import statistics
 import sys
 import tempfile
@@ -34,12 +35,16 @@ from benchmarks import rehearsing
 from benchmarks.live import groups, memory
 from benchmarks.live.arrivals import ANYBODY, LENGTHS, REHEARSED_LENGTHS, Mix, Share, endless, poisson
 from benchmarks.live.streaming import Kind, Outcome, Target, closed_loop, open_loop
-from benchmarks.overload import plot, report
-from benchmarks.overload.classes import CLASSES, FACTOR, TENANTS, attained, shares
+from benchmarks.overload import classes, plot, report
+from benchmarks.overload.classes import CLASSES, FACTOR, attained, shares
 from benchmarks.overload.killing import Killing
+from benchmarks.simulator_reality import product
+from benchmarks.simulator_reality.measuring import Workload
+from controlplane.settings import Settings
 
 RESULT = rehearsing.RESULTS / "overload.json"
 CLIENTS_PER_ROW = 1.25  # so that whoever ends has a successor waiting
+HAS_TENANTS = "tenants" in Settings.model_fields  # else all requests are one tenant's to the product
 SHORTEST_TPOT_S = 1e-3  # an engine that echoes has none
 
 
@@ -89,6 +94,8 @@ def measure(running: groups.Running, given: Given) -> dict[str, Any]:
     lengths = REHEARSED_LENGTHS if rehearsing.is_rehearsal() else LENGTHS
     found = capacity(running, Mix(running.models, lengths, _without_targets(given.keys)), given)
     print(f"capacity: {found}", flush=True)
+    if rehearsing.is_rehearsal():  # another benchmark of a running product's
+        asyncio.run(product.measured(running, Workload(0.1, 1.0, REHEARSED_LENGTHS), repeats=1))
     tpot_s = FACTOR * found.tpot_s
     mix = Mix(running.models, lengths, shares(CLASSES, tpot_s, given.keys))
     asks = poisson(mix, given.factor * found.per_s, given.seconds, given.seed)
@@ -192,12 +199,18 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ranks", default="8,8,16,16,32,64", help="of the LoRAs")
     parser.add_argument("--rows", type=int, default=8, help="requests that an engine runs at once")
     parser.add_argument("--profile-seconds", type=float, default=300.0, help="0: measure no profile")
-    parser.add_argument(
-        "--key", action="append", default=[], metavar="TENANT=KEY", help=f"of {', '.join(TENANTS)}"
-    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULT)
     return parser.parse_args(argv)
+
+
+def _tenants(folder: Path, keys: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of the product."""
+    if not keys:
+        return {}
+    file = folder / "tenants.json"
+    file.write_text(classes.tenants_file(keys))
+    return {"tenants": str(file), "api_key": secrets.token_hex(16)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -206,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     served = groups.Served(
         args.engine, ranks=ranks, rows=args.rows, slots=len(ranks), profile_s=args.profile_seconds
     )
-    keys = dict(key.split("=", 1) for key in args.key)
+    keys = classes.keys() if HAS_TENANTS else {}
     given = Given(
         args.factor,
         60 * args.minutes,
@@ -216,11 +229,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.seed,
         keys,
     )
-    with (
-        tempfile.TemporaryDirectory(prefix="ostinato-overload-") as folder,
-        groups.serving(Path(folder), served) as running,
-    ):
-        found = measure(running, given)
+    with tempfile.TemporaryDirectory(prefix="ostinato-overload-") as name:
+        folder = Path(name)
+        with groups.serving(folder, served, **_tenants(folder, keys)) as running:
+            found = measure(running, given)
     requests = found.pop("requests")
     result = {
         "command": "python -m benchmarks.overload " + " ".join(sys.argv[1:] if argv is None else argv),

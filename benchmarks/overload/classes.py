@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 from benchmarks.live.arrivals import Share
 from benchmarks.live.streaming import Outcome
@@ -28,6 +31,18 @@ CLASSES = (
 )
 # The second tenant sends three times the first one's requests.
 TENANTS = {"small": 0.25, "large": 0.75}
+
+
+def keys() -> dict[str, str]:
+    """An API key for each tenant."""
+    return {tenant: secrets.token_hex(16) for tenant in TENANTS}
+
+
+def tenants_file(keys: Mapping[str, str]) -> str:
+    """What `OSTINATO_TENANTS` names a file of: all of one weight."""
+    return json.dumps(
+        {"tenants": [{"name": n, "keys": [sha256(key.encode()).hexdigest()]} for n, key in keys.items()]}
+    )
 
 
 def shares(classes: Sequence[PriorityClass], tpot_s: float, keys: Mapping[str, str]) -> tuple[Share, ...]:

@@ -32,7 +32,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         if result["killed"]:
             panel.axvline(result["killed"]["killed_s"], color="black", linestyle=":", label="engine killed")
     axes[-1, 0].set_xlabel("seconds")
-    figure.suptitle(f"{result['factor']:g} times the capacity of {result['capacity_per_s']:g} requests/s")
+    heading = f"{result['factor']:g} times the capacity of {result['capacity_per_s']:g} requests/s"
+    axes[0, 0].set_title(f"{heading}\n{axes[0, 0].get_title()}")
     plot_style.legend(figure, axes)
     plot_style.save(figure, path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 
 from benchmarks import rehearsing
@@ -27,7 +28,8 @@ async def measured(running: Running, work: Workload, repeats: int) -> Measured:
 
 
 def facts_of(running: Running) -> Facts:
-    client, served, settings = running.client, running.served, Settings()
+    client, served, settings = running.client, running.served, Settings().model_dump()
+    factor = settings.get("max_in_flight_factor")
     plan = client.deployment(BASE).plan
     path = client.estimate(BASE, EstimateRequest(batch=1)).pathMs
     variants = tuple(
@@ -39,21 +41,22 @@ def facts_of(running: Running) -> Facts:
         rows=served.rows,
         slots=served.slots,
         kv_tokens=plan.kvCacheTokens if plan else served.rows * served.max_model_len,
-        batched_tokens=settings.batched_tokens,
+        batched_tokens=settings["batched_tokens"],
         max_model_len=served.max_model_len,
-        max_ongoing=max(64, 4 * served.rows),
-        policy=str(settings.model_dump().get("routing_policy") or LEAST_REQUESTS),
+        max_ongoing=math.ceil(factor * served.rows) if factor else max(64, 4 * served.rows),
+        policy=str(settings.get("routing_policy") or LEAST_REQUESTS),
         path_s=path.value / 1e3 if path else 0.0,
         variants=variants,
     )
 
 
 def player(running: Running) -> Play:
+    headers = {"authorization": f"Bearer {running.api_key}"} if running.api_key else {}
     seeds = itertools.count(1000)  # no two bursts have prompts in common
 
     async def play(asked: Sequence[Asked]) -> list[Timed]:
         target = Target(running.cluster.url, running.vocabulary, seed=next(seeds))
-        asks = [Ask(a.at_s, running.models[a.model], a.prompt, a.output) for a in asked]
+        asks = [Ask(a.at_s, running.models[a.model], a.prompt, a.output, headers=headers) for a in asked]
         return [_timed(outcome) for outcome in await open_loop(target, asks)]
 
     return play

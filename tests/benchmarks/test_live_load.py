@@ -35,7 +35,7 @@ STREAMS = {
 }
 REFUSALS = {
     "full": (429, {"error": {"code": "overloaded", "details": {"reason": "line"}}}, {"retry-after": "7"}),
-    "late": (504, {"error": {"code": "dropped_late"}}, {}),
+    "late": (504, {"error": {"code": "late"}}, {}),
     "away": (503, {"error": {"code": "unavailable"}}, {}),
     "page": (502, "a proxy's page", {}),
 }
@@ -45,7 +45,7 @@ EXPECTED = {
     "fails": (Kind.FAILED, 200, "engine_failed"),
     "cut": (Kind.LOST, 200, "cut"),
     "full": (Kind.REFUSED, 429, "overloaded"),
-    "late": (Kind.DROPPED, 504, "dropped_late"),
+    "late": (Kind.DROPPED, 504, "late"),
     "away": (Kind.FAILED, 503, "unavailable"),
     "page": (Kind.LOST, 502, "untyped"),
     "hangs": (Kind.LOST, 0, "hung"),
@@ -195,3 +195,14 @@ def test_growth_is_from_the_first_quarter_to_the_last() -> None:
     found = growth([60.0 * i for i in range(8)], [MIB * (100 + i) for i in range(8)])
     assert found == {"first_mib": 100.5, "last_mib": 106.5, "share": 0.0597, "mib_per_minute": 1.0}
     assert growth([0.0, 1.0], [1, 2]) is None
+
+
+def test_a_process_that_came_later_may_grow_while_it_starts() -> None:
+    at_s = [100.0 + 15 * i for i in range(16)]
+    values = [MIB * min(100 + 10 * i, 180) for i in range(16)]  # grows for 120 s
+    assert growth(at_s, values) == {
+        "first_mib": 180.0,
+        "last_mib": 180.0,
+        "share": 0.0,
+        "mib_per_minute": 0.0,
+    }
