@@ -49,7 +49,7 @@ class Ask:
 
 @dataclass
 class Outcome:
-    """`code`, `reason` and `retry_after_s` are those of its error; `error_s` is when that came."""
+    """`code`, `reason`, `message` and `retry_after_s` are those of its error; `error_s` is when that came."""
 
     ask: Ask
     sent_s: float = 0.0
@@ -60,6 +60,7 @@ class Outcome:
     status: int = 0
     code: str = ""
     reason: str = ""
+    message: str = ""
     retry_after_s: float | None = None
 
     @property
@@ -207,8 +208,9 @@ def _note_error(outcome: Outcome, text: str) -> None:
         error = json.loads(text)["error"]
         outcome.code = str(error["code"])
         outcome.reason = str((error.get("details") or {}).get("reason", ""))
+        outcome.message = str(error.get("message", ""))
     except (ValueError, KeyError, TypeError):
-        outcome.code, outcome.reason = "untyped", text[:200]
+        outcome.code, outcome.message = "untyped", text[:200]
 
 
 def _seconds(header: str | None) -> float | None:

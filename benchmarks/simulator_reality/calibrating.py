@@ -21,6 +21,7 @@ from profiler.step_time.records import (
 )
 
 SHORT, OUTPUT = 16, 48  # tokens; answers of so many make what their start takes small
+MARGIN = 16  # tokens that the longest prompt leaves free
 FIRST = 2  # tokens of an answer of which only the first matters
 
 
@@ -64,7 +65,7 @@ def loads(facts: Facts) -> list[Load]:
 def longest_prompt(facts: Facts) -> int:
     """Of a load: what is left beside its answer, and in a step."""
     kv = facts.kv_tokens // facts.rows
-    return max(SHORT + 1, min(facts.max_model_len, facts.batched_tokens, kv) - OUTPUT - 1)
+    return max(SHORT + 1, min(facts.max_model_len, facts.batched_tokens, kv) - OUTPUT - MARGIN)
 
 
 def _one_of_each(facts: Facts) -> list[int]:
