@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.simulator_reality.types import Asked, Facts, Play
+from benchmarks.simulator_reality.types import Asked, Facts, Play, Timed
 from profiler.compiled import Records, records
 from profiler.step_time.records import (
     KIND_NUMBERS,
@@ -21,6 +21,7 @@ from profiler.step_time.records import (
 )
 
 SHORT, OUTPUT = 16, 48  # tokens; answers of so many make what their start takes small
+FILLED_IN = 4  # steps that fill the long prompts of a load
 MARGIN = 16  # tokens that the longest prompt leaves free
 FIRST = 2  # tokens of an answer of which only the first matters
 
@@ -37,7 +38,8 @@ class Load:
 
 @dataclass(frozen=True)
 class Seen:
-    """Means over the requests of a load, seconds."""
+    """Seconds. TTFT is the mean over the requests of a load; TPOT is that of those that began last, beside
+    which no prompt was filled any more."""
 
     load: Load
     ttft_s: float
@@ -51,7 +53,8 @@ def loads(facts: Facts) -> list[Load]:
     prompts = sorted({SHORT, *(int(n) for n in np.geomspace(SHORT, long, 6))})
     everyone = tuple(range(1, len(facts.variants) + 1))
     found = [Load(rows, SHORT, OUTPUT) for rows in by_rows]
-    found.append(Load(facts.rows, long, OUTPUT))
+    steps = FILLED_IN * facts.batched_tokens // long  # more would end before the last ones begin
+    found.append(Load(min(facts.rows, max(1, steps)), long, OUTPUT))
     found += [Load(1, prompt, FIRST) for prompt in prompts]
     for variant in _one_of_each(facts):
         found += [Load(1, SHORT, OUTPUT, (variant,)), Load(facts.rows, SHORT, OUTPUT, (variant,))]
@@ -83,12 +86,17 @@ async def seen_of(play: Play, facts: Facts, repeats: int) -> list[Seen]:
     for _ in range(repeats + 1):
         for load in chosen:
             times = await play(burst(load, facts.groups))
-            ttft_s = statistics.mean(one.ttft_s for one in times)
-            found[load].append((ttft_s, statistics.mean(one.tpot_s for one in times)))
+            found[load].append(told(times, facts.groups))
     return [
         Seen(load, *(statistics.median(column) for column in zip(*seen[1:], strict=True)))
         for load, seen in found.items()
     ]
+
+
+def told(times: Sequence[Timed], groups: int) -> tuple[float, float]:
+    """TTFT and TPOT of one burst."""
+    last = sorted(times, key=lambda one: one.ttft_s)[-groups:]
+    return statistics.mean(one.ttft_s for one in times), statistics.mean(one.tpot_s for one in last)
 
 
 def burst(load: Load, groups: int) -> list[Asked]:
@@ -115,13 +123,12 @@ def step_times(facts: Facts, seen: Sequence[Seen]) -> tuple[Records, Records]:
 def _decode(seen: Sequence[Seen]) -> tuple[npt.NDArray[np.float64], float]:
     """By rows without context, [MAX_ROWS + 1], and for each cached token."""
     short = sorted((one for one in seen if one.load.prompt == SHORT), key=lambda one: one.load.rows)
-    long = next(one for one in seen if one.load.prompt > SHORT)
-    tokens = long.load.rows * (long.load.prompt - SHORT)
-    context_s = max(0.0, (long.tpot_s - short[-1].tpot_s) / tokens)
     rows = np.array([one.load.rows for one in short], dtype=np.float64)
-    bare: npt.NDArray[np.float64] = np.array([one.tpot_s for one in short]) - context_s * rows * _context(
-        SHORT
-    )
+    seconds: npt.NDArray[np.float64] = np.array([one.tpot_s for one in short])
+    long = next(one for one in seen if one.load.prompt > SHORT)
+    added_s = long.tpot_s - float(np.interp(long.load.rows, rows, seconds))
+    context_s = max(0.0, added_s / (long.load.rows * (long.load.prompt - SHORT)))
+    bare: npt.NDArray[np.float64] = seconds - context_s * rows * _context(SHORT)
     every = np.arange(MAX_ROWS + 1, dtype=np.float64)
     curve = _drawn(every, rows, np.maximum.accumulate(bare))
     return np.maximum(curve, 1e-9), context_s

@@ -104,11 +104,13 @@ def _timed(outcome: Outcome, request: Request) -> Timed:
 
 def start(base: Path, folders: Sequence[Path], kv_gib: float) -> Any:
     """vLLM's AsyncLLM, with room for all variants in slots."""
+    import torch
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     arena = int(ALIGNED * sum(map(delta_bytes, folders))) + (256 << 20)
     config = VariantConfig(len(folders), arena, 2 * arena, max(RANKS), kinds=("lora", "sparse_delta"))
+    memory = {"kv_cache_memory_bytes": int(kv_gib * GIB), "gpu_memory_utilization": 0.95}
     return AsyncLLM.from_engine_args(
         AsyncEngineArgs(
             model=str(base),
@@ -125,8 +127,7 @@ def start(base: Path, folders: Sequence[Path], kv_gib: float) -> Any:
             scheduler_cls="workers.scheduling.scheduler.make_scheduler",
             additional_config=config.as_json(),
             compilation_config={"cudagraph_capture_sizes": [size for size in CAPTURED if size <= ROWS]},
-            kv_cache_memory_bytes=int(kv_gib * GIB),
-            gpu_memory_utilization=0.95,
+            **(memory if torch.cuda.is_available() else {}),  # a dry run on a CPU has its own
         )
     )
 

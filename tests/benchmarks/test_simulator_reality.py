@@ -17,6 +17,7 @@ from benchmarks.simulator_reality.calibrating import (
     burst,
     loads,
     step_times,
+    told,
 )
 from benchmarks.simulator_reality.comparing import figures
 from benchmarks.simulator_reality.measuring import Measured, Workload
@@ -96,6 +97,20 @@ def test_bursts_give_every_group_the_same() -> None:
     asked = burst(Load(3, SHORT, FIRST, (0, 2)), groups=2)
     assert [one.model for one in asked[::2]] == [one.model for one in asked[1::2]] == [0, 2, 0]
     assert {one.at_s for one in asked} == {0.0}
+
+
+def test_tpot_is_that_of_the_last_to_begin() -> None:
+    """Beside those before, prompts were still being filled."""
+    times = [Timed(0.1, 0.09, 1.0), Timed(0.4, 0.02, 1.0), Timed(0.2, 0.05, 1.0), Timed(0.5, 0.04, 1.0)]
+    assert told(times, groups=2) == pytest.approx((0.3, 0.03))
+
+
+def test_long_prompts_of_a_load_are_filled_in_few_steps() -> None:
+    many = dataclasses.replace(FACTS, rows=64, max_model_len=2048, kv_tokens=1 << 20)
+    for facts in (FACTS, many):
+        (long,) = (load for load in loads(facts) if load.prompt > SHORT and load.output == OUTPUT)
+        assert long.rows * long.prompt <= 4 * facts.batched_tokens
+        assert long.prompt + OUTPUT < facts.max_model_len
 
 
 def test_one_request_on_virtual_time_takes_its_steps() -> None:
