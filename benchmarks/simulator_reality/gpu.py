@@ -22,13 +22,15 @@ from typing import Any
 from benchmarks import gpu_engine, gpu_lora, rehearsing
 from benchmarks.rehearsal_engine import MAX_MODEL_LEN, SHAPE, base_of
 from benchmarks.serving import deltas, playing
-from benchmarks.serving.engines import CAPTURED, delta_bytes, set_environment
+from benchmarks.serving.engines import delta_bytes, set_environment
 from benchmarks.serving.metrics import Outcome
 from benchmarks.serving.rehearsal import OneAfterTheOther
 from benchmarks.serving.settings import GIB, SHAPES
 from benchmarks.serving.workload import Request, prompt_ids
 from benchmarks.simulator_reality.measuring import Workload, as_json, measure
 from benchmarks.simulator_reality.types import Asked, Facts, Play, Timed, VariantFacts
+from workers.group.cuda_graphs import compilation
+from workers.group.vllm_arguments import RANK_PLUGIN
 from workers.variant_config import VariantConfig
 
 LENGTHS = ((64, 64), (128, 96), (256, 128), (512, 192), (1024, 128))
@@ -125,8 +127,9 @@ def start(base: Path, folders: Sequence[Path], kv_gib: float) -> Any:
             max_lora_rank=max(RANKS),
             max_loras=len(folders),
             scheduler_cls="workers.scheduling.scheduler.make_scheduler",
+            worker_extension_cls=RANK_PLUGIN,  # the tree need not be installed there
             additional_config=config.as_json(),
-            compilation_config={"cudagraph_capture_sizes": [size for size in CAPTURED if size <= ROWS]},
+            compilation_config=compilation(1, ROWS, STEP_TOKENS),  # as the product has it
             **(memory if torch.cuda.is_available() else {}),  # a dry run on a CPU has its own
         )
     )
