@@ -122,7 +122,7 @@ class ClusterForm(_Form):
     def _not_too_many(self) -> Self:
         gpus = sum(gpu.count for node in self.nodes for gpu in node.gpus)
         if gpus > MAX_GPUS:
-            raise ValueError(f"expected at most {MAX_GPUS} GPUs in all, got {gpus}")
+            raise ValueError(f"nodes: expected at most {MAX_GPUS} GPUs in all, got {gpus}")
         return self
 
 
@@ -245,7 +245,10 @@ def _cluster(form: ClusterForm) -> Cluster:
         )
     links = form.links
     bandwidths = (links.fast_gb_per_s * 1e9, links.node_gb_per_s * 1e9, links.network_gb_per_s * 1e9)
-    return Cluster(nodes, tuple(types[name] for name in sorted(used)), bandwidths)
+    try:
+        return Cluster(nodes, tuple(types[name] for name in sorted(used)), bandwidths)
+    except ValueError as error:
+        raise ScenarioError(f"cluster.nodes: {error}") from error
 
 
 def _node(form: NodeForm) -> Node:
