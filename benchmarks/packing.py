@@ -12,7 +12,6 @@ import argparse
 import gc
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -91,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for threads in map(int, given.threads.split(",")):
                 rows.append({"bits": bits, **measured(base, delta, shape, threads, given.rounds)})
                 print(json.dumps(rows[-1]), flush=True)
-    command = f"python -m benchmarks.packing {' '.join(sys.argv[1:] if argv is None else argv)}"
+    command = rehearsing.command("benchmarks.packing", argv)
     rehearsing.write_result(given.out, {"command": command, "rows": rows})
 
 

@@ -218,6 +218,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(argv)
     sizes = [int(size) for size in asked.sizes.split(",")]
     result = json.loads(asked.out.read_text()) if asked.out.exists() else {}
+    result["command"] = rehearsing.command("benchmarks.placement", argv)
     result["host"] = {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
     parts: dict[str, Callable[[], Any]] = {
         "gaps": lambda: gaps(asked.instances),

@@ -119,12 +119,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--first", type=int, default=0, help="the first instance's number")
     parser.add_argument("--processes", type=int, default=1)
     asked = parser.parse_args(argv)
+    command = rehearsing.command("benchmarks.placement_orders", argv)
     seeds, verdicts = range(asked.first, asked.first + asked.instances), []
     with ProcessPoolExecutor(asked.processes, multiprocessing.get_context("spawn")) as pool:
         for one in pool.map(verdict, seeds, chunksize=10):
             verdicts.append(one)
             if len(verdicts) % 500 == 0 or len(verdicts) == asked.instances:
-                result = summary(verdicts)
+                result = {"command": command, **summary(verdicts)}
                 rehearsing.write_result(asked.out, result)
                 print(f"{len(verdicts)} of {asked.instances}: {result['worst'][:1]}", flush=True)
 

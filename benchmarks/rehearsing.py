@@ -11,9 +11,10 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -68,6 +69,11 @@ def rehearsal() -> Iterator[None]:
 
 def is_rehearsal() -> bool:
     return VARIABLE in os.environ
+
+
+def command(module: str, argv: Sequence[str] | None) -> str:
+    """What a benchmark was run by; without `argv` it read those of this process."""
+    return f"python -m {module} {shlex.join(sys.argv[1:] if argv is None else argv)}"
 
 
 def write_result(path: Path, record: dict[str, Any]) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 load = Load(models, batch, given.words, given.output_tokens)
                 rows += compare(given.url, client, given.base, load, given.repeats)
                 print(*_table(rows[-2:]), sep="\n", flush=True)
-    command = "python -m benchmarks.served_estimates " + " ".join(sys.argv[1:] if argv is None else argv)
+    command = rehearsing.command("benchmarks.served_estimates", argv)
     rehearsing.write_result(given.out, {"command": command, "rows": rows})
 
 

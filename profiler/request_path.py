@@ -79,9 +79,11 @@ class EngineTimes:
         )
 
 
-def served_s(path: RequestPath, batch: int, input_tokens: int, one: EngineTimes, whole: EngineTimes) -> float:
-    """The mean TTFT of `batch` requests that a client sends at once, if the engine alone takes `one` for one
-    of them and `whole` for all; in between it is taken for linear.
+def served_s(
+    path: RequestPath, batch: int, input_tokens: int, single: EngineTimes, whole: EngineTimes
+) -> float:
+    """The mean TTFT of `batch` requests that a client sends at once, if the engine alone takes `single` for
+    one of them and `whole` for all; in between it is taken for linear.
 
     An engine says what is in its next step when a step begins: who comes during a step waits for the one
     after it, too, in which those decode that were there.
@@ -90,8 +92,8 @@ def served_s(path: RequestPath, batch: int, input_tokens: int, one: EngineTimes,
     if batch == 1:
         return path_s + whole.mean_s
     apart_s = path.each_s * ONE_DIRECTION
-    begin_s, takes_s = 0.0, one.last_s  # of the step that runs
-    out_s, total_s, first = one.mean_s, one.mean_s, 1
+    begin_s, takes_s = 0.0, single.last_s  # of the step that runs
+    out_s, total_s, first = single.mean_s, single.mean_s, 1
     for _ in range(STEPS):
         if first >= batch:
             break
@@ -100,10 +102,10 @@ def served_s(path: RequestPath, batch: int, input_tokens: int, one: EngineTimes,
         begin_s += takes_s
         if not count:
             # Nobody came: until the next one does, steps decode.
-            begin_s = max(begin_s, first * apart_s - one.step_s)
-            takes_s = one.step_s
+            begin_s = max(begin_s, first * apart_s - single.step_s)
+            takes_s = single.step_s
             continue
-        group = one.toward(whole, (count - 1) / (batch - 1))
+        group = single.toward(whole, (count - 1) / (batch - 1))
         takes_s = group.last_s
         # Their first tokens leave one after the other.
         out_s = max(out_s, begin_s + group.mean_s)
@@ -113,7 +115,7 @@ def served_s(path: RequestPath, batch: int, input_tokens: int, one: EngineTimes,
     else:
         total_s = 0.0  # a step is so short beside all that clients wait for the path alone, as below
     # No engine makes the path itself quicker; a quick one's work is done while others come.
-    shown_s = max(0.0, one.mean_s - apart_s * (batch - 1))
+    shown_s = max(0.0, single.mean_s - apart_s * (batch - 1))
     return path_s + max(total_s / batch, path.each_s * (batch - 1) + shown_s)
 
 
@@ -135,13 +137,13 @@ def fit(bursts: Sequence[Burst]) -> RequestPath:
         raise ValueError("expected several requests that were sent alone, and several at once, got fewer")
     slopes = [(_median(bursts, batch, short) - alone_s) / (batch - 1) for batch in batches]
     each_s = max(0.0, statistics.mean(slopes))
-    found = RequestPath(max(0.0, alone_s - token_s * short), each_s, token_s, 1.0, 1.0)
-    ratios = [burst.mean_s / max(1e-9, found.mean_s(burst.batch, burst.input_tokens)) for burst in bursts]
+    path = RequestPath(max(0.0, alone_s - token_s * short), each_s, token_s, 1.0, 1.0)
+    ratios = [burst.mean_s / max(1e-9, path.mean_s(burst.batch, burst.input_tokens)) for burst in bursts]
     tenths = statistics.quantiles(ratios, n=20)
     return RequestPath(
-        found.alone_s,
-        found.each_s,
-        found.token_s,
+        path.alone_s,
+        path.each_s,
+        path.token_s,
         min(1.0, tenths[0]) * (1 - OTHERS),
         max(1.0, tenths[-1]) * (1 + OTHERS),
     )

@@ -3,6 +3,7 @@
 A room is a direct child of a package: a folder, or a module beside the folders. An arrow says that one room
 (or module) imports another of the same package. Levels are the longest chain of arrows, a circle counting as
 one. Arrows back up are those that would have to go for the circles to open. Only the files' text is read.
+Of two checkouts the last table is that of ARCHITECTURE.md: the first's figures, then the second's.
 """
 
 from __future__ import annotations
@@ -32,6 +33,17 @@ def main(checkouts: list[Path]) -> None:
         for package in PACKAGES:
             print(f"| `{package}/` | {' | '.join(map(str, figures(graph, package)))} |")
         print(f"\n{contracts(checkout)}\n")
+    if len(checkouts) == 2:
+        print(compared(*map(module_graph, checkouts)))
+
+
+def compared(before: Graph, now: Graph) -> str:
+    columns = [zip(figures(before, package), figures(now, package), strict=True) for package in PACKAGES]
+    rows = [(HEADER[0], *(f"`{package}/`" for package in PACKAGES))]
+    for name, *pairs in zip(HEADER[1:], *columns, strict=True):
+        rows.append((name, *(f"{old} → {new}" for old, new in pairs)))
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], f"|{'---|' * len(rows[0])}", *lines[1:]])
 
 
 def figures(graph: Graph, package: str) -> list[int]:

@@ -21,7 +21,6 @@ import os
 import shlex
 import signal
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -128,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = options(argv)
     given.work = given.work.absolute()
     given.work.mkdir(parents=True)
-    command = f"python -m benchmarks.placement_gpu {shlex.join(sys.argv[1:] if argv is None else argv)}"
+    command = rehearsing.command("benchmarks.placement_gpu", argv)
     result: dict[str, Any] = {"command": command, "host": os.uname().nodename}
     try:
         asyncio.run(carry_out(given, result))

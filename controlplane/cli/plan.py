@@ -54,7 +54,18 @@ def plan(
             print_text(f"  {relaxation.text}")
 
 
-PLACED = ("DEPLOYMENT", "FORM", "TP", "LAYERS", "LATENCY", "TTFT", "TPOT", "AT MOST", "OBJECTIVE", "GPUS")
+PLACED = (
+    "DEPLOYMENT",
+    "QUANTIZATION",
+    "TP",
+    "LAYERS",
+    "LATENCY",
+    "TTFT",
+    "TPOT",
+    "AT MOST",
+    "OBJECTIVE",
+    "GPUS",
+)
 GPUS = ("NODE", "GPU", "TYPE", "USED", "FREE", "LOAD", "LAYERS")
 
 

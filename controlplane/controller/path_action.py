@@ -49,7 +49,7 @@ class PathAction:
             await self._keep(path_measuring.failed(key, known, str(e) or type(e).__name__, time.time()))
         else:
             log.info("the request path takes %.1f ms", 1e3 * path.alone_s)
-            await self._keep(request_paths.found(key, path, time.time()))
+            await self._keep(request_paths.measured(key, path, time.time()))
 
     async def _require_same(self, deployment: Deployment) -> None:
         """Errors: EngineFailed when other groups serve now: requests may have gone to their engines."""

@@ -123,11 +123,11 @@ def _route(model: Model, deployment: Deployment, host: Deployment) -> Route:
 def _targets(deployment: Deployment, host: Deployment) -> ServingTargets:
     """Each target from where it is given first: by the deployment, its SLOs, its base, its base's SLOs."""
     given = (deployment.targets, _of_slos(deployment), host.targets, _of_slos(host))
-    found = {
-        name: next((value for targets in given if (value := getattr(targets, name)) is not None), None)
+    targets = {
+        name: next((value for source in given if (value := getattr(source, name)) is not None), None)
         for name in (field.name for field in fields(ServingTargets))
     }
-    return ServingTargets(**found)
+    return ServingTargets(**targets)
 
 
 def _of_slos(deployment: Deployment) -> ServingTargets:

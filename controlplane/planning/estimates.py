@@ -141,8 +141,8 @@ class _Question:
             here = dataclasses.replace(here, launched=launched, path=self.path)
             if self.load.devices is not None:
                 here = _apart(here, plan, self.inventory)
-            found = predict(here, plan, work, self.mix)
-            noted = dataclasses.replace(found, notes=tuple(filter(None, (*found.notes, self.path_note))))
+            cost = predict(here, plan, work, self.mix)
+            noted = dataclasses.replace(cost, notes=tuple(filter(None, (*cost.notes, self.path_note))))
             return Answer(self.base.name, plan, self.load, noted)
         except PlanError as e:
             raise _refusal(e) from e

@@ -37,23 +37,23 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def known_path(state: State, settings: Settings, devices: Iterable[Device]) -> RequestPath | None:
-    found = state.paths.get(path_key(settings, devices))
-    return found.record.path if found else None
+    entry = state.paths.get(path_key(settings, devices))
+    return entry.record.path if entry else None
 
 
 def note(state: State, settings: Settings, devices: Iterable[Device]) -> str:
     """Why an estimate is of the engine alone; empty where it is not."""
-    found = state.paths.get(path_key(settings, devices))
+    entry = state.paths.get(path_key(settings, devices))
     if not _is_measured(settings):
         return f"{LACKING}is not measured here (OSTINATO_PROFILE, OSTINATO_ENGINE)"
-    if found is None:
+    if entry is None:
         return NOT_YET
     return (
         ""
-        if found.record.path
-        else f"{LACKING}could not be measured: {found.record.failed.reason}; it is tried again"
+        if entry.record.path
+        else f"{LACKING}could not be measured: {entry.record.failed.reason}; it is tried again"
     )
 
 
-def found(key: str, path: RequestPath, now_s: float) -> PathProfile:
+def measured(key: str, path: RequestPath, now_s: float) -> PathProfile:
     return PathProfile(key, path, measured_at_s=now_s)

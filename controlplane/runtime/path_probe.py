@@ -118,12 +118,12 @@ class _Client:
             for batch in BATCHES:  # connections are made, code is warm
                 await self._burst(http, batch, short)
             loads = [(1, short), (1, long), (1, short), *((batch, short) for batch in BATCHES[1:])]
-            found = []
+            bursts = []
             for _ in range(ROUNDS):  # in turns, so that what disturbs for a while is in all
                 for batch, words in loads:
-                    found.append(Burst(tokens[words], await self._burst(http, batch, words)))
+                    bursts.append(Burst(tokens[words], await self._burst(http, batch, words)))
                     await asyncio.sleep(PAUSE_S)
-            return found
+            return bursts
 
     async def _burst(self, http: httpx.AsyncClient, batch: int, words: int) -> tuple[float, ...]:
         return tuple(await asyncio.gather(*(self._first_s(http, words) for _ in range(batch))))

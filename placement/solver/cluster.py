@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -11,6 +12,7 @@ from profiler.types import DeviceRates
 
 BUSY_ABOVE = 0.01  # a sample with more utilisation than this counts as busy
 LOAD_WINDOW = 120  # one-second samples
+MAX_NAMED = 8  # nodes or GPUs in one message
 
 
 class Link(IntEnum):
@@ -148,8 +150,10 @@ def with_gpus(cluster: Cluster, changed: dict[tuple[str, int], Gpu]) -> Cluster:
 def _unique(what: str, names: Sequence[object]) -> set[object]:
     distinct = set(names)
     if len(distinct) != len(names):
-        twice = sorted({str(name) for name in names if names.count(name) > 1})
-        raise ValueError(f"{what} {', '.join(twice)} is listed twice; give each its own name or index")
+        twice = sorted(str(name) for name, count in Counter(names).items() if count > 1)
+        raise ValueError(
+            f"{what} {', '.join(twice[:MAX_NAMED])} is listed twice; give each its own name or index"
+        )
     return distinct
 
 

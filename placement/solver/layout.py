@@ -1,4 +1,4 @@
-"""Stages on groups of GPUs, and the plan, the seats and the cluster that follow from them."""
+"""Stages on groups of GPUs, and the plan, the places and the cluster that follow from them."""
 
 from __future__ import annotations
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic_core import ErrorDetails
 
 from placement.solver.cluster import Cluster, Gpu, GpuType, Node
 from placement.solver.from_spec import figures_by_quantization, figures_of
@@ -28,7 +30,7 @@ BF16_BYTES = 2
 
 MAX_GPUS = 100_000
 MAX_REQUESTS = 10_000
-MAX_PROBLEMS = 8  # that are told of
+MAX_LISTED = 8  # problems or names in one message
 MAX_KV_BYTES = 2**60  # of a whole deployment
 
 
@@ -120,7 +122,7 @@ class ClusterForm(_Form):
     def _not_too_many(self) -> Self:
         gpus = sum(gpu.count for node in self.nodes for gpu in node.gpus)
         if gpus > MAX_GPUS:
-            raise ValueError(f"expected at most {MAX_GPUS} GPUs in all, got {gpus}")
+            raise ValueError(f"nodes: expected at most {MAX_GPUS} GPUs in all, got {gpus}")
         return self
 
 
@@ -211,7 +213,7 @@ def read_scenario(document: Any, folder: Path) -> tuple[Cluster, tuple[Request, 
         names = [request.name for request in requests]
         twice = sorted(name for name, count in Counter(names).items() if count > 1)
         if twice:
-            raise ScenarioError(f"deployments: {', '.join(twice)} is named twice; give each its own name")
+            raise ScenarioError(f"deployments: {_listed(twice)} is named twice; give each its own name")
         return _cluster(form.cluster), tuple(requests)
     except ValidationError as error:
         raise ScenarioError(_problems(error)) from error
@@ -233,17 +235,20 @@ def _cluster(form: ClusterForm) -> Cluster:
     unknown = sorted(used - set(types))
     if unknown:
         raise ScenarioError(
-            f"cluster: unknown GPU type {', '.join(unknown)}; known are {', '.join(sorted(types))}. "
+            f"cluster: unknown GPU type {_listed(unknown)}; known are {', '.join(sorted(KNOWN))}. "
             "Give its memory_gb_per_s and tflops under cluster.types"
         )
     if len({types[name].shared for name in used}) > 1:
         raise ScenarioError(
-            f"cluster: {', '.join(sorted(name for name in used if types[name].shared))} is shared "
+            f"cluster: {_listed(sorted(name for name in used if types[name].shared))} is shared "
             "(cluster.types), other types are not; place on CPU hosts or on GPUs, in a file each"
         )
     links = form.links
     bandwidths = (links.fast_gb_per_s * 1e9, links.node_gb_per_s * 1e9, links.network_gb_per_s * 1e9)
-    return Cluster(nodes, tuple(types[name] for name in sorted(used)), bandwidths)
+    try:
+        return Cluster(nodes, tuple(types[name] for name in sorted(used)), bandwidths)
+    except ValueError as error:
+        raise ScenarioError(f"cluster.nodes: {error}") from error
 
 
 def _node(form: NodeForm) -> Node:
@@ -253,7 +258,7 @@ def _node(form: NodeForm) -> Node:
     if named != len(domain_of) or not set(domain_of) <= set(range(len(listed))):
         raise ScenarioError(
             f"cluster.nodes.{form.name}.links: expected indices 0 to {len(listed) - 1}, each once, "
-            f"got {[list(indices) for indices in form.links]}"
+            f"got {_listed(str(list(indices)) for indices in form.links)}"
         )
     gpus = tuple(
         Gpu(
@@ -366,10 +371,24 @@ def _from_figures(name: str, form: ModelForm) -> ModelFigures:
 def _problems(error: ValidationError) -> str:
     """Of each field that is wrong; a list with a wrong entry is not too short as well."""
     errors = error.errors(include_url=False)
-    wrong = [(p["loc"], p["msg"].removeprefix("Value error, ")) for p in errors if p["type"] != "too_short"]
-    short = [(p["loc"], p["msg"]) for p in errors if p["type"] == "too_short"]
-    wrong += [(loc, said) for loc, said in short if not any(one[: len(loc)] == loc for one, _ in wrong)]
-    named = [(".".join(map(str, loc)), said) for loc, said in wrong[:MAX_PROBLEMS]]
-    told = [f"{field}: {said}" if field else said for field, said in named]
-    more = [f"{len(wrong) - MAX_PROBLEMS} more"] if len(wrong) > MAX_PROBLEMS else []
-    return ", and ".join([*told, *more])
+    wrong = [(problem["loc"], _said(problem)) for problem in errors if problem["type"] != "too_short"]
+    short = [(problem["loc"], _said(problem)) for problem in errors if problem["type"] == "too_short"]
+    wrong += [(loc, said) for loc, said in short if not any(within[: len(loc)] == loc for within, _ in wrong)]
+    named = [(".".join(map(str, loc)), said) for loc, said in wrong]
+    return _listed((f"{field}: {said}" if field else said for field, said in named), ", and ")
+
+
+def _said(problem: ErrorDetails) -> str:
+    """What is wrong with a field. Of one that holds fields itself pydantic would name our class."""
+    if problem["type"] == "model_type":
+        given = problem["input"]
+        fields = "its fields" if problem["loc"] else "cluster and deployments"
+        return f"expected {fields}, got {'nothing' if given is None else type(given).__name__}"
+    return problem["msg"].removeprefix("Value error, ")
+
+
+def _listed(texts: Iterable[str], between: str = ", ") -> str:
+    """The first of them, and how many more there are."""
+    every = list(texts)
+    more = [f"{len(every) - MAX_LISTED} more"] if len(every) > MAX_LISTED else []
+    return between.join([*every[:MAX_LISTED], *more])

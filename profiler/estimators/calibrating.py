@@ -16,7 +16,7 @@ from profiler.estimators.maveriq import MaverIQ
 from profiler.estimators.maveriq_fit import fit_formats
 from profiler.estimators.ostinato import Ostinato
 from profiler.estimators.tables import Measurement, Point, points
-from profiler.estimators.types import Estimator, Interval, NotPredictable, Prediction, Query
+from profiler.estimators.types import Interval, NotPredictable, Prediction, Query, TableEstimator
 
 Array = NDArray[np.float64]
 
@@ -40,7 +40,7 @@ class Correction:
 class Corrected:
     """An estimator whose figures are multiplied; its intervals keep their relative width."""
 
-    base: Estimator
+    base: TableEstimator
     latency: Correction
     memory: Correction
     name: str = "ostinato, calibrated on other models"
@@ -58,8 +58,8 @@ class Corrected:
 class LeaveOneModelOut:
     """For each model an estimator that was calibrated without it. Models without others stay uncalibrated."""
 
-    base: Estimator
-    by_model: dict[str, Estimator]
+    base: TableEstimator
+    by_model: dict[str, TableEstimator]
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class LeaveOneModelOut:
 
 
 def calibrated_maveriq(fingerprints: Sequence[Measurement], truth: Sequence[Measurement]) -> LeaveOneModelOut:
-    def without(others: Sequence[Measurement]) -> Estimator:
+    def without(others: Sequence[Measurement]) -> TableEstimator:
         return MaverIQ(fingerprints, exponents=fit_formats(fingerprints, others))
 
     return LeaveOneModelOut(MaverIQ(fingerprints), _each_without(truth, without))
@@ -81,13 +81,13 @@ def calibrated_ostinato(
 ) -> LeaveOneModelOut:
     base = Ostinato(fingerprints)
 
-    def without(others: Sequence[Measurement]) -> Estimator:
+    def without(others: Sequence[Measurement]) -> TableEstimator:
         return correct(base, points(others))
 
     return LeaveOneModelOut(base, _each_without(truth, without))
 
 
-def correct(base: Estimator, truth: Iterable[Point]) -> Corrected:
+def correct(base: TableEstimator, truth: Iterable[Point]) -> Corrected:
     """`base` with what it errs by on `truth`, as far as that is a matter of format, TP, PP and batch."""
     latency: list[tuple[Query, float]] = []
     memory: list[tuple[Query, float]] = []
@@ -103,8 +103,8 @@ def correct(base: Estimator, truth: Iterable[Point]) -> Corrected:
 
 
 def _each_without(
-    truth: Sequence[Measurement], build: Callable[[Sequence[Measurement]], Estimator]
-) -> dict[str, Estimator]:
+    truth: Sequence[Measurement], build: Callable[[Sequence[Measurement]], TableEstimator]
+) -> dict[str, TableEstimator]:
     estimators = {}
     for model in sorted({row.query.family.model for row in truth}):
         others = [row for row in truth if row.query.family.model != model]

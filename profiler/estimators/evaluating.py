@@ -16,7 +16,14 @@ from profiler.estimators.calibrating import calibrated_maveriq, calibrated_ostin
 from profiler.estimators.maveriq import MaverIQ
 from profiler.estimators.ostinato import Ostinato
 from profiler.estimators.tables import Point, Table, points
-from profiler.estimators.types import Calibration, Estimator, EstimatorName, NotPredictable, Prediction, Query
+from profiler.estimators.types import (
+    Calibration,
+    EstimatorName,
+    NotPredictable,
+    Prediction,
+    Query,
+    TableEstimator,
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ class Report:
 
 def build(
     fingerprints: Table, truth: Table, name: EstimatorName, calibration: Calibration = Calibration.NONE
-) -> Estimator:
+) -> TableEstimator:
     """`truth` is read by a calibration only."""
     if calibration is Calibration.NONE:
         return MaverIQ(fingerprints.rows) if name is EstimatorName.MAVERIQ else Ostinato(fingerprints.rows)
@@ -93,12 +100,12 @@ def evaluate(
     )
 
 
-def compare(estimator: Estimator, truth: Table) -> tuple[Compared, ...]:
+def compare(estimator: TableEstimator, truth: Table) -> tuple[Compared, ...]:
     """One entry per measured plan, its replicates by their median."""
     return tuple(_compare(estimator, point) for point in points(truth.rows))
 
 
-def _compare(estimator: Estimator, point: Point) -> Compared:
+def _compare(estimator: TableEstimator, point: Point) -> Compared:
     try:
         return Compared(point, estimator.predict(point.query))
     except NotPredictable as error:

@@ -11,7 +11,6 @@ from profiler.types import Interval
 
 __all__ = [
     "Calibration",
-    "Estimator",
     "EstimatorName",
     "Family",
     "Interval",
@@ -19,6 +18,7 @@ __all__ = [
     "Prediction",
     "Query",
     "TableError",
+    "TableEstimator",
 ]
 
 
@@ -89,7 +89,7 @@ class Prediction:
     memory_bytes: Interval | None
 
 
-class Estimator(Protocol):
+class TableEstimator(Protocol):
     """Built from fingerprints; a pure function of the query from then on."""
 
     @property

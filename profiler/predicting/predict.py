@@ -44,9 +44,9 @@ def predict(ground: Ground, plan: Plan, workload: Workload, mix: Mix = ()) -> Pr
     whole = _of_engine(ground, plan, workload, mix)
     if ground.path is None:
         return whole
-    single = dataclasses.replace(workload, batch=1)
-    one = whole if workload.batch == 1 else _of_engine(ground, plan, single, mix)
-    return served(ground.path, workload, one, whole)
+    alone = dataclasses.replace(workload, batch=1)
+    single = whole if workload.batch == 1 else _of_engine(ground, plan, alone, mix)
+    return served(ground.path, workload, single, whole)
 
 
 def _of_engine(ground: Ground, plan: Plan, workload: Workload, mix: Mix) -> Prediction:

@@ -11,8 +11,8 @@ from profiler.request_path import EngineTimes, RequestPath, served_s
 from profiler.types import Interval, Workload
 
 
-def served(path: RequestPath, load: Workload, one: Prediction, whole: Prediction) -> Prediction:
-    """`whole`, the engine's alone, as clients see it. `one`: the same of a single request of the load.
+def served(path: RequestPath, load: Workload, single: Prediction, whole: Prediction) -> Prediction:
+    """`whole`, the engine's alone, as clients see it. `single`: the same of one request of the load.
 
     Requests that reach the engine together may wait less for each other, or more: either end may be that.
     """
@@ -21,7 +21,7 @@ def served(path: RequestPath, load: Workload, one: Prediction, whole: Prediction
 
     def seen(share: float, times: Callable[[Prediction, Workload], EngineTimes]) -> float:
         scaled = path.times(share)
-        return served_s(scaled, load.batch, load.input_tokens, times(one, load), times(whole, load))
+        return served_s(scaled, load.batch, load.input_tokens, times(single, load), times(whole, load))
 
     alone_s = path.mean_s(1, load.input_tokens)
     ttft = Interval(

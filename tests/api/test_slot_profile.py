@@ -40,7 +40,7 @@ def test_each_sensible_number_is_measured_and_the_best_applied(client: Client) -
     told: list[str] = []
     profile = variant_limit_profile.run(client, "base", BURST, None, told.append)
     assert [m.limit for m in profile.measurements] == [1, 2]
-    assert all(m.tokens_per_s > 0 and m.requests > 0 and 0 < m.ttft_s < 10 for m in profile.measurements)
+    assert all(m.tokens_per_s > 0 and m.requests > 0 and 0 < m.ttft_s < 60 for m in profile.measurements)
     assert client.deployment("base").maxActiveVariants == profile.chosen == limit_of(client)
     assert any("2 at once" in line for line in told)
 
@@ -70,7 +70,7 @@ def test_a_request_that_never_gets_a_token_counts_with_its_wait(
     monkeypatch.setattr(variant_limit_profile, "PROMPT", "!hang")
     found = variant_limit_profile.measure(client, ["v1"], 1, Burst(seconds=0.4, concurrency=1))
     assert (found.tokens_per_s, found.requests) == (0, 1)
-    assert 0.3 < found.ttft_s < 10
+    assert 0.3 < found.ttft_s < 60
 
 
 def test_what_cannot_be_profiled(tiered: Installation, client: Client) -> None:

@@ -15,7 +15,7 @@ from controlplane.runtime import node_agents
 from controlplane.runtime.node_agents import AgentBook
 from controlplane.settings import Settings
 
-LOST_S = 3.0
+LOST_S = 6.0  # this process may stand still for a second or two
 
 
 class StartingRay(FakeRay):

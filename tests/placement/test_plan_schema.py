@@ -182,7 +182,25 @@ def test_names_are_unique() -> None:
         read_scenario(asked, Path())
 
 
-@pytest.mark.parametrize("nothing", [None, [], "text"])
-def test_what_is_no_scenario_is_refused(nothing: object) -> None:
-    with pytest.raises(ScenarioError):
+@pytest.mark.parametrize(("nothing", "got"), [(None, "nothing"), ([], "list"), ("text", "str")])
+def test_what_is_no_scenario_is_refused(nothing: object, got: str) -> None:
+    with pytest.raises(ScenarioError, match=f"^expected cluster and deployments, got {got}$"):
         read_scenario(nothing, Path())
+
+
+def test_what_is_no_model_is_refused() -> None:
+    asked = document()
+    asked["deployments"][0]["model"] = 3
+    with pytest.raises(ScenarioError, match=r"^deployments\.0\.model: expected its fields, got int$"):
+        read_scenario(asked, Path())
+
+
+def test_of_many_mistakes_the_first_are_named() -> None:
+    asked = document()
+    put(asked, "cluster.nodes.0.links", [[9]] * 1000)
+    with pytest.raises(ScenarioError, match=r"got \[9\], .*\[9\], 992 more$") as raised:
+        read_scenario(asked, Path())
+    assert len(str(raised.value)) < 200
+    asked["deployments"] = [{"name": f"m{n}", "model": 3} for n in range(1000)]
+    with pytest.raises(ScenarioError, match=r"deployments\.7\.model: .*, and 992 more$"):
+        read_scenario(asked, Path())

@@ -223,6 +223,7 @@ LARGE = {
     "keys": "\n".join(f"k{n}: 1" for n in range(90_000)),
     "text": "a: " + "x" * 999_000,
     "nodes": "cluster: {nodes: [" + "{name: a, gpus: [{type: A6000, total_gib: x}]}," * 7_000 + "]}",
+    "names": "cluster: {nodes: [" + "".join(f"{{name: n{n // 2}, gpus: []}}," for n in range(7_900)) + "]}",
     "gpus": "cluster: {nodes: [{name: a, gpus: [{type: A6000, count: 1000000000, total_gib: 4}]}]}",
 }
 

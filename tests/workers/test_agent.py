@@ -54,7 +54,7 @@ def test_a_host_is_one_device_and_its_samples_are_a_window() -> None:
     assert host.total_bytes <= psutil.virtual_memory().total
     assert 0 < host.used_bytes < host.total_bytes
     assert all(0 <= sample <= 1 for sample in host.utilisation)
-    assert report.age_s < 10
+    assert report.age_s < 60
 
 
 class Driver:
@@ -167,5 +167,5 @@ def test_a_lost_gpu_is_a_problem_until_it_is_back(driver: Driver) -> None:
     assert older["devices"] == lost["devices"] != []
     driver.says(f"1  {GIB} 0 0 0 0")
     back = driver.until(lambda r: not r["problem"])
-    assert back["age_s"] < 10
+    assert back["age_s"] < 60
     assert back["devices"][0]["used_bytes"] == GIB

@@ -292,9 +292,9 @@ def test_a_closed_stream_frees_its_slot(lab: Lab) -> None:
         return seen
 
     assert lab.run(read_a_little()) == 3
-    started = time.monotonic()
+    started, steps = time.monotonic(), _steps()
     while _running() > 0:
-        assert time.monotonic() - started < 10, "the slot is still taken"
+        assert _steps() - steps < 200, "the slot is still taken"
         time.sleep(0.1)
     print(f"\nslot free {time.monotonic() - started:.2f} s after the stream was closed")
 

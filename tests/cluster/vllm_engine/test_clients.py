@@ -238,16 +238,14 @@ def test_a_lost_whole_request_frees_its_slot(cluster: Cluster) -> None:
         httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=1.5, trust_env=False)
         pytest.fail("480 tokens within 1.5 s?")
     left = time.monotonic()
-    _wait_idle(cluster)
-    freed_s = time.monotonic() - left
-    print(f"\nslot free {freed_s:.2f} s after the client left")
-    assert freed_s < 5
+    _wait_idle(cluster, 5)
+    print(f"\nslot free {time.monotonic() - left:.2f} s after the client left")
 
 
-def _wait_idle(cluster: Cluster) -> None:
+def _wait_idle(cluster: Cluster, bound_s: float = 30) -> None:
     until(
         lambda: cluster.engine_metric("vllm:num_requests_running", BASE) == 0,
-        30,
+        bound_s,
         "the engine to be idle",
         every_s=0.05,
     )
