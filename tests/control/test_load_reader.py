@@ -18,11 +18,8 @@ from controlplane.gateway.engine_client import EngineClient
 from controlplane.gateway.load_reader import LoadReader
 from controlplane.gateway.worker_pool import HostWorkers, KnownWorker
 from workers import request_headers
-from workers.engine.step_observer import StepObserver
 from workers.load_lines import PATH, line_of
-from workers.messages import EngineCall, EngineResidency, WorkerLoad, WorkerReport
-from workers.server.http_server import Door
-from workers.server.load_feed import LoadFeed
+from workers.messages import EngineCall, WorkerLoad, WorkerReport
 from workers.server.worker import Worker
 
 ASK = EngineCall("/v1/completions", b'{"model": "b", "prompt": "a b"}')
@@ -226,7 +223,7 @@ async def test_an_older_worker_serves_without_telling() -> None:
         await send(HEAD)
         await send(part(b"here", more=False))
 
-    async with opened(app) as door, client_of(report(door)) as (client, _):
+    async with opened(app, tells=False) as door, client_of(report(door)) as (client, _):
         for _ in range(3):
             assert (await client.call("b", ASK)).body == b"here"
         await until(lambda: asked.count("GET") >= 2)
@@ -240,13 +237,12 @@ def _has_told(worker: KnownWorker, ongoing: int) -> bool:
 
 
 async def test_requests_of_others_are_told() -> None:
-    async def residency() -> EngineResidency:
-        return EngineResidency(0, 0, 0, 0, 0, ())
-
     app = Held()
-    door = Door(app, LoadFeed(StepObserver(), residency))
-    await door.open("127.0.0.1", "127.0.0.1")
-    async with client_of(report(door)) as (one, _), client_of(report(door)) as (other, _):
+    async with (
+        opened(app) as door,
+        client_of(report(door)) as (one, _),
+        client_of(report(door)) as (other, _),
+    ):
         asking = [asyncio.create_task(client.call("b", ASK)) for client in (one, other, other)]
         await until(lambda: app.asked == 3)
         for known in map(only, (one, other)):
@@ -254,4 +250,3 @@ async def test_requests_of_others_are_told() -> None:
         assert [only(client).outstanding for client in (one, other)] == [1, 2]
         app.may_answer.set()
         await asyncio.gather(*asking)
-    await door.close()

@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import httpx
 import pytest
-from doors import Held
+from doors import Held, no_variants
 from engine_configs import echo_config
 
 from workers import load_lines, request_headers
@@ -28,10 +28,6 @@ IDLE = WorkerLoad(0, 0, 0, 0.0, 0, 0.0, 0, 0.0)
 async def _soon() -> AsyncIterator[None]:
     async with asyncio.timeout(90):
         yield
-
-
-async def no_variants() -> EngineResidency:
-    return EngineResidency(0, 0, 0, 0, 0, ())
 
 
 class Pushing:
