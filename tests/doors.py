@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from workers.asgi import AsgiApp
-from workers.messages import WorkerReport
+from workers.engine.step_observer import StepObserver
+from workers.messages import EngineResidency, WorkerReport
 from workers.server.http_server import Door
+from workers.server.load_feed import LoadFeed
 
 HEAD = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
 
@@ -18,9 +20,14 @@ def part(body: bytes, more: bool = True) -> dict[str, Any]:
     return {"type": "http.response.body", "body": body, "more_body": more}
 
 
+async def no_variants() -> EngineResidency:
+    return EngineResidency(0, 0, 0, 0, 0, ())
+
+
 @asynccontextmanager
-async def opened(app: AsgiApp) -> AsyncIterator[Door]:
-    door = Door(app)
+async def opened(app: AsgiApp, tells: bool = True) -> AsyncIterator[Door]:
+    """One that does not tell its load is an older worker's: the application is asked for it."""
+    door = Door(app, LoadFeed(StepObserver(), no_variants) if tells else None)
     await door.open("127.0.0.1", "10.0.0.1")
     try:
         yield door

@@ -157,6 +157,28 @@ class WorkerReport:
 
 
 @dataclass(frozen=True)
+class WorkerLoad:
+    """What a worker has to do, and how its engine's steps went since the last such message to this gateway.
+
+    `ongoing` requests are at its HTTP server, from all gateways; the engine runs `running` and has `waiting`
+    ones, and uses `kv_usage` (0 to 1) of its KV cache. Of `steps` in which rows decoded the mean one came
+    `step_s` after the one before. Prompts of which `prefill_tokens` were computed took `prefill_s` from their
+    first step to the first token, added up; they count when their request has ended. `variants` are those in
+    slots or in host memory, (uid, tier); all others are on disk.
+    """
+
+    ongoing: int
+    running: int
+    waiting: int
+    kv_usage: float
+    steps: int
+    step_s: float
+    prefill_tokens: int
+    prefill_s: float
+    variants: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class RankBytes:
     """What one rank holds of a variant."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from controlplane import errors
 from controlplane.gateway.route_table import Route, RouteTable, build_table
-from controlplane.state.repository import Repository
+from controlplane.state.repository import Repository, State
 
 REFRESH_S = 0.1
 
@@ -18,6 +18,12 @@ class RouteBook:
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
         self._table = RouteTable(-1, {}, {}, {})
+        self._state: State | None = None
+
+    @property
+    def state(self) -> State | None:
+        """The records that the table was made from; None before the first."""
+        return self._state
 
     @property
     def table(self) -> RouteTable:
@@ -26,7 +32,8 @@ class RouteBook:
     async def refresh(self) -> RouteTable:
         revision = await asyncio.to_thread(self._repository.revision)
         if revision != self._table.revision:
-            self._table = build_table(await self._repository.read_async())
+            state = await self._repository.read_async()
+            self._table, self._state = build_table(state), state
         return self._table
 
     async def resolve(self, name: str) -> Route:

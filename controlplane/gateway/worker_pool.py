@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -16,9 +17,10 @@ from dataclasses import dataclass
 
 from controlplane import errors
 from controlplane.gateway.http1 import Connection, Pool
+from controlplane.gateway.load_reader import LoadReader
 from controlplane.gateway.routing_policy import has_room, least_outstanding
 from controlplane.gateway.time_average import TimeAverage
-from workers.messages import WorkerReport
+from workers.messages import WorkerLoad, WorkerReport
 
 log = logging.getLogger(__name__)
 
@@ -37,17 +39,38 @@ RESTART_HINT_S = 5.0
 
 @dataclass(eq=False)
 class KnownWorker:
-    """One worker's address, the connections to it, and how many requests of this gateway it has."""
+    """One worker's address, the connections to it, and how many requests of this gateway it has.
+
+    `load` is what it pushed last, at `load_at_s` (time.monotonic); None and long ago if it never did.
+    """
 
     address: str
     secret: str
     max_ongoing: int
     group: str = ""
     outstanding: int = 0
+    load: WorkerLoad | None = None
+    load_at_s: float = -math.inf
 
     def __post_init__(self) -> None:
         self.pool = Pool(self.address)
         self._used: set[Connection] = set()
+        self._reader: LoadReader | None = None
+
+    def listen(self, on_load: Callable[[KnownWorker, WorkerLoad], None]) -> None:
+        """Keep `load` new from now on, and tell `on_load` of each."""
+
+        def take(load: WorkerLoad) -> None:
+            self.load, self.load_at_s = load, time.monotonic()
+            on_load(self, load)
+
+        self._reader = LoadReader(self.address, self.secret, take)
+
+    def forget(self) -> None:
+        """End what runs in the background. Requests under way go on."""
+        self.pool.close()
+        if self._reader is not None:
+            self._reader.close()
 
     def cut(self) -> None:
         """End the requests that it has. They fail with BrokenOff."""
@@ -131,7 +154,7 @@ class HostWorkers:
         """
         self._known = [w for w in self._known if w is not worker]
         self._left.append(worker)
-        worker.pool.close()
+        worker.forget()
         if not self._known:
             await asyncio.sleep(RETRY_S)
 
@@ -150,14 +173,21 @@ class HostWorkers:
             return
         old = {(w.address, w.secret): w for w in self._known}
         self._known = [
-            old.get((r.address, r.secret))
-            or KnownWorker(r.address, r.secret, r.max_ongoing_requests, r.group)
+            old.get((r.address, r.secret)) or self._met(r)
             for r in reports
             if r.address  # a worker that is stopping has none any more
         ]
         for gone in set(old.values()).difference(self._known):
-            gone.pool.close()
+            gone.forget()
             self._left.append(gone)
+
+    def _met(self, report: WorkerReport) -> KnownWorker:
+        worker = KnownWorker(report.address, report.secret, report.max_ongoing_requests, report.group)
+        worker.listen(self._heard)
+        return worker
+
+    def _heard(self, worker: KnownWorker, load: WorkerLoad) -> None:
+        """A worker pushed its load; it is `worker.load` already."""
 
     def _cut_dead(self) -> None:
         """End requests in groups that are given up, not in groups that are drained."""
@@ -180,7 +210,7 @@ class HostWorkers:
     def close(self) -> None:
         """End the background tasks, and the connections that nobody uses."""
         for worker in self._known:
-            worker.pool.close()
+            worker.forget()
         for task in (self._watching, self._refreshing):
             if task is not None:
                 task.cancel()

@@ -27,6 +27,7 @@ from controlplane.runtime.cluster import RayCluster
 from controlplane.runtime.loopback import keep_replica_on_loopback
 from controlplane.runtime.replica_http import answer_first
 from controlplane.runtime.replica_logs import log_at_once
+from controlplane.runtime.step_models import StepModelBook
 from controlplane.settings import Settings
 from controlplane.state.repository import Repository
 from controlplane.state.stores import open_store
@@ -54,6 +55,12 @@ def _cluster() -> RayCluster:
         groups_of=lambda host: routes.table.groups.get(host, ()),
         alive=lambda group_id: group_id in routes.table.alive,
     )
+
+
+@cache
+def _step_models() -> StepModelBook:
+    """`of` is what routers ask for the steps of a base's engines."""
+    return StepModelBook(Settings(), lambda: _routes().state, _cluster().inventory)
 
 
 @cache

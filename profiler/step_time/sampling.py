@@ -52,11 +52,22 @@ def add_variants(
 ) -> Records:
     """[1 + variants], each one's part in a step; the first is the base. `model` gets what launching each kind
     takes. `load_bytes_per_s`: from the host's memory to the devices. Raises PlanError."""
+    parts = [sampled_part(ground, plan, variant) for variant in variants]
+    return with_parts(model, ground, variants, parts, load_bytes_per_s)
+
+
+def with_parts(
+    model: Records,
+    ground: Ground,
+    variants: Sequence[VariantSpec],
+    parts: Sequence[Added],
+    load_bytes_per_s: float,
+) -> Records:
+    """As `add_variants`, of variants whose parts were sampled before."""
     made = records(VARIANT, 1 + len(variants))
     made.kind, made.weight = -1, 1.0
     launches: dict[str, float] = {}
-    for row, variant in enumerate(variants, start=1):
-        added = _added(ground, plan, variant)
+    for row, (variant, added) in enumerate(zip(variants, parts, strict=True), start=1):
         launches[variant.kind] = max(launches.get(variant.kind, 0.0), added.launch_s)
         one = made[row]
         one.row_s, one.variant_s, one.token_s = added.row_s, added.variant_s, added.token_s
@@ -83,7 +94,7 @@ class Added:
     token_s: float
 
 
-def _added(ground: Ground, plan: Plan, variant: VariantSpec) -> Added:
+def sampled_part(ground: Ground, plan: Plan, variant: VariantSpec) -> Added:
     """Told apart by loads of one row, of two rows of one variant, and of two rows of two alike."""
     if ground.calibration is None:
         return _read(ground, plan, variant)
@@ -93,8 +104,9 @@ def _added(ground: Ground, plan: Plan, variant: VariantSpec) -> Added:
     same = _tpot_s(ground, plan, 2, SHORT, (variant, variant)) - base_s
     apart = _tpot_s(ground, plan, 2, SHORT, (variant, alike)) - base_s
     row_s, variant_s = max(0.0, same - one), max(0.0, apart - same)
-    longer_s = _ttft_s(ground, plan, PROMPT_TOKENS, (variant,)) - _ttft_s(ground, plan, PROMPT_TOKENS)
-    return Added(row_s, variant_s, max(0.0, one - row_s - variant_s), max(0.0, longer_s) / PROMPT_TOKENS)
+    tokens = _up_to(ground, PROMPT_TOKENS)
+    longer_s = _ttft_s(ground, plan, tokens, (variant,)) - _ttft_s(ground, plan, tokens)
+    return Added(row_s, variant_s, max(0.0, one - row_s - variant_s), max(0.0, longer_s) / tokens)
 
 
 def _read(ground: Ground, plan: Plan, variant: VariantSpec) -> Added:
@@ -108,8 +120,9 @@ def _decode(ground: Ground, plan: Plan) -> tuple[npt.NDArray[np.float64], float]
     """Steps by rows without context, [MAX_ROWS + 1], and seconds for each cached token. Attention is linear
     in
     tokens: its slope is that of the largest load, where it weighs most against rounding."""
-    short, long = (np.array([_tpot_s(ground, plan, rows, n) for rows in ROWS]) for n in (SHORT, LONG))
-    context_s = max(0.0, float(long[-1] - short[-1]) / (ROWS[-1] * (LONG - SHORT)))
+    longest = _up_to(ground, LONG)
+    short, long = (np.array([_tpot_s(ground, plan, rows, n) for rows in ROWS]) for n in (SHORT, longest))
+    context_s = max(0.0, float(long[-1] - short[-1]) / (ROWS[-1] * max(1, longest - SHORT)))
     rows = np.array(ROWS)
     bare = np.maximum.accumulate(short - context_s * rows * (SHORT + OUTPUT / 2))
     curve = np.interp(np.arange(MAX_ROWS + 1), rows, np.maximum(bare, 1e-9))
@@ -131,12 +144,19 @@ def _prefill(ground: Ground, plan: Plan) -> npt.NDArray[np.float64]:
 Mix = tuple[VariantSpec, ...]
 
 
+def _up_to(ground: Ground, tokens: int) -> int:
+    """The length of a prompt: so many tokens, or as many as the model takes."""
+    return min(tokens, ground.spec.max_position - OUTPUT)
+
+
 def _tpot_s(ground: Ground, plan: Plan, rows: int, tokens: int, mix: Mix = ()) -> float:
-    return predict(ground, plan, Workload(rows, tokens, OUTPUT), mix).tpot_s.value
+    return predict(_engine(ground), plan, Workload(rows, tokens, OUTPUT), mix).tpot_s.value
 
 
 def _ttft_s(ground: Ground, plan: Plan, tokens: int, mix: Mix = ()) -> float:
+    return predict(_engine(ground), plan, Workload(1, tokens, OUTPUT), mix).ttft_s.value
+
+
+def _engine(ground: Ground) -> Ground:
     """The engine's own, without the request path."""
-    return predict(
-        dataclasses.replace(ground, path=None), plan, Workload(1, tokens, OUTPUT), mix
-    ).ttft_s.value
+    return dataclasses.replace(ground, path=None)

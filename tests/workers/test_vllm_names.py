@@ -53,6 +53,10 @@ RELIED_ON = [
     ("v1/engine/async_llm.py", "AsyncLLM", ("engine_core",)),
     ("v1/engine/core_client.py", "AsyncMPClient", ("add_request_async", "outputs_queue")),
     ("lora/request.py", "LoRARequest", ("lora_name", "lora_int_id", "lora_path")),
+    # workers.engine.vllm_stats
+    ("v1/metrics/stats.py", "SchedulerStats", ("num_running_reqs", "num_waiting_reqs", "kv_cache_usage")),
+    ("v1/metrics/stats.py", "IterationStats", ("inter_token_latencies_iter", "finished_requests")),
+    ("v1/metrics/stats.py", "FinishedRequestStats", ("num_prompt_tokens", "prefill_time")),
     # workers.variants.hooking and layers
     (LINEAR, "LinearBase", ("input_size", "output_size", "quant_method", "tp_rank", "tp_size")),
     (LINEAR, "RowParallelLinear", ("input_size_per_partition",)),

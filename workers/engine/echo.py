@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 from workers.asgi import AsgiApp, Message
+from workers.engine.step_observer import StepObserver
 from workers.messages import (
     EngineConfig,
     EngineResidency,
@@ -27,6 +29,8 @@ class EchoEngine:
         self._config = config
         self._variants: dict[str, VariantRef] = {}
         self._limit = config.max_variants
+        self.observer = StepObserver()
+        self._running = 0
 
     @property
     def app(self) -> AsgiApp:
@@ -81,14 +85,29 @@ class EchoEngine:
             await _refuse(send, f"expected {'messages with content' if is_chat else 'a prompt'}")
             return
         text = text if isinstance(text, str) else json.dumps(text)
-        if request.get("stream"):
-            await self._send_stream(send, request["model"], text, is_chat)
-        else:
-            await _respond(send, "application/json", [_whole(request["model"], text, is_chat)])
+        self._run(1)
+        try:
+            if request.get("stream"):
+                await self._send_stream(send, request["model"], text, is_chat)
+            else:
+                await _respond(send, "application/json", [_whole(request["model"], text, is_chat)])
+        finally:
+            self._run(-1)
+
+    def _run(self, more: int) -> None:
+        """So many requests more; all that are here run, and none has keys and values."""
+        self._running += more
+        self.observer.requests(self._running, 0, 0.0)
 
     async def _send_stream(self, send: Any, model: str, text: str, is_chat: bool) -> None:
-        words = text.split(" ")
-        chunks = [_chunk(model, word, None, is_chat) for word in words]
+        """A word is a token: to write the first one down is the prompt's step, each other one is a step."""
+        began_s, words = time.perf_counter(), text.split(" ")
+        chunks = [_chunk(model, words[0], None, is_chat)]
+        first_s = time.perf_counter()
+        chunks += [_chunk(model, word, None, is_chat) for word in words[1:]]
+        if len(words) > 1:
+            self.observer.steps(len(words) - 1, (time.perf_counter() - first_s) / (len(words) - 1))
+        self.observer.prefill(len(words), first_s - began_s)
         chunks.append(_chunk(model, "", "stop", is_chat))
         await _respond(
             send, "text/event-stream", [*(b"data: " + c + b"\n\n" for c in chunks), b"data: [DONE]\n\n"]

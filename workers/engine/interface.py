@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from workers.asgi import AsgiApp
+from workers.engine.step_observer import StepObserver
 from workers.messages import EngineResidency, RankReport, VariantRef
 
 
@@ -20,6 +21,11 @@ class Engine(Protocol):
     @property
     def ranks(self) -> tuple[RankReport, ...]:
         """What each rank takes of its device, measured when the engine was ready."""
+        ...
+
+    @property
+    def observer(self) -> StepObserver:
+        """What its steps take, as they are made."""
         ...
 
     def variants(self) -> tuple[str, ...]:

@@ -17,7 +17,9 @@ from workers.engine import torch_check
 from workers.engine.instant_answers import InstantAnswers
 from workers.engine.no_variants import NoVariants
 from workers.engine.residency import residency_of
+from workers.engine.step_observer import StepObserver
 from workers.engine.variant_metrics import READ_SECONDS
+from workers.engine.vllm_stats import stat_loggers
 from workers.group.launch import Launch, LaunchError, reports_of
 from workers.group.vllm_arguments import engine_arguments
 from workers.group.vllm_entrypoints import entrypoints
@@ -42,8 +44,10 @@ class VllmEngine:
         client: VariantClient | NoVariants,
         launch: Launch,
         ranks: tuple[RankReport, ...],
+        observer: StepObserver,
     ) -> None:
         self._llm = llm
+        self.observer = observer
         self._launch = launch
         self.ranks = ranks
         self._app = app
@@ -76,8 +80,9 @@ class VllmEngine:
         with uncollected():
             vllm = entrypoints()
         args = vllm["parse"](engine_arguments(config, launch.network_arguments()))
+        observer, engine_args = StepObserver(), vllm["AsyncEngineArgs"].from_cli_args(args)
         with quick_children():
-            llm = vllm["AsyncLLM"].from_engine_args(vllm["AsyncEngineArgs"].from_cli_args(args))
+            llm = vllm["AsyncLLM"].from_engine_args(engine_args, stat_loggers=stat_loggers(observer))
         tasks = await llm.get_supported_tasks()
         app = vllm["build_app"](args, tasks, llm.model_config)
         await vllm["init_app_state"](llm, app.state, args, tasks)
@@ -85,7 +90,7 @@ class VllmEngine:
         app.state.server = SimpleNamespace(should_exit=False)
         ranks = reports_of(config, await llm.collective_rpc("rank_memory"))
         client = VariantClient(launch.bus) if config.max_variants else NoVariants()
-        return cls(llm, app, vllm["version"], client, launch, ranks)
+        return cls(llm, app, vllm["version"], client, launch, ranks, observer)
 
     @property
     def app(self) -> AsgiApp:

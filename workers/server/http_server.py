@@ -18,10 +18,11 @@ from typing import Any
 
 import uvicorn
 
-from workers import request_headers
+from workers import load_lines, request_headers
 from workers.addresses import family_of, reached_at
 from workers.asgi import AsgiApp, Message
 from workers.server.gathered_writes import GatheringProtocol
+from workers.server.load_feed import LoadFeed
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +33,12 @@ DRAIN_S = 15.0
 
 
 class Door:
-    """The ASGI application behind the port: asks for the secret, counts, and hands on."""
+    """The ASGI application behind the port: asks for the secret, counts, and hands on.
 
-    def __init__(self, app: AsgiApp) -> None:
+    Gateways that listen to `feed` are no requests: they are not counted, and end when the door is closed.
+    """
+
+    def __init__(self, app: AsgiApp, feed: LoadFeed | None = None) -> None:
         self.secret = secrets.token_hex(32)
         self.address = ""
         self.running = 0
@@ -42,6 +46,7 @@ class Door:
         self._idle = asyncio.Event()
         self._idle.set()
         self._app = app
+        self._feed = feed
         self._expected = self.secret.encode()
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -52,15 +57,23 @@ class Door:
             await _refuse(send, 401, "this port answers its gateway only")
         elif self.closing:
             await _refuse(send, 503, "this worker is stopping")
+        elif self._feed is not None and scope["path"] == load_lines.PATH and scope["method"] == "GET":
+            await self._feed.answer(receive, send)
         else:
-            self.running += 1
-            self._idle.clear()
+            self._count(1)
             try:
                 await self._app(scope, receive, send)
             finally:
-                self.running -= 1
-                if not self.running:
-                    self._idle.set()
+                self._count(-1)
+
+    def _count(self, more: int) -> None:
+        self.running += more
+        if self.running:
+            self._idle.clear()
+        else:
+            self._idle.set()
+        if self._feed is not None:
+            self._feed.count(self.running)
 
     async def open(self, host: str, node_ip: str) -> None:
         """Listen on a free port of `host`; `address` is then "ip:port" as the rest of the cluster reaches it.
@@ -80,6 +93,8 @@ class Door:
     async def close(self) -> None:
         """Let running requests end (at most DRAIN_S), take no new ones, and free the port."""
         self.closing, self.address = True, ""
+        if self._feed is not None:
+            self._feed.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), DRAIN_S)
         if self._server is not None and self._serving is not None:

@@ -35,6 +35,7 @@ from workers.scheduling.faults import LoadFailed
 from workers.server import process_logs
 from workers.server.http_server import Door
 from workers.server.load_errors import ExplainingSend, respond_with
+from workers.server.load_feed import LoadFeed
 from workers.server.metrics_server import ANY, serve_metrics
 
 log = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class Worker:
 
     async def open_door(self, host: str) -> None:
         """Serve requests over HTTP on a free port of `host`; `report` says where. Raises OSError."""
-        self._door = Door(self.answer)
+        self._door = Door(self.answer, LoadFeed(self.engine.observer, self.residency))
         await self._door.open(host, self._node_ip)
 
     async def answer(self, scope: Message, receive: Any, send: Any) -> None:

@@ -1,0 +1,88 @@
+"""Listens to one worker's load: a connection that is kept open, and made again when it breaks.
+
+A worker that has no such path (an older one), or that does not answer, costs a try now and then, and is
+otherwise as good as any: whoever decides looks at how old a load is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from controlplane.gateway.http1 import BrokenOff, Connection, NotConnected, Pool
+from workers import load_lines, request_headers
+from workers.messages import WorkerLoad
+
+log = logging.getLogger(__name__)
+
+# A load that is older says nothing any more of what a worker has to do.
+STALE_S = 3.0
+# Pauses between tries double, from the first to the longest; as many gateways may have lost the same worker,
+# each makes its own somewhat shorter.
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 30.0
+LONGEST_LINE_BYTES = 1 << 20
+
+
+class LoadReader:
+    """Calls `on_load` with each load that the worker at this address pushes, until it is closed."""
+
+    def __init__(self, address: str, secret: str, on_load: Callable[[WorkerLoad], None]) -> None:
+        self._address = address
+        self._secret = secret
+        self._on_load = on_load
+        self._pause_s = FIRST_PAUSE_S
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    def close(self) -> None:
+        """End the connection. `on_load` is not called any more."""
+        self._task.cancel()
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                await self._listen()
+            except (NotConnected, BrokenOff, TimeoutError, ValueError) as e:
+                log.info("the worker at %s does not tell its load: %r", self._address, e)
+            except Exception:  # of `on_load`: the next load may do
+                log.exception("a load that the worker at %s told was not taken", self._address)
+            await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.0))
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+    async def _listen(self) -> None:
+        """Until the worker ends it. Raises NotConnected, BrokenOff, ValueError, or TimeoutError when it is
+        silent."""
+        connection = await Pool(self._address).take()
+        try:
+            async with asyncio.timeout(STALE_S):
+                await connection.ask(load_lines.PATH, self._headers(), method="GET")
+            if connection.status != 200:
+                raise ValueError(f"it answered {connection.status}")
+            async with aclosing(_lines(connection)) as lines:
+                async for line in lines:
+                    load = load_lines.load_of(line)
+                    self._pause_s = FIRST_PAUSE_S
+                    self._on_load(load)
+        finally:
+            connection.abort()
+
+    def _headers(self) -> dict[str, str]:
+        return {"host": self._address, request_headers.SECRET: self._secret}
+
+
+async def _lines(connection: Connection) -> AsyncGenerator[bytes, None]:
+    """However they were cut on their way. Raises BrokenOff, ValueError, and TimeoutError after a silence."""
+    begun = b""
+    while True:
+        async with asyncio.timeout(STALE_S):
+            piece = await connection.piece()
+        if piece is None:
+            return
+        *lines, begun = (begun + piece).split(b"\n")
+        for line in lines:
+            yield line
+        if len(begun) > LONGEST_LINE_BYTES:
+            raise ValueError(f"expected lines of at most {LONGEST_LINE_BYTES} bytes, got a longer one")

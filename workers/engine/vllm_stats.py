@@ -1,0 +1,65 @@
+"""What vLLM says of its steps, for a `StepObserver`: a stat logger, as AsyncLLM makes one for each core.
+
+vLLM calls these objects unstable. So they are read field by field, and what a version lacks is passed over:
+0.32 counts deferred requests apart from waiting ones, and 0.26 has them in one figure.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from workers.engine.step_observer import StepObserver
+
+log = logging.getLogger(__name__)
+
+
+class StatLogger:
+    """Has the methods of vLLM's StatLoggerBase, which it cannot inherit without importing vLLM."""
+
+    def __init__(self, observer: StepObserver) -> None:
+        self._observer = observer
+        self._failed = False
+
+    def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *_: Any, **__: Any) -> None:
+        """After each step. Whatever is wrong with the figures must not end vLLM's loop, which calls this."""
+        try:
+            if scheduler_stats is not None:
+                _requests(self._observer, scheduler_stats)
+            if iteration_stats is not None:
+                _step(self._observer, iteration_stats)
+        except Exception:
+            if not self._failed:
+                log.exception("vLLM's figures of a step cannot be read; this is said once")
+            self._failed = True
+
+    def log_engine_initialized(self) -> None:
+        """Nothing is said of it."""
+
+    def log(self) -> None:
+        """vLLM's own loggers do."""
+
+    def record_sleep_state(self, *_: Any, **__: Any) -> None:
+        """Engines are not put to sleep."""
+
+
+def stat_loggers(observer: StepObserver) -> list[Callable[..., Any]]:
+    """For AsyncLLM's argument of this name, beside vLLM's own loggers."""
+
+    def make(*_: Any, **__: Any) -> StatLogger:
+        return StatLogger(observer)
+
+    return [make]
+
+
+def _requests(observer: StepObserver, stats: Any) -> None:
+    waiting = getattr(stats, "num_waiting_reqs", 0) + getattr(stats, "num_skipped_waiting_reqs", 0)
+    observer.requests(getattr(stats, "num_running_reqs", 0), waiting, getattr(stats, "kv_cache_usage", 0.0))
+
+
+def _step(observer: StepObserver, stats: Any) -> None:
+    observer.step(getattr(stats, "inter_token_latencies_iter", ()))
+    for request in getattr(stats, "finished_requests", ()):
+        tokens = getattr(request, "num_prompt_tokens", 0) - getattr(request, "num_cached_tokens", 0)
+        observer.prefill(tokens, getattr(request, "prefill_time", 0.0))
