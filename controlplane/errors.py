@@ -17,10 +17,11 @@ OstinatoError
 |- BodyTooLarge 413
 |- AdapterMismatch 422         an adapter that does not fit its base
 |- NoFeasiblePlan 422          no plan meets the intent on this cluster
-|- Overloaded 429
+|- Overloaded 429               refused, or displaced in the line: `details.reason` says why
 |- EngineFailed 502            the engine died or answered nonsense
 |- ProfilingFailed 502         an architecture could not be measured
 |- Unavailable 503             deploying, restarting, or the state store is away
+|- Late 504                     past its own target, and to be dropped then
 `- TimedOut 504                longer than the installation allows a request to take
 
 Codes and statuses are documented in docs/errors.md and are part of the API.
@@ -147,6 +148,12 @@ class ProfilingFailed(OstinatoError):
 
 class Unavailable(OstinatoError):
     status, code = 503, "unavailable"
+
+
+class Late(OstinatoError):
+    """To try again would come later still: answers say `x-should-retry: false`, which OpenAI's clients obey."""
+
+    status, code = 504, "late"
 
 
 class TimedOut(OstinatoError):

@@ -30,6 +30,8 @@ ALIASES = {"x-slo-ttft-ms": TTFT, "x-slo-tpot-ms": TPOT}
 _SERVICE_TIERS = {"flex": Priority.LOW, "priority": Priority.HIGH}
 MAX_SESSION = 256
 BYTES_PER_TOKEN = 4
+# Characters of a prompt that make its beginning; a prompt with less than a quarter of them has none.
+BEGINNING = 4096
 _MAX_SHOWN = 100
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -40,7 +42,8 @@ class RequestTerms:
     """Times are from the request's arrival at the gateway; None: no target.
 
     `session` is what requests of one conversation share, or "". `tokens` is what it is expected to cost:
-    those of its prompt and of its longest answer, estimated.
+    those of its prompt and of its longest answer, estimated; `prompt_tokens` of them are the prompt's.
+    `beginning` is a hash of how the prompt begins, with the model's name; 0: too short to be worth it.
     """
 
     ttft_s: float | None = None
@@ -51,6 +54,13 @@ class RequestTerms:
     tenant: Tenant = DEFAULT
     session: str = ""
     tokens: int = 1
+    prompt_tokens: int = 1
+    beginning: int = 0
+
+    @property
+    def output_limit(self) -> int:
+        """Tokens of its longest answer."""
+        return max(0, self.tokens - self.prompt_tokens)
 
     @property
     def dropped_after_s(self) -> float | None:
@@ -69,6 +79,7 @@ def request_terms(
     targets: ServingTargets,
     tenant: Tenant = DEFAULT,
     tokens: int = 1,
+    prompt_tokens: int = 1,
 ) -> RequestTerms:
     """`headers` as ASGI has them: names in lower case. Fields of `body` that are not as expected say nothing
     here, for the engine refuses them.
@@ -87,6 +98,8 @@ def request_terms(
         tenant=tenant,
         session=_body_session(body) if session is None else _session(session),
         tokens=max(tokens, 1),
+        prompt_tokens=max(prompt_tokens, 1),
+        beginning=_beginning(body),
     )
 
 
@@ -97,6 +110,17 @@ def estimated_tokens(body_bytes: int, body: Mapping[str, Any], max_output_tokens
     choices = body.get("n")
     times = choices if type(choices) is int and 1 <= choices <= max_output_tokens else 1
     return max(1, body_bytes // BYTES_PER_TOKEN + times * max(0, limit))
+
+
+def _beginning(body: Mapping[str, Any]) -> int:
+    """Of the prompt, or of its first message, which is the system's where there is one."""
+    text = body.get("prompt")
+    messages = body.get("messages")
+    if isinstance(messages, list) and messages and isinstance(messages[0], dict):
+        text = messages[0].get("content")
+    if not isinstance(text, str) or len(text) < BEGINNING // 4:
+        return 0
+    return hash((body.get("model"), text[:BEGINNING]))
 
 
 def _ours(headers: Headers) -> dict[str, str]:

@@ -1,7 +1,4 @@
-"""The routing policy: which worker of a base gets a request, and whether one more may wait.
-
-Pure functions of what a gateway knows of the workers (`worker_pool` asks them for every request).
-"""
+"""Which worker of a base gets a request while the compiled policies are not ready, or choose none. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +14,3 @@ def least_outstanding(outstanding: Sequence[int], tie: float) -> int:
     equals = [i for i, count in enumerate(outstanding) if count == least]
     return equals[int(tie * len(equals))]
 
-
-def has_room(in_flight: int, ongoing_limits: Sequence[int], max_queued: int) -> bool:
-    """Whether a host with these workers takes one request more from this gateway."""
-    return in_flight < sum(ongoing_limits) + max_queued

@@ -216,6 +216,10 @@ class WaitingLine:
         )
         return above + own + others
 
+    def standing(self) -> dict[Priority, tuple[int, float | None]]:
+        """Of each priority: how many wait, and since when the oldest does."""
+        return {p: (sum(map(len, band.occupied())), band.oldest_s()) for p, band in self._bands.items()}
+
     def __iter__(self) -> Iterator[Waiting]:
         """All, in the order in which they came."""
         return iter(self._waiting.values())

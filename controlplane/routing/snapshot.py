@@ -59,7 +59,8 @@ GROUP = np.dtype(
 HELD = np.dtype([("rows", "i4"), ("where", "i4")], align=True)
 
 # A request. Lengths in tokens (`output` is expected), promises in seconds (infinite: none); `waited_s` since
-# it came. `session` and `prefix` are hashes, 0 for none; `key` is a random number of its own.
+# it came. `session` and `prefix` are hashes, 0 for none; `key` is a random number of its own. The group
+# `home` may have the first `cached` tokens of its prompt in its KV cache; 0 of them: no group has.
 REQUEST = np.dtype(
     [
         ("variant", "i8"),
@@ -71,6 +72,8 @@ REQUEST = np.dtype(
         ("session", "u8"),
         ("prefix", "u8"),
         ("key", "u8"),
+        ("cached", "f8"),
+        ("home", "i4"),
         ("promise", "i4"),
     ],
     align=True,

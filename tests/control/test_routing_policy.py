@@ -1,4 +1,4 @@
-"""Which worker takes a request, and when a host is full."""
+"""Which worker takes a request without a policy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.gateway.routing_policy import has_room, least_outstanding
+from controlplane.gateway.routing_policy import least_outstanding
 
 COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=8)
 TIES = st.floats(0, 1, exclude_max=True)
@@ -26,12 +26,3 @@ def test_no_worker_is_an_error() -> None:
     with pytest.raises(ValueError, match="empty"):
         least_outstanding([], 0.0)
 
-
-@pytest.mark.parametrize(
-    ("in_flight", "limits", "queued", "room"),
-    [(0, [], 1, True), (1, [], 1, False), (8, [4, 4], 1, True), (9, [4, 4], 1, False)],
-)
-def test_a_host_takes_what_its_workers_take_and_a_queue(
-    in_flight: int, limits: list[int], queued: int, room: bool
-) -> None:
-    assert has_room(in_flight, limits, queued) is room

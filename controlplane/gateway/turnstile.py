@@ -1,0 +1,188 @@
+"""Requests for one base go to a worker at once, or wait for their turn, or are refused.
+
+A request goes at once when a worker has room and nobody waits. Else it joins the line
+(`controlplane.gateway.waiting_line`), and whoever's turn it is goes when there is room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from controlplane import errors
+from controlplane.gateway.admission import MIN_RETRY_S, LineSpeed, retry_after_s
+from controlplane.gateway.host_router import Asked, Flight, HostRouter
+from controlplane.gateway.waiting_line import Full, LineLimits, Waiting, WaitingLine
+from controlplane.state.terms import Priority
+
+# A line that hardly moves says nothing of when it will have moved.
+MAX_RETRY_S = 60.0
+
+
+class Reason(StrEnum):
+    """Why a request was refused, or ended without an answer: `details.reason` of its error."""
+
+    FULL_LINE = "full_line"
+    FULL_TENANT = "full_tenant"
+    DISPLACED = "displaced"
+    PROMISE = "promise"
+    LATE = "late"
+
+
+_FULL = {Full.LINE: Reason.FULL_LINE, Full.TENANT: Reason.FULL_TENANT}
+_SAYS = {
+    Reason.FULL_LINE: "too many requests wait for '{}'; send fewer at once or try again",
+    Reason.FULL_TENANT: "too many requests of tenant '{}' wait; send fewer at once or try again",
+    Reason.DISPLACED: "the request lost its place in the line for '{}' to one that goes before it; try again",
+    Reason.PROMISE: "the request would wait longer for '{}' than its target allows; try again, or ask for less",
+}
+
+
+@dataclass(eq=False, slots=True)
+class _Guest:
+    """Somebody who waits. `went` is whether the request was sent before, to a worker that was not there."""
+
+    asked: Asked
+    future: asyncio.Future[Flight]
+    went: bool = False
+    number: int = 0
+
+
+class Turnstile:
+    """`clock` gives seconds, and never goes back."""
+
+    def __init__(self, host: str, router: HostRouter, places: int, clock: Callable[[], float]) -> None:
+        self._host = host
+        self._router = router
+        self._clock = clock
+        self._line = WaitingLine(LineLimits(places))
+        self._guests: dict[int, _Guest] = {}  # by their number in the line
+        self._again: deque[_Guest] = deque()
+        self._speed = LineSpeed()
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._line) + len(self._again)
+
+    def standing(self) -> dict[Priority, tuple[int, float | None]]:
+        """Of each priority: how many are in the line, and since when the oldest is."""
+        return self._line.standing()
+
+    async def enter(self, asked: Asked, went: bool = False) -> Flight:
+        """Wait until the request goes to a worker. One that `went` before, in vain, has had its turn.
+
+        Errors: Overloaded, with a time to retry; Late; and whatever `expire` ends those who wait with.
+        """
+        now_s = self._clock()
+        if not len(self):
+            flight = self._router.send(asked, now_s, not went)
+            if flight is not None:
+                return flight
+        guest = _Guest(asked, asyncio.get_running_loop().create_future(), went)
+        if went:
+            self._again.append(guest)
+        else:
+            self._join(guest, now_s)
+        self.pump()
+        try:
+            return await guest.future
+        except asyncio.CancelledError:
+            self._leave(guest)
+            raise
+
+    def pump(self) -> None:
+        """Let those go for whom there is room now."""
+        now_s = self._clock()
+        if len(self._line):
+            for waiting in self._line.drop_late(now_s):
+                self._fail(waiting, late(self._host, self._guests[waiting.number].asked))
+        while self._router.has_room and (guest := self._next(now_s)) is not None:
+            if guest.future.done():
+                continue  # it left meanwhile
+            flight = self._router.send(guest.asked, now_s, not guest.went)
+            if flight is None:
+                self._again.appendleft(guest)
+                return
+            guest.future.set_result(flight)
+
+    def begin(self) -> None:
+        """Workers came where there were none: the line begins to move."""
+        self._speed.begin(self._clock())
+        self.pump()
+
+    def expire(self, before_s: float, error: Callable[[], errors.OstinatoError]) -> None:
+        """End the wait of all who came before that time."""
+        for guest in [guest for guest in self._again if guest.asked.arrived_s < before_s]:
+            self._again.remove(guest)
+            _refuse(guest, error())
+        for waiting in [w for w in self._line if self._guests[w.number].asked.arrived_s < before_s]:
+            self._line.remove(waiting.number)
+            self._fail(waiting, error())
+
+    def _join(self, guest: _Guest, now_s: float) -> None:
+        terms = guest.asked.terms
+        if self._router.members:
+            after_s = retry_after_s(self._speed.wait_s(self._line.tokens_before(terms)), terms)
+            if after_s is not None:
+                raise self._refusal(Reason.PROMISE, after_s)
+        joined = self._line.add(terms, now_s)
+        if isinstance(joined, Full):
+            raise self._refusal(_FULL[joined], self._speed.wait_s(terms.tokens), terms.tenant.name)
+        guest.number = joined.waiting.number
+        self._guests[guest.number] = guest
+        if joined.displaced is not None:
+            wait_s = self._speed.wait_s(joined.displaced.terms.tokens)
+            self._fail(joined.displaced, self._refusal(Reason.DISPLACED, wait_s))
+        if len(self._line) == 1:
+            self._speed.begin(now_s)
+
+    def _next(self, now_s: float) -> _Guest | None:
+        if self._again:
+            return self._again.popleft()
+        waiting = self._line.take(now_s)
+        if waiting is None:
+            return None
+        self._speed.moved(waiting.terms.tokens, now_s)
+        return self._guests.pop(waiting.number)
+
+    def _leave(self, guest: _Guest) -> None:
+        """It was cancelled, perhaps just after it had its turn."""
+        if guest.future.done() and not guest.future.cancelled():
+            if guest.future.exception() is None:
+                self._router.ended(guest.future.result())
+                self.pump()
+            return
+        if guest.went:
+            if guest in self._again:
+                self._again.remove(guest)
+        elif self._line.remove(guest.number) is not None:
+            del self._guests[guest.number]
+
+    def _fail(self, waiting: Waiting, error: errors.OstinatoError) -> None:
+        _refuse(self._guests.pop(waiting.number), error)
+
+    def _refusal(self, reason: Reason, after_s: float | None, tenant: str = "") -> errors.Overloaded:
+        name = tenant if reason is Reason.FULL_TENANT else self._host
+        retry_s = min(MAX_RETRY_S, max(MIN_RETRY_S, after_s or 0.0))
+        details = {"reason": str(reason)}
+        return errors.Overloaded(_SAYS[reason].format(name), details=details, retry_after_s=retry_s)
+
+
+def late(host: str, asked: Asked) -> errors.Late:
+    """What ends a request that is dropped because its target has passed."""
+    terms = asked.terms
+    named = [("TTFT", terms.ttft_s), ("deadline", terms.deadline_s)]
+    targets = " and ".join(f"{name} of {limit_s:g} s" for name, limit_s in named if limit_s is not None)
+    return errors.Late(
+        f"the request to '{host}' was late for its {targets} and was dropped; give it more time, or have "
+        "late requests finished",
+        details={"reason": str(Reason.LATE)},
+    )
+
+
+def _refuse(guest: _Guest, error: errors.OstinatoError) -> None:
+    if not guest.future.done():
+        guest.future.set_exception(error)

@@ -1,0 +1,52 @@
+"""The calls that a gateway makes for each request: one each, for a call of compiled code from Python costs
+more than what it does. Compiled.
+"""
+
+from __future__ import annotations
+
+from controlplane.routing import bookkeeping
+from controlplane.routing.placements import demand
+from controlplane.routing.policies.choose import choose
+from controlplane.routing.snapshot import Snapshot
+from controlplane.routing.state import RouterState
+from profiler.compiled import Records, compiled
+
+_sent, _filled, _ended, _count = (
+    bookkeeping.sent,
+    bookkeeping.filled,
+    bookkeeping.ended,
+    demand.count,
+)
+
+
+@compiled
+def dispatch(policy: int, snapshot: Snapshot, request: Records, state: RouterState, is_new: bool) -> int:
+    """Choose a group for the request, and note that it was sent there. The group's index; -1: nothing was
+    noted, for no group is usable, or the policy chose none of those that are. `is_new`: it counts as demand.
+    """
+    if is_new:
+        _count(snapshot, state, request)
+    g = choose(policy, snapshot, request, state)
+    if g < 0 or g >= len(snapshot.groups) or not snapshot.groups[g].usable:
+        return -1
+    _sent(snapshot, g, request)
+    return g
+
+
+@compiled
+def adjust(snapshot: Snapshot, g: int, request: Records, rows: int) -> None:
+    """`rows` requests more, all alike and with their prompts filled; fewer, if it is negative."""
+    for _ in range(rows):
+        _sent(snapshot, g, request)
+        _filled(snapshot, g, request)
+    for _ in range(-rows):
+        _ended(snapshot, g, request, True)
+
+
+@compiled
+def resend(snapshot: Snapshot, requests: Records, groups: Records, is_filled: Records) -> None:
+    """Note anew that each request [N] was sent to its group [N], and which had its first token [N]."""
+    for i in range(len(requests)):
+        _sent(snapshot, groups[i], requests[i])
+        if is_filled[i]:
+            _filled(snapshot, groups[i], requests[i])
