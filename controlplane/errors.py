@@ -151,7 +151,8 @@ class Unavailable(OstinatoError):
 
 
 class Late(OstinatoError):
-    """To try again would come later still: answers say `x-should-retry: false`, which OpenAI's clients obey."""
+    """To try again would come later still: answers say `x-should-retry: false`, as OpenAI's clients know
+    it."""
 
     status, code = 504, "late"
 

@@ -12,6 +12,21 @@ from placement.types import CostMeasure
 from workers.addresses import Ports
 
 NO_GPUS = "none"
+# As controlplane.routing.policies.choose names them.
+RoutingPolicy = Literal[
+    "least-harm",
+    "caraserve",
+    "most-idle",
+    "first-fit",
+    "random",
+    "two-choices",
+    "serve-multiplex",
+    "adapter-affinity",
+    "load-state",
+    "shuffle-sharding",
+    "rendezvous",
+    "loraserve-like",
+]
 
 
 class Settings(BaseSettings):
@@ -40,6 +55,10 @@ class Settings(BaseSettings):
         default=False, description="Use Ray Serve's HAProxy path (its replicas listen on all interfaces)."
     )
     api_key: str = Field(default="", description="Bearer token asked of every client; empty: none.")
+    tenants: str = Field(
+        default="",
+        description="A YAML or JSON file of tenants and the SHA-256 of their keys; empty: one tenant.",
+    )
     gateway_replicas: int = Field(default=1, ge=1, le=64)
     engine: Literal["vllm", "echo"] = Field(
         default="vllm", description="echo: an instant fake for benchmarks."
@@ -96,7 +115,15 @@ class Settings(BaseSettings):
     max_queued_requests: int = Field(
         default=512,
         ge=1,
-        description="Per gateway replica and engine, beyond what the engine takes at once; then: 429.",
+        description="Per gateway replica and base: requests that wait for their turn; then: 429.",
+    )
+    max_in_flight_factor: float = Field(
+        default=1.25,
+        ge=1,
+        description="Requests sent to an engine, over those that it runs at once; the rest wait at gateways.",
+    )
+    routing_policy: RoutingPolicy = Field(
+        default="least-harm", description="How gateways choose among the worker groups of a base."
     )
     max_body_bytes: int = Field(default=4 << 20, ge=1024)
     engine_start_timeout_s: float = Field(default=900.0, gt=0)
@@ -109,6 +136,12 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()
+
+    @field_validator("tenants")
+    @classmethod
+    def _absolute_file(cls, value: str) -> str:
+        """Every process of the cluster reads it, each in a folder of its own."""
+        return str(Path(value).expanduser().absolute()) if value else ""
 
     @field_validator("gpus")
     @classmethod

@@ -16,6 +16,7 @@ from controlplane.api.services import fresh_context
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState
 from controlplane.gateway.engine_errors import refused
+from controlplane.gateway.request_terms import NO_TERMS, RequestTerms
 from controlplane.state import transactions
 from controlplane.state.records import Operation
 from controlplane.state.repository import Repository
@@ -288,7 +289,7 @@ class InMemoryCluster:
             raise errors.SourceUnreadable(f"'{name}' is not installed")
         return self.bundled
 
-    async def call(self, host: str, request: EngineCall) -> EngineReply:
+    async def call(self, host: str, request: EngineCall, terms: RequestTerms = NO_TERMS) -> EngineReply:
         try:
             return await self._engine(host).worker.call(request)
         except errors.OstinatoError:
@@ -296,7 +297,9 @@ class InMemoryCluster:
         except Exception as e:
             raise errors.EngineFailed(f"the engine of '{host}' failed: {e}") from e
 
-    async def stream(self, host: str, request: EngineCall) -> AsyncGenerator[EngineHead | bytes, None]:
+    async def stream(
+        self, host: str, request: EngineCall, terms: RequestTerms = NO_TERMS
+    ) -> AsyncGenerator[EngineHead | bytes, None]:
         try:
             async with contextlib.aclosing(self._engine(host).worker.stream(request)) as items:
                 async for item in items:

@@ -18,7 +18,6 @@ from controlplane.api.inference_path import InferencePath
 from controlplane.api.middleware import Guard
 from controlplane.api.routes import management, openai
 from controlplane.api.services import Services
-from controlplane.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ def create_app(make_services: Callable[[], Services]) -> FastAPI:
     )
     error_handlers.install(app)
     app.add_middleware(InferencePath, services=services)
-    app.add_middleware(Guard, **_guarding(services.settings))  # the last is the first that a request passes
+    app.add_middleware(Guard, **_guarding(services))  # the last is the first that a request passes
     app.include_router(openai.router(services))  # first: routes are searched in order, by Serve as well
     app.include_router(management.router(services))
     _add_probes(app, services)
@@ -42,15 +41,17 @@ def create_app(make_services: Callable[[], Services]) -> FastAPI:
 
 def inference_only(services: Services) -> ASGIApp:
     """The calls of `inference_path.PATHS`, without FastAPI around them: for a server to ask first."""
-    return Guard(InferencePath(_nothing, services), **_guarding(services.settings))
+    return Guard(InferencePath(_nothing, services), **_guarding(services))
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
     raise AssertionError(f"{scope['path']} is not one of the calls that go first")
 
 
-def _guarding(settings: Settings) -> dict[str, Any]:
-    return {"api_key": settings.api_key, "max_body_bytes": settings.max_body_bytes}
+def _guarding(services: Services) -> dict[str, Any]:
+    settings = services.settings
+    limits = {"api_key": settings.api_key, "max_body_bytes": settings.max_body_bytes}
+    return {**limits, "tenants": services.tenants}
 
 
 def _lifespan(services: Services) -> Callable[[FastAPI], Any]:

@@ -17,12 +17,14 @@ from starlette.types import Receive, Scope, Send
 from controlplane import errors
 from controlplane.api.departure import unless_client_leaves
 from controlplane.api.services import Services
+from controlplane.gateway.attainment import Outcome, attained
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
 from controlplane.gateway.metrics import UNKNOWN
 from controlplane.gateway.request_terms import (
     NO_TERMS,
     Headers,
     RequestTerms,
+    estimated_prompt,
     estimated_tokens,
     request_terms,
 )
@@ -92,6 +94,9 @@ class Watch:
     ended: bool = False
     counted: bool = True
     terms: RequestTerms = NO_TERMS
+    streams: bool = False
+    first_s: float | None = None
+    chunks: int = 0
 
     def __post_init__(self) -> None:
         self.start_s = time.perf_counter()
@@ -101,19 +106,33 @@ class Watch:
         if self.counted:
             self.services.metrics.in_flight.labels(self.model).inc()
 
-    def first_chunk(self) -> None:
-        if self.counted:
-            self.services.metrics.ttft.labels(self.model).observe(time.perf_counter() - self.start_s)
+    def chunk(self) -> None:
+        """One of a stream came."""
+        self.chunks += 1
+        if self.first_s is None:
+            self.first_s = time.perf_counter() - self.start_s
+            if self.counted:
+                self.services.metrics.ttft.labels(self.model).observe(self.first_s)
+
+    def fail(self, error: errors.OstinatoError) -> None:
+        """It ended with this error."""
+        if self.counted and not self.ended:
+            self.services.metrics.refused_as(self.model, error)
+        self.end(error.code)
 
     def end(self, code: str) -> None:
         if self.ended or not self.counted:
             return
         self.ended = True
+        took_s = time.perf_counter() - self.start_s
         metrics = self.services.metrics
         metrics.requests.labels(self.model, code).inc()
         if self.model != UNKNOWN:
             metrics.in_flight.labels(self.model).dec()
-            metrics.duration.labels(self.model).observe(time.perf_counter() - self.start_s)
+            metrics.duration.labels(self.model).observe(took_s)
+            seen = Outcome(code, self.streams, self.first_s, took_s, self.chunks)
+            for target, is_kept in attained(self.terms, seen):
+                metrics.targets.labels(self.model, target, str(is_kept).lower()).inc()
 
 
 async def answer(
@@ -127,13 +146,15 @@ async def answer(
         route = await services.routes.resolve(body["model"])
         watch.routed(route)
         tokens = estimated_tokens(len(raw), body, route.max_output_tokens)
-        watch.terms = request_terms(headers, body, route.targets, tenant, tokens)
+        prompt = estimated_prompt(len(raw))
+        watch.terms = request_terms(headers, body, route.targets, tenant, tokens, prompt)
+        watch.streams = body.get("stream") is True
         call = replace(engine_call(path, body, route), counted=watch.counted)
-        if body.get("stream") is True:
+        if watch.streams:
             return await _streamed(services, route, call, watch)
         return await _whole(services, route, call, watch)
     except errors.OstinatoError as e:
-        watch.end(e.code)
+        watch.fail(e)
         raise
     except asyncio.CancelledError:
         watch.end(CLIENT_GONE)
@@ -143,12 +164,13 @@ async def answer(
         raise
 
 
-async def ask(services: Services, route: Route, call: EngineCall) -> EngineReply:
-    """The engine's whole answer. Errors: TimedOut, and whatever the engine's status means."""
+async def ask(services: Services, route: Route, call: EngineCall, terms: RequestTerms) -> EngineReply:
+    """The engine's whole answer. Errors: Overloaded, Late, TimedOut, and whatever the engine's status
+    means."""
     limit_s = services.settings.request_timeout_s
     try:
         async with asyncio.timeout(limit_s):
-            reply = await services.engines.call(route.host, call)
+            reply = await services.engines.call(route.host, call, terms)
     except TimeoutError as e:
         raise _timed_out(limit_s) from e
     if reply.status >= 300:
@@ -157,14 +179,15 @@ async def ask(services: Services, route: Route, call: EngineCall) -> EngineReply
 
 
 async def _whole(services: Services, route: Route, call: EngineCall, watch: Watch) -> Response:
-    reply = await ask(services, route, call)
+    reply = await ask(services, route, call, watch.terms)
     watch.end("ok")
     return Response(reply.body, status_code=reply.status, media_type=reply.content_type)
 
 
 async def _streamed(services: Services, route: Route, call: EngineCall, watch: Watch) -> Response:
-    items = services.engines.stream(route.host, call)
+    items = services.engines.stream(route.host, call, watch.terms)
     limit_s = services.settings.request_timeout_s
+    first: bytes | None = None
     try:
         async with asyncio.timeout(limit_s):
             head = await anext(items, None)
@@ -173,6 +196,11 @@ async def _streamed(services: Services, route: Route, call: EngineCall, watch: W
             if head.status >= 300:
                 rest = [part async for part in items if isinstance(part, bytes)]
                 raise from_engine(head.status, b"".join(rest))
+            if watch.terms.dropped_after_s is not None:  # it may yet be dropped, which is to have a status
+                async for item in items:
+                    watch.chunk()
+                    first = _checked(item)
+                    break
     except BaseException as e:
         await items.aclose()
         if isinstance(e, TimeoutError):
@@ -183,31 +211,32 @@ async def _streamed(services: Services, route: Route, call: EngineCall, watch: W
         await items.aclose()
         watch.end(CLIENT_GONE)
 
-    return ClosingStream(_chunks(items, watch, limit_s), close, media_type=head.content_type)
+    return ClosingStream(_chunks(items, first, watch, limit_s), close, media_type=head.content_type)
 
 
 async def _chunks(
-    items: AsyncGenerator[EngineHead | bytes, None], watch: Watch, limit_s: float
+    items: AsyncGenerator[EngineHead | bytes, None],
+    first: bytes | None,
+    watch: Watch,
+    limit_s: float,
 ) -> AsyncGenerator[bytes, None]:
-    """The engine's chunks; what goes wrong on the way is the last of them, as an error event."""
+    """The engine's chunks, of which `first` has come (None: none has); what goes wrong on the way is the last
+    of them, as an error event."""
     code = CLIENT_GONE
     try:
         async with asyncio.timeout(limit_s), contextlib.aclosing(items):
-            first = True
+            if first is not None:
+                yield first
             async for item in items:
-                if first:
-                    watch.first_chunk()
-                    first = False
-                if isinstance(item, bytes):
-                    if item.startswith(ERROR_EVENT):
-                        raise from_engine_event(item)
-                    yield item
+                watch.chunk()
+                yield _checked(item)
         code = "ok"
     except TimeoutError:
         code = errors.TimedOut.code
         yield _event(_timed_out(limit_s))
     except errors.OstinatoError as e:
         code = e.code
+        watch.fail(e)
         yield _event(e)
     except Exception:
         log.exception("a stream of '%s' broke", watch.model)
@@ -215,6 +244,15 @@ async def _chunks(
         yield _event(errors.OstinatoError("an unexpected error; the gateway's log has its details"))
     finally:
         watch.end(code)
+
+
+def _checked(item: EngineHead | bytes) -> bytes:
+    """Errors: what an error event of the engine means."""
+    if not isinstance(item, bytes):
+        raise errors.EngineFailed("the engine's answer has two heads")
+    if item.startswith(ERROR_EVENT):
+        raise from_engine_event(item)
+    return item
 
 
 class ClosingStream(StreamingResponse):

@@ -15,6 +15,7 @@ from controlplane import errors
 from controlplane.api import inference
 from controlplane.api.departure import unless_client_leaves
 from controlplane.api.error_handlers import respond, unexpected
+from controlplane.api.middleware import tenant_of
 from controlplane.api.services import Services
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,9 @@ class InferencePath:
             raw = await _body(receive)
             if raw is None:
                 return  # the client left
-            answering = inference.answer(self._services, scope["path"], raw, scope["headers"])
+            answering = inference.answer(
+                self._services, scope["path"], raw, scope["headers"], tenant_of(scope)
+            )
             answer = await unless_client_leaves(receive, answering)
             if answer is None:
                 return

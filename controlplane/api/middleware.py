@@ -1,4 +1,8 @@
-"""What every request passes before its route: an API key (if one is set) and a limit on its size."""
+"""What every request passes before its route: an API key (if one is set) and a limit on its size.
+
+The installation's key opens everything. A tenant's key opens what asks models, and says whose requests they
+are.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,30 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controlplane import errors
 from controlplane.api.error_handlers import respond
+from controlplane.gateway.tenants import DEFAULT, ONE_TENANT, Tenant, Tenants
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+ASKING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/inference_model"})
+MODELS_PATH = "/v1/models"
+_TENANT = "ostinato.tenant"
+_BEARER = b"Bearer "
+
+
+def tenant_of(scope: Scope) -> Tenant:
+    """Whose request it is."""
+    tenant = scope.get(_TENANT, DEFAULT)
+    assert isinstance(tenant, Tenant)
+    return tenant
 
 
 class Guard:
     """Pure ASGI, so that streaming and disconnects pass through untouched."""
 
-    def __init__(self, app: ASGIApp, api_key: str, max_body_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, api_key: str, max_body_bytes: int, tenants: Tenants = ONE_TENANT
+    ) -> None:
         self._app = app
+        self._tenants = tenants
         self._key = f"Bearer {api_key}".encode() if api_key else b""
         self._limit = max_body_bytes
 
@@ -26,22 +45,33 @@ class Guard:
             return
         headers = dict(scope["headers"])
         try:
-            self._check(scope["path"], headers)
+            self._check(scope, headers)
         except errors.OstinatoError as e:
             await respond(e)(scope, receive, send)
             return
         await self._app(scope, self._counted(receive), send)
 
-    def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
-        if self._key and path not in OPEN_PATHS:
+    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        if self._key and scope["path"] not in OPEN_PATHS:
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, self._key):
-                raise errors.Unauthorized("send the installation's API key as `Authorization: Bearer KEY`")
+                scope[_TENANT] = self._tenant(scope, given)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
             raise errors.InvalidRequest("Content-Length is not a number")
         if int(length) > self._limit:
             raise self._too_large(int(length))
+
+    def _tenant(self, scope: Scope, given: bytes) -> Tenant:
+        """Errors: Unauthorized, for a key that nobody has, and for what a tenant's key does not open."""
+        tenant = self._tenants.of_key(given.removeprefix(_BEARER)) if given.startswith(_BEARER) else None
+        if tenant is None:
+            raise errors.Unauthorized("send the installation's API key as `Authorization: Bearer KEY`")
+        if not _asks(scope["method"], scope["path"]):
+            raise errors.Unauthorized(
+                f"the key of tenant '{tenant.name}' is for asking models; this needs the installation's key"
+            )
+        return tenant
 
     def _too_large(self, size: int) -> errors.BodyTooLarge:
         return errors.BodyTooLarge(
@@ -61,3 +91,10 @@ class Guard:
             return message
 
         return counted
+
+
+def _asks(method: str, path: str) -> bool:
+    """Whether it asks a model, or which models there are."""
+    if method == "POST":
+        return path in ASKING_PATHS
+    return method == "GET" and (path == MODELS_PATH or path.startswith(MODELS_PATH + "/"))

@@ -14,7 +14,9 @@ from controlplane import errors
 from controlplane.cluster.engine_status import EngineView
 from controlplane.cluster.inventory import NodeState
 from controlplane.gateway.metrics import Metrics
+from controlplane.gateway.request_terms import RequestTerms
 from controlplane.gateway.route_book import REFRESH_S, RouteBook
+from controlplane.gateway.tenants import ONE_TENANT, Tenants
 from controlplane.settings import Settings
 from controlplane.state.repository import Repository, State
 from controlplane.state.transactions import Context
@@ -31,9 +33,11 @@ from workers.messages import (
 class ClusterAccess(Protocol):
     """What the routes need of the cluster: its engines, by the base model that hosts them, and its nodes."""
 
-    async def call(self, host: str, request: EngineCall) -> EngineReply: ...
+    async def call(self, host: str, request: EngineCall, terms: RequestTerms) -> EngineReply: ...
 
-    def stream(self, host: str, request: EngineCall) -> AsyncGenerator[EngineHead | bytes, None]: ...
+    def stream(
+        self, host: str, request: EngineCall, terms: RequestTerms
+    ) -> AsyncGenerator[EngineHead | bytes, None]: ...
 
     async def observe(self) -> dict[str, EngineView]: ...
 
@@ -65,6 +69,7 @@ class Services:
     routes: RouteBook
     engines: ClusterAccess
     metrics: Metrics
+    tenants: Tenants = ONE_TENANT
 
     async def read(self) -> State:
         return await self.repository.read_async()

@@ -5,14 +5,21 @@ A request is sent again only if no engine has seen it: no connection was made, o
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import NamedTuple, cast
 
 from controlplane import errors
+from controlplane.gateway import warming
+from controlplane.gateway.answers import Answer, in_time
+from controlplane.gateway.host_router import Asked, RoutingRules, StepModels
 from controlplane.gateway.http1 import BrokenOff, Connection, NotConnected
-from controlplane.gateway.worker_pool import RESTART_HINT_S, WAIT_S, Alive, Find, HostWorkers, KnownWorker
+from controlplane.gateway.request_terms import NO_TERMS, RequestTerms
+from controlplane.gateway.worker_pool import RESTART_HINT_S, Alive, Find, HostWorkers, KnownWorker
+from controlplane.state.terms import Priority
 from workers import request_headers
 from workers.messages import EngineCall, EngineHead, EngineReply
 
@@ -21,30 +28,49 @@ log = logging.getLogger(__name__)
 _REFUSED = request_headers.REFUSED.encode()
 
 
+class HostView(NamedTuple):
+    """Of one host, for metrics: requests in the line and for how long the oldest waits, by priority; the mean
+    relative error of predicted times per token (None: none was seen)."""
+
+    waiting: dict[Priority, tuple[int, float]]
+    step_error: float | None
+
+
 class EngineClient:
     """One per gateway process.
 
-    `find` asks a host's workers for their reports. Requests in groups that are no longer `alive` are cut.
+    `find` asks a host's workers for their reports. At most `max_queued` requests wait for a host. Requests in
+    groups that are no longer `alive` are cut.
     """
 
-    def __init__(self, find: Find, max_queued: int, alive: Alive = lambda group_id: True) -> None:
+    def __init__(
+        self,
+        find: Find,
+        max_queued: int,
+        alive: Alive = lambda group_id: True,
+        rules: RoutingRules | None = None,
+    ) -> None:
         self._find = find
         self._max_queued = max_queued
         self._alive = alive
+        self._rules = rules or RoutingRules()
         self._hosts: dict[str, HostWorkers] = {}
+        self._models: dict[str, StepModels] = {}
 
-    async def call(self, host: str, request: EngineCall) -> EngineReply:
-        """One request, answered as a whole. Raises Overloaded, EngineFailed or Unavailable."""
-        async with self._answer(host, request) as answer:
-            return EngineReply(answer.status, _content_type(answer), await answer.read())
+    async def call(self, host: str, request: EngineCall, terms: RequestTerms = NO_TERMS) -> EngineReply:
+        """One request, answered as a whole. Raises Overloaded, Late, EngineFailed or Unavailable."""
+        async with self._answer(host, request, terms, streams=False) as answer:
+            return EngineReply(answer.status, answer.content_type, await answer.read())
 
-    async def stream(self, host: str, request: EngineCall) -> AsyncGenerator[EngineHead | bytes, None]:
+    async def stream(
+        self, host: str, request: EngineCall, terms: RequestTerms = NO_TERMS
+    ) -> AsyncGenerator[EngineHead | bytes, None]:
         """One request, answered piece by piece: the engine's own pieces, each an event of a stream.
 
         Closing the generator closes the connection, which cancels the request in the engine.
         """
-        async with self._answer(host, request) as answer:
-            yield EngineHead(answer.status, _content_type(answer))
+        async with self._answer(host, request, terms, streams=True) as answer:
+            yield EngineHead(answer.status, answer.content_type)
             while (piece := await answer.piece()) is not None:
                 yield piece
 
@@ -56,33 +82,60 @@ class EngineClient:
         means = {host: workers.demand() for host, workers in self._hosts.items()}
         return {host: mean for host, mean in means.items() if mean > 0}
 
+    def learn(self, host: str, models: StepModels) -> None:
+        """What steps of the host's engines take, from now on. The same object again changes nothing."""
+        self._models[host] = models
+        if host in self._hosts:
+            self._hosts[host].learn(models)
+
+    def views(self) -> dict[str, HostView]:
+        """Of all hosts that were asked. For another thread, too."""
+        return {host: _view(workers) for host, workers in list(self._hosts.items())}
+
     def close(self) -> None:
         for workers in self._hosts.values():
             workers.close()
 
     @asynccontextmanager
-    async def _answer(self, host: str, request: EngineCall) -> AsyncIterator[Connection]:
+    async def _answer(
+        self, host: str, request: EngineCall, terms: RequestTerms, streams: bool
+    ) -> AsyncIterator[Answer]:
         """The head of the answer; what breaks while its body is read is EngineFailed."""
         workers = self._workers(host)
-        deadline_s = asyncio.get_running_loop().time() + WAIT_S
-        with workers.admitted(request.counted):
+        uid = request.variant.uid if request.variant is not None else 0
+        asked = Asked(terms, uid, time.monotonic(), streams, request.counted)
+        went = False
+        with workers.under_way(asked):
             while True:
-                worker = await workers.pick(deadline_s)
+                flight = await in_time(host, asked, asked.first_by_s, workers.enter(asked, went))
+                worker, answer = cast(KnownWorker, flight.member), None
+                limit_s = asked.first_by_s if streams else asked.whole_by_s
                 try:
                     async with worker.connection() as connection:
-                        if await _taken(worker, connection, request):
-                            yield connection
+                        if await in_time(host, asked, limit_s, _taken(worker, connection, request)):
+                            workers.taken()
+                            on_first = partial(workers.router.filled, flight)
+                            answer = Answer(host, asked, connection, on_first)
+                            yield answer
                             return
+                        workers.drop(worker)
                 except NotConnected as e:
                     log.info("a worker of %s is gone: %s", host, e)
+                    workers.drop(worker)
                 except BrokenOff as e:
                     log.error("the engine of %s broke off: %s", host, e)
                     raise _died(host) from e
-                await workers.drop(worker)
+                finally:
+                    workers.ended(flight, None if answer is None else answer.tokens)
+                went = True
 
     def _workers(self, host: str) -> HostWorkers:
         if host not in self._hosts:
-            self._hosts[host] = HostWorkers(host, self._find, self._max_queued, self._alive)
+            warming.begin()
+            made = HostWorkers(host, self._find, self._max_queued, self._alive, self._rules)
+            if host in self._models:
+                made.learn(self._models[host])
+            self._hosts[host] = made
         return self._hosts[host]
 
 
@@ -94,8 +147,13 @@ async def _taken(worker: KnownWorker, connection: Connection, request: EngineCal
     return _REFUSED not in connection.headers
 
 
-def _content_type(answer: Connection) -> str:
-    return answer.headers.get(b"content-type", b"application/json").decode("latin-1")
+def _view(workers: HostWorkers) -> HostView:
+    now_s = time.monotonic()
+    waiting = {
+        priority: (count, 0.0 if since_s is None else max(0.0, now_s - since_s))
+        for priority, (count, since_s) in workers.turnstile.standing().items()
+    }
+    return HostView(waiting, workers.router.error)
 
 
 def _died(host: str) -> errors.EngineFailed:

@@ -40,6 +40,7 @@ from controlplane.routing.snapshot import (
     promise_class,
 )
 from controlplane.routing.state import RouterState, new_state
+from controlplane.state.terms import LatePolicy
 from profiler.compiled import Records, records
 from profiler.step_time.correction import corrected, error
 from profiler.step_time.records import MAX_ROWS, STEP_MODEL
@@ -98,6 +99,20 @@ class Asked:
     streams: bool = False
     counted: bool = True
 
+    @property
+    def first_by_s(self) -> float | None:
+        """If it has no first token by then, it is dropped. None: never."""
+        after_s = self.terms.dropped_after_s
+        return None if after_s is None else self.arrived_s + after_s
+
+    @property
+    def whole_by_s(self) -> float | None:
+        """If it has not ended by then, it is dropped. None: never."""
+        terms = self.terms
+        if terms.late is LatePolicy.FINISH or terms.deadline_s is None:
+            return None
+        return self.arrived_s + terms.deadline_s
+
 
 @dataclass(eq=False)
 class Member:
@@ -115,8 +130,8 @@ class Member:
     foreign: int = field(default=0, init=False)
     limit: int = field(default=0, init=False)
     model: int = field(default=0, init=False)
-    flights: dict[Flight, None] = field(default_factory=dict, init=False)
-    unseen: dict[Flight, None] = field(default_factory=dict, init=False)
+    flights: dict[Flight, None] = field(default_factory=dict, init=False, repr=False)
+    unseen: dict[Flight, None] = field(default_factory=dict, init=False, repr=False)
     typical: tuple[Any, ...] = field(default=(), init=False)
     variants: tuple[tuple[int, str], ...] = field(default=(), init=False)
     loaded_s: float = field(default=-math.inf, init=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
+from controlplane import errors
+
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 UNKNOWN = "unknown"
 
@@ -35,7 +37,33 @@ class Metrics:
         self.in_flight = Gauge(
             "ostinato_requests_in_flight", "Inference requests being answered.", ["model"], registry=registry
         )
+        self.refused = Counter(
+            "ostinato_requests_refused",
+            "Requests answered 429, by why: the line, or the tenant's part of it, was full, another took its "
+            "place there, or it would have waited past its target.",
+            ["model", "reason"],
+            registry=registry,
+        )
+        self.dropped = Counter(
+            "ostinato_requests_dropped",
+            "Requests ended without an answer, or without all of it, because they were late.",
+            ["model", "reason"],
+            registry=registry,
+        )
+        self.targets = Counter(
+            "ostinato_targets",
+            "Targets of requests that ended, by whether they were kept.",
+            ["model", "target", "kept"],
+            registry=registry,
+        )
         self.probe_marker = ""
+
+    def refused_as(self, model: str, error: errors.OstinatoError) -> None:
+        """Count it, if it is a refusal or a drop that says why."""
+        reason = error.details.get("reason")
+        if reason is not None and isinstance(error, errors.Overloaded | errors.Late):
+            counter = self.dropped if isinstance(error, errors.Late) else self.refused
+            counter.labels(model, reason).inc()
 
     def is_probe(self, request_id: object) -> bool:
         """Whether a request measures the request path, now: then it is not counted."""

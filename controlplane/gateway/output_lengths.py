@@ -19,7 +19,7 @@ class OutputLengths:
         self._of_all = (FIRST_GUESS, 0.0)
 
     def expected(self, uid: int, limit: int) -> float:
-        """Tokens, 1 or more, at most `limit` (0: no limit). A variant that was never seen counts as all do."""
+        """Tokens, 1 or more, at most `limit` (0: no limit). A variant never seen counts as all do."""
         mean, _ = self._means.get(uid, self._of_all)
         return max(1.0, min(mean, limit) if limit > 0 else mean)
 

@@ -64,7 +64,8 @@ class RequestTerms:
 
     @property
     def dropped_after_s(self) -> float | None:
-        """After so long without a first token it is dropped; None: never."""
+        """After so long without a first token it is dropped; None: never. After its deadline it is dropped
+        in any case."""
         if self.late is LatePolicy.FINISH:
             return None
         return min((limit for limit in (self.ttft_s, self.deadline_s) if limit is not None), default=None)
@@ -109,7 +110,12 @@ def estimated_tokens(body_bytes: int, body: Mapping[str, Any], max_output_tokens
     limit = next((value for value in limits if type(value) is int), max_output_tokens)
     choices = body.get("n")
     times = choices if type(choices) is int and 1 <= choices <= max_output_tokens else 1
-    return max(1, body_bytes // BYTES_PER_TOKEN + times * max(0, limit))
+    return estimated_prompt(body_bytes) + times * max(0, limit)
+
+
+def estimated_prompt(body_bytes: int) -> int:
+    """Its tokens, 1 or more."""
+    return max(1, body_bytes // BYTES_PER_TOKEN)
 
 
 def _beginning(body: Mapping[str, Any]) -> int:

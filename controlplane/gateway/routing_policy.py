@@ -13,4 +13,3 @@ def least_outstanding(outstanding: Sequence[int], tie: float) -> int:
     least = min(outstanding)
     equals = [i for i, count in enumerate(outstanding) if count == least]
     return equals[int(tie * len(equals))]
-

@@ -5,7 +5,9 @@ Keys are known by their SHA-256 only, so that neither a file of tenants nor a lo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
 
 from controlplane.state.terms import Priority
 
@@ -27,3 +29,17 @@ class Tenant:
 
 
 DEFAULT = Tenant()
+
+
+@dataclass(frozen=True)
+class Tenants:
+    """`by_key`: tenants by the SHA-256 of each of their keys, in hexadecimal digits."""
+
+    by_key: Mapping[str, Tenant] = field(default_factory=dict)
+
+    def of_key(self, key: bytes) -> Tenant | None:
+        """Whose key it is; None: nobody's."""
+        return self.by_key.get(sha256(key).hexdigest()) if self.by_key else None
+
+
+ONE_TENANT = Tenants()

@@ -37,7 +37,7 @@ _SAYS = {
     Reason.FULL_LINE: "too many requests wait for '{}'; send fewer at once or try again",
     Reason.FULL_TENANT: "too many requests of tenant '{}' wait; send fewer at once or try again",
     Reason.DISPLACED: "the request lost its place in the line for '{}' to one that goes before it; try again",
-    Reason.PROMISE: "the request would wait longer for '{}' than its target allows; try again, or ask for less",
+    Reason.PROMISE: "the request would wait for '{}' past its target; try again, or give it more time",
 }
 
 

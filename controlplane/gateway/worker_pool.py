@@ -9,17 +9,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from controlplane import errors
+from controlplane.gateway import warming
+from controlplane.gateway.host_router import (
+    Asked,
+    Flight,
+    HostRouter,
+    Member,
+    RoutingRules,
+    StepModels,
+)
 from controlplane.gateway.http1 import Connection, Pool
 from controlplane.gateway.load_reader import LoadReader
-from controlplane.gateway.routing_policy import has_room, least_outstanding
+from controlplane.gateway.refused_demand import RefusedDemand
 from controlplane.gateway.time_average import TimeAverage
+from controlplane.gateway.turnstile import Turnstile
 from workers.messages import WorkerLoad, WorkerReport
 
 log = logging.getLogger(__name__)
@@ -37,22 +46,21 @@ WAIT_S = 120.0
 RESTART_HINT_S = 5.0
 
 
-@dataclass(eq=False)
-class KnownWorker:
+@dataclass(eq=False, kw_only=True)
+class KnownWorker(Member):
     """One worker's address, the connections to it, and how many requests of this gateway it has.
 
     `load` is what it pushed last, at `load_at_s` (time.monotonic); None and long ago if it never did.
     """
 
     address: str
-    secret: str
-    max_ongoing: int
-    group: str = ""
+    secret: str = field(repr=False)
     outstanding: int = 0
-    load: WorkerLoad | None = None
+    load: WorkerLoad | None = field(default=None, repr=False)
     load_at_s: float = -math.inf
 
     def __post_init__(self) -> None:
+        self.name = self.address
         self.pool = Pool(self.address)
         self._used: set[Connection] = set()
         self._reader: LoadReader | None = None
@@ -94,69 +102,124 @@ class KnownWorker:
 
 
 class HostWorkers:
-    """The workers of one host. `find` asks them for their reports.
+    """The workers of one host. `find` asks them for their reports. At most `max_queued` requests wait.
 
     Requests in groups that are not `alive` any more are cut off: their node may have vanished without a word.
     """
 
-    def __init__(self, host: str, find: Find, max_queued: int, alive: Alive) -> None:
+    def __init__(self, host: str, find: Find, max_queued: int, alive: Alive, rules: RoutingRules) -> None:
         self._host = host
         self._find = find
-        self._max_queued = max_queued
         self._alive = alive
+        self.router = HostRouter(rules, time.monotonic(), warming.is_ready())
+        self.turnstile = Turnstile(host, self.router, max_queued, time.monotonic)
         self._known: list[KnownWorker] = []
         self._left: list[KnownWorker] = []
         self._in_flight = 0
         self._demand = TimeAverage(time.monotonic)
+        self._refused = RefusedDemand(self._demand, max_queued)
         self._used_s = 0.0
+        self._lost_s = self._taken_s = -math.inf
         self._refreshing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._seeking: asyncio.Task[None] | None = None
 
     def demand(self) -> float:
-        """Clients' requests under way, waiting ones included: the mean since the last call."""
+        """Clients' requests under way, waiting ones and those just refused included: the mean since the last
+        call."""
         return self._demand.average()
 
     @contextmanager
-    def admitted(self, counted: bool = True) -> Iterator[None]:
-        """Count a request while it is under way, as demand only if it is a client's. Raises Overloaded when
-        there are too many."""
-        if not has_room(self._in_flight, [w.max_ongoing for w in self._known], self._max_queued):
-            raise errors.Overloaded(
-                f"too many requests wait for '{self._host}'; send fewer at once or try again", retry_after_s=1
-            )
+    def under_way(self, asked: Asked) -> Iterator[None]:
+        """Count a request while it is, as demand only if it is a client's. One that is refused counts for as
+        long as others take, or nobody would add engines for it."""
         self._keep_watching()
         self._in_flight += 1
-        self._demand.add(int(counted))
+        self._demand.add(int(asked.counted))
         try:
             yield
+        except (errors.Overloaded, errors.Late):
+            if asked.counted:
+                self._refused.add()
+            raise
         finally:
             self._in_flight -= 1
-            self._demand.add(-int(counted))
+            self._demand.add(-int(asked.counted))
 
-    async def pick(self, deadline_s: float) -> KnownWorker:
-        """The worker for a request; awaited until `deadline_s` (the loop's clock). Raises Unavailable."""
-        while not self._known:
-            if asyncio.get_running_loop().time() >= deadline_s:
-                raise errors.Unavailable(
-                    f"the engine of '{self._host}' is not there (starting or stopping); try again",
-                    retry_after_s=RESTART_HINT_S,
-                )
-            await self.refresh()
-            if not self._known:
-                await asyncio.sleep(RETRY_S)
-        return self._known[least_outstanding([w.outstanding for w in self._known], random.random())]
+    def learn(self, models: StepModels) -> None:
+        """What steps take, from now on."""
+        self.router.learn(models)
+        self.turnstile.pump()
 
-    async def drop(self, worker: KnownWorker) -> None:
-        """Forget a worker that does not answer; it comes back with its next report.
+    async def enter(self, asked: Asked, went: bool) -> Flight:
+        """Wait until the request is a worker's, which `Flight.member` is. `went`: it was one's that was not
+        there. Errors: those of `Turnstile.enter`; Unavailable when no worker came within WAIT_S."""
+        if not self._known:
+            self._seek()
+        return await self.turnstile.enter(asked, went)
 
-        Pauses when it was the last one, so that a worker that reports but cannot be reached is not tried in a
-        busy loop.
-        """
-        self._known = [w for w in self._known if w is not worker]
+    def taken(self) -> None:
+        """A worker took a request."""
+        self._taken_s = time.monotonic()
+
+    def ended(self, flight: Flight, tokens: int | None) -> None:
+        """A request is its worker's no more; `tokens` as `HostRouter.ended`. Who waits may go."""
+        self.router.ended(flight, tokens)
+        if tokens is not None:
+            self._refused.took(time.monotonic() - flight.asked.arrived_s)
+        self.turnstile.pump()
+
+    def drop(self, worker: KnownWorker) -> None:
+        """Forget a worker that does not answer; it comes back with its next report."""
+        if worker not in self._known:
+            return
         self._left.append(worker)
         worker.forget()
-        if not self._known:
-            await asyncio.sleep(RETRY_S)
+        self._lost_s = time.monotonic()
+        self._set_known([w for w in self._known if w is not worker])
+
+    def _set_known(self, known: Sequence[KnownWorker]) -> None:
+        there_were = bool(self._known)
+        self._known = list(known)
+        self.router.set_members(self._known)
+        if self._known and not there_were:
+            self.turnstile.begin()
+        elif self._known:
+            self.turnstile.pump()
+        elif len(self.turnstile):
+            self._seek()
+
+    def _heard(self, worker: KnownWorker, load: WorkerLoad) -> None:
+        """A worker pushed its load."""
+        self.router.loaded(worker, load, time.monotonic())
+        self.turnstile.pump()
+
+    # --- looking for workers -------------------------------------------------------------------------------
+
+    def _seek(self) -> None:
+        if self._seeking is None or self._seeking.done():
+            self._seeking = asyncio.create_task(self._keep_seeking())
+
+    async def _keep_seeking(self) -> None:
+        """While requests wait and no worker is known. One that reports but cannot be reached is tried every
+        RETRY_S, and not in a busy loop."""
+        await asyncio.sleep(max(0.0, self._lost_s + RETRY_S - time.monotonic()))
+        while not self._known and len(self.turnstile):
+            await self.refresh()
+            if not self._known:
+                self._expire()
+                await asyncio.sleep(RETRY_S)
+
+    def _expire(self) -> None:
+        before_s = time.monotonic() - WAIT_S
+        if self._taken_s < before_s:
+            self.turnstile.expire(before_s, self._not_there)
+
+    def _not_there(self) -> errors.Unavailable:
+        return errors.Unavailable(
+            f"the engine of '{self._host}' is not there (starting or stopping); try again",
+            retry_after_s=RESTART_HINT_S,
+        )
 
     async def refresh(self) -> None:
         """Look the workers up, or wait for a look-up that is under way. Never raises."""
@@ -172,22 +235,25 @@ class HostWorkers:
             log.info("the workers of %s could not be asked: %s", self._host, e)
             return
         old = {(w.address, w.secret): w for w in self._known}
-        self._known = [
+        known = [
             old.get((r.address, r.secret)) or self._met(r)
             for r in reports
             if r.address  # a worker that is stopping has none any more
         ]
-        for gone in set(old.values()).difference(self._known):
+        for gone in set(old.values()).difference(known):
             gone.forget()
             self._left.append(gone)
+        self._set_known(known)
 
     def _met(self, report: WorkerReport) -> KnownWorker:
-        worker = KnownWorker(report.address, report.secret, report.max_ongoing_requests, report.group)
+        worker = KnownWorker(
+            address=report.address,
+            secret=report.secret,
+            max_ongoing=report.max_ongoing_requests,
+            group=report.group,
+        )
         worker.listen(self._heard)
         return worker
-
-    def _heard(self, worker: KnownWorker, load: WorkerLoad) -> None:
-        """A worker pushed its load; it is `worker.load` already."""
 
     def _cut_dead(self) -> None:
         """End requests in groups that are given up, not in groups that are drained."""
@@ -198,19 +264,23 @@ class HostWorkers:
                 worker.cut()
 
     def _keep_watching(self) -> None:
-        self._used_s = asyncio.get_running_loop().time()
+        self._used_s = time.monotonic()
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
-        while self._in_flight or asyncio.get_running_loop().time() - self._used_s < IDLE_S:
+        while self._in_flight or time.monotonic() - self._used_s < IDLE_S:
             await self.refresh()
+            if warming.is_ready():
+                self.router.start_routing()
+            self.router.tick(time.monotonic())
+            self.turnstile.pump()
             await asyncio.sleep(REFRESH_S)
 
     def close(self) -> None:
         """End the background tasks, and the connections that nobody uses."""
         for worker in self._known:
             worker.forget()
-        for task in (self._watching, self._refreshing):
+        for task in (self._watching, self._refreshing, self._seeking):
             if task is not None:
                 task.cancel()

@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 from fastapi import FastAPI
+from prometheus_client import REGISTRY
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
@@ -21,8 +22,11 @@ from controlplane.api.app import create_app, inference_only
 from controlplane.api.services import Services
 from controlplane.controller.controller import Controller
 from controlplane.controller.metrics import ControllerMetrics
+from controlplane.gateway import warming
+from controlplane.gateway.line_metrics import LineMetrics
 from controlplane.gateway.metrics import Metrics
 from controlplane.gateway.route_book import RouteBook
+from controlplane.gateway.tenants_file import tenants_of
 from controlplane.runtime.cluster import RayCluster
 from controlplane.runtime.loopback import keep_replica_on_loopback
 from controlplane.runtime.replica_http import answer_first
@@ -65,12 +69,14 @@ def _step_models() -> StepModelBook:
 
 @cache
 def _metrics() -> Metrics:
+    REGISTRY.register(LineMetrics(_cluster().views))
     return Metrics()
 
 
 def make_services() -> Services:
     """The gateway's services from the process's environment."""
-    return Services(Settings(), _repository(), _routes(), _cluster(), _metrics())
+    settings = Settings()
+    return Services(settings, _repository(), _routes(), _cluster(), _metrics(), tenants_of(settings))
 
 
 def make_app() -> FastAPI:
@@ -94,6 +100,7 @@ class Gateway:
 
     def __init__(self, controller: DeploymentHandle) -> None:
         keep_replica_on_loopback()
+        warming.begin()
         answer_first(inference_only(make_services()))
         log_at_once()
         self._controller = controller  # keeps the controller in this application

@@ -20,7 +20,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from controlplane import errors
 from controlplane.cluster.engine_status import EngineView
 from controlplane.cluster.inventory import NodeState, inventory_of
-from controlplane.gateway.engine_client import EngineClient
+from controlplane.gateway.engine_client import EngineClient, HostView
+from controlplane.gateway.host_router import RoutingRules, StepModels
+from controlplane.gateway.request_terms import RequestTerms
 from controlplane.gateway.worker_pool import Alive
 from controlplane.runtime import serve
 from controlplane.runtime.engine_replica import engine_application
@@ -70,7 +72,8 @@ class RayCluster:
         self._agents = AgentBook(settings, starts_agents)
         self._demand: dict[str, float] | None = None
         self._demand_at_s = 0.0
-        self._requests = EngineClient(self.find_workers, settings.max_queued_requests, alive)
+        rules = RoutingRules(settings.routing_policy, settings.max_in_flight_factor)
+        self._requests = EngineClient(self.find_workers, settings.max_queued_requests, alive, rules)
 
     # --- engines of worker groups --------------------------------------------------------------
 
@@ -174,11 +177,21 @@ class RayCluster:
             raise failures[0]
         return [report for reports in answers if not isinstance(reports, BaseException) for report in reports]
 
-    async def call(self, host: str, request: EngineCall) -> EngineReply:
-        return await self._requests.call(host, request)
+    async def call(self, host: str, request: EngineCall, terms: RequestTerms) -> EngineReply:
+        return await self._requests.call(host, request, terms)
 
-    def stream(self, host: str, request: EngineCall) -> AsyncGenerator[EngineHead | bytes, None]:
-        return self._requests.stream(host, request)
+    def stream(
+        self, host: str, request: EngineCall, terms: RequestTerms
+    ) -> AsyncGenerator[EngineHead | bytes, None]:
+        return self._requests.stream(host, request, terms)
+
+    def learn(self, host: str, models: StepModels) -> None:
+        """What steps of a base's engines take, for routing."""
+        self._requests.learn(host, models)
+
+    def views(self) -> dict[str, HostView]:
+        """Who waits here, by base."""
+        return self._requests.views()
 
     # --- requests under way --------------------------------------------------------------------
 

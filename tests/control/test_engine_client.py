@@ -199,11 +199,12 @@ async def test_too_many_are_refused_until_there_is_room() -> None:
         running = [asyncio.create_task(client.call("b", ASK)) for _ in range(1)]
         await app.arrived.wait()
         running += [asyncio.create_task(client.call("b", ASK)) for _ in range(2)]
-        await until(lambda: app.asked == 3)
+        await until(lambda: app.asked == 2)
         for attempt in (client.call("b", ASK), anext(client.stream("b", ASK))):
             with pytest.raises(errors.Overloaded) as caught:
                 await attempt
             assert caught.value.retry_after_s == 1
+            assert caught.value.details == {"reason": "full_line"}
         app.may_answer.set()
         await asyncio.gather(*running)
         assert (await client.call("b", ASK)).body == b"late"
@@ -247,7 +248,7 @@ async def test_requests_wait_for_an_engine_that_restarts() -> None:
 
 
 async def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controlplane.gateway.engine_client.WAIT_S", 0.1)
+    monkeypatch.setattr(worker_pool, "WAIT_S", 0.1)
     async with opened(answering) as gone:
         dead = report(gone)
     for cluster in (Cluster(), Cluster(dead)):
@@ -352,9 +353,10 @@ async def test_a_request_that_is_no_clients_says_nothing_of_demand_and_takes_roo
     app = Held()
     async with opened(app) as door, client_of(Cluster(report(door, limit=1)), max_queued=1) as client:
         running = []
-        for number in (1, 2):  # the first one makes the worker known
+        for _ in range(2):  # the first one is at the worker, the second one waits
             running.append(asyncio.create_task(client.call("b", replace(ASK, counted=False))))
-            await until(lambda number=number: app.asked == number)
+            await until(lambda: app.asked == 1)
+        await until(lambda: len(client._hosts["b"].turnstile) == 1)
         assert client.demand() == {}
         with pytest.raises(errors.Overloaded):
             await client.call("b", ASK)

@@ -12,6 +12,7 @@ from fastapi.responses import PlainTextResponse
 from controlplane import __version__, errors
 from controlplane.api import inference, operations, preview
 from controlplane.api.inference import ClosingStream, Watch
+from controlplane.api.middleware import tenant_of
 from controlplane.api.routes import cluster, estimates, rebalancing, variants
 from controlplane.api.routes.parameters import IdempotencyHeader, NamePath
 from controlplane.api.schemas.deploy import DeployModelRequest
@@ -28,7 +29,13 @@ from controlplane.api.schemas.models import (
 from controlplane.api.schemas.placement import PlanView, PreviewView
 from controlplane.api.schemas.status import DeviceView, EngineView, StatusView
 from controlplane.api.services import Services, fresh_context
-from controlplane.gateway.request_terms import Headers, estimated_tokens, request_terms
+from controlplane.gateway.request_terms import (
+    Headers,
+    RequestTerms,
+    estimated_prompt,
+    estimated_tokens,
+    request_terms,
+)
 from controlplane.gateway.route_table import Route
 from controlplane.gateway.tenants import DEFAULT, Tenant
 from controlplane.state import queries
@@ -82,7 +89,7 @@ def _main_job(services: Services) -> APIRouter:
 
     @routes.post("/inference_model")
     async def inference_model(body: InferenceModelRequest, request: Request) -> InferenceModelResponse:
-        return await infer(services, body, request.headers.raw)
+        return await infer(services, body, request.headers.raw, tenant_of(request.scope))
 
     return routes
 
@@ -189,10 +196,11 @@ async def infer(
         watch.routed(route)
         asked = {"max_tokens": body.maxOutputLength}
         tokens = estimated_tokens(len(body.inputText), asked, route.max_output_tokens)
-        watch.terms = request_terms(headers, {}, route.targets, tenant, tokens)
-        answer = await _answer(services, route, body)
+        prompt = estimated_prompt(len(body.inputText))
+        watch.terms = request_terms(headers, {}, route.targets, tenant, tokens, prompt)
+        answer = await _answer(services, route, body, watch.terms)
     except errors.OstinatoError as e:
-        watch.end(e.code)
+        watch.fail(e)
         raise
     except asyncio.CancelledError:
         watch.end(inference.CLIENT_GONE)
@@ -204,18 +212,20 @@ async def infer(
     return answer
 
 
-async def _answer(services: Services, route: Route, body: InferenceModelRequest) -> InferenceModelResponse:
+async def _answer(
+    services: Services, route: Route, body: InferenceModelRequest, terms: RequestTerms
+) -> InferenceModelResponse:
     """As `format` says. A model without a chat template completes the text, unless a chat was asked for."""
     note = ""
     if body.format != "raw":
         try:
-            reply = await inference.ask(services, route, _chat_call(route, body))
+            reply = await inference.ask(services, route, _chat_call(route, body), terms)
             return _as_answer(body.model, reply.body, "chat", note)
         except errors.NoChatTemplate:
             if body.format == "chat":
                 raise
             note = f"'{body.model}' has no chat template: the text was completed as it stands"
-    reply = await inference.ask(services, route, _raw_call(route, body))
+    reply = await inference.ask(services, route, _raw_call(route, body), terms)
     return _as_answer(body.model, reply.body, "raw", note)
 
 

@@ -9,6 +9,7 @@ from fastapi.responses import PlainTextResponse
 
 from controlplane import errors
 from controlplane.api import inference, operations
+from controlplane.api.middleware import tenant_of
 from controlplane.api.routes.management import ERRORS, TEXT
 from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.api.schemas.models import (
@@ -66,13 +67,11 @@ def router(services: Services) -> APIRouter:
     # Never called, for `inference_path.py` answers first: they are documented, and Serve names metrics so.
     @routes.post("/chat/completions", openapi_extra=_CHAT_BODY, responses=_ANSWERS)
     async def chat_completions(request: Request) -> Response:
-        return await inference.answer(services, inference.CHAT, await request.body(), request.headers.raw)
+        return await _asked(services, inference.CHAT, request)
 
     @routes.post("/completions", openapi_extra=_TEXT_BODY, responses=_ANSWERS)
     async def completions(request: Request) -> Response:
-        return await inference.answer(
-            services, inference.COMPLETIONS, await request.body(), request.headers.raw
-        )
+        return await _asked(services, inference.COMPLETIONS, request)
 
     @routes.get("/models")
     async def models() -> dict[str, Any]:
@@ -96,6 +95,11 @@ def router(services: Services) -> APIRouter:
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     return routes
+
+
+async def _asked(services: Services, path: str, request: Request) -> Response:
+    tenant = tenant_of(request.scope)
+    return await inference.answer(services, path, await request.body(), request.headers.raw, tenant)
 
 
 def model_cards(table: RouteTable) -> list[dict[str, Any]]:

@@ -32,4 +32,4 @@ def prompts_s(model: Records, tokens: float) -> float:
     """Steps that fill so many tokens, in as few steps as possible."""
     full = int(tokens / model.batched_tokens)
     rest = tokens - full * model.batched_tokens
-    return full * prefill_curve_s(model, float(model.batched_tokens)) + prefill_curve_s(model, rest)  # type: ignore[no-any-return]
+    return full * prefill_curve_s(model, float(model.batched_tokens)) + prefill_curve_s(model, rest)

@@ -1,0 +1,65 @@
+"""Who waits in a gateway, and how wrong its predictions of steps are, as metrics: read when somebody scrapes.
+
+Labels are bounded: bases that are deployed, three priorities.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from controlplane.gateway.engine_client import HostView
+
+log = logging.getLogger(__name__)
+
+_TRIES = 5
+
+
+class LineMetrics(Collector):
+    """`views` is called from the thread of the server that serves metrics."""
+
+    def __init__(self, views: Callable[[], Mapping[str, HostView]]) -> None:
+        self._views = views
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        return iter(_families())
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        length, longest, missed = families = _families()
+        for base, view in self._read().items():
+            for priority, (count, waited_s) in view.waiting.items():
+                length.add_metric([base, str(priority)], count)
+                longest.add_metric([base, str(priority)], waited_s)
+            if view.step_error is not None:
+                missed.add_metric([base], view.step_error)
+        return iter(families)
+
+    def _read(self) -> Mapping[str, HostView]:
+        """The event loop changes what is read meanwhile, which Python may notice."""
+        for _ in range(_TRIES):
+            try:
+                return self._views()
+            except RuntimeError as e:
+                log.debug("the lines changed while they were read: %s", e)
+        return {}
+
+
+def _families() -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:
+    return (
+        GaugeMetricFamily(
+            "ostinato_line_requests", "Requests that wait for their turn.", labels=["model", "priority"]
+        ),
+        GaugeMetricFamily(
+            "ostinato_line_longest_wait_seconds",
+            "For how long the oldest of them has waited.",
+            labels=["model", "priority"],
+        ),
+        GaugeMetricFamily(
+            "ostinato_step_error",
+            "Mean relative error of predicted times per token.",
+            labels=["model"],
+        ),
+    )

@@ -1,0 +1,94 @@
+"""Reads and checks the file of tenants."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from controlplane.gateway.tenants import DEFAULT_NAME, ONE_TENANT, Tenant, Tenants
+from controlplane.settings import Settings
+from controlplane.state.terms import Priority
+
+_FIELDS = ("name", "keys", "weight", "maxWaiting", "maxPriority")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def tenants_of(settings: Settings) -> Tenants:
+    """Those of OSTINATO_TENANTS.
+
+    Errors: ValueError, saying what was expected where, for a file that cannot be read; and without a key of
+    the installation, as then anybody might ask without one.
+    """
+    if not settings.tenants:
+        return ONE_TENANT
+    if not settings.api_key:
+        raise ValueError("OSTINATO_TENANTS: expected OSTINATO_API_KEY beside it, the key that opens the rest")
+    path = Path(settings.tenants)
+    try:
+        document = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
+        raise ValueError(f"OSTINATO_TENANTS: {path} cannot be read: {e}") from e
+    try:
+        return tenants_from(document)
+    except ValueError as e:
+        raise ValueError(f"OSTINATO_TENANTS: {path}: {e}") from e
+
+
+def tenants_from(document: Any) -> Tenants:
+    """Pure. Errors: ValueError."""
+    listed = document.get("tenants") if isinstance(document, dict) else None
+    if not isinstance(listed, list) or len(document) != 1:
+        raise ValueError("expected one field, `tenants`, with a list")
+    by_key: dict[str, Tenant] = {}
+    names: set[str] = {DEFAULT_NAME}
+    for number, entry in enumerate(listed):
+        where = f"tenants[{number}]"
+        tenant = _tenant(where, entry)
+        if tenant.name in names:
+            raise ValueError(f"{where}.name: expected a name of its own, got {tenant.name!r} again")
+        names.add(tenant.name)
+        for key in _keys(where, entry):
+            if key in by_key:
+                raise ValueError(f"{where}.keys: {key[:8]}... is a key of '{by_key[key].name}' already")
+            by_key[key] = tenant
+    return Tenants(by_key)
+
+
+def _tenant(where: str, entry: Any) -> Tenant:
+    if not isinstance(entry, dict):
+        raise _unexpected(where, "an object", entry)
+    for name in entry:
+        if name not in _FIELDS:
+            raise _unexpected(where, f"fields {', '.join(_FIELDS)}", name)
+    name = entry.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise _unexpected(f"{where}.name", "1 to 63 letters, digits, '.', '_' or '-'", name)
+    weight = entry.get("weight", 1.0)
+    if type(weight) not in (int, float) or not 0 < weight < math.inf:
+        raise _unexpected(f"{where}.weight", "a number above 0", weight)
+    most = entry.get("maxWaiting")
+    if most is not None and (type(most) is not int or most < 1):
+        raise _unexpected(f"{where}.maxWaiting", "a whole number, 1 or more", most)
+    priority = entry.get("maxPriority", Priority.HIGH)
+    if priority not in list(Priority):
+        raise _unexpected(f"{where}.maxPriority", f"one of {', '.join(Priority)}", priority)
+    return Tenant(name, float(weight), most, Priority(priority))
+
+
+def _keys(where: str, entry: dict[str, Any]) -> list[str]:
+    keys = entry.get("keys")
+    if not isinstance(keys, list) or not keys:
+        raise _unexpected(f"{where}.keys", "a list of the SHA-256 of keys, in hexadecimal digits", keys)
+    for key in keys:
+        if not isinstance(key, str) or not _SHA256.fullmatch(key):
+            raise _unexpected(f"{where}.keys", "64 lower-case hexadecimal digits (`sha256sum`)", key)
+    return keys
+
+
+def _unexpected(where: str, expected: str, value: Any) -> ValueError:
+    return ValueError(f"{where}: expected {expected}; got {str(value)[:80]!r}")

@@ -1,0 +1,77 @@
+"""Compiles the routing code in a thread, once in a process, so that no request waits for it.
+
+The first start on a machine compiles (a minute on a slow one), later ones read what it kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from controlplane.gateway.host_router import (
+    PLACE_EVERY_S,
+    Asked,
+    HostRouter,
+    Member,
+    RoutingRules,
+    equal_rows,
+)
+from controlplane.gateway.request_terms import RequestTerms
+from controlplane.routing.snapshot import new_snapshot
+from profiler.compiled import Records
+from workers.messages import WorkerLoad
+
+log = logging.getLogger(__name__)
+
+_ready = threading.Event()
+
+
+@cache
+def begin() -> threading.Thread:
+    """Start the thread, unless it was started."""
+    thread = threading.Thread(target=_warm, name="compile-routing", daemon=True)
+    thread.start()
+    return thread
+
+
+def is_ready() -> bool:
+    return _ready.is_set()
+
+
+@dataclass(frozen=True)
+class _Models:
+    models: Records
+    variants: Records
+    model_of_group: Mapping[str, int]
+    variant_rows: Mapping[int, int]
+
+
+def _warm() -> None:
+    begun_s = time.perf_counter()
+    try:
+        run_through()
+    except Exception:  # without it requests still go where the fewest are
+        log.exception("the routing policies could not be compiled; requests go where the fewest are")
+        return
+    log.info("the routing policies were ready after %.1f s", time.perf_counter() - begun_s)
+    _ready.set()
+
+
+def run_through() -> None:
+    """Every call that a router makes of compiled code, with the types that it makes it with."""
+    models = equal_rows()
+    router = HostRouter(RoutingRules(), 0.0)
+    member = Member("base", 8)
+    router.set_members([member])
+    flight = router.send(Asked(RequestTerms(tpot_s=1.0), streams=True), 0.0)
+    assert flight is not None
+    router.learn(_Models(models, new_snapshot(0, 2, models).variants, {"base": 0}, {1: 1}))
+    for ongoing in (2, 3, 1):
+        router.loaded(member, WorkerLoad(ongoing, ongoing, 0, 0.0, 1, 0.1, 0, 0.0, ((1, "device"),)), 1.0)
+    router.filled(flight)
+    router.ended(flight, 1)
+    router.tick(PLACE_EVERY_S + 1.0)
