@@ -160,6 +160,8 @@ class HostRouter:
 
     def __init__(self, rules: RoutingRules, now_s: float, is_ready: bool = True) -> None:
         """Errors: ValueError for a policy that there is not."""
+        if rules.policy not in POLICIES:
+            raise ValueError(f"routing policy: expected one of {', '.join(POLICIES)}; got {rules.policy!r}")
         self._rules = rules
         self._policy = POLICIES.index(rules.policy)
         self._begun_s = now_s

@@ -205,9 +205,9 @@ class HostWorkers:
         RETRY_S, and not in a busy loop."""
         await asyncio.sleep(max(0.0, self._lost_s + RETRY_S - time.monotonic()))
         while not self._known and len(self.turnstile):
+            self._expire()
             await self.refresh()
             if not self._known:
-                self._expire()
                 await asyncio.sleep(RETRY_S)
 
     def _expire(self) -> None:

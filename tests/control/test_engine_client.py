@@ -344,8 +344,9 @@ async def test_requests_for_a_sleeping_host_are_counted_and_wait_until_it_wakes(
         assert not any(task.done() for task in asked)
         cluster.reports = [await worker.report()]
         assert [(await task).status for task in asked] == [200, 200]
-        assert 0 < client.demand()["b"] <= 2, "they ended since it was last asked"
-        assert client.demand() == {}
+        demand = client.demand()["b"]
+        assert 0 < demand <= 3, "they ended since it was last asked, and the refused one was wanted, too"
+        await until(lambda: client.demand() == {})
 
 
 async def test_a_request_that_is_no_clients_says_nothing_of_demand_and_takes_room() -> None:

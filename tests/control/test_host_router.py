@@ -1,0 +1,369 @@
+"""What a gateway keeps of its requests, against sums over those that are in flight."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.gateway.host_router import (
+    PLACE_EVERY_S,
+    STALE_S,
+    Asked,
+    Flight,
+    HostRouter,
+    Member,
+    RoutingRules,
+    equal_rows,
+)
+from controlplane.gateway.request_terms import RequestTerms
+from controlplane.routing.policies.choose import POLICIES
+from controlplane.routing.snapshot import ELSEWHERE, IN_HOST_MEMORY, IN_SLOT, LOADING, NO_PROMISE
+from controlplane.settings import Settings
+from profiler.compiled import Records, records
+from profiler.step_time.records import MAX_ROWS, PREFILL_KNOTS, STEP_MODEL, VARIANT
+from workers.messages import WorkerLoad
+
+MILLISECOND = 1e-3
+
+
+@dataclass
+class Models:
+    """Two models, the second twice as slow; variant 7 of rank 16 in column 1, variant 8 of rank 64 in 2."""
+
+    models: Records
+    variants: Records
+    model_of_group: dict[str, int] = field(default_factory=lambda: {"a": 0, "b": 1})
+    variant_rows: dict[int, int] = field(default_factory=lambda: {7: 1, 8: 2})
+
+
+def models(max_rows: int = 8) -> Models:
+    made = records(STEP_MODEL, 2)
+    for number, model in enumerate(made):
+        model.decode_s[:] = (number + 1) * (5e-3 + 1e-4 * np.arange(MAX_ROWS + 1))
+        model.prefill_s[:] = (number + 1) * (5e-3 + 1e-3 * np.arange(PREFILL_KNOTS + 1))
+        model.prefill_grain, model.batched_tokens, model.max_rows = 16.0, 2048, max_rows
+        model.kv_tokens, model.slots, model.context_s = 1 << 20, 4, 1e-8
+    variants = records(VARIANT, (2, 3))
+    variants.kind = -1
+    for column, (rank, number) in {1: (16, 2), 2: (64, 4)}.items():
+        for one in variants[:, column]:
+            one.kind, one.rank, one.rank_class, one.row_s, one.variant_s = 0, rank, number, 1e-5, 2e-5
+    return Models(made, variants)
+
+
+def router(*groups: str, rules: RoutingRules | None = None, limit: int = 64) -> tuple[HostRouter, list[Member]]:
+    made = HostRouter(rules or RoutingRules(), 0.0)
+    members = [Member(name, limit) for name in groups]
+    made.set_members(members)
+    return made, members
+
+
+def sent(to: HostRouter, asked: Asked | None = None, now_s: float = 0.0) -> Flight:
+    flight = to.send(asked or Asked(), now_s)
+    assert flight is not None
+    return flight
+
+
+def load(ongoing: int, variants: tuple[tuple[int, str], ...] = (), **more: Any) -> WorkerLoad:
+    given = {"running": ongoing, "waiting": 0, "steps": 0, "step_s": 0.0} | more
+    return WorkerLoad(ongoing=ongoing, kv_usage=0.0, prefill_tokens=0, prefill_s=0.0, variants=variants, **given)
+
+
+def group_of(of: HostRouter, member: Member) -> Any:
+    assert of.snapshot is not None
+    return of.snapshot.groups[member.slot]
+
+
+# --- which one -----------------------------------------------------------------------------------
+
+
+def test_without_knowledge_requests_go_where_the_fewest_are() -> None:
+    for ready in (True, False):
+        made = HostRouter(RoutingRules(), 0.0, is_ready=ready)
+        members = [Member(name, 64) for name in "abcde"]
+        made.set_members(members)
+        for _ in range(50):
+            sent(made)
+        assert [member.own for member in members] == [10] * 5
+
+
+def test_equals_share_what_comes_at_random() -> None:
+    made, members = router(*"abcd")
+    counts = {member.group: 0 for member in members}
+    for _ in range(400):
+        flight = sent(made)
+        counts[flight.member.group] += 1
+        made.ended(flight)
+    assert min(counts.values()) > 40  # the mean is 100, with a standard deviation of 8.7
+
+
+def test_a_session_goes_to_one_place_whichever_gateway_has_it() -> None:
+    """While all are idle."""
+    gateways = [router(*order)[0] for order in ("abcd", "dbca", "cadb")]
+    for session in ("x", "y", "z"):
+        asked = Asked(RequestTerms(session=session))
+        places = set()
+        for made in gateways:
+            flight = sent(made, asked)
+            places.add(flight.member.group)
+            made.ended(flight)
+        assert len(places) == 1
+
+
+@pytest.mark.parametrize("terms", [{"session": "s"}, {"beginning": 12345}])
+def test_a_conversation_stays_where_its_prompt_is_cached_unless_that_costs_more(terms: dict[str, Any]) -> None:
+    made, members = router("a", "a2")
+    made.learn(models(max_rows=64))
+    asked = Asked(RequestTerms(prompt_tokens=1000, tokens=1100, **terms))
+    first = sent(made, asked)
+    home = first.member
+    made.filled(first)
+    made.ended(first, 100)
+    while (beside := sent(made, Asked(RequestTerms(prompt_tokens=10, tokens=20)))).member is not home:
+        made.ended(beside)  # ties are broken at random
+    made.filled(beside)
+    follow = sent(made, asked)
+    assert follow.member is home, "the other one is idle, and would fill the whole prompt again"
+    made.ended(follow)
+    for _ in range(40):
+        made._note_sent(home, made._values(Asked(RequestTerms(prompt_tokens=2000, tokens=4000)), 0.0))
+    assert sent(made, asked).member is not home
+
+
+def test_only_as_many_as_keep_an_engine_fed_are_sent() -> None:
+    made, members = router("a", limit=100)
+    made.learn(models(max_rows=8))
+    flights = [sent(made) for _ in range(10)]  # 1.25 * 8
+    assert made.send(Asked(), 0.0) is None
+    assert not made.has_room
+    made.ended(flights[3])
+    assert made.has_room
+    assert sent(made).member is members[0]
+
+
+def test_never_more_than_a_worker_takes() -> None:
+    made, _ = router("a", "b", limit=3)
+    made.learn(models(max_rows=8))
+    for _ in range(6):
+        sent(made)
+    assert made.send(Asked(), 0.0) is None
+
+
+def test_requests_of_other_gateways_take_room_and_count_as_rows() -> None:
+    made, (a, b) = router("a", "a2", limit=4)
+    sent(made)
+    made.loaded(a, load(ongoing=a.own + 3), 0.0)
+    assert (a.foreign, int(group_of(made, a).batch.rows)) == (3, a.own + 3)
+    assert all(sent(made).member is b for _ in range(4 - b.own - (1 if a.own == 0 else 0)))
+    made.loaded(a, load(ongoing=0), 1.0)
+    assert (a.foreign, int(group_of(made, a).batch.rows)) == (0, a.own)
+
+
+def test_what_a_worker_said_long_ago_is_forgotten() -> None:
+    made, (a,) = router("a")
+    made.loaded(a, load(ongoing=5), 1.0)
+    made.tick(1.0 + STALE_S)
+    assert a.foreign == 5
+    made.tick(1.1 + STALE_S)
+    assert a.foreign == 0
+    assert int(group_of(made, a).batch.rows) == 0
+
+
+def test_where_variants_are() -> None:
+    made, (a,) = router("a")
+    made.learn(models())
+    flight = sent(made, Asked(variant=8, streams=True))
+    assert made.snapshot is not None
+    where = made.snapshot.held.where[a.slot]
+    assert list(where[:3]) == [ELSEWHERE, ELSEWHERE, LOADING]
+    made.loaded(a, load(1, ((7, "host"), (99, "device"))), 0.0)
+    assert list(where[:3]) == [ELSEWHERE, IN_HOST_MEMORY, LOADING]
+    made.filled(flight)
+    assert where[2] == IN_SLOT
+    made.ended(flight)
+    made.loaded(a, load(0, ((7, "device"),)), 0.0)
+    assert list(where[:3]) == [ELSEWHERE, IN_SLOT, ELSEWHERE]
+
+
+def test_predictions_follow_what_steps_take() -> None:
+    """Engines that take 1.4 times as long as predicted."""
+    made, (a,) = router("a")
+    made.learn(models())
+    flights = [sent(made, Asked(streams=True)) for _ in range(4)]
+    for flight in flights:
+        made.filled(flight)
+    truth_s = 1.4 * float(group_of(made, a).tpot_s)
+    for second in range(100):
+        made.loaded(a, load(4, steps=50, step_s=truth_s), float(second))
+    assert float(group_of(made, a).correction) == pytest.approx(1.4, rel=0.02)
+    assert made.error == pytest.approx(0.0, abs=0.01)
+    for observed_s in (math.nan, math.inf, 0.0, -1.0):
+        made.loaded(a, load(4, steps=50, step_s=observed_s), 200.0)
+    assert float(group_of(made, a).correction) == pytest.approx(1.4, rel=0.02)
+
+
+def test_a_policy_that_chooses_nobody_does_not_lose_the_request() -> None:
+    """Every policy, with workers that are full but for one."""
+    for policy in POLICIES:
+        made, members = router("a", "b", "c", rules=RoutingRules(policy), limit=2)
+        flights = [sent(made, Asked(variant=n % 3)) for n in range(6)]
+        assert made.send(Asked(), 0.0) is None
+        assert [member.own for member in members] == [2, 2, 2]
+        made.ended(flights[0])
+        assert sent(made).member is flights[0].member
+        made.tick(PLACE_EVERY_S)
+
+
+def test_expected_answers_follow_those_seen_and_their_limit() -> None:
+    made, _ = router("a")
+    for _ in range(200):
+        made.ended(sent(made, Asked(variant=7)), 40)
+        made.ended(sent(made, Asked(variant=8)), 400)
+    long = RequestTerms(tokens=10_000)
+    expected = {uid: made._values(Asked(long, uid), 0.0)[2] for uid in (7, 8)}
+    assert expected == {7: pytest.approx(40), 8: pytest.approx(400)}
+    assert made._values(Asked(RequestTerms(tokens=11), 8), 0.0)[2] == 10
+
+
+def test_whole_answers_have_their_prompt_filled_once_nothing_waits() -> None:
+    made, (a,) = router("a")
+    sent(made, Asked(RequestTerms(prompt_tokens=50, tokens=60)), now_s=0.0)
+    made.loaded(a, load(1, waiting=1), 5.0)
+    assert float(group_of(made, a).unfilled) == 50
+    made.loaded(a, load(1, waiting=0), 5.0)
+    assert float(group_of(made, a).unfilled) == 0
+
+
+def test_the_settings_name_every_policy() -> None:
+    schema = Settings.model_json_schema()["properties"]["routing_policy"]
+    assert tuple(schema["enum"]) == POLICIES
+
+
+def test_a_policy_that_there_is_not() -> None:
+    with pytest.raises(ValueError, match="luck"):
+        HostRouter(RoutingRules("luck"), 0.0)
+
+
+def test_memory_is_bounded_by_what_is_in_flight() -> None:
+    """Variants come and go, with no step model that names them."""
+    made, _ = router("a")
+    for uid in range(1, 3000):
+        made.ended(sent(made, Asked(variant=uid)), 5)
+    assert made.snapshot is not None
+    assert made.snapshot.held.shape[1] < 100
+
+
+# --- any order of events -------------------------------------------------------------------------
+
+
+class Reference:
+    """Sums over the requests in flight, by what they ask for alone."""
+
+    def __init__(self, of: HostRouter) -> None:
+        self.of = of
+
+    def check(self, member: Member, flights: list[Flight]) -> None:
+        snapshot = self.of.snapshot
+        assert snapshot is not None
+        group, held = snapshot.groups[member.slot], snapshot.held[member.slot]
+        assert member.own == len(flights)
+        assert group.batch.rows == len(flights) + member.foreign
+        contexts = sum(f.values[1] + f.values[2] / 2 for f in flights)
+        prompt, output = (member.typical[1], member.typical[2]) if member.foreign else (0.0, 0.0)
+        contexts += member.foreign * (prompt + output / 2)
+        assert group.batch.context == pytest.approx(contexts, rel=1e-6, abs=1e-3)
+        unfilled = sum(f.values[1] for f in flights if not f.filled)
+        assert group.unfilled == pytest.approx(unfilled, rel=1e-6, abs=1e-3)
+        rows: dict[int, int] = {0: member.foreign}
+        for flight in flights:
+            uid = flight.asked.variant
+            rows[uid] = rows.get(uid, 0) + 1
+        by_column = {self.of._columns[uid]: count for uid, count in rows.items() if count}
+        assert {v: int(h.rows) for v, h in enumerate(held) if h.rows} == by_column
+        assert group.distinct == len([uid for uid, count in rows.items() if uid and count])
+        promises = [f.values[-1] for f in flights] + [NO_PROMISE] * member.foreign
+        assert sum(group.promises) == len(promises)
+        assert group.tightest == min(promises, default=NO_PROMISE)
+        assert bool(group.usable) is member.has_room
+        model = snapshot.models[group.model]
+        step_s = 0.0
+        if len(promises):
+            kinds = {7: 1e-5, 8: 1e-5} if self.of._learned is not None else {}
+            step_s = float(model.decode_s[len(promises)]) + float(model.context_s) * contexts
+            step_s += sum(kinds.get(uid, 0.0) * count for uid, count in rows.items())
+            step_s += sum(2e-5 for uid, count in rows.items() if uid in kinds and count)
+        assert group.step_s == pytest.approx(float(group.correction) * step_s, rel=1e-6, abs=1e-9)
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(("send", "send", "send", "filled", "ended", "ended", "load", "come", "go", "learn", "tick")),
+        st.integers(0, 1000),
+    ),
+    max_size=60,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(EVENTS, st.booleans())
+def test_sums_are_those_of_the_requests_in_flight(events: list[tuple[str, int]], late_start: bool) -> None:
+    made = HostRouter(RoutingRules(), 0.0, is_ready=not late_start)
+    members: list[Member] = [Member("a", 6), Member("b", 6)]
+    made.set_members(members)
+    flights: list[Flight] = []
+    known = [models(), models(max_rows=3)]
+    for now_s, (what, number) in enumerate(events):
+        if what == "send":
+            terms = RequestTerms(
+                tpot_s=(None, 0.01, 0.02)[number % 3],
+                prompt_tokens=number + 1,
+                tokens=2 * number + 2,
+                session=str(number % 4) if number % 2 else "",
+            )
+            had_room = any(member.has_room for member in members)
+            flight = made.send(Asked(terms, (0, 7, 8, 9, 10 + number % 40)[number % 5]), float(now_s))
+            assert (flight is not None) is had_room
+            if flight is not None:
+                assert flight.member in members
+                flights.append(flight)
+        elif what == "filled" and flights:
+            made.filled(flights[number % len(flights)])
+        elif what == "ended" and flights:
+            flight = flights.pop(number % len(flights))
+            made.ended(flight, number if number % 3 else None)
+            made.ended(flight)
+        elif what == "load" and members:
+            member = members[number % len(members)]
+            made.loaded(member, load(number % 9, waiting=1, variants=((number % 12, "device"),)), float(now_s))
+        elif what == "come":
+            members = [*members, Member(f"g{now_s}", 6)]
+            made.set_members(members)
+        elif what == "go" and members:
+            members = [m for m in members if m is not members[number % len(members)]]
+            made.set_members(members)
+        elif what == "learn":
+            made.learn(known[number % 2])
+        elif what == "tick":
+            made.start_routing()
+            made.tick(float(now_s))
+    made.start_routing()
+    for member in members:
+        Reference(made).check(member, [f for f in flights if f.member is member])
+    assert made.has_room is any(member.has_room for member in members)
+    for flight in flights:
+        made.ended(flight)
+    for member in members:
+        Reference(made).check(member, [])
+
+
+def test_equal_rows_cost_the_same() -> None:
+    model = equal_rows()[0]
+    steps = np.diff(model.decode_s)
+    assert np.allclose(steps, steps[0])
+    assert steps[0] > 0

@@ -1,0 +1,288 @@
+"""Requests at the turnstile of one base: at once, in turn, refused; and none is ever lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane import errors
+from controlplane.gateway.host_router import Asked, Flight, HostRouter, Member, RoutingRules
+from controlplane.gateway.request_terms import RequestTerms
+from controlplane.gateway.tenants import Tenant
+from controlplane.gateway.turnstile import Turnstile
+from controlplane.state.terms import LatePolicy, Priority
+
+
+class World:
+    """A base whose workers take `limit` requests at once; time moves when told to."""
+
+    def __init__(self, workers: int = 1, limit: int = 1, places: int = 100) -> None:
+        self.now_s = 0.0
+        self.router = HostRouter(RoutingRules(), 0.0, is_ready=False)
+        self.members = [Member(f"g{n}", limit) for n in range(workers)]
+        self.router.set_members(self.members)
+        self.turnstile = Turnstile("base", self.router, places, lambda: self.now_s)
+
+    def ask(self, **terms: Any) -> asyncio.Task[Flight]:
+        asked = Asked(RequestTerms(**terms), arrived_s=self.now_s)
+        return asyncio.create_task(self.turnstile.enter(asked))
+
+    def end(self, flight: Flight) -> None:
+        self.router.ended(flight)
+        self.turnstile.pump()
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def gone(*tasks: asyncio.Task[Flight]) -> list[bool]:
+    await settle()
+    return [task.done() for task in tasks]
+
+
+def reason(task: asyncio.Task[Flight]) -> str:
+    error = task.exception()
+    assert isinstance(error, errors.Overloaded | errors.Late)
+    assert isinstance(error, errors.Late) or (error.retry_after_s or 0) >= 1
+    return str(error.details["reason"])
+
+
+async def test_at_once_while_there_is_room_and_then_in_turn() -> None:
+    world = World(workers=2)
+    tasks = [world.ask() for _ in range(4)]
+    assert await gone(*tasks) == [True, True, False, False]
+    world.end(tasks[1].result())
+    assert await gone(*tasks) == [True, True, True, False]
+    assert tasks[2].result().member is tasks[1].result().member
+
+
+async def test_a_newcomer_does_not_pass_those_who_wait() -> None:
+    world = World()
+    first, waiting = world.ask(), world.ask()
+    await settle()
+    world.members.append(Member("new", 1))
+    world.router.set_members(world.members)
+    late = world.ask()
+    assert await gone(first, waiting, late) == [True, True, False]
+
+
+async def test_the_highest_priority_goes_first_and_the_lowest_is_displaced() -> None:
+    world = World(places=2)
+    running, low, normal = world.ask(), world.ask(priority=Priority.LOW), world.ask()
+    await settle()
+    high = world.ask(priority=Priority.HIGH)
+    assert await gone(low, normal, high) == [True, False, False]
+    assert reason(low) == "displaced"
+    world.end(running.result())
+    assert await gone(normal, high) == [False, True]
+
+
+async def test_a_full_line_and_a_tenants_full_part_of_it() -> None:
+    world = World(places=3)
+    small = Tenant("small", max_waiting=1)
+    tasks = [world.ask(), world.ask(tenant=small)]
+    await settle()
+    refused = world.ask(tenant=small)
+    await settle()
+    assert reason(refused) == "full_tenant"
+    assert "'small'" in str(refused.exception())
+    tasks += [world.ask(), world.ask()]
+    await settle()
+    refused = world.ask()
+    await settle()
+    assert reason(refused) == "full_line"
+
+
+async def test_a_promise_that_cannot_be_kept_is_not_made() -> None:
+    """The line moves one request a second; nobody is let in who would wait past its target."""
+    world = World()
+    tasks = [world.ask(tokens=10)]
+    await settle()
+    tasks += [world.ask(tokens=10) for _ in range(30)]
+    await settle()
+    for number in range(10):
+        world.now_s += 1.0
+        world.end(tasks[number].result())
+        await settle()
+    in_time, too_late = world.ask(tokens=10, ttft_s=60.0), world.ask(tokens=10, ttft_s=5.0)
+    assert await gone(in_time, too_late) == [False, True]
+    assert reason(too_late) == "promise"
+    error = too_late.exception()
+    assert isinstance(error, errors.Overloaded)
+    assert error.retry_after_s == pytest.approx(20 - 0.8 * 5, abs=1.5)  # 20 wait before it
+
+
+async def test_who_is_late_and_to_be_dropped_gets_no_turn() -> None:
+    world = World()
+    running = world.ask()
+    await settle()
+    late, patient = world.ask(ttft_s=1.0, late=LatePolicy.DROP), world.ask(ttft_s=1.0)
+    await settle()
+    world.now_s = 2.0
+    world.end(running.result())
+    assert await gone(late, patient) == [True, True]
+    assert reason(late) == "late"
+    assert patient.result().member is world.members[0]
+
+
+async def test_one_who_leaves_gives_its_place_and_its_turn() -> None:
+    world = World()
+    running, leaves, waits = world.ask(), world.ask(), world.ask()
+    await settle()
+    leaves.cancel()
+    assert await gone(leaves, waits) == [True, False]
+    assert len(world.turnstile) == 1
+    world.end(running.result())
+    waits.cancel()  # it has its turn, and does not know yet
+    await settle()
+    assert (len(world.turnstile), world.members[0].own) == (0, 0)
+    assert await gone(world.ask()) == [True]
+
+
+async def test_one_whose_worker_was_not_there_goes_before_those_who_wait() -> None:
+    world = World()
+    first = world.ask()
+    waiting = world.ask()
+    await settle()
+    flight = first.result()
+    again = asyncio.create_task(world.turnstile.enter(flight.asked, went=True))
+    await settle()
+    world.end(flight)
+    assert await gone(again, waiting) == [True, False]
+
+
+async def test_without_workers_all_wait_and_those_who_waited_for_too_long_hear_of_it() -> None:
+    world = World(workers=0)
+    old = world.ask()
+    await settle()
+    world.now_s = 10.0
+    young = world.ask(ttft_s=0.001)
+    await settle()
+    world.turnstile.expire(5.0, lambda: errors.Unavailable("not there", retry_after_s=5))
+    assert await gone(old, young) == [True, False]
+    assert isinstance(old.exception(), errors.Unavailable)
+    world.members.append(Member("new", 1))
+    world.router.set_members(world.members)
+    world.turnstile.begin()
+    assert await gone(young) == [True]
+
+
+async def test_nobody_starves_at_twice_the_capacity() -> None:
+    """Two classes, each of which alone fills the worker: a request of the lower one goes within the time that
+    `turns_at_most` allows: at most one of four turns is kept from it once it has waited 10 s."""
+    world = World(places=400)
+    running = [world.ask(priority=Priority.HIGH)]
+    await settle()
+    low = [world.ask(priority=Priority.LOW) for _ in range(5)]
+    waited: list[float] = []
+    for second in range(60):
+        running += [world.ask(priority=Priority.HIGH) for _ in range(2)]
+        await settle()
+        world.now_s = float(second + 1)
+        done = [task for task in (*running, *low) if task.done() and not task.result().ended]
+        assert len(done) == 1
+        world.end(done[0].result())
+        await settle()
+        waited = [task.result().sent_s for task in low if task.done()]
+    assert len(waited) == 5
+    assert max(waited) <= 10 + 4 * 5 + 1
+    for task in running:
+        task.cancel()
+    await settle()
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(("ask", "ask", "ask", "end", "end", "cancel", "broken", "come", "go", "time", "expire")),
+        st.integers(0, 10_000),
+    ),
+    max_size=80,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(EVENTS)
+def test_no_order_of_events_loses_a_request(events: list[tuple[str, int]]) -> None:
+    asyncio.run(_play(events))
+
+
+async def _play(events: list[tuple[str, int]]) -> None:
+    world = World(workers=1, limit=2, places=6)
+    tasks: list[asyncio.Task[Flight]] = []
+    cancelled: set[asyncio.Task[Flight]] = set()
+
+    def running() -> list[Flight]:
+        return [
+            task.result()
+            for task in tasks
+            if task.done() and not task.cancelled() and task.exception() is None and not task.result().ended
+        ]
+
+    async def event(what: str, number: int) -> None:
+        flights = running()
+        if what == "ask":
+            tasks.append(
+                world.ask(
+                    priority=list(Priority)[number % 3],
+                    tenant=Tenant(str(number % 2), max_waiting=(None, 3)[number % 2]),
+                    tokens=1 + number % 50,
+                    ttft_s=(None, 5.0)[number % 2],
+                    late=list(LatePolicy)[number % 2],
+                )
+            )
+        elif what == "end" and flights:
+            world.end(flights[number % len(flights)])
+        elif what == "broken" and flights:
+            flight = flights[number % len(flights)]
+            tasks.append(asyncio.create_task(world.turnstile.enter(flight.asked, went=True)))
+            world.end(flight)
+        elif what == "cancel" and tasks:
+            task = tasks[number % len(tasks)]
+            if not task.done():
+                task.cancel()
+                cancelled.add(task)
+        elif what == "come":
+            world.members = [*world.members, Member(f"n{number}", 1 + number % 3)]
+            world.router.set_members(world.members)
+            world.turnstile.begin()
+        elif what == "go" and world.members:
+            world.members = world.members[1:]
+            world.router.set_members(world.members)
+        elif what == "time":
+            world.now_s += number % 7
+        elif what == "expire" and not world.members:
+            world.turnstile.expire(world.now_s - 5.0, lambda: errors.Unavailable("gone"))
+
+    rng = random.Random(len(events))
+    for what, number in events:
+        await event(what, number)
+        if rng.random() < 0.5:
+            await settle()
+        for member in world.members:
+            assert member.own <= member.limit
+    await settle()
+    waiting = [task for task in tasks if not task.done()]
+    assert len(world.turnstile) == len(waiting)
+    assert not (waiting and world.router.has_room), "somebody waits though there is room"
+    here = [flight for flight in running() if flight.member.slot >= 0]
+    assert sum(member.own for member in world.members) == len(here)
+    world.members = [*world.members, Member("last", 1000)]
+    world.router.set_members(world.members)
+    world.turnstile.begin()
+    await settle()
+    for task in tasks:
+        assert task.done(), "it waits for ever"
+        if task.cancelled():
+            assert task in cancelled
+        elif task.exception() is not None:
+            assert isinstance(task.exception(), errors.Overloaded | errors.Late | errors.Unavailable)
+    for flight in running():
+        world.end(flight)
+    assert [member.own for member in world.members] == [0] * len(world.members)
