@@ -197,6 +197,8 @@ class InMemoryCluster:
         self.launches: list[str] = []
         self.node_ids: dict[str, str] = {}  # Ray's, of nodes that were restarted
         self.requests: dict[str, int] | None = {}  # under way, as gateways would say
+        self.heard = NO_TERMS  # of the last request
+        self.refusal: errors.OstinatoError | None = None  # of all requests
 
     async def launch(self, config: EngineConfig) -> None:
         self.launches.append(config.group_name)
@@ -290,6 +292,9 @@ class InMemoryCluster:
         return self.bundled
 
     async def call(self, host: str, request: EngineCall, terms: RequestTerms = NO_TERMS) -> EngineReply:
+        self.heard = terms
+        if self.refusal is not None:
+            raise self.refusal
         try:
             return await self._engine(host).worker.call(request)
         except errors.OstinatoError:
@@ -300,9 +305,12 @@ class InMemoryCluster:
     async def stream(
         self, host: str, request: EngineCall, terms: RequestTerms = NO_TERMS
     ) -> AsyncGenerator[EngineHead | bytes, None]:
+        self.heard = terms
         try:
             async with contextlib.aclosing(self._engine(host).worker.stream(request)) as items:
                 async for item in items:
+                    if self.refusal is not None and isinstance(item, bytes):
+                        raise self.refusal  # as one that comes too late to be told by a status
                     yield item
         except errors.OstinatoError:
             raise

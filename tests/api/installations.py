@@ -24,6 +24,7 @@ from controlplane.controller.controller import Controller
 from controlplane.controller.metrics import ControllerMetrics
 from controlplane.gateway.metrics import Metrics
 from controlplane.gateway.route_book import RouteBook
+from controlplane.gateway.tenants_file import tenants_of
 from controlplane.settings import Settings
 from controlplane.state.repository import Repository
 from controlplane.state.stores import open_store
@@ -43,7 +44,12 @@ class Installation:
         self.repository = Repository(self.store)
         self.metrics = Metrics(self.registry)
         self.services = Services(
-            self.settings, self.repository, RouteBook(self.repository), self.cluster, self.metrics
+            self.settings,
+            self.repository,
+            RouteBook(self.repository),
+            self.cluster,
+            self.metrics,
+            tenants_of(self.settings),
         )
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"

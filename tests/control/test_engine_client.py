@@ -360,7 +360,7 @@ async def test_a_request_that_is_no_clients_says_nothing_of_demand_and_takes_roo
         await until(lambda: len(client._hosts["b"].turnstile) == 1)
         assert client.demand() == {}
         with pytest.raises(errors.Overloaded):
-            await client.call("b", ASK)
+            await client.call("b", replace(ASK, counted=False))
         app.may_answer.set()
         assert [(await task).status for task in running] == [200, 200]
         assert client.demand() == {}

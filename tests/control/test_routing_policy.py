@@ -25,4 +25,3 @@ def test_equals_share_what_comes(tie: float, chosen: int) -> None:
 def test_no_worker_is_an_error() -> None:
     with pytest.raises(ValueError, match="empty"):
         least_outstanding([], 0.0)
-

@@ -200,7 +200,9 @@ async def test_nobody_starves_at_twice_the_capacity() -> None:
 
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(("ask", "ask", "ask", "end", "end", "cancel", "broken", "come", "go", "time", "expire")),
+        st.sampled_from(
+            ("ask", "ask", "ask", "end", "end", "cancel", "broken", "come", "go", "time", "expire")
+        ),
         st.integers(0, 10_000),
     ),
     max_size=80,
@@ -213,7 +215,7 @@ def test_no_order_of_events_loses_a_request(events: list[tuple[str, int]]) -> No
     asyncio.run(_play(events))
 
 
-async def _play(events: list[tuple[str, int]]) -> None:
+async def _play(events: list[tuple[str, int]]) -> None:  # noqa: PLR0915
     world = World(workers=1, limit=2, places=6)
     tasks: list[asyncio.Task[Flight]] = []
     cancelled: set[asyncio.Task[Flight]] = set()

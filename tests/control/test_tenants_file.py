@@ -1,0 +1,92 @@
+"""The file of tenants: what it may say, and what is said of one that is wrong."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane.gateway.tenants import ONE_TENANT, Tenant
+from controlplane.gateway.tenants_file import tenants_from, tenants_of
+from controlplane.settings import Settings
+from controlplane.state.terms import Priority
+
+KEYS = [sha256(key).hexdigest() for key in (b"one", b"two", b"three")]
+
+
+def of(**fields: Any) -> dict[str, Any]:
+    return {"tenants": [{"name": "a", "keys": KEYS[:1], **fields}]}
+
+
+def test_tenants_by_their_keys() -> None:
+    tenants = tenants_from(
+        {
+            "tenants": [
+                {"name": "a", "keys": KEYS[:2], "weight": 2, "maxWaiting": 5, "maxPriority": "normal"},
+                {"name": "b", "keys": KEYS[2:]},
+            ]
+        }
+    )
+    a = Tenant("a", 2.0, 5, Priority.NORMAL)
+    assert [tenants.of_key(key) for key in (b"one", b"two", b"three")] == [a, a, Tenant("b")]
+    assert tenants.of_key(b"four") is None
+    assert tenants.of_key(KEYS[0].encode()) is None, "a hash is no key"
+    assert ONE_TENANT.of_key(b"one") is None
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        (None, "`tenants`"),
+        ([], "`tenants`"),
+        ({"tenants": {}}, "`tenants`"),
+        ({"tenants": [], "more": 1}, "`tenants`"),
+        ({"tenants": ["a"]}, r"tenants\[0\]: expected an object"),
+        (of(name=""), r"tenants\[0\].name"),
+        (of(name="a b"), r"tenants\[0\].name"),
+        (of(name="default"), "a name of its own"),
+        (of(speed=1), "speed"),
+        (of(weight=0), "weight: expected a number above 0"),
+        (of(weight=float("nan")), "weight"),
+        (of(weight=True), "weight"),
+        (of(maxWaiting=0), "maxWaiting"),
+        (of(maxWaiting=1.5), "maxWaiting"),
+        (of(maxPriority="urgent"), "low, normal, high"),
+        (of(keys=[]), "keys"),
+        (of(keys=["secret"]), "64 lower-case"),
+        (of(keys=[KEYS[0].upper()]), "64 lower-case"),
+        (of(keys=KEYS[:1] * 2), "key of 'a' already"),
+        ({"tenants": [*of()["tenants"], *of()["tenants"]]}, "a name of its own"),
+        ({"tenants": [*of()["tenants"], *of(name="b")["tenants"]]}, "key of 'a' already"),
+    ],
+)
+def test_what_is_wrong_is_named(document: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        tenants_from(document)
+
+
+def test_a_file_in_json_or_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "tenants"
+    for text in (json.dumps(of()), f"tenants:\n- name: a\n  keys: ['{KEYS[0]}']\n"):
+        path.write_text(text)
+        assert tenants_of(Settings(tenants=str(path), api_key="k")).of_key(b"one") == Tenant("a")
+    assert tenants_of(Settings()) == ONE_TENANT
+
+
+@pytest.mark.parametrize("text", ["{", "\x00", "tenants: 1"])
+def test_a_file_that_cannot_be_read(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "tenants"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"OSTINATO_TENANTS: {path}"):
+        tenants_of(Settings(tenants=str(path), api_key="k"))
+    with pytest.raises(ValueError, match="cannot be read"):
+        tenants_of(Settings(tenants=str(tmp_path / "none"), api_key="k"))
+
+
+def test_tenants_need_a_key_of_the_installation(tmp_path: Path) -> None:
+    """Or everybody could do everything."""
+    with pytest.raises(ValueError, match="OSTINATO_API_KEY"):
+        tenants_of(Settings(tenants=str(tmp_path / "tenants")))
