@@ -88,6 +88,10 @@ class EngineClient:
         if host in self._hosts:
             self._hosts[host].learn(models)
 
+    def hosts(self) -> list[str]:
+        """That were asked."""
+        return list(self._hosts)
+
     def views(self) -> dict[str, HostView]:
         """Of all hosts that were asked. For another thread, too."""
         return {host: _view(workers) for host, workers in list(self._hosts.items())}

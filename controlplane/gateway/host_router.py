@@ -119,7 +119,8 @@ class Member:
     """A worker that may get requests. `max_ongoing` is the most it takes at once, 0: not known.
 
     `own` requests of this gateway are in flight there, and `foreign` ones of others, as it last said. `slot`
-    is its row in the snapshot; -1: it has left.
+    is its row in the snapshot; -1: it has left. `peaks` are the most of `own` since its last load came, and
+    between the two before.
     """
 
     group: str
@@ -128,6 +129,7 @@ class Member:
     slot: int = field(default=-1, init=False)
     own: int = field(default=0, init=False)
     foreign: int = field(default=0, init=False)
+    peaks: tuple[int, int] = field(default=(0, 0), init=False)
     limit: int = field(default=0, init=False)
     model: int = field(default=0, init=False)
     flights: dict[Flight, None] = field(default_factory=dict, init=False, repr=False)
@@ -167,7 +169,8 @@ class HostRouter:
         self._begun_s = now_s
         self._members: list[Member | None] = []
         self._free = 0  # members with room
-        self._learned: StepModels | None = None
+        self._learned: StepModels | None = None  # None also when nothing is known of any step
+        self._told: StepModels | None = None
         self._columns: dict[int, int] = {0: 0}
         self._lengths = OutputLengths()
         self._last: LastGroups[Member] = LastGroups()
@@ -256,8 +259,9 @@ class HostRouter:
 
     def learn(self, models: StepModels) -> None:
         """What steps take, from now on. The same object again changes nothing."""
-        if models is self._learned:
+        if models is self._told:
             return
+        self._told = models
         self._learned = models if len(models.models) else None
         for member in self.members:
             member.model, member.tpot_s = 0, 0.0
@@ -376,6 +380,8 @@ class HostRouter:
     def _change(self, member: Member, own: int) -> None:
         had_room = member.has_room
         member.own += own
+        if member.own > member.peaks[0]:
+            member.peaks = (member.own, member.peaks[1])
         self._renew_room(member, had_room)
 
     def _renew_room(self, member: Member, had_room: bool) -> None:
@@ -393,7 +399,9 @@ class HostRouter:
         if member.slot < 0:
             return
         member.loaded_s = now_s
-        self._set_foreign(member, max(0, load.ongoing - member.own))
+        # Some of our own requests that it counted may have ended since, and must not be taken for others'.
+        self._set_foreign(member, max(0, load.ongoing - max(member.peaks)))
+        member.peaks = (member.own, member.peaks[0])
         if load.variants != member.variants:
             member.variants = load.variants
             self._place_variants(member)

@@ -63,7 +63,7 @@ def _cluster() -> RayCluster:
 
 @cache
 def _step_models() -> StepModelBook:
-    """`of` is what routers ask for the steps of a base's engines."""
+    """What the routers are told of the steps of engines."""
     return StepModelBook(Settings(), lambda: _routes().state, _cluster().inventory)
 
 
@@ -88,6 +88,13 @@ def _serve_metrics(settings: Settings) -> str:
     return serve_metrics(settings.metrics_host, settings.metrics_port_range, ray.util.get_node_ip_address())
 
 
+async def _as_it_should(task: asyncio.Task[None]) -> None:
+    """Raises RuntimeError when a task that never ends has ended."""
+    if task.done():
+        with suppress(asyncio.CancelledError):
+            raise RuntimeError("a loop of this replica ended") from task.exception()
+
+
 @serve.deployment(
     name="Gateway",
     max_ongoing_requests=1000,
@@ -105,9 +112,15 @@ class Gateway:
         log_at_once()
         self._controller = controller  # keeps the controller in this application
         self._metrics_address = _serve_metrics(Settings())
+        telling = _step_models().keep_telling(_cluster().asked, _cluster().learn)
+        self._telling = asyncio.get_running_loop().create_task(telling)
 
     async def metrics_address(self) -> str:
         return self._metrics_address
+
+    async def check_health(self) -> None:
+        """One that learns no more what steps take is replaced."""
+        await _as_it_should(self._telling)
 
     async def demand(self) -> dict[str, float]:
         """Requests under way by base, for the controller, which alone asks."""
@@ -140,9 +153,7 @@ class ControllerReplica:
     async def check_health(self) -> None:
         """A controller one of whose loops ended is replaced."""
         for task in self._tasks:
-            if task.done():
-                with suppress(asyncio.CancelledError):
-                    raise RuntimeError("a loop of the controller ended") from task.exception()
+            await _as_it_should(task)
 
 
 def build(args: dict[str, Any] | None = None) -> serve.Application:

@@ -185,6 +185,10 @@ class RayCluster:
     ) -> AsyncGenerator[EngineHead | bytes, None]:
         return self._requests.stream(host, request, terms)
 
+    def asked(self) -> list[str]:
+        """Bases whose engines were asked here."""
+        return self._requests.hosts()
+
     def learn(self, host: str, models: StepModels) -> None:
         """What steps of a base's engines take, for routing."""
         self._requests.learn(host, models)
