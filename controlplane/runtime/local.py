@@ -24,6 +24,7 @@ import httpx
 import psutil
 
 from controlplane import errors
+from controlplane.gateway.tenants_file import tenants_of
 from controlplane.runtime import loopback
 from controlplane.settings import Settings
 from workers.engine import torch_check
@@ -56,6 +57,7 @@ def up(settings: Settings, progress: Progress, dashboard_port: int = 0) -> Local
     if running is not None:
         progress(f"already running at {running.url}")
         return running
+    _check_tenants(settings)
     _require_free_port(settings.http_host, settings.http_port)
     _check_torch(settings)
     end_leftovers(settings, progress)
@@ -186,6 +188,17 @@ def free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [int(each.getsockname()[1]) for each in sockets]
+
+
+def _check_tenants(settings: Settings) -> None:
+    """Here, as a gateway that cannot read them would only be started again and again.
+
+    Errors: InvalidRequest.
+    """
+    try:
+        tenants_of(settings)
+    except ValueError as e:
+        raise errors.InvalidRequest(str(e)) from e
 
 
 def _require_free_port(host: str, port: int) -> None:
