@@ -54,9 +54,7 @@ def test_it_lowers_the_cost_of_its_group_alone(seed: int, cached: float) -> None
 
     def costs() -> list[float]:
         request = made.request
-        return [
-            cost_s(made.snapshot, g, request, prospect(made.snapshot, g, request), False) for g in groups
-        ]
+        return [cost_s(made.snapshot, g, request, prospect(made.snapshot, g, request), False) for g in groups]
 
     without = costs()
     for home in groups:
