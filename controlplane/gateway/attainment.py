@@ -38,14 +38,14 @@ def attained(terms: RequestTerms, seen: Outcome) -> Iterator[tuple[str, bool]]:
     """(target, kept) of each target that can be judged.
 
     A client that left, or whose request was wrong, says nothing. TTFT and TPOT of whole answers are not seen.
-    Every chunk of a stream counts as a token.
+    Every chunk of a stream counts as a token, but for the last one, which says that it ends.
     """
     failed = seen.code in _MISSED
     if seen.code != OK and not failed:
         return
     if terms.ttft_s is not None and seen.streams:
         yield "ttft", seen.first_s is not None and seen.first_s <= terms.ttft_s
-    if terms.tpot_s is not None and not failed and seen.first_s is not None and seen.chunks > 1:
-        yield "tpot", (seen.took_s - seen.first_s) / (seen.chunks - 1) <= terms.tpot_s
+    if terms.tpot_s is not None and not failed and seen.first_s is not None and seen.chunks > 2:
+        yield "tpot", (seen.took_s - seen.first_s) / (seen.chunks - 2) <= terms.tpot_s
     if terms.deadline_s is not None:
         yield "deadline", not failed and seen.took_s <= terms.deadline_s

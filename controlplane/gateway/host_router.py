@@ -262,7 +262,14 @@ class HostRouter:
         if models is self._told:
             return
         self._told = models
-        self._learned = models if len(models.models) else None
+        try:
+            self._learn(models if len(models.models) else None)
+        except Exception:  # a router that knows nothing of steps is better than one that fails
+            log.exception("the step models cannot be used; requests go on as if nothing were known of steps")
+            self._learn(None)
+
+    def _learn(self, models: StepModels | None) -> None:
+        self._learned = models
         for member in self.members:
             member.model, member.tpot_s = 0, 0.0
             self._set_limit(member)

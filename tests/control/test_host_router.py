@@ -244,6 +244,19 @@ def test_whole_answers_have_their_prompt_filled_once_nothing_waits() -> None:
     assert float(group_of(made, a).unfilled) == 0
 
 
+def test_step_models_that_make_no_sense_are_left_out() -> None:
+    made, (a,) = router("a")
+    flight = sent(made, Asked(variant=7))
+    broken = models()
+    broken.model_of_group["a"] = 9
+    made.learn(broken)
+    assert sent(made, Asked(variant=8)).member is a
+    made.ended(flight)
+    assert int(group_of(made, a).batch.rows) == 1
+    made.learn(models())
+    assert a.limit == 10
+
+
 def test_the_settings_name_every_policy() -> None:
     schema = Settings.model_json_schema()["properties"]["routing_policy"]
     assert tuple(schema["enum"]) == POLICIES
