@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,11 +17,23 @@ from controlplane.routing.state import new_state
 from controlplane.simulation import figures, host_memory, traces, traffic
 from controlplane.simulation.admitting import Admitting
 from controlplane.simulation.forms import Arrivals, ScenarioForm
-from controlplane.simulation.measures import Counters, counted, measure
+from controlplane.simulation.measures import counted, measure
 from controlplane.simulation.run import run
 from controlplane.simulation.world import Rules, World, new_world, room_for_ended
 
 GIB = 2**30
+
+
+class Prepared(NamedTuple):
+    """All that `controlplane.simulation.run.run` takes."""
+
+    world: World
+    rules: Rules
+    admitting: Admitting
+    traffic: traffic.Traffic
+
+    def run(self, until_s: float) -> None:
+        run(self.world, self.rules, until_s, room_for_ended(self.world), self.admitting)
 
 
 @dataclass(frozen=True)
@@ -59,18 +72,22 @@ class Experiment:
 
     def watched(self, case: Case) -> tuple[World, dict[str, Any]]:
         """The same, with the world as it was at the end."""
-        form = self.form
-        asked = traffic.requests(form, self._trace, case.rate_per_s, case.seed)
-        world, rules = self._world(case, asked), self._rules(case)
-        limits = LineLimits(form.gateway.places, form.gateway.aging_s, form.gateway.turns)
-        admitting = Admitting(world, asked.terms(), limits, form.gateway.refuse)
-        ended = room_for_ended(world)
-        at: list[Counters] = []
-        for until_s in (form.warm_up_s, form.horizon_s):
-            run(world, rules, until_s, ended, admitting)
-            at.append(counted(world, until_s))
-        run(world, rules, np.inf, ended, admitting)
-        return world, measure(form, world, asked, at[0], at[1], self._gpus(case))
+        prepared, at = self.prepare(case), []
+        for until_s in (self.form.warm_up_s, self.form.horizon_s):
+            prepared.run(until_s)
+            at.append(counted(prepared.world, until_s))
+        prepared.run(math.inf)
+        world = prepared.world
+        return world, measure(self.form, world, prepared.traffic, at[0], at[1], self._gpus(case))
+
+    def prepare(self, case: Case) -> Prepared:
+        """Its world before the first request comes."""
+        gateway = self.form.gateway
+        asked = traffic.requests(self.form, self._trace, case.rate_per_s, case.seed)
+        world = self._world(case, asked)
+        limits = LineLimits(gateway.places, gateway.aging_s, gateway.turns)
+        admitting = Admitting(world, asked.terms(), limits, gateway.refuse)
+        return Prepared(world, self._rules(case), admitting, asked)
 
     def _rules(self, case: Case) -> Rules:
         engine, gateway = self.form.engine, self.form.gateway
