@@ -40,34 +40,38 @@ class Admitting:
     """`terms` of a request by its number. `refuses`: newcomers whose promise of TTFT the line would break."""
 
     def __init__(self, world: World, terms: Terms, limits: LineLimits, refuses: bool = True) -> None:
-        self._world, self._terms, self._refuses = world, terms, refuses
-        self._arrival_s = np.asarray(world.asked["arrival_s"])
+        self._terms, self._refuses = terms, refuses
+        # Plain arrays: a field of a record takes several times as long to reach.
+        self._arrival_s = world.asked["arrival_s"]
+        self._state, self._reason = world.outcomes["state"], world.outcomes["reason"]
+        self._now_s, self._coming, self._unseen, self._length, self._longest, self._room = (
+            world.gateway[name] for name in ("now_s", "coming", "unseen", "length", "longest", "room")
+        )
         self._line = WaitingLine(limits)
         self._speed = LineSpeed()
         self._numbers: dict[int, int] = {}  # of requests, by their numbers in the line
 
     def catch_up(self, passing: npt.NDArray[np.int32]) -> int:
         """What has happened until now; then those that may go are put into `passing`. How many."""
-        gateway = self._world.gateway[0]
-        now_s, end = float(gateway["now_s"]), int(gateway["coming"])
-        for i in range(int(gateway["unseen"]), end):
+        now_s, end = float(self._now_s[0]), int(self._coming[0])
+        for i in range(int(self._unseen[0]), end):
             self._arrive(i)
-        gateway["unseen"] = end
-        gateway["longest"] = max(int(gateway["longest"]), len(self._line))
+        self._unseen[0] = end
         self._drop_late(now_s)
-        count = min(len(passing), int(gateway["room"]))
+        count = min(len(passing), int(self._room[0]))
         sent = [self._next(now_s) for _ in range(min(count, len(self._line)))]
         passing[: len(sent)] = sent
-        gateway["length"] = len(self._line)
+        self._length[0] = len(self._line)
         return len(sent)
 
     def _arrive(self, i: int) -> None:
         now_s, terms, line = float(self._arrival_s[i]), self._terms(i), self._line
         self._drop_late(now_s)
-        wait_s = self._speed.wait_s(line.tokens_before(terms))
-        if self._refuses and retry_after_s(wait_s, terms) is not None:
-            self._turn_away(i, REFUSED, WOULD_BE_LATE)
-            return
+        if self._refuses:
+            wait_s = self._speed.wait_s(line.tokens_before(terms))
+            if retry_after_s(wait_s, terms) is not None:
+                self._turn_away(i, REFUSED, WOULD_BE_LATE)
+                return
         was_empty = not line
         joined = line.add(terms, now_s)
         if isinstance(joined, Full):
@@ -76,7 +80,8 @@ class Admitting:
         if was_empty:
             self._speed.begin(now_s)
         self._numbers[joined.waiting.number] = i
-        self._world.outcomes["state"][i] = IN_LINE
+        self._state[i] = IN_LINE
+        self._longest[0] = max(self._longest[0], len(line))
         if joined.displaced is not None:
             self._turn_away(self._numbers.pop(joined.displaced.number), REFUSED, DISPLACED)
 
@@ -91,8 +96,8 @@ class Admitting:
         return self._numbers.pop(waiting.number)
 
     def _turn_away(self, i: int, state: int, reason: int) -> None:
-        assert self._world.outcomes["state"][i] != SENT
-        self._world.outcomes["state"][i], self._world.outcomes["reason"][i] = state, reason
+        assert self._state[i] != SENT
+        self._state[i], self._reason[i] = state, reason
 
 
 def admit_all(world: World) -> Admitting:
