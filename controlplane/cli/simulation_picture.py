@@ -24,8 +24,8 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
         _panel(
             panels[1],
             results,
-            "TTFT, 99th percentile (ms)",
-            lambda result: _scaled(result["ttftS"]["p99"], 1e3),
+            "TTFT, 99th percentile (s)",
+            lambda result: _scaled(result["ttftS"]["p99"], 1),
         )
         _panel(
             panels[2],

@@ -37,7 +37,7 @@ def snapshot(form: ScenarioForm, folder: Path, ranks: npt.NDArray[np.int64], cou
     made = new_snapshot(sum(counts), len(ranks), models)
     made.groups.model = np.repeat(np.arange(len(counts)), counts)
     for number, groups in enumerate(form.cluster.groups):
-        made.variants[number] = variants_of(form.variants, groups, folder, ranks)
+        made.variants[number] = variants_of(form.variants, groups, ranks)
     made.held.where = IN_HOST_MEMORY if form.engine.warm else ELSEWHERE
     made.held.where[:, 0] = IN_SLOT
     return made
@@ -79,9 +79,7 @@ def _explicit(steps: StepsForm, batched_tokens: int) -> Any:
     return model
 
 
-def variants_of(
-    forms: tuple[VariantsForm, ...], groups: GroupsForm, folder: Path, ranks: npt.NDArray[np.int64]
-) -> Any:
+def variants_of(forms: tuple[VariantsForm, ...], groups: GroupsForm, ranks: npt.NDArray[np.int64]) -> Any:
     """[V], each variant's part in the steps of such groups; the first is the base."""
     made = _records(VARIANT, len(ranks))
     made.kind, made.weight, made.rank = BASE_KIND, 1.0, ranks

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import scenarios
 
-from controlplane.simulation import reading
+from controlplane.simulation import figures, reading
 from controlplane.simulation.experiment import Case, Experiment
+from controlplane.simulation.forms import ScenarioForm
 from controlplane.simulation.simulate import simulate
 from controlplane.simulation.world import DONE, DROPPED, NO_REASON, REFUSED
 from placement.solver.schema import ScenarioError
@@ -183,3 +184,62 @@ def test_several_kinds_of_groups_are_simulated() -> None:
     assert result["groups"] == 4
     (slower,) = outcome_of(scenarios.changed("cluster.groups.0.count", 4))["results"]
     assert result["tpotS"]["mean"]["mean"] < slower["tpotS"]["mean"]["mean"]
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
+
+
+def estimated(tmp_path: Path, gpu: str, tp: int = 1) -> ScenarioForm:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    document = scenarios.small()
+    groups = document["cluster"]["groups"][0]
+    del groups["steps"]
+    groups["estimate"] = {"config": "config.json", "gpu": gpu, "tensorParallel": tp}
+    return reading.form_of(document)
+
+
+def test_steps_are_estimated_from_a_config(tmp_path: Path) -> None:
+    """A step reads the weights once: 2 bytes of 6.74e9 parameters but the embedding (131e6), at 3.35 TB/s."""
+    (groups,) = estimated(tmp_path, "H100").cluster.groups
+    model = figures.model_of(groups, tmp_path)[0]
+    assert model.decode_s[1] == pytest.approx(2 * (6.74e9 - 131e6) / 3.35e12, rel=0.03)
+    assert (model.max_rows, model.kv_tokens, model.batched_tokens) == (4, 1000, 256)
+    (halved,) = estimated(tmp_path, "H100", tp=2).cluster.groups
+    assert figures.model_of(halved, tmp_path)[0].decode_s[1] < 0.8 * model.decode_s[1]
+
+
+def test_a_variant_is_read_once_a_step_where_steps_are_estimated(tmp_path: Path) -> None:
+    form = estimated(tmp_path, "A10")
+    ranks = figures.draw_ranks(form.variants, np.random.default_rng(1))
+    variants = figures.variants_of(form.variants, form.cluster.groups[0], ranks)
+    assert variants.variant_s[1:9] == pytest.approx(0.25 * 2**20 * ranks[1:9] / 600e9)
+    assert variants.variant_s[9:] == pytest.approx([1e-3] * 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"gpu": "abacus"}, r"estimate\.gpu: expected one of A10"),
+        ({"tensorParallel": 7}, r"cluster\.groups\.estimate: "),
+        ({"config": "none"}, r"cluster\.groups\.estimate: "),
+        ({"pipelineParallel": 40}, r"cluster\.groups\.estimate: "),
+    ],
+)
+def test_what_cannot_be_estimated_is_said(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    form = estimated(tmp_path, "H100")
+    document = form.model_dump(by_alias=True, mode="json", exclude_none=True)
+    document["cluster"]["groups"][0]["estimate"] |= change
+    with pytest.raises(ScenarioError, match=said):
+        simulate(reading.form_of(document), tmp_path)
