@@ -42,10 +42,9 @@ def snapshot(machine: Machine, groups: int) -> Snapshot:
 
 def new(machine: Machine, requests: Sequence[Asked], groups: int = 1, max_ongoing: int = 1000) -> World:
     asked = new_asked(len(requests))
-    for number, one in enumerate(requests):
-        asked.arrival_s[number], asked.prompt[number] = one.arrival_s, one.prompt
-        asked.output[number] = asked.expected[number] = one.output
-        asked.variant[number] = one.variant
+    for name in Asked._fields:
+        asked[name] = [getattr(one, name) for one in requests]
+    asked.expected = asked.output
     asked.ttft_s = asked.tpot_s = math.inf
     truth, seen = snapshot(machine, groups), snapshot(machine, groups)
     return new_world(asked, truth, seen, new_state(len(machine.row_s), 1), max_ongoing)
