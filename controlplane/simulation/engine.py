@@ -207,7 +207,8 @@ def _admit(world: World, rules: Rules, g: int, now_s: float) -> None:
         row = world.rows[g, i]
         row.tokens_left = row.ends_at - engine.ticks if row.unfilled == 0 else 1 << 30
     occurring = world.occurring[g, : max(1, engine.occurring)]
-    admission = policy.Rules(rules.variant_limit, rules.longest_wait_s, 8)
+    limit = min(rules.variant_limit, world.truth.models[engine.model].slots)
+    admission = policy.Rules(limit, rules.longest_wait_s, 8)
     _decide(now_s, rows, queue, occurring, admission)
     _load(world, g, now_s)
     for i in range(engine.running - 1, -1, -1):
