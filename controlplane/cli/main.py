@@ -112,6 +112,11 @@ COMMANDS = (
         "Place deployments on a described cluster, in order; say what goes where and what does not fit.",
     ),
     LazyCommand(
+        "simulate",
+        "controlplane.cli.simulate",
+        "Simulate traffic on a described cluster: attainment, latencies, cost; or how many engines it needs.",
+    ),
+    LazyCommand(
         "status",
         "controlplane.cli.overview",
         "Show models, deployments, engines and devices; with a name, where its variants are.",

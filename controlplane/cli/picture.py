@@ -11,8 +11,9 @@ from controlplane import errors
 
 
 @contextmanager
-def drawing(path: Path, size: tuple[float, float]) -> Iterator[tuple[Any, Any]]:
-    """A matplotlib figure of `size` inches and its axes, written to `path` at the end.
+def drawing(path: Path, size: tuple[float, float], panels: int = 1) -> Iterator[tuple[Any, Any]]:
+    """A matplotlib figure of `size` inches and its axes, written to `path` at the end; with several panels,
+    beside each other, an array of axes, and legends may be placed outside.
 
     Errors: InvalidRequest when the file cannot be written.
     """
@@ -21,10 +22,10 @@ def drawing(path: Path, size: tuple[float, float]) -> Iterator[tuple[Any, Any]]:
     mpl.use("Agg")  # a file, with no screen
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=size)
+    layout = "tight" if panels == 1 else "constrained"
+    figure, axes = plt.subplots(1, panels, figsize=size, layout=layout)
     try:
         yield figure, axes
-        figure.tight_layout()
         figure.savefig(path, dpi=120, format="png")
     except OSError as error:
         raise errors.InvalidRequest(

@@ -2,7 +2,9 @@
 
 What is modelled: continuous batching, prompts filled in chunks beside decoding rows, first come first served
 for rows and KV cache, preemption of the youngest when KV cache runs out, one step scheduled ahead, slots of
-variants and their loading one after the other. Steps in which nothing changes are made at once ("a jump").
+variants and their loading one after the other, the host's memory of variants. Steps in which nothing changes
+but the tokens cached are made at once ("a jump"): with n rows each takes n tokens' reading longer than the
+one before, so their sum is known.
 """
 
 from __future__ import annotations
@@ -11,15 +13,16 @@ import math
 
 from controlplane.routing.snapshot import IN_HOST_MEMORY, IN_SLOT
 from controlplane.routing.snapshot import LOADING as ON_ITS_WAY
+from controlplane.simulation import agenda, host_memory
 from controlplane.simulation.world import NOBODY, Rules, World
 from profiler.compiled import Records, compiled
 from profiler.step_time.steps import add, decode_step_s, mixed_step_s, remove
 from workers.scheduling import policy
 from workers.scheduling.slots import EMPTY, slot_for
 
-LONGEST_JUMP = 64  # steps: the context grows meanwhile, which a jump takes for constant
 READY, LOADING, ABSENT = policy.READY, policy.LOADING, policy.ABSENT
-_decide = policy.decide
+MANY_STEPS = 1 << 40
+_decide, _schedule, _keep = policy.decide, agenda.schedule, host_memory.keep
 
 
 @compiled
@@ -33,19 +36,43 @@ def enqueue(world: World, rules: Rules, g: int, request: int, now_s: float) -> N
     queued.key = engine.keys
     queued.variant = _occur(world, g, world.asked[request].variant)
     engine.waiting += 1
-    _interrupt(engine, rules, now_s)
+    _interrupt(world, rules, g, now_s)
 
 
 @compiled
-def _interrupt(engine: Records, rules: Rules, now_s: float) -> None:
+def _interrupt(world: World, rules: Rules, g: int, now_s: float) -> None:
     """A jump ends with the step under way and those scheduled ahead; an idle engine begins at once."""
+    engine = world.engines[g]
     if engine.steps == 0:
-        engine.next_s = now_s
+        _schedule(world.next_s, world.winners, g, now_s)
     elif not engine.fills:
-        begun = math.ceil((now_s - engine.start_s) / engine.step_s) + rules.look_ahead
+        begun = steps_within(engine, now_s - engine.start_s) + rules.look_ahead
         if begun < engine.steps:
             engine.steps = max(1, begun)
-            engine.next_s = engine.start_s + engine.steps * engine.step_s
+            _schedule(world.next_s, world.winners, g, engine.start_s + steps_s(engine, engine.steps))
+
+
+@compiled
+def steps_s(engine: Records, count: int) -> float:
+    """The first so many of an engine's steps."""
+    return count * (engine.step_s + engine.growth_s * (count - 1) / 2)  # type: ignore[no-any-return]
+
+
+@compiled
+def steps_within(engine: Records, seconds: float) -> int:
+    """How many of an engine's steps have begun after so long; one that ends just then is the last."""
+    if seconds <= 0.0:
+        return 0
+    if engine.step_s <= 0.0:
+        return MANY_STEPS
+    half_s = engine.step_s - engine.growth_s / 2
+    root_s = math.sqrt(half_s * half_s + 2 * engine.growth_s * seconds)
+    count = math.ceil(2 * seconds / (half_s + root_s))
+    while count > 0 and steps_s(engine, count - 1) >= seconds:  # roundings
+        count -= 1
+    while steps_s(engine, count) < seconds:
+        count += 1
+    return count  # type: ignore[no-any-return]
 
 
 @compiled
@@ -89,7 +116,7 @@ def finish_steps(world: World, g: int, now_s: float, ended: Records) -> int:
     engine = world.engines[g]
     count = 0
     if engine.steps > 0:
-        engine.busy_s += engine.steps * engine.step_s
+        engine.busy_s += steps_s(engine, engine.steps)
         engine.ticks += engine.steps
         engine.tokens += engine.steps * engine.batch.rows
         engine.batch.context += engine.steps * engine.batch.rows
@@ -159,11 +186,17 @@ def next_steps(world: World, rules: Rules, g: int, now_s: float) -> None:
     engine = world.engines[g]
     if engine.loading > 0:
         _end_loads(world, g, now_s)
-    if engine.batch.context + engine.reserved > world.truth.models[engine.model].kv_tokens:
+    if tokens_held(engine) > world.truth.models[engine.model].kv_tokens:
         _preempt_youngest(world, g)
     if engine.waiting > 0:
         _admit(world, rules, g, now_s)
     _begin(world, g, now_s)
+
+
+@compiled
+def tokens_held(engine: Records) -> float:
+    """Of KV cache, at the end of a step that begins now."""
+    return engine.batch.context + engine.reserved + engine.running  # type: ignore[no-any-return]
 
 
 @compiled
@@ -174,7 +207,8 @@ def _admit(world: World, rules: Rules, g: int, now_s: float) -> None:
         row = world.rows[g, i]
         row.tokens_left = row.ends_at - engine.ticks if row.unfilled == 0 else 1 << 30
     occurring = world.occurring[g, : max(1, engine.occurring)]
-    admission = policy.Rules(rules.variant_limit, rules.longest_wait_s, 8)
+    limit = min(rules.variant_limit, world.truth.models[engine.model].slots)
+    admission = policy.Rules(limit, rules.longest_wait_s, 8)
     _decide(now_s, rows, queue, occurring, admission)
     _load(world, g, now_s)
     for i in range(engine.running - 1, -1, -1):
@@ -193,7 +227,7 @@ def _start(world: World, g: int) -> None:
         queued = world.queue[g, i]
         asked = world.asked[queued.request]
         tokens = asked.prompt + queued.generated
-        room = engine.batch.context + engine.reserved + tokens + engine.running + 1 <= model.kv_tokens
+        room = tokens_held(engine) + tokens + 1 <= model.kv_tokens
         alone = engine.running == 0  # the only one runs, however long it is
         fits = (room or alone) and engine.running < model.max_rows
         admitted = queued.admitted != 0
@@ -259,7 +293,7 @@ def _swap(world: World, g: int, j: int) -> None:
 def _preempt_youngest(world: World, g: int) -> None:
     engine = world.engines[g]
     limit = world.truth.models[engine.model].kv_tokens
-    while engine.running > 1 and engine.batch.context + engine.reserved > limit:
+    while engine.running > 1 and tokens_held(engine) > limit:
         youngest = 0
         for i in range(engine.running):
             if world.rows[g, i].key > world.rows[g, youngest].key:
@@ -304,7 +338,8 @@ def _place(world: World, g: int, place: int, now_s: float) -> None:
     engine.load_free_s = max(engine.load_free_s, now_s + fetch_s) + variant.load_s
     engine.clock += 1
     slot.variant, slot.used, slot.ready_s = occurring.variant, engine.clock, engine.load_free_s
-    where.slot, where.in_host = s, 1
+    where.slot = s
+    _keep(world, g, occurring.variant)
     occurring.readiness = LOADING
     world.seen.held[g, occurring.variant].where = ON_ITS_WAY
     engine.loading += 1
@@ -342,29 +377,66 @@ def _begin(world: World, g: int, now_s: float) -> None:
     """The next step, or as many as change nothing."""
     engine = world.engines[g]
     model = world.truth.models[engine.model]
-    engine.start_s = now_s
-    left = model.batched_tokens - engine.batch.rows
-    tokens, added_s, ends_at = 0, 0.0, 1 << 60
-    for i in range(engine.running):
-        row = world.rows[g, i]
-        if row.unfilled > 0:
-            row.chunk = min(row.unfilled, left)
-            left -= row.chunk
-            tokens += row.chunk
-            added_s += (
-                row.chunk * world.truth.variants[engine.model, world.asked[row.request].variant].token_s
-            )
-        else:
-            ends_at = min(ends_at, row.ends_at)
+    engine.start_s, engine.fills, engine.growth_s = now_s, 0, 0.0
+    tokens = _give_chunks(world, g, max(0, model.batched_tokens - engine.batch.rows))
     if tokens > 0:
+        added_s = 0.0
+        for i in range(engine.running):
+            row = world.rows[g, i]
+            variant = world.truth.variants[engine.model, world.asked[row.request].variant]
+            added_s += row.chunk * variant.token_s
         engine.fills, engine.steps = 1, 1
         engine.step_s = mixed_step_s(model, engine.batch, float(tokens), added_s)
     elif engine.batch.rows > 0:
-        engine.fills, engine.step_s = 0, decode_step_s(model, engine.batch)
-        engine.steps = max(1, min(LONGEST_JUMP, ends_at - engine.ticks))
-        if engine.loading > 0:
-            until = math.ceil((_next_load_s(world, g) - now_s) / engine.step_s)
-            engine.steps = max(1, min(engine.steps, until))
-    engine.next_s = now_s + engine.steps * engine.step_s
-    if engine.steps == 0:
-        engine.next_s = _next_load_s(world, g) if engine.loading > 0 else math.inf
+        engine.step_s = decode_step_s(model, engine.batch)
+        engine.growth_s = model.context_s * engine.batch.rows
+        engine.steps = _steps_alike(world, g, now_s)
+    if engine.steps > 0:
+        _schedule(world.next_s, world.winners, g, now_s + steps_s(engine, engine.steps))
+    else:
+        at_s = _next_load_s(world, g) if engine.loading > 0 else math.inf
+        _schedule(world.next_s, world.winners, g, at_s)
+
+
+@compiled
+def _give_chunks(world: World, g: int, left: int) -> int:
+    """At most `left` tokens of prompts for the next step, of those first that came first. How many."""
+    engine = world.engines[g]
+    wanted = 0
+    for i in range(engine.running):
+        row = world.rows[g, i]
+        row.chunk = row.unfilled
+        wanted += row.unfilled
+    if wanted <= left:
+        return wanted
+    for i in range(engine.running):
+        world.rows[g, i].chunk = 0
+    given = 0
+    while given < left:
+        first = NOBODY
+        for i in range(engine.running):
+            row = world.rows[g, i]
+            waits = row.unfilled > 0 and row.chunk == 0
+            if waits and (first == NOBODY or row.key < world.rows[g, first].key):
+                first = i
+        row = world.rows[g, first]
+        row.chunk = min(row.unfilled, left - given)
+        given += row.chunk
+    return given
+
+
+@compiled
+def _steps_alike(world: World, g: int, now_s: float) -> int:
+    """Until a row ends, KV cache runs out, or a variant has been loaded."""
+    engine = world.engines[g]
+    steps = MANY_STEPS
+    for i in range(engine.running):
+        row = world.rows[g, i]
+        if row.unfilled == 0:
+            steps = min(steps, row.ends_at - engine.ticks)
+    if engine.running > 1:
+        free = world.truth.models[engine.model].kv_tokens - tokens_held(engine)
+        steps = min(steps, 1 + int(max(0.0, free) / engine.batch.rows))
+    if engine.loading > 0:
+        steps = min(steps, steps_within(engine, _next_load_s(world, g) - now_s))
+    return max(1, steps)

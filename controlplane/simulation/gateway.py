@@ -1,7 +1,6 @@
-"""The gateway on virtual time: it counts demand, asks the routing policy, and keeps a line for who finds no
-room.
+"""The gateway on virtual time: it counts demand and asks the routing policy. Compiled.
 
-Compiled.
+Who finds no room, or others before it, is left to production's line (`controlplane.simulation.admitting`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from controlplane.routing.placements import demand
 from controlplane.routing.policies.choose import choose
 from controlplane.routing.snapshot import IN_SLOT, promise_class
 from controlplane.simulation.engine import enqueue
-from controlplane.simulation.world import DONE, IN_LINE, NOBODY, SENT, Rules, World
+from controlplane.simulation.world import DONE, SENT, Rules, World
 from profiler.compiled import compiled
 
 _sent, _ended, _count = bookkeeping.sent, bookkeeping.ended, demand.count
@@ -33,11 +32,17 @@ def describe(world: World, rules: Rules, i: int, now_s: float) -> None:
 
 
 @compiled
-def arrive(world: World, rules: Rules, i: int, now_s: float) -> None:
+def arrive(world: World, rules: Rules, now_s: float) -> None:
+    """The next request goes at once, or stays among those nobody has decided about yet."""
+    gateway = world.gateway[0]
+    i = gateway.coming
+    gateway.coming += 1
     describe(world, rules, i, now_s)
     _count(world.seen, world.state, world.request[0])
-    if world.gateway[0].length > 0 or not dispatch(world, rules, i, now_s):
-        _join(world, i)
+    if gateway.length == 0 and dispatch(world, rules, i, now_s):
+        gateway.unseen = gateway.coming
+    else:
+        gateway.length += 1
 
 
 @compiled
@@ -62,19 +67,6 @@ def dispatch(world: World, rules: Rules, i: int, now_s: float) -> bool:
 
 
 @compiled
-def _join(world: World, i: int) -> None:
-    gateway = world.gateway[0]
-    world.outcomes[i].state = IN_LINE
-    if gateway.length == 0:
-        gateway.first = i
-    else:
-        world.outcomes[gateway.last].next = i
-    gateway.last = i
-    gateway.length += 1
-    gateway.longest = max(gateway.longest, gateway.length)
-
-
-@compiled
 def end(world: World, rules: Rules, i: int, now_s: float) -> None:
     """A request has its answer; who waits may be sent."""
     gateway = world.gateway[0]
@@ -90,14 +82,10 @@ def end(world: World, rules: Rules, i: int, now_s: float) -> None:
 
 
 @compiled
-def advance_line(world: World, rules: Rules, now_s: float) -> None:
-    """Who waits is sent, in order, until there is no room."""
+def count_room(world: World, rules: Rules) -> None:
+    """How many more requests can be sent."""
     gateway = world.gateway[0]
-    while gateway.length > 0:
-        i = gateway.first
-        describe(world, rules, i, now_s)
-        if not dispatch(world, rules, i, now_s):
-            return
-        gateway.first = world.outcomes[i].next
-        world.outcomes[i].next = NOBODY
-        gateway.length -= 1
+    gateway.room = 0
+    for g in range(len(world.seen.groups)):
+        if world.seen.groups[g].usable:
+            gateway.room += rules.max_ongoing - world.seen.groups[g].batch.rows

@@ -1,65 +1,108 @@
-"""The simulation: events in the order of virtual time. Compiled, deterministic."""
+"""The simulation: events in the order of virtual time, deterministic.
+
+What happens for each request and step is compiled. Only where requests wait, because no group has room, it
+returns to Python, for production's line decides about those (`controlplane.simulation.admitting`).
+"""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from controlplane.routing.placements import tick as placements
-from controlplane.simulation.engine import finish_steps, next_steps
-from controlplane.simulation.gateway import advance_line, arrive, end
-from controlplane.simulation.world import Rules, World
+from controlplane.simulation.admitting import Admitting, admit_all
+from controlplane.simulation.engine import finish_steps, next_steps, steps_s
+from controlplane.simulation.gateway import arrive, count_room, describe, dispatch, end
+from controlplane.simulation.world import NOBODY, Rules, World
 from profiler.compiled import Records, compiled
 from profiler.step_time.correction import corrected
 
 _tick = placements.tick
 
+# Why the compiled part returns: nothing happens before `until_s` any more; there is room for who waits; a
+# policy found no group for a request though there was room.
+PAUSED, ROOM, ASTRAY = range(3)
+
+
+class NoGroup(RuntimeError):
+    """A policy chose no group though one has room."""
+
+
+def run(
+    world: World, rules: Rules, until_s: float, ended: Records, admitting: Admitting | None = None
+) -> float:
+    """All that happens until `until_s`, or to the last answer. The virtual time at the end.
+
+    `ended` is room for as many records as an engine has rows. Without `admitting` nobody is refused, and all
+    wait in one line. A later call with the same world and the same `admitting` goes on. Raises NoGroup.
+    """
+    admitting = admitting or admit_all(world)
+    passing = np.zeros(len(ended), np.int32)
+    count, why = 0, ROOM
+    while why == ROOM:
+        why = advance(world, rules, until_s, ended, passing, count)
+        count = admitting.catch_up(passing if why == ROOM else passing[:0])
+    if why == ASTRAY:
+        raise NoGroup(f"policy {rules.policy} chose no group though one has room")
+    return float(world.gateway.now_s[0])
+
 
 @compiled
-def run(world: World, rules: Rules, until_s: float, ended: Records) -> float:
-    """All requests until `until_s`, or to the last answer. `ended` is room for as many records as an engine
-    has
-    rows. The virtual time at the end."""
-    now_s, coming, count = 0.0, 0, len(world.asked)
-    next_tick_s = rules.tick_s
+def advance(world: World, rules: Rules, until_s: float, ended: Records, passing: Records, count: int) -> int:
+    """Send the first `count` of `passing`, then go on. Why it returned."""
+    gateway = world.gateway[0]
+    for k in range(count):
+        describe(world, rules, passing[k], gateway.now_s)
+        if not dispatch(world, rules, passing[k], gateway.now_s):
+            return ASTRAY
+    if gateway.stepping != NOBODY:
+        _begin_steps(world, rules, gateway.stepping)
+        gateway.stepping = NOBODY
     while True:
-        g, engine_s = soonest(world.engines)
-        arrival_s = world.asked[coming].arrival_s if coming < count else math.inf
+        g = world.winners[1]
+        engine_s, arrival_s = world.next_s[g], math.inf
+        if gateway.coming < len(world.asked):
+            arrival_s = world.asked[gateway.coming].arrival_s
         event_s = min(engine_s, arrival_s)
         if event_s == math.inf or event_s > until_s:
-            return now_s
-        while next_tick_s <= event_s:
-            _tick(world.seen, world.state, rules.policy, next_tick_s)
-            next_tick_s += rules.tick_s
-        now_s = event_s
+            return PAUSED
+        _tick_until(world, rules, event_s)
+        gateway.now_s = event_s
         if arrival_s <= engine_s:
-            arrive(world, rules, coming, now_s)
-            coming += 1
+            arrive(world, rules, event_s)
+        elif _end_steps(world, rules, g, ended) > 0 and gateway.length > 0:
+            gateway.stepping = g
+            count_room(world, rules)
+            return ROOM
         else:
-            step(world, rules, g, now_s, ended)
+            _begin_steps(world, rules, g)
 
 
 @compiled
-def soonest(engines: Records) -> tuple[int, float]:
-    best, first_s = 0, engines[0].next_s
-    for g in range(1, len(engines)):
-        if engines[g].next_s < first_s:
-            best, first_s = g, engines[g].next_s
-    return best, first_s
+def _tick_until(world: World, rules: Rules, event_s: float) -> None:
+    gateway = world.gateway[0]
+    while gateway.next_tick_s + rules.tick_s <= event_s:
+        gateway.next_tick_s += rules.tick_s
+        _tick(world.seen, world.state, rules.policy, gateway.next_tick_s)
 
 
 @compiled
-def step(world: World, rules: Rules, g: int, now_s: float, ended: Records) -> None:
-    """An engine's steps have ended: answers go out, the line moves on, the next steps begin."""
-    engine, group = world.engines[g], world.seen.groups[g]
+def _end_steps(world: World, rules: Rules, g: int, ended: Records) -> int:
+    """An engine's steps have ended, and answers go out: how many."""
+    engine, group, now_s = world.engines[g], world.seen.groups[g], world.gateway[0].now_s
     if engine.steps > 0:  # what the worker observed of its steps
-        seconds = engine.steps * engine.step_s
+        seconds = steps_s(engine, engine.steps)
         group.correction = corrected(group.correction, seconds, group.tpot_s, engine.steps)
     done = finish_steps(world, g, now_s, ended)
-    for i in range(done):
-        end(world, rules, ended[i].request, now_s)
-    if done > 0 and world.gateway[0].length > 0:
-        advance_line(world, rules, now_s)
-    next_steps(world, rules, g, now_s)
+    for k in range(done):
+        end(world, rules, ended[k].request, now_s)
+    return done
+
+
+@compiled
+def _begin_steps(world: World, rules: Rules, g: int) -> None:
+    next_steps(world, rules, g, world.gateway[0].now_s)
     report(world, g)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from controlplane.routing.snapshot import REQUEST, Snapshot
 from controlplane.routing.state import RouterState
+from controlplane.simulation.agenda import new_agenda
 from profiler.compiled import Records, records
 from profiler.step_time.records import BATCH
 from workers.scheduling.policy import RUNNING, VARIANTS, WAITING
@@ -33,18 +34,21 @@ ASKED = np.dtype(
     align=True,
 )
 
-# States of a request.
+# States of a request. REFUSED: before it was sent, by one of the reasons; DROPPED: it was late, and was to be
+# dropped then.
 TO_COME, IN_LINE, SENT, DONE, REFUSED, DROPPED = range(6)
+# Why: it would be late; the line, or its tenant's places in it, are full; another took its place; it is late.
+NO_REASON, WOULD_BE_LATE, LINE_FULL, TENANT_FULL, DISPLACED, LATE = range(6)
 
-# What became of it. `next`: behind it in the line. `cold`: its variant was not in a slot when it was sent.
+# What became of it. `cold`: its variant was not in a slot when it was sent.
 OUTCOME = np.dtype(
     [
         ("sent_s", "f8"),
         ("first_s", "f8"),
         ("end_s", "f8"),
         ("group", "i4"),
-        ("next", "i4"),
         ("state", "u1"),
+        ("reason", "u1"),
         ("cold", "u1"),
     ],
     align=True,
@@ -72,22 +76,28 @@ OCCURRING = np.dtype(
     [*((name, VARIANTS[name]) for name in VARIANTS.names or ()), ("variant", "i4"), ("requests", "i4")],
     align=True,
 )
-# Of (engine, variant): its place among those that occur, and its slot.
-WHERE = np.dtype([("local", "i4"), ("slot", "i4"), ("rows", "i4"), ("in_host", "i4")], align=True)
+# Of (engine, variant): its place among those that occur, and its slot; whether it is in the host's memory,
+# and between which others in the order of use.
+WHERE = np.dtype(
+    [(name, "i4") for name in ("local", "slot", "rows", "in_host", "older", "newer")], align=True
+)
 LOADED = np.dtype([*((name, SLOT[name]) for name in SLOT.names or ()), ("ready_s", "f8")], align=True)
 
-# An engine. It makes `steps` steps of `step_s` from `start_s` on, until `next_s`; `ticks` counts all steps.
-# `reserved`: tokens of KV cache of prompts that are being filled. `batch`: the rows that decode.
+# An engine. It makes `steps` steps from `start_s` on, the first of `step_s` and each of the others by
+# `growth_s` longer than the one before; `ticks` counts all steps. `reserved`: tokens of KV cache of prompts
+# that are being filled. `batch`: the rows that decode.
 ENGINE = np.dtype(
     [
         ("batch", BATCH),
         ("start_s", "f8"),
         ("step_s", "f8"),
-        ("next_s", "f8"),
+        ("growth_s", "f8"),
         ("load_free_s", "f8"),
         ("busy_s", "f8"),
         ("reserved", "f8"),
         ("tokens", "f8"),
+        ("host_bytes", "f8"),
+        ("host_limit", "f8"),
         ("ticks", "i8"),
         ("steps", "i8"),
         ("clock", "i8"),
@@ -99,23 +109,39 @@ ENGINE = np.dtype(
         ("waiting", "i4"),
         ("occurring", "i4"),
         ("loading", "i4"),
+        ("oldest", "i4"),
+        ("newest", "i4"),
         ("model", "i4"),
         ("fills", "u1"),
     ],
     align=True,
 )
 
-# The gateway's line, its counts, and rules of the run.
+# How far the simulation is, and what the gateway counts. `coming`: the next request to arrive; those from
+# `unseen` on, before that, found no room, and who decides about them has not been asked. `length` requests
+# wait, or may have to; `room` is for how many more usable groups have room; `full` groups have none.
+# `stepping`: an engine whose steps have ended, and whose next ones wait until the line has moved.
 GATEWAY = np.dtype(
-    [("first", "i4"), ("last", "i4"), ("length", "i4"), ("longest", "i4"), ("full", "i4"), ("done", "i8")],
+    [
+        ("now_s", "f8"),
+        ("next_tick_s", "f8"),
+        ("coming", "i8"),
+        ("unseen", "i8"),
+        ("length", "i8"),
+        ("longest", "i8"),
+        ("room", "i8"),
+        ("done", "i8"),
+        ("full", "i4"),
+        ("stepping", "i4"),
+    ],
     align=True,
 )
 
 
 class Rules(NamedTuple):
     """`policy` is a number in `controlplane.routing.policies.choose.POLICIES`; `look_ahead`: steps that an
-    engine
-    has scheduled when a request comes (vLLM: 1). `max_ongoing` requests are sent to a group at once."""
+    engine has scheduled when a request comes (vLLM: 1). `max_ongoing` requests are sent to a group at once.
+    """
 
     policy: int
     seed: int
@@ -127,9 +153,10 @@ class Rules(NamedTuple):
 
 
 class World(NamedTuple):
-    """N requests, G engines, V variants; `rows` [G, R], `queue` [G, Q], `occurring` [G, R + Q], `where` [G,
-    V],
-    `slots` [G, S]. `truth` has the engines' real step times, `seen` what the router knows."""
+    """N requests, G engines, V variants; `rows` [G, R], `queue` [G, Q], `occurring` [G, R + Q], `where`
+    [G, V], `slots` [G, S]. `truth` has the engines' real step times, `seen` what the router knows. `next_s`
+    and `winners` say whose steps end when (`controlplane.simulation.agenda`).
+    """
 
     asked: Records
     outcomes: Records
@@ -144,6 +171,8 @@ class World(NamedTuple):
     state: RouterState
     gateway: Records
     request: Records
+    next_s: Records
+    winners: Records
 
 
 def new_world(asked: Records, truth: Snapshot, seen: Snapshot, state: RouterState, max_ongoing: int) -> World:
@@ -152,10 +181,11 @@ def new_world(asked: Records, truth: Snapshot, seen: Snapshot, state: RouterStat
     rows = int(truth.models.max_rows.max())
     slots = max(1, int(truth.models.slots.max()))
     engines = records(ENGINE, groups)
-    engines.next_s = np.inf
+    engines.host_limit = np.inf
+    engines.oldest = engines.newest = NOBODY
     engines.model = truth.groups.model
     where = records(WHERE, (groups, variants))
-    where.local = where.slot = NOBODY
+    where.local = where.slot = where.older = where.newer = NOBODY
     where.in_host = truth.held.where > 0
     loaded = records(LOADED, (groups, slots))
     loaded.variant = EMPTY
@@ -165,9 +195,9 @@ def new_world(asked: Records, truth: Snapshot, seen: Snapshot, state: RouterStat
     loaded.variant[beyond] = 0
     loaded.busy[beyond] = 1
     outcomes = records(OUTCOME, len(asked))
-    outcomes.group = outcomes.next = NOBODY
+    outcomes.group = NOBODY
     gateway = records(GATEWAY, 1)
-    gateway.first = gateway.last = NOBODY
+    gateway.stepping = NOBODY
     return World(
         asked,
         outcomes,
@@ -182,4 +212,15 @@ def new_world(asked: Records, truth: Snapshot, seen: Snapshot, state: RouterStat
         state,
         gateway,
         records(REQUEST, 1),
+        *new_agenda(groups),
     )
+
+
+def new_asked(count: int) -> Records:
+    """[count], to be filled in."""
+    return records(ASKED, count)
+
+
+def room_for_ended(world: World) -> Records:
+    """For as many requests as can end in one step (`controlplane.simulation.run.run`)."""
+    return records(ROW, world.rows.shape[1])

@@ -216,7 +216,7 @@ def read_scenario(document: Any, folder: Path) -> tuple[Cluster, tuple[Request, 
             raise ScenarioError(f"deployments: {_listed(twice)} is named twice; give each its own name")
         return _cluster(form.cluster), tuple(requests)
     except ValidationError as error:
-        raise ScenarioError(_problems(error)) from error
+        raise ScenarioError(problems(error)) from error
     except CheckpointError as error:
         raise ScenarioError(f"model config: {error}") from error
     except ScenarioError:
@@ -368,7 +368,7 @@ def _from_figures(name: str, form: ModelForm) -> ModelFigures:
     )
 
 
-def _problems(error: ValidationError) -> str:
+def problems(error: ValidationError) -> str:
     """Of each field that is wrong; a list with a wrong entry is not too short as well."""
     errors = error.errors(include_url=False)
     wrong = [(problem["loc"], _said(problem)) for problem in errors if problem["type"] != "too_short"]

@@ -1,0 +1,34 @@
+"""Reads a scenario file, with the bounded loader that files of `ostinato plan` are read with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from controlplane.simulation.forms import ScenarioForm
+from placement.solver import scenario_file
+from placement.solver.schema import ScenarioError, problems
+
+
+def read(path: Path, policies: Sequence[str] = (), seeds: int | None = None) -> ScenarioForm:
+    """The scenario of a YAML or JSON file; `policies` and `seeds`, where given, instead of the file's.
+
+    Raises ScenarioError, naming the field.
+    """
+    return form_of(scenario_file.read(path), policies, seeds)
+
+
+def form_of(document: Any, policies: Sequence[str] = (), seeds: int | None = None) -> ScenarioForm:
+    """Raises ScenarioError."""
+    if not isinstance(document, dict):
+        raise ScenarioError("expected cluster, traffic and other fields by name")
+    given = {"policies": list(policies)} if policies else {}
+    if seeds is not None:
+        given["seeds"] = seeds  # type: ignore[assignment]
+    try:
+        return ScenarioForm.model_validate(document | given)
+    except ValidationError as error:
+        raise ScenarioError(problems(error)) from error

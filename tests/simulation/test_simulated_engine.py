@@ -1,0 +1,127 @@
+"""The engine on virtual time: against one that makes each step, and sums by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import worlds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stepwise import Asked, Engine, Machine
+
+from controlplane.simulation.run import run
+from controlplane.simulation.world import DONE, World, room_for_ended
+
+VARIANTS = 3
+
+
+def served(machine: Machine, requests: list[Asked], look_ahead: int = 0) -> World:
+    world = worlds.new(machine, requests)
+    run(world, worlds.rules(look_ahead=look_ahead), math.inf, room_for_ended(world))
+    return world
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Machine:
+    def numbers(least: float, most: float) -> tuple[float, ...]:
+        of_variants = st.lists(st.floats(least, most), min_size=VARIANTS, max_size=VARIANTS)
+        return (0.0, *draw(of_variants))
+
+    return Machine(
+        cached_s=draw(st.sampled_from([0.0, 1e-6, 1e-4])),
+        launch_s=draw(st.sampled_from([0.0, 2e-3])),
+        row_s=numbers(0, 2e-3),
+        prompt_s=numbers(0, 1e-4),
+        load_s=numbers(1e-3, 0.2),
+        budget=draw(st.sampled_from([8, 64, 500])),
+        most_rows=draw(st.integers(1, 5)),
+        kv_tokens=draw(st.sampled_from([90, 150, 1000])),
+    )
+
+
+REQUESTS = st.lists(
+    st.builds(Asked, st.floats(0, 2), st.integers(1, 50), st.integers(1, 40), st.integers(0, VARIANTS)),
+    min_size=1,
+    max_size=12,
+).map(sorted)
+
+
+@settings(max_examples=150, deadline=None)
+@given(machines(), REQUESTS)
+def test_jumps_amount_to_single_steps(machine: Machine, requests: list[Asked]) -> None:
+    expected = Engine(machine)
+    expected.serve(requests)
+    world = served(machine, requests)
+    first_s = [outcome.first_s for outcome in expected.outcomes]
+    end_s = [outcome.end_s for outcome in expected.outcomes]
+    assert list(world.outcomes.first_s) == pytest.approx(first_s, rel=1e-9)
+    assert list(world.outcomes.end_s) == pytest.approx(end_s, rel=1e-9)
+    assert world.engines.preemptions[0] == expected.preemptions
+
+
+def test_the_reference_preempts_in_some_of_these() -> None:
+    requests = [Asked(0.0, 30, 40) for _ in range(4)]
+    engine = Engine(Machine(kv_tokens=150))
+    engine.serve(requests)
+    assert engine.preemptions > 0
+    assert engine.most_cached <= 150
+    assert served(Machine(kv_tokens=150), requests).engines.preemptions[0] == engine.preemptions
+
+
+def test_one_request_alone_takes_the_sum_of_its_steps() -> None:
+    machine = Machine(budget=64)
+    outcome = served(machine, [Asked(1.0, 100, 5)], look_ahead=1).outcomes[0]
+    first_s = 1.0 + machine.prefill_s(64) + machine.prefill_s(36)
+    cached = [101, 102, 103, 104]
+    assert outcome.first_s == pytest.approx(first_s)
+    decoding_s = sum(machine.decode_s(1) + machine.cached_s * tokens for tokens in cached)
+    assert outcome.end_s == pytest.approx(first_s + decoding_s)
+
+
+def test_two_requests_share_steps() -> None:
+    machine = Machine(cached_s=0.0, budget=500)
+    world = served(machine, [Asked(0.0, 20, 3), Asked(0.0, 30, 5)])
+    short, long = world.outcomes
+    both_s = machine.prefill_s(50)
+    assert (short.first_s, long.first_s) == (pytest.approx(both_s), pytest.approx(both_s))
+    assert short.end_s == pytest.approx(both_s + 2 * machine.decode_s(2))
+    assert long.end_s == pytest.approx(both_s + 2 * machine.decode_s(2) + 2 * machine.decode_s(1))
+
+
+def test_a_variant_is_loaded_before_its_request_begins() -> None:
+    machine = Machine(row_s=(0.0, 1e-3), prompt_s=(0.0, 1e-4), load_s=(0.0, 0.5))
+    outcome = served(machine, [Asked(0.0, 10, 1, 1)]).outcomes[0]
+    assert outcome.first_s == pytest.approx(0.5 + machine.prefill_s(10) + 10 * 1e-4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(machines(), REQUESTS, st.integers(1, 2), st.integers(1, 3))
+def test_no_limit_is_ever_exceeded(machine: Machine, requests: list[Asked], slots: int, limit: int) -> None:
+    """Looked at between any two events."""
+    world = worlds.new(machine, requests)
+    for snapshot in (world.truth, world.seen):
+        snapshot.models.slots = slots
+    world.slots.variant[0, slots:], world.slots.busy[0, slots:] = 0, 1
+    rules = worlds.rules(limit=limit)
+    ended = room_for_ended(world)
+    engine = world.engines[0]
+    while min(next_arrival_s(world), world.next_s[0]) < math.inf:
+        run(world, rules, min(next_arrival_s(world), world.next_s[0]), ended)
+        cached = engine.batch.context + engine.reserved
+        assert engine.running <= 1 or cached <= machine.kv_tokens
+        assert engine.running <= machine.most_rows
+        held = world.slots.variant[0]
+        assert (held > 0).sum() <= slots
+        running = {int(row.variant) for row in world.rows[0, : engine.running]} - {0}
+        assert len(running) <= min(limit, slots)
+        there = {int(world.occurring[0, place].variant) for place in running}
+        assert there <= set(held[world.slots.ready_s[0] == -math.inf].tolist())
+    assert (world.outcomes.state == DONE).all()
+    assert np.isfinite(world.outcomes.end_s).all()
+
+
+def next_arrival_s(world: World) -> float:
+    coming = int(world.gateway.coming[0])
+    return float(world.asked.arrival_s[coming]) if coming < len(world.asked) else math.inf
