@@ -188,8 +188,8 @@ def next_steps(world: World, rules: Rules, g: int, now_s: float) -> None:
         _end_loads(world, g, now_s)
     if tokens_held(engine) > world.truth.models[engine.model].kv_tokens:
         _preempt_youngest(world, g)
-    if engine.waiting > 0:
-        _admit(world, rules, g, now_s)
+    while engine.waiting > 0 and _admit(world, rules, g, now_s):
+        pass  # whoever waited for a row that stepped back
     _begin(world, g, now_s)
 
 
@@ -200,7 +200,8 @@ def tokens_held(engine: Records) -> float:
 
 
 @compiled
-def _admit(world: World, rules: Rules, g: int, now_s: float) -> None:
+def _admit(world: World, rules: Rules, g: int, now_s: float) -> bool:
+    """Whether a row stepped back, so that others may be admitted now."""
     engine = world.engines[g]
     rows, queue = world.rows[g, : engine.running], world.queue[g, : engine.waiting]
     for i in range(engine.running):
@@ -211,10 +212,13 @@ def _admit(world: World, rules: Rules, g: int, now_s: float) -> None:
     admission = policy.Rules(limit, rules.longest_wait_s, 8)
     _decide(now_s, rows, queue, occurring, admission)
     _load(world, g, now_s)
+    before = engine.running
     for i in range(engine.running - 1, -1, -1):
         if world.rows[g, i].preempts:
             _preempt(world, g, i)
+    stepped_back = engine.running < before
     _start(world, g)
+    return stepped_back  # type: ignore[no-any-return]
 
 
 @compiled

@@ -96,6 +96,20 @@ def test_a_variant_is_loaded_before_its_request_begins() -> None:
     assert outcome.first_s == pytest.approx(0.5 + machine.prefill_s(10) + 10 * 1e-4)
 
 
+def test_who_waited_for_a_child_runs_once_it_steps_back() -> None:
+    """One variant runs at a time. The third request skips the line behind the first, and steps back when that
+    has ended; then nobody runs, and the second one's variant must be loaded."""
+    machine = Machine(row_s=(0.0,) * 3, prompt_s=(0.0,) * 3, load_s=(0.0, 0.125, 0.125), kv_tokens=1000)
+    requests = [Asked(1.0, 1, 36, 2), Asked(1.2, 1, 1, 1), Asked(1.2, 1, 60, 2)]
+    world = worlds.new(machine, requests)
+    run(world, worlds.rules(limit=1), math.inf, room_for_ended(world))
+    first, second, third = world.outcomes
+    assert (world.outcomes.state == DONE).all()
+    assert third.first_s < first.end_s < second.first_s < third.end_s
+    assert second.first_s == pytest.approx(first.end_s + 0.125 + machine.prefill_s(1))
+    assert world.engines.preemptions[0] == 1
+
+
 @settings(max_examples=60, deadline=None)
 @given(machines(), REQUESTS, st.integers(1, 2), st.integers(1, 3))
 def test_no_limit_is_ever_exceeded(machine: Machine, requests: list[Asked], slots: int, limit: int) -> None:
