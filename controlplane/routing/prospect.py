@@ -96,8 +96,9 @@ def load_s(variant: Records, where: int) -> float:
 def places_s(group: Records, model: Records, request: Records, step_s: float) -> float:
     """How long it waits for a row, or for KV cache, that others have: they end one after the other."""
     rows = max(0.0, group.batch.rows + 1.0 - model.max_rows)
-    tokens = max(0.0, group.batch.context + request.prompt + request.output - model.kv_tokens)
-    each = max(1.0, group.batch.context / max(1, group.batch.rows))
+    context = group.stretch * group.batch.context
+    tokens = max(0.0, context + request.prompt + request.output - model.kv_tokens)
+    each = max(1.0, context / max(1, group.batch.rows))
     running = max(1.0, min(group.batch.rows, model.max_rows))
     return max(rows, tokens / each) * request.output * step_s / running  # type: ignore[no-any-return]
 
@@ -106,6 +107,8 @@ def places_s(group: Records, model: Records, request: Records, step_s: float) ->
 def newly_broken(group: Records, before_s: float, after_s: float) -> int:
     """Rows whose promise lies between two step times."""
     number, count = group.tightest, 0
+    if number < 0:
+        return 0
     while MARGIN * promised_s(number) < after_s:
         if MARGIN * promised_s(number) >= before_s:
             count += group.promises[number]
