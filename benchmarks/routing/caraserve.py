@@ -42,10 +42,8 @@ SCENARIOS = (
     Scenario("bgmv-drift", BGMV, drift_s=DRIFT_S),
     Scenario("mbgmv", MBGMV),
     Scenario("mbgmv-drift", MBGMV, drift_s=DRIFT_S),
-    _DELTAS,
-    dataclasses.replace(_DELTAS, name="deltas-1000", variants=1000),
     dataclasses.replace(_DELTAS, name="mixed", mix=Mix(delta=0.3, boft=0.2)),
-    dataclasses.replace(_DELTAS, name="mixed-drift", mix=Mix(delta=0.3, boft=0.2), drift_s=DRIFT_S),
+    dataclasses.replace(_DELTAS, name="deltas-1000", variants=1000),
 )
 FIRST_GUESS = 400.0
 

@@ -7,6 +7,7 @@ hand. So are lengths: lognormal, about as long as instructions and their answers
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -167,26 +168,36 @@ def where_at_first(scenario: Scenario, variants: Records) -> npt.NDArray[np.int3
 
 
 def requests(scenario: Scenario, variants: Records, rate: float, rng: np.random.Generator) -> Records:
-    """Poisson arrivals until the end of the measured time, `rate` a second."""
+    """Poisson arrivals until the end of the measured time, `rate` a second.
+
+    The n-th request is the same at every rate with the same seed, but for when it comes: so no other noise
+    lies between rates.
+    """
     span_s = scenario.warm_s + scenario.measured_s
-    count = int(rng.poisson(rate * span_s))
+    gaps, places, prompts, outputs, others = rng.spawn(5)
+    most = int(rate * span_s + 10 * (rate * span_s) ** 0.5 + 10)
+    arrival_s = np.cumsum(gaps.exponential(1.0, most)) / rate
+    count = int(np.searchsorted(arrival_s, span_s))
     asked = records(ASKED, count)
-    asked.arrival_s = np.sort(rng.uniform(0, span_s, count))
-    asked.variant = 1 + _popular(scenario, asked.arrival_s, rng)
-    asked.prompt = _lengths(PROMPT, count, rng)
-    asked.output = _lengths(OUTPUT, count, rng)
+    asked.arrival_s = arrival_s[:count]
+    asked.variant = 1 + _popular(scenario, asked.arrival_s, places.random(most)[:count], others)
+    asked.prompt = _lengths(PROMPT, most, prompts)[:count]
+    asked.output = _lengths(OUTPUT, most, outputs)[:count]
     asked.expected = mean_output()
-    loose = rng.random(scenario.variants + 1) < scenario.loose_share
+    loose = others.random(scenario.variants + 1) < scenario.loose_share
     factor = np.where(loose[asked.variant], scenario.loose, 1.0)
     asked.tpot_s, asked.ttft_s = scenario.tpot_s * factor, scenario.ttft_s * factor
     return asked
 
 
-def _popular(scenario: Scenario, arrival_s: Any, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Which adapter each request asks: Zipf over an order that changes when popularity drifts."""
+def _popular(
+    scenario: Scenario, arrival_s: Any, chance: Any, rng: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """Which adapter each request asks, for a `chance` of 0 to 1 each: Zipf over an order that changes when
+    popularity drifts."""
     count = scenario.variants
     weights = 1.0 / np.arange(1, count + 1) ** scenario.zipf
-    place = np.searchsorted(np.cumsum(weights) / weights.sum(), rng.random(len(arrival_s)))
+    place = np.searchsorted(np.cumsum(weights) / weights.sum(), chance)
     place = np.minimum(place, count - 1)
     order = rng.permutation(count)
     epochs = (arrival_s / scenario.drift_s).astype(int) if scenario.drift_s else np.zeros(len(place), int)
@@ -203,6 +214,7 @@ def _lengths(of: tuple[float, float], count: int, rng: np.random.Generator) -> n
     return np.clip(rng.lognormal(math.log(of[0]), of[1], count), 2, LONGEST).astype(int)
 
 
+@functools.cache
 def mean_output() -> float:
     """What the gateway expects of every request: it cannot know more."""
     return float(_lengths(OUTPUT, 100_000, np.random.default_rng(0)).mean())

@@ -6,7 +6,14 @@ import math
 from typing import NamedTuple
 
 from controlplane.routing.bookkeeping import context_of, prompt_s, starts_s
-from controlplane.routing.snapshot import ELSEWHERE, IN_HOST_MEMORY, LOADING, Snapshot, promised_s
+from controlplane.routing.snapshot import (
+    ELSEWHERE,
+    IN_HOST_MEMORY,
+    LOADING,
+    Snapshot,
+    promise_class,
+    promised_s,
+)
 from profiler.compiled import Records, compiled
 from profiler.step_time.steps import prefill_curve_s, step_with_one_more_s
 
@@ -106,9 +113,7 @@ def places_s(group: Records, model: Records, request: Records, step_s: float) ->
 @compiled
 def newly_broken(group: Records, before_s: float, after_s: float) -> int:
     """Rows whose promise lies between two step times."""
-    number, count = group.tightest, 0
-    if number < 0:
-        return 0
+    number, count = max(0, group.tightest, promise_class(before_s / MARGIN) - 1), 0
     while MARGIN * promised_s(number) < after_s:
         if MARGIN * promised_s(number) >= before_s:
             count += group.promises[number]

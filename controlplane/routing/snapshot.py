@@ -19,6 +19,7 @@ PROMISES = 512
 SHORTEST_PROMISE_S = 0.5e-3
 PROMISE_RATIO = 1.02
 NO_PROMISE = PROMISES - 1
+_PROMISED_S = SHORTEST_PROMISE_S * PROMISE_RATIO ** np.arange(PROMISES)
 
 # Where a variant is, seen from a group.
 ELSEWHERE, IN_HOST_MEMORY, LOADING, IN_SLOT = range(4)
@@ -120,4 +121,4 @@ def promised_s(number: int) -> float:
     """The TPOT that a class stands for."""
     if number >= NO_PROMISE:
         return math.inf
-    return SHORTEST_PROMISE_S * PROMISE_RATIO**number
+    return _PROMISED_S[max(0, number)]  # type: ignore[no-any-return]
