@@ -77,13 +77,14 @@ def measured(policy: str, groups: int, rows: int, count: int) -> dict[str, Any]:
     snapshot, requests = busy_snapshot(groups, rows)
     state, number = new_state(VARIANTS, 1), POLICIES.index(policy)
     singles = [requests[i] for i in range(len(requests))]
-    seconds = []
+    seconds, cpu = [], []
     for i in range(count + 10):
         request = singles[i % len(singles)]
-        began = time.perf_counter()
+        began, began_cpu = time.perf_counter(), time.thread_time_ns()
         g = choose(number, snapshot, request, state)
         bookkeeping.sent(snapshot, g, request)
         bookkeeping.ended(snapshot, g, request, True)
+        cpu.append((time.thread_time_ns() - began_cpu) * 1e-9)
         seconds.append(time.perf_counter() - began)
     few = requests[: min(count, len(requests))]
     decide(number, snapshot, few[:1], state)
@@ -91,6 +92,7 @@ def measured(policy: str, groups: int, rows: int, count: int) -> dict[str, Any]:
     decide(number, snapshot, few, state)
     compiled_s = (time.process_time() - began) / len(few)
     p50, p99 = np.quantile(seconds[10:], (0.5, 0.99)).tolist()
+    cpu_p50, cpu_p99 = np.quantile(cpu[10:], (0.5, 0.99)).tolist()
     return {
         "policy": policy,
         "groups": groups,
@@ -98,6 +100,8 @@ def measured(policy: str, groups: int, rows: int, count: int) -> dict[str, Any]:
         "decisions": count,
         "p50_us": round(p50 * 1e6, 1),
         "p99_us": round(p99 * 1e6, 1),
+        "cpu_p50_us": round(cpu_p50 * 1e6, 1),
+        "cpu_p99_us": round(cpu_p99 * 1e6, 1),
         "compiled_mean_us": round(compiled_s * 1e6, 2),
     }
 
