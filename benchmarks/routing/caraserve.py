@@ -42,10 +42,12 @@ SCENARIOS = (
     Scenario("bgmv-drift", BGMV, drift_s=DRIFT_S),
     Scenario("mbgmv", MBGMV),
     Scenario("mbgmv-drift", MBGMV, drift_s=DRIFT_S),
+    Scenario("bgmv-promises", BGMV, loose_share=0.5),
     dataclasses.replace(_DELTAS, name="mixed", mix=Mix(delta=0.3, boft=0.2)),
     dataclasses.replace(_DELTAS, name="deltas-1000", variants=1000),
 )
 FIRST_GUESS = 400.0
+KEPT = ("attainment", "tpot_mean_s", "late_ttft", "late_tpot")  # of every rate that was tried
 
 
 def searched(scenario: Scenario, policy: str, seed: int, guess: float) -> dict[str, Any]:
@@ -54,7 +56,8 @@ def searched(scenario: Scenario, policy: str, seed: int, guess: float) -> dict[s
 
     def keeps(rate: float) -> bool:
         found = simulate(scenario, policy, rate, seed)
-        tried[rate] = {"rate": round(rate, 2), **found.as_row()}
+        row = found.as_row()
+        tried[rate] = {"rate": round(rate, 2), **{name: row[name] for name in KEPT}}
         return found.attainment >= ATTAINMENT
 
     rate = largest_rate(keeps, guess, PRECISION)
