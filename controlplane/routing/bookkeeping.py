@@ -13,6 +13,10 @@ from controlplane.routing.snapshot import NO_PROMISE, Snapshot
 from profiler.compiled import Records, compiled
 from profiler.step_time.steps import add, decode_curve_s, decode_step_s, prefill_curve_s, remove
 
+FEW = 4
+MOST_STRETCH = 3.0
+STRETCH_WEIGHT = 0.02
+
 
 @compiled
 def context_of(request: Records) -> float:
@@ -88,6 +92,16 @@ def ended(snapshot: Snapshot, g: int, request: Records, was_filled: bool) -> Non
         tightest += 1
     group.tightest = tightest
     renew(snapshot, g)
+
+
+@compiled
+def cached(snapshot: Snapshot, g: int, tokens: float) -> None:
+    """A group's engine has so many tokens in its KV cache, or waiting to be filled. What is no number, and a
+    batch of few, changes nothing."""
+    group = snapshot.groups[g]
+    if group.batch.rows >= FEW and group.batch.context > 0.0 and tokens > 0.0:
+        seen = min(MOST_STRETCH, max(1.0 / MOST_STRETCH, tokens / group.batch.context))
+        group.stretch += STRETCH_WEIGHT * (seen - group.stretch)
 
 
 @compiled

@@ -6,7 +6,14 @@ import math
 from typing import NamedTuple
 
 from controlplane.routing.bookkeeping import context_of, prompt_s, starts_s
-from controlplane.routing.snapshot import ELSEWHERE, IN_HOST_MEMORY, LOADING, Snapshot, promised_s
+from controlplane.routing.snapshot import (
+    ELSEWHERE,
+    IN_HOST_MEMORY,
+    LOADING,
+    Snapshot,
+    promise_class,
+    promised_s,
+)
 from profiler.compiled import Records, compiled
 from profiler.step_time.steps import prefill_curve_s, step_with_one_more_s
 
@@ -96,8 +103,9 @@ def load_s(variant: Records, where: int) -> float:
 def places_s(group: Records, model: Records, request: Records, step_s: float) -> float:
     """How long it waits for a row, or for KV cache, that others have: they end one after the other."""
     rows = max(0.0, group.batch.rows + 1.0 - model.max_rows)
-    tokens = max(0.0, group.batch.context + request.prompt + request.output - model.kv_tokens)
-    each = max(1.0, group.batch.context / max(1, group.batch.rows))
+    context = group.stretch * group.batch.context
+    tokens = max(0.0, context + request.prompt + request.output - model.kv_tokens)
+    each = max(1.0, context / max(1, group.batch.rows))
     running = max(1.0, min(group.batch.rows, model.max_rows))
     return max(rows, tokens / each) * request.output * step_s / running  # type: ignore[no-any-return]
 
@@ -105,7 +113,7 @@ def places_s(group: Records, model: Records, request: Records, step_s: float) ->
 @compiled
 def newly_broken(group: Records, before_s: float, after_s: float) -> int:
     """Rows whose promise lies between two step times."""
-    number, count = group.tightest, 0
+    number, count = max(0, group.tightest, promise_class(before_s / MARGIN) - 1), 0
     while MARGIN * promised_s(number) < after_s:
         if MARGIN * promised_s(number) >= before_s:
             count += group.promises[number]

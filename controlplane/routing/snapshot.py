@@ -19,6 +19,7 @@ PROMISES = 512
 SHORTEST_PROMISE_S = 0.5e-3
 PROMISE_RATIO = 1.02
 NO_PROMISE = PROMISES - 1
+_PROMISED_S = SHORTEST_PROMISE_S * PROMISE_RATIO ** np.arange(PROMISES)
 
 # Where a variant is, seen from a group.
 ELSEWHERE, IN_HOST_MEMORY, LOADING, IN_SLOT = range(4)
@@ -29,10 +30,11 @@ ELSEWHERE, IN_HOST_MEMORY, LOADING, IN_SLOT = range(4)
 # `tightest` is the first class with any. Cached: `step_s`, what a step takes in which all of the batch
 # decodes, and `tpot_s`, the same with what prompts of others take between two steps. For that, `starts` sums
 # 1 / output over the rows, `start_tokens` prompt / output, and `start_s` what their variants add to the
-# prompts / output. `correction`: observed steps over predicted ones. `ceiling`: the largest class of ranks
-# that belongs here, where kernels pad. `healthy`: it serves; `usable`: it serves, and has room for one
-# request more. `key` stands for the group's name wherever chance or ties decide, so the order of groups does
-# not.
+# prompts / output. `correction`: observed steps over predicted ones. `stretch`: tokens seen in the KV cache
+# over the batch's context: of long outputs more are there at any time than was expected. `ceiling`: the
+# largest class of ranks that belongs here, where kernels pad. `healthy`: it serves; `usable`: it serves, and
+# has room for one request more. `key` stands for the group's name wherever chance or ties decide, so the
+# order of groups does not.
 GROUP = np.dtype(
     [
         ("batch", BATCH),
@@ -43,6 +45,7 @@ GROUP = np.dtype(
         ("start_s", "f8"),
         ("tpot_s", "f8"),
         ("correction", "f8"),
+        ("stretch", "f8"),
         ("key", "u8"),
         ("model", "i4"),
         ("distinct", "i4"),
@@ -93,7 +96,7 @@ class Snapshot(NamedTuple):
 def new_snapshot(groups: int, variants: int, models: Records) -> Snapshot:
     """Of idle groups, all of the first model, and variants that cost nothing: to be filled in."""
     made = records(GROUP, groups)
-    made.correction = 1.0
+    made.correction = made.stretch = 1.0
     made.usable = made.healthy = 1
     made.tightest = NO_PROMISE
     made.key = np.arange(1, groups + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -118,4 +121,4 @@ def promised_s(number: int) -> float:
     """The TPOT that a class stands for."""
     if number >= NO_PROMISE:
         return math.inf
-    return SHORTEST_PROMISE_S * PROMISE_RATIO**number
+    return _PROMISED_S[max(0, number)]  # type: ignore[no-any-return]

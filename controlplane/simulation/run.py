@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from controlplane.routing import bookkeeping
 from controlplane.routing.placements import tick as placements
 from controlplane.simulation.admitting import Admitting, admit_all
 from controlplane.simulation.engine import finish_steps, next_steps, steps_s
@@ -18,7 +19,7 @@ from controlplane.simulation.world import NOBODY, Rules, World
 from profiler.compiled import Records, compiled
 from profiler.step_time.correction import corrected
 
-_tick = placements.tick
+_tick, _cached = placements.tick, bookkeeping.cached
 
 # Why the compiled part returns: nothing happens before `until_s` any more; there is room for who waits; a
 # policy found no group for a request though there was room.
@@ -116,3 +117,7 @@ def report(world: World, g: int) -> None:
     for i in range(engine.waiting):
         unfilled += world.asked[world.queue[g, i].request].prompt
     group.unfilled = unfilled
+    waiting = 0.0
+    for i in range(engine.waiting):
+        waiting += world.asked[world.queue[g, i].request].prompt
+    _cached(world.seen, g, engine.batch.context + engine.reserved + waiting)

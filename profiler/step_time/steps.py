@@ -5,6 +5,8 @@ from __future__ import annotations
 from profiler.compiled import Records, compiled
 from profiler.step_time.records import BASE_KIND, CLASSES, KINDS, MAX_ROWS, PREFILL_KNOTS, RANK_CLASSES
 
+_MOST_KNOTS = 1e9
+
 
 @compiled
 def add(batch: Records, variant: Records, context: float, is_first: bool) -> None:
@@ -48,6 +50,7 @@ def largest_class(batch: Records) -> int:
 
 @compiled
 def decode_curve_s(model: Records, rows: int) -> float:
+    rows = max(0, rows)
     if rows <= MAX_ROWS:
         return model.decode_s[rows]  # type: ignore[no-any-return]
     each: float = model.decode_s[MAX_ROWS] - model.decode_s[MAX_ROWS - 1]
@@ -56,8 +59,11 @@ def decode_curve_s(model: Records, rows: int) -> float:
 
 @compiled
 def prefill_curve_s(model: Records, tokens: float) -> float:
-    """A step that fills so many prompt tokens, whatever is in them."""
+    """A step that fills so many prompt tokens, whatever is in them. What is no number of tokens counts as the
+    most that a step takes."""
     at = tokens / model.prefill_grain
+    if not 0.0 <= at < _MOST_KNOTS:
+        at = float(PREFILL_KNOTS)
     knot = min(int(at), PREFILL_KNOTS - 1)
     low, high = model.prefill_s[knot], model.prefill_s[knot + 1]
     return low + (high - low) * (at - knot)  # type: ignore[no-any-return]

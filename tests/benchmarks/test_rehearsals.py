@@ -27,6 +27,9 @@ SLOW = {
     "packing",
     "placement_gpu",
     "profiling",
+    "routing.caraserve",
+    "routing.decisions",
+    "routing.herding",
 }
 
 

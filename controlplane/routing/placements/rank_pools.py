@@ -23,6 +23,8 @@ GAIN = 1.2  # the busiest pool now, over the busiest of the best cut, from which
 DEVIATIONS = 2.0
 TARGET = 0.9  # of the promise: what a step of a full group may take
 NO_CEILING = 99
+FULL = 0.9  # of the KV cache and of the slots: what chance leaves to use
+LEAST_SHARED = 1.25  # rows of a variant in a group: once slots are scarce requests go where their variant is
 
 
 @compiled
@@ -63,7 +65,6 @@ def _best_cut(snapshot: Snapshot, state: RouterState, serving: int) -> int:
 def _try_cut(snapshot: Snapshot, state: RouterState, cut: int, serving: int, place_at: int) -> float:
     """Share the groups out for a cut, into `state.pools[place_at]`. How busy its busiest pool is."""
     pools = state.pools[place_at]
-    model = snapshot.models[0]
     count, since = 0, 0
     for c in range(CLASSES):
         pools[c].groups = 0
@@ -73,7 +74,7 @@ def _try_cut(snapshot: Snapshot, state: RouterState, cut: int, serving: int, pla
             for member in range(since, c + 1):
                 rows += rows_at_once(state.classes[member])
             pools[c].rows = rows + DEVIATIONS * math.sqrt(rows)
-            pools[c].each = rows_within(model, state.classes, since, c, correction_of(snapshot, c))
+            pools[c].each = rows_within(snapshot, state.classes, since, c, correction_of(snapshot, c))
             pools[c].groups = 1
             count += 1
             since = c + 1
@@ -96,6 +97,27 @@ def _busiest(pools: Records) -> int:
 
 
 @compiled
+def mean_stretch(snapshot: Snapshot) -> float:
+    total, count = 0.0, 0
+    for g in range(len(snapshot.groups)):
+        if snapshot.groups[g].healthy:
+            total += snapshot.groups[g].stretch
+            count += 1
+    return max(0.1, total / count) if count else 1.0
+
+
+@compiled
+def rows_a_variant(snapshot: Snapshot) -> float:
+    """Rows for each variant in a group, now."""
+    rows, distinct = 0.0, 0.0
+    for g in range(len(snapshot.groups)):
+        if snapshot.groups[g].healthy:
+            rows += snapshot.groups[g].batch.rows
+            distinct += snapshot.groups[g].distinct
+    return max(LEAST_SHARED, rows / distinct) if distinct > 0.0 else LEAST_SHARED
+
+
+@compiled
 def rows_at_once(of_class: Records) -> float:
     """Little's law: tokens a second, each there for a promised TPOT."""
     return TARGET * of_class.rate_promise  # type: ignore[no-any-return]
@@ -114,7 +136,7 @@ def correction_of(snapshot: Snapshot, ceiling: int) -> float:
 
 
 @compiled
-def rows_within(model: Records, classes: Records, since: int, last: int, correction: float) -> float:
+def rows_within(snapshot: Snapshot, classes: Records, since: int, last: int, correction: float) -> float:
     """How many rows of the classes `since` to `last` a group holds with a TPOT within TARGET of the promise.
     One at least."""
     starts = prompts = start_s = tokens = contexts = promises = 0.0
@@ -126,7 +148,10 @@ def rows_within(model: Records, classes: Records, since: int, last: int, correct
         contexts += classes[c].rate_context
         promises += classes[c].rate_promise
     context, promise_s = contexts / tokens, promises / tokens
-    low, high = 1, int(min(model.max_rows, max(1.0, model.kv_tokens / context)))
+    model = snapshot.models[0]
+    stretch, shared = mean_stretch(snapshot), rows_a_variant(snapshot)
+    most = min(model.kv_tokens / (context * stretch), model.slots * shared)
+    low, high = 1, int(min(model.max_rows, max(1.0, FULL * most)))
     while low < high:
         rows = (low + high + 1) // 2
         seconds = decode_curve_s(model, rows)

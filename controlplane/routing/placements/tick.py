@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from controlplane.routing.placements import demand, rank_pools
+from controlplane.routing.placements import by_rank, demand, rank_pools
 from controlplane.routing.snapshot import Snapshot
 from controlplane.routing.state import RouterState
 from profiler.compiled import compiled
 
-_renew, _rank_pools = demand.tick, rank_pools.place
-OURS = 0
+_renew, _rank_pools, _by_rank = demand.tick, rank_pools.place, by_rank.place
+# Their numbers in `controlplane.routing.policies.choose.POLICIES`.
+OURS, LORASERVE_LIKE = 0, 11
 
 
 @compiled
@@ -16,3 +17,5 @@ def tick(snapshot: Snapshot, state: RouterState, policy: int, now_s: float) -> N
     _renew(state, now_s)
     if policy == OURS:
         _rank_pools(snapshot, state)
+    elif policy == LORASERVE_LIKE:
+        _by_rank(snapshot, state)

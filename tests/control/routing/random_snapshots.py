@@ -178,6 +178,23 @@ def copied(state: RouterState) -> RouterState:
     return RouterState(*(part.copy() for part in state))
 
 
+def with_idle_group(before: World) -> World:
+    """One group more, the last, of the first model: idle, usable, with no variant at hand."""
+    idle = new_snapshot(1, before.snapshot.held.shape[1], before.snapshot.models)
+    idle.groups.key = 1
+    snapshot = before.snapshot._replace(
+        groups=_joined(before.snapshot.groups, idle.groups),
+        held=_joined(before.snapshot.held, idle.held),
+    )
+    return World(snapshot, before.request, copied(before.state))
+
+
+def _joined(one: Any, other: Any) -> Any:
+    made = records(one.dtype, (len(one) + len(other), *one.shape[1:]))
+    made[: len(one)], made[len(one) :] = one, other
+    return made
+
+
 ABSURD = (math.nan, math.inf, -math.inf, -1.0, 0.0, 1e300, -1e300, 1e-300)
 
 
@@ -200,7 +217,7 @@ def made_absurd(before: World, seed: int) -> World:
         model.decode_s[:] = [some(seconds) for seconds in model.decode_s]
         model.prefill_s[:] = [some(seconds) for seconds in model.prefill_s]
     for group in before.snapshot.groups:
-        for name in ("unfilled", "step_s", "correction"):
+        for name in ("unfilled", "step_s", "tpot_s", "correction", "stretch"):
             group[name] = some(group[name])
         group.distinct, group.tightest = some_int(group.distinct, 32), some_int(group.tightest, 32)
         group.batch.rows, group.batch.context = some_int(group.batch.rows, 64), some(group.batch.context)

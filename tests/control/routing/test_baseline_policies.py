@@ -62,7 +62,7 @@ def test_a_usable_group_whatever_the_order_of_groups(name: str, seed: int) -> No
     assert order[chosen(name, other)] == got
 
 
-@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("name", POLICIES)
 @given(seed=seeds)
 def test_numbers_that_cannot_be_give_a_usable_group(name: str, seed: int) -> None:
     asked = made_absurd(world(seed), seed)

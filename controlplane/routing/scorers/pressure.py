@@ -1,0 +1,60 @@
+"""What a request takes of a group for those that come later: the fuller a group is, the more its last rows,
+KV cache, slots and time between tokens are worth.
+
+Every resource of a group has a potential that grows exponentially with the share that is taken, and a request
+costs what it adds to their sum. Routing by such costs keeps the fullest resource within a logarithmic factor
+of the best that could be done knowing the future (Aspnes, Azar, Fiat, Plotkin and Waarts, JACM 1997),
+whatever the requests need.
+
+A slot is held as long as any row asks its variant, so a request beside n others of its variant lengthens that
+by one part in n + 1. So variants gather in few groups where slots are scarce, and spread where they are not.
+"""
+
+from __future__ import annotations
+
+import math
+
+from controlplane.routing.prospect import MARGIN, Prospect
+from controlplane.routing.snapshot import Snapshot, promised_s
+from profiler.compiled import Records, compiled
+from profiler.step_time.steps import decode_curve_s
+
+# The potential of a resource that is all taken, in seconds; it falls by a factor of e for each sixth that is
+# free. Found by simulation (benchmarks/routing).
+FULL_S = 300.0
+STEEPNESS = 6.0
+MOST = 2.0  # a share above this counts as this
+
+
+@compiled
+def pressure_s(snapshot: Snapshot, g: int, request: Records, of_group: Prospect) -> float:
+    group = snapshot.groups[g]
+    model = snapshot.models[group.model]
+    batch = group.batch
+    tokens, context = request.prompt + request.output, group.stretch * batch.context
+    added = rise(batch.rows / model.max_rows, (batch.rows + 1) / model.max_rows)
+    added += rise(context / model.kv_tokens, (context + tokens) / model.kv_tokens)
+    if request.variant:
+        rows = max(0, snapshot.held[g, request.variant].rows)
+        after = group.distinct + (1 if rows == 0 else 0)
+        added += rise((after - 1) / model.slots, after / model.slots) / (rows + 1)
+    least_s = group.correction * decode_curve_s(model, 1)
+    before_s, after_s = promised_s(group.tightest), min(promised_s(group.tightest), request.tpot_s)
+    tpot_s = max(of_group.tpot_s, group.tpot_s + of_group.added_tpot_s)
+    added += rise(share(group.tpot_s, before_s, least_s), share(tpot_s, after_s, least_s))
+    return FULL_S * added
+
+
+@compiled
+def share(tpot_s: float, promise_s: float, least_s: float) -> float:
+    """Of the time between tokens that a promise leaves beside one row alone."""
+    if tpot_s <= least_s:
+        return 0.0
+    left_s = MARGIN * promise_s - least_s
+    return (tpot_s - least_s) / left_s if left_s > 0.0 else MOST
+
+
+@compiled
+def rise(before: float, after: float) -> float:
+    """Of the potential of one resource, of which these shares are taken."""
+    return math.exp(STEEPNESS * (min(after, MOST) - 1.0)) - math.exp(STEEPNESS * (min(before, MOST) - 1.0))

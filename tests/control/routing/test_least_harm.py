@@ -1,0 +1,124 @@
+"""Ours: what an idle group more does, and what a group's last slots, rows and tokens cost."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_snapshots import World, copied, with_idle_group, world
+
+from controlplane.routing.bookkeeping import cached, ended, sent
+from controlplane.routing.placements.tick import tick
+from controlplane.routing.policies.choose import POLICIES, choose
+from controlplane.routing.prospect import prospect
+from controlplane.routing.scorers.pressure import FULL_S, MOST, STEEPNESS, pressure_s, rise
+from controlplane.routing.scorers.total import cost_s
+
+seeds = st.integers(0, 1 << 48)
+OURS = POLICIES.index("least-harm")
+
+
+def predicted_s(asked: World, g: int) -> float:
+    """The cost of a group."""
+    of_group = prospect(asked.snapshot, g, asked.request)
+    return float(cost_s(asked.snapshot, g, asked.request, of_group, False))
+
+
+def chosen(asked: World) -> int:
+    return int(choose(OURS, asked.snapshot, asked.request, copied(asked.state)))
+
+
+@given(seed=seeds)
+def test_the_group_chosen_has_the_least_cost_of_all_that_are_usable(seed: int) -> None:
+    asked = world(seed)
+    if asked.usable:
+        assert predicted_s(asked, chosen(asked)) == min(predicted_s(asked, g) for g in asked.usable)
+
+
+@given(seed=seeds)
+def test_an_idle_group_more_never_worsens_the_predicted_cost(seed: int) -> None:
+    before = world(seed)
+    after = with_idle_group(before)
+    got = chosen(after)
+    if before.usable:
+        assert predicted_s(after, got) <= predicted_s(before, chosen(before))
+    else:
+        assert got == len(before.snapshot.groups)
+
+
+@given(seed=seeds)
+def test_an_idle_group_more_changes_no_other_groups_cost(seed: int) -> None:
+    before = world(seed)
+    after = with_idle_group(before)
+    assert [predicted_s(after, g) for g in before.usable] == [predicted_s(before, g) for g in before.usable]
+
+
+@given(st.floats(0, 3), st.floats(0, 3))
+def test_a_resource_costs_what_its_potential_rises(before: float, after: float) -> None:
+    low, high = (math.exp(STEEPNESS * (min(MOST, share) - 1)) for share in (before, after))
+    assert rise(before, after) == pytest.approx(high - low)
+
+
+def slots_only() -> World:
+    """A group in which nothing but slots is scarce, and nothing asked."""
+    asked = world(3)
+    snapshot = asked.snapshot
+    snapshot.models.max_rows = snapshot.models.kv_tokens = 1 << 40
+    snapshot.models.slots = 4
+    snapshot.variants.row_s = snapshot.variants.variant_s = snapshot.variants.token_s = 0.0
+    for name in ("starts", "start_tokens", "start_s", "unfilled", "distinct", "tpot_s", "step_s"):
+        snapshot.groups[name] = 0
+    snapshot.groups.batch = np.zeros(1, snapshot.groups.batch.dtype)[0]
+    snapshot.groups.promises = 0
+    snapshot.groups.tightest = asked.request.promise
+    snapshot.held.rows = 0
+    asked.request.variant, asked.request.tpot_s = 1, math.inf
+    return asked
+
+
+def test_a_slot_costs_a_request_beside_n_others_of_its_variant_one_part_in_n_plus_one() -> None:
+    asked = slots_only()
+    whole_s = FULL_S * (math.exp(STEEPNESS * (1 / 4 - 1)) - math.exp(-STEEPNESS))
+    for others in range(5):
+        got = pressure_s(asked.snapshot, 0, asked.request, prospect(asked.snapshot, 0, asked.request))
+        assert got == pytest.approx(whole_s / (others + 1), rel=1e-6)
+        sent(asked.snapshot, 0, asked.request)
+
+
+def test_the_last_slot_costs_more_than_the_first() -> None:
+    asked, costs = slots_only(), []
+    for distinct in range(4):
+        asked.snapshot.groups.distinct = distinct
+        of_group = prospect(asked.snapshot, 0, asked.request)
+        costs.append(pressure_s(asked.snapshot, 0, asked.request, of_group))
+    ratios = [later / earlier for earlier, later in itertools.pairwise(costs)]
+    assert ratios == pytest.approx([math.exp(STEEPNESS / 4)] * 3, rel=1e-6)
+
+
+def test_a_stretch_follows_what_is_seen_and_forgives_what_is_no_number() -> None:
+    asked = slots_only()
+    for _ in range(8):
+        sent(asked.snapshot, 0, asked.request)
+    context = float(asked.snapshot.groups[0].batch.context)
+    for _ in range(1000):
+        cached(asked.snapshot, 0, 1.5 * context)
+        for absurd in (math.nan, -1.0, 0.0):
+            cached(asked.snapshot, 0, absurd)
+    assert asked.snapshot.groups[0].stretch == pytest.approx(1.5)
+    for _ in range(8):
+        ended(asked.snapshot, 0, asked.request, False)
+    cached(asked.snapshot, 0, 1e9)  # nothing is expected there
+    assert asked.snapshot.groups[0].stretch == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_tick_gives_homes_for_the_policy_that_places_and_for_no_other(name: str) -> None:
+    asked = world(11)
+    asked.snapshot.groups.usable = asked.snapshot.groups.healthy = 1
+    asked.state.homes.count = 0
+    tick(asked.snapshot, asked.state, POLICIES.index(name), 5.0)
+    assert bool((asked.state.homes.count[1:] > 0).all()) is (name == "loraserve-like")
