@@ -241,7 +241,7 @@ class HostRouter:
         if self._snapshot is None:
             return
         group = self._snapshot.groups[member.slot]
-        group.correction, group.tightest, group.ceiling = 1.0, NO_PROMISE, 99
+        group.correction, group.stretch, group.tightest, group.ceiling = 1.0, 1.0, NO_PROMISE, 99
         group.key, group.model, group.healthy = _hash(member.group or member.name), member.model, 1
         group.usable = int(member.has_room)
 
@@ -413,6 +413,7 @@ class HostRouter:
             member.variants = load.variants
             self._place_variants(member)
         self._correct(member, load)
+        self._note_cached(member, load)
         if load.waiting == 0 and member.unseen:
             for flight in [f for f in member.unseen if f.sent_s < now_s - SEEN_S]:
                 self.filled(flight)
@@ -473,6 +474,14 @@ class HostRouter:
         bookkeeping.renew(self._snapshot, member.slot)
         member.tpot_s = float(group.tpot_s)
 
+    def _note_cached(self, member: Member, load: WorkerLoad) -> None:
+        """How much longer, or shorter, its requests are than was expected. While some of them wait, the KV
+        cache does not hold all, so that says nothing."""
+        if self._snapshot is None or self._learned is None or load.waiting:
+            return
+        tokens = load.kv_usage * float(self._snapshot.models[member.model].kv_tokens)
+        bookkeeping.cached(self._snapshot, member.slot, tokens)
+
     # --- the snapshot made anew ----------------------------------------------------------------------------
 
     def _column(self, uid: int) -> int:
@@ -512,16 +521,17 @@ class HostRouter:
         for member in self.members:
             self._enter(member)
             group = snapshot.groups[member.slot]
-            group.correction, group.ceiling = before[member]
+            group.correction, group.stretch, group.ceiling = before[member]
         self._resend(snapshot)
         for member in self.members:
             self._place_variants(member)
 
-    def _kept(self, member: Member) -> tuple[float, int]:
+    def _kept(self, member: Member) -> tuple[float, float, int]:
+        """What was learned of its engine: correction, stretch; and its ceiling."""
         if self._snapshot is None or member.slot >= len(self._snapshot.groups):
-            return 1.0, 99
+            return 1.0, 1.0, 99
         group = self._snapshot.groups[member.slot]
-        return float(group.correction) or 1.0, int(group.ceiling)
+        return float(group.correction) or 1.0, float(group.stretch) or 1.0, int(group.ceiling)
 
     def _known(self) -> tuple[Records, Records, dict[int, int]]:
         """Step models and variants in memory of our own, so that compiled code sees one kind of array."""

@@ -73,10 +73,8 @@ def sent(to: HostRouter, asked: Asked | None = None, now_s: float = 0.0) -> Flig
 
 
 def load(ongoing: int, variants: tuple[tuple[int, str], ...] = (), **more: Any) -> WorkerLoad:
-    given = {"running": ongoing, "waiting": 0, "steps": 0, "step_s": 0.0} | more
-    return WorkerLoad(
-        ongoing=ongoing, kv_usage=0.0, prefill_tokens=0, prefill_s=0.0, variants=variants, **given
-    )
+    given = {"running": ongoing, "waiting": 0, "kv_usage": 0.0, "steps": 0, "step_s": 0.0} | more
+    return WorkerLoad(ongoing=ongoing, prefill_tokens=0, prefill_s=0.0, variants=variants, **given)
 
 
 def group_of(of: HostRouter, member: Member) -> Any:
@@ -388,3 +386,20 @@ def test_equal_rows_cost_the_same() -> None:
     steps = np.diff(model.decode_s)
     assert np.allclose(steps, steps[0])
     assert steps[0] > 0
+
+
+def test_requests_that_turn_out_longer_count_as_longer() -> None:
+    """A KV cache with twice the tokens that were expected; what stays so for long is believed."""
+    to, (member,) = router("a")
+    to.learn(models())
+    for _ in range(6):
+        sent(to, Asked(RequestTerms(tokens=300, prompt_tokens=100)))
+    assert to.snapshot is not None
+    group = to.snapshot.groups[member.slot]
+    assert group.stretch == 1.0
+    usage = 2 * float(group.batch.context) / (1 << 20)
+    for _ in range(500):
+        to.loaded(member, load(6, kv_usage=usage), 0.0)
+    assert group.stretch == pytest.approx(2.0, rel=0.02)
+    to.loaded(member, load(6, waiting=2, kv_usage=0.9), 0.0)  # the cache does not hold all of them
+    assert group.stretch == pytest.approx(2.0, rel=0.02)
