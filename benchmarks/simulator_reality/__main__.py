@@ -2,7 +2,7 @@
 
     python -m benchmarks.simulator_reality measure --out MEASURED.json
     python -m benchmarks.simulator_reality.gpu --out MEASURED.json
-    python -m benchmarks.simulator_reality compare MEASURED.json --out RESULT.json
+    python -m benchmarks.simulator_reality compare MEASURED.json --out RESULT.json [--burst-tpot mean]
 
 `measure`: two worker groups of the real product on this machine serve a random base and eight LoRAs. First
 loads of known composition (rows, prompts, variants), then Poisson arrivals at a share of what the engines
@@ -28,7 +28,7 @@ from benchmarks import rehearsing
 from benchmarks.live import groups
 from benchmarks.live.arrivals import LENGTHS
 from benchmarks.simulator_reality import product
-from benchmarks.simulator_reality.comparing import GOAL, compare, table
+from benchmarks.simulator_reality.comparing import BURST_TPOT, GOAL, compare, fitted, table
 from benchmarks.simulator_reality.measuring import Workload, as_json, from_json, measure
 from benchmarks.simulator_reality.types import Asked, Facts, Play, Timed, VariantFacts
 
@@ -51,10 +51,16 @@ def measured(given: argparse.Namespace, command: str) -> None:
 
 def compared(given: argparse.Namespace, command: str) -> None:
     record = json.loads(given.measured.read_text())
-    rows = compare(from_json(record))
+    seen = from_json(record)
+    steps = fitted(seen, given.burst_tpot)
+    rows = compare(seen, steps)
     result = {
         "command": command,
         "measured": {name: record.get(name) for name in ("command", "machine", "rate", "facts")},
+        "bursts": BURST_TPOT[given.burst_tpot],
+        "cached_token_us": {
+            source: round(1e6 * model[0].context_s, 4) for source, (model, _) in steps.items()
+        },
         "goal": GOAL,
         "rows": rows,
     }
@@ -80,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     other = steps.add_parser("compare")
     other.set_defaults(do=compared)
     other.add_argument("measured", type=Path)
+    other.add_argument("--burst-tpot", choices=tuple(BURST_TPOT), default="last", help="what is measured")
     other.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(argv)
     given.do(
@@ -105,7 +112,7 @@ def rehearse(folder: Path) -> None:
     rehearsing.write_result(folder / "measured.json", as_json(found))
     main(["compare", str(folder / "measured.json"), "--out", str(folder / "result.json")])
     rows = rehearsing.check(folder / "result.json", "rows")["rows"]
-    assert {row["asked"] for row in rows} == {"all", "base", "lora"}
+    assert {row["asked"] for row in rows} == {"all", "base", "lora", "12 tokens", "60 tokens"}
     assert all(row["within"] for row in rows), rows
 
 

@@ -107,11 +107,13 @@ def burst(load: Load, groups: int) -> list[Asked]:
     ]
 
 
-def step_times(facts: Facts, seen: Sequence[Seen]) -> tuple[Records, Records]:
-    """[1], the step model, and [1 + variants], each one's part in a step."""
+def step_times(facts: Facts, seen: Sequence[Seen], context_s: float | None = None) -> tuple[Records, Records]:
+    """[1], the step model, and [1 + variants], each one's part in a step. `context_s`: seconds of a cached
+    token in a step, where it is known from elsewhere."""
     model = records(STEP_MODEL, 1)
     base = [one for one in seen if one.load.models == (0,)]
-    model.decode_s, model.context_s = _decode([one for one in base if one.load.output == OUTPUT])
+    model.context_s = context_s_of(seen) if context_s is None else context_s
+    model.decode_s = _decode(seen, model[0].context_s)
     model.prefill_grain = facts.batched_tokens / PREFILL_KNOTS
     prompts = [one for one in base if one.load.output == FIRST]
     model.prefill_s = _prefill(facts, prompts)
@@ -120,18 +122,34 @@ def step_times(facts: Facts, seen: Sequence[Seen]) -> tuple[Records, Records]:
     return model, _variants(facts, seen, model)
 
 
-def _decode(seen: Sequence[Seen]) -> tuple[npt.NDArray[np.float64], float]:
-    """By rows without context, [MAX_ROWS + 1], and for each cached token."""
-    short = sorted((one for one in seen if one.load.prompt == SHORT), key=lambda one: one.load.rows)
+def context_s_of(seen: Sequence[Seen]) -> float:
+    """What long prompts add to a step, for each cached token."""
+    short = _short(seen)
+    long = long_of(seen)
+    at_rows_s = np.interp(long.load.rows, [one.load.rows for one in short], [one.tpot_s for one in short])
+    added_s = long.tpot_s - float(at_rows_s)
+    return max(0.0, added_s / (long.load.rows * (long.load.prompt - SHORT)))
+
+
+def long_of(seen: Sequence[Seen]) -> Seen:
+    """The burst of long prompts."""
+    return next(one for one in seen if one.load.prompt > SHORT and one.load.output == OUTPUT)
+
+
+def _short(seen: Sequence[Seen]) -> list[Seen]:
+    """Bursts of short prompts for the base, by rows."""
+    chosen = [one for one in seen if one.load == Load(one.load.rows, SHORT, OUTPUT)]
+    return sorted(chosen, key=lambda one: one.load.rows)
+
+
+def _decode(seen: Sequence[Seen], context_s: float) -> npt.NDArray[np.float64]:
+    """By rows without context, [MAX_ROWS + 1]."""
+    short = _short(seen)
     rows = np.array([one.load.rows for one in short], dtype=np.float64)
     seconds: npt.NDArray[np.float64] = np.array([one.tpot_s for one in short])
-    long = next(one for one in seen if one.load.prompt > SHORT)
-    added_s = long.tpot_s - float(np.interp(long.load.rows, rows, seconds))
-    context_s = max(0.0, added_s / (long.load.rows * (long.load.prompt - SHORT)))
     bare: npt.NDArray[np.float64] = seconds - context_s * rows * _context(SHORT)
     every = np.arange(MAX_ROWS + 1, dtype=np.float64)
-    curve = _drawn(every, rows, np.maximum.accumulate(bare))
-    return np.maximum(curve, 1e-9), context_s
+    return np.maximum(_drawn(every, rows, np.maximum.accumulate(bare)), 1e-9)
 
 
 def _context(prompt: int) -> float:

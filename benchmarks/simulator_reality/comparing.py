@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmarks.simulator_reality.calibrating import step_times
+from benchmarks.simulator_reality.mean_bursts import step_times_of_means
 from benchmarks.simulator_reality.measuring import Measured
 from benchmarks.simulator_reality.simulated import simulate
 from benchmarks.simulator_reality.types import Timed
+from profiler.compiled import Records
 
 GOAL = 0.15
 QUANTILES = {"p50": 50, "p95": 95}
+MOST_LENGTHS = 8  # that are told apart
+BURST_TPOT = {
+    "last": "the TPOT of a measured load is that of the requests that began last",
+    "mean": "the TPOT of a measured load is the mean of all its requests, also of those that waited while "
+    "others' prompts were filled: a cached token takes the time with which the simulated load of long "
+    "prompts has the measured mean",
+}
 
 
-def compare(measured: Measured) -> list[dict[str, Any]]:
+def fitted(measured: Measured, burst_tpot: str) -> dict[str, tuple[Records, Records]]:
+    """Step times by where they are from. `burst_tpot`, of `BURST_TPOT`, says what measured loads have."""
+    by_mean = {"measured": step_times_of_means} if burst_tpot == "mean" else {}
+    return {
+        source: by_mean.get(source, step_times)(measured.facts, seen)
+        for source, seen in measured.seen.items()
+    }
+
+
+def compare(measured: Measured, steps: Mapping[str, tuple[Records, Records]]) -> list[dict[str, Any]]:
     """A row for each source of step times, what is asked, and figure. `error`: simulated / measured - 1."""
     rows = []
-    for source, seen in measured.seen.items():
-        model, variants = step_times(measured.facts, seen)
+    for source, (model, variants) in steps.items():
         simulated = simulate(measured.facts, model, variants, measured.asked)
         for whom, chosen in _parts(measured).items():
             pair = ([measured.timed[i] for i in chosen], [simulated[i] for i in chosen])
@@ -31,11 +48,14 @@ def compare(measured: Measured) -> list[dict[str, Any]]:
 
 
 def _parts(measured: Measured) -> dict[str, list[int]]:
-    """Requests of all, of the base, and of each kind of variants."""
+    """Requests of all, of the base, of each kind of variants, and of each length of prompts."""
     kinds = ["base", *(variant.kind for variant in measured.facts.variants)]
     found = {"all": list(range(len(measured.asked)))}
     for i, asked in enumerate(measured.asked):
         found.setdefault(kinds[asked.model], []).append(i)
+    lengths = sorted({asked.prompt for asked in measured.asked})
+    for length in lengths if len(lengths) <= MOST_LENGTHS else []:
+        found[f"{length} tokens"] = [i for i, asked in enumerate(measured.asked) if asked.prompt == length]
     return found
 
 

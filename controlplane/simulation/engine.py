@@ -30,13 +30,24 @@ def enqueue(world: World, rules: Rules, g: int, request: int, now_s: float) -> N
     """A request has reached the engine."""
     engine = world.engines[g]
     queued = world.queue[g, engine.waiting]
-    queued.request, queued.generated = request, 0
+    queued.request, queued.generated, queued.admitted = request, 0, 0
     queued.arrival_s = world.asked[request].arrival_s
+    queued.due = _due(engine, rules, now_s)
     engine.keys += 1
     queued.key = engine.keys
     queued.variant = _occur(world, g, world.asked[request].variant)
     engine.waiting += 1
     _interrupt(world, rules, g, now_s)
+
+
+@compiled
+def _due(engine: Records, rules: Rules, now_s: float) -> int:
+    """The tick at whose end a newcomer may be admitted: that of the step under way, and of those scheduled
+    ahead."""
+    if engine.running == 0:
+        return engine.ticks  # type: ignore[no-any-return]
+    begun = min(engine.steps, steps_within(engine, now_s - engine.start_s)) if engine.steps > 0 else 0
+    return engine.ticks + begun + rules.look_ahead  # type: ignore[no-any-return]
 
 
 @compiled
@@ -188,9 +199,21 @@ def next_steps(world: World, rules: Rules, g: int, now_s: float) -> None:
         _end_loads(world, g, now_s)
     if tokens_held(engine) > world.truth.models[engine.model].kv_tokens:
         _preempt_youngest(world, g)
-    while engine.waiting > 0 and _admit(world, rules, g, now_s):
+    while _known(world, g) > 0 and _admit(world, rules, g, now_s):
         pass  # whoever waited for a row that stepped back
     _begin(world, g, now_s)
+
+
+@compiled
+def _known(world: World, g: int) -> int:
+    """How many of those that wait, the first ones, had come when the next step was scheduled. Where no row is
+    left none was scheduled, so all had."""
+    engine = world.engines[g]
+    known = 0
+    while known < engine.waiting and (engine.running == 0 or world.queue[g, known].due <= engine.ticks):
+        world.queue[g, known].due = 0
+        known += 1
+    return known
 
 
 @compiled
@@ -203,7 +226,7 @@ def tokens_held(engine: Records) -> float:
 def _admit(world: World, rules: Rules, g: int, now_s: float) -> bool:
     """Whether a row stepped back, so that others may be admitted now."""
     engine = world.engines[g]
-    rows, queue = world.rows[g, : engine.running], world.queue[g, : engine.waiting]
+    rows, queue = world.rows[g, : engine.running], world.queue[g, : _known(world, g)]
     for i in range(engine.running):
         row = world.rows[g, i]
         row.tokens_left = row.ends_at - engine.ticks if row.unfilled == 0 else 1 << 30
@@ -264,7 +287,7 @@ def _preempt(world: World, g: int, i: int) -> None:
     queued = world.queue[g, engine.waiting]
     queued.arrival_s, queued.key, queued.variant = row.arrival_s, row.key, row.variant
     queued.request, queued.generated, queued.admitted, queued.blocked = row.request, row.generated, 0, 0
-    queued.parent = NOBODY
+    queued.parent, queued.due = NOBODY, 0
     if row.unfilled == 0:
         _take_out(world, g, i)
         queued.generated = asked.output - int(row.ends_at - engine.ticks)
@@ -291,6 +314,7 @@ def _swap(world: World, g: int, j: int) -> None:
     one.blocked, other.blocked = other.blocked, one.blocked
     one.request, other.request = other.request, one.request
     one.generated, other.generated = other.generated, one.generated
+    one.due, other.due = other.due, one.due
 
 
 @compiled
@@ -431,7 +455,8 @@ def _give_chunks(world: World, g: int, left: int) -> int:
 
 @compiled
 def _steps_alike(world: World, g: int, now_s: float) -> int:
-    """Until a row ends, KV cache runs out, or a variant has been loaded."""
+    """Until a row ends, KV cache runs out, a variant has been loaded, or somebody may be admitted who came
+    too late for the first of them."""
     engine = world.engines[g]
     steps = MANY_STEPS
     for i in range(engine.running):
@@ -443,4 +468,7 @@ def _steps_alike(world: World, g: int, now_s: float) -> int:
         steps = min(steps, 1 + int(max(0.0, free) / engine.batch.rows))
     if engine.loading > 0:
         steps = min(steps, steps_within(engine, _next_load_s(world, g) - now_s))
+    known = _known(world, g)
+    if known < engine.waiting:
+        steps = min(steps, world.queue[g, known].due - engine.ticks)
     return max(1, steps)

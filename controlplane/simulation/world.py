@@ -66,9 +66,15 @@ ROW = np.dtype(
     ],
     align=True,
 )
-# Waiting in an engine; `generated` tokens were made before it was preempted.
+# Waiting in an engine; `generated` tokens were made before it was preempted. Steps begin that were scheduled
+# before it came until `due` of the engine's `ticks` are done.
 QUEUED = np.dtype(
-    [*((name, WAITING[name]) for name in WAITING.names or ()), ("request", "i4"), ("generated", "i4")],
+    [
+        *((name, WAITING[name]) for name in WAITING.names or ()),
+        ("due", "i8"),
+        ("request", "i4"),
+        ("generated", "i4"),
+    ],
     align=True,
 )
 # A variant that occurs in an engine: the policy's fields, its number, and how many requests ask it.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 
+import numpy as np
 import pytest
 
 from benchmarks.simulator_reality import measuring
@@ -20,6 +22,7 @@ from benchmarks.simulator_reality.calibrating import (
     told,
 )
 from benchmarks.simulator_reality.comparing import figures
+from benchmarks.simulator_reality.mean_bursts import step_times_of_means
 from benchmarks.simulator_reality.measuring import Measured, Workload
 from benchmarks.simulator_reality.simulated import simulate
 from benchmarks.simulator_reality.types import Asked, Facts, Timed, VariantFacts
@@ -91,6 +94,22 @@ def test_steps_with_variants_take_what_they_were_seen_to(models: tuple[int, ...]
 def test_what_a_variant_adds_to_prompts() -> None:
     _, variants = step_times(FACTS, SEEN)
     assert [one.token_s for one in variants] == pytest.approx([0.0, 5e-6, 5e-6, 5e-6])
+
+
+@pytest.mark.parametrize("context_s", [0.0, 5e-7, 2e-6])
+def test_the_time_of_a_cached_token_is_found_in_means_of_bursts(context_s: float) -> None:
+    """Prompts of the long burst fill two steps; from its mean alone follows a time that is too long."""
+    model, variants = step_times(FACTS, SEEN)
+    model.context_s = context_s
+    model.decode_s = 10e-3 + 1e-3 * np.arange(model.decode_s.shape[1])
+    means = []
+    for load in loads(FACTS):
+        times = simulate(FACTS, model, variants, burst(load, FACTS.groups))
+        ttft_s, tpot_s = ([getattr(one, what) for one in times] for what in ("ttft_s", "tpot_s"))
+        means.append(Seen(load, statistics.mean(ttft_s), statistics.mean(tpot_s)))
+    found, _ = step_times_of_means(FACTS, means)
+    assert found[0].context_s == pytest.approx(context_s, rel=0.01, abs=1e-9)
+    assert step_times(FACTS, means)[0][0].context_s > context_s + 2e-7
 
 
 def test_bursts_give_every_group_the_same() -> None:

@@ -57,9 +57,12 @@ class Outcome:
 
 @dataclass
 class Engine:
-    """`first_s` and `end_s` of each request. A request is seen at the first end of a step after it came."""
+    """`first_s` and `end_s` of each request. A step is made of what had come when the step `look_ahead`
+    before it began; the first one after a pause of what is there."""
 
     machine: Machine
+    look_ahead: int = 0
+    begun_s: list[float] = field(default_factory=list)  # the steps
     outcomes: list[Outcome] = field(default_factory=list)
     running: list[Row] = field(default_factory=list)
     waiting: list[Row] = field(default_factory=list)
@@ -73,7 +76,8 @@ class Engine:
         coming = [Row(number, asked, unfilled=asked.prompt) for number, asked in enumerate(requests)]
         now_s = 0.0
         while coming or self.waiting or self.running:
-            while coming and coming[0].asked.arrival_s <= now_s:
+            scheduled_s = self._scheduled_s(now_s)
+            while coming and coming[0].asked.arrival_s <= scheduled_s:
                 self.waiting.append(coming.pop(0))
             self._load(now_s)
             self._preempt()
@@ -83,8 +87,15 @@ class Engine:
                 later = loads + [row.asked.arrival_s for row in coming[:1]]
                 now_s = min(later)
                 continue
+            self.begun_s.append(now_s)
             now_s += self._step()
             self._give_out(now_s)
+
+    def _scheduled_s(self, now_s: float) -> float:
+        """When the step that begins now was."""
+        if not self.running or not self.look_ahead:
+            return now_s
+        return self.begun_s[-self.look_ahead] if len(self.begun_s) >= self.look_ahead else -math.inf
 
     def _held(self) -> int:
         """Cached at the end of a step; a prompt takes its room at once."""

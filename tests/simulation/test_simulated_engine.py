@@ -49,11 +49,11 @@ REQUESTS = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(machines(), REQUESTS)
-def test_jumps_amount_to_single_steps(machine: Machine, requests: list[Asked]) -> None:
-    expected = Engine(machine)
+@given(machines(), REQUESTS, st.integers(0, 2))
+def test_jumps_amount_to_single_steps(machine: Machine, requests: list[Asked], look_ahead: int) -> None:
+    expected = Engine(machine, look_ahead)
     expected.serve(requests)
-    world = served(machine, requests)
+    world = served(machine, requests, look_ahead)
     first_s = [outcome.first_s for outcome in expected.outcomes]
     end_s = [outcome.end_s for outcome in expected.outcomes]
     assert list(world.outcomes.first_s) == pytest.approx(first_s, rel=1e-9)
@@ -78,6 +78,33 @@ def test_one_request_alone_takes_the_sum_of_its_steps() -> None:
     assert outcome.first_s == pytest.approx(first_s)
     decoding_s = sum(machine.decode_s(1) + machine.cached_s * tokens for tokens in cached)
     assert outcome.end_s == pytest.approx(first_s + decoding_s)
+
+
+# Prompts of 100 tokens fill in 100 ms and of 10 tokens in 10 ms, and each decoding row's step takes 1 ms.
+BY_HAND = Machine(base_s=0.0, each_s=1e-3, token_s=1e-3, cached_s=0.0, budget=500, kv_tokens=10_000)
+
+
+@pytest.mark.parametrize(("look_ahead", "steps_between"), [(0, 0), (1, 1), (2, 2)])
+def test_who_comes_while_a_prompt_is_filled_begins_after_the_steps_scheduled(
+    look_ahead: int, steps_between: int
+) -> None:
+    world = served(BY_HAND, [Asked(0.0, 100, 50), Asked(0.05, 10, 5)], look_ahead)
+    first, second = world.outcomes
+    assert first.first_s == pytest.approx(0.1)
+    assert second.first_s == pytest.approx(0.1 + steps_between * 0.001 + 0.011)  # with the first one's row
+
+
+def test_each_step_is_made_of_who_had_come_when_the_one_before_began() -> None:
+    """The second comes in step 1 and is filled in step 3, the third in 2 and 4, the fourth in 3 and 5."""
+    requests = [Asked(0.0, 100, 50), Asked(0.05, 10, 50), Asked(0.1005, 20, 50), Asked(0.105, 30, 50)]
+    world = served(BY_HAND, requests, look_ahead=1)
+    ends_s = np.cumsum([0.1, 0.001, 0.010 + 0.001, 0.020 + 0.002, 0.030 + 0.003])
+    assert list(world.outcomes.first_s) == pytest.approx(list(ends_s[[0, 2, 3, 4]]))
+
+
+def test_nothing_is_scheduled_ahead_of_who_comes_in_an_engines_last_step() -> None:
+    world = served(BY_HAND, [Asked(0.0, 100, 1), Asked(0.05, 10, 1)], look_ahead=1)
+    assert list(world.outcomes.first_s) == pytest.approx([0.1, 0.11])
 
 
 def test_two_requests_share_steps() -> None:
@@ -111,14 +138,16 @@ def test_who_waited_for_a_child_runs_once_it_steps_back() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(machines(), REQUESTS, st.integers(1, 2), st.integers(1, 3))
-def test_no_limit_is_ever_exceeded(machine: Machine, requests: list[Asked], slots: int, limit: int) -> None:
+@given(machines(), REQUESTS, st.integers(1, 2), st.integers(1, 3), st.integers(0, 2))
+def test_no_limit_is_ever_exceeded(
+    machine: Machine, requests: list[Asked], slots: int, limit: int, look_ahead: int
+) -> None:
     """Looked at between any two events."""
     world = worlds.new(machine, requests)
     for snapshot in (world.truth, world.seen):
         snapshot.models.slots = slots
     world.slots.variant[0, slots:], world.slots.busy[0, slots:] = 0, 1
-    rules = worlds.rules(limit=limit)
+    rules = worlds.rules(limit=limit, look_ahead=look_ahead)
     ended = room_for_ended(world)
     engine = world.engines[0]
     while min(next_arrival_s(world), world.next_s[0]) < math.inf:
