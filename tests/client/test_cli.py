@@ -81,7 +81,11 @@ JSON_COMMANDS: dict[str, tuple[list[str], set[str]]] = {
 }
 # These write a folder: run twice, they would find it there. test_checkpoints.py runs them.
 ON_FOLDERS = {"compress", "merge"}
-ON_TABLES = {"evaluate_estimator", "plan"}  # test_estimators.py, test_cli_plan.py
+ON_FILES = {
+    "evaluate_estimator",
+    "plan",
+    "simulate",
+}  # test_estimators.py, test_cli_plan.py, test_cli_simulate.py
 ESTIMATING = {"estimate", "profile"}  # in test_cli_estimates.py
 STREAMING = {"watch": ["watch", "op-1"], "chat": ["chat", "smol"]}
 
@@ -108,7 +112,7 @@ def test_json_of_a_stream_is_a_line_each(name: str, cli: Cli) -> None:
 
 def test_every_command_has_a_json_test() -> None:
     listed = {c.name.replace("-", "_") for c in cli_main.COMMANDS if c.name}
-    assert listed == JSON_COMMANDS.keys() | STREAMING.keys() | ON_FOLDERS | ON_TABLES | ESTIMATING
+    assert listed == JSON_COMMANDS.keys() | STREAMING.keys() | ON_FOLDERS | ON_FILES | ESTIMATING
 
 
 @pytest.mark.slow
