@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 from controlplane.gateway.request_terms import RequestTerms
+from controlplane.gateway.waiting_line import WaitingLine
+from controlplane.state.terms import Priority
 
 FACTOR = 0.8
 MIN_RETRY_S = 1.0
@@ -60,3 +62,44 @@ class LineSpeed:
         if self._turns < self._enough or self._tokens <= 0:
             return None
         return tokens * self._seconds / self._tokens
+
+
+class LineSpeeds:
+    """How soon a newcomer would go, by how fast the line moves, and how fast those of its priority do.
+
+    Requests of a higher priority that come later go before it. They are not in the line yet, but they were in
+    the way of those of its priority that went before, so that these tell of them.
+    """
+
+    def __init__(self) -> None:
+        self._whole = LineSpeed()
+        self._own = {priority: LineSpeed() for priority in Priority}
+
+    def begin(self, now_s: float) -> None:
+        """There are workers again: who waits is counted from now on."""
+        for speed in (self._whole, *self._own.values()):
+            speed.begin(now_s)
+
+    def joined(self, line: WaitingLine, terms: RequestTerms, now_s: float) -> None:
+        """A request with these terms has just joined `line`."""
+        if len(line) == 1:
+            self._whole.begin(now_s)
+        if line.count(terms.priority) == 1:
+            self._own[terms.priority].begin(now_s)
+
+    def moved(self, terms: RequestTerms, now_s: float) -> None:
+        """A request with these terms has had its turn."""
+        self._whole.moved(terms.tokens, now_s)
+        self._own[terms.priority].moved(terms.tokens, now_s)
+
+    def wait_s(self, line: WaitingLine, terms: RequestTerms) -> float | None:
+        """Until a newcomer with these terms would go; None: not enough is known."""
+        known = (
+            self._whole.wait_s(line.tokens_before(terms)),
+            self._own[terms.priority].wait_s(line.tokens_before(terms, own_priority=True)),
+        )
+        return max((wait_s for wait_s in known if wait_s is not None), default=None)
+
+    def turn_s(self, terms: RequestTerms) -> float | None:
+        """For how long the whole line moves in a request's stead."""
+        return self._whole.wait_s(terms.tokens)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from controlplane import errors
-from controlplane.gateway.admission import MIN_RETRY_S, LineSpeed, retry_after_s
+from controlplane.gateway.admission import MIN_RETRY_S, LineSpeeds, retry_after_s
 from controlplane.gateway.host_router import Asked, Flight, HostRouter
 from controlplane.gateway.waiting_line import Full, LineLimits, Waiting, WaitingLine
 from controlplane.state.terms import Priority
@@ -61,7 +61,7 @@ class Turnstile:
         self._line = WaitingLine(LineLimits(places))
         self._guests: dict[int, _Guest] = {}  # by their number in the line
         self._again: deque[_Guest] = deque()
-        self._speed = LineSpeed()
+        self._speeds = LineSpeeds()
 
     def __len__(self) -> int:
         """How many wait."""
@@ -110,7 +110,7 @@ class Turnstile:
 
     def begin(self) -> None:
         """Workers came where there were none: the line begins to move."""
-        self._speed.begin(self._clock())
+        self._speeds.begin(self._clock())
         self.pump()
 
     def expire(self, before_s: float, error: Callable[[], errors.OstinatoError]) -> None:
@@ -125,19 +125,18 @@ class Turnstile:
     def _join(self, guest: _Guest, now_s: float) -> None:
         terms = guest.asked.terms
         if self._router.members:
-            after_s = retry_after_s(self._speed.wait_s(self._line.tokens_before(terms)), terms)
+            after_s = retry_after_s(self._speeds.wait_s(self._line, terms), terms)
             if after_s is not None:
                 raise self._refusal(Reason.PROMISE, after_s)
         joined = self._line.add(terms, now_s)
         if isinstance(joined, Full):
-            raise self._refusal(_FULL[joined], self._speed.wait_s(terms.tokens), terms.tenant.name)
+            raise self._refusal(_FULL[joined], self._speeds.turn_s(terms), terms.tenant.name)
         guest.number = joined.waiting.number
         self._guests[guest.number] = guest
         if joined.displaced is not None:
-            wait_s = self._speed.wait_s(joined.displaced.terms.tokens)
+            wait_s = self._speeds.turn_s(joined.displaced.terms)
             self._fail(joined.displaced, self._refusal(Reason.DISPLACED, wait_s))
-        if len(self._line) == 1:
-            self._speed.begin(now_s)
+        self._speeds.joined(self._line, terms, now_s)
 
     def _next(self, now_s: float) -> _Guest | None:
         if self._again:
@@ -145,7 +144,7 @@ class Turnstile:
         waiting = self._line.take(now_s)
         if waiting is None:
             return None
-        self._speed.moved(waiting.terms.tokens, now_s)
+        self._speeds.moved(waiting.terms, now_s)
         return self._guests.pop(waiting.number)
 
     def _leave(self, guest: _Guest) -> None:

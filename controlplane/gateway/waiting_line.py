@@ -203,8 +203,13 @@ class WaitingLine:
         """When the next one is to be dropped."""
         return self._late[0][0] if self._late else None
 
-    def tokens_before(self, terms: RequestTerms) -> float:
-        """Estimated tokens that go before a newcomer would, if nobody else came."""
+    def count(self, priority: Priority) -> int:
+        """How many of a priority wait."""
+        return sum(len(flow) for flow in self._bands[priority].occupied())
+
+    def tokens_before(self, terms: RequestTerms, own_priority: bool = False) -> float:
+        """Estimated tokens that go before a newcomer would, if nobody else came; or those of its own priority
+        among them."""
         weight, tenant, level = terms.tenant.weight, terms.tenant.name, terms.priority.level
         above = sum(flow.tokens for p, b in self._bands.items() if p.level > level for flow in b.occupied())
         flows = self._bands[terms.priority].flows
@@ -214,7 +219,7 @@ class WaitingLine:
             for name, flow in flows.items()
             if name != tenant
         )
-        return above + own + others
+        return own + others + (0 if own_priority else above)
 
     def standing(self) -> dict[Priority, tuple[int, float | None]]:
         """Of each priority: how many wait, and since when the oldest does."""

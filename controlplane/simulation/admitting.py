@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from controlplane.gateway.admission import LineSpeed, retry_after_s
+from controlplane.gateway.admission import LineSpeeds, retry_after_s
 from controlplane.gateway.request_terms import RequestTerms
 from controlplane.gateway.tenants import Tenant
 from controlplane.gateway.waiting_line import Full, LineLimits, WaitingLine
@@ -48,7 +48,7 @@ class Admitting:
             world.gateway[name] for name in ("now_s", "coming", "unseen", "length", "longest", "room")
         )
         self._line = WaitingLine(limits)
-        self._speed = LineSpeed()
+        self._speeds = LineSpeeds()
         self._numbers: dict[int, int] = {}  # of requests, by their numbers in the line
 
     def catch_up(self, passing: npt.NDArray[np.int32]) -> int:
@@ -67,18 +67,14 @@ class Admitting:
     def _arrive(self, i: int) -> None:
         now_s, terms, line = float(self._arrival_s[i]), self._terms(i), self._line
         self._drop_late(now_s)
-        if self._refuses:
-            wait_s = self._speed.wait_s(line.tokens_before(terms))
-            if retry_after_s(wait_s, terms) is not None:
-                self._turn_away(i, REFUSED, WOULD_BE_LATE)
-                return
-        was_empty = not line
+        if self._refuses and retry_after_s(self._speeds.wait_s(line, terms), terms) is not None:
+            self._turn_away(i, REFUSED, WOULD_BE_LATE)
+            return
         joined = line.add(terms, now_s)
         if isinstance(joined, Full):
             self._turn_away(i, REFUSED, _FULL[joined])
             return
-        if was_empty:
-            self._speed.begin(now_s)
+        self._speeds.joined(line, terms, now_s)
         self._numbers[joined.waiting.number] = i
         self._state[i] = IN_LINE
         self._longest[0] = max(self._longest[0], len(line))
@@ -92,7 +88,7 @@ class Admitting:
     def _next(self, now_s: float) -> int:
         waiting = self._line.take(now_s)
         assert waiting is not None
-        self._speed.moved(waiting.terms.tokens, now_s)
+        self._speeds.moved(waiting.terms, now_s)
         return self._numbers.pop(waiting.number)
 
     def _turn_away(self, i: int, state: int, reason: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.gateway.admission import LineSpeed, retry_after_s
+from controlplane.gateway.admission import LineSpeed, LineSpeeds, retry_after_s
 from controlplane.gateway.request_terms import RequestTerms
 from controlplane.gateway.tenants import Tenant
 from controlplane.gateway.waiting_line import (
@@ -379,6 +379,8 @@ def test_a_line_at_a_steady_pace_tells_how_long_one_waits() -> None:
     }
     for (tenant, priority), tokens in expected.items():
         assert line.tokens_before(of(tenant, priority, 4)) == tokens
+    assert line.tokens_before(of(A, NORMAL, 4), own_priority=True) == 8 + 8
+    assert [line.count(priority) for priority in (LOW, NORMAL, HIGH)] == [1, 4, 1]
 
 
 def test_an_old_pace_is_forgotten() -> None:
@@ -389,3 +391,26 @@ def test_an_old_pace_is_forgotten() -> None:
     for k in range(100):
         speed.moved(1, 1000.0 + k + 1)
     assert speed.wait_s(1) == pytest.approx(1.0, rel=0.01)
+
+
+def test_what_will_come_before_a_newcomer_counts_too() -> None:
+    """A turn a second, of which every second one is for somebody of a high priority who has just come: ten of
+    a normal priority take twenty seconds, though the line holds ten turns."""
+    line, speeds = WaitingLine(LineLimits(100, aging_s=1e9)), LineSpeeds()
+
+    def come(terms: RequestTerms, now_s: float) -> None:
+        joined(line, terms)
+        speeds.joined(line, terms, now_s)
+
+    for _ in range(30):
+        come(of(A, NORMAL, 4), 0.0)
+    for second in range(1, 41):
+        if second % 2:
+            come(of(A, HIGH, 4), second - 0.5)
+        waiting = line.take(float(second))
+        assert waiting is not None
+        speeds.moved(waiting.terms, float(second))
+    assert line.count(NORMAL) == 10
+    assert speeds.wait_s(line, of(A, NORMAL, 4)) == pytest.approx(20.0, rel=0.1)
+    assert speeds.wait_s(line, of(A, HIGH, 4)) == pytest.approx(0.0)
+    assert LineSpeeds().wait_s(line, of(A, NORMAL, 4)) is None

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stepwise import Asked, Machine
 
-from controlplane.gateway.admission import LineSpeed, retry_after_s
+from controlplane.gateway.admission import LineSpeeds, retry_after_s
 from controlplane.gateway.request_terms import RequestTerms
 from controlplane.gateway.tenants import Tenant
 from controlplane.gateway.waiting_line import Full, LineLimits, WaitingLine
@@ -59,7 +59,7 @@ class Desk:
     sent_s: dict[int, float] = field(default_factory=dict)
 
     def serve(self) -> None:
-        self.line, self.speed = WaitingLine(self.limits), LineSpeed()
+        self.line, self.speeds = WaitingLine(self.limits), LineSpeeds()
         self.numbers: dict[int, int] = {}
         self.free_s = -math.inf
         for i, (now_s, _, _) in enumerate(self.requests):
@@ -79,7 +79,7 @@ class Desk:
             for late in self.line.drop_late(event_s):
                 self.said[self.numbers[late.number]] = DROPPED, LATE
             if event_s == self.free_s and (waiting := self.line.take(event_s)) is not None:
-                self.speed.moved(waiting.terms.tokens, event_s)
+                self.speeds.moved(waiting.terms, event_s)
                 self._send(self.numbers[waiting.number], event_s)
 
     def _send(self, i: int, now_s: float) -> None:
@@ -90,16 +90,14 @@ class Desk:
         terms = self.requests[i][2]
         for late in self.line.drop_late(now_s):
             self.said[self.numbers[late.number]] = DROPPED, LATE
-        wait_s = self.speed.wait_s(self.line.tokens_before(terms))
-        if self.refuses and retry_after_s(wait_s, terms) is not None:
+        if self.refuses and retry_after_s(self.speeds.wait_s(self.line, terms), terms) is not None:
             self.said[i] = REFUSED, WOULD_BE_LATE
             return
-        if not self.line:
-            self.speed.begin(now_s)
         joined = self.line.add(terms, now_s)
         if isinstance(joined, Full):
             self.said[i] = REFUSED, LINE_FULL if joined is Full.LINE else TENANT_FULL
             return
+        self.speeds.joined(self.line, terms, now_s)
         self.numbers[joined.waiting.number] = i
         if joined.displaced is not None:
             self.said[self.numbers[joined.displaced.number]] = REFUSED, DISPLACED
