@@ -12,6 +12,8 @@ from workers.tiers import Tier
 # A worker's HTTP server answers GET on this path with lines for as long as the gateway listens.
 PATH = "/ostinato/load"
 CONTENT_TYPE = "application/x-ndjson"
+# A line comes every second at least. A load that is older says nothing of what its worker has to do now.
+STALE_S = 3.0
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _TIERS = frozenset(map(str, Tier))

@@ -44,6 +44,7 @@ from controlplane.state.terms import LatePolicy
 from profiler.compiled import Records, records
 from profiler.step_time.correction import corrected, error
 from profiler.step_time.records import MAX_ROWS, STEP_MODEL
+from workers.load_lines import STALE_S
 from workers.messages import WorkerLoad
 from workers.tiers import Tier
 
@@ -51,8 +52,6 @@ log = logging.getLogger(__name__)
 
 LEAST_HARM = POLICIES[0]
 PLACE_EVERY_S = 5.0
-# What a worker pushed longer ago says nothing of what it has to do now.
-STALE_S = 3.0
 # A request that a worker has for longer, while nothing waits in its engine, has its prompt filled.
 SEEN_S = 0.2
 _MANY = 1 << 30

@@ -14,12 +14,11 @@ from contextlib import aclosing
 
 from controlplane.gateway.http1 import BrokenOff, Connection, NotConnected, Pool
 from workers import load_lines, request_headers
+from workers.load_lines import STALE_S
 from workers.messages import WorkerLoad
 
 log = logging.getLogger(__name__)
 
-# A load that is older says nothing any more of what a worker has to do.
-STALE_S = 3.0
 # Pauses between tries double, from the first to the longest; as many gateways may have lost the same worker,
 # each makes its own somewhat shorter.
 FIRST_PAUSE_S = 0.1

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from controlplane.gateway.host_router import (
     PLACE_EVERY_S,
-    STALE_S,
     Asked,
     Flight,
     HostRouter,
@@ -27,6 +26,7 @@ from controlplane.routing.snapshot import ELSEWHERE, IN_HOST_MEMORY, IN_SLOT, LO
 from controlplane.settings import Settings
 from profiler.compiled import Records, records
 from profiler.step_time.records import MAX_ROWS, PREFILL_KNOTS, STEP_MODEL, VARIANT
+from workers.load_lines import STALE_S
 from workers.messages import WorkerLoad
 
 MILLISECOND = 1e-3
