@@ -29,9 +29,9 @@ import aiohttp
 
 from benchmarks import gpu_engine, rehearsing, served_estimates
 from benchmarks.serving.settings import SHAPES
-from controlplane.api.schemas.deploy import DeployModelRequest
-from controlplane.api.schemas.models import RegisterModelRequest
 from controlplane.client.client import Client
+from controlplane.management.schemas.deploy import DeployModelRequest
+from controlplane.management.schemas.models import RegisterModelRequest
 from controlplane.runtime import local
 from controlplane.settings import Settings
 

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from workers.scheduling.client import new_address
+from workers.bus.client import new_address
 from workers.variant_config import ADDRESS_VARIABLE, VariantConfig
 
 LLAMA_7B = {
@@ -99,7 +99,7 @@ def make_engine(base: Path, variants: VariantConfig | None, **options: Any) -> A
             "enable_lora": True,
             "max_loras": variants.slots,
             "max_lora_rank": max(8, variants.max_rank),
-            "scheduler_cls": "workers.scheduling.scheduler.make_scheduler",
+            "scheduler_cls": "workers.engine.scheduler.make_scheduler",
             "additional_config": variants.as_json(),
         }
     return LLM(**chosen)

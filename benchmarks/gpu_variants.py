@@ -26,8 +26,8 @@ from typing import Any
 
 from benchmarks import gpu_engine, rehearsing
 from benchmarks.rehearsal_engine import base_of
+from workers.bus.client import VariantClient
 from workers.group import cuda_graphs
-from workers.scheduling.client import VariantClient
 from workers.variant_config import ADDRESS_VARIABLE, VariantConfig
 
 SHAPE = {

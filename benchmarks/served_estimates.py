@@ -22,9 +22,9 @@ from typing import Any
 import httpx
 
 from benchmarks import rehearsing
-from controlplane.api.schemas.common import IntervalView
-from controlplane.api.schemas.estimates import EstimateRequest
 from controlplane.client.client import Client
+from controlplane.management.schemas.common import IntervalView
+from controlplane.management.schemas.estimates import EstimateRequest
 from controlplane.runtime.path_probe import streamed
 
 REHEARSED_BY = "benchmarks.gateway"

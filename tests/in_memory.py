@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from controlplane import errors
-from controlplane.api import commands
 from controlplane.api.services import fresh_context
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState
 from controlplane.gateway.engine_errors import refused
-from controlplane.gateway.request_terms import NO_TERMS, RequestTerms
+from controlplane.management import commands
 from controlplane.state import transactions
 from controlplane.state.records import Operation
 from controlplane.state.repository import Repository
 from controlplane.state.worker_groups import host_of
+from controlplane.traffic.request_terms import NO_TERMS, RequestTerms
 from placement.types import Device, Inventory
 from profiler.request_path import Burst
 from profiler.types import DeviceRates

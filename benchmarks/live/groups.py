@@ -15,9 +15,9 @@ import psutil
 from benchmarks import gpu_lora, gpu_variants, rehearsing
 from benchmarks.gpu_worker import write_tokenizer
 from benchmarks.serving.settings import SHAPES
-from controlplane.api.schemas.deploy import DeployModelRequest, Replicas
-from controlplane.api.schemas.models import RegisterModelRequest
 from controlplane.client.client import Client
+from controlplane.management.schemas.deploy import DeployModelRequest, Replicas
+from controlplane.management.schemas.models import RegisterModelRequest
 from controlplane.runtime import local
 from controlplane.settings import Settings
 

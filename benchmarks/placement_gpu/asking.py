@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.profiling import results, shapes
 from benchmarks.profiling.tasks import Kind
 from controlplane import errors
-from controlplane.api.schemas.deploy import DeployModelRequest
+from controlplane.management.schemas.deploy import DeployModelRequest
 from controlplane.planning import placement_decision
 from controlplane.profiling import keys, progress
 from controlplane.profiling.calibrations import ClusterMeasurements

@@ -15,11 +15,11 @@ from benchmarks.placement_gpu.serve import FIRST_TOKEN, GIB, Order
 from benchmarks.placement_gpu.telling import devices, ms, plan, ranks, tell
 from benchmarks.profiling import shapes
 from controlplane import errors
-from controlplane.api import commands
 from controlplane.cluster import reservations
 from controlplane.controller import transitions
 from controlplane.controller.group_actions import GroupActions
 from controlplane.controller.interfaces import Hooks
+from controlplane.management import commands
 from controlplane.planning import estimates
 from controlplane.settings import Settings
 from controlplane.state import transactions

@@ -11,7 +11,7 @@ import torch
 from benchmarks import gpu_engine
 from benchmarks.serving import deltas
 from benchmarks.serving.settings import GIB, Settings, SwapConfig
-from workers.scheduling.client import new_address
+from workers.bus.client import new_address
 from workers.variant_config import ADDRESS_VARIABLE, VariantConfig
 
 CAPTURED = [1, 2, 4, 8, 16, 24, 32, 48, 64]
@@ -64,7 +64,7 @@ def ours(settings: Settings) -> dict[str, Any]:
     config = VariantConfig(settings.slots, arena, int(settings.host_gib * GIB), 8, kinds=("sparse_delta",))
     return {
         "max_loras": settings.slots,
-        "scheduler_cls": "workers.scheduling.scheduler.make_scheduler",
+        "scheduler_cls": "workers.engine.scheduler.make_scheduler",
         "additional_config": config.as_json(),
     }
 

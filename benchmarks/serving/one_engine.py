@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.serving import engines, playing, workload
 from benchmarks.serving.metrics import summary
 from benchmarks.serving.settings import GRACE_S, Settings
-from workers.scheduling.client import VariantClient
+from workers.bus.client import VariantClient
 from workers.variant_config import ADDRESS_VARIABLE
 
 CHECKED_TOKENS = 8

@@ -6,14 +6,14 @@ from typing import Any
 
 from benchmarks.serving.settings import SwapConfig
 from benchmarks.serving.taking_turns import Turns
-from workers.scheduling.admission_records import variant_of
-from workers.scheduling.scheduler import (
+from workers.engine.scheduler import (
     AsyncVariantScheduler,
     Held,
     SyncVariantScheduler,
     _hold_back,
     _Variants,
 )
+from workers.scheduling.admission_records import variant_of
 
 # vLLM's limits of `running`; the second is there from 0.32 on.
 MAX_RUNNING = ("max_num_running_reqs", "max_num_active_reqs")

@@ -126,7 +126,7 @@ def start(base: Path, folders: Sequence[Path], kv_gib: float) -> Any:
             enable_lora=True,
             max_lora_rank=max(RANKS),
             max_loras=len(folders),
-            scheduler_cls="workers.scheduling.scheduler.make_scheduler",
+            scheduler_cls="workers.engine.scheduler.make_scheduler",
             worker_extension_cls=RANK_PLUGIN,  # the tree need not be installed there
             additional_config=config.as_json(),
             compilation_config=compilation(1, ROWS, STEP_TOKENS),  # as the product has it

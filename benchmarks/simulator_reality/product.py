@@ -13,7 +13,7 @@ from benchmarks.live.streaming import Ask, Outcome, Target, open_loop
 from benchmarks.simulator_reality.calibrating import FIRST, Load, Seen, loads
 from benchmarks.simulator_reality.measuring import Measured, Workload, measure
 from benchmarks.simulator_reality.types import Asked, Facts, Play, Timed, VariantFacts
-from controlplane.api.schemas.estimates import EstimateRequest
+from controlplane.management.schemas.estimates import EstimateRequest
 from controlplane.settings import Settings
 
 LEAST_REQUESTS = "most-idle"  # of a product that has no setting for its policy

@@ -1,1 +1,1 @@
-"""The HTTP edge: schemas, routes and error bodies."""
+"""The HTTP edge: routes and error bodies."""

@@ -17,10 +17,10 @@ from starlette.types import Receive, Scope, Send
 from controlplane import errors
 from controlplane.api.departure import unless_client_leaves
 from controlplane.api.services import Services
-from controlplane.gateway.attainment import Outcome, attained
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
 from controlplane.gateway.metrics import UNKNOWN
-from controlplane.gateway.request_terms import (
+from controlplane.traffic.attainment import Outcome, attained
+from controlplane.traffic.request_terms import (
     NO_TERMS,
     Headers,
     RequestTerms,
@@ -28,8 +28,8 @@ from controlplane.gateway.request_terms import (
     estimated_tokens,
     request_terms,
 )
-from controlplane.gateway.route_table import Route
-from controlplane.gateway.tenants import DEFAULT, Tenant
+from controlplane.traffic.route_table import Route
+from controlplane.traffic.tenants import DEFAULT, Tenant
 from workers.messages import ERROR_EVENT, EngineCall, EngineHead, EngineReply
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controlplane import errors
 from controlplane.api.error_handlers import respond
-from controlplane.gateway.tenants import DEFAULT, ONE_TENANT, Tenant, Tenants
+from controlplane.traffic.tenants import DEFAULT, ONE_TENANT, Tenant, Tenants
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 ASKING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/inference_model"})

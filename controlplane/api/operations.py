@@ -7,11 +7,11 @@ import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from controlplane import errors
-from controlplane.api import commands
-from controlplane.api.schemas.deploy import DeployModelRequest
-from controlplane.api.schemas.models import OperationView, RegisterModelRequest
 from controlplane.api.services import Services, fresh_context, until
 from controlplane.gateway.route_book import REFRESH_S
+from controlplane.management import commands
+from controlplane.management.schemas.deploy import DeployModelRequest
+from controlplane.management.schemas.models import OperationView, RegisterModelRequest
 from controlplane.state import queries, transactions
 from controlplane.state.records import IdempotencyKey, Operation, Phase
 from controlplane.state.repository import Put, State

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from controlplane import errors
-from controlplane.api.commands import deploy_model
-from controlplane.api.schemas.deploy import DeployModelRequest
+from controlplane.management.commands import deploy_model
+from controlplane.management.schemas.deploy import DeployModelRequest
 from controlplane.planning import placement_decision, rebalancing, reclaimable_memory
 from controlplane.planning.reclaimable_memory import FreeMemory, Place
 from controlplane.profiling import queue

@@ -14,12 +14,12 @@ from controlplane import errors
 from controlplane.cluster.engine_status import EngineView
 from controlplane.cluster.inventory import NodeState
 from controlplane.gateway.metrics import Metrics
-from controlplane.gateway.request_terms import RequestTerms
 from controlplane.gateway.route_book import REFRESH_S, RouteBook
-from controlplane.gateway.tenants import ONE_TENANT, Tenants
 from controlplane.settings import Settings
 from controlplane.state.repository import Repository, State
 from controlplane.state.transactions import Context
+from controlplane.traffic.request_terms import RequestTerms
+from controlplane.traffic.tenants import ONE_TENANT, Tenants
 from placement.types import Inventory
 from workers.messages import (
     EngineCall,

@@ -16,10 +16,10 @@ from typing import Annotated
 import typer
 
 from controlplane import errors
-from controlplane.api.schemas.models import ModelView
 from controlplane.cli.output import print_json, print_text, size
 from controlplane.cli.session import Json, Session, session
 from controlplane.cli.waiting import live_line
+from controlplane.management.schemas.models import ModelView
 from profiler.errors import AdapterError, CheckpointError
 
 

@@ -6,9 +6,9 @@ from collections import defaultdict
 
 import typer
 
-from controlplane.api.schemas.cluster import ClusterDeviceView, NodeView
 from controlplane.cli.output import print_json, print_table, print_text, size
 from controlplane.cli.session import Json, session
+from controlplane.management.schemas.cluster import ClusterDeviceView, NodeView
 
 COLUMNS = ("NODE", "DEVICE", "TOTAL", "USED", "RESERVED", "FREE", "LOAD", "ISLAND", "REPORT", "HELD BY")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from controlplane.api.schemas.models import DeploymentView
-from controlplane.api.schemas.placement import ChoiceView, GroupView, PlanView, RankView
 from controlplane.cli.output import size
+from controlplane.management.schemas.models import DeploymentView
+from controlplane.management.schemas.placement import ChoiceView, GroupView, PlanView, RankView
 
 
 def deployment_facts(d: DeploymentView) -> list[tuple[str, str]]:

@@ -8,9 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from controlplane.api.schemas.deploy import DeployModelRequest
-from controlplane.api.schemas.models import DeploymentView
-from controlplane.api.schemas.placement import PreviewView
 from controlplane.cli.deployment_facts import deployment_facts, plan_facts
 from controlplane.cli.failures import require_success
 from controlplane.cli.output import print_facts, print_json, print_text
@@ -18,6 +15,9 @@ from controlplane.cli.session import Json, NoWait, session
 from controlplane.cli.waiting import follow
 from controlplane.client.client import Client
 from controlplane.errors import ModelNotFound
+from controlplane.management.schemas.deploy import DeployModelRequest
+from controlplane.management.schemas.models import DeploymentView
+from controlplane.management.schemas.placement import PreviewView
 from controlplane.state.terms import LatePolicy, Priority
 
 Name = Annotated[str, typer.Argument(help="A model.")]

@@ -8,14 +8,6 @@ from typing import Annotated
 
 import typer
 
-from controlplane.api.schemas.common import IntervalView
-from controlplane.api.schemas.estimates import (
-    EstimateRequest,
-    EstimateView,
-    PlansRequest,
-    ProfileView,
-    RankCostView,
-)
 from controlplane.cli.failures import require_success
 from controlplane.cli.output import (
     print_facts,
@@ -27,6 +19,14 @@ from controlplane.cli.output import (
 )
 from controlplane.cli.session import Json, NoWait, session
 from controlplane.cli.waiting import follow
+from controlplane.management.schemas.common import IntervalView
+from controlplane.management.schemas.estimates import (
+    EstimateRequest,
+    EstimateView,
+    PlansRequest,
+    ProfileView,
+    RankCostView,
+)
 
 Name = Annotated[str, typer.Argument(help="A registered model.")]
 

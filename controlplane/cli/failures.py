@@ -13,7 +13,7 @@ from controlplane.errors import OstinatoError
 from controlplane.state.terms import Phase
 
 if TYPE_CHECKING:
-    from controlplane.api.schemas.models import OperationView
+    from controlplane.management.schemas.models import OperationView
 
 
 class ExitCode(IntEnum):

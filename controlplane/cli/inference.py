@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from controlplane.api.schemas.models import InferenceModelRequest
 from controlplane.cli.failures import report_error
 from controlplane.cli.output import print_json, print_text
 from controlplane.cli.session import Json, Session, session
 from controlplane.client.client import Client
 from controlplane.errors import OstinatoError
+from controlplane.management.schemas.models import InferenceModelRequest
 
 Name = Annotated[str, typer.Argument(help="A deployed model.")]
 MaxOutput = Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")]

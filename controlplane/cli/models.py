@@ -8,14 +8,6 @@ from typing import Annotated
 
 import typer
 
-from controlplane.api.schemas.models import (
-    DeploymentView,
-    ModelView,
-    ModuleView,
-    OperationView,
-    RegisterModelRequest,
-    VariantView,
-)
 from controlplane.cli.deployment_facts import deployment_facts
 from controlplane.cli.failures import require_success
 from controlplane.cli.output import print_facts, print_json, print_table, print_text, size
@@ -24,6 +16,14 @@ from controlplane.cli.session import Json, NoWait, session
 from controlplane.cli.waiting import follow
 from controlplane.client.client import Client
 from controlplane.errors import ModelNotFound
+from controlplane.management.schemas.models import (
+    DeploymentView,
+    ModelView,
+    ModuleView,
+    OperationView,
+    RegisterModelRequest,
+    VariantView,
+)
 
 Compression = Annotated[
     list[str] | None,

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from controlplane.api.schemas.models import OperationView
 from controlplane.cli.failures import Interrupted, require_success
 from controlplane.cli.output import print_json, print_table, print_text
 from controlplane.cli.session import Json, session
 from controlplane.cli.waiting import follow
 from controlplane.client.client import Client
+from controlplane.management.schemas.models import OperationView
 
 Id = Annotated[str, typer.Argument(metavar="OPERATION", help="An operation's id.")]
 

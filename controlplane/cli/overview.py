@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from controlplane import __version__
-from controlplane.api.schemas.models import DeploymentView, ModelView
-from controlplane.api.schemas.placement import PlanView
-from controlplane.api.schemas.status import EngineView, StatusView
 from controlplane.cli.deployment_facts import deployment_facts, plan_shape
 from controlplane.cli.output import print_facts, print_json, print_table, print_text, size
 from controlplane.cli.residency import print_residency
 from controlplane.cli.session import Json, Session, session
+from controlplane.management.schemas.models import DeploymentView, ModelView
+from controlplane.management.schemas.placement import PlanView
+from controlplane.management.schemas.status import EngineView, StatusView
 
 COLUMNS = ("MODEL", "PHASE", "DEPLOYMENT", "ENGINE", "PLAN", "ON", "REASON")
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from controlplane.api.schemas.estimates import EstimateView
 from controlplane.cli.output import quantization_suffix
 from controlplane.cli.picture import drawing
+from controlplane.management.schemas.estimates import EstimateView
 
 GIB = 2**30
 

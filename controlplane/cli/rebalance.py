@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from controlplane.api.schemas.deploy import DeployModelRequest
-from controlplane.api.schemas.placement import RankView
-from controlplane.api.schemas.rebalance import MoveView, RebalanceRequest
 from controlplane.cli.output import print_json, print_table, print_text, size
 from controlplane.cli.session import Json, session
+from controlplane.management.schemas.deploy import DeployModelRequest
+from controlplane.management.schemas.placement import RankView
+from controlplane.management.schemas.rebalance import MoveView, RebalanceRequest
 
 COLUMNS = ("GROUP", "FROM", "TO", "READS", "HELD TWICE", "LAST START", "TOKEN")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from controlplane.api.schemas.models import DeploymentView
-from controlplane.api.schemas.residency import EngineResidencyView, VariantResidencyView
 from controlplane.cli.output import print_table, print_text, size
+from controlplane.management.schemas.models import DeploymentView
+from controlplane.management.schemas.residency import EngineResidencyView, VariantResidencyView
 from workers.tiers import Tier
 
 COLUMNS = ("VARIANT", "TIER", "SLOT", "ON DEVICE", "IN HOST MEMORY", "REASON")

@@ -8,9 +8,6 @@ from typing import Annotated
 
 import typer
 
-from controlplane.api.schemas.deploy import ReplicasChange, Targets
-from controlplane.api.schemas.models import DeploymentView
-from controlplane.api.schemas.placement import GroupView
 from controlplane.cli.deployment_facts import target_facts
 from controlplane.cli.deployments import (
     Deadline,
@@ -29,6 +26,9 @@ from controlplane.client import variant_limit_profile
 from controlplane.client.client import Client
 from controlplane.client.variant_limit_profile import Burst, Profile
 from controlplane.errors import EngineFailed
+from controlplane.management.schemas.deploy import ReplicasChange, Targets
+from controlplane.management.schemas.models import DeploymentView
+from controlplane.management.schemas.placement import GroupView
 from controlplane.state.terms import GroupPhase
 
 LOOK_S = 1.0

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from controlplane.api.schemas.models import OperationView
 from controlplane.cli.failures import Interrupted
 from controlplane.cli.output import console
 from controlplane.client.client import Client
+from controlplane.management.schemas.models import OperationView
 
 
 class Progress(Protocol):

@@ -14,17 +14,6 @@ import httpx
 from pydantic import BaseModel
 
 from controlplane import errors
-from controlplane.api.schemas.models import (
-    DeploymentView,
-    InferenceModelRequest,
-    InferenceModelResponse,
-    ModelView,
-    OperationView,
-    RegisterModelRequest,
-    TuneRequest,
-)
-from controlplane.api.schemas.placement import PreviewView
-from controlplane.api.schemas.status import Deployments, Models, Operations, StatusView
 from controlplane.client.responses import (
     DEFAULT_URL,
     body_of,
@@ -42,13 +31,29 @@ from controlplane.client.responses import (
     validated,
 )
 from controlplane.errors import Unavailable
+from controlplane.management.schemas.models import (
+    DeploymentView,
+    InferenceModelRequest,
+    InferenceModelResponse,
+    ModelView,
+    OperationView,
+    RegisterModelRequest,
+    TuneRequest,
+)
+from controlplane.management.schemas.placement import PreviewView
+from controlplane.management.schemas.status import Deployments, Models, Operations, StatusView
 from controlplane.state.terms import Phase
 
 if TYPE_CHECKING:  # what one command needs is imported where it is used: the others start sooner
-    from controlplane.api.schemas.cluster import ClusterView
-    from controlplane.api.schemas.deploy import DeployModelRequest, ReplicasChange, Targets
-    from controlplane.api.schemas.estimates import EstimateRequest, EstimateView, PlansRequest, ProfileView
-    from controlplane.api.schemas.rebalance import RebalanceRequest, RebalanceView
+    from controlplane.management.schemas.cluster import ClusterView
+    from controlplane.management.schemas.deploy import DeployModelRequest, ReplicasChange, Targets
+    from controlplane.management.schemas.estimates import (
+        EstimateRequest,
+        EstimateView,
+        PlansRequest,
+        ProfileView,
+    )
+    from controlplane.management.schemas.rebalance import RebalanceRequest, RebalanceView
 
 ATTEMPTS = 4  # of one call, in all
 RECONNECTS = 30  # of one watch, since the operation last changed
@@ -109,25 +114,25 @@ class Client:
 
     def profile_model(self, name: str, again: bool = False) -> OperationView:
         """Measure what the profile of a model's architecture lacks, or with `again` everything."""
-        from controlplane.api.schemas.estimates import ProfileRequest
+        from controlplane.management.schemas.estimates import ProfileRequest
 
         path = f"/models/{path_part(name)}/profile"
         return parse(OperationView, self._create("POST", path, ProfileRequest(again=again)))
 
     def profile(self, name: str) -> ProfileView:
-        from controlplane.api.schemas.estimates import ProfileView
+        from controlplane.management.schemas.estimates import ProfileView
 
         return parse(ProfileView, self._get(f"/models/{path_part(name)}/profile"))
 
     def estimate(self, name: str, request: EstimateRequest) -> EstimateView:
         """What a plan costs under a load. Errors: also InvalidRequest, naming the field that is wrong."""
-        from controlplane.api.schemas.estimates import EstimateView
+        from controlplane.management.schemas.estimates import EstimateView
 
         return parse(EstimateView, self._create("POST", f"/models/{path_part(name)}/estimate", request))
 
     def plans(self, name: str, request: PlansRequest) -> list[EstimateView]:
         """What every plan costs under a load, fewest ranks first."""
-        from controlplane.api.schemas.estimates import PlansView
+        from controlplane.management.schemas.estimates import PlansView
 
         return parse(PlansView, self._create("POST", f"/models/{path_part(name)}/plans", request)).plans
 
@@ -143,7 +148,7 @@ class Client:
     def rebalance(self, request: RebalanceRequest) -> RebalanceView:
         """Propose moves, and begin them unless it is a dry run. Errors: NotReady while others are under way,
         so that sent twice it begins once."""
-        from controlplane.api.schemas.rebalance import RebalanceView
+        from controlplane.management.schemas.rebalance import RebalanceView
 
         return parse(RebalanceView, self._retry(lambda: self._http.post("/rebalance", json=body_of(request))))
 
@@ -189,7 +194,7 @@ class Client:
         return parse(StatusView, self._get("/status"))
 
     def cluster(self) -> ClusterView:
-        from controlplane.api.schemas.cluster import ClusterView
+        from controlplane.management.schemas.cluster import ClusterView
 
         return parse(ClusterView, self._get("/cluster"))
 

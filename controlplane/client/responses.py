@@ -14,7 +14,7 @@ from controlplane import errors
 from controlplane.errors import OstinatoError, Unavailable, error_from_body
 
 if TYPE_CHECKING:
-    from controlplane.api.schemas.models import OperationView
+    from controlplane.management.schemas.models import OperationView
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 LONGEST_PAUSE_S = 30.0  # a longer Retry-After is the caller's to wait for

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from controlplane import errors
-from controlplane.api.schemas.models import DeploymentView
 from controlplane.client.client import Client
+from controlplane.management.schemas.models import DeploymentView
 from profiler.variant_limit import SlotMeasurement, candidate_limits, choose_limit
 
 PATH = "/v1/completions"

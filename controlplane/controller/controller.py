@@ -27,7 +27,14 @@ from controlplane.controller.interfaces import Hooks, Runtime
 from controlplane.controller.metrics import ControllerMetrics, set_counts
 from controlplane.controller.path_action import PathAction
 from controlplane.controller.profile_actions import ProfileActions
-from controlplane.controller.reconcile import (
+from controlplane.controller.transitions import (
+    end_open_operations,
+    note_open_operations,
+    require_same,
+    undo_operation,
+)
+from controlplane.planning import rescheduling, retrying
+from controlplane.planning.reconcile import (
     Action,
     Admit,
     BeginProfile,
@@ -52,13 +59,6 @@ from controlplane.controller.reconcile import (
     UnloadVariant,
     reconcile,
 )
-from controlplane.controller.transitions import (
-    end_open_operations,
-    note_open_operations,
-    require_same,
-    undo_operation,
-)
-from controlplane.planning import rescheduling, retrying
 from controlplane.planning.retrying import RetryLimits
 from controlplane.profiling import request_paths
 from controlplane.settings import Settings

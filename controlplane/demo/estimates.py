@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from controlplane.api.schemas.common import IntervalView
-from controlplane.api.schemas.estimates import EstimateRequest, EstimateView
-from controlplane.api.schemas.models import InferenceModelRequest
 from controlplane.client.client import Client
+from controlplane.management.schemas.common import IntervalView
+from controlplane.management.schemas.estimates import EstimateRequest, EstimateView
+from controlplane.management.schemas.models import InferenceModelRequest
 
 PATH = "/v1/completions"
 PROMPT = "Somebody wrote down a long list of simple words, one after another: " * 4

@@ -20,11 +20,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from controlplane.api.schemas.deploy import DeployModelRequest
-from controlplane.api.schemas.models import DeploymentView, OperationView, RegisterModelRequest
 from controlplane.client.client import Client
 from controlplane.demo import estimates
 from controlplane.demo.tasks import ADAPTERS, BASE, TASKS, Problem, Task
+from controlplane.management.schemas.deploy import DeployModelRequest
+from controlplane.management.schemas.models import DeploymentView, OperationView, RegisterModelRequest
 from controlplane.runtime import local
 from controlplane.settings import Settings
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from controlplane.gateway.host_router import Asked
 from controlplane.gateway.http1 import Connection
 from controlplane.gateway.turnstile import late
+from controlplane.traffic.host_router import Asked
 
 T = TypeVar("T")
 

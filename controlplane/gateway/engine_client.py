@@ -15,11 +15,11 @@ from typing import NamedTuple, cast
 from controlplane import errors
 from controlplane.gateway import warming
 from controlplane.gateway.answers import Answer, in_time
-from controlplane.gateway.host_router import Asked, RoutingRules, StepModels
 from controlplane.gateway.http1 import BrokenOff, Connection, NotConnected
-from controlplane.gateway.request_terms import NO_TERMS, RequestTerms
 from controlplane.gateway.worker_pool import RESTART_HINT_S, Alive, Find, HostWorkers, KnownWorker
 from controlplane.state.terms import Priority
+from controlplane.traffic.host_router import Asked, RoutingRules, StepModels
+from controlplane.traffic.request_terms import NO_TERMS, RequestTerms
 from workers import request_headers
 from workers.messages import EngineCall, EngineHead, EngineReply
 

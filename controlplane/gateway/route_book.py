@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from controlplane import errors
-from controlplane.gateway.route_table import Route, RouteTable, build_table
 from controlplane.state.repository import Repository, State
+from controlplane.traffic.route_table import Route, RouteTable, build_table
 
 REFRESH_S = 0.1
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from controlplane.gateway.tenants import DEFAULT_NAME, ONE_TENANT, Tenant, Tenants
 from controlplane.settings import Settings
 from controlplane.state.terms import Priority
+from controlplane.traffic.tenants import DEFAULT_NAME, ONE_TENANT, Tenant, Tenants
 
 _FIELDS = ("name", "keys", "weight", "maxWaiting", "maxPriority")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

@@ -1,7 +1,7 @@
 """Requests for one base go to a worker at once, or wait for their turn, or are refused.
 
 A request goes at once when a worker has room and nobody waits. Else it joins the line
-(`controlplane.gateway.waiting_line`), and whoever's turn it is goes when there is room.
+(`controlplane.traffic.waiting_line`), and whoever's turn it is goes when there is room.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from controlplane import errors
-from controlplane.gateway.admission import MIN_RETRY_S, LineSpeeds, retry_after_s
-from controlplane.gateway.host_router import Asked, Flight, HostRouter
-from controlplane.gateway.waiting_line import Full, LineLimits, Waiting, WaitingLine
 from controlplane.state.terms import Priority
+from controlplane.traffic.admission import MIN_RETRY_S, LineSpeeds, retry_after_s
+from controlplane.traffic.host_router import Asked, Flight, HostRouter
+from controlplane.traffic.waiting_line import Full, LineLimits, Waiting, WaitingLine
 
 # A line that hardly moves says nothing of when it will have moved.
 MAX_RETRY_S = 60.0

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from controlplane.gateway.host_router import (
+from controlplane.routing.snapshot import new_snapshot
+from controlplane.traffic.host_router import (
     PLACE_EVERY_S,
     Asked,
     HostRouter,
@@ -20,8 +21,7 @@ from controlplane.gateway.host_router import (
     RoutingRules,
     equal_rows,
 )
-from controlplane.gateway.request_terms import RequestTerms
-from controlplane.routing.snapshot import new_snapshot
+from controlplane.traffic.request_terms import RequestTerms
 from profiler.compiled import Records
 from workers.messages import WorkerLoad
 

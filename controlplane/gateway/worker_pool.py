@@ -16,7 +16,12 @@ from dataclasses import dataclass, field
 
 from controlplane import errors
 from controlplane.gateway import warming
-from controlplane.gateway.host_router import (
+from controlplane.gateway.http1 import Connection, Pool
+from controlplane.gateway.load_reader import LoadReader
+from controlplane.gateway.refused_demand import RefusedDemand
+from controlplane.gateway.time_average import TimeAverage
+from controlplane.gateway.turnstile import Turnstile
+from controlplane.traffic.host_router import (
     Asked,
     Flight,
     HostRouter,
@@ -24,11 +29,6 @@ from controlplane.gateway.host_router import (
     RoutingRules,
     StepModels,
 )
-from controlplane.gateway.http1 import Connection, Pool
-from controlplane.gateway.load_reader import LoadReader
-from controlplane.gateway.refused_demand import RefusedDemand
-from controlplane.gateway.time_average import TimeAverage
-from controlplane.gateway.turnstile import Turnstile
 from workers.messages import WorkerLoad, WorkerReport
 
 log = logging.getLogger(__name__)

@@ -21,14 +21,14 @@ from controlplane import errors
 from controlplane.cluster.engine_status import EngineView
 from controlplane.cluster.inventory import NodeState, inventory_of
 from controlplane.gateway.engine_client import EngineClient, HostView
-from controlplane.gateway.host_router import RoutingRules, StepModels
-from controlplane.gateway.request_terms import RequestTerms
 from controlplane.gateway.worker_pool import Alive
 from controlplane.runtime import serve
 from controlplane.runtime.engine_replica import engine_application
 from controlplane.runtime.node_agents import AgentBook, living_node_ids
 from controlplane.runtime.path_probe import Probe, answering_at_once, probe, proxy_url
 from controlplane.settings import Settings
+from controlplane.traffic.host_router import RoutingRules, StepModels
+from controlplane.traffic.request_terms import RequestTerms
 from placement.types import Inventory
 from profiler.request_path import Burst
 from workers.measuring.request import MeasureRequest

@@ -16,11 +16,11 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from workers.bus.sockets import with_token
 from workers.group.follower import Order
 from workers.group.following import Following
 from workers.group.members import Member, Rendezvous, members_of
 from workers.messages import EngineConfig
-from workers.scheduling.bus import with_token
 
 STOP_S = 10.0
 

@@ -12,10 +12,6 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from controlplane.gateway.admission import LineSpeeds, retry_after_s
-from controlplane.gateway.request_terms import RequestTerms
-from controlplane.gateway.tenants import Tenant
-from controlplane.gateway.waiting_line import Full, LineLimits, WaitingLine
 from controlplane.simulation.world import (
     DISPLACED,
     DROPPED,
@@ -29,6 +25,10 @@ from controlplane.simulation.world import (
     World,
 )
 from controlplane.state.terms import Priority
+from controlplane.traffic.admission import LineSpeeds, retry_after_s
+from controlplane.traffic.request_terms import RequestTerms
+from controlplane.traffic.tenants import Tenant
+from controlplane.traffic.waiting_line import Full, LineLimits, WaitingLine
 
 Terms = Callable[[int], RequestTerms]
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from controlplane.gateway.waiting_line import LineLimits
 from controlplane.routing.policies.choose import POLICIES
 from controlplane.routing.snapshot import ELSEWHERE
 from controlplane.routing.state import new_state
@@ -20,6 +19,7 @@ from controlplane.simulation.forms import Arrivals, ScenarioForm
 from controlplane.simulation.measures import counted, measure
 from controlplane.simulation.run import run
 from controlplane.simulation.world import Rules, World, new_world, room_for_ended
+from controlplane.traffic.waiting_line import LineLimits
 
 GIB = 2**30
 

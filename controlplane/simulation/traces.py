@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from controlplane.gateway.request_terms import BYTES_PER_TOKEN
+from controlplane.traffic.request_terms import BYTES_PER_TOKEN
 from placement.solver.schema import ScenarioError
 
 MAX_BYTES = 1 << 30

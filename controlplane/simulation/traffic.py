@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from controlplane.gateway.request_terms import RequestTerms
-from controlplane.gateway.tenants import Tenant
 from controlplane.simulation.admitting import Terms, expected_tokens
 from controlplane.simulation.forms import Arrivals, ClassForm, LengthsForm, ScenarioForm
 from controlplane.simulation.traces import Trace
 from controlplane.simulation.world import new_asked
+from controlplane.traffic.request_terms import RequestTerms
+from controlplane.traffic.tenants import Tenant
 from placement.solver.schema import ScenarioError
 
 Floats: TypeAlias = npt.NDArray[np.float64]

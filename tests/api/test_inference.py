@@ -19,7 +19,7 @@ from controlplane.planning.retrying import RetryLimits
 from controlplane.runtime.path_probe import Probe, probe, streamed
 from profiler.errors import CheckpointError
 from profiler.request_path import fit
-from workers.scheduling.faults import LoadFailed
+from workers.bus.faults import LoadFailed
 
 ASK: list[Any] = [{"role": "user", "content": "one two three"}]
 

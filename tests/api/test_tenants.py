@@ -13,8 +13,8 @@ import pytest
 from installations import Installation, Start, wait_for
 
 from controlplane import errors
-from controlplane.gateway.tenants import DEFAULT, Tenant
 from controlplane.state.terms import Priority
+from controlplane.traffic.tenants import DEFAULT, Tenant
 
 KEYS = {"admin": DEFAULT, "key-a": Tenant("a", 2.0, 3, Priority.NORMAL), "key-b": Tenant("b")}
 BODY = {"model": "base", "prompt": "a b"}

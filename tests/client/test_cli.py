@@ -13,11 +13,11 @@ from command_line import Cli
 from fake_api import FakeApi, answer, chat_chunks, deployment, error, events, model, operation, text
 
 from controlplane import __version__, errors
-from controlplane.api.schemas.models import OperationView
 from controlplane.cli import main as cli_main
 from controlplane.cli import models as cli_models
 from controlplane.cli import waiting
 from controlplane.client.client import Client
+from controlplane.management.schemas.models import OperationView
 from controlplane.runtime import local
 from controlplane.settings import Settings
 

@@ -26,14 +26,20 @@ HEAVY = {
 OURS = {"controlplane", "workers", "placement", "profiler"}
 # Of ours, all that a client has beside itself: the API's words, and no record, plan or message.
 CLIENTS = {
-    *("controlplane", "controlplane.errors", "controlplane.cli", "controlplane.client", "controlplane.api"),
+    *(
+        "controlplane",
+        "controlplane.errors",
+        "controlplane.cli",
+        "controlplane.client",
+        "controlplane.management",
+    ),
     *("controlplane.state", "controlplane.state.base", "controlplane.state.terms"),
     *("workers", "workers.tiers", "profiler", "profiler.quantization", "profiler.variant_limit"),
 }
-WITH_OTHERS_BELOW = ("controlplane.cli.", "controlplane.client.", "controlplane.api.schemas")
+WITH_OTHERS_BELOW = ("controlplane.cli.", "controlplane.client.", "controlplane.management.schemas")
 OF_OTHER_COMMANDS = {
-    *("controlplane.api.schemas.cluster", "controlplane.api.schemas.estimates"),
-    *("controlplane.api.schemas.rebalance", "controlplane.cli.deployments"),
+    *("controlplane.management.schemas.cluster", "controlplane.management.schemas.estimates"),
+    *("controlplane.management.schemas.rebalance", "controlplane.cli.deployments"),
 }
 CALLS = (
     *("status", "status smol", "models", "describe smol", "cluster", "operations", "logs smol", "rebalance"),

@@ -8,11 +8,11 @@ import pytest
 from fake_api import FakeApi, answer, chat_chunks, deployment, error, events, model, operation, text
 
 from controlplane import errors
-from controlplane.api.schemas.deploy import DeployModelRequest
-from controlplane.api.schemas.models import InferenceModelRequest, RegisterModelRequest
 from controlplane.client import client as client_module
 from controlplane.client.client import Client
 from controlplane.errors import error_classes
+from controlplane.management.schemas.deploy import DeployModelRequest
+from controlplane.management.schemas.models import InferenceModelRequest, RegisterModelRequest
 
 REGISTER = RegisterModelRequest(model="smol", source="bundled://smol")
 DEPLOY = DeployModelRequest(model="smol")

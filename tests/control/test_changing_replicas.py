@@ -9,8 +9,8 @@ import pytest
 from builders import PLACED, deployment, model, state
 
 from controlplane import errors
-from controlplane.api.commands import change_replicas, deploy_model, limit_variants
-from controlplane.api.schemas.deploy import DeployModelRequest, Replicas, ReplicasChange
+from controlplane.management.commands import change_replicas, deploy_model, limit_variants
+from controlplane.management.schemas.deploy import DeployModelRequest, Replicas, ReplicasChange
 from controlplane.planning.autoscaling import active
 from controlplane.state.records import Deployment, Phase, Scaling
 from controlplane.state.repository import Put

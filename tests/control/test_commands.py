@@ -9,10 +9,10 @@ import pytest
 from in_memory import cancel, submit
 
 from controlplane import errors
-from controlplane.api import commands
-from controlplane.api.commands import delete_model, deploy_model, register_model, undeploy_model
-from controlplane.api.schemas.deploy import DeployModelRequest
-from controlplane.api.schemas.models import RegisterModelRequest
+from controlplane.management import commands
+from controlplane.management.commands import delete_model, deploy_model, register_model, undeploy_model
+from controlplane.management.schemas.deploy import DeployModelRequest
+from controlplane.management.schemas.models import RegisterModelRequest
 from controlplane.state import operations, transactions
 from controlplane.state.records import Deployment, Model, OperationKind, Phase
 from controlplane.state.repository import Delete, Put, Repository

@@ -14,8 +14,8 @@ from measured_cluster import MeasuredCluster
 from world import World
 
 from controlplane import errors
-from controlplane.api.commands import profile_model, register_model
-from controlplane.api.schemas.models import RegisterModelRequest
+from controlplane.management.commands import profile_model, register_model
+from controlplane.management.schemas.models import RegisterModelRequest
 from controlplane.planning.engine_config import engine_config
 from controlplane.planning.placement_decision import decide
 from controlplane.profiling import progress

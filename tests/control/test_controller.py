@@ -19,13 +19,13 @@ from prometheus_client import CollectorRegistry
 from world import World, placed, reserved
 
 from controlplane import errors
-from controlplane.api.commands import delete_model
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.controller import registration
 from controlplane.controller.controller import Controller
 from controlplane.controller.metrics import ControllerMetrics
-from controlplane.controller.reconcile import Observed, reconcile
+from controlplane.management.commands import delete_model
 from controlplane.planning import retrying
+from controlplane.planning.reconcile import Observed, reconcile
 from controlplane.planning.retrying import RetryLimits
 from controlplane.settings import Settings
 from controlplane.state import Entry, Snapshot, StateStore, Write

@@ -13,13 +13,13 @@ from doors import HEAD, Held, opened, part, report
 
 from controlplane import errors
 from controlplane.gateway import worker_pool
-from controlplane.gateway.attainment import Outcome, attained
 from controlplane.gateway.engine_client import EngineClient
 from controlplane.gateway.line_metrics import LineMetrics
 from controlplane.gateway.refused_demand import RefusedDemand
-from controlplane.gateway.request_terms import RequestTerms
 from controlplane.gateway.time_average import TimeAverage
 from controlplane.state.terms import LatePolicy, Priority
+from controlplane.traffic.attainment import Outcome, attained
+from controlplane.traffic.request_terms import RequestTerms
 from workers.messages import EngineCall, EngineHead, WorkerReport
 
 ASK = EngineCall("/v1/completions", b"{}")

@@ -15,8 +15,8 @@ from measured_cluster import HOST, MeasuredCluster
 from world import World
 
 from controlplane import errors
-from controlplane.api.commands import profile_model
-from controlplane.api.schemas.models import DeploymentView
+from controlplane.management.commands import profile_model
+from controlplane.management.schemas.models import DeploymentView
 from controlplane.profiling import memory_feedback
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, ModelProfile, Phase

@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.gateway.host_router import (
+from controlplane.routing.policies.choose import POLICIES
+from controlplane.routing.snapshot import ELSEWHERE, IN_HOST_MEMORY, IN_SLOT, LOADING, NO_PROMISE
+from controlplane.settings import Settings
+from controlplane.traffic.host_router import (
     PLACE_EVERY_S,
     Asked,
     Flight,
@@ -20,10 +23,7 @@ from controlplane.gateway.host_router import (
     RoutingRules,
     equal_rows,
 )
-from controlplane.gateway.request_terms import RequestTerms
-from controlplane.routing.policies.choose import POLICIES
-from controlplane.routing.snapshot import ELSEWHERE, IN_HOST_MEMORY, IN_SLOT, LOADING, NO_PROMISE
-from controlplane.settings import Settings
+from controlplane.traffic.request_terms import RequestTerms
 from profiler.compiled import Records, records
 from profiler.step_time.records import MAX_ROWS, PREFILL_KNOTS, STEP_MODEL, VARIANT
 from workers.load_lines import STALE_S

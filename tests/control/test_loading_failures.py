@@ -18,8 +18,8 @@ from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Operation, OperationEvent, Phase
 from controlplane.state.repository import Put, Repository, Versioned
 from profiler.errors import CheckpointError
+from workers.bus.faults import LoadFailed
 from workers.messages import VariantRef
-from workers.scheduling.faults import LoadFailed
 
 pytestmark = pytest.mark.usefixtures("hurry", "quick")
 

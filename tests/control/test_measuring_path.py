@@ -13,14 +13,14 @@ from measured_cluster import MeasuredCluster
 from world import World
 
 from controlplane import errors
-from controlplane.api.commands import change_replicas, profile_model
-from controlplane.api.schemas.deploy import ReplicasChange
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState
 from controlplane.controller import controller
-from controlplane.controller.reconcile import Action, MeasurePath, Observed, reconcile
+from controlplane.management.commands import change_replicas, profile_model
+from controlplane.management.schemas.deploy import ReplicasChange
 from controlplane.planning import estimates, path_measuring
 from controlplane.planning.estimates import Load, Shape
+from controlplane.planning.reconcile import Action, MeasurePath, Observed, reconcile
 from controlplane.planning.retrying import RetryLimits
 from controlplane.profiling import request_paths
 from controlplane.settings import Settings

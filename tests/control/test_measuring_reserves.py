@@ -25,7 +25,7 @@ from controlplane.cluster.memory_usage import memory_by_node
 from controlplane.controller import profile_actions
 from controlplane.controller.controller import Controller
 from controlplane.controller.metrics import ControllerMetrics
-from controlplane.controller.reconcile import Observed, Release, reconcile
+from controlplane.planning.reconcile import Observed, Release, reconcile
 from controlplane.profiling import job, progress, queue
 from controlplane.profiling.job import ProfilingJob
 from controlplane.profiling.keys import key_of_model, served_spec

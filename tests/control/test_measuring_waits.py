@@ -16,10 +16,10 @@ from world_reservations import cluster, reservations
 
 from controlplane import errors
 from controlplane.api import preview
-from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.api.services import fresh_context
 from controlplane.cluster import reservations as ledger
 from controlplane.controller import profile_actions
+from controlplane.management.schemas.deploy import DeployModelRequest
 from controlplane.planning import placement_decision as deploying
 from controlplane.planning import rebalancing, reclaimable_memory
 from controlplane.profiling import progress

@@ -13,12 +13,12 @@ from world_groups import base_of, nodes_of
 from world_moves import apart, begin, fill, needs, proposed, wanted
 
 from controlplane import errors
-from controlplane.gateway.route_table import build_table
 from controlplane.planning import rebalancing
 from controlplane.settings import Settings
 from controlplane.state.records import Phase
 from controlplane.state.repository import Repository
 from controlplane.state.worker_groups import GroupPhase
+from controlplane.traffic.route_table import build_table
 from placement.types import Inventory
 
 pytestmark = pytest.mark.usefixtures("hurry")

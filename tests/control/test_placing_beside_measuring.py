@@ -18,9 +18,9 @@ from world_reservations import cluster, reservations
 
 from controlplane import errors
 from controlplane.api import preview as planning
-from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.api.services import fresh_context
 from controlplane.controller import launch_action
+from controlplane.management.schemas.deploy import DeployModelRequest
 from controlplane.planning import reclaimable_memory
 from controlplane.planning.reclaimable_memory import FreeMemory
 from controlplane.settings import Settings

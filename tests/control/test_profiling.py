@@ -13,7 +13,7 @@ from measured_cluster import HOST, TPOT_S, MeasuredCluster
 from world import World
 
 from controlplane import errors
-from controlplane.api.commands import profile_model
+from controlplane.management.commands import profile_model
 from controlplane.profiling import job, progress
 from controlplane.profiling.keys import key_of_model, key_on, profiled_device
 from controlplane.settings import Settings

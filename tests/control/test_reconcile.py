@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState
-from controlplane.controller.reconcile import (
+from controlplane.planning.reconcile import (
     KEEP_KEYS_S,
     KEEP_OPERATIONS,
     Cancel,

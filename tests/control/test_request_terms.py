@@ -11,21 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane import errors
-from controlplane.api.commands import change_targets, deploy_model
-from controlplane.api.schemas.deploy import DeployModelRequest, Targets
-from controlplane.gateway.request_terms import (
+from controlplane.management.commands import change_targets, deploy_model
+from controlplane.management.schemas.deploy import DeployModelRequest, Targets
+from controlplane.state.records import Deployment, Phase, ServingTargets
+from controlplane.state.repository import Put
+from controlplane.state.terms import LatePolicy, Priority
+from controlplane.state.transactions import Context
+from controlplane.traffic.request_terms import (
     HEADERS,
     NO_TERMS,
     RequestTerms,
     estimated_tokens,
     request_terms,
 )
-from controlplane.gateway.route_table import build_table
-from controlplane.gateway.tenants import Tenant
-from controlplane.state.records import Deployment, Phase, ServingTargets
-from controlplane.state.repository import Put
-from controlplane.state.terms import LatePolicy, Priority
-from controlplane.state.transactions import Context
+from controlplane.traffic.route_table import build_table
+from controlplane.traffic.tenants import Tenant
 from placement.types import Slos
 
 NONE = ServingTargets()

@@ -8,9 +8,9 @@ import pytest
 from builders import deployment, model, state
 
 from controlplane import errors
-from controlplane.gateway.route_table import RouteTable, build_table
 from controlplane.state.queries import variant_ref
 from controlplane.state.records import Phase
+from controlplane.traffic.route_table import RouteTable, build_table
 from workers.messages import VariantRef
 
 BASE = replace(model("b", Phase.READY), path="/m")

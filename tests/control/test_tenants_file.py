@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from controlplane.gateway.tenants import ONE_TENANT, Tenant
 from controlplane.gateway.tenants_file import tenants_from, tenants_of
 from controlplane.settings import Settings
 from controlplane.state.terms import Priority
+from controlplane.traffic.tenants import ONE_TENANT, Tenant
 
 KEYS = [sha256(key).hexdigest() for key in (b"one", b"two", b"three")]
 

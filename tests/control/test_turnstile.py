@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane import errors
-from controlplane.gateway.host_router import Asked, Flight, HostRouter, Member, RoutingRules
-from controlplane.gateway.request_terms import RequestTerms
-from controlplane.gateway.tenants import Tenant
 from controlplane.gateway.turnstile import Turnstile
 from controlplane.state.terms import LatePolicy, Priority
+from controlplane.traffic.host_router import Asked, Flight, HostRouter, Member, RoutingRules
+from controlplane.traffic.request_terms import RequestTerms
+from controlplane.traffic.tenants import Tenant
 
 
 class World:

@@ -12,8 +12,8 @@ from builders import no_bundles
 from random_variants import EVERY_KIND, RandomVariant
 
 from controlplane import errors
-from controlplane.api.schemas.models import ModelView
 from controlplane.controller.registration import Limits, read_model_files
+from controlplane.management.schemas.models import ModelView
 from controlplane.state.records import Model, Phase, dump, load
 from profiler.variants.types import VariantKind
 

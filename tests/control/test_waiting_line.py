@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.gateway.admission import LineSpeed, LineSpeeds, retry_after_s
-from controlplane.gateway.request_terms import RequestTerms
-from controlplane.gateway.tenants import Tenant
-from controlplane.gateway.waiting_line import (
+from controlplane.state.terms import LatePolicy, Priority
+from controlplane.traffic.admission import LineSpeed, LineSpeeds, retry_after_s
+from controlplane.traffic.request_terms import RequestTerms
+from controlplane.traffic.tenants import Tenant
+from controlplane.traffic.waiting_line import (
     Full,
     Joined,
     LineLimits,
@@ -21,7 +22,6 @@ from controlplane.gateway.waiting_line import (
     WaitingLine,
     turns_at_most,
 )
-from controlplane.state.terms import LatePolicy, Priority
 
 LOW, NORMAL, HIGH = Priority
 A, B, C = Tenant("a"), Tenant("b", weight=2.0), Tenant("c", weight=0.5, max_waiting=3)

@@ -15,12 +15,12 @@ from world_groups import APART, base_of, group, nodes_of, two_groups, until_serv
 
 from controlplane import errors
 from controlplane.cluster.engine_status import EngineStatus, EngineView
-from controlplane.gateway.route_table import build_table
 from controlplane.settings import Settings
 from controlplane.state.deployments import with_group
 from controlplane.state.records import Phase
 from controlplane.state.repository import Put, Repository
 from controlplane.state.worker_groups import GroupPhase
+from controlplane.traffic.route_table import build_table
 from placement.types import Inventory
 
 pytestmark = pytest.mark.usefixtures("hurry")

@@ -13,12 +13,12 @@ from typing import Any
 from in_memory import CPU, InMemoryCluster, submit
 from prometheus_client import CollectorRegistry
 
-from controlplane.api.commands import deploy_model, register_model, undeploy_model
-from controlplane.api.schemas.deploy import DeployModelRequest
-from controlplane.api.schemas.models import RegisterModelRequest
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.controller.controller import Controller
 from controlplane.controller.metrics import ControllerMetrics
+from controlplane.management.commands import deploy_model, register_model, undeploy_model
+from controlplane.management.schemas.deploy import DeployModelRequest
+from controlplane.management.schemas.models import RegisterModelRequest
 from controlplane.settings import Settings
 from controlplane.state.records import Operation, Phase
 from controlplane.state.repository import Repository, State

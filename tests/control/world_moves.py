@@ -8,9 +8,9 @@ from typing import Any
 from world import NODES, World
 from world_groups import base_of
 
-from controlplane.api.commands import deploy_model
-from controlplane.api.schemas.deploy import DeployModelRequest
 from controlplane.api.services import fresh_context
+from controlplane.management.commands import deploy_model
+from controlplane.management.schemas.deploy import DeployModelRequest
 from controlplane.planning import rebalancing
 from controlplane.state.records import Deployment, Phase
 from controlplane.state.repository import Put

@@ -11,10 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stepwise import Asked, Machine
 
-from controlplane.gateway.admission import LineSpeeds, retry_after_s
-from controlplane.gateway.request_terms import RequestTerms
-from controlplane.gateway.tenants import Tenant
-from controlplane.gateway.waiting_line import Full, LineLimits, WaitingLine
 from controlplane.simulation.admitting import Admitting
 from controlplane.simulation.run import run
 from controlplane.simulation.world import (
@@ -31,6 +27,10 @@ from controlplane.simulation.world import (
     room_for_ended,
 )
 from controlplane.state.terms import LatePolicy, Priority
+from controlplane.traffic.admission import LineSpeeds, retry_after_s
+from controlplane.traffic.request_terms import RequestTerms
+from controlplane.traffic.tenants import Tenant
+from controlplane.traffic.waiting_line import Full, LineLimits, WaitingLine
 
 MACHINE = Machine(base_s=0.05, token_s=1e-3, budget=500, kv_tokens=1000)
 TENANTS = (Tenant("one", 2.0), Tenant("other", 1.0, max_waiting=2))

@@ -12,8 +12,8 @@ from engine_configs import echo_config
 
 from profiler.errors import CheckpointError
 from workers.asgi import Message
+from workers.bus.faults import LoadFailed
 from workers.messages import EngineCall, EngineHead, VariantRef
-from workers.scheduling.faults import LoadFailed
 from workers.server.http_server import respond
 from workers.server.worker import Worker
 

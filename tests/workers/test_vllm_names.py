@@ -29,7 +29,7 @@ RELIED_ON = [
         "FlashAttentionMetadataBuilder",
         ("__init__", "max_cudagraph_size"),
     ),
-    # workers.scheduling.scheduler
+    # workers.engine.scheduler
     ("v1/core/sched/async_scheduler.py", "AsyncScheduler", ("__init__",)),
     (SCHEDULER, "Scheduler", ("schedule", "update_from_output", "shutdown", "finish_requests")),
     (SCHEDULER, "Scheduler", ("running", "waiting", "requests", "finished_req_ids", "policy")),
@@ -136,7 +136,7 @@ def test_a_class_has_what_we_use(file: str, name: str, wanted: tuple[str, ...]) 
 @pytest.mark.slow  # our own side imports vLLM
 def test_our_scheduler_knows_every_queue() -> None:
     """A request in a queue it does not know could run without its variant, which ends the engine."""
-    from workers.scheduling.scheduler import QUEUES
+    from workers.engine.scheduler import QUEUES
 
     made = re.findall(r"self\.(\w+) = create_request_queue\(", (vllm() / SCHEDULER).read_text())
     assert "waiting" in made

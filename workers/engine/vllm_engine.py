@@ -13,6 +13,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from workers.asgi import AsgiApp
+from workers.bus.client import VariantClient
+from workers.bus.faults import LoadFailed, exception_of, fault_of
 from workers.engine import torch_check
 from workers.engine.instant_answers import InstantAnswers
 from workers.engine.no_variants import NoVariants
@@ -25,8 +27,6 @@ from workers.group.vllm_arguments import engine_arguments
 from workers.group.vllm_entrypoints import entrypoints
 from workers.imports import quick_children, uncollected
 from workers.messages import EngineConfig, EngineResidency, RankReport, VariantRef
-from workers.scheduling.client import VariantClient
-from workers.scheduling.faults import LoadFailed, exception_of, fault_of
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from workers.group.vllm_entrypoints import entrypoints
 from workers.messages import EngineConfig
 from workers.variant_config import VariantConfig
 
-SCHEDULER = "workers.scheduling.scheduler.make_scheduler"
+SCHEDULER = "workers.engine.scheduler.make_scheduler"
 RANK_PLUGIN = "workers.rank_plugin.PluggedIn"
 CPU_RANK = "workers.group.cpu.PlannedCpuRank"
 GPU_RANK = "workers.group.gpu.PlannedGpuRank"

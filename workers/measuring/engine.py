@@ -10,12 +10,12 @@ from profiler.checkpoint import CONFIG_DTYPES, spec_of
 from profiler.files import read_json
 from profiler.quantization import UNCOMPRESSED, engine_name
 from profiler.variants.synthetic import stored_bytes
+from workers.bus.client import new_address
 from workers.group.cuda_graphs import compilation, graph_sizes, sizes_for
 from workers.group.vllm_arguments import SCHEDULER, slot_rank
 from workers.imports import quick_children, uncollected
 from workers.measuring import layer_sharing, start_barrier
 from workers.measuring.job import VARIANTS_VARIABLE, Job
-from workers.scheduling.client import new_address
 from workers.variant_config import ADDRESS_VARIABLE, VariantConfig
 from workers.vllm_environment import set_environment, vllm_cache
 

@@ -1,5 +1,4 @@
-"""Who runs next: skip-the-line batching over variants (DeltaZip, section 5.4) as vLLM's scheduler.
+"""Who runs next: skip-the-line batching over variants (DeltaZip, section 5.4). Pure.
 
-`policy` and `residency` are pure; `bus` carries messages between scheduler and ranks; `scheduler` is
-the class vLLM runs.
+`workers/engine/scheduler.py` is the class vLLM runs; it asks this folder.
 """

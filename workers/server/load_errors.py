@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from workers.asgi import Message
+from workers.bus.faults import Fault, fault_of
 from workers.messages import ERROR_EVENT
-from workers.scheduling.faults import Fault, fault_of
 from workers.server.http_server import respond
 
 FAILED = 500

@@ -17,6 +17,7 @@ from prometheus_client import REGISTRY
 from workers import asgi, request_headers
 from workers.addresses import LOOPBACK, Ports
 from workers.asgi import Message
+from workers.bus.faults import LoadFailed
 from workers.engine.factory import start_engine
 from workers.engine.interface import Engine
 from workers.engine.residency import ResidencyWatch
@@ -31,7 +32,6 @@ from workers.messages import (
     VariantRef,
     WorkerReport,
 )
-from workers.scheduling.faults import LoadFailed
 from workers.server import process_logs
 from workers.server.http_server import Door
 from workers.server.load_errors import ExplainingSend, respond_with

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from workers.bus.faults import fault_of
+from workers.bus.sockets import Message, RankSocket
 from workers.scheduling import residency
-from workers.scheduling.bus import Message, RankSocket
-from workers.scheduling.faults import fault_of
 from workers.variant_config import ADDRESS_VARIABLE
 from workers.variants.device import NoRoom
 from workers.variants.variant_cache import VariantCache

@@ -6,9 +6,9 @@ import asyncio
 
 from fastapi import APIRouter
 
-from controlplane.api.schemas.cluster import ClusterView, NodeView
 from controlplane.api.services import Services
 from controlplane.cluster.memory_usage import memory_by_node
+from controlplane.management.schemas.cluster import ClusterView, NodeView
 
 
 def router(services: Services) -> APIRouter:

@@ -10,7 +10,9 @@ from fastapi import APIRouter
 
 from controlplane.api import operations
 from controlplane.api.routes.parameters import IdempotencyHeader, NamePath
-from controlplane.api.schemas.estimates import (
+from controlplane.api.services import Services
+from controlplane.cluster import reservations
+from controlplane.management.schemas.estimates import (
     EstimateRequest,
     EstimateView,
     LoadRequest,
@@ -19,9 +21,7 @@ from controlplane.api.schemas.estimates import (
     ProfileRequest,
     ProfileView,
 )
-from controlplane.api.schemas.models import OperationView
-from controlplane.api.services import Services
-from controlplane.cluster import reservations
+from controlplane.management.schemas.models import OperationView
 from controlplane.planning import estimates
 from controlplane.state import queries
 from controlplane.state.repository import State

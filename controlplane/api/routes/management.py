@@ -15,8 +15,9 @@ from controlplane.api.inference import ClosingStream, Watch
 from controlplane.api.middleware import tenant_of
 from controlplane.api.routes import cluster, estimates, rebalancing, variants
 from controlplane.api.routes.parameters import IdempotencyHeader, NamePath
-from controlplane.api.schemas.deploy import DeployModelRequest
-from controlplane.api.schemas.models import (
+from controlplane.api.services import Services, fresh_context
+from controlplane.management.schemas.deploy import DeployModelRequest
+from controlplane.management.schemas.models import (
     DeploymentView,
     ErrorBody,
     InferenceModelRequest,
@@ -26,21 +27,20 @@ from controlplane.api.schemas.models import (
     RegisterModelRequest,
     TuneRequest,
 )
-from controlplane.api.schemas.placement import PlanView, PreviewView
-from controlplane.api.schemas.status import DeviceView, EngineView, StatusView
-from controlplane.api.services import Services, fresh_context
-from controlplane.gateway.request_terms import (
+from controlplane.management.schemas.placement import PlanView, PreviewView
+from controlplane.management.schemas.status import DeviceView, EngineView, StatusView
+from controlplane.state import queries
+from controlplane.state.repository import State
+from controlplane.state.worker_groups import host_of
+from controlplane.traffic.request_terms import (
     Headers,
     RequestTerms,
     estimated_prompt,
     estimated_tokens,
     request_terms,
 )
-from controlplane.gateway.route_table import Route
-from controlplane.gateway.tenants import DEFAULT, Tenant
-from controlplane.state import queries
-from controlplane.state.repository import State
-from controlplane.state.worker_groups import host_of
+from controlplane.traffic.route_table import Route
+from controlplane.traffic.tenants import DEFAULT, Tenant
 from workers.messages import EngineCall
 
 ERRORS: dict[int | str, dict[str, Any]] = {

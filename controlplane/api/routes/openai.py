@@ -11,15 +11,15 @@ from controlplane import errors
 from controlplane.api import inference, operations
 from controlplane.api.middleware import tenant_of
 from controlplane.api.routes.management import ERRORS, TEXT
-from controlplane.api.schemas.deploy import DeployModelRequest
-from controlplane.api.schemas.models import (
+from controlplane.api.services import Services
+from controlplane.management.schemas.deploy import DeployModelRequest
+from controlplane.management.schemas.models import (
     LoadLoraAdapterRequest,
     RegisterModelRequest,
     UnloadLoraAdapterRequest,
 )
-from controlplane.api.services import Services
-from controlplane.gateway.route_table import RouteTable
 from controlplane.state.records import Phase
+from controlplane.traffic.route_table import RouteTable
 
 _MESSAGE = {
     "type": "object",

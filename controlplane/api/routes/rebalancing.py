@@ -7,10 +7,10 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from controlplane.api.commands import deploy_model
-from controlplane.api.schemas.deploy import DeployModelRequest
-from controlplane.api.schemas.rebalance import RebalanceRequest, RebalanceView
 from controlplane.api.services import Services, fresh_context
+from controlplane.management.commands import deploy_model
+from controlplane.management.schemas.deploy import DeployModelRequest
+from controlplane.management.schemas.rebalance import RebalanceRequest, RebalanceView
 from controlplane.planning import rebalancing
 from controlplane.state.records import Deployment
 from controlplane.state.repository import Put, State

@@ -6,11 +6,11 @@ import asyncio
 import logging
 
 from controlplane import errors
-from controlplane.api import commands
 from controlplane.api.preview import require_room_anew
-from controlplane.api.schemas.models import DeploymentView, TuneRequest
-from controlplane.api.schemas.residency import EngineResidencyView
 from controlplane.api.services import Services
+from controlplane.management import commands
+from controlplane.management.schemas.models import DeploymentView, TuneRequest
+from controlplane.management.schemas.residency import EngineResidencyView
 from controlplane.state import transactions
 from controlplane.state.operations import last_failure
 from controlplane.state.records import Deployment, OperationKind

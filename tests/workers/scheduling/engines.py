@@ -10,10 +10,10 @@ from typing import Any
 
 import random_variants
 
-from workers.scheduling.client import new_address
+from workers.bus.client import new_address
 from workers.variant_config import ADDRESS_VARIABLE, VariantConfig
 
-OURS = "workers.scheduling.scheduler.make_scheduler"
+OURS = "workers.engine.scheduler.make_scheduler"
 SURROUNDINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -13,9 +13,9 @@ import pytest
 import zmq
 
 from profiler.errors import CheckpointError
-from workers.scheduling.bus import Message, RankSocket, SchedulerSocket, with_token
-from workers.scheduling.client import VariantClient, new_address
-from workers.scheduling.faults import Fault, LoadFailed, fault_of
+from workers.bus.client import VariantClient, new_address
+from workers.bus.faults import Fault, LoadFailed, fault_of
+from workers.bus.sockets import Message, RankSocket, SchedulerSocket, with_token
 
 WAIT_S = 60
 

@@ -13,7 +13,7 @@ import pytest
 import random_variants
 from engines import BLOCK, SURROUNDINGS, Engine, write_base
 
-from workers.scheduling.client import VariantClient
+from workers.bus.client import VariantClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from profiler.errors import AdapterError, CheckpointError
+from workers.bus.sockets import Message, SchedulerSocket
 from workers.kernels.types import Part
-from workers.scheduling.bus import Message, SchedulerSocket
 from workers.variants.device import DeviceMemory
 from workers.variants.layer_weights import LayerWeights
 from workers.variants.loader import READERS, Loader

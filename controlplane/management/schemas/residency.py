@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from controlplane.api.schemas.common import View
+from controlplane.management.schemas.common import View
 from workers.tiers import Tier
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from controlplane import errors
-from controlplane.api.schemas.deploy import (
+from controlplane.management.schemas.deploy import (
     SLO_FIELDS,
     DeployModelRequest,
     LoadForm,

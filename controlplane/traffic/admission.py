@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from controlplane.gateway.request_terms import RequestTerms
-from controlplane.gateway.waiting_line import WaitingLine
 from controlplane.state.terms import Priority
+from controlplane.traffic.request_terms import RequestTerms
+from controlplane.traffic.waiting_line import WaitingLine
 
 FACTOR = 0.8
 MIN_RETRY_S = 1.0

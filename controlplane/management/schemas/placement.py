@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from controlplane.api.schemas.common import IntervalView, View
+from controlplane.management.schemas.common import IntervalView, View
 
 if TYPE_CHECKING:
     from controlplane.state.worker_groups import MeasuredRank, WorkerGroup

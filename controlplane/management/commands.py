@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 
 from controlplane import errors
-from controlplane.api import requested
-from controlplane.api.schemas.deploy import DeployModelRequest, ReplicasChange, Targets
-from controlplane.api.schemas.models import RegisterModelRequest
+from controlplane.management import requested
+from controlplane.management.schemas.deploy import DeployModelRequest, ReplicasChange, Targets
+from controlplane.management.schemas.models import RegisterModelRequest
 from controlplane.planning import autoscaling, rebalancing
 from controlplane.state import operations
 from controlplane.state.operations import advance

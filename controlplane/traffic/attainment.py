@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from controlplane import errors
-from controlplane.gateway.request_terms import RequestTerms
+from controlplane.traffic.request_terms import RequestTerms
 
 OK = "ok"
 # Of the errors, those that are not the client's: with one of them a target was not kept.

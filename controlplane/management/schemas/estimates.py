@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, StringConstraints
 
-from controlplane.api.schemas.common import IntervalView, Strict, View
+from controlplane.management.schemas.common import IntervalView, Strict, View
 
 if TYPE_CHECKING:
     from controlplane.planning.estimates import Answer

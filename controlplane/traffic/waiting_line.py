@@ -26,9 +26,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from controlplane.gateway.request_terms import RequestTerms
-from controlplane.gateway.tenants import Tenant
 from controlplane.state.terms import Priority
+from controlplane.traffic.request_terms import RequestTerms
+from controlplane.traffic.tenants import Tenant
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AliasChoices, Field, model_validator
 
-from controlplane.api.schemas.common import Name, Strict
+from controlplane.management.schemas.common import Name, Strict
 from controlplane.state.terms import MAX_TARGET_MS, MIN_TARGET, LatePolicy, Priority
 
 if TYPE_CHECKING:

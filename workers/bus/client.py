@@ -9,8 +9,8 @@ import tempfile
 import uuid
 from typing import Any
 
-from workers.scheduling.bus import Message, RankSocket
-from workers.scheduling.faults import exception_of
+from workers.bus.faults import exception_of
+from workers.bus.sockets import Message, RankSocket
 from workers.variant_config import ADDRESS_VARIABLE
 
 

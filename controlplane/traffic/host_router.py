@@ -19,10 +19,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from controlplane.gateway.last_groups import LastGroups
-from controlplane.gateway.output_lengths import OutputLengths
-from controlplane.gateway.request_terms import NO_TERMS, RequestTerms
-from controlplane.gateway.routing_policy import least_outstanding
 from controlplane.routing import bookkeeping
 from controlplane.routing.dispatch import adjust, dispatch, resend
 from controlplane.routing.placements.tick import tick
@@ -41,6 +37,10 @@ from controlplane.routing.snapshot import (
 )
 from controlplane.routing.state import RouterState, new_state
 from controlplane.state.terms import LatePolicy
+from controlplane.traffic.last_groups import LastGroups
+from controlplane.traffic.output_lengths import OutputLengths
+from controlplane.traffic.request_terms import NO_TERMS, RequestTerms
+from controlplane.traffic.routing_policy import least_outstanding
 from profiler.compiled import Records, records
 from profiler.step_time.correction import corrected, error
 from profiler.step_time.records import MAX_ROWS, STEP_MODEL

@@ -21,8 +21,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
+from workers.bus.sockets import Message, SchedulerSocket
 from workers.scheduling.admission_records import AdmissionRecords, variant_of
-from workers.scheduling.bus import Message, SchedulerSocket
 from workers.scheduling.policy import BASE, Rules
 from workers.scheduling.residency import Residency
 from workers.variant_config import ADDRESS_VARIABLE, from_additional

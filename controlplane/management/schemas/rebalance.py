@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from controlplane.api.schemas.common import Strict, View
-from controlplane.api.schemas.deploy import DeployModelRequest
-from controlplane.api.schemas.placement import MS, RankView
+from controlplane.management.schemas.common import Strict, View
+from controlplane.management.schemas.deploy import DeployModelRequest
+from controlplane.management.schemas.placement import MS, RankView
 
 if TYPE_CHECKING:
     from controlplane.planning.rebalancing import RebalanceOutcome

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from controlplane.api.schemas.common import View
+from controlplane.management.schemas.common import View
 
 if TYPE_CHECKING:
     from controlplane.cluster.memory_usage import DeviceMemory, NodeMemory

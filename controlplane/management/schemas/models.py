@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from controlplane.api.schemas.common import Name, Strict, View
-from controlplane.api.schemas.deploy import (
+from controlplane.management.schemas.common import Name, Strict, View
+from controlplane.management.schemas.deploy import (
     AntiAffinity,
     AutoRelax,
     LoadForm,
@@ -16,8 +16,8 @@ from controlplane.api.schemas.deploy import (
     SloLimits,
     Targets,
 )
-from controlplane.api.schemas.placement import GroupView, PlanView
-from controlplane.api.schemas.residency import EngineResidencyView
+from controlplane.management.schemas.placement import GroupView, PlanView
+from controlplane.management.schemas.residency import EngineResidencyView
 
 if TYPE_CHECKING:
     from controlplane.state.records import Deployment, Model, Operation

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from controlplane.api.schemas.common import View
-from controlplane.api.schemas.models import DeploymentView, ModelView, OperationView
+from controlplane.management.schemas.common import View
+from controlplane.management.schemas.models import DeploymentView, ModelView, OperationView
 
 
 class DeviceView(View):

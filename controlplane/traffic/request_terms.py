@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from controlplane import errors
-from controlplane.gateway.tenants import DEFAULT, Tenant
 from controlplane.state.records import ServingTargets
 from controlplane.state.terms import MAX_TARGET_MS, LatePolicy, Priority
+from controlplane.traffic.tenants import DEFAULT, Tenant
 
 PREFIX = b"x-ostinato-"
 TTFT = "x-ostinato-ttft-ms"

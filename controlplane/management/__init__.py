@@ -1,0 +1,1 @@
+"""What the management API says, and what a command makes of the records. Pure."""

@@ -1,0 +1,1 @@
+"""Messages between the scheduler, its client in the worker, and the ranks."""
