@@ -118,7 +118,7 @@ class Settings(BaseSettings):
         description="Per gateway replica and base: requests that wait for their turn; then: 429.",
     )
     max_in_flight_factor: float = Field(
-        default=1.25,
+        default=1.0,
         ge=1,
         description="Requests sent to an engine, over those that it runs at once; the rest wait at gateways.",
     )

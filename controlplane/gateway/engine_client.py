@@ -118,7 +118,7 @@ class EngineClient:
                     async with worker.connection() as connection:
                         if await in_time(host, asked, limit_s, _taken(worker, connection, request)):
                             workers.taken()
-                            on_first = partial(workers.router.filled, flight)
+                            on_first = partial(workers.turnstile.filled, flight)
                             answer = Answer(host, asked, connection, on_first)
                             yield answer
                             return

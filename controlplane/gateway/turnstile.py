@@ -10,29 +10,17 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 
 from controlplane import errors
 from controlplane.state.terms import Priority
-from controlplane.traffic.admission import MIN_RETRY_S, LineSpeeds, retry_after_s
+from controlplane.traffic.admission import MIN_RETRY_S, Admission, Reason, Refused
 from controlplane.traffic.host_router import Asked, Flight, HostRouter
-from controlplane.traffic.waiting_line import Full, LineLimits, Waiting, WaitingLine
+from controlplane.traffic.waiting_line import LineLimits, Waiting
 
 # A line that hardly moves says nothing of when it will have moved.
 MAX_RETRY_S = 60.0
 
 
-class Reason(StrEnum):
-    """Why a request was refused, or ended without an answer: `details.reason` of its error."""
-
-    FULL_LINE = "full_line"
-    FULL_TENANT = "full_tenant"
-    DISPLACED = "displaced"
-    PROMISE = "promise"
-    LATE = "late"
-
-
-_FULL = {Full.LINE: Reason.FULL_LINE, Full.TENANT: Reason.FULL_TENANT}
 _SAYS = {
     Reason.FULL_LINE: "too many requests wait for '{}'; send fewer at once or try again",
     Reason.FULL_TENANT: "too many requests of tenant '{}' wait; send fewer at once or try again",
@@ -58,10 +46,9 @@ class Turnstile:
         self._host = host
         self._router = router
         self._clock = clock
-        self._line = WaitingLine(LineLimits(places))
+        self._line = Admission(LineLimits(places))
         self._guests: dict[int, _Guest] = {}  # by their number in the line
         self._again: deque[_Guest] = deque()
-        self._speeds = LineSpeeds()
 
     def __len__(self) -> int:
         """How many wait."""
@@ -106,12 +93,20 @@ class Turnstile:
             if flight is None:
                 self._again.appendleft(guest)
                 return
+            flight.waited = True
             guest.future.set_result(flight)
 
     def begin(self) -> None:
         """Workers came where there were none: the line begins to move."""
-        self._speeds.begin(self._clock())
+        self._line.begin(self._clock())
         self.pump()
+
+    def filled(self, flight: Flight) -> None:
+        """Its first token came."""
+        self._router.filled(flight)
+        if flight.waited:
+            now_s = self._clock()
+            self._line.answered(now_s - flight.sent_s, now_s)
 
     def expire(self, before_s: float, error: Callable[[], errors.OstinatoError]) -> None:
         """End the wait of all who came before that time."""
@@ -119,33 +114,25 @@ class Turnstile:
             self._again.remove(guest)
             _refuse(guest, error())
         for waiting in [w for w in self._line if self._guests[w.number].asked.arrived_s < before_s]:
-            self._line.remove(waiting.number)
+            self._line.leave(waiting.number)
             self._fail(waiting, error())
 
     def _join(self, guest: _Guest, now_s: float) -> None:
         terms = guest.asked.terms
-        if self._router.members:
-            after_s = retry_after_s(self._speeds.wait_s(self._line, terms), terms)
-            if after_s is not None:
-                raise self._refusal(Reason.PROMISE, after_s)
-        joined = self._line.add(terms, now_s)
-        if isinstance(joined, Full):
-            raise self._refusal(_FULL[joined], self._speeds.turn_s(terms), terms.tenant.name)
+        joined = self._line.arrive(terms, now_s, refuses=bool(self._router.members))
+        if isinstance(joined, Refused):
+            raise self._refusal(joined.reason, joined.after_s, terms.tenant.name)
         guest.number = joined.waiting.number
         self._guests[guest.number] = guest
         if joined.displaced is not None:
-            wait_s = self._speeds.turn_s(joined.displaced.terms)
-            self._fail(joined.displaced, self._refusal(Reason.DISPLACED, wait_s))
-        self._speeds.joined(self._line, terms, now_s)
+            turn_s = self._line.turn_s(joined.displaced.terms)
+            self._fail(joined.displaced, self._refusal(Reason.DISPLACED, turn_s))
 
     def _next(self, now_s: float) -> _Guest | None:
         if self._again:
             return self._again.popleft()
-        waiting = self._line.take(now_s)
-        if waiting is None:
-            return None
-        self._speeds.moved(waiting.terms, now_s)
-        return self._guests.pop(waiting.number)
+        waiting = self._line.next(now_s)
+        return None if waiting is None else self._guests.pop(waiting.number)
 
     def _leave(self, guest: _Guest) -> None:
         """It was cancelled, perhaps just after it had its turn."""
@@ -157,7 +144,7 @@ class Turnstile:
         if guest.went:
             if guest in self._again:
                 self._again.remove(guest)
-        elif self._line.remove(guest.number) is not None:
+        elif self._line.leave(guest.number):
             del self._guests[guest.number]
 
     def _fail(self, waiting: Waiting, error: errors.OstinatoError) -> None:

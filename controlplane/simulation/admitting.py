@@ -1,4 +1,4 @@
-"""Who waits, goes next, is refused or dropped: production's line and its speed, on virtual time.
+"""Who waits, goes next, is refused or dropped: production's admission, on virtual time.
 
 A request joins when no group has room. From then on there is none until an engine's answer makes some, so the
 line is asked only then, and what came or grew late meanwhile is told to it in the order of time.
@@ -7,6 +7,7 @@ line is asked only then, and what came or grew late meanwhile is told to it in t
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -25,14 +26,18 @@ from controlplane.simulation.world import (
     World,
 )
 from controlplane.state.terms import Priority
-from controlplane.traffic.admission import LineSpeeds, retry_after_s
+from controlplane.traffic.admission import Admission, Reason, Refused
 from controlplane.traffic.request_terms import RequestTerms
 from controlplane.traffic.tenants import Tenant
-from controlplane.traffic.waiting_line import Full, LineLimits, WaitingLine
+from controlplane.traffic.waiting_line import LineLimits
 
 Terms = Callable[[int], RequestTerms]
 
-_FULL = {Full.LINE: LINE_FULL, Full.TENANT: TENANT_FULL}
+_REASONS = {
+    Reason.PROMISE: WOULD_BE_LATE,
+    Reason.FULL_LINE: LINE_FULL,
+    Reason.FULL_TENANT: TENANT_FULL,
+}
 _PRIORITIES = list(Priority)
 
 
@@ -43,20 +48,23 @@ class Admitting:
         self._terms, self._refuses = terms, refuses
         # Plain arrays: a field of a record takes several times as long to reach.
         self._arrival_s = world.asked["arrival_s"]
+        self._sent_s, self._first_s = world.outcomes["sent_s"], world.outcomes["first_s"]
         self._state, self._reason = world.outcomes["state"], world.outcomes["reason"]
         self._now_s, self._coming, self._unseen, self._length, self._longest, self._room = (
             world.gateway[name] for name in ("now_s", "coming", "unseen", "length", "longest", "room")
         )
-        self._line = WaitingLine(limits)
-        self._speeds = LineSpeeds()
+        self._line = Admission(limits)
+        self._without_first: deque[int] = deque()  # that had their turn and no first token yet
         self._numbers: dict[int, int] = {}  # of requests, by their numbers in the line
 
     def catch_up(self, passing: npt.NDArray[np.int32]) -> int:
         """What has happened until now; then those that may go are put into `passing`. How many."""
         now_s, end = float(self._now_s[0]), int(self._coming[0])
         for i in range(int(self._unseen[0]), end):
+            self._see_first_tokens(float(self._arrival_s[i]), False)
             self._arrive(i)
         self._unseen[0] = end
+        self._see_first_tokens(now_s, True)
         self._drop_late(now_s)
         count = min(len(passing), int(self._room[0]))
         sent = [self._next(now_s) for _ in range(min(count, len(self._line)))]
@@ -65,19 +73,15 @@ class Admitting:
         return len(sent)
 
     def _arrive(self, i: int) -> None:
-        now_s, terms, line = float(self._arrival_s[i]), self._terms(i), self._line
+        now_s = float(self._arrival_s[i])
         self._drop_late(now_s)
-        if self._refuses and retry_after_s(self._speeds.wait_s(line, terms), terms) is not None:
-            self._turn_away(i, REFUSED, WOULD_BE_LATE)
+        joined = self._line.arrive(self._terms(i), now_s, self._refuses)
+        if isinstance(joined, Refused):
+            self._turn_away(i, REFUSED, _REASONS[joined.reason])
             return
-        joined = line.add(terms, now_s)
-        if isinstance(joined, Full):
-            self._turn_away(i, REFUSED, _FULL[joined])
-            return
-        self._speeds.joined(line, terms, now_s)
         self._numbers[joined.waiting.number] = i
         self._state[i] = IN_LINE
-        self._longest[0] = max(self._longest[0], len(line))
+        self._longest[0] = max(self._longest[0], len(self._line))
         if joined.displaced is not None:
             self._turn_away(self._numbers.pop(joined.displaced.number), REFUSED, DISPLACED)
 
@@ -86,10 +90,21 @@ class Admitting:
             self._turn_away(self._numbers.pop(late.number), DROPPED, LATE)
 
     def _next(self, now_s: float) -> int:
-        waiting = self._line.take(now_s)
+        waiting = self._line.next(now_s)
         assert waiting is not None
-        self._speeds.moved(waiting.terms, now_s)
-        return self._numbers.pop(waiting.number)
+        i = self._numbers.pop(waiting.number)
+        self._without_first.append(i)
+        return i
+
+    def _see_first_tokens(self, until_s: float, included: bool) -> None:
+        """Of those that had their turn, in that order: one without a first token hides those after it."""
+        while self._without_first:
+            i = self._without_first[0]
+            first_s = float(self._first_s[i])
+            if not 0.0 < first_s <= until_s or (first_s == until_s and not included):
+                return
+            self._without_first.popleft()
+            self._line.answered(first_s - float(self._sent_s[i]), first_s)
 
     def _turn_away(self, i: int, state: int, reason: int) -> None:
         assert self._state[i] != SENT

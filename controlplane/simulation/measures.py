@@ -15,6 +15,7 @@ from controlplane.simulation.world import (
     DONE,
     LATE,
     LINE_FULL,
+    REFUSED,
     TENANT_FULL,
     WOULD_BE_LATE,
     World,
@@ -133,10 +134,15 @@ def _kept(traffic: Traffic, times: _Times) -> Bools:
 def _by(form: ScenarioForm, world: World, traffic: Traffic, measured: Bools, kept: Bools) -> dict[str, Any]:
     kinds = world.truth.variants.kind[0][world.asked.variant]
     named = {"base": BASE_KIND} | KIND_NUMBERS
+    admitted = measured & (world.outcomes.state != REFUSED)
     return {
         "all": _share(kept[measured]),
         "classes": {
             one.name: _share(kept[measured & (traffic.classes == number)])
+            for number, one in enumerate(form.classes)
+        },
+        "ofAdmitted": {
+            one.name: _share(kept[admitted & (traffic.classes == number)])
             for number, one in enumerate(form.classes)
         },
         "kinds": {

@@ -79,10 +79,10 @@ class StepModels(Protocol):
 @dataclass(frozen=True)
 class RoutingRules:
     """`policy` is a name in POLICIES. A group gets no more once it has `in_flight_factor` times the requests
-    that its engine runs at once: the rest wait where they can still be ordered, and the engine stays fed."""
+    that its engine runs at once: the rest wait where they can still be ordered."""
 
     policy: str = LEAST_HARM
-    in_flight_factor: float = 1.25
+    in_flight_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Member:
 
 @dataclass(eq=False, slots=True)
 class Flight:
-    """A request that was sent to `member`. `values` are its fields as a REQUEST."""
+    """A request that was sent to `member`. `values` are its fields as a REQUEST. `waited`: in the line."""
 
     member: Member
     asked: Asked
@@ -154,6 +154,7 @@ class Flight:
     sent_s: float
     filled: bool = False
     ended: bool = False
+    waited: bool = False
 
 
 class HostRouter:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.state.terms import LatePolicy, Priority
-from controlplane.traffic.admission import LineSpeed, LineSpeeds, retry_after_s
 from controlplane.traffic.request_terms import RequestTerms
 from controlplane.traffic.tenants import Tenant
 from controlplane.traffic.waiting_line import (
@@ -339,78 +338,3 @@ def test_one_that_has_waited_goes_within_a_bounded_number_of_turns(
             return
         now_s += 0.01
     pytest.fail(f"it still waits after {bound} turns")
-
-
-# --- admission -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("wait_s", "targets", "retry_s"),
-    [
-        (None, {"ttft_s": 1.0}, None),
-        (9.0, {}, None),
-        (0.8, {"ttft_s": 1.0}, None),
-        (5.0, {"ttft_s": 1.0}, 4.2),
-        (0.9, {"ttft_s": 1.0}, 1.0),
-        (5.0, {"ttft_s": 9.0, "deadline_s": 2.5}, 3.0),
-    ],
-)
-def test_a_promise_that_would_be_broken_is_not_made(
-    wait_s: float | None, targets: dict[str, Any], retry_s: float | None
-) -> None:
-    found = retry_after_s(wait_s, of(**targets))
-    assert found == (retry_s if retry_s is None else pytest.approx(retry_s))
-
-
-def test_a_line_at_a_steady_pace_tells_how_long_one_waits() -> None:
-    speed, line = LineSpeed(), WaitingLine(LineLimits(100))
-    speed.begin(0.0)
-    for k in range(1, 30):
-        assert speed.wait_s(20) == (None if k <= 8 else pytest.approx(10.0))
-        speed.moved(4, 2.0 * k)
-    for tenant, priority in ((A, HIGH), (A, NORMAL), (A, NORMAL), (B, NORMAL), (B, NORMAL), (A, LOW)):
-        joined(line, of(tenant, priority, 4))
-    expected = {
-        (A, HIGH): 4,
-        (B, HIGH): 2,
-        (A, NORMAL): 4 + 8 + 8,
-        (B, NORMAL): 4 + 8 + 6,
-        (C, LOW): 4 + 16 + 4,
-    }
-    for (tenant, priority), tokens in expected.items():
-        assert line.tokens_before(of(tenant, priority, 4)) == tokens
-    assert line.tokens_before(of(A, NORMAL, 4), own_priority=True) == 8 + 8
-    assert [line.count(priority) for priority in (LOW, NORMAL, HIGH)] == [1, 4, 1]
-
-
-def test_an_old_pace_is_forgotten() -> None:
-    speed = LineSpeed()
-    speed.begin(0.0)
-    for k in range(100):
-        speed.moved(1, 10.0 * (k + 1))
-    for k in range(100):
-        speed.moved(1, 1000.0 + k + 1)
-    assert speed.wait_s(1) == pytest.approx(1.0, rel=0.01)
-
-
-def test_what_will_come_before_a_newcomer_counts_too() -> None:
-    """A turn a second, of which every second one is for somebody of a high priority who has just come: ten of
-    a normal priority take twenty seconds, though the line holds ten turns."""
-    line, speeds = WaitingLine(LineLimits(100, aging_s=1e9)), LineSpeeds()
-
-    def come(terms: RequestTerms, now_s: float) -> None:
-        joined(line, terms)
-        speeds.joined(line, terms, now_s)
-
-    for _ in range(30):
-        come(of(A, NORMAL, 4), 0.0)
-    for second in range(1, 41):
-        if second % 2:
-            come(of(A, HIGH, 4), second - 0.5)
-        waiting = line.take(float(second))
-        assert waiting is not None
-        speeds.moved(waiting.terms, float(second))
-    assert line.count(NORMAL) == 10
-    assert speeds.wait_s(line, of(A, NORMAL, 4)) == pytest.approx(20.0, rel=0.1)
-    assert speeds.wait_s(line, of(A, HIGH, 4)) == pytest.approx(0.0)
-    assert LineSpeeds().wait_s(line, of(A, NORMAL, 4)) is None

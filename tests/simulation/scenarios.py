@@ -42,6 +42,43 @@ _SMALL: dict[str, Any] = {
     "warmUpS": 1,
 }
 
+# Two engines of eight rows that answer some 7 requests a second; twice as many come.
+_OVERLOADED: dict[str, Any] = {
+    "name": "overloaded",
+    "cluster": {
+        "groups": [
+            {
+                "count": 2,
+                "maxRows": 8,
+                "kvTokens": 100_000,
+                "slots": 6,
+                "steps": {"baseMs": 40, "rowMs": 4.5, "promptTokenMs": 0.6, "pathMs": 10},
+            }
+        ]
+    },
+    "gateway": {"maxOngoing": 8},
+    "variants": [{"kind": "lora", "count": 6, "ranks": [8, 16, 64], "mib": 1}],
+    "popularity": {"kind": "uniform", "baseShare": 0.3},
+    "traffic": {
+        "ratePerS": 14,
+        "promptTokens": {"kind": "lognormal", "mean": 60, "cv": 0.7, "most": 300},
+        "outputTokens": {"kind": "lognormal", "mean": 31, "cv": 0.6, "most": 64},
+    },
+    "classes": [
+        {"name": "high", "share": 0.2, "ttftMs": 1000, "priority": "high"},
+        {"name": "normal", "share": 0.4, "ttftMs": 4000, "priority": "normal"},
+        {"name": "low", "share": 0.4, "ttftMs": 15000, "priority": "low", "late": "drop"},
+    ],
+    "seeds": 3,
+    "horizonS": 240,
+    "warmUpS": 20,
+}
+
+
+def overloaded() -> dict[str, Any]:
+    """Twice the capacity, three priorities."""
+    return copy.deepcopy(_OVERLOADED)
+
 
 def small() -> dict[str, Any]:
     """Two groups and more than they can serve."""

@@ -27,10 +27,10 @@ from controlplane.simulation.world import (
     room_for_ended,
 )
 from controlplane.state.terms import LatePolicy, Priority
-from controlplane.traffic.admission import LineSpeeds, retry_after_s
+from controlplane.traffic.admission import Admission, Reason, Refused
 from controlplane.traffic.request_terms import RequestTerms
 from controlplane.traffic.tenants import Tenant
-from controlplane.traffic.waiting_line import Full, LineLimits, WaitingLine
+from controlplane.traffic.waiting_line import LineLimits, Waiting
 
 MACHINE = Machine(base_s=0.05, token_s=1e-3, budget=500, kv_tokens=1000)
 TENANTS = (Tenant("one", 2.0), Tenant("other", 1.0, max_waiting=2))
@@ -48,6 +48,18 @@ REQUESTS = st.lists(st.tuples(st.floats(0, 1.5), st.integers(1, 100), TERMS), mi
 LIMITS = st.builds(LineLimits, st.integers(1, 6), st.sampled_from([0.2, 10.0]), st.integers(1, 3))
 
 
+REASONS = {
+    Reason.PROMISE: WOULD_BE_LATE,
+    Reason.FULL_LINE: LINE_FULL,
+    Reason.FULL_TENANT: TENANT_FULL,
+}
+
+
+def _late_s(waiting: Waiting) -> float:
+    after_s = waiting.terms.dropped_after_s
+    return math.inf if after_s is None else waiting.arrived_s + after_s
+
+
 @dataclass
 class Desk:
     """One server, one request at a time, and the line in front of it."""
@@ -59,7 +71,8 @@ class Desk:
     sent_s: dict[int, float] = field(default_factory=dict)
 
     def serve(self) -> None:
-        self.line, self.speeds = WaitingLine(self.limits), LineSpeeds()
+        self.line = Admission(self.limits)
+        self.answered_s: float | None = None  # how long the one being served takes, if it had waited
         self.numbers: dict[int, int] = {}
         self.free_s = -math.inf
         for i, (now_s, _, _) in enumerate(self.requests):
@@ -71,16 +84,19 @@ class Desk:
         self._until(math.inf)
 
     def _until(self, now_s: float) -> None:
-        while self.line:
-            late_s = self.line.next_late_s()
-            event_s = min(self.free_s, math.inf if late_s is None else late_s)
+        while self.line or self.answered_s is not None:
+            late_s = min((_late_s(waiting) for waiting in self.line), default=math.inf)
+            event_s = min(self.free_s, late_s)
             if event_s > now_s or (event_s == now_s and event_s == self.free_s):
                 return
+            if event_s == self.free_s and self.answered_s is not None:
+                self.line.answered(self.answered_s, event_s)
+                self.answered_s = None
             for late in self.line.drop_late(event_s):
                 self.said[self.numbers[late.number]] = DROPPED, LATE
-            if event_s == self.free_s and (waiting := self.line.take(event_s)) is not None:
-                self.speeds.moved(waiting.terms, event_s)
+            if event_s == self.free_s and (waiting := self.line.next(event_s)) is not None:
                 self._send(self.numbers[waiting.number], event_s)
+                self.answered_s = self.free_s - event_s
 
     def _send(self, i: int, now_s: float) -> None:
         self.said[i], self.sent_s[i] = (DONE, NO_REASON), now_s
@@ -90,14 +106,10 @@ class Desk:
         terms = self.requests[i][2]
         for late in self.line.drop_late(now_s):
             self.said[self.numbers[late.number]] = DROPPED, LATE
-        if self.refuses and retry_after_s(self.speeds.wait_s(self.line, terms), terms) is not None:
-            self.said[i] = REFUSED, WOULD_BE_LATE
+        joined = self.line.arrive(terms, now_s, self.refuses)
+        if isinstance(joined, Refused):
+            self.said[i] = REFUSED, REASONS[joined.reason]
             return
-        joined = self.line.add(terms, now_s)
-        if isinstance(joined, Full):
-            self.said[i] = REFUSED, LINE_FULL if joined is Full.LINE else TENANT_FULL
-            return
-        self.speeds.joined(self.line, terms, now_s)
         self.numbers[joined.waiting.number] = i
         if joined.displaced is not None:
             self.said[self.numbers[joined.displaced.number]] = REFUSED, DISPLACED

@@ -156,6 +156,18 @@ def test_all_figures_are_numbers(ran: dict[str, Any]) -> None:
     assert result["loads"]["mean"] > 0
 
 
+def test_what_is_admitted_at_twice_the_capacity_is_served_as_promised() -> None:
+    """In virtual time, by the gateway's own admission: few of those admitted are late, the engines stay busy,
+    and most of the highest priority are admitted."""
+    (result,) = outcome_of(scenarios.overloaded())["results"]
+    assert result["requests"]["mean"] > 1.8 * result["answered"]["mean"]
+    assert result["utilisation"]["mean"] > 0.99
+    kept = {name: share["mean"] for name, share in result["attainment"]["ofAdmitted"].items()}
+    assert kept["high"] > 0.95
+    assert kept["normal"] > 0.95
+    assert result["attainment"]["classes"]["high"]["mean"] > 0.8
+
+
 def test_how_many_groups_keep_a_promise() -> None:
     document = scenarios.changed("classes", [{"ttftMs": 1000, "tpotMs": 80}])
     (size,) = simulate(reading.form_of(document), HERE, 0.95)["sizes"]

@@ -1,0 +1,174 @@
+"""How long a newcomer to a line is told that it takes, and who is refused for it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.state.terms import Priority
+from controlplane.traffic import forecast
+from controlplane.traffic.admission import Admission, Reason, Refused, retry_after_s
+from controlplane.traffic.forecast import Forecast, LastSeen, LineSpeed
+from controlplane.traffic.request_terms import RequestTerms
+from controlplane.traffic.tenants import Tenant
+from controlplane.traffic.waiting_line import Joined, LineLimits, Waiting, WaitingLine
+
+LOW, NORMAL, HIGH = Priority
+A, B, C = Tenant("a"), Tenant("b", weight=2.0), Tenant("c", weight=0.5, max_waiting=3)
+
+
+def of(tenant: Tenant = A, priority: Priority = NORMAL, tokens: int = 1, **targets: Any) -> RequestTerms:
+    return RequestTerms(tenant=tenant, priority=priority, tokens=tokens, **targets)
+
+
+def joined(line: WaitingLine | Admission, terms: RequestTerms, now_s: float = 0.0) -> Waiting:
+    arrive = line.add if isinstance(line, WaitingLine) else line.arrive
+    outcome = arrive(terms, now_s)
+    assert isinstance(outcome, Joined)
+    return outcome.waiting
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "targets", "retry_s"),
+    [
+        (None, {"ttft_s": 1.0}, None),
+        (9.0, {}, None),
+        (1.0, {"ttft_s": 1.0}, None),
+        (5.2, {"ttft_s": 1.0}, 4.2),
+        (1.1, {"ttft_s": 1.0}, 1.0),
+        (5.5, {"ttft_s": 9.0, "deadline_s": 2.5}, 3.0),
+    ],
+)
+def test_a_promise_that_would_be_broken_is_not_made(
+    ttft_s: float | None, targets: dict[str, Any], retry_s: float | None
+) -> None:
+    found = retry_after_s(ttft_s, of(**targets))
+    assert found == (retry_s if retry_s is None else pytest.approx(retry_s))
+
+
+def test_a_line_at_a_steady_pace_tells_how_long_one_waits() -> None:
+    speed, line = LineSpeed(), WaitingLine(LineLimits(100))
+    speed.begin(0.0)
+    for k in range(1, 30):
+        assert speed.wait_s(20) == (None if k <= 8 else pytest.approx(10.0))
+        speed.moved(4, 2.0 * k)
+    for tenant, priority in ((A, HIGH), (A, NORMAL), (A, NORMAL), (B, NORMAL), (B, NORMAL), (A, LOW)):
+        joined(line, of(tenant, priority, 4))
+    expected = {
+        (A, HIGH): 4,
+        (B, HIGH): 2,
+        (A, NORMAL): 4 + 8 + 8,
+        (B, NORMAL): 4 + 8 + 6,
+        (C, LOW): 4 + 16 + 4,
+    }
+    for (tenant, priority), tokens in expected.items():
+        assert line.tokens_before(of(tenant, priority, 4)) == tokens
+    assert line.tokens_before(of(A, NORMAL, 4), own_priority=True) == 8 + 8
+    assert [line.count(priority) for priority in (LOW, NORMAL, HIGH)] == [1, 4, 1]
+
+
+def test_an_old_pace_is_forgotten() -> None:
+    speed = LineSpeed()
+    speed.begin(0.0)
+    for k in range(100):
+        speed.moved(1, 10.0 * (k + 1))
+    for k in range(100):
+        speed.moved(1, 1000.0 + k + 1)
+    assert speed.wait_s(1) == pytest.approx(1.0, rel=0.01)
+
+
+def test_what_will_come_before_a_newcomer_counts_too() -> None:
+    """A turn a second, of which every second one is for somebody of a high priority who has just come: ten of
+    a normal priority take twenty seconds, though the line holds ten turns."""
+    line, told = WaitingLine(LineLimits(100, aging_s=1e9)), Forecast()
+
+    def come(terms: RequestTerms, now_s: float) -> None:
+        told.joined(line, joined(line, terms, now_s), None, now_s)
+
+    for _ in range(30):
+        come(of(A, NORMAL, 4), 0.0)
+    for second in range(1, 41):
+        if second % 2:
+            come(of(A, HIGH, 4), second - 0.5)
+        waiting = line.take(float(second))
+        assert waiting is not None
+        told.moved(waiting, float(second))
+    assert line.count(NORMAL) == 10
+    assert told.wait_s(line, of(A, NORMAL, 4)) == pytest.approx(20.0, rel=0.1)
+    assert told.wait_s(line, of(A, HIGH, 4)) == pytest.approx(0.0)
+    assert Forecast().wait_s(line, of(A, NORMAL, 4)) is None
+    assert Forecast().ttft_s(line, of(A, NORMAL, 4), 0.0) is None
+
+
+SEEN = st.lists(st.tuples(st.floats(0, 20), st.floats(-5, 5)), max_size=150)
+
+
+@given(SEEN, st.floats(-5, 5))
+def test_nine_in_ten_of_the_last_observations_are_within_the_quantile(
+    seen: list[tuple[float, float]], unseen: float
+) -> None:
+    last, now_s, kept = LastSeen(), 0.0, []
+    for after_s, value in seen:
+        now_s += after_s
+        last.add(value, now_s)
+        kept.append((now_s, value))
+    recent = [value for at_s, value in kept[-forecast.LAST :] if at_s >= now_s - forecast.FORGET_S]
+    recent += [unseen] * (forecast.FEW - len(recent))
+    assert last.quantile(unseen, now_s) == np.quantile(recent, forecast.QUANTILE, method="inverted_cdf")
+
+
+def served(turns: int, every_s: float, first_s: float, at_once: int = 20) -> tuple[Admission, float]:
+    """A line that never gets shorter than `at_once`: a turn every `every_s`, a first token `first_s` later. It,
+    and the time."""
+    line, now_s = Admission(LineLimits(10_000, aging_s=1e9)), 0.0
+    for _ in range(at_once):
+        joined(line, of(tokens=4))
+    for _ in range(turns):
+        now_s += every_s
+        assert line.next(now_s) is not None
+        line.answered(first_s, now_s)
+        joined(line, of(tokens=4), now_s)
+    return line, now_s
+
+
+def refused(line: Admission, ttft_s: float, now_s: float) -> bool:
+    """Whether a newcomer with this promise would be. It does not stay."""
+    outcome = line.arrive(of(tokens=4, ttft_s=ttft_s), now_s)
+    if isinstance(outcome, Joined):
+        line.leave(outcome.waiting.number)
+    return isinstance(outcome, Refused) and outcome.reason is Reason.PROMISE
+
+
+def test_where_every_wait_is_as_forecast_the_promise_may_be_as_short_as_the_wait() -> None:
+    """Twenty before it, a turn each second, half a second from there to the first token: with its own turn that
+    is 21.5 seconds."""
+    line, now_s = served(300, 1.0, 0.5)
+    assert refused(line, 21.4, now_s)
+    assert not refused(line, 21.6, now_s)
+
+
+def test_one_wait_that_was_far_off_refuses_nobody_for_long() -> None:
+    """After a stall of 100 s everybody's wait was longer than forecast. If all are refused then nothing new is
+    seen of waits; but what was seen grows old."""
+    line, now_s = served(300, 1.0, 0.0)
+    now_s += 100.0
+    while line.next(now_s) is not None:  # all who waited go at once, late
+        pass
+    for _ in range(2):
+        joined(line, of(tokens=4), now_s)
+    assert refused(line, 10.0, now_s)
+    assert not refused(line, 10.0, now_s + forecast.FORGET_S + 1.0)
+
+
+def test_one_stranger_among_few_does_not_decide() -> None:
+    line, now_s = served(forecast.ENOUGH + 2, 1.0, 0.0, at_once=2)
+    line.answered(1e6, now_s)
+    assert not refused(line, 10.0, now_s)
+    for _ in range(math.ceil((1 - forecast.QUANTILE) * forecast.FEW)):
+        line.answered(1e6, now_s)
+    assert refused(line, 10.0, now_s)
