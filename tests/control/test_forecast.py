@@ -123,8 +123,8 @@ def test_nine_in_ten_of_the_last_observations_are_within_the_quantile(
 
 
 def served(turns: int, every_s: float, first_s: float, at_once: int = 20) -> tuple[Admission, float]:
-    """A line that never gets shorter than `at_once`: a turn every `every_s`, a first token `first_s` later. It,
-    and the time."""
+    """A line that never gets shorter than `at_once`: a turn every `every_s`, a first token `first_s` later.
+    It, and the time."""
     line, now_s = Admission(LineLimits(10_000, aging_s=1e9)), 0.0
     for _ in range(at_once):
         joined(line, of(tokens=4))
@@ -145,16 +145,16 @@ def refused(line: Admission, ttft_s: float, now_s: float) -> bool:
 
 
 def test_where_every_wait_is_as_forecast_the_promise_may_be_as_short_as_the_wait() -> None:
-    """Twenty before it, a turn each second, half a second from there to the first token: with its own turn that
-    is 21.5 seconds."""
+    """Twenty before it, a turn each second, half a second from there to the first token: with its own turn
+    that is 21.5 seconds."""
     line, now_s = served(300, 1.0, 0.5)
     assert refused(line, 21.4, now_s)
     assert not refused(line, 21.6, now_s)
 
 
 def test_one_wait_that_was_far_off_refuses_nobody_for_long() -> None:
-    """After a stall of 100 s everybody's wait was longer than forecast. If all are refused then nothing new is
-    seen of waits; but what was seen grows old."""
+    """After a stall of 100 s everybody's wait was longer than forecast. If all are refused then nothing new
+    is seen of waits; but what was seen grows old."""
     line, now_s = served(300, 1.0, 0.0)
     now_s += 100.0
     while line.next(now_s) is not None:  # all who waited go at once, late
