@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.profiling import shapes
 from benchmarks.profiling.tasks import MAX_MODEL_LEN
 from profiler.measurements import Point, Setting
-from workers.measuring.job import Job
+from workers.measuring.engine_run_job import Job
 
 
 def gpu_job(shape: str, setting: Setting, loads: tuple[Point, ...], tokens: int, work: Path) -> Job:

@@ -39,7 +39,7 @@ from benchmarks.profiling.tasks import (
 )
 from profiler.measurements import read
 from workers.group.members import visible_gpus
-from workers.measuring.job import Job
+from workers.measuring.engine_run_job import Job
 
 PYTHON = (sys.executable, "-X", "faulthandler", "-m")
 ENGINE = "workers.measuring"

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from profiler.measurements import Footprint, Log, RankMemory, Timing
-from workers.measuring.job import Job
+from workers.measuring.engine_run_job import Job
 
 REHEARSED_BY = "benchmarks.profiling"
 POLL_S = 0.05

@@ -1,0 +1,1 @@
+"""Observes the engines, asks planning/ what is next, and carries it out; holds nothing."""

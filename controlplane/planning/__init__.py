@@ -1,0 +1,1 @@
+"""What becomes of records: the next action for each, where groups go, how many there are to be. Pure."""

@@ -38,9 +38,9 @@ from controlplane.routing.snapshot import (
 from controlplane.routing.state import RouterState, new_state
 from controlplane.state.terms import LatePolicy
 from controlplane.traffic.last_groups import LastGroups
+from controlplane.traffic.least_outstanding import least_outstanding
 from controlplane.traffic.output_lengths import OutputLengths
 from controlplane.traffic.request_terms import NO_TERMS, RequestTerms
-from controlplane.traffic.routing_policy import least_outstanding
 from profiler.compiled import Records, records
 from profiler.step_time.correction import corrected, error
 from profiler.step_time.records import MAX_ROWS, STEP_MODEL

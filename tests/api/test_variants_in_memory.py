@@ -8,7 +8,7 @@ import httpx
 import pytest
 from installations import Installation, Start, wait_for
 
-from workers.engine import residency as worker_residency
+from workers.engine import residency_cache as worker_residency
 
 
 def with_three_variants(start: Start) -> Installation:

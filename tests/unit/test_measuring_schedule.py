@@ -25,7 +25,7 @@ from benchmarks.profiling.schedule import Slot, before, cores_of, describe, pack
 from benchmarks.profiling.shapes import GPU_SHAPES, SHAPES
 from benchmarks.profiling.tasks import POINTS, Kind, Task, chosen, truth, uneven
 from profiler.measurements import Footprint, Log, Measurement, Point, RankMemory, Setting, Timing
-from workers.measuring.job import Job
+from workers.measuring.engine_run_job import Job
 
 TINY = tuple(
     Task(Kind.TRUTH, "tiny", Setting(split, tp), (Point(1, 8),)) for tp, split in ((1, (8,)), (1, (4, 4)))

@@ -10,7 +10,7 @@ import pytest
 from engine_configs import ranks_of
 
 from workers.engine.no_variants import NoVariants
-from workers.engine.residency import residency_of
+from workers.engine.residency_cache import residency_of
 from workers.group.vllm_arguments import engine_arguments
 from workers.messages import EngineConfig
 

@@ -12,7 +12,7 @@ from engine_configs import echo_config
 from prometheus_client import CollectorRegistry
 
 from workers import asgi, request_headers
-from workers.engine.residency import ResidencyWatch, residency_of
+from workers.engine.residency_cache import ResidencyWatch, residency_of
 from workers.engine.variant_metrics import VariantCollector
 from workers.messages import (
     EngineCall,

@@ -18,7 +18,7 @@ from workers.bus.faults import LoadFailed, exception_of, fault_of
 from workers.engine import torch_check
 from workers.engine.instant_answers import InstantAnswers
 from workers.engine.no_variants import NoVariants
-from workers.engine.residency import residency_of
+from workers.engine.residency_cache import residency_of
 from workers.engine.step_observer import StepObserver
 from workers.engine.variant_metrics import READ_SECONDS
 from workers.engine.vllm_stats import stat_loggers

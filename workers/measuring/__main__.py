@@ -26,7 +26,7 @@ from profiler.measurements import (
 )
 from workers.group import processes
 from workers.measuring import engine, synthetic_variants
-from workers.measuring.job import Job
+from workers.measuring.engine_run_job import Job
 from workers.measuring.timing import run, timing, warm_up_tokens
 
 QUICK_S, QUICK_REPEATS = 1.5, 9  # a load that is over so soon is noisy, and cheap to repeat

@@ -15,7 +15,7 @@ from workers.group.cuda_graphs import compilation, graph_sizes, sizes_for
 from workers.group.vllm_arguments import SCHEDULER, slot_rank
 from workers.imports import quick_children, uncollected
 from workers.measuring import layer_sharing, start_barrier
-from workers.measuring.job import VARIANTS_VARIABLE, Job
+from workers.measuring.engine_run_job import VARIANTS_VARIABLE, Job
 from workers.variant_config import ADDRESS_VARIABLE, VariantConfig
 from workers.vllm_environment import set_environment, vllm_cache
 

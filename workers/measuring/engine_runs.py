@@ -25,7 +25,7 @@ from profiler.profiling_plan import EngineRun
 from profiler.types import CPU
 from workers.group import processes
 from workers.group.members import visible_gpus
-from workers.measuring.job import Job
+from workers.measuring.engine_run_job import Job
 from workers.measuring.request import MeasureRequest
 
 POLL_S = 0.2

@@ -13,8 +13,8 @@ import torch
 from workers import plugin
 from workers.group import attention_splits
 from workers.measuring import graph_memory, layer_sharing, start_barrier
+from workers.measuring.engine_run_job import VARIANTS_VARIABLE
 from workers.measuring.free_memory_wait import Sample, stable_free_bytes, taken
-from workers.measuring.job import VARIANTS_VARIABLE
 from workers.measuring.timing import decode_ms
 
 # vLLM imports this module in each rank before that touches its device or builds its part of the model.

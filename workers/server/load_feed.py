@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 LEAST_S = 0.05
 MOST_S = 1.0
-# The scheduler is asked for the variants' places no more often (`workers.engine.residency`).
+# The scheduler is asked for the variants' places no more often (`workers.engine.residency_cache`).
 VARIANTS_EVERY_S = 0.5
 
 Variants = tuple[tuple[int, str], ...]

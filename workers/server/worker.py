@@ -20,7 +20,7 @@ from workers.asgi import Message
 from workers.bus.faults import LoadFailed
 from workers.engine.factory import start_engine
 from workers.engine.interface import Engine
-from workers.engine.residency import ResidencyWatch
+from workers.engine.residency_cache import ResidencyWatch
 from workers.engine.variant_metrics import VariantCollector
 from workers.group.launch import Launch
 from workers.messages import (

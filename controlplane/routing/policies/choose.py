@@ -74,4 +74,6 @@ def choose(policy: int, snapshot: Snapshot, request: Records, state: RouterState
         return _shuffle_sharding(snapshot, request, state)
     if policy == 10:
         return _rendezvous(snapshot, request, state)
-    return _loraserve(snapshot, request, state)
+    if policy == 11:
+        return _loraserve(snapshot, request, state)
+    return -1

@@ -11,7 +11,7 @@ from typing import Any
 import random_variants
 
 from profiler.measurements import Point, Setting
-from workers.measuring.job import Job
+from workers.measuring.engine_run_job import Job
 
 SHAPE = {
     "hidden_size": 128,

@@ -19,8 +19,8 @@ from profiler.profiling_plan import EngineRun
 from workers.agent import host
 from workers.agent.sampling import holder_of
 from workers.measuring import engine_runs
+from workers.measuring.engine_run_job import Job
 from workers.measuring.engine_runs import MeasuringError, carry_out
-from workers.measuring.job import Job
 from workers.measuring.request import MeasureRequest
 
 SETTING = Setting((2,))

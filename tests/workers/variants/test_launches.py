@@ -23,7 +23,7 @@ from profiler.types import Estimate
 from profiler.variants.synthetic import synthetic_spec
 from workers.group.vllm_arguments import variant_config
 from workers.measuring.engine import variant_options
-from workers.measuring.job import Job
+from workers.measuring.engine_run_job import Job
 from workers.variants import operators
 from workers.variants.layers import NormHook, VariantEmbedding
 from workers.variants.manager import VariantManager

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.traffic.routing_policy import least_outstanding
+from controlplane.traffic.least_outstanding import least_outstanding
 
 COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=8)
 TIES = st.floats(0, 1, exclude_max=True)
