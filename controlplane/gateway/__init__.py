@@ -1,1 +1,1 @@
-"""The path of a request: workers and connections to them, who waits, metrics. It asks traffic/ and routing/."""
+"""Workers, connections to them, who waits, metrics: the path of a request. Asks traffic/ and routing/."""
