@@ -18,13 +18,13 @@ GROWTH_SHARE, GROWTH_MIB = 0.05, 16.0  # memory that grew by more than both is n
 def by_class(
     outcomes: Sequence[Outcome], classes: Sequence[PriorityClass], tpot_s: float
 ) -> list[dict[str, Any]]:
-    """A row for each class. Attainment is of all its requests, and of those that were admitted (neither
-    refused nor dropped)."""
+    """A row for each class. Attainment is of all its requests, and of those that were admitted (not refused;
+    one that was dropped later had been)."""
     rows = []
     for one in classes:
         own = [o for o in outcomes if o.ask.group == one.name]
         met = [attained(o, one, tpot_s) for o in own]
-        admitted = [m for o, m in zip(own, met, strict=True) if o.kind not in (Kind.REFUSED, Kind.DROPPED)]
+        admitted = [m for o, m in zip(own, met, strict=True) if o.kind is not Kind.REFUSED]
         rows.append(
             {
                 "class": one.name,

@@ -47,6 +47,7 @@ EXTERNAL: Object = {
     "store": {"existingSecret": "state", "key": "url"},
     "gcsFaultTolerance": {"redisAddress": "redis.data:6379", "existingSecret": "state", "key": "password"},
     "apiKey": {"existingSecret": "keys", "key": "token"},
+    "tenants": {"existingSecret": "customers", "key": "file.json"},
     "modelStore": {"enabled": True, "existingClaim": "shared-models"},
     "home": {"existingClaim": "shared-home"},
 }
@@ -81,6 +82,8 @@ EVERYTHING: Object = {
         "profileSeconds": 1200.5,
         "profileBytes": 32 << 30,
         "maxQueuedRequests": 1024,
+        "routingPolicy": "most-idle",
+        "maxInFlightFactor": 1.5,
         "maxBodyBytes": 16777216,
         "engineStartTimeoutS": 1800,
         "requestTimeoutS": 300.5,
@@ -439,6 +442,17 @@ def test_secrets_of_ones_own(chart: Chart) -> None:
     assert claims == {"models": "shared-models", "home": "shared-home"}
 
 
+def test_the_tenants_file_is_where_every_container_is_told(chart: Chart) -> None:
+    for template in pod_templates(chart.service(EXTERNAL)):
+        (volume,) = [each for each in template["spec"]["volumes"] if each["name"] == "tenants"]
+        (mount,) = [
+            each for each in template["spec"]["containers"][0]["volumeMounts"] if each["name"] == "tenants"
+        ]
+        assert volume["secret"]["secretName"] == "customers"
+        named = environment(template)["OSTINATO_TENANTS"]["value"]
+        assert named == f"{mount['mountPath']}/file.json"
+
+
 def test_no_secret_outside_secrets(chart: Chart) -> None:
     key = EVERYTHING["apiKey"]["value"]
     for found in chart.render(EVERYTHING):
@@ -518,6 +532,9 @@ def test_names(chart: Chart, given: Object, name: str) -> None:
         ({"store": {"url": "redis://elsewhere:6379/0"}}, "exactly one state store"),
         ({"redis": {"enabled": False}, "store": {"url": "redis://x:1/0"}}, "gcsFaultTolerance.redisAddress"),
         ({"apiKey": {"value": "a", "existingSecret": "b"}}, "apiKey.existingSecret"),
+        ({"tenants": {"existingSecret": "customers"}}, "apiKey.value"),
+        ({"tenants": {"existingSecret": "customers", "key": "../tenants"}}, "key"),
+        ({"settings": {"engine": "vllm", "routingPolicy": "fastest"}}, "routingPolicy"),
         ({"workerGroups": [CPU_GROUP, CPU_GROUP]}, "two groups are called cpu"),
         ({"workerGroups": [{**CPU_GROUP, "replicas": 99}]}, "maxReplicas"),
         ({"metrics": {n: {"enabled": True} for n in ("podMonitor", "serviceMonitor")}}, "serviceMonitor"),

@@ -125,6 +125,9 @@ images have different Pythons, and Ray wants one.
 {{- if and $v.apiKey.value $v.apiKey.existingSecret }}
 {{- fail "apiKey.value and apiKey.existingSecret are both set: keep one" }}
 {{- end }}
+{{- if and $v.tenants.existingSecret (not $v.apiKey.value) (not $v.apiKey.existingSecret) }}
+{{- fail "tenants.existingSecret needs apiKey.value or apiKey.existingSecret: tenants' keys open no management call" }}
+{{- end }}
 {{- if and $v.metrics.podMonitor.enabled $v.metrics.serviceMonitor.enabled }}
 {{- fail "metrics.podMonitor and metrics.serviceMonitor are both enabled: every sample would be scraped twice" }}
 {{- end }}
@@ -207,6 +210,10 @@ applications:
     secretKeyRef:
       name: {{ include "ostinato.apiKeySecretName" . }}
       key: {{ include "ostinato.apiKeySecretKey" . }}
+{{- end }}
+{{- if .Values.tenants.existingSecret }}
+- name: OSTINATO_TENANTS
+  value: /etc/ostinato/tenants/{{ .Values.tenants.key }}
 {{- end }}
 - name: OSTINATO_HAPROXY
   value: {{ ternary "1" "0" .Values.serve.haproxy | quote }}
@@ -330,6 +337,9 @@ spec:
         {{- if $v.modelStore.enabled }}
         - {name: models, mountPath: {{ $v.modelStore.mountPath }}, readOnly: {{ $v.modelStore.readOnly }}}
         {{- end }}
+        {{- if $v.tenants.existingSecret }}
+        - {name: tenants, mountPath: /etc/ostinato/tenants, readOnly: true}
+        {{- end }}
         {{- with $v.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -353,6 +363,11 @@ spec:
       persistentVolumeClaim:
         claimName: {{ include "ostinato.modelClaimName" $root }}
         readOnly: {{ $v.modelStore.readOnly }}
+    {{- end }}
+    {{- if $v.tenants.existingSecret }}
+    - name: tenants
+      secret:
+        secretName: {{ $v.tenants.existingSecret }}
     {{- end }}
     {{- with $v.extraVolumes }}
     {{- toYaml . | nindent 4 }}
