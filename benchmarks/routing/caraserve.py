@@ -8,7 +8,7 @@ is raised until less than 99% of the measured requests get their first token and
 the promises. Scenarios: padded kernels (bgmv) and unpadded ones (mbgmv) on CaraServe's A10s, each with steady
 popularity and with one that drifts; H200s with deltas of 3 GB only, and with deltas, BOFT and LoRA mixed.
 Popularity is synthetic (Zipf). `benchmarks/routing/scenarios.py` says where each figure is from. It goes on
-where an earlier run with the same --out has stopped.
+where an earlier run with the same --out has stopped. `--jobs` processes share the work; they find the same.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from scipy import stats
 
@@ -124,23 +125,49 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--groups", type=int, default=60)
     parser.add_argument("--variants", type=int, default=0, help="instead of the scenario's")
     parser.add_argument("--seconds", type=float, default=0.0, help="to measure, instead of the scenario's")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     asked = parser.parse_args(argv)
     result = json.loads(asked.out.read_text()) if asked.out.exists() else {"rows": []}
-    known = {scenario.name: scenario for scenario in SCENARIOS}
-    for seed in range(asked.seeds):
-        for name in asked.scenarios.split(","):
-            scenario = _changed(known[name], asked)
-            for policy in asked.policies.split(","):
-                before = [
-                    row for row in result["rows"] if row["scenario"] == name and row["policy"] == policy
-                ]
-                if any(row["seed"] == seed for row in before):
-                    continue
-                guess = before[-1]["rate"] if before else FIRST_GUESS * asked.groups / 60
-                row = searched(scenario, policy, seed, guess or 1.0)
-                print(seed, name, policy, row["rate"], flush=True)
-                result["rows"].append(row)
-            _write(asked.out, result)
+    known = {scenario.name: _changed(scenario, asked) for scenario in SCENARIOS}
+    chains = [
+        (known[name], policy, _of(result["rows"], name, policy), asked.seeds)
+        for name in asked.scenarios.split(",")
+        for policy in asked.policies.split(",")
+    ]
+    for rows in _done(chains, asked.jobs):
+        result["rows"] += rows
+        result["rows"].sort(key=lambda row: (row["seed"], [*known].index(row["scenario"]), row["policy"]))
+        _write(asked.out, result)
+
+
+Chain: TypeAlias = tuple[Scenario, str, list[dict[str, Any]], int]
+
+
+def _of(rows: Sequence[dict[str, Any]], scenario: str, policy: str) -> list[dict[str, Any]]:
+    return [row for row in rows if row["scenario"] == scenario and row["policy"] == policy]
+
+
+def _done(chains: Sequence[Chain], jobs: int) -> Iterator[list[dict[str, Any]]]:
+    if jobs == 1:
+        yield from map(_seeds, chains)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        for future in as_completed([pool.submit(_seeds, chain) for chain in chains]):
+            yield future.result()
+
+
+def _seeds(chain: Chain) -> list[dict[str, Any]]:
+    """The seeds that lack, one after the other: each begins to search where the one before ended."""
+    scenario, policy, before, seeds = chain
+    made: list[dict[str, Any]] = []
+    for seed in range(seeds):
+        if any(row["seed"] == seed for row in before):
+            continue
+        known = [*before, *made]
+        guess = known[-1]["rate"] if known else FIRST_GUESS * scenario.groups / 60
+        made.append(searched(scenario, policy, seed, guess or 1.0))
+        print(seed, scenario.name, policy, made[-1]["rate"], flush=True)
+    return made
 
 
 def _changed(scenario: Scenario, asked: argparse.Namespace) -> Scenario:
