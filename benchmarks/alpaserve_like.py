@@ -20,14 +20,23 @@ from profiler.plans import even_stages
 
 def greedy(cluster: Cluster, requests: list[Request]) -> tuple[int, float]:
     """Models that fit and their requests per second, by the best group shape."""
-    total = cluster.gpu_count
+    return max(_with_groups(cluster, requests, tp, pp) for tp, pp in group_shapes(cluster.gpu_count))
+
+
+def group_shapes(total: int) -> list[tuple[int, int]]:
+    """(TP, PP) of groups that `total` GPUs can be cut into."""
     sizes = [size for size in range(1, total + 1) if total % size == 0]
-    shapes = [(tp, size // tp) for size in sizes for tp in range(1, size + 1) if size % tp == 0]
-    return max(_with_groups(cluster, requests, tp, pp) for tp, pp in shapes)
+    return [(tp, size // tp) for size in sizes for tp in range(1, size + 1) if size % tp == 0]
 
 
 def _with_groups(cluster: Cluster, requests: list[Request], tp: int, pp: int) -> tuple[int, float]:
-    count, throughput = 0, 0.0
+    found = in_groups(cluster, requests, tp, pp)
+    return len(found), sum(placed.choice.throughput_per_s for _, placed in found)
+
+
+def in_groups(cluster: Cluster, requests: list[Request], tp: int, pp: int) -> list[tuple[Request, Placement]]:
+    """Those that fit, one after the other, each on the least busy group of `tp` x `pp` GPUs."""
+    made = []
     for request in requests:
         found = [
             f for start in range(0, cluster.gpu_count, tp * pp) if (f := _on(cluster, request, start, tp, pp))
@@ -35,8 +44,8 @@ def _with_groups(cluster: Cluster, requests: list[Request], tp: int, pp: int) ->
         if found:
             _, best = min(found, key=lambda pair: pair[0])
             cluster = after(cluster, request, best)
-            count, throughput = count + 1, throughput + best.choice.throughput_per_s
-    return count, throughput
+            made.append((request, best))
+    return made
 
 
 def _on(

@@ -232,7 +232,7 @@ def _admit(world: World, rules: Rules, g: int, now_s: float) -> bool:
         row.tokens_left = row.ends_at - engine.ticks if row.unfilled == 0 else 1 << 30
     occurring = world.occurring[g, : max(1, engine.occurring)]
     limit = min(rules.variant_limit, world.truth.models[engine.model].slots)
-    admission = policy.Rules(limit, rules.longest_wait_s, 8)
+    admission = policy.Rules(limit, rules.longest_wait_s, rules.almost_done_tokens)
     _decide(now_s, rows, queue, occurring, admission)
     _load(world, g, now_s)
     before = engine.running

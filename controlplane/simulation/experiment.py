@@ -99,6 +99,7 @@ class Experiment:
             float(gateway.tick_s),
             self._limit,
             float(engine.longest_wait_s),
+            engine.almost_done_tokens,
         )
 
     def _world(self, case: Case, asked: traffic.Traffic) -> World:

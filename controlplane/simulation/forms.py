@@ -93,11 +93,13 @@ class ClusterForm(Form):
 
 class EngineForm(Form):
     """`variant_limit`: variants that run at once; if left out, as many as there are slots.
+    `almost_done_tokens`: with more to go, who skipped the line steps back once its parent has ended.
     `host_gib`: memory for variants in each group's host; none: without bound. `warm`: variants are there at
     first, as far as they fit."""
 
     variant_limit: Annotated[Integer, Field(ge=1, le=10_000)] | None = None
     longest_wait_s: Positive = 30.0
+    almost_done_tokens: Annotated[Integer, Field(ge=0, le=1 << 30)] = 8
     host_gib: Annotated[Number, Field(ge=0, le=1e6)] | None = None
     warm: bool = True
     look_ahead: Annotated[Integer, Field(ge=0, le=16)] = 1

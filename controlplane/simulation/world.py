@@ -156,6 +156,7 @@ class Rules(NamedTuple):
     tick_s: float
     variant_limit: int
     longest_wait_s: float
+    almost_done_tokens: int = 8
 
 
 class World(NamedTuple):

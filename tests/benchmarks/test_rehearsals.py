@@ -27,6 +27,7 @@ SLOW = {
     "packing",
     "placement_gpu",
     "profiling",
+    "reproduction",
     "routing.caraserve",
     "routing.decisions",
     "routing.herding",

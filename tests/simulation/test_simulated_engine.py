@@ -168,3 +168,17 @@ def test_no_limit_is_ever_exceeded(
 def next_arrival_s(world: World) -> float:
     coming = int(world.gateway.coming[0])
     return float(world.asked.arrival_s[coming]) if coming < len(world.asked) else math.inf
+
+
+@pytest.mark.parametrize(("almost_done_tokens", "preempted"), [(8, 1), (1 << 30, 0)])
+def test_who_skipped_the_line_steps_back_unless_it_may_go_on(almost_done_tokens: int, preempted: int) -> None:
+    """One variant runs at a time: the third request joins the first, before the second, and outlives it."""
+    requests = [Asked(0.0, 1, 20, 1), Asked(0.001, 1, 5, 2), Asked(0.002, 1, 200, 1)]
+    parts = (0.0, 0.0, 0.0)
+    world = worlds.new(Machine(row_s=parts, prompt_s=parts, load_s=(0.0, 1e-3, 1e-3)), requests)
+    rules = worlds.rules(limit=1)._replace(almost_done_tokens=almost_done_tokens)
+    run(world, rules, math.inf, room_for_ended(world))
+    first, second, third = world.outcomes
+    assert world.engines.preemptions[0] == preempted
+    assert second.first_s > first.end_s
+    assert (second.end_s < third.end_s) == bool(preempted)

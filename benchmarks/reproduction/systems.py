@@ -1,0 +1,95 @@
+"""Who deploys: ours, MaverIQ's, and two systems like those that it compares itself with.
+
+- `ostinato`, `maveriq`: the product's policies, one model after the other. Both know the mean rate, and what
+  the models before take; MaverIQ itself sees how busy GPUs are instead.
+- `accelerate-like`: every model over all GPUs, uncompressed, with as much TP as its heads allow. What has no
+  room is read from the host's memory in each step, the same share of every model.
+- `alpaserve-like`: the server cut into equal groups, each model on the least busy one, uncompressed, even
+  stages; every cut is simulated with the whole trace and the one kept that keeps most SLOs (five times the
+  latency alone). It may leave models out where that keeps more; `alpaserve-like-all` may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from benchmarks.alpaserve_like import group_shapes, in_groups
+from benchmarks.reproduction.site import Site
+from benchmarks.reproduction.step_models import Deployed, of_placement
+from placement.solver.cluster import Cluster
+from placement.solver.layout import Layout, after
+from placement.solver.plan import Shape
+from placement.solver.policies.base import Policy
+from placement.solver.policies.joint import Joint
+from placement.solver.policies.maveriq import Maveriq
+from placement.solver.request import Request
+from placement.solver.shapes import tp_divides
+from profiler.plans import even_stages
+
+HOST_BYTES_PER_S = 25e9  # PCIe 4, each GPU
+
+Placed = list[tuple[int, Deployed]]  # the model's number, and its copy
+Judge = Callable[[Placed], float]
+POLICIES: dict[str, Policy] = {"ostinato": Joint(), "maveriq": Maveriq()}
+
+
+def by_policy(site: Site, requests: Sequence[Request], policy: Policy) -> Placed:
+    """In order. Where no place keeps up with the expected rate, one that does not will do; who fits nowhere
+    is left out."""
+    cluster, made, estimates = site.idle, [], site.estimator_for
+    for number, request in enumerate(requests):
+        found = policy.find(cluster, request, estimates) or policy.find(
+            cluster, replace(request, rate_per_s=0.0), estimates
+        )
+        if found is not None:
+            cluster = after(cluster, request, found)
+            made.append((number, of_placement(request, found)))
+    return made
+
+
+def accelerate_like(site: Site, requests: Sequence[Request]) -> Placed:
+    total = site.idle.gpu_count
+    made = [(number, _over_all(request, total)) for number, request in enumerate(requests)]
+    room = sum(gpu.free_bytes for gpu in site.idle.nodes[0].gpus)
+    held = sum(one.memory_bytes(site) for _, one in made)
+    weights = sum(one.request.model.layers * one.layout.shape.compression.layer_bytes for _, one in made)
+    streamed = min(1.0, max(0.0, held - room) / weights)
+    return [
+        (number, replace(one, streamed=streamed, stream_bytes_per_s=HOST_BYTES_PER_S)) for number, one in made
+    ]
+
+
+def _over_all(request: Request, gpus: int) -> Deployed:
+    model = request.model
+    tp = max(tp for tp in range(1, gpus + 1) if gpus % tp == 0 and tp_divides(model, tp))
+    pp = gpus // tp
+    groups = tuple(tuple(range(n * tp, (n + 1) * tp)) for n in range(pp))
+    return Deployed(
+        request, Layout(Shape(model.compressions[0], tp, pp), groups, even_stages(model.layers, pp))
+    )
+
+
+def alpaserve_like(site: Site, requests: Sequence[Request], judge: Judge, may_drop: bool) -> Placed:
+    """`judge`: the share of SLOs that a deployment keeps."""
+    cuts = _cuts(site.idle, requests)
+    most = max(map(len, cuts))
+    candidates = cuts if may_drop else [cut for cut in cuts if len(cut) == most]
+    kept, best = max(((judge(cut), cut) for cut in candidates), key=lambda pair: pair[0])
+    while may_drop and len(best) > 1:
+        fewer = [[one for one in best if one is not left] for left in best]
+        now, without = max(((judge(cut), cut) for cut in fewer), key=lambda pair: pair[0])
+        if now <= kept:
+            break
+        kept, best = now, without
+    return best
+
+
+def _cuts(idle: Cluster, requests: Sequence[Request]) -> list[Placed]:
+    made = []
+    for tp, pp in group_shapes(idle.gpu_count):
+        numbers = {request.name: number for number, request in enumerate(requests)}
+        found = in_groups(idle, list(requests), tp, pp)
+        if found:
+            made.append([(numbers[request.name], of_placement(request, placed)) for request, placed in found])
+    return made
