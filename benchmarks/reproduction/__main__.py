@@ -3,9 +3,10 @@
     python -m benchmarks.reproduction FIGURE [FIGURE ...] --out RESULT.json [--data FOLDER] [--seeds N]
 
 Figures: maveriq-8, maveriq-10 to maveriq-14, deltazip-11-13 (throughput, latency and SLOs of the same
-runs), deltazip-19; `maveriq` and `deltazip` are all of a paper's. `--data` holds Azure's LLM inference traces
-of 2023 (`AzureLLMInferenceTrace_code.csv`, `_conv.csv`) and DeltaZip's `deltazip-azure-ar0.5.jsonl` and
-`-ar1.0.jsonl` (docs/reproduction.md says where they are from). Results of other figures in RESULT.json stay.
+runs), deltazip-19, deltazip-measured (the simulation beside what was measured); `maveriq` and `deltazip` are
+all of a paper's. `--data` holds Azure's LLM inference traces of 2023 (`AzureLLMInferenceTrace_code.csv` and
+`_conv.csv`) and DeltaZip's `deltazip-azure-ar0.5.jsonl` and `-ar1.0.jsonl` (docs/reproduction.md says where
+they are from). Results of other figures in RESULT.json stay.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import rehearsing
-from benchmarks.reproduction import deltazip, maveriq, maveriq_loads, plots, small_data
+from benchmarks.reproduction import deltazip, deltazip_measured, maveriq, maveriq_loads, plots, small_data
 from benchmarks.reproduction.sizes import Size
 
 Figure = Callable[[Path, Size], list[dict[str, Any]]]
@@ -33,6 +34,7 @@ FIGURES: dict[str, Figure] = {
     "maveriq-14": maveriq.figure_14,
     "deltazip-11-13": deltazip.figures_11_to_13,
     "deltazip-19": deltazip.figure_19,
+    "deltazip-measured": deltazip_measured.held_against_measurements,
 }
 
 

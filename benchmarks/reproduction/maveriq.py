@@ -11,7 +11,8 @@ taken for the same as 10's, and the 21 of 14 are ours (`benchmarks.placement_ins
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,84 +29,88 @@ from placement.types import Intent
 
 LARGE = ("llama-2-70b", "llama-2-7b", "falcon-40b", "falcon-40b")
 SMALL = tuple(name for name in ("llama-2-13b", "llama-2-7b", "falcon-40b", "gpt-j-6b") for _ in range(2))
-BASELINES = ("accelerate-like", "alpaserve-like", "alpaserve-like-all")
+BASELINES: dict[str, Callable[[Site, Sequence[Request], Judge], Placed]] = {
+    "accelerate-like": lambda site, requests, _: systems.accelerate_like(site, requests),
+    "alpaserve-like": systems.with_fewer,
+    "alpaserve-like-all": systems.alpaserve_like,
+}
 JUDGED = str(serving.SLO_FACTORS[1])
 CONCURRENCY, CONTEXT = 8, 1024  # rows, and tokens of KV cache for each of them
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Baselines know no intents, and do not compress."""
+
+    trace: str
+    names: Sequence[str]
+    goals: Sequence[Intent] = (Intent.MIN_LATENCY,)
+    forms: tuple[str, ...] = tuple(FORMS)
+    baselines: Sequence[str] = tuple(BASELINES)
+
+
 def figure_10(data: Path, size: Size) -> list[dict[str, Any]]:
-    return [
-        row
-        for name in ("code", "conversation")
-        for share in size.shares
-        for row in _compared(data, size, name, share, LARGE, [Intent.MIN_LATENCY])
-    ]
+    compared = [Comparison(name, LARGE) for name in ("code", "conversation")]
+    return [row for one in compared for share in size.shares for row in _rows(data, size, share, one)]
 
 
 def figure_11(data: Path, size: Size) -> list[dict[str, Any]]:
-    return [*_compared(data, size, "code", size.shares[0], SMALL, [Intent.MIN_LATENCY])]
+    return [*_rows(data, size, size.shares[0], Comparison("code", SMALL))]
 
 
 def figure_12(data: Path, size: Size) -> list[dict[str, Any]]:
-    """`ostinato` and `maveriq` may not compress."""
-    return [
-        *_compared(data, size, "code", size.shares[0], LARGE, [Intent.MIN_LATENCY], ("fp16",)),
-    ]
+    return [*_rows(data, size, size.shares[0], Comparison("code", LARGE, forms=("fp16",)))]
 
 
 def figure_13(data: Path, size: Size) -> list[dict[str, Any]]:
-    goals = [Intent.MIN_COST, Intent.MIN_MEMORY, Intent.MIN_GPU_HOURS]
-    return [*_compared(data, size, "code", size.shares[0], LARGE, goals)]
+    goals = (Intent.MIN_COST, Intent.MIN_MEMORY, Intent.MIN_GPU_HOURS)
+    return [*_rows(data, size, size.shares[0], Comparison("code", LARGE, goals))]
 
 
 def figure_14(data: Path, size: Size) -> list[dict[str, Any]]:
-    names = tuple(request.name.rpartition("-")[0] for request in paper_models(Intent.MIN_LATENCY, "fp16"))
-    return [
-        *_compared(data, size, "conversation", size.shares[0], names[: size.models], [*Intent]),
-    ]
+    """AlpaServe may not leave out more than what has no room: that is what is counted here."""
+    names = [request.name.rpartition("-")[0] for request in paper_models(Intent.MIN_LATENCY, "fp16")]
+    baselines = ("accelerate-like", "alpaserve-like-all")
+    one = Comparison("conversation", names[: size.models], tuple(Intent), baselines=baselines)
+    return [*_rows(data, size, size.shares[0], one)]
 
 
-def _compared(
-    data: Path,
-    size: Size,
-    of_trace: str,
-    share: float,
-    names: Sequence[str],
-    goals: Iterable[Intent],
-    forms: tuple[str, ...] = tuple(FORMS),
-) -> Iterable[dict[str, Any]]:
-    """A row for each system, intent, seed and kind of links. Baselines know no intents."""
-    whole = trace(data, of_trace)
-    goals = list(goals)
+def _rows(data: Path, size: Size, share: float, of: Comparison) -> Iterator[dict[str, Any]]:
+    """One for each kind of links, seed, system and intent."""
+    whole = trace(data, of.trace)
     for links, seed in itertools.product(RING_STEP_S, range(size.seeds)):
-        traffic = thinned(whole, share, len(names), seed)
-        site = paper_site(links)
-        plain = requests_of(names, traffic, Intent.MIN_LATENCY, ("fp16",))
+        site, traffic = paper_site(links), thinned(whole, share, len(of.names), seed)
+        plain = requests_of(of.names, traffic, Intent.MIN_LATENCY, ("fp16",))
         alone_s = serving.alone(site, plain, traffic)
-        made: list[tuple[str, str, Placed]] = []
-        for goal in goals:
-            asked = requests_of(names, traffic, goal, forms)
-            made += [
-                (name, goal, systems.by_policy(site, asked, policy)) for name, policy in POLICIES.items()
-            ]
-        made += [(name, "-", _baseline(name, site, plain, traffic, alone_s)) for name in BASELINES]
-        for system, goal_name, placed in made:
+        for system, goal, placed in _deployments(site, traffic, plain, alone_s, of):
             row = serving.played(site, placed, traffic, alone_s) | {"models": len(placed)}
-            where = {"links": links, "trace": of_trace, "share": share, "seed": seed}
-            where |= {"system": system, "intent": goal_name}
+            where = {"links": links, "trace": of.trace, "share": share, "seed": seed}
+            where |= {"system": system, "intent": goal}
             print(*where.values(), row["models"], row["latency_s"], row["tokens_per_s"], flush=True)
             yield where | row
 
 
-def _baseline(name: str, site: Site, plain: list[Request], traffic: Traffic, alone_s: Any) -> Placed:
-    if name == "accelerate-like":
-        return systems.accelerate_like(site, plain)
+def _deployments(
+    site: Site, traffic: Traffic, plain: list[Request], alone_s: Any, of: Comparison
+) -> Iterator[tuple[str, str, Placed]]:
+    for goal, (name, policy) in itertools.product(of.goals, POLICIES.items()):
+        yield name, goal, systems.by_policy(site, requests_of(of.names, traffic, goal, of.forms), policy)
+    judge = _judge(site, traffic, alone_s)
+    for name in of.baselines:
+        yield name, "-", BASELINES[name](site, plain, judge)
+
+
+def _judge(site: Site, traffic: Traffic, alone_s: Any) -> Judge:
+    """Each deployment is simulated once."""
+    known: dict[tuple[Any, ...], float] = {}
 
     def kept(placed: Placed) -> float:
-        return float(serving.played(site, placed, traffic, alone_s)["slo_kept"][JUDGED])
+        key = tuple((number, one.layout.groups, one.layout.shape) for number, one in placed)
+        if key not in known:
+            known[key] = float(serving.played(site, placed, traffic, alone_s)["slo_kept"][JUDGED])
+        return known[key]
 
-    judge: Judge = kept
-    return systems.alpaserve_like(site, plain, judge, may_drop=name == "alpaserve-like")
+    return kept
 
 
 def requests_of(

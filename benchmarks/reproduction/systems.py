@@ -70,18 +70,22 @@ def _over_all(request: Request, gpus: int) -> Deployed:
     )
 
 
-def alpaserve_like(site: Site, requests: Sequence[Request], judge: Judge, may_drop: bool) -> Placed:
-    """`judge`: the share of SLOs that a deployment keeps."""
+def alpaserve_like(site: Site, requests: Sequence[Request], judge: Judge) -> Placed:
+    """`judge`: the share of SLOs that a deployment keeps. Of the cuts that hold most models, the best."""
     cuts = _cuts(site.idle, requests)
     most = max(map(len, cuts))
-    candidates = cuts if may_drop else [cut for cut in cuts if len(cut) == most]
-    kept, best = max(((judge(cut), cut) for cut in candidates), key=lambda pair: pair[0])
-    while may_drop and len(best) > 1:
-        fewer = [[one for one in best if one is not left] for left in best]
-        now, without = max(((judge(cut), cut) for cut in fewer), key=lambda pair: pair[0])
-        if now <= kept:
+    return max((cut for cut in cuts if len(cut) == most), key=judge)
+
+
+def with_fewer(site: Site, requests: Sequence[Request], judge: Judge) -> Placed:
+    """Of all cuts the best; then one model less as long as that keeps more."""
+    best = max(_cuts(site.idle, requests), key=judge)
+    kept = judge(best)
+    while len(best) > 1:
+        without = max(([one for one in best if one is not left] for left in best), key=judge)
+        if judge(without) <= kept:
             break
-        kept, best = now, without
+        kept, best = judge(without), without
     return best
 
 
