@@ -25,6 +25,7 @@ from placement.solver.policies.joint import Joint
 from placement.solver.policies.maveriq import Maveriq
 from placement.solver.request import Request
 from placement.solver.shapes import tp_divides
+from placement.types import Placement
 from profiler.plans import even_stages
 
 HOST_BYTES_PER_S = 25e9  # PCIe 4, each GPU
@@ -35,17 +36,24 @@ POLICIES: dict[str, Policy] = {"ostinato": Joint(), "maveriq": Maveriq()}
 
 
 def by_policy(site: Site, requests: Sequence[Request], policy: Policy) -> Placed:
-    """In order. Where no place keeps up with the expected rate, one that does not will do; who fits nowhere
-    is left out."""
-    cluster, made, estimates = site.idle, [], site.estimator_for
+    """In order; who fits nowhere is left out."""
+    cluster, made = site.idle, []
     for number, request in enumerate(requests):
-        found = policy.find(cluster, request, estimates) or policy.find(
-            cluster, replace(request, rate_per_s=0.0), estimates
-        )
+        expects, found = _find(site, cluster, request, policy)
         if found is not None:
-            cluster = after(cluster, request, found)
+            cluster = after(cluster, expects, found)
             made.append((number, of_placement(request, found)))
     return made
+
+
+def _find(site: Site, cluster: Cluster, request: Request, policy: Policy) -> tuple[Request, Placement | None]:
+    """Where no place keeps up with the rate, one for a half of it will do, and so on."""
+    for share in (1.0, 0.5, 0.25, 0.125, 0.0):
+        expects = replace(request, rate_per_s=share * request.rate_per_s)
+        found = policy.find(cluster, expects, site.estimator_for)
+        if found is not None:
+            return expects, found
+    return request, None
 
 
 def accelerate_like(site: Site, requests: Sequence[Request]) -> Placed:
