@@ -8,6 +8,7 @@ its traces; what else is assumed `benchmarks.reproduction.deltazip_testbeds` say
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,26 +52,23 @@ SLOTS_19 = 4
 
 def figures_11_to_13(data: Path, size: Size) -> list[dict[str, Any]]:
     rows = []
-    for testbed in (a800(), h200()):
-        for popularity in POPULARITIES:
-            for rate in size.rates:
-                for from_disk in (True, False):
-                    for system in systems(testbed, from_disk):
-                        form = scenario(data, size, testbed, system, popularity, rate, PAPERS_ENGINE)
-                        rows += _of_seeds(form, data, rate, _labels(testbed, system, popularity, rate))
+    cases = itertools.product((a800(), h200()), POPULARITIES, size.rates, (True, False))
+    for testbed, popularity, rate, from_disk in cases:
+        for system in systems(testbed, from_disk):
+            form = scenario(data, size, testbed, system, popularity, rate, PAPERS_ENGINE)
+            rows += _of_seeds(form, data, rate, _labels(testbed, system, popularity, rate))
     return rows
 
 
 def figure_19(data: Path, size: Size) -> list[dict[str, Any]]:
     """Few deltas at once, so that others have to wait."""
-    system = System(f"deltas, {SLOTS_19} at once", False, SLOTS_19, True)
     rows = []
-    for popularity in POPULARITIES:
-        for rate in size.rates:
-            for name, engine in FIGURE_19.items():
-                form = scenario(data, size, a800(), system, popularity, rate, engine)
-                labels = _labels(a800(), system, popularity, rate) | {"line": name}
-                rows += _of_seeds(form, data, rate, labels)
+    for popularity, rate, from_disk in itertools.product(POPULARITIES, size.rates, (True, False)):
+        system = System(f"deltas, {SLOTS_19} at once", False, SLOTS_19, from_disk)
+        for name, engine in FIGURE_19.items():
+            form = scenario(data, size, a800(), system, popularity, rate, engine)
+            labels = _labels(a800(), system, popularity, rate) | {"line": name}
+            rows += _of_seeds(form, data, rate, labels)
     return rows
 
 
@@ -123,18 +121,20 @@ def _of_seeds(form: ScenarioForm, data: Path, rate: float, labels: dict[str, Any
     rows = []
     for seed in range(seeds):
         world, measured = experiment.watched(Case(form.policies[0], rate, seed, experiment.counts))
-        rows.append({**labels, "seed": seed, **_kept(measured), "within": _within(world)})
+        within = {"within": _within(world)} if labels["popularity"] == "azure" else {}
+        rows.append({**labels, "seed": seed, **_kept(measured), **within})
         print(*labels.values(), seed, rows[-1]["requestsPerS"], rows[-1]["e2eS"]["mean"], flush=True)
     return rows
 
 
 def _kept(measured: dict[str, Any]) -> dict[str, Any]:
-    names = ("requests", "requestsPerS", "tokensPerS", "loads", "lineSkips", "preemptions", "utilisation")
-    spreads = {name: _rounded(measured[name]) for name in ("e2eS", "ttftS", "tpotS")}
-    return {name: round(measured[name], 4) for name in names} | spreads
+    counts = ("requests", "loads", "lineSkips", "preemptions")
+    names = (*counts, "requestsPerS", "tokensPerS", "utilisation", "longestWaitS")
+    spreads = {name: _rounded(measured[name]) for name in ("e2eS", "ttftS")}
+    return _rounded({name: measured[name] for name in names}) | spreads
 
 
-def _rounded(values: dict[str, float | None]) -> dict[str, float | None]:
+def _rounded(values: dict[str, float | None]) -> dict[str, Any]:
     return {name: None if value is None else round(value, 4) for name, value in values.items()}
 
 

@@ -38,7 +38,7 @@ def deltazip(rows: Rows, path: Path) -> None:
             axis.set_title(popularity if line == 0 else "")
             axis.set_xlabel("requests a second" if line == 1 else "")
             axis.set_ylabel(f"{title}, mean, s" if column == 0 else "")
-    figure.suptitle("32 full fine-tunes of Llama-2-13B on four A800, simulated")
+    figure.suptitle("32 full fine-tunes of Llama-2-13B on four A800, loaded from disk, simulated")
     plot_style.legend(figure, axes)
     plot_style.save(figure, path)
 
