@@ -35,7 +35,7 @@ class Server:
 
     def __init__(self, site: Site, traffic: Traffic, engines: int, rows: int) -> None:
         """Room for so many `engines`, of at most `rows` requests at once."""
-        self.site, self._traffic = site, traffic
+        self.site, self.traffic = site, traffic
         self.deployed: list[Deployed] = []
         self.world = _world(traffic, engines, rows)
         self.devices: Devices = new_devices(engines, site.idle.gpu_count, traffic.models)
@@ -91,7 +91,7 @@ def measures(server: Server, alone_s: npt.NDArray[np.float64]) -> dict[str, Any]
     """Seconds from arrival to the last token, of those that were answered; who found no model is counted as
     `dropped`, and keeps no SLO. Throughput counts answers before the trace ends. User cost, memory and GPU
     hours are those of each request, by its model's copy."""
-    traffic, outcomes = server._traffic, server.world.outcomes
+    traffic, outcomes = server.traffic, server.world.outcomes
     done = outcomes.state == DONE
     latency_s = np.where(done, outcomes.end_s - traffic.asked.arrival_s, np.inf)
     in_time = done & (outcomes.end_s <= traffic.until_s)
