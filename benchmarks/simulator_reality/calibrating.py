@@ -1,15 +1,15 @@
-"""Loads of known composition, and the step times that explain what was seen of them."""
+"""The step times that explain what was seen of loads."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.simulator_reality.types import Asked, Facts, Play, Timed
+from benchmarks.simulator_reality.loads import FIRST, OUTPUT, SHORT, Load
+from benchmarks.simulator_reality.seeing import Seen
+from benchmarks.simulator_reality.types import Facts
 from profiler.compiled import Records, records
 from profiler.step_time.records import (
     KIND_NUMBERS,
@@ -20,103 +20,15 @@ from profiler.step_time.records import (
     rank_class,
 )
 
-SHORT, OUTPUT = 16, 48  # tokens; answers of so many make what their start takes small
-FILLED_IN = 4  # steps that fill the long prompts of a load
-MARGIN = 16  # tokens that the longest prompt leaves free
-FIRST = 2  # tokens of an answer of which only the first matters
-
-
-@dataclass(frozen=True)
-class Load:
-    """In each engine `rows` requests at once, that ask `models` in turn."""
-
-    rows: int
-    prompt: int
-    output: int
-    models: tuple[int, ...] = (0,)
-
-
-@dataclass(frozen=True)
-class Seen:
-    """Seconds. TTFT is the mean over the requests of a load; TPOT is that of those that began last, beside
-    which no prompt was filled any more."""
-
-    load: Load
-    ttft_s: float
-    tpot_s: float
-
-
-def loads(facts: Facts) -> list[Load]:
-    """The base by rows, by context and by prompt; each variant alone and in all rows, and all of them."""
-    long = longest_prompt(facts)
-    by_rows = sorted({n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n < facts.rows} | {facts.rows})
-    prompts = sorted({SHORT, *(int(n) for n in np.geomspace(SHORT, long, 6))})
-    everyone = tuple(range(1, len(facts.variants) + 1))
-    found = [Load(rows, SHORT, OUTPUT) for rows in by_rows]
-    steps = FILLED_IN * facts.batched_tokens // long  # more would end before the last ones begin
-    found.append(Load(min(facts.rows, max(1, steps)), long, OUTPUT))
-    found += [Load(1, prompt, FIRST) for prompt in prompts]
-    for variant in _one_of_each(facts):
-        found += [Load(1, SHORT, OUTPUT, (variant,)), Load(facts.rows, SHORT, OUTPUT, (variant,))]
-        found.append(Load(1, long, FIRST, (variant,)))
-    if everyone:
-        found += [Load(facts.rows, SHORT, OUTPUT, everyone), Load(facts.rows, SHORT, OUTPUT, (0, *everyone))]
-        found.append(Load(min(len(everyone), facts.rows), SHORT, OUTPUT, everyone))
-    return found
-
-
-def longest_prompt(facts: Facts) -> int:
-    """Of a load: what is left beside its answer, and in a step."""
-    kv = facts.kv_tokens // facts.rows
-    return max(SHORT + 1, min(facts.max_model_len, facts.batched_tokens, kv) - OUTPUT - MARGIN)
-
-
-def _one_of_each(facts: Facts) -> list[int]:
-    """A variant of each kind and rank."""
-    first: dict[tuple[str, int], int] = {}
-    for number, variant in enumerate(facts.variants, start=1):
-        first.setdefault((variant.kind, variant.rank), number)
-    return list(first.values())
-
-
-async def seen_of(play: Play, facts: Facts, repeats: int) -> list[Seen]:
-    """The loads, `repeats` times in turn and once before that; medians."""
-    chosen = loads(facts)
-    found: dict[Load, list[tuple[float, float]]] = {load: [] for load in chosen}
-    for _ in range(repeats + 1):
-        for load in chosen:
-            times = await play(burst(load, facts.groups))
-            found[load].append(told(times, facts.groups))
-    return [
-        Seen(load, *(statistics.median(column) for column in zip(*seen[1:], strict=True)))
-        for load, seen in found.items()
-    ]
-
-
-def told(times: Sequence[Timed], groups: int) -> tuple[float, float]:
-    """TTFT and TPOT of one burst."""
-    last = sorted(times, key=lambda one: one.ttft_s)[-groups:]
-    return statistics.mean(one.ttft_s for one in times), statistics.mean(one.tpot_s for one in last)
-
-
-def burst(load: Load, groups: int) -> list[Asked]:
-    """As many as all groups together take, sent at once. Neighbours go to different groups and are alike."""
-    return [
-        Asked(0.0, load.models[i // groups % len(load.models)], load.prompt, load.output)
-        for i in range(load.rows * groups)
-    ]
-
 
 def step_times(facts: Facts, seen: Sequence[Seen], context_s: float | None = None) -> tuple[Records, Records]:
     """[1], the step model, and [1 + variants], each one's part in a step. `context_s`: seconds of a cached
     token in a step, where it is known from elsewhere."""
     model = records(STEP_MODEL, 1)
-    base = [one for one in seen if one.load.models == (0,)]
     model.context_s = context_s_of(seen) if context_s is None else context_s
     model.decode_s = _decode(seen, model[0].context_s)
     model.prefill_grain = facts.batched_tokens / PREFILL_KNOTS
-    prompts = [one for one in base if one.load.output == FIRST]
-    model.prefill_s = _prefill(facts, prompts)
+    model.prefill_s = _prefill(facts, [one for one in seen if one.load == Load(1, one.load.prompt, FIRST)])
     model.batched_tokens, model.kv_tokens = facts.batched_tokens, facts.kv_tokens
     model.max_rows, model.slots, model.path_s = facts.rows, facts.slots, facts.path_s
     return model, _variants(facts, seen, model)
@@ -225,7 +137,8 @@ def _token_s(seen: Sequence[Seen], number: int, facts: Facts) -> float:
         if one.load.output != FIRST or one.load.models == (0,):
             continue
         measured = facts.variants[one.load.models[0] - 1]
-        if (measured.kind, measured.rank) == (variant.kind, variant.rank):
+        like = (measured.kind, measured.rank) == (variant.kind, variant.rank)
+        if like and one.load.prompt == max(other.load.prompt for other in seen):
             base = next(b for b in seen if b.load == Load(1, one.load.prompt, FIRST))
             return max(0.0, one.ttft_s - base.ttft_s) / one.load.prompt
     return 0.0

@@ -11,7 +11,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from benchmarks.simulator_reality.calibrating import Seen, burst, context_s_of, long_of, step_times
+from benchmarks.simulator_reality.calibrating import context_s_of, long_of, step_times
+from benchmarks.simulator_reality.loads import burst
+from benchmarks.simulator_reality.seeing import Seen
 from benchmarks.simulator_reality.simulated import simulate
 from benchmarks.simulator_reality.types import Facts
 from profiler.compiled import Records

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.serving.workload import arrivals
-from benchmarks.simulator_reality.calibrating import Load, Seen, seen_of, step_times
+from benchmarks.simulator_reality.calibrating import step_times
+from benchmarks.simulator_reality.loads import Load
+from benchmarks.simulator_reality.seeing import Seen, seen_of
 from benchmarks.simulator_reality.types import Asked, Facts, Play, Timed, VariantFacts
 from profiler.step_time.steps import prefill_curve_s
 
@@ -70,7 +72,10 @@ def as_json(measured: Measured) -> dict[str, Any]:
         "facts": asdict(measured.facts),
         "rate": round(measured.rate, 4),
         "seen": {
-            source: [{**asdict(one.load), "ttft_s": one.ttft_s, "tpot_s": one.tpot_s} for one in seen]
+            source: [
+                {**asdict(one.load), "ttft_s": one.ttft_s, "tpot_s": one.tpot_s, "step_s": one.step_s}
+                for one in seen
+            ]
             for source, seen in measured.seen.items()
         },
         "columns": "at_s model prompt output ttft_s tpot_s total_s",
@@ -93,5 +98,12 @@ def from_json(record: Mapping[str, Any]) -> Measured:
 
 
 def _seen(row: Mapping[str, Any]) -> Seen:
-    load = Load(row["rows"], row["prompt"], row["output"], tuple(row["models"]))
-    return Seen(load, row["ttft_s"], row["tpot_s"])
+    beside = row.get("beside")
+    load = Load(
+        row["rows"],
+        row["prompt"],
+        row["output"],
+        tuple(row["models"]),
+        (beside[0], beside[1]) if beside else None,
+    )
+    return Seen(load, row["ttft_s"], row["tpot_s"], row.get("step_s", 0.0))

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from benchmarks import rehearsing
 from benchmarks.live.groups import BASE, Running
 from benchmarks.live.streaming import Ask, Outcome, Target, open_loop
-from benchmarks.simulator_reality.calibrating import FIRST, Load, Seen, loads
+from benchmarks.simulator_reality.loads import FIRST, Load, loads
 from benchmarks.simulator_reality.measuring import Measured, Workload, measure
+from benchmarks.simulator_reality.seeing import Seen
 from benchmarks.simulator_reality.types import Asked, Facts, Play, Timed, VariantFacts
 from controlplane.management.schemas.estimates import EstimateRequest
 from controlplane.settings import Settings
@@ -78,8 +79,8 @@ def _alike(asked: tuple[int, int], got: tuple[int, int]) -> bool:
 
 
 def estimates(running: Running, facts: Facts) -> list[Seen]:
-    """Of the loads that are measured."""
-    return [_estimate(running, facts, load) for load in loads(facts)]
+    """Of the loads that are measured, but for prompts beside rows."""
+    return [_estimate(running, facts, load) for load in loads(facts) if load.beside is None]
 
 
 def _estimate(running: Running, facts: Facts, load: Load) -> Seen:

@@ -1,0 +1,106 @@
+"""Loads of known composition, from which step times are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.simulator_reality.types import Asked, Facts
+
+SHORT, OUTPUT = 16, 48  # tokens; answers of so many make what their start takes small
+LONGER = 96  # tokens of answers beside which prompts come
+FILLED_IN = 4  # steps that fill the long prompts of a load
+MARGIN = 16  # tokens that the longest prompt leaves free
+FIRST = 2  # tokens of an answer of which only the first matters
+LENGTHS = 6  # of prompts
+BESIDE_FROM = 2  # of those, ascending, the first that is filled beside rows
+
+
+@dataclass(frozen=True)
+class Load:
+    """In each engine `rows` requests at once, that ask `models` in turn. `beside`, a model and a length:
+    while they decode, such prompts come one after the other, each for one token."""
+
+    rows: int
+    prompt: int
+    output: int
+    models: tuple[int, ...] = (0,)
+    beside: tuple[int, int] | None = None
+
+
+def loads(facts: Facts) -> list[Load]:
+    """The base by rows, by context and by prompt; each variant alone and in all rows, and by prompt; all of
+    them; and prompts beside rows that decode. What a load is told from comes before it."""
+    everyone = tuple(range(1, len(facts.variants) + 1))
+    found = [*_of_base(facts), *_of_variants(facts)]
+    if everyone:
+        found += [Load(facts.rows, SHORT, OUTPUT, everyone), Load(facts.rows, SHORT, OUTPUT, (0, *everyone))]
+        found.append(Load(min(len(everyone), facts.rows), SHORT, OUTPUT, everyone))
+    return [*found, *_beside(facts, everyone)]
+
+
+def _of_base(facts: Facts) -> list[Load]:
+    long = longest_prompt(facts)
+    by_rows = sorted({n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n < facts.rows} | {facts.rows})
+    steps = FILLED_IN * facts.batched_tokens // long  # more would end before the last ones begin
+    return [
+        *(Load(rows, SHORT, OUTPUT) for rows in by_rows),
+        Load(min(facts.rows, max(1, steps)), long, OUTPUT),
+        *(Load(1, prompt, FIRST) for prompt in prompts(facts)),
+    ]
+
+
+def _of_variants(facts: Facts) -> list[Load]:
+    found = []
+    for variant in one_of_each(facts):
+        found += [Load(1, SHORT, OUTPUT, (variant,)), Load(facts.rows, SHORT, OUTPUT, (variant,))]
+        found += [Load(1, prompt, FIRST, (variant,)) for prompt in prompts(facts)]
+    return found
+
+
+def _beside(facts: Facts, everyone: tuple[int, ...]) -> list[Load]:
+    """Prompts of the base and of each kind beside all models; prompts of the base beside the base, and beside
+    each kind."""
+    rows, lengths = max(1, facts.rows // 2), prompts(facts)[BESIDE_FROM:]
+    by_kind: dict[str, list[int]] = {}
+    for number, variant in enumerate(facts.variants, start=1):
+        by_kind.setdefault(variant.kind, []).append(number)
+    asked = {(0,): [(0, length) for length in lengths]}
+    for numbers in by_kind.values():
+        asked[tuple(numbers)] = [(0, lengths[len(lengths) // 2])]
+    if everyone:
+        firsts = [0, *(numbers[0] for numbers in by_kind.values())]
+        asked[(0, *everyone)] = [(model, length) for model in firsts for length in lengths]
+    found = []
+    for models, besides in asked.items():
+        found.append(Load(rows, SHORT, LONGER, models))
+        found += [Load(rows, SHORT, LONGER, models, beside) for beside in besides]
+    return found
+
+
+def prompts(facts: Facts) -> list[int]:
+    """Their lengths, ascending."""
+    return sorted({SHORT, *(int(n) for n in np.geomspace(SHORT, longest_prompt(facts), LENGTHS))})
+
+
+def longest_prompt(facts: Facts) -> int:
+    """Of a load: what is left beside its answer, and in a step."""
+    kv = facts.kv_tokens // facts.rows
+    return max(SHORT + 1, min(facts.max_model_len, facts.batched_tokens, kv) - OUTPUT - MARGIN)
+
+
+def one_of_each(facts: Facts) -> list[int]:
+    """A variant of each kind and rank."""
+    first: dict[tuple[str, int], int] = {}
+    for number, variant in enumerate(facts.variants, start=1):
+        first.setdefault((variant.kind, variant.rank), number)
+    return list(first.values())
+
+
+def burst(load: Load, groups: int) -> list[Asked]:
+    """As many as all groups together take, sent at once. Neighbours go to different groups and are alike."""
+    return [
+        Asked(0.0, load.models[i // groups % len(load.models)], load.prompt, load.output)
+        for i in range(load.rows * groups)
+    ]
