@@ -2,12 +2,13 @@
 
     python -m benchmarks.simulator_reality measure --out MEASURED.json
     python -m benchmarks.simulator_reality.gpu --out MEASURED.json
-    python -m benchmarks.simulator_reality compare MEASURED.json --out RESULT.json [--burst-tpot mean]
+    python -m benchmarks.simulator_reality compare MEASURED.json [--loads OTHER.json] --out RESULT.json
 
 `measure`: two worker groups of the real product on this machine serve a random base and eight LoRAs. First
 loads of known composition (rows, prompts, variants), then Poisson arrivals at a share of what the engines
 can do. `gpu`: the same in one engine on a GPU, with LoRAs and deltas. `compare` needs neither: it fits step
-times to the loads, and simulates the arrivals with the simulator's own gateway and engines. `steps` in its
+times to the loads, those of another measurement with --loads, and simulates the arrivals with the simulator's
+own gateway and engines. `steps` in its
 rows says where step times are from: `measured` (loads of the running system) or `profile` (the product's own
 estimates of the same loads, from what it measured of the model when that was registered).
 """
@@ -28,7 +29,7 @@ from benchmarks import rehearsing
 from benchmarks.live import groups
 from benchmarks.live.arrivals import LENGTHS
 from benchmarks.simulator_reality import product
-from benchmarks.simulator_reality.comparing import BURST_TPOT, GOAL, compare, fitted, table
+from benchmarks.simulator_reality.comparing import GOAL, compare, fitted, table, told
 from benchmarks.simulator_reality.measuring import Workload, as_json, from_json, measure
 from benchmarks.simulator_reality.types import Asked, Facts, Play, Timed, VariantFacts
 
@@ -52,15 +53,14 @@ def measured(given: argparse.Namespace, command: str) -> None:
 def compared(given: argparse.Namespace, command: str) -> None:
     record = json.loads(given.measured.read_text())
     seen = from_json(record)
-    steps = fitted(seen, given.burst_tpot)
+    loads = json.loads(given.loads.read_text()) if given.loads else record
+    steps = fitted(from_json(loads))
     rows = compare(seen, steps)
     result = {
         "command": command,
         "measured": {name: record.get(name) for name in ("command", "machine", "rate", "facts")},
-        "bursts": BURST_TPOT[given.burst_tpot],
-        "cached_token_us": {
-            source: round(1e6 * model[0].context_s, 4) for source, (model, _) in steps.items()
-        },
+        "loads": {name: loads.get(name) for name in ("command", "machine")},
+        "fitted": {source: told(seen.facts, *both) for source, both in steps.items()},
         "goal": GOAL,
         "rows": rows,
     }
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     other = steps.add_parser("compare")
     other.set_defaults(do=compared)
     other.add_argument("measured", type=Path)
-    other.add_argument("--burst-tpot", choices=tuple(BURST_TPOT), default="last", help="what is measured")
+    other.add_argument("--loads", type=Path, help="whose loads step times are fitted to; else its own")
     other.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(argv)
     given.do(
@@ -107,10 +107,12 @@ def rehearse(folder: Path) -> None:
         "most-idle",
         0.002,
         (VariantFacts("a", "lora", 8, 1000), VariantFacts("b", "lora", 32, 4000)),
+        wide_from=100,
     )
     found = asyncio.run(measure(known(facts), facts, Workload(0.5, 20.0, ((12, 8), (60, 20))), repeats=1))
     rehearsing.write_result(folder / "measured.json", as_json(found))
-    main(["compare", str(folder / "measured.json"), "--out", str(folder / "result.json")])
+    measured = str(folder / "measured.json")
+    main(["compare", measured, "--loads", measured, "--out", str(folder / "result.json")])
     rows = rehearsing.check(folder / "result.json", "rows")["rows"]
     assert {row["asked"] for row in rows} == {"all", "base", "lora", "12 tokens", "60 tokens"}
     assert all(row["within"] for row in rows), rows
@@ -131,10 +133,12 @@ def known(facts: Facts) -> Play:
     model.context_s = 1e-6
     model.batched_tokens, model.kv_tokens = facts.batched_tokens, facts.kv_tokens
     model.max_rows, model.slots, model.path_s = facts.rows, facts.slots, facts.path_s
+    model.wide_from, model.wide_launch_s = facts.wide_from, 5e-3
     variants.kind, variants.weight = -1, 1.0
     for row, one in zip(variants[1:], facts.variants, strict=True):
         row.kind, row.rank, row.rank_class = 0, one.rank, rank_class(one.rank)
         row.row_s, row.variant_s, row.token_s = 0.2e-3, 0.5e-3 + 1e-7 * one.size_bytes, 5e-6
+        row.wide_variant_s, row.wide_token_s = 3e-3, 2e-6
 
     async def play(asked: Sequence[Asked]) -> list[Timed]:
         return simulate(facts, model, variants, asked)

@@ -8,29 +8,36 @@ from typing import Any
 import numpy as np
 
 from benchmarks.simulator_reality.calibrating import step_times
-from benchmarks.simulator_reality.mean_bursts import step_times_of_means
 from benchmarks.simulator_reality.measuring import Measured
 from benchmarks.simulator_reality.simulated import simulate
-from benchmarks.simulator_reality.types import Timed
+from benchmarks.simulator_reality.types import Facts, Timed
 from profiler.compiled import Records
+from profiler.step_time.records import KIND_NUMBERS
 
 GOAL = 0.15
 QUANTILES = {"p50": 50, "p95": 95}
+PARTS = ("row_s", "variant_s", "token_s", "wide_variant_s", "wide_token_s")
 MOST_LENGTHS = 8  # that are told apart
-BURST_TPOT = {
-    "last": "the TPOT of a measured load is that of the requests that began last",
-    "mean": "the TPOT of a measured load is the mean of all its requests, also of those that waited while "
-    "others' prompts were filled: a cached token takes the time with which the simulated load of long "
-    "prompts has the measured mean",
-}
 
 
-def fitted(measured: Measured, burst_tpot: str) -> dict[str, tuple[Records, Records]]:
-    """Step times by where they are from. `burst_tpot`, of `BURST_TPOT`, says what measured loads have."""
-    by_mean = {"measured": step_times_of_means} if burst_tpot == "mean" else {}
+def fitted(measured: Measured) -> dict[str, tuple[Records, Records]]:
+    """Step times by where they are from."""
+    return {source: step_times(measured.facts, seen) for source, seen in measured.seen.items()}
+
+
+def told(facts: Facts, model: Records, variants: Records) -> dict[str, Any]:
+    """What was fitted, in numbers that can be looked at."""
+    own = {
+        variant.name: {name.replace("_s", "_us"): round(1e6 * row[name], 3) for name in PARTS}
+        for variant, row in zip(facts.variants, variants[1:], strict=True)
+    }
+    kinds = {variant.kind: KIND_NUMBERS[variant.kind] for variant in facts.variants}
     return {
-        source: by_mean.get(source, step_times)(measured.facts, seen)
-        for source, seen in measured.seen.items()
+        "path_ms": round(1e3 * model[0].path_s, 3),
+        "cached_token_us": round(1e6 * model[0].context_s, 4),
+        "launch_ms": {kind: round(1e3 * model[0].launch_s[n], 3) for kind, n in kinds.items()},
+        "wide_launch_ms": {kind: round(1e3 * model[0].wide_launch_s[n], 3) for kind, n in kinds.items()},
+        "variants": own,
     }
 
 

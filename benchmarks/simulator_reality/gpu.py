@@ -29,8 +29,9 @@ from benchmarks.serving.settings import GIB, SHAPES
 from benchmarks.serving.workload import Request, prompt_ids
 from benchmarks.simulator_reality.measuring import Workload, as_json, measure
 from benchmarks.simulator_reality.types import Asked, Facts, Play, Timed, VariantFacts
-from workers.group.cuda_graphs import compilation
+from workers.group.cuda_graphs import compilation, graph_sizes
 from workers.group.vllm_arguments import RANK_PLUGIN
+from workers.kernels.rows import LARGE_FROM
 from workers.variant_config import VariantConfig
 
 LENGTHS = ((64, 64), (128, 96), (256, 128), (512, 192), (1024, 128))
@@ -68,7 +69,13 @@ def facts_of(folders: Sequence[Path], ranks: Sequence[int], rows: int, kv_tokens
         policy="most-idle",
         path_s=0.0,
         variants=variants,
+        wide_from=wide_from(rows),
     )
+
+
+def wide_from(rows: int) -> int:
+    """Tokens from which on a step's graph has room for so many rows that our kernels use large tiles."""
+    return 1 + max(size for size in graph_sizes(rows, STEP_TOKENS) if size < LARGE_FROM)
 
 
 def player(llm: Any, folders: Sequence[Path], vocabulary: int) -> Play:

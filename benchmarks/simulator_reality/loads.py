@@ -10,7 +10,7 @@ from benchmarks.simulator_reality.types import Asked, Facts
 
 SHORT, OUTPUT = 16, 48  # tokens; answers of so many make what their start takes small
 LONGER = 96  # tokens of answers beside which prompts come
-FILLED_IN = 4  # steps that fill the long prompts of a load
+TILE_ROWS = 16  # of one variant that kernels take at once; a line through more of them would be of no batch
 MARGIN = 16  # tokens that the longest prompt leaves free
 FIRST = 2  # tokens of an answer of which only the first matters
 LENGTHS = 6  # of prompts
@@ -30,8 +30,8 @@ class Load:
 
 
 def loads(facts: Facts) -> list[Load]:
-    """The base by rows, by context and by prompt; each variant alone and in all rows, and by prompt; all of
-    them; and prompts beside rows that decode. What a load is told from comes before it."""
+    """The base by rows, by context and by prompt; each variant in one row and in a tile, and by prompt; all
+    of them; and prompts beside rows that decode. What a load is told from comes before it."""
     everyone = tuple(range(1, len(facts.variants) + 1))
     found = [*_of_base(facts), *_of_variants(facts)]
     if everyone:
@@ -41,20 +41,26 @@ def loads(facts: Facts) -> list[Load]:
 
 
 def _of_base(facts: Facts) -> list[Load]:
-    long = longest_prompt(facts)
     by_rows = sorted({n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n < facts.rows} | {facts.rows})
-    steps = FILLED_IN * facts.batched_tokens // long  # more would end before the last ones begin
     return [
         *(Load(rows, SHORT, OUTPUT) for rows in by_rows),
-        Load(min(facts.rows, max(1, steps)), long, OUTPUT),
+        *context_loads(facts),
         *(Load(1, prompt, FIRST) for prompt in prompts(facts)),
     ]
+
+
+def context_loads(facts: Facts) -> tuple[Load, Load]:
+    """With few tokens cached and with many. As many rows as arrivals have, for attention reads the cache of
+    few rows slowly; answers so long that none ends before the last prompt is filled."""
+    rows, long = max(1, facts.rows // 2), prompts(facts)[-2]
+    return Load(rows, SHORT, LONGER), Load(rows, long, LONGER)
 
 
 def _of_variants(facts: Facts) -> list[Load]:
     found = []
     for variant in one_of_each(facts):
-        found += [Load(1, SHORT, OUTPUT, (variant,)), Load(facts.rows, SHORT, OUTPUT, (variant,))]
+        rows = min(facts.rows, TILE_ROWS)
+        found += [Load(1, SHORT, OUTPUT, (variant,)), Load(rows, SHORT, OUTPUT, (variant,))]
         found += [Load(1, prompt, FIRST, (variant,)) for prompt in prompts(facts)]
     return found
 
@@ -66,7 +72,7 @@ def _beside(facts: Facts, everyone: tuple[int, ...]) -> list[Load]:
     by_kind: dict[str, list[int]] = {}
     for number, variant in enumerate(facts.variants, start=1):
         by_kind.setdefault(variant.kind, []).append(number)
-    asked = {(0,): [(0, length) for length in lengths]}
+    asked: dict[tuple[int, ...], list[tuple[int, int]]] = {(0,): [(0, length) for length in lengths]}
     for numbers in by_kind.values():
         asked[tuple(numbers)] = [(0, lengths[len(lengths) // 2])]
     if everyone:
@@ -74,7 +80,7 @@ def _beside(facts: Facts, everyone: tuple[int, ...]) -> list[Load]:
         asked[(0, *everyone)] = [(model, length) for model in firsts for length in lengths]
     found = []
     for models, besides in asked.items():
-        found.append(Load(rows, SHORT, LONGER, models))
+        found += [Load(rows, SHORT, LONGER, models)] if models != (0,) else []
         found += [Load(rows, SHORT, LONGER, models, beside) for beside in besides]
     return found
 

@@ -29,13 +29,13 @@ async def seen_of(play: Play, facts: Facts, repeats: int) -> list[Seen]:
     """The loads, `repeats` times in turn and once before that; medians."""
     found: dict[Load, list[Seen]] = {load: [] for load in loads(facts)}
     for _ in range(repeats + 1):
-        for load in found:
+        for load, before in found.items():
             latest = {other: seen[-1] for other, seen in found.items() if seen}
-            found[load].append(await _see(play, facts, load, latest))
+            before.append(await see(play, facts, load, latest))
     return [_median(seen[1:]) for seen in found.values()]
 
 
-async def _see(play: Play, facts: Facts, load: Load, latest: Mapping[Load, Seen]) -> Seen:
+async def see(play: Play, facts: Facts, load: Load, latest: Mapping[Load, Seen]) -> Seen:
     if load.beside is None:
         return told(load, await play(burst(load, facts.groups)), facts.groups)
     model, length = load.beside
@@ -65,9 +65,7 @@ def told(load: Load, times: Sequence[Timed], groups: int) -> Seen:
     return Seen(load, statistics.mean(one.ttft_s for one in times), _tpot_s(times, groups))
 
 
-def told_beside(
-    load: Load, asked: Sequence[Asked], times: Sequence[Timed], alone: Seen, groups: int
-) -> Seen:
+def told_beside(load: Load, asked: Sequence[Asked], times: Sequence[Timed], alone: Seen, groups: int) -> Seen:
     """Rows take as much longer as the steps that fill prompts take longer than those that do not."""
     rows, prompts = times[: load.rows * groups], times[load.rows * groups :]
     until_s = min(one.total_s for one in rows)
@@ -85,6 +83,6 @@ def _tpot_s(times: Sequence[Timed], groups: int) -> float:
 
 def _median(seen: Sequence[Seen]) -> Seen:
     def middle(what: str) -> float:
-        return statistics.median(getattr(one, what) for one in seen)
+        return float(statistics.median(getattr(one, what) for one in seen))
 
     return Seen(seen[0].load, middle("ttft_s"), middle("tpot_s"), middle("step_s"))

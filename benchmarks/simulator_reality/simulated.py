@@ -29,7 +29,7 @@ def simulate(
         POLICIES.index(facts.policy), seed, LOOK_AHEAD, facts.max_ongoing, TICK_S, facts.slots, LONGEST_WAIT_S
     )
     run(world, rules, np.inf, records(ROW, facts.rows))
-    return [_timed(world, i, facts.path_s) for i in range(len(asked))]
+    return [_timed(world, i, model[0].path_s) for i in range(len(asked))]
 
 
 def _world(facts: Facts, model: Records, variants: Records, asked: Sequence[Asked], seed: int) -> World:

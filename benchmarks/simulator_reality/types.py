@@ -41,7 +41,7 @@ class VariantFacts:
 class Facts:
     """Each of `groups` engines runs `rows` requests at once, of at most `batched_tokens` in a step, and has
     `kv_tokens` cached; a gateway sends it `max_ongoing` at most. `policy` is the router's. `path_s`: from the
-    client to the engine and back."""
+    client to the engine and back, where it is known. Steps from `wide_from` tokens on are wide; 0: none."""
 
     groups: int
     rows: int
@@ -53,3 +53,4 @@ class Facts:
     policy: str
     path_s: float
     variants: tuple[VariantFacts, ...]
+    wide_from: int = 0

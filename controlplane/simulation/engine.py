@@ -16,7 +16,8 @@ from controlplane.routing.snapshot import LOADING as ON_ITS_WAY
 from controlplane.simulation import agenda, host_memory
 from controlplane.simulation.world import NOBODY, Rules, World
 from profiler.compiled import Records, compiled
-from profiler.step_time.steps import add, decode_step_s, mixed_step_s, remove
+from profiler.step_time.records import BASE_KIND
+from profiler.step_time.steps import add, decode_step_s, is_wide, mixed_step_s, remove
 from workers.scheduling import policy
 from workers.scheduling.slots import EMPTY, slot_for
 
@@ -408,11 +409,10 @@ def _begin(world: World, g: int, now_s: float) -> None:
     engine.start_s, engine.fills, engine.growth_s = now_s, 0, 0.0
     tokens = _give_chunks(world, g, max(0, model.batched_tokens - engine.batch.rows))
     if tokens > 0:
-        added_s = 0.0
-        for i in range(engine.running):
-            row = world.rows[g, i]
-            variant = world.truth.variants[engine.model, world.asked[row.request].variant]
-            added_s += row.chunk * variant.token_s
+        if is_wide(model, tokens + engine.batch.rows):
+            added_s = _wide_prompts_s(world, g)
+        else:
+            added_s = _prompts_s(world, g)
         engine.fills, engine.steps = 1, 1
         engine.step_s = mixed_step_s(model, engine.batch, float(tokens), added_s)
     elif engine.batch.rows > 0:
@@ -424,6 +424,42 @@ def _begin(world: World, g: int, now_s: float) -> None:
     else:
         at_s = _next_load_s(world, g) if engine.loading > 0 else math.inf
         _schedule(world.next_s, world.winners, g, at_s)
+
+
+@compiled
+def _prompts_s(world: World, g: int) -> float:
+    """What the variants of prompts add to a step."""
+    engine, added_s = world.engines[g], 0.0
+    for i in range(engine.running):
+        row = world.rows[g, i]
+        variant = world.truth.variants[engine.model, world.asked[row.request].variant]
+        added_s += row.chunk * variant.token_s
+    return added_s
+
+
+@compiled
+def _wide_prompts_s(world: World, g: int) -> float:
+    """What they add to a wide step: once, too, for each variant and each kind that no other row has."""
+    engine, added_s = world.engines[g], 0.0
+    model = world.truth.models[engine.model]
+    for i in range(engine.running):
+        row = world.rows[g, i]
+        number = world.asked[row.request].variant
+        variant = world.truth.variants[engine.model, number]
+        if row.chunk == 0 or variant.kind == BASE_KIND:
+            continue
+        added_s += row.chunk * variant.wide_token_s
+        new, new_kind = world.where[g, number].rows == 0, engine.batch.by_kind[variant.kind] == 0
+        for j in range(i):
+            other = world.asked[world.rows[g, j].request].variant
+            if world.rows[g, j].chunk > 0 and other > 0:
+                new = new and other != number
+                new_kind = new_kind and world.truth.variants[engine.model, other].kind != variant.kind
+        if new:
+            added_s += variant.wide_variant_s
+        if new_kind:
+            added_s += model.wide_launch_s[variant.kind]
+    return added_s
 
 
 @compiled

@@ -21,6 +21,7 @@ def add(batch: Records, variant: Records, context: float, is_first: bool) -> Non
             batch.ranked += 1
         if is_first:
             batch.variants_s += variant.variant_s
+            batch.wide_variants_s += variant.wide_variant_s
 
 
 @compiled
@@ -36,8 +37,9 @@ def remove(batch: Records, variant: Records, context: float, was_last: bool) -> 
             batch.ranked -= 1
         if was_last:
             batch.variants_s = max(0.0, batch.variants_s - variant.variant_s)
+            batch.wide_variants_s = max(0.0, batch.wide_variants_s - variant.wide_variant_s)
     if batch.rows == 0:  # what is left of sums is rounding
-        batch.context = batch.rows_s = batch.variants_s = 0.0
+        batch.context = batch.rows_s = batch.variants_s = batch.wide_variants_s = 0.0
 
 
 @compiled
@@ -85,6 +87,22 @@ def variants_s(model: Records, batch: Records) -> float:
 
 
 @compiled
+def is_wide(model: Records, tokens: float) -> bool:
+    """Whether a step of so many tokens, of prompts and of rows, is wide."""
+    return 0 < model.wide_from <= tokens  # type: ignore[no-any-return]
+
+
+@compiled
+def wide_variants_s(model: Records, batch: Records) -> float:
+    """What the batch's variants add to a wide step in which each row decodes."""
+    seconds = batch.rows_s + batch.wide_variants_s
+    for kind in range(KINDS):
+        if batch.by_kind[kind] > 0:
+            seconds += model.wide_launch_s[kind]
+    return seconds  # type: ignore[no-any-return]
+
+
+@compiled
 def decode_step_s(model: Records, batch: Records) -> float:
     """A step in which every row decodes one token; 0 for an empty batch."""
     if batch.rows == 0:
@@ -124,7 +142,11 @@ def step_with_one_more_s(
 def mixed_step_s(model: Records, batch: Records, prompt_tokens: float, prompt_variants_s: float) -> float:
     """A step that fills `prompt_tokens` beside the decoding rows of `batch`; the base is read once for both.
     `prompt_variants_s` is what the variants of the prompts add."""
-    both = prefill_curve_s(model, prompt_tokens + batch.rows)
+    tokens = prompt_tokens + batch.rows
+    both = prefill_curve_s(model, tokens)
     alone = decode_curve_s(model, batch.rows) if batch.rows else 0.0
-    rest = model.context_s * batch.context + variants_s(model, batch) + prompt_variants_s
+    if is_wide(model, tokens):
+        rest = model.context_s * batch.context + wide_variants_s(model, batch) + prompt_variants_s
+    else:
+        rest = model.context_s * batch.context + variants_s(model, batch) + prompt_variants_s
     return max(both, alone) + rest  # type: ignore[no-any-return]

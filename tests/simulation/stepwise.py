@@ -15,7 +15,8 @@ class Asked(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """Seconds. `load_s`, `row_s` by variant; as many slots as variants."""
+    """Seconds. `load_s`, `row_s` by variant; as many slots as variants. Variants' parts are others in steps
+    of `wide_from` tokens or more, if there are any, where those of prompts have all of them."""
 
     base_s: float = 0.01
     each_s: float = 0.001
@@ -25,6 +26,10 @@ class Machine(NamedTuple):
     row_s: tuple[float, ...] = (0.0,)
     prompt_s: tuple[float, ...] = (0.0,)
     load_s: tuple[float, ...] = (0.0,)
+    wide_from: int = 0
+    wide_launch_s: float = 0.0
+    wide_variant_s: tuple[float, ...] = (0.0,)
+    wide_prompt_s: tuple[float, ...] = (0.0,)
     budget: int = 64
     most_rows: int = 4
     kv_tokens: int = 400
@@ -138,12 +143,20 @@ class Engine:
         variants = [row.asked.variant for row in decoding if row.asked.variant]
         seconds = machine.cached_s * sum(row.cached for row in decoding)
         seconds += sum(machine.row_s[variant] for variant in variants)
-        seconds += machine.launch_s if variants else 0.0
         alone_s = machine.decode_s(len(decoding)) if decoding else 0.0
-        if tokens:
+        if tokens and 0 < machine.wide_from <= tokens + len(decoding):
+            seconds += self._wide_s(variants)
+        else:
+            seconds += machine.launch_s if variants else 0.0
             seconds += sum(row.chunk * machine.prompt_s[row.asked.variant] for row in self.running)
-            return seconds + max(machine.prefill_s(tokens + len(decoding)), alone_s)
-        return seconds + alone_s
+        return seconds + (max(machine.prefill_s(tokens + len(decoding)), alone_s) if tokens else alone_s)
+
+    def _wide_s(self, decoding: list[int]) -> float:
+        machine, filled = self.machine, [row for row in self.running if row.chunk and row.asked.variant]
+        present = {*decoding, *(row.asked.variant for row in filled)}
+        once_s = sum(machine.wide_variant_s[variant] for variant in present)
+        each_s = sum(row.chunk * machine.wide_prompt_s[row.asked.variant] for row in filled)
+        return once_s + each_s + (machine.wide_launch_s if present else 0.0)
 
     def _give_out(self, now_s: float) -> None:
         for row in list(self.running):

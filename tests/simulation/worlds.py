@@ -29,12 +29,15 @@ def snapshot(machine: Machine, groups: int) -> Snapshot:
     )
     model.context_s, model.launch_s = machine.cached_s, machine.launch_s
     model.batched_tokens, model.max_rows = machine.budget, machine.most_rows
+    model.wide_from, model.wide_launch_s = machine.wide_from, machine.wide_launch_s
     model.kv_tokens, model.slots = machine.kv_tokens, max(1, len(machine.row_s) - 1)
     made = new_snapshot(groups, len(machine.row_s), model)
     made.variants.kind[0, 1:] = 0
     made.variants.row_s[0] = machine.row_s
     made.variants.token_s[0] = machine.prompt_s
     made.variants.load_s[0] = machine.load_s
+    made.variants.wide_variant_s[0] = machine.wide_variant_s
+    made.variants.wide_token_s[0] = machine.wide_prompt_s
     made.held.where = IN_HOST_MEMORY
     made.held.where[:, 0] = IN_SLOT
     return made

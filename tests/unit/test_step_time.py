@@ -104,6 +104,7 @@ def some_variants() -> Records:
     made.rank_class = [rank_class(r) for r in made.rank]
     made.row_s = [0, 1e-5, 9e-5, 4e-5, 2e-5, 3e-5]
     made.variant_s = [0, 1e-4, 3e-4, 2e-4, 9e-4, 5e-4]
+    made.wide_variant_s = [0, 4e-4, 5e-4, 1e-3, 5e-3, 2e-3]
     return made
 
 
@@ -131,6 +132,19 @@ def linear_model() -> Records:
 def test_any_batch_is_the_sum_of_its_parts(chosen: list[int], context: float) -> None:
     made = batch(some_variants(), chosen, context)
     assert steps.decode_step_s(linear_model()[0], made[0]) == pytest.approx(by_hand(chosen, context))
+
+
+@given(choices(), st.integers(1, 500))
+def test_variants_take_other_times_in_wide_steps(chosen: list[int], tokens: int) -> None:
+    model, variants = linear_model(), some_variants()
+    model.prefill_s, model.wide_from, model.wide_launch_s = 0.05, 200, [1e-3, 2e-3, 3e-3, 4e-3]
+    made = batch(variants, chosen, 30.0)
+    narrow_s = 0.05 - 0.01 - 1e-4 * len(chosen) + by_hand(chosen, 30.0)
+    wide_s = 0.05 + 1e-8 * 30.0 * len(chosen) + sum(variants.row_s[v] for v in chosen)
+    wide_s += sum(variants.wide_variant_s[v] for v in set(chosen))
+    wide_s += sum((kind + 1) * 1e-3 for kind in {int(variants.kind[v]) for v in chosen} - {-1})
+    expected_s = wide_s if tokens + len(chosen) >= 200 else narrow_s
+    assert steps.mixed_step_s(model[0], made[0], float(tokens), 7e-3) == pytest.approx(expected_s + 7e-3)
 
 
 @given(choices(), st.integers(0, 5))
