@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import os
 import platform
@@ -20,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import gpu_engine, gpu_lora, rehearsing
-from benchmarks.rehearsal_engine import MAX_MODEL_LEN, SHAPE, base_of
+from benchmarks.rehearsal_engine import SHAPE, base_of
 from benchmarks.serving import deltas, playing
 from benchmarks.serving.engines import delta_bytes, set_environment
 from benchmarks.serving.metrics import Outcome
 from benchmarks.serving.rehearsal import OneAfterTheOther
 from benchmarks.serving.settings import GIB, SHAPES
 from benchmarks.serving.workload import Request, prompt_ids
+from benchmarks.simulator_reality.loads import MARGIN, OUTPUT, SHORT
 from benchmarks.simulator_reality.measuring import Workload, as_json, measure
 from benchmarks.simulator_reality.types import Asked, Facts, Play, Timed, VariantFacts
 from workers.group.cuda_graphs import compilation, graph_sizes
@@ -193,10 +195,16 @@ def rehearse(folder: Path, llm: Any) -> None:
     """Two LoRAs and a delta in the engine that all share, which answers one request at a time."""
     ranks = (4, 16)
     folders = write_variants(folder, base_of(llm), SHAPE, ranks, 1)
-    facts = facts_of(folders, ranks, rows=2, kv_tokens=1 << 14, max_len=MAX_MODEL_LEN)
+    short = OUTPUT + MARGIN + SHORT + 2  # prompts of loads have three lengths then
+    facts = facts_of(folders, ranks, rows=2, kv_tokens=1 << 14, max_len=short)
     play = player(OneAfterTheOther(llm), folders, SHAPE["vocab_size"])
     work = Workload(0.5, 0.5, ((12, 4), (30, 6)))
-    found = as_json(asyncio.run(measure(play, facts, work, repeats=1)))
+
+    async def paced(asked: Sequence[Asked]) -> list[Timed]:
+        """An answer that comes whole has no time between tokens, and an engine without any could do all."""
+        return [dataclasses.replace(one, tpot_s=0.02) for one in await play(asked)]
+
+    found = as_json(asyncio.run(measure(paced, facts, work, repeats=0)))
     rehearsing.write_result(folder / "measured.json", found)
     assert rehearsing.check(folder / "measured.json", "facts", "seen")["seen"]["measured"]
     json.dumps(found)

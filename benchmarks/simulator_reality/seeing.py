@@ -26,13 +26,13 @@ class Seen:
 
 
 async def seen_of(play: Play, facts: Facts, repeats: int) -> list[Seen]:
-    """The loads, `repeats` times in turn and once before that; medians."""
+    """The loads, `repeats` times in turn and once before that; medians. Without repeats that one counts."""
     found: dict[Load, list[Seen]] = {load: [] for load in loads(facts)}
     for _ in range(repeats + 1):
         for load, before in found.items():
             latest = {other: seen[-1] for other, seen in found.items() if seen}
             before.append(await see(play, facts, load, latest))
-    return [_median(seen[1:]) for seen in found.values()]
+    return [_median(seen[1:] or seen) for seen in found.values()]
 
 
 async def see(play: Play, facts: Facts, load: Load, latest: Mapping[Load, Seen]) -> Seen:
