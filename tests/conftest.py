@@ -18,14 +18,15 @@ from typing import Any, NoReturn
 import pytest
 import redis
 from filelock import FileLock
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # How long an example takes depends on the machine's load.
 # `make test` draws the same examples every time: what fails in CI fails here, with the change that did it.
 # HYPOTHESIS_PROFILE=explore looks for new ones.
-settings.register_profile("thorough", deadline=None, derandomize=True)
-settings.register_profile("explore", deadline=None, max_examples=1000)
-settings.register_profile("quick", deadline=None, max_examples=20)
+BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("thorough", BUSY, derandomize=True)
+settings.register_profile("explore", BUSY, max_examples=1000)
+settings.register_profile("quick", BUSY, max_examples=20)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "thorough"))
 
 # Of an engine's start on a CPU most is Inductor compiling vLLM's code, which is not what is tested here.
