@@ -421,7 +421,8 @@ def orders_made_anew(of: HostRouter) -> Any:
 def test_of_many_workers_the_orders_are_those_that_would_be_made_anew(seed: int) -> None:
     rng = np.random.default_rng(seed)
     made, known = HostRouter(RoutingRules(), 0.0), models(4)
-    members = [Member("ab"[n % 2], 5, name=f"{n}") for n in range(45)]
+    members = [Member(f"{n}", 5) for n in range(45)]
+    known.model_of_group = {member.group: n % 2 for n, member in enumerate(members)}
     made.set_members(members[:40])
     made.learn(known)
     flights: list[Flight] = []
@@ -445,6 +446,7 @@ def test_of_many_workers_the_orders_are_those_that_would_be_made_anew(seed: int)
             made.tick(now_s)
         elif rng.random() < 0.2:
             made.set_members(members[int(rng.integers(5)) : 45 - int(rng.integers(5))])
+            members = [one if one.slot >= 0 else Member(one.group, 5) for one in members]
     if made.has_room:
         sent(made)
         assert made.snapshot is not None
