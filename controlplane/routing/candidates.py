@@ -11,8 +11,9 @@ something of this request:
 If more than NEAR have the variant, or more than HOST in memory, those that stand first in order are taken.
 Of equals the request's key says which are taken, so that requests, and gateways, do not all look at the same
 idle groups. However many groups there are, the cost
-is worked out for no more than NEAR + HOST + sum(FIRST) + 1 of them (somewhat more where there are many
-shelves); besides, one byte or two of each group are read.
+is worked out for no more than NEAR + HOST + sum(FIRST) + 1 of a pool, and of all others; where those are on
+several shelves, for no more than 5 FEWEST of each shelf, if that is more. Besides, 8 bytes of each group are
+read.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from profiler.compiled import Records, compiled
 
 NEAR, HOST = 24, 12
 FIRST = (16, 8, 8)  # of a shelf, in each order
-FEWEST = 2  # of a shelf in each order, however many shelves there are
+FEWEST = 4  # of each shelf, however many shelves there are
 _ELSEWHERE, _HOST, _NEAR = range(3)
 
 

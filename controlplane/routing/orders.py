@@ -6,8 +6,9 @@ A snapshot of more than LOOK_AT_ALL groups keeps them in ORDERS orders, by
 - BASE: the cost of a typical request of the base;
 - FAST: the time per token.
 
-In each they stand by shelf first. A shelf has the groups of one step model and one ceiling whose largest rank
-is of one class, if kernels pad; those that are not usable are on the last one. Of equals the lower `key`
+In each they stand by shelf first. A shelf has the groups of one step model and one ceiling that have made alike
+promises (the tightest is within a factor of two), and whose largest rank is of one class, if kernels pad;
+those that are not usable are on the last one. Of equals the lower `key`
 stands first, so the order in which a snapshot has its groups does not matter.
 
 `put` moves one group to where it belongs: a binary search, and a step for every group that it passes. All of
@@ -24,7 +25,7 @@ from typing import NamedTuple
 from controlplane.routing.prospect import prospect
 from controlplane.routing.scorers.pressure import slot_s
 from controlplane.routing.scorers.total import NOT_KNOWN_S, cost_s
-from controlplane.routing.snapshot import NO_PROMISE, ORDERS, Snapshot
+from controlplane.routing.snapshot import NO_PROMISE, ORDERS, PROMISES, Snapshot
 from profiler.compiled import Records, compiled
 from profiler.step_time.records import CLASSES
 from profiler.step_time.steps import largest_class
@@ -33,6 +34,8 @@ FRESH, BASE, FAST = range(ORDERS)
 NOT_ORDERED, UNUSABLE = 0, 1 << 30  # shelves; those of usable groups lie between
 TYPICAL_TOKENS = 200.0
 _CEILINGS = 100
+_ALIKE = 35  # classes of promises; PROMISE_RATIO ** 35 is 2
+_TIGHTNESS = PROMISES // _ALIKE + 1
 
 
 class Typical(NamedTuple):
@@ -116,17 +119,19 @@ def shelf_of(snapshot: Snapshot, g: int) -> int:
         return UNUSABLE
     largest = largest_class(group.batch) if snapshot.models[group.model].padded_s > 0.0 else 0
     ceiling = max(0, min(group.ceiling, _CEILINGS - 1))
-    return 1 + (group.model * _CEILINGS + ceiling) * CLASSES + largest  # type: ignore[no-any-return]
+    tightness = max(0, min(group.tightest, NO_PROMISE)) // _ALIKE
+    shelf = (group.model * _CEILINGS + ceiling) * CLASSES + largest
+    return 1 + shelf * _TIGHTNESS + tightness  # type: ignore[no-any-return]
 
 
 @compiled
 def ceiling_of(shelf: int) -> int:
-    return (shelf - 1) // CLASSES % _CEILINGS
+    return (shelf - 1) // (CLASSES * _TIGHTNESS) % _CEILINGS
 
 
 @compiled
 def model_of(shelf: int) -> int:
-    return (shelf - 1) // (CLASSES * _CEILINGS)
+    return (shelf - 1) // (CLASSES * _TIGHTNESS * _CEILINGS)
 
 
 @compiled

@@ -105,7 +105,10 @@ def check_orders(asked: World) -> None:
     """The group at each place is the one that a sort puts there; keys are as they would be made anew."""
     snapshot, count = asked.snapshot, len(asked.snapshot.groups)
     shelves = [
-        (not group.usable, group.usable and (group.model, group.ceiling, largest_class(asked, g)))
+        (
+            not group.usable,
+            group.usable and (group.model, group.ceiling, largest_class(asked, g), group.tightest // 35),
+        )
         for g, group in enumerate(snapshot.groups)
     ]
     for order in (BASE, FRESH, FAST):
@@ -216,7 +219,8 @@ def test_who_is_looked_at(seed: int, groups: int) -> None:
     rng = np.random.default_rng(seed)
     snapshot, request = asked.snapshot, asked.request
     snapshot.groups.usable = 1
-    snapshot.groups.model = 0
+    snapshot.groups.model = snapshot.groups.promises = 0
+    snapshot.groups.tightest = NO_PROMISE
     snapshot.models.padded_s = 0.0
     request.variant, request.cached, request.home = 1, 5.0, rng.integers(groups)
     shares = rng.dirichlet([1, 1, 1, 1])
