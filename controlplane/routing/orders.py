@@ -6,10 +6,10 @@ A snapshot of more than LOOK_AT_ALL groups keeps them in ORDERS orders, by
 - BASE: the cost of a typical request of the base;
 - FAST: the time per token.
 
-In each they stand by shelf first. A shelf has the groups of one step model and one ceiling that have made alike
-promises (the tightest is within a factor of two), and whose largest rank is of one class, if kernels pad;
-those that are not usable are on the last one. Of equals the lower `key`
-stands first, so the order in which a snapshot has its groups does not matter.
+In each they stand by shelf first. A shelf has the groups of one step model and one ceiling that have made
+alike promises (the tightest is within a factor of two), and whose largest rank is of one class, if kernels
+pad; those that are not usable are on the last one. Of equals the lower `key` stands first, so the order in
+which a snapshot has its groups does not matter.
 
 `put` moves one group to where it belongs: a binary search, and a step for every group that it passes. All of
 `controlplane.routing.bookkeeping` does that. Whoever changes a group in another way calls `put`, or
