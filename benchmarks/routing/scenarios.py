@@ -162,9 +162,9 @@ def variant_records(scenario: Scenario, rng: np.random.Generator) -> Records:
 
 
 def where_at_first(scenario: Scenario, variants: Records) -> npt.NDArray[np.int32]:
-    """[G, V]: adapters are in every host's memory (CaraServe); deltas are fetched."""
+    """[V, G]: adapters are in every host's memory (CaraServe); deltas are fetched."""
     at = np.where(variants.bytes < 1e9, IN_HOST_MEMORY, ELSEWHERE).astype(np.int32)
-    return np.broadcast_to(at, (scenario.groups, len(variants))).copy()
+    return np.broadcast_to(at[:, None], (len(variants), scenario.groups)).copy()
 
 
 def requests(scenario: Scenario, variants: Records, rate: float, rng: np.random.Generator) -> Records:

@@ -12,10 +12,10 @@ import numpy as np
 from benchmarks.routing import scenarios
 from benchmarks.routing.scenarios import Scenario
 from controlplane.routing.policies.choose import POLICIES
-from controlplane.routing.snapshot import Snapshot, new_snapshot
+from controlplane.routing.snapshot import ORDER, ORDERS, Snapshot, new_snapshot
 from controlplane.routing.state import new_state
 from controlplane.simulation.run import run
-from controlplane.simulation.world import OUTCOME, ROW, Rules, new_world
+from controlplane.simulation.world import ROW, Rules, World, new_world
 from profiler.compiled import Records, records
 
 TICK_S = 5.0
@@ -52,20 +52,33 @@ def _variants(scenario: Scenario, seed: int) -> Records:
     return scenarios.variant_records(scenario, np.random.default_rng((seed, 1)))
 
 
-def simulate(scenario: Scenario, policy: str, rate: float, seed: int) -> Result:
-    """Every policy gets the same requests for the same seed and rate."""
+def simulate(scenario: Scenario, policy: str, rate: float, seed: int, all_looked_at: bool = False) -> Result:
+    """Every policy gets the same requests for the same seed and rate. `all_looked_at`: of however many groups
+    there are."""
+    world, rules = begun(scenario, policy, rate, seed, all_looked_at)
+    ended = records(ROW, scenario.machine.max_rows)
+    began = time.process_time()
+    run(world, rules, scenario.warm_s + scenario.measured_s + OVERTIME_S, ended)
+    return result(scenario, world, time.process_time() - began)
+
+
+def begun(
+    scenario: Scenario, policy: str, rate: float, seed: int, all_looked_at: bool = False
+) -> tuple[World, Rules]:
+    """Nothing has happened yet."""
     variants = _variants(scenario, seed)
     asked = scenarios.requests(scenario, variants, rate, np.random.default_rng((seed, 2)))
     truth, seen = (_snapshot(scenario, variants) for _ in range(2))
+    if all_looked_at:
+        seen = without_orders(seen)
     world = new_world(asked, truth, seen, new_state(len(variants), seed + 1), MAX_ONGOING)
-    rules = Rules(
-        POLICIES.index(policy), seed, 1, MAX_ONGOING, TICK_S, scenario.machine.slots, LONGEST_WAIT_S
-    )
-    ended = records(ROW, scenario.machine.max_rows)
-    span_s = scenario.warm_s + scenario.measured_s
-    began = time.process_time()
-    run(world, rules, span_s + OVERTIME_S, ended)
-    return _result(scenario, asked, world.outcomes, time.process_time() - began)
+    slots = scenario.machine.slots
+    return world, Rules(POLICIES.index(policy), seed, 1, MAX_ONGOING, TICK_S, slots, LONGEST_WAIT_S)
+
+
+def without_orders(snapshot: Snapshot) -> Snapshot:
+    """The same, of which a policy looks at all groups."""
+    return snapshot._replace(orders=records(ORDER, (ORDERS, 0)))
 
 
 def _snapshot(scenario: Scenario, variants: Records) -> Snapshot:
@@ -75,8 +88,8 @@ def _snapshot(scenario: Scenario, variants: Records) -> Snapshot:
     return made
 
 
-def _result(scenario: Scenario, asked: Records, outcomes: Records, run_s: float) -> Result:
-    assert outcomes.dtype.names == OUTCOME.names
+def result(scenario: Scenario, world: World, run_s: float) -> Result:
+    asked, outcomes = world.asked, world.outcomes
     measured = asked.arrival_s >= scenario.warm_s
     asked, outcomes = asked[measured], outcomes[measured]
     done = outcomes.end_s > 0

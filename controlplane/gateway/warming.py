@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from controlplane.routing.bookkeeping import set_usable
 from controlplane.routing.snapshot import new_snapshot
 from controlplane.traffic.host_router import (
     PLACE_EVERY_S,
@@ -75,3 +76,5 @@ def run_through() -> None:
     router.filled(flight)
     router.ended(flight, 1)
     router.tick(PLACE_EVERY_S + 1.0)
+    assert router.snapshot is not None
+    set_usable(router.snapshot, 0, True)  # called where there are many workers

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from controlplane.routing.bookkeeping import context_of, prompt_s, starts_s
 from controlplane.routing.snapshot import (
     ELSEWHERE,
     IN_HOST_MEMORY,
@@ -14,6 +13,7 @@ from controlplane.routing.snapshot import (
     promise_class,
     promised_s,
 )
+from controlplane.routing.starts import context_of, prompt_s, starts_s
 from profiler.compiled import Records, compiled
 from profiler.step_time.steps import prefill_curve_s, step_with_one_more_s
 
@@ -41,7 +41,7 @@ def prospect(snapshot: Snapshot, g: int, request: Records) -> Prospect:
     group = snapshot.groups[g]
     model = snapshot.models[group.model]
     variant = snapshot.variants[group.model, request.variant]
-    held = snapshot.held[g, request.variant]
+    held = snapshot.held[request.variant, g]
     is_first = held.rows == 0
     step_s = group.correction * step_with_one_more_s(
         model, group.batch, variant, context_of(request), is_first
@@ -80,7 +80,7 @@ def first_token_s(snapshot: Snapshot, g: int, request: Records, step_s: float) -
     group = snapshot.groups[g]
     model = snapshot.models[group.model]
     variant = snapshot.variants[group.model, request.variant]
-    held = snapshot.held[g, request.variant]
+    held = snapshot.held[request.variant, g]
     tokens = group.unfilled + request.prompt
     steps = math.ceil(tokens / model.batched_tokens)
     prefill_s = steps * prefill_curve_s(model, tokens / steps) + request.prompt * variant.token_s

@@ -83,14 +83,37 @@ REQUEST = np.dtype(
 )
 
 
+# Up to so many groups a policy looks at all.
+LOOK_AT_ALL = 64
+ORDERS = 3
+# Of [order, n], two things (`controlplane.routing.orders`). Which `group` stands at place n. And of group n:
+# its `place`, and what it is ordered by: `shelf`, `key`, `tie`. In the first order, too: the n-th `candidate`
+# of a pick, and the last pick, by number, that had group n for one (`picks_seen`); the first record counts
+# `picks`.
+ORDER = np.dtype(
+    [
+        ("key", "f8"),
+        ("tie", "u8"),
+        ("picks", "i8"),
+        ("picks_seen", "i8"),
+        ("shelf", "i4"),
+        ("group", "i4"),
+        ("place", "i4"),
+        ("candidate", "i4"),
+    ],
+    align=True,
+)
+
+
 class Snapshot(NamedTuple):
-    """`groups` [G], `held` [G, V], `models` [M] (profiler.step_time), `variants` [M, V]; variant 0 is the
-    base."""
+    """`groups` [G], `held` [V, G], `models` [M] (profiler.step_time), `variants` [M, V]; variant 0 is the
+    base. `orders` [ORDERS, G], or [ORDERS, 0] for at most LOOK_AT_ALL groups."""
 
     groups: Records
     held: Records
     models: Records
     variants: Records
+    orders: Records
 
 
 def new_snapshot(groups: int, variants: int, models: Records) -> Snapshot:
@@ -103,7 +126,8 @@ def new_snapshot(groups: int, variants: int, models: Records) -> Snapshot:
     made.ceiling = 99
     known = records(VARIANT, (len(models), variants))
     known.kind = -1
-    return Snapshot(made, records(HELD, (groups, variants)), models, known)
+    ordered = groups if groups > LOOK_AT_ALL else 0
+    return Snapshot(made, records(HELD, (variants, groups)), models, known, records(ORDER, (ORDERS, ordered)))
 
 
 @compiled

@@ -357,7 +357,7 @@ def _place(world: World, g: int, place: int, now_s: float) -> None:
     if slot.variant > 0:
         leaving = world.where[g, slot.variant]
         leaving.slot = NOBODY
-        world.seen.held[g, slot.variant].where = IN_HOST_MEMORY
+        world.seen.held[slot.variant, g].where = IN_HOST_MEMORY
         if leaving.local != NOBODY:
             world.occurring[g, leaving.local].readiness = ABSENT
     occurring = world.occurring[g, place]
@@ -370,7 +370,7 @@ def _place(world: World, g: int, place: int, now_s: float) -> None:
     where.slot = s
     _keep(world, g, occurring.variant)
     occurring.readiness = LOADING
-    world.seen.held[g, occurring.variant].where = ON_ITS_WAY
+    world.seen.held[occurring.variant, g].where = ON_ITS_WAY
     engine.loading += 1
     engine.loads += 1
     if variant.load_s + fetch_s <= 0.0:
@@ -385,7 +385,7 @@ def _end_loads(world: World, g: int, now_s: float) -> None:
         if slot.variant > 0 and slot.ready_s != -math.inf and slot.ready_s <= now_s:
             slot.ready_s = -math.inf
             world.engines[g].loading -= 1
-            world.seen.held[g, slot.variant].where = IN_SLOT
+            world.seen.held[slot.variant, g].where = IN_SLOT
             local = world.where[g, slot.variant].local
             if local != NOBODY:
                 world.occurring[g, local].readiness = READY

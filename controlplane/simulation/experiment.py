@@ -111,7 +111,7 @@ class Experiment:
         host_gib = self.form.engine.host_gib
         host_memory.fill(world, np.inf if host_gib is None else host_gib * GIB)
         if not self.form.engine.warm:
-            assert (world.seen.held.where[:, 1:] == ELSEWHERE).all()
+            assert (world.seen.held.where[1:] == ELSEWHERE).all()
         return world
 
     def _gpus(self, case: Case) -> int:

@@ -39,7 +39,7 @@ def snapshot(form: ScenarioForm, folder: Path, ranks: npt.NDArray[np.int64], cou
     for number, groups in enumerate(form.cluster.groups):
         made.variants[number] = variants_of(form.variants, groups, ranks)
     made.held.where = IN_HOST_MEMORY if form.engine.warm else ELSEWHERE
-    made.held.where[:, 0] = IN_SLOT
+    made.held.where[0] = IN_SLOT
     return made
 
 

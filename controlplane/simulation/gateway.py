@@ -17,6 +17,7 @@ from controlplane.simulation.world import DONE, SENT, Rules, World
 from profiler.compiled import compiled
 
 _sent, _ended, _count = bookkeeping.sent, bookkeeping.ended, demand.count
+_set_usable = bookkeeping.set_usable
 
 
 @compiled
@@ -57,10 +58,10 @@ def dispatch(world: World, rules: Rules, i: int, now_s: float) -> bool:
     outcome, group = world.outcomes[i], world.seen.groups[g]
     variant = world.asked[i].variant
     outcome.group, outcome.sent_s, outcome.state = g, now_s, SENT
-    outcome.cold = variant != 0 and world.seen.held[g, variant].where != IN_SLOT
+    outcome.cold = variant != 0 and world.seen.held[variant, g].where != IN_SLOT
     _sent(world.seen, g, world.request[0])
     if group.batch.rows >= rules.max_ongoing and group.usable:
-        group.usable = 0
+        _set_usable(world.seen, g, False)
         gateway.full += 1
     enqueue(world, rules, g, i, now_s)
     return True
@@ -77,7 +78,7 @@ def end(world: World, rules: Rules, i: int, now_s: float) -> None:
     gateway.done += 1
     group = world.seen.groups[g]
     if not group.usable and group.healthy and group.batch.rows < rules.max_ongoing:
-        group.usable = 1
+        _set_usable(world.seen, g, True)
         gateway.full -= 1
 
 

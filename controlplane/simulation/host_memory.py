@@ -27,7 +27,7 @@ def fill(world: World, limit_bytes: float) -> None:
         held = held[held > 0]
         fits = np.cumsum(sizes[held]) <= limit_bytes
         where.in_host[held[~fits]] = 0
-        world.seen.held.where[g, held[~fits]] = ELSEWHERE
+        world.seen.held.where[held[~fits], g] = ELSEWHERE
         held = held[fits]
         if len(held):
             where.newer[held[:-1]], where.older[held[1:]] = held[1:], held[:-1]
@@ -78,6 +78,6 @@ def _make_room(world: World, g: int, fresh: int) -> None:
         if variant != fresh and world.where[g, variant].slot == NOBODY:
             _unlink(world, g, variant)
             world.where[g, variant].in_host = 0
-            world.seen.held[g, variant].where = ELSEWHERE
+            world.seen.held[variant, g].where = ELSEWHERE
             engine.host_bytes -= world.truth.variants[engine.model, variant].bytes
         variant = newer

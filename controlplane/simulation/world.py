@@ -184,7 +184,7 @@ class World(NamedTuple):
 
 def new_world(asked: Records, truth: Snapshot, seen: Snapshot, state: RouterState, max_ongoing: int) -> World:
     """Idle engines; every variant is in the host's memory where `truth.held.where` says so."""
-    groups, variants = truth.held.shape
+    variants, groups = truth.held.shape
     rows = int(truth.models.max_rows.max())
     slots = max(1, int(truth.models.slots.max()))
     engines = records(ENGINE, groups)
@@ -193,7 +193,7 @@ def new_world(asked: Records, truth: Snapshot, seen: Snapshot, state: RouterStat
     engines.model = truth.groups.model
     where = records(WHERE, (groups, variants))
     where.local = where.slot = where.older = where.newer = NOBODY
-    where.in_host = truth.held.where > 0
+    where.in_host = truth.held.where.T > 0
     loaded = records(LOADED, (groups, slots))
     loaded.variant = EMPTY
     loaded.ready_s = np.inf

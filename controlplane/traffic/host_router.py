@@ -21,6 +21,7 @@ import numpy as np
 
 from controlplane.routing import bookkeeping
 from controlplane.routing.dispatch import adjust, dispatch, resend
+from controlplane.routing.orders import invalidate
 from controlplane.routing.placements.tick import tick
 from controlplane.routing.policies.choose import POLICIES
 from controlplane.routing.snapshot import (
@@ -232,7 +233,8 @@ class HostRouter:
         self._members[member.slot] = None
         if self._snapshot is not None:
             self._snapshot.groups[member.slot] = np.zeros((), GROUP)
-            self._snapshot.held[member.slot] = 0
+            self._snapshot.held[:, member.slot] = 0
+            invalidate(self._snapshot)
         member.slot = -1
         member.flights.clear()
         member.unseen.clear()
@@ -244,6 +246,7 @@ class HostRouter:
         group.correction, group.stretch, group.tightest, group.ceiling = 1.0, 1.0, NO_PROMISE, 99
         group.key, group.model, group.healthy = _hash(member.group or member.name), member.model, 1
         group.usable = int(member.has_room)
+        invalidate(self._snapshot)
 
     def _set_limit(self, member: Member) -> None:
         most = member.max_ongoing or _MANY
@@ -309,7 +312,7 @@ class HostRouter:
             self._request[0] = flight.values
             bookkeeping.filled(self._snapshot, member.slot, self._record)
             if flight.asked.variant:
-                self._where[member.slot, flight.values[0]] = IN_SLOT
+                self._where[flight.values[0], member.slot] = IN_SLOT
 
     def ended(self, flight: Flight, tokens: int | None = None) -> None:
         """It ended, with so many tokens; None: not known, or broken off. A second call does nothing."""
@@ -363,8 +366,8 @@ class HostRouter:
         g = dispatch(self._policy, snapshot, self._record, self._state, is_new)
         if g < 0:
             return None
-        if values[0] and self._where[g, values[0]] < LOADING:
-            self._where[g, values[0]] = LOADING
+        if values[0] and self._where[values[0], g] < LOADING:
+            self._where[values[0], g] = LOADING
         return self._members[g]
 
     def _note_sent(self, member: Member, values: tuple[Any, ...]) -> None:
@@ -396,8 +399,10 @@ class HostRouter:
         if has_room is had_room:
             return
         self._free += 1 if has_room else -1
-        if self._snapshot is not None:
-            self._usable[member.slot] = has_room
+        if self._snapshot is not None and self._snapshot.orders.size:
+            bookkeeping.set_usable(self._snapshot, member.slot, has_room)
+        elif self._snapshot is not None:
+            self._usable[member.slot] = has_room  # a call of compiled code takes longer
 
     # --- what workers push ---------------------------------------------------------------------------------
 
@@ -450,7 +455,7 @@ class HostRouter:
         """Where the worker has variants; what is asked there and not in a slot is on its way."""
         if self._snapshot is None:
             return
-        held = self._snapshot.held[member.slot]
+        held = self._snapshot.held[:, member.slot]
         where = np.full(len(held), ELSEWHERE, np.int32)
         for uid, tier in member.variants:
             column = self._columns.get(uid)
@@ -487,7 +492,7 @@ class HostRouter:
     def _column(self, uid: int) -> int:
         column = self._columns.get(uid)
         if column is None:
-            if self._snapshot is not None and len(self._columns) >= self._snapshot.held.shape[1]:
+            if self._snapshot is not None and len(self._columns) >= self._snapshot.held.shape[0]:
                 self._make(self._in_use())
             column = self._columns[uid] = self._next_column()
             for member in self.members:

@@ -28,6 +28,7 @@ SLOW = {
     "placement_gpu",
     "profiling",
     "reproduction",
+    "routing.candidates",
     "routing.caraserve",
     "routing.decisions",
     "routing.herding",

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controlplane.routing.orders import order_all
 from controlplane.routing.policies.choose import POLICIES
-from controlplane.routing.snapshot import ELSEWHERE, IN_HOST_MEMORY, IN_SLOT, LOADING, NO_PROMISE
+from controlplane.routing.snapshot import ELSEWHERE, IN_HOST_MEMORY, IN_SLOT, LOADING, NO_PROMISE, ORDER
 from controlplane.settings import Settings
 from controlplane.traffic.host_router import (
     PLACE_EVERY_S,
@@ -182,7 +183,7 @@ def test_where_variants_are() -> None:
     made.learn(models())
     flight = sent(made, Asked(variant=8, streams=True))
     assert made.snapshot is not None
-    where = made.snapshot.held.where[a.slot]
+    where = made.snapshot.held.where[:, a.slot]
     assert list(where[:3]) == [ELSEWHERE, ELSEWHERE, LOADING]
     made.loaded(a, load(1, ((7, "host"), (99, "device"))), 0.0)
     assert list(where[:3]) == [ELSEWHERE, IN_HOST_MEMORY, LOADING]
@@ -271,7 +272,7 @@ def test_memory_is_bounded_by_what_is_in_flight() -> None:
     for uid in range(1, 3000):
         made.ended(sent(made, Asked(variant=uid)), 5)
     assert made.snapshot is not None
-    assert made.snapshot.held.shape[1] < 100
+    assert made.snapshot.held.shape[0] < 100
 
 
 # --- any order of events -------------------------------------------------------------------------
@@ -286,7 +287,7 @@ class Reference:
     def check(self, member: Member, flights: list[Flight]) -> None:
         snapshot = self.of.snapshot
         assert snapshot is not None
-        group, held = snapshot.groups[member.slot], snapshot.held[member.slot]
+        group, held = snapshot.groups[member.slot], snapshot.held[:, member.slot]
         assert member.own == len(flights)
         assert group.batch.rows == len(flights) + member.foreign
         contexts = sum(f.values[1] + f.values[2] / 2 for f in flights)
@@ -403,3 +404,62 @@ def test_requests_that_turn_out_longer_count_as_longer() -> None:
     assert group.stretch == pytest.approx(2.0, rel=0.02)
     to.loaded(member, load(6, waiting=2, kv_usage=0.9), 0.0)  # the cache does not hold all of them
     assert group.stretch == pytest.approx(2.0, rel=0.02)
+
+
+# --- many workers ----------------------------------------------------------------------------------------
+
+
+def orders_made_anew(of: HostRouter) -> Any:
+    assert of.snapshot is not None
+    fresh = of.snapshot._replace(orders=records(ORDER, of.snapshot.orders.shape))
+    order_all(fresh)
+    return fresh.orders
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1 << 48))
+def test_of_many_workers_the_orders_are_those_that_would_be_made_anew(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    made, known = HostRouter(RoutingRules(), 0.0), models(4)
+    members = [Member(f"{n}", 5) for n in range(45)]
+    known.model_of_group = {member.group: n % 2 for n, member in enumerate(members)}
+    made.set_members(members[:40])
+    made.learn(known)
+    flights: list[Flight] = []
+    now_s = 0.0
+    for _ in range(150):
+        now_s += 0.2
+        member = members[int(rng.integers(40))]
+        kind = rng.integers(12)
+        if kind <= 5:
+            terms = RequestTerms(tpot_s=0.02 if rng.random() < 0.5 else None)
+            flight = made.send(Asked(terms, int(rng.choice([0, 7, 8, 9])), streams=True), now_s)
+            flights += [flight] if flight is not None else []
+        elif kind == 6 and flights:
+            made.filled(flights[int(rng.integers(len(flights)))])
+        elif kind <= 8 and flights:
+            made.ended(flights.pop(int(rng.integers(len(flights)))), 20)
+        elif kind == 9:
+            told = load(int(rng.integers(9)), ((7, "device"),), steps=9, step_s=0.01, kv_usage=0.01)
+            made.loaded(member, told, now_s)
+        elif kind == 10:
+            made.tick(now_s)
+        elif rng.random() < 0.2:
+            made.set_members(members[int(rng.integers(5)) : 45 - int(rng.integers(5))])
+            members = [one if one.slot >= 0 else Member(one.group, 5) for one in members]
+    if made.has_room:
+        sent(made)
+        assert made.snapshot is not None
+        expected = orders_made_anew(made)
+        groups = made.snapshot.orders.group
+        usable = int((made.snapshot.groups.usable == 1).sum())
+        assert (groups[:, :usable] == expected.group[:, :usable]).all()
+        assert made.snapshot.orders.key == pytest.approx(expected.key)
+
+
+def test_of_many_workers_idle_ones_share_what_comes() -> None:
+    made = HostRouter(RoutingRules(), 0.0)
+    made.set_members([Member(f"{n}", 64) for n in range(100)])
+    for _ in range(300):
+        sent(made)
+    assert [member.own for member in made.members] == [3] * 100

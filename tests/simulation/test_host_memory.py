@@ -78,7 +78,7 @@ def test_what_left_is_fetched_again(limit: float, fetched: bool) -> None:
     world.slots.variant[0, 1:], world.slots.busy[0, 1:] = 0, 1
     world.truth.variants.fetch_s[0] = 2.0
     run(world, worlds.rules(limit=1), 19.0, room_for_ended(world))
-    where = world.seen.held.where[0]
+    where = world.seen.held.where[:, 0]
     assert where[1] == (ELSEWHERE if fetched else IN_HOST_MEMORY)
     run(world, worlds.rules(limit=1), math.inf, room_for_ended(world))
     taken_s = world.outcomes.first_s - world.asked.arrival_s

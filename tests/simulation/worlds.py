@@ -39,7 +39,7 @@ def snapshot(machine: Machine, groups: int) -> Snapshot:
     made.variants.wide_variant_s[0] = machine.wide_variant_s
     made.variants.wide_token_s[0] = machine.wide_prompt_s
     made.held.where = IN_HOST_MEMORY
-    made.held.where[:, 0] = IN_SLOT
+    made.held.where[0] = IN_SLOT
     return made
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from controlplane.routing.bookkeeping import context_of, prompt_s
 from controlplane.routing.snapshot import Snapshot
+from controlplane.routing.starts import context_of, prompt_s
 from controlplane.routing.state import RouterState
 from profiler.compiled import Records, compiled
 from profiler.step_time.records import CLASSES

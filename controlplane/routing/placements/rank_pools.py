@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 
-from controlplane.routing.bookkeeping import starts_s
 from controlplane.routing.snapshot import Snapshot
+from controlplane.routing.starts import starts_s
 from controlplane.routing.state import RouterState
 from profiler.compiled import Records, compiled
 from profiler.step_time.records import CLASSES, RANK_CLASSES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from controlplane.routing.orders import put_all
 from controlplane.routing.placements import by_rank, demand, rank_pools
 from controlplane.routing.snapshot import Snapshot
 from controlplane.routing.state import RouterState
@@ -17,5 +18,6 @@ def tick(snapshot: Snapshot, state: RouterState, policy: int, now_s: float) -> N
     _renew(state, now_s)
     if policy == OURS:
         _rank_pools(snapshot, state)
+        put_all(snapshot)
     elif policy == LORASERVE_LIKE:
         _by_rank(snapshot, state)

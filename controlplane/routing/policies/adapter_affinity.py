@@ -40,6 +40,6 @@ def pick(snapshot: Snapshot, request: Records, state: RouterState) -> int:
 @compiled
 def affinity(snapshot: Snapshot, g: int, request: Records) -> float:
     group = snapshot.groups[g]
-    if request.variant and snapshot.held[g, request.variant].rows > 0:
+    if request.variant and snapshot.held[request.variant, g].rows > 0:
         return ACTIVE
     return CAPACITY if group.distinct < snapshot.models[group.model].slots else FULL

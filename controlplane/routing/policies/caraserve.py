@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import math
 
-from controlplane.routing.bookkeeping import context_of
 from controlplane.routing.chance import pair
 from controlplane.routing.policies.parts.room import any_room, has_room
 from controlplane.routing.snapshot import NO_PROMISE, Snapshot, promised_s
+from controlplane.routing.starts import context_of
 from controlplane.routing.state import RouterState
 from profiler.compiled import Records, compiled
 from profiler.step_time.records import PREFILL_KNOTS
@@ -52,7 +52,7 @@ def cost_s(snapshot: Snapshot, g: int, request: Records) -> float:
     if group.batch.rows < 0 or group.batch.rows > _MANY:
         return math.inf
     variant = snapshot.variants[group.model, request.variant]
-    is_first = snapshot.held[g, request.variant].rows == 0
+    is_first = snapshot.held[request.variant, g].rows == 0
     step_s = step_with_one_more_s(model, group.batch, variant, context_of(request), is_first)
     step_s *= group.correction
     decode_s = max(0.0, step_s - group.step_s) * request.output

@@ -6,13 +6,26 @@ step; for the wait until a variant is loaded, until a row and KV cache are free;
 promises of TTFT and TPOT. Where kernels pad, groups have ceilings
 (`controlplane.routing.placements.rank_pools`): a request leaves the groups of its pool only if each of those
 would break a promise and another one would not.
+
+It looks at all of up to LOOK_AT_ALL groups, and of more at some (`controlplane.routing.candidates`).
 """
 
 from __future__ import annotations
 
 import math
 
+from controlplane.routing.candidates import candidate, gather
 from controlplane.routing.chance import pair
+from controlplane.routing.orders import (
+    NOT_ORDERED,
+    UNUSABLE,
+    ceiling_of,
+    keeps_orders,
+    model_of,
+    order_all,
+    shelf_at,
+    shelf_end,
+)
 from controlplane.routing.prospect import prospect
 from controlplane.routing.scorers.promises import PENALTY_S
 from controlplane.routing.scorers.total import cost_s
@@ -20,9 +33,25 @@ from controlplane.routing.snapshot import Snapshot
 from controlplane.routing.state import RouterState
 from profiler.compiled import Records, compiled
 
+_NO_CEILING = 1000
+
 
 @compiled
 def pick(snapshot: Snapshot, request: Records, state: RouterState) -> int:
+    if not keeps_orders(snapshot):
+        return _pick(snapshot, request)
+    if snapshot.orders[0, 0].shelf == NOT_ORDERED:
+        order_all(snapshot)
+    g = _pick(snapshot, request)
+    if g < 0:  # none is usable; or groups changed and nobody said so
+        order_all(snapshot)
+        g = _pick(snapshot, request)
+    return g
+
+
+@compiled
+def _pick(snapshot: Snapshot, request: Records) -> int:
+    """Of the candidates the one with the least `predicted_s`."""
     wanted = pool_of(snapshot, request)
     own, own_s = _cheapest(snapshot, request, wanted, True)
     if own >= 0 and own_s < PENALTY_S:
@@ -32,11 +61,21 @@ def pick(snapshot: Snapshot, request: Records, state: RouterState) -> int:
 
 
 @compiled
+def predicted_s(snapshot: Snapshot, g: int, request: Records, ceiling: int) -> float:
+    """What a request of the pool with that ceiling costs in a group: in another pool's at least as much as a
+    broken promise."""
+    is_other = snapshot.groups[g].ceiling != ceiling
+    seconds = cost_s(snapshot, g, request, prospect(snapshot, g, request), is_other)
+    return max(seconds, PENALTY_S) if is_other else seconds
+
+
+@compiled
 def _cheapest(snapshot: Snapshot, request: Records, ceiling: int, in_pool: bool) -> tuple[int, float]:
-    """The group where the request costs least, of those in the pool with that ceiling, or of all others; and
-    the cost. Of equals the one with the lowest hash, so the order of groups does not matter."""
+    """The group where the request costs least, of the candidates in the pool with that ceiling, or in all
+    others; and the cost. Of equals the one with the lowest hash, so the order of groups does not matter."""
     best, least_s, tie = -1, math.inf, pair(request.key, request.key)
-    for g in range(len(snapshot.groups)):
+    for number in range(gather(snapshot, request, ceiling, in_pool)):
+        g = candidate(snapshot, number)
         group = snapshot.groups[g]
         if group.usable and (group.ceiling == ceiling) == in_pool:
             seconds = cost_s(snapshot, g, request, prospect(snapshot, g, request), not in_pool)
@@ -50,12 +89,21 @@ def _cheapest(snapshot: Snapshot, request: Records, ceiling: int, in_pool: bool)
 @compiled
 def pool_of(snapshot: Snapshot, request: Records) -> int:
     """The lowest ceiling that has room for the request's rank; of the highest there is, if none has."""
-    wanted, highest = 1000, -1
-    for g in range(len(snapshot.groups)):
-        group = snapshot.groups[g]
-        if group.usable:
-            rank_class = snapshot.variants[group.model, request.variant].rank_class
-            if group.ceiling >= rank_class:
-                wanted = min(wanted, group.ceiling)
-            highest = max(highest, group.ceiling)
-    return wanted if wanted < 1000 else highest
+    wanted, highest = _NO_CEILING, -1
+    if keeps_orders(snapshot):
+        place, shelf = 0, shelf_at(snapshot.orders, 0)
+        while shelf != UNUSABLE:
+            ceiling = ceiling_of(shelf)
+            if ceiling >= snapshot.variants[model_of(shelf), request.variant].rank_class:
+                wanted = min(wanted, ceiling)
+            highest = max(highest, ceiling)
+            place = shelf_end(snapshot.orders, place)
+            shelf = shelf_at(snapshot.orders, place)
+    else:
+        for g in range(len(snapshot.groups)):
+            group = snapshot.groups[g]
+            if group.usable:
+                if group.ceiling >= snapshot.variants[group.model, request.variant].rank_class:
+                    wanted = min(wanted, group.ceiling)
+                highest = max(highest, group.ceiling)
+    return wanted if wanted < _NO_CEILING else highest

@@ -51,7 +51,7 @@ def residency(snapshot: Snapshot, g: int, request: Records, is_home: bool) -> fl
     free = free_slots(snapshot, g)
     if not request.variant:
         return SCALE * free
-    where = snapshot.held[g, request.variant].where
+    where = snapshot.held[request.variant, g].where
     if where == IN_SLOT:
         return SCALE * SLOT + BONUS * free
     tier = HOST if where == IN_HOST_MEMORY else FREE if free > 0.0 else SATURATED

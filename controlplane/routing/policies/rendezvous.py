@@ -43,8 +43,8 @@ def replicas(snapshot: Snapshot, request: Records) -> int:
     for g in range(len(snapshot.groups)):
         group = snapshot.groups[g]
         if group.usable:
-            own += max(0, snapshot.held[g, request.variant].rows)
-            of_all += max(0, group.batch.rows - snapshot.held[g, 0].rows)
+            own += max(0, snapshot.held[request.variant, g].rows)
+            of_all += max(0, group.batch.rows - snapshot.held[0, g].rows)
             slots += max(0, snapshot.models[group.model].slots)
     share = min(1.0, own / of_all) if of_all > 0.0 else 0.0
     return max(1, min(usable_groups(snapshot), int(min(share * slots, 1e9))))

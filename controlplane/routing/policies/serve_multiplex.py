@@ -33,7 +33,7 @@ def pick(snapshot: Snapshot, request: Records, state: RouterState) -> int:
         if group.batch.rows >= snapshot.models[group.model].max_rows:
             continue
         taking = with_candidate(taking, g, drawn, group.key)
-        if request.variant and snapshot.held[g, request.variant].where >= LOADING:
+        if request.variant and snapshot.held[request.variant, g].where >= LOADING:
             having = with_candidate(having, g, drawn, group.key)
         if fewest < 0 or group.distinct < fewest:
             few, fewest = nobody(), max(0, group.distinct)

@@ -1,4 +1,4 @@
-"""Another pool than the request's own costs less than a broken promise, and more than anything else."""
+"""What another pool than the request's own costs. `least_harm` goes there only to spare a broken promise."""
 
 from __future__ import annotations
 

@@ -35,14 +35,25 @@ def pressure_s(snapshot: Snapshot, g: int, request: Records, of_group: Prospect)
     added = rise(batch.rows / model.max_rows, (batch.rows + 1) / model.max_rows)
     added += rise(context / model.kv_tokens, (context + tokens) / model.kv_tokens)
     if request.variant:
-        rows = max(0, snapshot.held[g, request.variant].rows)
-        after = group.distinct + (1 if rows == 0 else 0)
-        added += rise((after - 1) / model.slots, after / model.slots) / (rows + 1)
+        added += slot_rise(model, group.distinct, max(0, snapshot.held[request.variant, g].rows))
     least_s = group.correction * decode_curve_s(model, 1)
     before_s, after_s = promised_s(group.tightest), min(promised_s(group.tightest), request.tpot_s)
     tpot_s = max(of_group.tpot_s, group.tpot_s + of_group.added_tpot_s)
     added += rise(share(group.tpot_s, before_s, least_s), share(tpot_s, after_s, least_s))
     return FULL_S * added
+
+
+@compiled
+def slot_rise(model: Records, distinct: int, rows: int) -> float:
+    """Where so many distinct variants are, and `rows` of the request's own."""
+    after = distinct + (1 if rows == 0 else 0)
+    return rise((after - 1) / model.slots, after / model.slots) / (rows + 1)
+
+
+@compiled
+def slot_s(model: Records, distinct: int, rows: int) -> float:
+    """The same in seconds."""
+    return FULL_S * slot_rise(model, distinct, rows)
 
 
 @compiled

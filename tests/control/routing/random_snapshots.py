@@ -7,7 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from controlplane.routing.snapshot import IN_SLOT, NO_PROMISE, REQUEST, Snapshot, new_snapshot, promise_class
+from controlplane.routing.snapshot import (
+    IN_SLOT,
+    NO_PROMISE,
+    ORDER,
+    REQUEST,
+    Snapshot,
+    new_snapshot,
+    promise_class,
+)
 from controlplane.routing.state import MAX_HOMES, RouterState, new_state
 from profiler.compiled import records
 from profiler.step_time.records import CLASSES, KINDS, PREFILL_KNOTS, RANK_CLASSES, STEP_MODEL
@@ -32,7 +40,7 @@ class World(NamedTuple):
 
     def held(self, g: int) -> Any:
         """The request's variant in a group."""
-        return self.snapshot.held[g, self.request.variant]
+        return self.snapshot.held[self.request.variant, g]
 
     def tie(self, g: int) -> int:
         return pair(int(self.request.key), int(self.snapshot.groups[g].key))
@@ -53,14 +61,16 @@ def next_draw(state: RouterState) -> int:
     return mixed((int(state.chance[0].state) + _STEP) & _ALL) >> 11
 
 
-def world(seed: int) -> World:
-    """Up to eight groups, of up to two models, with few requests each, so that ties are common."""
+def world(seed: int, groups: int | None = None) -> World:
+    """Up to eight groups, or so many, of up to two models, with few requests each, so that ties are
+    common."""
     rng = np.random.default_rng(seed)
     models = records(STEP_MODEL, int(rng.integers(1, 3)))
     for model in models:
         _fill_model(model, rng)
     variants = int(rng.integers(2, 7))
-    snapshot = new_snapshot(int(rng.integers(0, 9)), variants, models)
+    some = int(rng.integers(0, 9))
+    snapshot = new_snapshot(some if groups is None else groups, variants, models)
     state = new_state(variants, int(rng.integers(1, 1 << 60)))
     for v in range(1, variants):
         _fill_variant(snapshot.variants[:, v], rng)
@@ -103,8 +113,8 @@ def _fill_group(snapshot: Snapshot, g: int, rng: np.random.Generator) -> None:
     group.model = rng.integers(len(snapshot.models))
     group.correction = rng.uniform(0.8, 1.3)
     group.unfilled = rng.choice([0.0, rng.uniform(0, 3000)])
-    for v in range(snapshot.held.shape[1]):
-        snapshot.held[g, v].where = rng.integers(0, IN_SLOT + 1)
+    for v in range(snapshot.held.shape[0]):
+        snapshot.held[v, g].where = rng.integers(0, IN_SLOT + 1)
         for _ in range(int(rng.choice([0, 0, 0, 1, 2, 3]))):
             _add_row(
                 snapshot, g, v, float(rng.integers(10, 600)), rng.choice([math.inf, rng.uniform(5e-3, 0.1)])
@@ -117,7 +127,7 @@ def _add_row(snapshot: Snapshot, g: int, v: int, context: float, tpot_s: float) 
     group, variant, held = (
         snapshot.groups[g],
         snapshot.variants[snapshot.groups[g].model, v],
-        snapshot.held[g, v],
+        snapshot.held[v, g],
     )
     number = promise_class.py_func(tpot_s) if hasattr(promise_class, "py_func") else promise_class(tpot_s)
     group.batch.rows += 1
@@ -139,7 +149,7 @@ def step_s(snapshot: Snapshot, g: int, v: int, context: float, more: int) -> flo
     """A step of a group with `more` rows of a variant, by the formula in `profiler.step_time.records`, from
     what each variant has in the group."""
     group, model = snapshot.groups[g], snapshot.models[snapshot.groups[g].model]
-    rows = [int(held.rows) + (more if at == v else 0) for at, held in enumerate(snapshot.held[g])]
+    rows = [int(held.rows) + (more if at == v else 0) for at, held in enumerate(snapshot.held[:, g])]
     there = [(count, snapshot.variants[group.model, at]) for at, count in enumerate(rows) if count and at]
     ranked = [(count, int(variant.rank)) for count, variant in there if variant.rank]
     seconds = float(model.decode_s[sum(rows)]) + float(model.context_s) * (group.batch.context + context)
@@ -165,7 +175,9 @@ def permuted(before: World, seed: int) -> tuple[World, list[int]]:
     """The same groups in another order; `order[new]` is where a group was before."""
     order = [int(g) for g in np.random.default_rng(seed).permutation(len(before.snapshot.groups))]
     snapshot = before.snapshot._replace(
-        groups=before.snapshot.groups[order].copy(), held=before.snapshot.held[order].copy()
+        groups=before.snapshot.groups[order].copy(),
+        held=before.snapshot.held[:, order].copy(),
+        orders=records(ORDER, before.snapshot.orders.shape),
     )
     state = copied(before.state)
     for home in state.homes:
@@ -180,11 +192,11 @@ def copied(state: RouterState) -> RouterState:
 
 def with_idle_group(before: World) -> World:
     """One group more, the last, of the first model: idle, usable, with no variant at hand."""
-    idle = new_snapshot(1, before.snapshot.held.shape[1], before.snapshot.models)
+    idle = new_snapshot(1, before.snapshot.held.shape[0], before.snapshot.models)
     idle.groups.key = 1
     snapshot = before.snapshot._replace(
         groups=_joined(before.snapshot.groups, idle.groups),
-        held=_joined(before.snapshot.held, idle.held),
+        held=_joined(before.snapshot.held.T, idle.held.T).T.copy(),
     )
     return World(snapshot, before.request, copied(before.state))
 

@@ -157,7 +157,7 @@ def rendezvous(world: World) -> Scores:
     if not world.request.variant:
         return most_idle(world)
     own = sum(int(world.held(g).rows) for g in world.usable)
-    of_all = sum(rows(world, g) - int(world.snapshot.held[g, 0].rows) for g in world.usable)
+    of_all = sum(rows(world, g) - int(world.snapshot.held[0, g].rows) for g in world.usable)
     slots = sum(int(world.model(g).slots) for g in world.usable)
     factor = max(1, own * slots // of_all) if of_all else 1
     return {g: -rows(world, g) for g in by_hash(world)[:factor]}

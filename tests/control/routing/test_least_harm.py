@@ -14,6 +14,7 @@ from random_snapshots import World, copied, with_idle_group, world
 from controlplane.routing.bookkeeping import cached, ended, sent
 from controlplane.routing.placements.tick import tick
 from controlplane.routing.policies.choose import POLICIES, choose
+from controlplane.routing.policies.least_harm import pool_of, predicted_s
 from controlplane.routing.prospect import prospect
 from controlplane.routing.scorers.pressure import FULL_S, MOST, STEEPNESS, pressure_s, rise
 from controlplane.routing.scorers.total import cost_s
@@ -22,7 +23,7 @@ seeds = st.integers(0, 1 << 48)
 OURS = POLICIES.index("least-harm")
 
 
-def predicted_s(asked: World, g: int) -> float:
+def predicted(asked: World, g: int) -> float:
     """The cost of a group."""
     of_group = prospect(asked.snapshot, g, asked.request)
     return float(cost_s(asked.snapshot, g, asked.request, of_group, False))
@@ -36,7 +37,7 @@ def chosen(asked: World) -> int:
 def test_the_group_chosen_has_the_least_cost_of_all_that_are_usable(seed: int) -> None:
     asked = world(seed)
     if asked.usable:
-        assert predicted_s(asked, chosen(asked)) == min(predicted_s(asked, g) for g in asked.usable)
+        assert predicted(asked, chosen(asked)) == min(predicted(asked, g) for g in asked.usable)
 
 
 @given(seed=seeds)
@@ -45,7 +46,7 @@ def test_an_idle_group_more_never_worsens_the_predicted_cost(seed: int) -> None:
     after = with_idle_group(before)
     got = chosen(after)
     if before.usable:
-        assert predicted_s(after, got) <= predicted_s(before, chosen(before))
+        assert predicted(after, got) <= predicted(before, chosen(before))
     else:
         assert got == len(before.snapshot.groups)
 
@@ -54,7 +55,60 @@ def test_an_idle_group_more_never_worsens_the_predicted_cost(seed: int) -> None:
 def test_an_idle_group_more_changes_no_other_groups_cost(seed: int) -> None:
     before = world(seed)
     after = with_idle_group(before)
-    assert [predicted_s(after, g) for g in before.usable] == [predicted_s(before, g) for g in before.usable]
+    assert [predicted(after, g) for g in before.usable] == [predicted(before, g) for g in before.usable]
+
+
+# With ceilings. The costs of the random groups lie on both sides of that of a broken promise.
+CEILINGS = (1, 2, 4, 6, 99)
+
+
+def with_pools(asked: World, seed: int) -> World:
+    rng = np.random.default_rng(seed + 1)
+    some = rng.permutation(CEILINGS)[: rng.integers(2, 4)]
+    asked.snapshot.groups.ceiling = rng.choice(some, len(asked.snapshot.groups))
+    return asked
+
+
+def stated_pool(asked: World) -> int:
+    """The lowest ceiling with room for the rank, or the highest of all."""
+    groups, variant = asked.snapshot.groups, int(asked.request.variant)
+    ceilings = [int(groups[g].ceiling) for g in asked.usable]
+    classes = [asked.snapshot.variants[groups[g].model, variant].rank_class for g in asked.usable]
+    fitting = [ceiling for ceiling, number in zip(ceilings, classes, strict=True) if ceiling >= number]
+    return min(fitting) if fitting else max(ceilings)
+
+
+def pooled(asked: World, g: int, wanted: int) -> float:
+    """The cost in the request's own pool. In another pool: 300 s more, and 1000 s at least."""
+    of_group = prospect(asked.snapshot, g, asked.request)
+    cost = float(cost_s(asked.snapshot, g, asked.request, of_group, False))
+    return cost if asked.snapshot.groups[g].ceiling == wanted else max(1000.0, cost + 300.0)
+
+
+@given(seed=seeds)
+def test_with_pools_the_group_chosen_has_the_least_cost_that_counts_the_pool(seed: int) -> None:
+    asked = with_pools(world(seed), seed)
+    if asked.usable:
+        wanted = stated_pool(asked)
+        costs = {g: pooled(asked, g, wanted) for g in asked.usable}
+        assert pool_of(asked.snapshot, asked.request) == wanted
+        assert costs[chosen(asked)] == pytest.approx(min(costs.values()))
+        for g, cost in costs.items():
+            assert predicted_s(asked.snapshot, g, asked.request, wanted) == pytest.approx(cost)
+
+
+@given(seed=seeds, ceiling=st.sampled_from(CEILINGS))
+def test_with_pools_an_idle_group_more_never_worsens_it_either(seed: int, ceiling: int) -> None:
+    """Unless it opens a pool that suits the request better: then it costs no more than in the idle group."""
+    before = with_pools(world(seed), seed)
+    after = with_idle_group(before)
+    idle = len(before.snapshot.groups)
+    after.snapshot.groups[idle].ceiling = ceiling
+    wanted, got = stated_pool(after), chosen(after)
+    cost = pooled(after, got, wanted)
+    assert cost <= pooled(after, idle, wanted)
+    if before.usable and stated_pool(before) == wanted:
+        assert cost <= pooled(before, chosen(before), wanted)
 
 
 @given(st.floats(0, 3), st.floats(0, 3))
