@@ -141,10 +141,11 @@ def test_a_conversation_stays_where_its_prompt_is_cached_unless_that_costs_more(
     assert sent(made, asked).member is not home
 
 
-def test_only_as_many_as_keep_an_engine_fed_are_sent() -> None:
-    made, members = router("a", limit=100)
+@pytest.mark.parametrize(("factor", "most"), [(1.0, 8), (1.25, 10)])
+def test_only_as_many_are_sent_as_an_engine_runs(factor: float, most: int) -> None:
+    made, members = router("a", limit=100, rules=RoutingRules(in_flight_factor=factor))
     made.learn(models(max_rows=8))
-    flights = [sent(made) for _ in range(10)]  # 1.25 * 8
+    flights = [sent(made) for _ in range(most)]
     assert made.send(Asked(), 0.0) is None
     made.ended(flights[3])
     assert sent(made).member is members[0]
@@ -253,7 +254,7 @@ def test_step_models_that_make_no_sense_are_left_out() -> None:
     made.ended(flight)
     assert int(group_of(made, a).batch.rows) == 1
     made.learn(models())
-    assert a.limit == 10
+    assert a.limit == 8
 
 
 def test_the_settings_name_every_policy() -> None:
