@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing, suppress
-from typing import Any
+from typing import Any, Protocol
 
 from workers import request_headers
 from workers.messages import EngineCall, EngineHead, EngineReply
@@ -19,10 +19,21 @@ AsgiApp = Callable[
     [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
 ]
 
+# The key in a scope under which our own servers have a `Leaving`.
+LEAVING = "ostinato.leaving"
+
 _END = object()
 _ending: set[asyncio.Task[None]] = set()  # the loop itself holds tasks weakly
 # How long an application may take to notice that its client left.
 GRACE_S = 1.0
+
+
+class Leaving(Protocol):
+    """Of a request whose body was read: tells when its client leaves."""
+
+    def call(self, on_leaving: Callable[[], None]) -> Callable[[], None]:
+        """Call it when the client leaves before the answer is whole, until what this returns is called."""
+        ...
 
 
 def _scope(request: EngineCall) -> Message:

@@ -39,4 +39,7 @@ def limit_of(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
 
 def _value(headers: Iterable[tuple[bytes, bytes]], name: str) -> bytes | None:
     key = name.encode()
-    return next((value for header, value in headers if header == key), None)
+    for header, value in headers:
+        if header == key:
+            return value
+    return None

@@ -4,38 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from starlette.types import Receive
+
+from workers.asgi import Leaving
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-async def unless_client_leaves(receive: Receive, work: Awaitable[T]) -> T | None:
+async def unless_client_leaves(
+    receive: Receive, work: Awaitable[T], leaving: Leaving | None = None
+) -> T | None:
     """The result of `work`; None when the client left, which cancels it.
 
-    `receive` has given the whole body, and tells of nothing but the disconnect. Another cancellation passes
-    through, and so does what `work` raises.
+    `receive` has given the whole body, and tells of nothing but the disconnect. A server of ours tells it by
+    `leaving`; of any other a task waits for it. Another cancellation passes through, and so does what `work`
+    raises.
     """
     task = asyncio.current_task()
     assert task is not None
     left = False
 
-    async def watch() -> None:
+    def leave() -> None:
         nonlocal left
-        try:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-        except Exception as e:  # the server's own; the answer may still be wanted
-            log.info("it cannot be seen whether a client leaves: %r", e)
-            return
         left = True
         task.cancel()
 
-    watching = asyncio.create_task(watch())
+    stop = _watched(receive, leave) if leaving is None else leaving.call(leave)
     try:
         return await work
     except asyncio.CancelledError:
@@ -43,4 +42,19 @@ async def unless_client_leaves(receive: Receive, work: Awaitable[T]) -> T | None
             raise
         return None
     finally:
-        watching.cancel()
+        stop()
+
+
+def _watched(receive: Receive, leave: Callable[[], None]) -> Callable[[], object]:
+    """Calls `leave` when the client leaves, until what is returned is called."""
+
+    async def watch() -> None:
+        try:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        except Exception as e:  # the server's own; the answer may still be wanted
+            log.info("it cannot be seen whether a client leaves: %r", e)
+            return
+        leave()
+
+    return asyncio.create_task(watch()).cancel

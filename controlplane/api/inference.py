@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi.responses import Response, StreamingResponse
@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from controlplane import errors
 from controlplane.api.departure import unless_client_leaves
 from controlplane.api.services import Services
+from controlplane.api.time_limit import TimeLimit
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
 from controlplane.gateway.metrics import UNKNOWN
 from controlplane.traffic.attainment import Outcome, attained
@@ -30,6 +31,7 @@ from controlplane.traffic.request_terms import (
 )
 from controlplane.traffic.route_table import Route
 from controlplane.traffic.tenants import DEFAULT, Tenant
+from workers.asgi import LEAVING
 from workers.messages import ERROR_EVENT, EngineCall, EngineHead, EngineReply
 
 log = logging.getLogger(__name__)
@@ -53,19 +55,44 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def engine_call(path: str, body: dict[str, Any], route: Route) -> EngineCall:
+def engine_call(
+    path: str, body: dict[str, Any], route: Route, raw: bytes = b"", counted: bool = True
+) -> EngineCall:
     """The body as the engine should see it: its own name for the model, a bounded answer, and, for a
     variant, a cache salt that keeps its KV blocks from those of an earlier variant of the same name.
 
+    `raw` is what `body` was read from, which is sent as it came where it needs no change but additions.
+
     Errors: InvalidRequest for an answer longer than the deployment's maxOutputLength.
     """
-    sent = {**body, "model": route.model, **_bounded(path, body, route.max_output_tokens)}
-    if type(sent.get("priority")) is int:  # taken into the request's terms; vLLM would refuse it
-        del sent["priority"]
+    changes: dict[str, Any] = _bounded(path, body, route.max_output_tokens)
+    if body["model"] != route.model:
+        changes["model"] = route.model
     if route.variant is not None:
-        sent["cache_salt"] = f"{route.variant.uid}:{body.get('cache_salt') or ''}"
+        changes["cache_salt"] = f"{route.variant.uid}:{body.get('cache_salt') or ''}"
+    # A number is taken into the request's terms; vLLM would refuse it.
+    sent = None if type(body.get("priority")) is int else _with_more(raw, body, changes)
+    return EngineCall(
+        path, _written(body, changes) if sent is None else sent, route.variant, route.variant_limit, counted
+    )
+
+
+def _with_more(raw: bytes, body: dict[str, Any], more: dict[str, Any]) -> bytes | None:
+    """`raw` with fields that it lacks, at its end; None where it has one of them, or is not ASCII."""
+    plain = raw.isascii() and raw[:1] == b"{" and raw[1:2] != b"\0"  # UTF-16
+    if not plain or not more.keys().isdisjoint(body):
+        return None
+    if not more:
+        return raw
+    return b"%b, %b" % (raw.rstrip()[:-1], json.dumps(more).encode()[1:])
+
+
+def _written(body: dict[str, Any], changes: dict[str, Any]) -> bytes:
+    sent = {**body, **changes}
+    if type(sent.get("priority")) is int:
+        del sent["priority"]
     try:
-        return EngineCall(path, json.dumps(sent).encode(), route.variant, route.variant_limit)
+        return json.dumps(sent).encode()
     except RecursionError as e:
         raise errors.InvalidRequest("the body is nested too deeply") from e
 
@@ -84,7 +111,7 @@ def _bounded(path: str, body: dict[str, Any], max_tokens: int) -> dict[str, int]
     return {} if requested or path != CHAT else {"max_completion_tokens": max_tokens}
 
 
-@dataclass
+@dataclass(slots=True)
 class Watch:
     """Times one request and counts how it ended, once; nothing of one that is not `counted`."""
 
@@ -104,7 +131,7 @@ class Watch:
     def routed(self, route: Route) -> None:
         self.model = route.model
         if self.counted:
-            self.services.metrics.in_flight.labels(self.model).inc()
+            self.services.metrics.of(self.model).in_flight.inc()
 
     def chunk(self) -> None:
         """One of a stream came."""
@@ -112,7 +139,7 @@ class Watch:
         if self.first_s is None:
             self.first_s = time.perf_counter() - self.start_s
             if self.counted:
-                self.services.metrics.ttft.labels(self.model).observe(self.first_s)
+                self.services.metrics.of(self.model).ttft.observe(self.first_s)
 
     def fail(self, error: errors.OstinatoError) -> None:
         """It ended with this error."""
@@ -126,10 +153,11 @@ class Watch:
         self.ended = True
         took_s = time.perf_counter() - self.start_s
         metrics = self.services.metrics
-        metrics.requests.labels(self.model, code).inc()
+        of_model = metrics.of(self.model)
+        of_model.ended(code).inc()
         if self.model != UNKNOWN:
-            metrics.in_flight.labels(self.model).dec()
-            metrics.duration.labels(self.model).observe(took_s)
+            of_model.in_flight.dec()
+            of_model.duration.observe(took_s)
             seen = Outcome(code, self.streams, self.first_s, took_s, self.chunks)
             for target, is_kept in attained(self.terms, seen):
                 metrics.targets.labels(self.model, target, str(is_kept).lower()).inc()
@@ -143,13 +171,13 @@ async def answer(
     try:
         body = parse_body(raw)
         watch.counted = not services.metrics.is_probe(body.get("request_id"))
-        route = await services.routes.resolve(body["model"])
+        route = services.routes.known(body["model"]) or await services.routes.resolve(body["model"])
         watch.routed(route)
         tokens = estimated_tokens(len(raw), body, route.max_output_tokens)
         prompt = estimated_prompt(len(raw))
         watch.terms = request_terms(headers, body, route.targets, tenant, tokens, prompt)
         watch.streams = body.get("stream") is True
-        call = replace(engine_call(path, body, route), counted=watch.counted)
+        call = engine_call(path, body, route, raw, watch.counted)
         if watch.streams:
             return await _streamed(services, route, call, watch)
         return await _whole(services, route, call, watch)
@@ -169,7 +197,7 @@ async def ask(services: Services, route: Route, call: EngineCall, terms: Request
     means."""
     limit_s = services.settings.request_timeout_s
     try:
-        async with asyncio.timeout(limit_s):
+        with TimeLimit(limit_s):
             reply = await services.engines.call(route.host, call, terms)
     except TimeoutError as e:
         raise _timed_out(limit_s) from e
@@ -272,7 +300,7 @@ class ClosingStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             # At less cost than Starlette's task group.
-            await unless_client_leaves(receive, self.stream_response(send))
+            await unless_client_leaves(receive, self.stream_response(send), scope.get(LEAVING))
         finally:
             await self._content.aclose()
             await self._close()

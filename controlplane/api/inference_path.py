@@ -7,7 +7,7 @@ Its routing, dependencies and stacks cost as much as all that we do with such a 
 from __future__ import annotations
 
 import logging
-import uuid
+from random import getrandbits
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -17,6 +17,7 @@ from controlplane.api.departure import unless_client_leaves
 from controlplane.api.error_handlers import respond, unexpected
 from controlplane.api.middleware import tenant_of
 from controlplane.api.services import Services
+from workers.asgi import LEAVING
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class InferencePath:
             answering = inference.answer(
                 self._services, scope["path"], raw, scope["headers"], tenant_of(scope)
             )
-            answer = await unless_client_leaves(receive, answering)
+            answer = await unless_client_leaves(receive, answering, scope.get(LEAVING))
             if answer is None:
                 return
             response = answer
@@ -76,7 +77,7 @@ def _is_inference(scope: Scope) -> bool:
 
 def _with_id(scope: Scope, send: Send) -> Send:
     given = next((value for name, value in scope["headers"] if name == _REQUEST_ID), None)
-    request_id = given or str(uuid.uuid4()).encode()
+    request_id = given or _new_id()
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -84,6 +85,12 @@ def _with_id(scope: Scope, send: Send) -> Send:
         await send(message)
 
     return sending
+
+
+def _new_id() -> bytes:
+    """Random, in the form of a UUID; `uuid` takes four times as long."""
+    digits = f"{getrandbits(128):032x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}".encode()
 
 
 async def _body(receive: Receive) -> bytes | None:

@@ -49,7 +49,8 @@ class Guard:
         except errors.OstinatoError as e:
             await respond(e)(scope, receive, send)
             return
-        await self._app(scope, self._counted(receive), send)
+        bounded = b"content-length" in headers and b"transfer-encoding" not in headers
+        await self._app(scope, receive if bounded else self._counted(receive), send)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         if self._key and scope["path"] not in OPEN_PATHS:

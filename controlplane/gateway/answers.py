@@ -39,7 +39,8 @@ class Answer:
 
     async def read(self) -> bytes:
         """All of it. Raises BrokenOff, Late."""
-        body = await in_time(self._host, self._asked, self._asked.whole_by_s, self._connection.read())
+        limit_s, reading = self._asked.whole_by_s, self._connection.read()
+        body = await (reading if limit_s is None else in_time(self._host, self._asked, limit_s, reading))
         self._count(body[-_TAIL_BYTES:], 0)
         return body
 

@@ -1,31 +1,18 @@
-"""Requests from the gateway to the engines, over the HTTP servers of their workers.
-
-A request is sent again only if no engine has seen it: no connection was made, or the worker's server refused.
-"""
+"""Requests from the gateway to the engines, over the HTTP servers of their workers."""
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
-from functools import partial
-from typing import NamedTuple, cast
+from collections.abc import AsyncGenerator
+from typing import NamedTuple
 
-from controlplane import errors
 from controlplane.gateway import warming
-from controlplane.gateway.answers import Answer, in_time
-from controlplane.gateway.http1 import BrokenOff, Connection, NotConnected
-from controlplane.gateway.worker_pool import RESTART_HINT_S, Alive, Find, HostWorkers, KnownWorker
+from controlplane.gateway.exchange import Exchange
+from controlplane.gateway.worker_pool import Alive, Find, HostWorkers
 from controlplane.state.terms import Priority
-from controlplane.traffic.host_router import Asked, RoutingRules, StepModels
+from controlplane.traffic.host_router import RoutingRules, StepModels
 from controlplane.traffic.request_terms import NO_TERMS, RequestTerms
-from workers import request_headers
 from workers.messages import EngineCall, EngineHead, EngineReply
-
-log = logging.getLogger(__name__)
-
-_REFUSED = request_headers.REFUSED.encode()
 
 
 class HostView(NamedTuple):
@@ -59,7 +46,8 @@ class EngineClient:
 
     async def call(self, host: str, request: EngineCall, terms: RequestTerms = NO_TERMS) -> EngineReply:
         """One request, answered as a whole. Raises Overloaded, Late, EngineFailed or Unavailable."""
-        async with self._answer(host, request, terms, streams=False) as answer:
+        with Exchange(host, self._workers(host), request, terms, streams=False) as exchange:
+            answer = await exchange.answer()
             return EngineReply(answer.status, answer.content_type, await answer.read())
 
     async def stream(
@@ -69,7 +57,8 @@ class EngineClient:
 
         Closing the generator closes the connection, which cancels the request in the engine.
         """
-        async with self._answer(host, request, terms, streams=True) as answer:
+        with Exchange(host, self._workers(host), request, terms, streams=True) as exchange:
+            answer = await exchange.answer()
             yield EngineHead(answer.status, answer.content_type)
             while (piece := await answer.piece()) is not None:
                 yield piece
@@ -100,55 +89,16 @@ class EngineClient:
         for workers in self._hosts.values():
             workers.close()
 
-    @asynccontextmanager
-    async def _answer(
-        self, host: str, request: EngineCall, terms: RequestTerms, streams: bool
-    ) -> AsyncIterator[Answer]:
-        """The head of the answer; what breaks while its body is read is EngineFailed."""
-        workers = self._workers(host)
-        uid = request.variant.uid if request.variant is not None else 0
-        asked = Asked(terms, uid, time.monotonic(), streams, request.counted)
-        went = False
-        with workers.under_way(asked):
-            while True:
-                flight = await in_time(host, asked, asked.first_by_s, workers.enter(asked, went))
-                worker, answer = cast(KnownWorker, flight.member), None
-                limit_s = asked.first_by_s if streams else asked.whole_by_s
-                try:
-                    async with worker.connection() as connection:
-                        if await in_time(host, asked, limit_s, _taken(worker, connection, request)):
-                            workers.taken()
-                            on_first = partial(workers.turnstile.filled, flight)
-                            answer = Answer(host, asked, connection, on_first)
-                            yield answer
-                            return
-                        workers.drop(worker)
-                except NotConnected as e:
-                    log.info("a worker of %s is gone: %s", host, e)
-                    workers.drop(worker)
-                except BrokenOff as e:
-                    log.error("the engine of %s broke off: %s", host, e)
-                    raise _died(host) from e
-                finally:
-                    workers.ended(flight, None if answer is None else answer.tokens)
-                went = True
-
     def _workers(self, host: str) -> HostWorkers:
-        if host not in self._hosts:
-            warming.begin()
-            made = HostWorkers(host, self._find, self._max_queued, self._alive, self._rules)
-            if host in self._models:
-                made.learn(self._models[host])
-            self._hosts[host] = made
-        return self._hosts[host]
-
-
-async def _taken(worker: KnownWorker, connection: Connection, request: EngineCall) -> bool:
-    """Send the request; False when the worker's server refused it before the engine saw it."""
-    named = request_headers.request_headers(worker.secret, request.variant, request.variant_limit)
-    headers = {"host": worker.address, **named}
-    await connection.ask(request.path, headers, request.body)
-    return _REFUSED not in connection.headers
+        known = self._hosts.get(host)
+        if known is not None:
+            return known
+        warming.begin()
+        made = HostWorkers(host, self._find, self._max_queued, self._alive, self._rules)
+        if host in self._models:
+            made.learn(self._models[host])
+        self._hosts[host] = made
+        return made
 
 
 def _view(workers: HostWorkers) -> HostView:
@@ -158,10 +108,3 @@ def _view(workers: HostWorkers) -> HostView:
         for priority, (count, since_s) in workers.turnstile.standing().items()
     }
     return HostView(waiting, workers.router.error)
-
-
-def _died(host: str) -> errors.EngineFailed:
-    return errors.EngineFailed(
-        f"the engine of '{host}' died during this request; it is being restarted, try again",
-        retry_after_s=RESTART_HINT_S,
-    )

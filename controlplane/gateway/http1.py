@@ -40,6 +40,12 @@ class BrokenOff(Exception):
     """The connection ended, or spoke no HTTP, before the answer was whole."""
 
 
+def head_of(method: str, path: str, headers: Mapping[str, str]) -> bytes:
+    """How a request begins, but for its content-length."""
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, ""]).encode("ascii")
+
+
 class Connection(asyncio.Protocol):
     """One connection, which carries one request at a time: `ask`, then `piece` until None or `read`."""
 
@@ -55,16 +61,18 @@ class Connection(asyncio.Protocol):
         self._pieces: deque[bytes] = deque()
         self._buffered = 0
         self._waiter: asyncio.Future[None] | None = None
+        self._parser = httptools.HttpResponseParser(self)
 
     async def ask(
         self, path: str, headers: Mapping[str, str], body: bytes = b"", method: str = "POST"
     ) -> None:
         """Send a request, and wait for the head: `status` and `headers`. Raises BrokenOff."""
-        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
-        head = "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode("ascii")
-        self._parser = httptools.HttpResponseParser(self)
+        await self.ask_with(head_of(method, path, headers), body)
+
+    async def ask_with(self, head: bytes, body: bytes) -> None:
+        """The same with a head that was made before (`head_of`)."""
         self.status, self.headers, self.reusable, self._complete = 0, {}, False, False
-        self._transport.write(head + body)
+        self._transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
         while not self.status:
             await self._more()
 
@@ -83,6 +91,9 @@ class Connection(asyncio.Protocol):
 
     async def read(self) -> bytes:
         """The rest of the body. Raises BrokenOff."""
+        if self._complete and len(self._pieces) == 1 and not self._paused:  # as a rule
+            self._buffered = 0
+            return self._pieces.popleft()
         pieces = []
         while (piece := await self.piece()) is not None:
             pieces.append(piece)

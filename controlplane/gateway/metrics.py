@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from controlplane import errors
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 UNKNOWN = "unknown"
+
+
+class ModelMetrics:
+    """The metrics of one model: to look one up by its labels takes longer than to count."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._ended: dict[str, Counter] = {}
+
+    @cached_property
+    def in_flight(self) -> Gauge:
+        return self._metrics.in_flight.labels(self._model)
+
+    @cached_property
+    def ttft(self) -> Histogram:
+        return self._metrics.ttft.labels(self._model)
+
+    @cached_property
+    def duration(self) -> Histogram:
+        return self._metrics.duration.labels(self._model)
+
+    def ended(self, code: str) -> Counter:
+        """Requests that ended so."""
+        found = self._ended.get(code)
+        if found is None:
+            found = self._ended[code] = self._metrics.requests.labels(self._model, code)
+        return found
 
 
 class Metrics:
@@ -57,6 +87,14 @@ class Metrics:
             registry=registry,
         )
         self.probe_marker = ""
+        self._of: dict[str, ModelMetrics] = {}
+
+    def of(self, model: str) -> ModelMetrics:
+        """Of a model that is deployed, or was."""
+        found = self._of.get(model)
+        if found is None:
+            found = self._of[model] = ModelMetrics(self, model)
+        return found
 
     def refused_as(self, model: str, error: errors.OstinatoError) -> None:
         """Count it, if it is a refusal or a drop that says why."""

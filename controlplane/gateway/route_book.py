@@ -36,6 +36,10 @@ class RouteBook:
             self._table, self._state = build_table(state), state
         return self._table
 
+    def known(self, name: str) -> Route | None:
+        """As `resolve`, of a name that is served; None: of any other."""
+        return self._table.routes.get(name)
+
     async def resolve(self, name: str) -> Route:
         try:
             return self._table.resolve(name)

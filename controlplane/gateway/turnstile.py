@@ -58,16 +58,19 @@ class Turnstile:
         """Of each priority: how many are in the line, and since when the oldest is."""
         return self._line.standing()
 
+    def at_once(self, asked: Asked, went: bool = False) -> Flight | None:
+        """As `enter`, if nobody waits and a worker has room."""
+        return None if len(self) else self._router.send(asked, self._clock(), not went)
+
     async def enter(self, asked: Asked, went: bool = False) -> Flight:
         """Wait until the request goes to a worker. One that `went` before, in vain, has had its turn.
 
         Errors: Overloaded, with a time to retry; Late; and whatever `expire` ends those who wait with.
         """
+        flight = self.at_once(asked, went)
+        if flight is not None:
+            return flight
         now_s = self._clock()
-        if not len(self):
-            flight = self._router.send(asked, now_s, not went)
-            if flight is not None:
-                return flight
         guest = _Guest(asked, asyncio.get_running_loop().create_future(), went)
         if went:
             self._again.append(guest)
@@ -82,6 +85,8 @@ class Turnstile:
 
     def pump(self) -> None:
         """Let those go for whom there is room now."""
+        if not len(self):
+            return
         now_s = self._clock()
         if len(self._line):
             for waiting in self._line.drop_late(now_s):

@@ -10,8 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from controlplane import errors
@@ -85,20 +84,22 @@ class KnownWorker(Member):
         for connection in self._used:
             connection.abort()
 
-    @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        """A connection for one request; closed unless its answer is read to the end. Raises NotConnected."""
+    async def take(self) -> Connection:
+        """A connection for one request, to be given back in any case. Raises NotConnected."""
         self.outstanding += 1
         try:
             connection = await self.pool.take()
-            self._used.add(connection)
-            try:
-                yield connection
-            finally:
-                self._used.discard(connection)
-                self.pool.give_back(connection)
-        finally:
+        except BaseException:
             self.outstanding -= 1
+            raise
+        self._used.add(connection)
+        return connection
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep it for the next request; close it unless its answer was read to the end."""
+        self.outstanding -= 1
+        self._used.discard(connection)
+        self.pool.give_back(connection)
 
 
 class HostWorkers:
@@ -129,27 +130,29 @@ class HostWorkers:
         call."""
         return self._demand.average()
 
-    @contextmanager
-    def under_way(self, asked: Asked) -> Iterator[None]:
-        """Count a request while it is, as demand only if it is a client's. One that is refused counts for as
-        long as others take, or nobody would add engines for it."""
+    def begin(self, asked: Asked) -> None:
+        """Count a request until it ends, as demand only if it is a client's."""
         self._keep_watching()
         self._in_flight += 1
-        self._demand.add(int(asked.counted))
-        try:
-            yield
-        except (errors.Overloaded, errors.Late):
-            if asked.counted:
+        if asked.counted:
+            self._demand.add(1)
+
+    def end(self, asked: Asked, refused: bool) -> None:
+        """One that is refused counts for as long as others take, or nobody would add engines for it."""
+        self._in_flight -= 1
+        if asked.counted:
+            if refused:
                 self._refused.add()
-            raise
-        finally:
-            self._in_flight -= 1
-            self._demand.add(-int(asked.counted))
+            self._demand.add(-1)
 
     def learn(self, models: StepModels) -> None:
         """What steps take, from now on."""
         self.router.learn(models)
         self.turnstile.pump()
+
+    def at_once(self, asked: Asked, went: bool) -> Flight | None:
+        """As `enter`, if the request need not wait."""
+        return self.turnstile.at_once(asked, went)
 
     async def enter(self, asked: Asked, went: bool) -> Flight:
         """Wait until the request is a worker's, which `Flight.member` is. `went`: it was one's that was not

@@ -6,10 +6,10 @@ than all that we do with an inference request. These are answered before it; all
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-from starlette.middleware import Middleware
 from starlette.types import ASGIApp
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from controlplane.api.inference_path import InferenceFirst
 from workers.server.gathered_writes import GatheringProtocol
@@ -26,10 +26,17 @@ def answer_first(inference: ASGIApp) -> None:
     start = replica.start_asgi_http_server
 
     async def start_ours(app: ASGIApp, options: Any, **more: Any) -> Any:
-        # The last is the outermost. Serve hands over a copy for each try.
-        options.middlewares.append(Middleware(InferenceFirst, inference=inference))
         task, server = await start(app, options, **more)
-        server.config.http = GatheringProtocol  # read when the task first runs
+        config = server.config  # read when the task first runs
+        make = config.app
+
+        def ours_first() -> ASGIApp:
+            """uvicorn would put this layer around all."""
+            others = ProxyHeadersMiddleware(make(), config.forwarded_allow_ips)
+            return InferenceFirst(cast(ASGIApp, others), inference)
+
+        config.app, config.proxy_headers = ours_first, False
+        config.http = GatheringProtocol
         return task, server
 
     replica.start_asgi_http_server = start_ours

@@ -40,6 +40,7 @@ from controlplane.routing.state import RouterState, new_state
 from controlplane.state.terms import LatePolicy
 from controlplane.traffic.last_groups import LastGroups
 from controlplane.traffic.least_outstanding import least_outstanding
+from controlplane.traffic.machine_code import machine_code
 from controlplane.traffic.output_lengths import OutputLengths
 from controlplane.traffic.request_terms import NO_TERMS, RequestTerms
 from profiler.compiled import Records, records
@@ -176,7 +177,8 @@ class HostRouter:
         self._lengths = OutputLengths()
         self._last: LastGroups[Member] = LastGroups()
         self._prompt = 64.0  # the mean
-        self._request = records(REQUEST, 1)
+        # Not as `records` makes it: its one record is an object of Python's, which takes longer to read.
+        self._request = np.zeros(1, REQUEST)
         self._record = self._request[0]
         self._placed_s = now_s
         self._snapshot: Snapshot | None = None
@@ -310,7 +312,7 @@ class HostRouter:
         member.unseen.pop(flight, None)
         if self._snapshot is not None:
             self._request[0] = flight.values
-            bookkeeping.filled(self._snapshot, member.slot, self._record)
+            self._filled(self._snapshot, member.slot, self._record)
             if flight.asked.variant:
                 self._where[flight.values[0], member.slot] = IN_SLOT
 
@@ -328,7 +330,7 @@ class HostRouter:
         member.unseen.pop(flight, None)
         if self._snapshot is not None:
             self._request[0] = flight.values
-            bookkeeping.ended(self._snapshot, member.slot, self._record, flight.filled)
+            self._ended(self._snapshot, member.slot, self._record, flight.filled)
         self._change(member, -1)
 
     def _values(self, asked: Asked, now_s: float) -> tuple[Any, ...]:
@@ -363,7 +365,7 @@ class HostRouter:
         snapshot = self._snapshot
         assert snapshot is not None
         self._request[0] = values
-        g = dispatch(self._policy, snapshot, self._record, self._state, is_new)
+        g = self._dispatch(self._policy, snapshot, self._record, self._state, is_new)
         if g < 0:
             return None
         if values[0] and self._where[values[0], g] < LOADING:
@@ -523,6 +525,9 @@ class HostRouter:
         self._state = self._moved(new_state(width, 0), columns)
         self._snapshot, self._columns = snapshot, columns
         self._where, self._usable = np.asarray(snapshot.held.where), np.asarray(snapshot.groups.usable)
+        self._dispatch = machine_code(dispatch, self._policy, snapshot, self._record, self._state, True)
+        self._filled = machine_code(bookkeeping.filled, snapshot, 0, self._record)
+        self._ended = machine_code(bookkeeping.ended, snapshot, 0, self._record, True)
         for member in self.members:
             self._enter(member)
             group = snapshot.groups[member.slot]

@@ -106,8 +106,11 @@ def request_terms(
 
 def estimated_tokens(body_bytes: int, body: Mapping[str, Any], max_output_tokens: int) -> int:
     """Of the prompt, by its bytes, and of the longest answers that are asked for."""
-    limits = (body.get(name) for name in ("max_completion_tokens", "max_tokens"))
-    limit = next((value for value in limits if type(value) is int), max_output_tokens)
+    limit = max_output_tokens
+    for value in (body.get("max_completion_tokens"), body.get("max_tokens")):
+        if type(value) is int:
+            limit = value
+            break
     choices = body.get("n")
     times = choices if type(choices) is int and 1 <= choices <= max_output_tokens else 1
     return estimated_prompt(body_bytes) + times * max(0, limit)

@@ -90,7 +90,7 @@ class EchoEngine:
             if request.get("stream"):
                 await self._send_stream(send, request["model"], text, is_chat)
             else:
-                await _respond(send, "application/json", [_whole(request["model"], text, is_chat)])
+                await _answer(send, _whole(request["model"], text, is_chat))
         finally:
             self._run(-1)
 
@@ -125,13 +125,19 @@ async def _body(receive: Any) -> bytes:
 
 
 async def _refuse(send: Any, message: str) -> None:
-    body = json.dumps({"error": {"message": message, "code": 400}}).encode()
-    await _respond(send, "application/json", [body], 400)
+    await _answer(send, json.dumps({"error": {"message": message, "code": 400}}).encode(), 400)
 
 
-async def _respond(send: Any, content_type: str, parts: list[bytes], status: int = 200) -> None:
-    headers = [(b"content-type", content_type.encode())]
+async def _answer(send: Any, body: bytes, status: int = 200) -> None:
+    """Whole, with its length, as vLLM answers."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def _respond(send: Any, content_type: str, parts: list[bytes]) -> None:
+    headers = [(b"content-type", content_type.encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
     for part in parts:
         await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -7,9 +7,12 @@ at once. On loopback a write takes about as long as all Python around it, and th
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from workers.server.plain_requests import PlainCycle, plain_scope
 
 # So much leaves at once, before the turn ends.
 LIMIT_BYTES = 64 * 1024
@@ -34,6 +37,11 @@ class GatheredWrites:
             self._planned = True
             self._loop.call_soon(self._end_turn)
 
+    def write_last(self, data: bytes) -> None:
+        """Write it now, with what was gathered before."""
+        self._parts.append(data)
+        self.flush()
+
     def flush(self) -> None:
         """Write what was gathered, now."""
         if self._parts:
@@ -54,12 +62,78 @@ class GatheredWrites:
 
 
 class GatheringProtocol(HttpToolsProtocol):
-    """uvicorn's protocol over such a transport. A whole answer does not wait for the turn's end."""
+    """uvicorn's protocol over such a transport. A whole answer does not wait for the turn's end.
+
+    One timer per connection closes it when it is idle, in place of one for each request.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._gathered = GatheredWrites(transport, self.loop)
+        self._idle_since_s = math.inf
         super().connection_made(cast(asyncio.Transport, self._gathered))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        super()._unset_keepalive_if_required()
+
+    def data_received(self, data: bytes) -> None:
+        self._idle_since_s = math.inf
+        super().data_received(data)
+
+    def on_headers_complete(self) -> None:
+        if not self._begin_plain():
+            super().on_headers_complete()
+
+    def _begin_plain(self) -> bool:
+        """Begin to answer, if the request is plain and those before it are answered."""
+        parser, before = self.parser, self.cycle
+        busy = before is not None and not before.response_complete
+        if busy or self.expect_100_continue or self.limit_concurrency is not None:
+            return False
+        if parser.get_http_version() != "1.1" or parser.should_upgrade():
+            return False
+        if not plain_scope(cast(Any, self.scope), parser.get_method(), self.url, self.root_path):
+            return False
+        self.cycle = PlainCycle(
+            self._gathered.write_last,
+            self.loop,
+            scope=self.scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            expect_100_continue=False,
+            keep_alive=parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        self._start_asgi_task(self.cycle, self.app)
+        return True
 
     def on_response_complete(self) -> None:
         self._gathered.flush()
-        super().on_response_complete()
+        if self.pipeline or self.transport.is_closing():
+            super().on_response_complete()
+            return
+        self.server_state.total_requests += 1
+        self.flow.resume_reading()
+        self._idle_since_s = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._look_again(self.timeout_keep_alive)
+
+    # --- idle connections --------------------------------------------------------------------------
+
+    def _look_again(self, after_s: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(after_s, self.timeout_keep_alive_handler)
+
+    def _unset_keepalive_if_required(self) -> None:
+        """Nothing: `timeout_keep_alive_handler` looks whether the connection is idle."""
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.timeout_keep_alive_task = None
+        left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
+        if left_s <= 0:
+            super().timeout_keep_alive_handler()
+        elif left_s < math.inf:
+            self._look_again(left_s)

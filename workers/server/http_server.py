@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 KEEP_ALIVE_S = 24 * 3600
 # Longest wait for running requests when the worker stops; within Serve's graceful_shutdown_timeout_s.
 DRAIN_S = 15.0
+_SECRET = request_headers.SECRET.encode()
 
 
 class Door:
@@ -52,7 +53,7 @@ class Door:
         self._serving: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
-        given = dict(scope["headers"]).get(request_headers.SECRET.encode(), b"")
+        given = dict(scope["headers"]).get(_SECRET, b"")
         if not hmac.compare_digest(given, self._expected):
             await _refuse(send, 401, "this port answers its gateway only")
         elif self.closing:

@@ -1,0 +1,117 @@
+"""One request's way to a worker, and back.
+
+It is sent again only if no engine has seen it: no connection was made, or the worker's server refused.
+
+A class, and not a context manager made of a generator: that costs several times as much, for each request.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import lru_cache
+from types import TracebackType
+from typing import cast
+
+from controlplane import errors
+from controlplane.gateway.answers import Answer, in_time
+from controlplane.gateway.http1 import BrokenOff, Connection, NotConnected, head_of
+from controlplane.gateway.worker_pool import RESTART_HINT_S, HostWorkers, KnownWorker
+from controlplane.traffic.host_router import Asked, Flight
+from controlplane.traffic.request_terms import RequestTerms
+from workers import request_headers
+from workers.messages import EngineCall, VariantRef
+
+log = logging.getLogger(__name__)
+
+_REFUSED = request_headers.REFUSED.encode()
+_HEADS = 4096
+
+
+class Exchange:
+    """A context, in which the answer is read. It counts the request, holds its place at a worker and the
+    connection to it, and gives them back. A connection that breaks off within it is EngineFailed."""
+
+    def __init__(
+        self, host: str, workers: HostWorkers, request: EngineCall, terms: RequestTerms, streams: bool
+    ) -> None:
+        self._host = host
+        self._workers = workers
+        self._request = request
+        uid = request.variant.uid if request.variant is not None else 0
+        self._asked = Asked(terms, uid, time.monotonic(), streams, request.counted)
+        self._flight: Flight | None = None
+        self._connection: Connection | None = None
+        self._answer: Answer | None = None
+
+    def __enter__(self) -> Exchange:
+        self._workers.begin(self._asked)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+        self._workers.end(self._asked, isinstance(error, errors.Overloaded | errors.Late))
+        if isinstance(error, BrokenOff):
+            log.error("the engine of %s broke off: %s", self._host, error)
+            raise _died(self._host) from error
+
+    async def answer(self) -> Answer:
+        """The head of the answer. Raises Overloaded, Late, Unavailable or BrokenOff."""
+        workers, asked, went = self._workers, self._asked, False
+        while True:
+            flight = workers.at_once(asked, went)
+            if flight is None:
+                flight = await in_time(self._host, asked, asked.first_by_s, workers.enter(asked, went))
+            self._flight = flight
+            try:
+                taken = await self._taken(flight)
+            except NotConnected as e:
+                log.info("a worker of %s is gone: %s", self._host, e)
+                taken = None
+            if taken is not None:
+                workers.taken()
+                self._answer = Answer(self._host, asked, taken, self._filled)
+                return self._answer
+            workers.drop(cast(KnownWorker, flight.member))
+            self._leave()
+            went = True
+
+    async def _taken(self, flight: Flight) -> Connection | None:
+        """The connection on which a worker answers. None: its server refused before the engine saw it."""
+        worker, request, asked = cast(KnownWorker, flight.member), self._request, self._asked
+        self._connection = connection = await worker.take()
+        head = _head(worker.address, worker.secret, request.path, request.variant, request.variant_limit)
+        limit_s = asked.first_by_s if asked.streams else asked.whole_by_s
+        asking = connection.ask_with(head, request.body)
+        await (asking if limit_s is None else in_time(self._host, asked, limit_s, asking))
+        return None if _REFUSED in connection.headers else connection
+
+    def _filled(self) -> None:
+        """The first piece of a stream came."""
+        if self._flight is not None:
+            self._workers.turnstile.filled(self._flight)
+
+    def _leave(self) -> None:
+        """Whatever became of it, it is this worker's no more."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            cast(KnownWorker, flight.member).give_back(connection)
+        self._workers.ended(flight, None if self._answer is None else self._answer.tokens)
+
+
+@lru_cache(_HEADS)
+def _head(address: str, secret: str, path: str, variant: VariantRef | None, limit: int | None) -> bytes:
+    """How requests begin that differ in their body alone."""
+    return head_of("POST", path, {"host": address, **request_headers.request_headers(secret, variant, limit)})
+
+
+def _died(host: str) -> errors.EngineFailed:
+    return errors.EngineFailed(
+        f"the engine of '{host}' died during this request; it is being restarted, try again",
+        retry_after_s=RESTART_HINT_S,
+    )
