@@ -4,7 +4,8 @@
 
 Both sides of a comparison answer the same requests on the same machine in one run, in turns, through the
 same load generator (which shares the machine's cores: requests/s are of the machine, not of the server).
-Writes benchmarks/results/gateway.json and prints a table.
+For the echo engine also: microseconds of CPU per request in each process, which other work on the machine
+disturbs less. Writes benchmarks/results/gateway.json and prints a table.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks import gpu_engine, rehearsing, served_estimates
+from benchmarks.process_cpu import ClusterCpu
 from benchmarks.serving.settings import SHAPES
 from controlplane.client.client import Client
 from controlplane.management.schemas.deploy import DeployModelRequest
@@ -59,8 +61,17 @@ ECHO_LOADS = [Load(1, 400), Load(8, 1600), Load(32, 1600)]
 REHEARSED_LOADS = [Load(1, 4), Load(4, 8)]
 
 
-async def measure(side: Side, load: Load) -> dict[str, float]:
-    """Latencies and throughput of `load.requests` requests, `load.concurrency` at a time."""
+_CPU = "cpu_us_"
+Used = Callable[[], Mapping[str, float]]
+
+
+def _nothing() -> Mapping[str, float]:
+    return {}
+
+
+async def measure(side: Side, load: Load, used: Used = _nothing) -> dict[str, float]:
+    """Latencies and throughput of `load.requests` requests, `load.concurrency` at a time; and what each used,
+    which `used` tells in seconds so far, in microseconds per request."""
     latencies: list[float] = []
     todo = iter(range(load.requests))
     connector = aiohttp.TCPConnector(limit=load.concurrency)
@@ -74,18 +85,23 @@ async def measure(side: Side, load: Load) -> dict[str, float]:
                     assert response.status == 200, (response.status, text[:300])
                 latencies.append(time.perf_counter() - start)
 
+        before = used()
         start = time.perf_counter()
         await asyncio.gather(*(client() for _ in range(load.concurrency)))
         wall_s = time.perf_counter() - start
+        after = used()
     ordered = sorted(latencies)
     return {
         "p50_ms": 1e3 * ordered[len(ordered) // 2],
         "p99_ms": 1e3 * ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))],
         "requests_per_s": load.requests / wall_s,
+        **{_CPU + part: 1e6 * (after[part] - before[part]) / load.requests for part in before},
     }
 
 
-def compare(ours: Side, peer: Side, loads: list[Load], rounds: int) -> list[dict[str, Any]]:
+def compare(
+    ours: Side, peer: Side, loads: list[Load], rounds: int, used: Used = _nothing
+) -> list[dict[str, Any]]:
     """Rounds of both sides in turns; the median of each figure, and of the differences per round."""
     rows = []
     for load in loads:
@@ -94,7 +110,7 @@ def compare(ours: Side, peer: Side, loads: list[Load], rounds: int) -> list[dict
         pairs = []
         for i in range(rounds):
             order = (peer, ours) if i % 2 == 0 else (ours, peer)
-            found = {side.name: asyncio.run(measure(side, load)) for side in order}
+            found = {side.name: asyncio.run(measure(side, load, used)) for side in order}
             pairs.append((found[ours.name], found[peer.name]))
         rows.append(_row(ours, peer, load, pairs))
         print(json.dumps(rows[-1]), flush=True)
@@ -120,7 +136,16 @@ def _row(
         "peer_requests_per_s": median(lambda a, b: b["requests_per_s"]),
         "ours_requests_per_s": median(lambda a, b: a["requests_per_s"]),
         "requests_per_s_ratio": median(lambda a, b: a["requests_per_s"] / b["requests_per_s"]),
+        **_cpu("ours", [a for a, _ in pairs]),
+        **_cpu("peer", [b for _, b in pairs]),
     }
+
+
+def _cpu(name: str, found: list[dict[str, float]]) -> dict[str, Any]:
+    """Per request and part of the cluster: the median over rounds."""
+    parts = [key for key in found[0] if key.startswith(_CPU)]
+    spent = {key.removeprefix(_CPU): round(statistics.median(one[key] for one in found)) for key in parts}
+    return {f"{name}_cpu_us_per_request": spent} if spent else {}
 
 
 @contextmanager
@@ -178,7 +203,7 @@ def echo_against_bare(rounds: int, haproxy: bool, loads: list[Load]) -> list[dic
                 ]
             )
             assert len(rehearsing.check(out)["rows"]) >= 4
-        return compare(ours, bare, loads, rounds)
+        return compare(ours, bare, loads, rounds, ClusterCpu(running).seconds)
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from controlplane.routing.state import RouterState, new_state
 from controlplane.state.terms import LatePolicy
 from controlplane.traffic.last_groups import LastGroups
 from controlplane.traffic.least_outstanding import least_outstanding
-from controlplane.traffic.machine_code import machine_code
+from controlplane.traffic.machine_code import first_record, machine_code
 from controlplane.traffic.output_lengths import OutputLengths
 from controlplane.traffic.request_terms import NO_TERMS, RequestTerms
 from profiler.compiled import Records, records
@@ -177,9 +177,8 @@ class HostRouter:
         self._lengths = OutputLengths()
         self._last: LastGroups[Member] = LastGroups()
         self._prompt = 64.0  # the mean
-        # Not as `records` makes it: its one record is an object of Python's, which takes longer to read.
-        self._request = np.zeros(1, REQUEST)
-        self._record = self._request[0]
+        self._request = records(REQUEST, 1)
+        self._record = first_record(self._request, REQUEST)
         self._placed_s = now_s
         self._snapshot: Snapshot | None = None
         self._state = new_state(1, getrandbits(63))

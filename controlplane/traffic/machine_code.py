@@ -10,6 +10,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
+import numpy as np
+
+from profiler.compiled import Records
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -25,3 +28,12 @@ def machine_code(function: Function, *like: object) -> Function:
         return function
     found: Function = compiling(tuple(map(numba.typeof, like)))
     return found
+
+
+def first_record(array: Records, dtype: np.dtype[Any]) -> Any:
+    """The first of an array of records of this type, in the same memory, for calls of `machine_code`.
+
+    What `array[0]` is looks its attributes up in Python, which reading it in machine code does, too. Python
+    itself needs them.
+    """
+    return array[0] if numba.config.DISABLE_JIT else array.view(np.ndarray).view(dtype)[0]

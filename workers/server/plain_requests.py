@@ -116,6 +116,10 @@ class PlainCycle(RequestResponseCycle):
             return
         self._send_whole(head, body)
 
+    async def send_500_response(self) -> None:
+        self._head = None  # the application failed before the body
+        await super().send_500_response()
+
     def _waits(self, message: Message) -> bool:
         """Whether it is the head of an answer of known length, which can leave with its body."""
         if (
@@ -139,7 +143,7 @@ class PlainCycle(RequestResponseCycle):
     def _send_whole(self, head: Message, body: bytes) -> None:
         parts = [STATUS_LINE[head["status"]]]
         for name, value in (*self.default_headers, *head["headers"]):
-            parts += (name, b": ", value, b"\r\n")
+            parts += (name.lower(), b": ", value, b"\r\n")
         if not self.keep_alive:
             parts.append(b"connection: close\r\n")
         text = b"".join(parts)

@@ -1,0 +1,75 @@
+"""What an engine is sent, whether the body was written anew or sent as it came."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane import errors
+from controlplane.api.inference import CHAT, COMPLETIONS, engine_call, parse_body
+from controlplane.traffic.route_table import Route
+from workers.messages import VariantRef
+
+BASE = Route("m", "m", 64, None, 0.0)
+VARIANT = Route("v", "m", 64, VariantRef("v", 7, "/a"), 0.0)
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+names = st.sampled_from(
+    ["max_tokens", "max_completion_tokens", "priority", "cache_salt", "messages", "prompt", "stream", "n"]
+)
+bodies = st.dictionaries(names | st.text(max_size=4), values, max_size=6)
+
+
+def written(body: dict[str, Any], ascii_only: bool, indent: int | None, encoding: str, end: str) -> bytes:
+    text = json.dumps(body, ensure_ascii=ascii_only, indent=indent) + end
+    return text.encode(encoding, "surrogatepass")
+
+
+@given(
+    bodies,
+    st.sampled_from(["m", "m:v", "v"]),
+    st.sampled_from([BASE, VARIANT]),
+    st.sampled_from([CHAT, COMPLETIONS]),
+    st.booleans(),
+    st.sampled_from([None, 0, 2]),
+    st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32-be"]),
+    st.sampled_from(["", " ", "\r\n\t"]),
+)
+def test_the_engine_reads_the_same(
+    body: dict[str, Any],
+    name: str,
+    route: Route,
+    path: str,
+    ascii_only: bool,
+    indent: int | None,
+    encoding: str,
+    end: str,
+) -> None:
+    raw = written({**body, "model": name}, ascii_only, indent, encoding, end)
+    read = parse_body(raw)
+    try:
+        anew = engine_call(path, read, route)
+    except errors.InvalidRequest:
+        with pytest.raises(errors.InvalidRequest):
+            engine_call(path, read, route, raw)
+        return
+    as_it_came = engine_call(path, read, route, raw)
+    assert json.loads(as_it_came.body) == json.loads(anew.body)
+    assert as_it_came.body.isascii()
+    assert (as_it_came.path, as_it_came.variant) == (anew.path, anew.variant)
+
+
+def test_a_plain_body_is_not_written_anew() -> None:
+    raw = b'{"model":"m",  "messages": [] }\n'
+    call = engine_call(CHAT, parse_body(raw), BASE, raw)
+    assert call.body == b'{"model":"m",  "messages": [] , "max_completion_tokens": 64}'
+    limited = b'{"model":"m","prompt":"a","max_tokens":3}'
+    assert engine_call(COMPLETIONS, parse_body(limited), BASE, limited).body == limited
