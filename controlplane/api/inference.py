@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from fastapi.responses import Response, StreamingResponse
@@ -65,7 +66,7 @@ def engine_call(
 
     Errors: InvalidRequest for an answer longer than the deployment's maxOutputLength.
     """
-    changes: dict[str, Any] = _bounded(path, body, route.max_output_tokens)
+    changes: dict[str, str | int] = {**_bounded(path, body, route.max_output_tokens)}
     if body["model"] != route.model:
         changes["model"] = route.model
     if route.variant is not None:
@@ -77,14 +78,20 @@ def engine_call(
     )
 
 
-def _with_more(raw: bytes, body: dict[str, Any], more: dict[str, Any]) -> bytes | None:
+def _with_more(raw: bytes, body: dict[str, Any], more: dict[str, str | int]) -> bytes | None:
     """`raw` with fields that it lacks, at its end; None where it has one of them, or is not ASCII."""
     plain = raw.isascii() and raw[:1] == b"{" and raw[1:2] != b"\0"  # UTF-16
     if not plain or not more.keys().isdisjoint(body):
         return None
     if not more:
         return raw
-    return b"%b, %b" % (raw.rstrip()[:-1], json.dumps(more).encode()[1:])
+    return b"%b, %b" % (raw.rstrip()[:-1], _fields(tuple(more.items())))
+
+
+@lru_cache(1024)
+def _fields(added: tuple[tuple[str, str | int], ...]) -> bytes:
+    """How an object ends that has these fields last."""
+    return json.dumps(dict(added)).encode()[1:]
 
 
 def _written(body: dict[str, Any], changes: dict[str, Any]) -> bytes:
