@@ -46,7 +46,7 @@ CLIENT_GONE = "client_disconnected"
 def parse_body(raw: bytes) -> dict[str, Any]:
     """Errors: InvalidRequest when it is not a JSON object naming a model."""
     try:
-        body = json.loads(raw)
+        body = json.loads(raw.decode("ascii") if _is_plain(raw) else raw)
     except (ValueError, RecursionError) as e:
         raise errors.InvalidRequest(f"the body is not JSON: {e}") from e
     if not isinstance(body, dict):
@@ -54,6 +54,11 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     if not isinstance(body.get("model"), str) or not body["model"]:
         raise errors.InvalidRequest("`model` must be the name of a served model", param="model")
     return body
+
+
+def _is_plain(raw: bytes) -> bool:
+    """Whether it is an object's ASCII. (UTF-16 and UTF-32 have a zero after, or before, its bracket.)"""
+    return raw.isascii() and raw[:1] == b"{" and raw[1:2] != b"\0"
 
 
 def engine_call(
@@ -80,8 +85,7 @@ def engine_call(
 
 def _with_more(raw: bytes, body: dict[str, Any], more: dict[str, str | int]) -> bytes | None:
     """`raw` with fields that it lacks, at its end; None where it has one of them, or is not ASCII."""
-    plain = raw.isascii() and raw[:1] == b"{" and raw[1:2] != b"\0"  # UTF-16
-    if not plain or not more.keys().isdisjoint(body):
+    if not _is_plain(raw) or not more.keys().isdisjoint(body):
         return None
     if not more:
         return raw
@@ -138,7 +142,7 @@ class Watch:
     def routed(self, route: Route) -> None:
         self.model = route.model
         if self.counted:
-            self.services.metrics.of(self.model).in_flight.inc()
+            self.services.metrics.of(self.model).begin()
 
     def chunk(self) -> None:
         """One of a stream came."""
@@ -163,7 +167,7 @@ class Watch:
         of_model = metrics.of(self.model)
         of_model.ended(code).inc()
         if self.model != UNKNOWN:
-            of_model.in_flight.dec()
+            of_model.in_flight -= 1
             of_model.duration.observe(took_s)
             seen = Outcome(code, self.streams, self.first_s, took_s, self.chunks)
             for target, is_kept in attained(self.terms, seen):

@@ -76,12 +76,16 @@ def _is_inference(scope: Scope) -> bool:
 
 
 def _with_id(scope: Scope, send: Send) -> Send:
-    given = next((value for name, value in scope["headers"] if name == _REQUEST_ID), None)
-    request_id = given or _new_id()
+    request_id = b""
+    for name, value in scope["headers"]:
+        if name == _REQUEST_ID:
+            request_id = value
+            break
+    given = (_REQUEST_ID, request_id or _new_id())
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], (_REQUEST_ID, request_id)]
+            message["headers"] = [*message["headers"], given]
         await send(message)
 
     return sending

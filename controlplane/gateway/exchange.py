@@ -11,7 +11,6 @@ import logging
 import time
 from functools import lru_cache
 from types import TracebackType
-from typing import cast
 
 from controlplane import errors
 from controlplane.gateway.answers import Answer, in_time
@@ -64,9 +63,10 @@ class Exchange:
             flight = workers.at_once(asked, went)
             if flight is None:
                 flight = await in_time(self._host, asked, asked.first_by_s, workers.enter(asked, went))
-            self._flight = flight
+            worker: KnownWorker = flight.member  # type: ignore[assignment]  # members here are such
+            self._flight, self._worker = flight, worker
             try:
-                taken = await self._taken(flight)
+                taken = await self._taken(worker)
             except NotConnected as e:
                 log.info("a worker of %s is gone: %s", self._host, e)
                 taken = None
@@ -74,13 +74,13 @@ class Exchange:
                 workers.taken()
                 self._answer = Answer(self._host, asked, taken, self._filled)
                 return self._answer
-            workers.drop(cast(KnownWorker, flight.member))
+            workers.drop(worker)
             self._leave()
             went = True
 
-    async def _taken(self, flight: Flight) -> Connection | None:
+    async def _taken(self, worker: KnownWorker) -> Connection | None:
         """The connection on which a worker answers. None: its server refused before the engine saw it."""
-        worker, request, asked = cast(KnownWorker, flight.member), self._request, self._asked
+        request, asked = self._request, self._asked
         self._connection = connection = await worker.take()
         head = _head(worker.address, worker.secret, request.path, request.variant, request.variant_limit)
         limit_s = asked.first_by_s if asked.streams else asked.whole_by_s
@@ -100,7 +100,7 @@ class Exchange:
             return
         connection, self._connection = self._connection, None
         if connection is not None:
-            cast(KnownWorker, flight.member).give_back(connection)
+            self._worker.give_back(connection)
         self._workers.ended(flight, None if self._answer is None else self._answer.tokens)
 
 

@@ -19,10 +19,15 @@ class ModelMetrics:
         self._metrics = metrics
         self._model = model
         self._ended: dict[str, Counter] = {}
+        self._shows = False
+        self.in_flight = 0  # read when somebody scrapes
 
-    @cached_property
-    def in_flight(self) -> Gauge:
-        return self._metrics.in_flight.labels(self._model)
+    def begin(self) -> None:
+        """One is in flight."""
+        if not self._shows:
+            self._shows = True
+            self._metrics.in_flight.labels(self._model).set_function(lambda: float(self.in_flight))
+        self.in_flight += 1
 
     @cached_property
     def ttft(self) -> Histogram:

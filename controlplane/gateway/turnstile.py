@@ -60,7 +60,9 @@ class Turnstile:
 
     def at_once(self, asked: Asked, went: bool = False) -> Flight | None:
         """As `enter`, if nobody waits and a worker has room."""
-        return None if len(self) else self._router.send(asked, self._clock(), not went)
+        if self._guests or self._again:
+            return None
+        return self._router.send(asked, self._clock(), not went)
 
     async def enter(self, asked: Asked, went: bool = False) -> Flight:
         """Wait until the request goes to a worker. One that `went` before, in vain, has had its turn.
@@ -85,7 +87,7 @@ class Turnstile:
 
     def pump(self) -> None:
         """Let those go for whom there is room now."""
-        if not len(self):
+        if not (self._guests or self._again):
             return
         now_s = self._clock()
         if len(self._line):

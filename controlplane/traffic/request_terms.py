@@ -89,18 +89,25 @@ def request_terms(
     what the tenant may ask for.
     """
     given = _ours(headers)
+    ttft_s, tpot_s, deadline_s = targets.ttft_s, targets.tpot_s, targets.deadline_s
+    if given:  # as a rule there are none
+        ttft_s = _seconds(TTFT, given, ttft_s)
+        tpot_s = _seconds(TPOT, given, tpot_s)
+        deadline_s = _seconds(DEADLINE, given, deadline_s)
+    priority = _priority(given, body, targets.priority or Priority.NORMAL, tenant)
+    late = _late(given, targets.late)
     session = given.get(SESSION)
     return RequestTerms(
-        ttft_s=_seconds(TTFT, given, targets.ttft_s),
-        tpot_s=_seconds(TPOT, given, targets.tpot_s),
-        deadline_s=_seconds(DEADLINE, given, targets.deadline_s),
-        priority=_priority(given, body, targets.priority or Priority.NORMAL, tenant),
-        late=_late(given, targets.late),
-        tenant=tenant,
-        session=_body_session(body) if session is None else _session(session),
-        tokens=max(tokens, 1),
-        prompt_tokens=max(prompt_tokens, 1),
-        beginning=_beginning(body),
+        ttft_s,
+        tpot_s,
+        deadline_s,
+        priority,
+        late,
+        tenant,
+        _body_session(body) if session is None else _session(session),
+        max(tokens, 1),
+        max(prompt_tokens, 1),
+        _beginning(body),
     )
 
 
@@ -173,6 +180,8 @@ def _priority(
     highest = tenant.max_priority
     name, wish = _wish(given, body)
     if wish is None:
+        if highest is Priority.HIGH:
+            return default
         return default if default.level <= highest.level else highest
     if wish.level > highest.level:
         raise _refused(name, f"at most {highest}, which tenant '{tenant.name}' may ask for", wish)
