@@ -1,33 +1,39 @@
-"""Deploys the peer of the gateway benchmark beside it: a Serve handler that answers at once.
+"""Deploys the peer of the gateway benchmark beside it: a Serve handler that does what the echo engine does.
+
+It writes no access log, for our gateway writes none.
 
 python -m benchmarks.bare_app RAY_ADDRESS
 """
 
 from __future__ import annotations
 
+import json
 import sys
 
 import ray
 from ray import serve
+from ray.serve.schema import LoggingConfig
 from starlette.requests import Request
 from starlette.responses import Response
 
+from workers.engine.echo import whole_answer
+
 REHEARSED_BY = "benchmarks.gateway"
-ANSWER = (
-    b'{"id": "echo", "object": "chat.completion", "created": 0, "model": "smollm2-135m-instruct", "choices": '
-    b'[{"index": 0, "finish_reason": "stop", "logprobs": null, '
-    b'"message": {"role": "assistant", "content": "hello"}}],'
-    b' "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}}'
-)
 
 
 class Bare:
     async def __call__(self, request: Request) -> Response:
-        await request.body()
-        return Response(ANSWER, media_type="application/json")
+        asked = json.loads(await request.body())
+        answer = whole_answer(asked["model"], asked["messages"][-1]["content"], is_chat=True)
+        return Response(answer, media_type="application/json")
 
 
-DEPLOYMENT = serve.deployment(Bare, max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0.1})
+DEPLOYMENT = serve.deployment(
+    Bare,
+    max_ongoing_requests=1000,
+    ray_actor_options={"num_cpus": 0.1},
+    logging_config=LoggingConfig(enable_access_log=False),
+)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ AsgiApp = Callable[
     [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
 ]
 
-# The key in a scope under which our own servers have a `Leaving`.
-LEAVING = "ostinato.leaving"
+# The key in a scope under which our own servers have a `DirectRequest`.
+DIRECT = "ostinato.direct"
 
 _END = object()
 _ending: set[asyncio.Task[None]] = set()  # the loop itself holds tasks weakly
@@ -28,11 +28,15 @@ _ending: set[asyncio.Task[None]] = set()  # the loop itself holds tasks weakly
 GRACE_S = 1.0
 
 
-class Leaving(Protocol):
-    """Of a request whose body was read: tells when its client leaves."""
+class DirectRequest(Protocol):
+    """A request whose body was read, as its server has it: what ASGI takes tasks and messages for."""
 
     def call(self, on_leaving: Callable[[], None]) -> Callable[[], None]:
         """Call it when the client leaves before the answer is whole, until what this returns is called."""
+        ...
+
+    def answer(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Send a whole answer, with its length among the headers; False: it must go by ASGI."""
         ...
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from starlette.types import Receive
 
-from workers.asgi import Leaving
+from workers.asgi import DirectRequest
 
 log = logging.getLogger(__name__)
 
@@ -17,12 +17,12 @@ T = TypeVar("T")
 
 
 async def unless_client_leaves(
-    receive: Receive, work: Awaitable[T], leaving: Leaving | None = None
+    receive: Receive, work: Awaitable[T], direct: DirectRequest | None = None
 ) -> T | None:
     """The result of `work`; None when the client left, which cancels it.
 
     `receive` has given the whole body, and tells of nothing but the disconnect. A server of ours tells it by
-    `leaving`; of any other a task waits for it. Another cancellation passes through, and so does what `work`
+    `direct`; of any other a task waits for it. Another cancellation passes through, and so does what `work`
     raises.
     """
     task = asyncio.current_task()
@@ -34,7 +34,7 @@ async def unless_client_leaves(
         left = True
         task.cancel()
 
-    stop = _watched(receive, leave) if leaving is None else leaving.call(leave)
+    stop = _watched(receive, leave) if direct is None else direct.call(leave)
     try:
         return await work
     except asyncio.CancelledError:

@@ -32,7 +32,7 @@ from controlplane.traffic.request_terms import (
 )
 from controlplane.traffic.route_table import Route
 from controlplane.traffic.tenants import DEFAULT, Tenant
-from workers.asgi import LEAVING
+from workers.asgi import DIRECT
 from workers.messages import ERROR_EVENT, EngineCall, EngineHead, EngineReply
 
 log = logging.getLogger(__name__)
@@ -220,7 +220,7 @@ async def ask(services: Services, route: Route, call: EngineCall, terms: Request
 async def _whole(services: Services, route: Route, call: EngineCall, watch: Watch) -> Response:
     reply = await ask(services, route, call, watch.terms)
     watch.end("ok")
-    return Response(reply.body, status_code=reply.status, media_type=reply.content_type)
+    return WholeAnswer(reply)
 
 
 async def _streamed(services: Services, route: Route, call: EngineCall, watch: Watch) -> Response:
@@ -294,6 +294,18 @@ def _checked(item: EngineHead | bytes) -> bytes:
     return item
 
 
+class WholeAnswer(Response):
+    """An engine's, as it is."""
+
+    def __init__(self, reply: EngineReply) -> None:
+        self.reply = reply
+        self.status_code, self.body, self.background = reply.status, reply.body, None
+        self.raw_headers = [
+            (b"content-length", str(len(reply.body)).encode()),
+            (b"content-type", reply.content_type.encode("latin-1")),
+        ]
+
+
 class ClosingStream(StreamingResponse):
     """Closes its generator however the response ends, so that a lost client frees its engine slot.
 
@@ -311,7 +323,7 @@ class ClosingStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             # At less cost than Starlette's task group.
-            await unless_client_leaves(receive, self.stream_response(send), scope.get(LEAVING))
+            await unless_client_leaves(receive, self.stream_response(send), scope.get(DIRECT))
         finally:
             await self._content.aclose()
             await self._close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from random import getrandbits
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controlplane import errors
@@ -17,12 +18,14 @@ from controlplane.api.departure import unless_client_leaves
 from controlplane.api.error_handlers import respond, unexpected
 from controlplane.api.middleware import tenant_of
 from controlplane.api.services import Services
-from workers.asgi import LEAVING
+from workers.asgi import DIRECT, DirectRequest
 
 log = logging.getLogger(__name__)
 
 PATHS = frozenset({inference.CHAT, inference.COMPLETIONS})
 _REQUEST_ID = b"x-request-id"
+# The key in a scope under which an answer's id is, a header.
+_ID = "ostinato.request_id"
 
 
 class InferencePath:
@@ -43,8 +46,10 @@ class InferencePath:
             answering = inference.answer(
                 self._services, scope["path"], raw, scope["headers"], tenant_of(scope)
             )
-            answer = await unless_client_leaves(receive, answering, scope.get(LEAVING))
+            answer = await unless_client_leaves(receive, answering, scope.get(DIRECT))
             if answer is None:
+                return
+            if _answered(scope, answer):
                 return
             response = answer
         except errors.OstinatoError as e:
@@ -66,7 +71,8 @@ class InferenceFirst:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if _is_inference(scope):
-            await self._inference(scope, receive, _with_id(scope, send))
+            scope[_ID] = named = (_REQUEST_ID, _given_id(scope) or _new_id())
+            await self._inference(scope, receive, _with(named, send))
         else:
             await self._app(scope, receive, send)
 
@@ -75,17 +81,27 @@ def _is_inference(scope: Scope) -> bool:
     return scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in PATHS
 
 
-def _with_id(scope: Scope, send: Send) -> Send:
-    request_id = b""
+def _answered(scope: Scope, answer: Response) -> bool:
+    """Whether it could be sent at once, without ASGI's messages."""
+    direct: DirectRequest | None = scope.get(DIRECT)
+    if direct is None or not isinstance(answer, inference.WholeAnswer):
+        return False
+    named = scope.get(_ID)
+    headers = answer.raw_headers if named is None else [*answer.raw_headers, named]
+    return direct.answer(answer.reply.status, headers, answer.reply.body)
+
+
+def _given_id(scope: Scope) -> bytes:
     for name, value in scope["headers"]:
         if name == _REQUEST_ID:
-            request_id = value
-            break
-    given = (_REQUEST_ID, request_id or _new_id())
+            return bytes(value)
+    return b""
 
+
+def _with(header: tuple[bytes, bytes], send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], given]
+            message["headers"] = [*message["headers"], header]
         await send(message)
 
     return sending

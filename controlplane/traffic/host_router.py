@@ -389,11 +389,12 @@ class HostRouter:
             self._last.note(terms.beginning, member, min(values[1], 1024.0))
 
     def _change(self, member: Member, own: int) -> None:
-        had_room = member.has_room
+        had_room = member.own + member.foreign < member.limit  # `has_room` without a call
         member.own += own
         if member.own > member.peaks[0]:
             member.peaks = (member.own, member.peaks[1])
-        self._renew_room(member, had_room)
+        if (member.own + member.foreign < member.limit) is not had_room:
+            self._renew_room(member, had_room)
 
     def _renew_room(self, member: Member, had_room: bool) -> None:
         has_room = member.has_room

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -121,3 +122,56 @@ async def test_a_server_that_cannot_tell_does_not_end_the_work() -> None:
 
     assert await unless_client_leaves(line.receive, work()) == 7
     assert may_end.is_set()
+
+
+class Told:
+    """A request of a server that calls when its client leaves."""
+
+    def __init__(self) -> None:
+        self.leave: Callable[[], None] | None = None
+
+    def call(self, on_leaving: Callable[[], None]) -> Callable[[], None]:
+        self.leave = on_leaving
+        return self._forget
+
+    def _forget(self) -> None:
+        self.leave = None
+
+    def answer(self, status: int, headers: Any, body: bytes) -> bool:
+        return False
+
+
+async def not_asked() -> Any:
+    raise AssertionError("the server tells; nobody is to ask it")
+
+
+async def test_a_server_that_tells_is_not_asked() -> None:
+    direct = Told()
+
+    async def work() -> int:
+        await settled()
+        assert direct.leave is not None
+        return 7
+
+    assert await unless_client_leaves(not_asked, work(), direct) == 7
+    assert direct.leave is None
+
+
+async def test_a_client_of_such_a_server_that_leaves_ends_the_work() -> None:
+    direct, cleaned = Told(), asyncio.Event()
+
+    async def work() -> bool:
+        assert direct.leave is not None
+        asyncio.get_running_loop().call_soon(direct.leave)
+        try:
+            return await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned.set()
+
+    assert await unless_client_leaves(not_asked, work(), direct) is None
+    assert cleaned.is_set()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    assert direct.leave is None

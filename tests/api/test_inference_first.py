@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from controlplane.api import inference
 from controlplane.api.app import create_app, inference_only
 from controlplane.api.inference_path import InferenceFirst
+from workers.asgi import DIRECT
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "base", "messages": [{"role": "user", "content": "a b"}]}
@@ -108,6 +109,46 @@ def test_answers_bear_the_request_id(standing: Installation) -> None:
     made = {ask(standing, first(standing), "POST", CHAT, content).headers["x-request-id"] for _ in range(2)}
     assert len(made) == 2
     assert ask(standing, first(standing), "POST", CHAT, b"{").headers["x-request-id"]
+
+
+class Direct:
+    """A server that takes whole answers without ASGI's messages, if it `takes` any."""
+
+    def __init__(self, takes: bool) -> None:
+        self.takes = takes
+        self.answered: tuple[int, list[tuple[bytes, bytes]], bytes] | None = None
+
+    def call(self, on_leaving: Any) -> Any:
+        return lambda: None
+
+    def answer(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
+        if self.takes:
+            self.answered = (status, headers, body)
+        return self.takes
+
+
+@pytest.mark.parametrize("takes", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("model", ["base", "none"])
+def test_the_same_answers_without_messages(
+    standing: Installation, takes: bool, stream: bool, model: str
+) -> None:
+    direct = Direct(takes)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[DIRECT] = direct
+        await first(standing)(scope, receive, send)
+        if direct.answered is not None:
+            status, headers, body = direct.answered
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+
+    content = json.dumps({**BODY, "model": model, "stream": stream}).encode()
+    by_messages = ask(standing, first(standing), "POST", CHAT, content, **{"X-Request-ID": "mine"})
+    direct_one = ask(standing, app, "POST", CHAT, content, **{"X-Request-ID": "mine"})
+    assert (direct_one.status_code, direct_one.content) == (by_messages.status_code, by_messages.content)
+    assert direct_one.headers.raw == by_messages.headers.raw
+    assert (direct.answered is not None) == (takes and not stream and model == "base")
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", CHAT), ("POST", "/v1/chat"), ("GET", "/v1/models")])

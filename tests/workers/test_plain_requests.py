@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from workers.asgi import LEAVING, AsgiApp, Leaving
+from workers.asgi import DIRECT, AsgiApp, DirectRequest
 from workers.server.gathered_writes import GatheringProtocol
 from workers.server.plain_requests import PlainCycle
 
@@ -203,7 +203,7 @@ def test_the_same_scope(parts: list[bytes], root: str) -> None:
         seen: list[Any] = []
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
-            seen.append({key: value for key, value in scope.items() if key != LEAVING})
+            seen.append({key: value for key, value in scope.items() if key != DIRECT})
 
         protocol, _ = connected(kind, app)
         protocol.root_path = root
@@ -262,6 +262,44 @@ async def test_a_long_body_waits_for_its_reader() -> None:
     assert got == b"x" * 200_000
 
 
+# --- answers without ASGI's messages ---------------------------------------------------------------
+
+
+async def test_a_direct_answer_is_the_same_bytes() -> None:
+    async def direct(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        asked: DirectRequest = scope[DIRECT]
+        assert asked.answer(200, [LENGTH, (b"x-b", b"2")], b"12345")
+        assert not asked.answer(200, [LENGTH], b"again")
+
+    for asked in (ASKED, ASKED.replace(b"X-A: 1", b"connection: close")):
+        ours = await on_wire(GatheringProtocol, direct, asked)
+        assert ours == await on_wire(HttpToolsProtocol, sending(*ANSWERS["whole"]), asked)
+
+
+async def test_a_direct_answer_does_not_overtake_nor_fill_memory() -> None:
+    said = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        asked: DirectRequest = scope[DIRECT]
+        protocol.pause_writing()
+        said.append(asked.answer(200, [LENGTH], b"12345"))
+        protocol.resume_writing()
+        await send(start(LENGTH))
+        said.append(asked.answer(200, [LENGTH], b"12345"))
+        await send(part(b"54321"))
+        protocol.connection_lost(None)
+        said.append(asked.answer(200, [LENGTH], b"12345"))
+
+    protocol, wire = connected(GatheringProtocol, app)
+    protocol.data_received(ASKED)
+    await turns()
+    assert said == [False] * 3
+    assert wire.written.endswith(b"54321")
+    assert b"12345" not in wire.written
+
+
 # --- clients that leave ----------------------------------------------------------------------------
 
 
@@ -275,8 +313,8 @@ class Waiting:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await receive()
-        leaving: Leaving = scope[LEAVING]
-        self.stop = leaving.call(self._leave)
+        direct: DirectRequest = scope[DIRECT]
+        self.stop = direct.call(self._leave)
         await self.may_answer.wait()
         await send(start(LENGTH))
         await send(part(b"12345"))

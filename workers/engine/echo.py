@@ -90,7 +90,7 @@ class EchoEngine:
             if request.get("stream"):
                 await self._send_stream(send, request["model"], text, is_chat)
             else:
-                await _answer(send, _whole(request["model"], text, is_chat))
+                await _answer(send, whole_answer(request["model"], text, is_chat))
         finally:
             self._run(-1)
 
@@ -143,7 +143,7 @@ async def _respond(send: Any, content_type: str, parts: list[bytes]) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _whole(model: str, text: str, is_chat: bool) -> bytes:
+def whole_answer(model: str, text: str, is_chat: bool) -> bytes:
     choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "logprobs": None}
     choice |= {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
     count = len(text.split())

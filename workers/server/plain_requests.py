@@ -1,8 +1,8 @@
 """The requests that come most, answered with less Python than uvicorn's own cycle of request and response.
 
 A request is plain when nothing about its connection is special; all others stay uvicorn's. An answer whose
-length is known leaves with its head in one piece. The application can be called when its client leaves, in
-place of a task that waits for that.
+length is known leaves with its head in one piece. An application can do without tasks and messages of ASGI
+(`workers.asgi.DirectRequest`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from workers.asgi import LEAVING, Message
+from workers.asgi import DIRECT, Message
 
 _METHODS = {b"POST": "POST", b"GET": "GET"}
 _LENGTH = b"content-length"
@@ -50,7 +50,7 @@ class PlainCycle(RequestResponseCycle):
         self._on_leaving: Callable[[], None] | None = None
         self._head: Any = None  # of an answer whose body is to come with it
         self._length = 0
-        cast(Message, self.scope)[LEAVING] = self
+        cast(Message, self.scope)[DIRECT] = self
 
     # --- news of the request ---------------------------------------------------------------------
 
@@ -114,7 +114,14 @@ class PlainCycle(RequestResponseCycle):
             await super().send(head)
             await super().send(message)
             return
-        self._send_whole(head, body)
+        self._send_whole(head["status"], head["headers"], body)
+
+    def answer(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
+        """As `send` of a head and a whole body. False, and nothing happened, if that has to wait."""
+        if self.flow.write_paused or self.disconnected or self.response_started or self._head is not None:
+            return False
+        self._send_whole(status, headers, body)
+        return True
 
     async def send_500_response(self) -> None:
         self._head = None  # the application failed before the body
@@ -140,14 +147,14 @@ class PlainCycle(RequestResponseCycle):
         self._length = int(length)
         return True
 
-    def _send_whole(self, head: Message, body: bytes) -> None:
-        parts = [STATUS_LINE[head["status"]]]
-        for name, value in (*self.default_headers, *head["headers"]):
+    def _send_whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        parts = [STATUS_LINE[status]]
+        for name, value in (*self.default_headers, *headers):
             parts += (name.lower(), b": ", value, b"\r\n")
         if not self.keep_alive:
             parts.append(b"connection: close\r\n")
         text = b"".join(parts)
-        lines = len(self.default_headers) + len(head["headers"]) + (1 if self.keep_alive else 2)
+        lines = len(self.default_headers) + len(headers) + (1 if self.keep_alive else 2)
         if text.count(b"\n") != lines or text.count(b"\r") != lines:
             raise RuntimeError("expected headers of one line each, got one with a line's end in it")
         self._write_last(b"%b\r\n%b" % (text, body))
