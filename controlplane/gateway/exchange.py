@@ -101,7 +101,8 @@ class Exchange:
         connection, self._connection = self._connection, None
         if connection is not None:
             self._worker.give_back(connection)
-        self._workers.ended(flight, None if self._answer is None else self._answer.tokens)
+        answer, self._answer = self._answer, None  # which knows this, and would keep it
+        self._workers.ended(flight, None if answer is None else answer.tokens)
 
 
 @lru_cache(_HEADS)

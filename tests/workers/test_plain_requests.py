@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -446,3 +448,21 @@ async def test_a_lost_connection_has_no_timer(monkeypatch: pytest.MonkeyPatch) -
         protocol.connection_lost(ConnectionResetError())
         assert not clock.due
     assert protocol._idle_since_s < math.inf
+
+
+# --- memory ----------------------------------------------------------------------------------------
+
+
+async def test_what_was_answered_leaves_no_work_for_the_garbage_collector() -> None:
+    protocol, _ = connected(GatheringProtocol, sending(*ANSWERS["whole"]))
+    seen = []
+    gc.disable()
+    try:
+        for _ in range(3):
+            protocol.data_received(ASKED)
+            await turns()
+            seen.append(weakref.ref(protocol.cycle))
+        assert [each() is None for each in seen] == [True, True, False]  # the protocol has the last one
+    finally:
+        gc.enable()
+    protocol.connection_lost(None)

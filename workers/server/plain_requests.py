@@ -22,6 +22,15 @@ _SPECIAL = frozenset({b"connection", b"transfer-encoding"})
 _BODILESS = frozenset({204, 304})
 
 
+class _Nobody:
+    """Who waits for news of a request that is answered."""
+
+    def set(self) -> None: ...
+
+
+_NOBODY = cast(asyncio.Event, _Nobody())
+
+
 def plain_scope(scope: Message, method: bytes, url: bytes, root_path: str) -> bool:
     """Complete the scope of a plain request; False, and no change, if this one is not plain."""
     name = _METHODS.get(method)
@@ -51,6 +60,14 @@ class PlainCycle(RequestResponseCycle):
         self._head: Any = None  # of an answer whose body is to come with it
         self._length = 0
         cast(Message, self.scope)[DIRECT] = self
+
+    async def run_asgi(self, app: Any) -> None:
+        try:
+            await super().run_asgi(app)
+        finally:
+            if self.response_complete:  # nobody waits any more: let it go without the garbage collector
+                self.message_event = _NOBODY
+                cast(Message, self.scope).pop(DIRECT, None)
 
     # --- news of the request ---------------------------------------------------------------------
 
