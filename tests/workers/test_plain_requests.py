@@ -53,7 +53,8 @@ class Wire(asyncio.Transport):
         self.reading = True
 
 
-def connected(kind: type[HttpToolsProtocol], app: AsgiApp, keep_alive_s: int = 5) -> tuple[Any, Wire]:
+def connected(kind: type[HttpToolsProtocol], app: AsgiApp, keep_alive_s: int = 5) -> tuple[Any, Any]:
+    """The protocol, and its Wire."""
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -280,7 +281,7 @@ async def test_a_direct_answer_is_the_same_bytes() -> None:
 
 
 async def test_a_direct_answer_does_not_overtake_nor_fill_memory() -> None:
-    said = []
+    said: list[bool] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
@@ -367,7 +368,7 @@ async def test_one_that_has_left_already_is_told_of_soon() -> None:
 
 
 async def test_who_waits_hears_of_the_disconnect() -> None:
-    heard = []
+    heard: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
