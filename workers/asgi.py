@@ -1,7 +1,7 @@
 """Calling an ASGI application in-process, with cancellation.
 
 For those who run a worker without a cluster: benchmarks and tests. (In a cluster, requests reach the
-same application through the worker's HTTP server.)
+same application through the worker's HTTP server.) And what our own servers add to a scope: `DIRECT`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ GRACE_S = 1.0
 
 
 class DirectRequest(Protocol):
-    """A request whose body was read, as its server has it: what ASGI takes tasks and messages for."""
+    """A request as its server has it: what ASGI takes tasks and messages for. To be used once its body was
+    read, in the server's own loop."""
 
     def call(self, on_leaving: Callable[[], None]) -> Callable[[], None]:
         """Call it when the client leaves before the answer is whole, until what this returns is called."""

@@ -74,6 +74,7 @@ class InferenceFirst:
             scope[_ID] = named = (_REQUEST_ID, _given_id(scope) or _new_id())
             await self._inference(scope, receive, _with(named, send))
         else:
+            scope.pop(DIRECT, None)  # others may run in another loop than the server's
             await self._app(scope, receive, send)
 
 

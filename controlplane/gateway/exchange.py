@@ -50,8 +50,10 @@ class Exchange:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave()
-        self._workers.end(self._asked, isinstance(error, errors.Overloaded | errors.Late))
+        try:
+            self._leave()
+        finally:
+            self._workers.end(self._asked, isinstance(error, errors.Overloaded | errors.Late))
         if isinstance(error, BrokenOff):
             log.error("the engine of %s broke off: %s", self._host, error)
             raise _died(self._host) from error
@@ -99,10 +101,12 @@ class Exchange:
         if flight is None:
             return
         connection, self._connection = self._connection, None
-        if connection is not None:
-            self._worker.give_back(connection)
         answer, self._answer = self._answer, None  # which knows this, and would keep it
-        self._workers.ended(flight, None if answer is None else answer.tokens)
+        try:
+            if connection is not None:
+                self._worker.give_back(connection)
+        finally:
+            self._workers.ended(flight, None if answer is None else answer.tokens)
 
 
 @lru_cache(_HEADS)

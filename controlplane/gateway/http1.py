@@ -53,9 +53,8 @@ class Connection(asyncio.Protocol):
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.idle_since_s = 0.0
-        self.reusable = True
         self._lost = False
-        self._complete = True
+        self._complete = self._stays = True
         self._paused = False
         self._parts: list[bytes] = []
         self._pieces: deque[bytes] = deque()
@@ -71,10 +70,15 @@ class Connection(asyncio.Protocol):
 
     async def ask_with(self, head: bytes, body: bytes) -> None:
         """The same with a head that was made before (`head_of`)."""
-        self.status, self.headers, self.reusable, self._complete = 0, {}, False, False
+        self.status, self.headers, self._complete = 0, {}, False
         self._transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
         while not self.status:
             await self._more()
+
+    @property
+    def reusable(self) -> bool:
+        """Its last answer was read to the end: nothing of it is left that the next one would begin with."""
+        return self._stays and self._complete and not self._lost and not self._pieces
 
     async def piece(self) -> bytes | None:
         """The next HTTP chunk as it was sent, or a body without chunks at once. Raises BrokenOff."""
@@ -114,7 +118,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """End the connection; the other side sees its client leave."""
-        self.reusable = False
+        self._stays = False
         self._transport.abort()
 
     # --- what asyncio calls ------------------------------------------------------------------------
@@ -136,10 +140,14 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lost, self.reusable = True, False
+        self._lost = True
         self._wake()
 
     # --- what httptools calls ----------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise BrokenOff("an answer nobody asked for")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.lower()] = value
@@ -164,7 +172,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         self.on_chunk_complete()
         self._complete = True
-        self.reusable = self._parser.should_keep_alive() and not self._lost
+        self._stays = self._stays and self._parser.should_keep_alive()
 
 
 class Pool:
@@ -174,6 +182,7 @@ class Pool:
         host, _, port = address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
         self._idle: deque[Connection] = deque()
+        self._closed = False
 
     async def take(self) -> Connection:
         """A connection that nobody uses. Raises NotConnected."""
@@ -190,7 +199,7 @@ class Pool:
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection whose answer was read to its end; end any other."""
-        if not connection.reusable:
+        if self._closed or not connection.reusable:
             connection.abort()
             return
         connection.idle_since_s = time.monotonic()
@@ -199,5 +208,7 @@ class Pool:
             self._idle.popleft().abort()
 
     def close(self) -> None:
+        """End those that nobody uses; the others when they are given back."""
+        self._closed = True
         while self._idle:
             self._idle.pop().abort()

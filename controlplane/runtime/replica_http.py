@@ -6,6 +6,7 @@ than all that we do with an inference request. These are answered before it; all
 
 from __future__ import annotations
 
+import logging
 from typing import Any, cast
 
 from starlette.types import ASGIApp
@@ -14,6 +15,8 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from controlplane.api.inference_path import InferenceFirst
 from workers.server.gathered_writes import GatheringProtocol
 
+log = logging.getLogger(__name__)
+
 
 def answer_first(inference: ASGIApp) -> None:
     """Have the server of this replica ask `inference` first, and write each answer at once.
@@ -21,8 +24,14 @@ def answer_first(inference: ASGIApp) -> None:
     Called from a deployment's constructor, which Serve runs before it starts that server. Behind Serve's own
     proxy a replica has none. A replica that stops lets these requests end: uvicorn waits for its connections.
     """
-    from ray.serve._private import replica
+    from ray.serve._private import constants, replica
 
+    if constants.RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD:
+        # The server has a loop of its own then: two threads would change what one of them reads.
+        log.warning(
+            "requests go through Serve: set RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD=0 to answer them first"
+        )
+        return
     start = replica.start_asgi_http_server
 
     async def start_ours(app: ASGIApp, options: Any, **more: Any) -> Any:

@@ -23,7 +23,7 @@ ENOUGH = 8
 # is little to see, so what was seen long ago is forgotten, or they would be refused for ever.
 QUANTILE = 0.9
 LAST, FEW = 64, 32
-FORGET_S = 60.0
+FORGET_S = 30.0
 # How far a wait is off grows with the wait, from as much as this long a wait would be.
 SHORTEST_SCALE_S = 1.0
 # How far a wait is taken to be off before any was seen.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -198,3 +199,69 @@ async def test_an_answer_nobody_asked_for_ends_the_connection() -> None:
     async with misbehaving(serve) as pool:
         connection = await pool.take()
         await _ended(connection)
+
+
+async def events(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """To the first request a stream that leaves in one piece; to those after it a whole answer."""
+    await reader.readuntil(b"\r\n\r\n")
+    chunks = b"".join(
+        b"%x\r\n%b\r\n" % (len(text), text) for text in (b"data: error\n\n", b"data: [DONE]\n\n", b"")
+    )
+    writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunks)
+    while not reader.at_eof():
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nwhole")
+    writer.close()
+
+
+@pytest.mark.parametrize("read", [0, 1, 2])
+async def test_nobody_gets_what_was_left_of_anothers_answer(read: int) -> None:
+    """Whoever leaves a stream early, though all of it has come, leaves a connection that nobody uses."""
+    async with misbehaving(events) as pool:
+        first = await pool.take()
+        await first.ask("/", {"host": "x"}, b"")
+        while len(first._pieces) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        for _ in range(read):
+            assert await first.piece() is not None
+        pool.give_back(first)
+        second = await pool.take()
+        assert (second is first) is (read == 2), "what is read to the end is kept"
+        if second is not first:  # its server answers the first request with a stream
+            assert await _exchange(second) == b"data: error\n\ndata: [DONE]\n\n"
+        assert await _exchange(second) == b"whole"
+
+
+async def test_a_whole_answer_that_nobody_read_ends_its_connection() -> None:
+    async with opened(echo) as door:
+        pool = Pool(door.address)
+        first = await ask(door, await pool.take(), b"one")
+        while not first._complete:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        pool.give_back(first)
+        second = await pool.take()
+        assert second is not first
+        assert await (await ask(door, second, b"two")).read() == b"two"
+
+
+async def test_what_a_closed_pool_is_given_back_ends() -> None:
+    async with opened(echo) as door:
+        pool = Pool(door.address)
+        connection = await ask(door, await pool.take(), b"one")
+        await connection.read()
+        pool.close()
+        pool.give_back(connection)
+        assert not connection.reusable
+
+
+async def test_two_answers_to_one_request_end_the_connection() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(2 * b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nwhole")
+
+    async with misbehaving(serve) as pool:
+        connection = await pool.take()
+        with contextlib.suppress(BrokenOff):
+            assert await _exchange(connection) == b"whole"
+        assert not connection.reusable

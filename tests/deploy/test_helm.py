@@ -343,6 +343,14 @@ def test_settings_read_what_the_chart_writes(chart: Chart, monkeypatch: pytest.M
     assert settings.allowed_roots == "/models:/scratch/models"
 
 
+@pytest.mark.parametrize("throughput", [True, False])
+def test_behind_haproxy_gateways_have_one_loop(chart: Chart, throughput: bool) -> None:
+    """They answer in their replica's own server, which another thread's loop would race with."""
+    serve = {"haproxy": True, "throughputOptimized": throughput}
+    for template in pod_templates(chart.service({"serve": serve})):
+        assert environment(template)["RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"]["value"] == "0"
+
+
 def test_all_settings_of_the_schema_are_tried() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert set(schema["properties"]["settings"]["properties"]) == set(EVERYTHING["settings"])

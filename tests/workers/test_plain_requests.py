@@ -340,6 +340,17 @@ async def test_the_application_is_called_once_when_its_client_leaves() -> None:
     assert (app.left, wire.written) == (1, b"")
 
 
+async def test_one_is_called_too_behind_which_another_waits() -> None:
+    app = Waiting()
+    protocol, _ = connected(GatheringProtocol, app)
+    protocol.data_received(ASKED)
+    protocol.data_received(ASKED)
+    await turns()
+    protocol.connection_lost(None)
+    await turns()
+    assert app.left == 1
+
+
 async def test_not_when_it_asked_not_to_be_nor_after_the_answer() -> None:
     for stops in (True, False):
         app = Waiting()

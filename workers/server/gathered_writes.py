@@ -16,6 +16,8 @@ from workers.server.plain_requests import PlainCycle, plain_scope
 
 # So much leaves at once, before the turn ends.
 LIMIT_BYTES = 64 * 1024
+# Another uvicorn than was tested may begin a request in another way: then all are uvicorn's own.
+_FITS = hasattr(HttpToolsProtocol, "_start_asgi_task")
 
 
 class GatheredWrites:
@@ -67,14 +69,19 @@ class GatheringProtocol(HttpToolsProtocol):
     One timer per connection closes it when it is idle, in place of one for each request.
     """
 
+    _plain: PlainCycle | None = None  # the last one
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._gathered = GatheredWrites(transport, self.loop)
         self._idle_since_s = math.inf
         super().connection_made(cast(asyncio.Transport, self._gathered))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
+        super().connection_lost(exc)  # which tells the request that came last
         super()._unset_keepalive_if_required()
+        if self._plain is not None and not self._plain.response_complete and not self._plain.disconnected:
+            self._plain.disconnected = True
+            self._plain.set()
 
     def data_received(self, data: bytes) -> None:
         self._idle_since_s = math.inf
@@ -88,13 +95,13 @@ class GatheringProtocol(HttpToolsProtocol):
         """Begin to answer, if the request is plain and those before it are answered."""
         parser, before = self.parser, self.cycle
         busy = before is not None and not before.response_complete
-        if busy or self.expect_100_continue or self.limit_concurrency is not None:
+        if busy or self.expect_100_continue or self.limit_concurrency is not None or not _FITS:
             return False
         if parser.get_http_version() != "1.1" or parser.should_upgrade():
             return False
         if not plain_scope(cast(Any, self.scope), parser.get_method(), self.url, self.root_path):
             return False
-        self.cycle = PlainCycle(
+        self.cycle = self._plain = PlainCycle(
             self._gathered.write_last,
             self.loop,
             scope=self.scope,

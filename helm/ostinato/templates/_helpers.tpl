@@ -219,6 +219,11 @@ applications:
   value: {{ ternary "1" "0" .Values.serve.haproxy | quote }}
 - name: RAY_SERVE_ENABLE_HA_PROXY
   value: {{ ternary "1" "0" .Values.serve.haproxy | quote }}
+{{- if .Values.serve.haproxy }}
+# The gateway answers inference calls in its replica's own server, so both share one loop.
+- name: RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD
+  value: "0"
+{{- end }}
 - name: RAY_SERVE_THROUGHPUT_OPTIMIZED
   value: {{ ternary "1" "0" .Values.serve.throughputOptimized | quote }}
 - name: RAY_SERVE_PROXY_USE_GRPC
