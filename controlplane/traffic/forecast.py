@@ -108,11 +108,16 @@ class Forecast:
         self._first_s = LastSeen()
 
     def ttft_s(self, line: WaitingLine, terms: RequestTerms, now_s: float) -> float | None:
-        """A newcomer's, which hardly any are later than; None: not enough is known."""
+        """A newcomer's, which hardly any are later than; None: not enough is known.
+
+        What waits of its priority were off by does not count for one who would be next. Else a priority whose
+        waits were long once would be refused for as long as that is remembered, and lower ones served.
+        """
         wait_s = self.wait_s(line, terms)
         if wait_s is None:
             return None
-        off = max(0.0, self._off[terms.priority].quantile(UNSEEN, now_s))
+        is_next = line.tokens_before(terms) == 0
+        off = UNSEEN if is_next else max(0.0, self._off[terms.priority].quantile(UNSEEN, now_s))
         return wait_s + off * (wait_s + SHORTEST_SCALE_S) + self._first_s.quantile(0.0, now_s)
 
     def wait_s(self, line: WaitingLine, terms: RequestTerms) -> float | None:

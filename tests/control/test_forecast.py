@@ -165,6 +165,18 @@ def test_one_wait_that_was_far_off_refuses_nobody_for_long() -> None:
     assert not refused(line, 10.0, now_s + forecast.FORGET_S + 1.0)
 
 
+def test_who_would_be_next_is_not_refused_for_what_others_waited() -> None:
+    """All waits were far off; then lower ones wait, and nobody of its priority does."""
+    line, now_s = served(300, 1.0, 0.0)
+    now_s += 100.0
+    while line.next(now_s) is not None:
+        pass
+    joined(line, of(tokens=4, priority=LOW), now_s)
+    assert not refused(line, 1.0, now_s)
+    joined(line, of(tokens=4), now_s)
+    assert refused(line, 1.0, now_s)
+
+
 def test_one_stranger_among_few_does_not_decide() -> None:
     line, now_s = served(forecast.ENOUGH + 2, 1.0, 0.0, at_once=2)
     line.answered(1e6, now_s)
