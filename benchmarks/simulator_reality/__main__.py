@@ -30,6 +30,7 @@ from benchmarks.live import groups
 from benchmarks.live.arrivals import LENGTHS
 from benchmarks.simulator_reality import product
 from benchmarks.simulator_reality.comparing import GOAL, compare, fitted, table, told
+from benchmarks.simulator_reality.loads import LONGER
 from benchmarks.simulator_reality.measuring import Workload, as_json, from_json, measure
 from benchmarks.simulator_reality.types import Asked, Facts, Play, Timed, VariantFacts
 
@@ -38,7 +39,12 @@ RANKS = (8, 8, 16, 16, 32, 32, 64, 64)
 
 def measured(given: argparse.Namespace, command: str) -> None:
     served = groups.Served(
-        given.engine, ranks=RANKS, rows=given.rows, slots=len(RANKS), profile_s=given.profile_seconds
+        given.engine,
+        ranks=RANKS,
+        rows=given.rows,
+        slots=len(RANKS),
+        max_output=LONGER,
+        profile_s=given.profile_seconds,
     )
     work = Workload(given.load, given.seconds, LENGTHS, given.seed)
     with (
