@@ -23,8 +23,21 @@ def saying(text: bytes) -> Any:
     return app
 
 
+SEPARATE = "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"
+
+
+def test_where_serve_has_a_thread_for_ours_its_server_stays_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.serve._private import constants, replica
+
+    before = replica.start_asgi_http_server
+    monkeypatch.setattr(replica, "start_asgi_http_server", before)
+    monkeypatch.setattr(constants, SEPARATE, True)
+    answer_first(saying(b"ours"))
+    assert replica.start_asgi_http_server is before
+
+
 async def test_inference_goes_before_what_is_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray.serve._private import replica
+    from ray.serve._private import constants, replica
     from ray.serve._private.http_util import (
         configure_http_middlewares,
         configure_http_options_with_defaults,
@@ -32,6 +45,7 @@ async def test_inference_goes_before_what_is_serves(monkeypatch: pytest.MonkeyPa
     from ray.serve.config import HTTPOptions
 
     monkeypatch.setattr(replica, "start_asgi_http_server", replica.start_asgi_http_server)
+    monkeypatch.setattr(constants, SEPARATE, False)
     answer_first(saying(b"ours"))
     options = configure_http_options_with_defaults(HTTPOptions(host="127.0.0.1", port=free_port()))
     task, server = await replica.start_asgi_http_server(
