@@ -47,7 +47,7 @@ class Served:
     rows: int = 8
     slots: int = 8
     max_model_len: int = 512
-    max_output: int = 64
+    max_output: int = 96  # the longest answers that any benchmark of these asks for
     profile_s: float = 300.0
 
 

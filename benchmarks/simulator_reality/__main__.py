@@ -30,7 +30,6 @@ from benchmarks.live import groups
 from benchmarks.live.arrivals import LENGTHS
 from benchmarks.simulator_reality import product
 from benchmarks.simulator_reality.comparing import GOAL, compare, fitted, table, told
-from benchmarks.simulator_reality.loads import LONGER
 from benchmarks.simulator_reality.measuring import Workload, as_json, from_json, measure
 from benchmarks.simulator_reality.types import Asked, Facts, Play, Timed, VariantFacts
 
@@ -43,7 +42,6 @@ def measured(given: argparse.Namespace, command: str) -> None:
         ranks=RANKS,
         rows=given.rows,
         slots=len(RANKS),
-        max_output=LONGER,
         profile_s=given.profile_seconds,
     )
     work = Workload(given.load, given.seconds, LENGTHS, given.seed)
