@@ -14,6 +14,7 @@ import numpy as np
 
 from controlplane.simulation import agenda
 from controlplane.simulation.engine import enqueue, finish_steps, next_steps, steps_s
+from controlplane.simulation.run import next_events_s
 from controlplane.simulation.world import DONE, REFUSED, SENT, Rules, World
 from profiler.compiled import Records, compiled
 
@@ -53,9 +54,7 @@ def play(world: World, rules: Rules, devices: Devices, until_s: float, ended: Re
     gateway = world.gateway[0]
     while True:
         g = world.winners[1]
-        engine_s, arrival_s = world.next_s[g], np.inf
-        if gateway.coming < len(world.asked):
-            arrival_s = world.asked[gateway.coming].arrival_s
+        engine_s, arrival_s = next_events_s(world)
         event_s = min(engine_s, arrival_s)
         if event_s == np.inf or event_s > until_s:
             return gateway.now_s  # type: ignore[no-any-return]

@@ -20,7 +20,6 @@ from controlplane.traffic.waiting_line import LineLimits, Waiting
 # A line that hardly moves says nothing of when it will have moved.
 MAX_RETRY_S = 60.0
 
-
 _SAYS = {
     Reason.FULL_LINE: "too many requests wait for '{}'; send fewer at once or try again",
     Reason.FULL_TENANT: "too many requests of tenant '{}' wait; send fewer at once or try again",

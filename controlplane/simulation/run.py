@@ -50,6 +50,15 @@ def run(
 
 
 @compiled
+def next_events_s(world: World) -> tuple[float, float]:
+    """When the next engine's steps end, and when the next request comes. Infinite: never."""
+    coming, arrival_s = world.gateway[0].coming, math.inf
+    if coming < len(world.asked):
+        arrival_s = world.asked[coming].arrival_s
+    return world.next_s[world.winners[1]], arrival_s
+
+
+@compiled
 def advance(world: World, rules: Rules, until_s: float, ended: Records, passing: Records, count: int) -> int:
     """Send the first `count` of `passing`, then go on. Why it returned."""
     gateway = world.gateway[0]
@@ -62,9 +71,7 @@ def advance(world: World, rules: Rules, until_s: float, ended: Records, passing:
         gateway.stepping = NOBODY
     while True:
         g = world.winners[1]
-        engine_s, arrival_s = world.next_s[g], math.inf
-        if gateway.coming < len(world.asked):
-            arrival_s = world.asked[gateway.coming].arrival_s
+        engine_s, arrival_s = next_events_s(world)
         event_s = min(engine_s, arrival_s)
         if event_s == math.inf or event_s > until_s:
             return PAUSED

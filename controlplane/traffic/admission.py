@@ -57,11 +57,11 @@ class Admission:
     def arrive(self, terms: RequestTerms, now_s: float, refuses: bool = True) -> Joined | Refused:
         """A newcomer joins the line, perhaps in another's place, or is refused. `refuses`: also when its
         promise would be broken."""
+        wait_s = self._forecast.wait_s(self._line, terms)
         if refuses:
-            after_s = retry_after_s(self._forecast.ttft_s(self._line, terms, now_s), terms)
+            after_s = retry_after_s(self._forecast.ttft_s(self._line, terms, wait_s, now_s), terms)
             if after_s is not None:
                 return Refused(Reason.PROMISE, after_s)
-        wait_s = self._forecast.wait_s(self._line, terms)
         joined = self._line.add(terms, now_s)
         if isinstance(joined, Full):
             return Refused(_FULL[joined], self.turn_s(terms))
@@ -89,7 +89,7 @@ class Admission:
         """Those that are late and are to be dropped then leave the line."""
         dropped = self._line.drop_late(now_s)
         for waiting in dropped:
-            self._forecast.late(waiting, now_s)
+            self._forecast.waited(waiting, now_s)
         return dropped
 
     def leave(self, number: int) -> bool:

@@ -107,13 +107,14 @@ class Forecast:
         self._off = {priority: LastSeen() for priority in Priority}
         self._first_s = LastSeen()
 
-    def ttft_s(self, line: WaitingLine, terms: RequestTerms, now_s: float) -> float | None:
-        """A newcomer's, which hardly any are later than; None: not enough is known.
+    def ttft_s(
+        self, line: WaitingLine, terms: RequestTerms, wait_s: float | None, now_s: float
+    ) -> float | None:
+        """Of a newcomer whose `wait_s` is that, and hardly ever later; None: not enough is known.
 
         What waits of its priority were off by does not count for one who would be next. Else a priority whose
         waits were long once would be refused for as long as that is remembered, and lower ones served.
         """
-        wait_s = self.wait_s(line, terms)
         if wait_s is None:
             return None
         is_next = line.tokens_before(terms) == 0
@@ -150,10 +151,10 @@ class Forecast:
         """It has had its turn."""
         self._whole.moved(waiting.terms.tokens, now_s)
         self._own[waiting.terms.priority].moved(waiting.terms.tokens, now_s)
-        self.late(waiting, now_s)
+        self.waited(waiting, now_s)
 
-    def late(self, waiting: Waiting, now_s: float) -> None:
-        """It waited until now, and was dropped if it had no turn: it would have waited for longer."""
+    def waited(self, waiting: Waiting, now_s: float) -> None:
+        """It has left the line: for its turn, or because it was late, and would have waited for longer."""
         since_s, said_s = self._said.pop(waiting.number, (0.0, None))
         if said_s is not None:
             off_s = now_s - since_s - said_s

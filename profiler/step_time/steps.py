@@ -145,8 +145,6 @@ def mixed_step_s(model: Records, batch: Records, prompt_tokens: float, prompt_va
     tokens = prompt_tokens + batch.rows
     both = prefill_curve_s(model, tokens)
     alone = decode_curve_s(model, batch.rows) if batch.rows else 0.0
-    if is_wide(model, tokens):
-        rest = model.context_s * batch.context + wide_variants_s(model, batch) + prompt_variants_s
-    else:
-        rest = model.context_s * batch.context + variants_s(model, batch) + prompt_variants_s
+    variants = wide_variants_s(model, batch) if is_wide(model, tokens) else variants_s(model, batch)
+    rest = model.context_s * batch.context + variants + prompt_variants_s
     return max(both, alone) + rest  # type: ignore[no-any-return]

@@ -102,7 +102,7 @@ def test_what_will_come_before_a_newcomer_counts_too() -> None:
     assert told.wait_s(line, of(A, NORMAL, 4)) == pytest.approx(20.0, rel=0.1)
     assert told.wait_s(line, of(A, HIGH, 4)) == pytest.approx(0.0)
     assert Forecast().wait_s(line, of(A, NORMAL, 4)) is None
-    assert Forecast().ttft_s(line, of(A, NORMAL, 4), 0.0) is None
+    assert Forecast().ttft_s(line, of(A, NORMAL, 4), None, 0.0) is None
 
 
 SEEN = st.lists(st.tuples(st.floats(0, 20), st.floats(-5, 5)), max_size=150)
