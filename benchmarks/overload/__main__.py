@@ -95,7 +95,8 @@ def measure(running: groups.Running, given: Given) -> dict[str, Any]:
     found = capacity(running, Mix(running.models, lengths, _without_targets(given.keys)), given)
     print(f"capacity: {found}", flush=True)
     if rehearsing.is_rehearsal():  # another benchmark of a running product's
-        asyncio.run(product.measured(running, Workload(0.1, 1.0, REHEARSED_LENGTHS), repeats=1))
+        few = Workload(0.1, 1.0, REHEARSED_LENGTHS, max_per_s=20.0)
+        asyncio.run(product.measured(running, few, repeats=1))
     tpot_s = FACTOR * found.tpot_s
     mix = Mix(running.models, lengths, shares(CLASSES, tpot_s, given.keys))
     asks = poisson(mix, given.factor * found.per_s, given.seconds, given.seed)

@@ -198,7 +198,7 @@ def rehearse(folder: Path, llm: Any) -> None:
     short = OUTPUT + MARGIN + SHORT + 2  # prompts of loads have three lengths then
     facts = facts_of(folders, ranks, rows=2, kv_tokens=1 << 14, max_len=short)
     play = player(OneAfterTheOther(llm), folders, SHAPE["vocab_size"])
-    work = Workload(0.5, 0.5, ((12, 4), (30, 6)))
+    work = Workload(0.5, 0.5, ((12, 4), (30, 6)), max_per_s=20.0)
 
     async def paced(asked: Sequence[Asked]) -> list[Timed]:
         """An answer that comes whole has no time between tokens, and an engine without any could do all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,12 +21,16 @@ Lengths = Sequence[tuple[int, int]]  # (prompt, output)
 
 @dataclass(frozen=True)
 class Workload:
-    """Poisson arrivals at the share `load` of what the engines can do, all models alike, these lengths."""
+    """Poisson arrivals at the share `load` of what the engines can do, all models alike, these lengths.
+
+    A rehearsal sets `max_per_s`: its engines do next to nothing, so that what they can do is noise.
+    """
 
     load: float
     seconds: float
     lengths: Lengths
     seed: int = 1
+    max_per_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Measured:
 async def measure(play: Play, facts: Facts, work: Workload, repeats: int) -> Measured:
     """Loads of known composition, then the workload. Variants are in slots by then."""
     seen = await seen_of(play, facts, repeats)
-    rate = work.load * most_per_s(facts, seen, work.lengths)
+    rate = min(work.max_per_s, work.load * most_per_s(facts, seen, work.lengths))
     asked = poisson(facts, work, rate)
     print(f"{len(asked)} requests, {rate:.2f}/s", flush=True)
     return Measured(facts, {"measured": seen}, rate, asked, await play(asked))
