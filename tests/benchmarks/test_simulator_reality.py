@@ -208,6 +208,23 @@ def test_one_request_on_virtual_time_takes_its_steps() -> None:
     assert one.total_s == pytest.approx(one.ttft_s + 10 * one.tpot_s)
 
 
+def test_engines_that_do_next_to_nothing_are_not_asked_what_they_could_do() -> None:
+    """As those are that echo: by the fit they could do thousands a second."""
+    played: list[int] = []
+
+    async def at_once(asked: Sequence[Asked]) -> list[Timed]:
+        played.append(len(asked))
+        return [Timed(1e-4, 1e-5, 1e-4 + 1e-5 * one.output) for one in asked]
+
+    def measured(work: Workload) -> Measured:
+        return asyncio.run(measuring.measure(at_once, FACTS, work, repeats=1))
+
+    lengths = ((16, 8), (64, 2))
+    assert measured(Workload(0.5, 1.0, lengths)).rate > 1000
+    assert measured(Workload(0.5, 1.0, lengths, max_per_s=20.0)).rate == 20.0
+    assert played[-1] < 60  # Poisson arrivals of 20: nine standard deviations
+
+
 def test_what_is_written_is_read_again() -> None:
     asked = measuring.poisson(FACTS, Workload(0.5, 5.0, ((16, 8), (64, 2))), 8.0)
     timed = [Timed(0.01 * (i + 1), 0.001, 0.02 * (i + 1)) for i in range(len(asked))]
