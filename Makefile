@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PACKAGES := controlplane workers placement profiler
 CODE := $(PACKAGES) tests benchmarks scripts
-# Which tests run in one process: tests/conftest.py. Each may need 8 GiB.
-SIDE_BY_SIDE := -n 2 --dist loadscope --no-loadscope-reorder
+# Which tests run in one process, and which processes start engines: tests/side_by_side.py.
+SIDE_BY_SIDE := -n 3 --dist loadscope --no-loadscope-reorder
 
 # Tests start hundreds of processes: our code is compiled once for all of them.
 test test-long unit: export PYTHONDONTWRITEBYTECODE =

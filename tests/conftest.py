@@ -45,14 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """What runs side by side: folders whose tests share what takes long to make, and the others' files."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class FoldersAndFiles(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            folder = str(Path(file).parent)
-            return folder if folder.startswith(("tests/cluster/", "tests/workers/every_kind")) else file
+    """What runs side by side."""
+    from side_by_side import FoldersAndFiles
 
     return FoldersAndFiles(config, log)
 

@@ -1,0 +1,46 @@
+"""Which tests run side by side when several processes run them (`make test`).
+
+A unit is what one process runs in a row: a folder whose tests share what takes long to make, or a file.
+Only the first two processes start engines: each may need 8 GiB. The others take what starts none.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from xdist.scheduler import LoadScopeScheduling
+
+SHARING = ("tests/cluster/", "tests/workers/every_kind")  # folders whose tests share a cluster or an engine
+STARTING_ENGINES = ("tests/cluster/", "tests/workers/", "tests/benchmarks/", "tests/deploy/")
+PROCESSES_WITH_ENGINES = ("gw0", "gw1")
+
+
+def unit_of(nodeid: str) -> str:
+    """The folder or the file that a test is run with."""
+    file = nodeid.partition("::")[0]
+    folder = str(Path(file).parent)
+    return folder if folder.startswith(SHARING) else file
+
+
+def starts_engines(unit: str) -> bool:
+    """Whether a test of this unit may start an engine or a cluster."""
+    return unit.startswith(STARTING_ENGINES)
+
+
+class FoldersAndFiles(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
+    """Hands out units. What starts engines goes first, for the longest units are among it."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit_of(nodeid)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        with_engines = node.gateway.id in PROCESSES_WITH_ENGINES
+        preferred = (unit for unit in self.workqueue if starts_engines(unit) == with_engines)
+        unit = next(preferred, None)
+        if unit is not None:
+            self.workqueue.move_to_end(unit, last=False)
+        elif not with_engines:
+            node.shutdown()  # only what starts engines is left
+            return
+        super()._assign_work_unit(node)

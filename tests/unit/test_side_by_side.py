@@ -1,0 +1,62 @@
+"""How units of tests are handed to processes, checked with xdist's scheduler and processes that only note."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from side_by_side import FoldersAndFiles
+from xdist.remote import Producer
+
+ENGINES = [f"tests/workers/test_{name}.py::test" for name in "abcd"]
+OTHERS = [f"tests/unit/test_{name}.py::test" for name in "efghij"]
+
+
+class Process:
+    """One of xdist's processes: notes what it is sent."""
+
+    def __init__(self, name: str) -> None:
+        self.gateway = SimpleNamespace(id=name)
+        self.sent: list[int] = []
+        self.shutting_down = False
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        assert not self.shutting_down, "a process that is shutting down was sent a test"
+        self.sent += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+def run(processes: int, tests: list[str]) -> dict[str, list[str]]:
+    """What each process runs, if each test takes as long as any other."""
+    config: Any = SimpleNamespace(
+        option=SimpleNamespace(loadscopereorder=False), getvalue=lambda name: [f"{processes}*popen"]
+    )
+    scheduler = FoldersAndFiles(config, Producer("test", enabled=False))
+    nodes: list[Any] = [Process(f"gw{number}") for number in range(processes)]
+    for node in nodes:
+        scheduler.add_node(node)
+    for node in nodes:
+        scheduler.add_node_collection(node, tests)
+    scheduler.schedule()
+    done = {node.gateway.id: 0 for node in nodes}
+    while any(done[node.gateway.id] < len(node.sent) for node in nodes):
+        for node in nodes:
+            if done[node.gateway.id] < len(node.sent):
+                scheduler.mark_test_complete(node, node.sent[done[node.gateway.id]])
+                done[node.gateway.id] += 1
+    assert all(node.shutting_down for node in nodes)
+    return {node.gateway.id: [tests[index] for index in node.sent] for node in nodes}
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+@pytest.mark.parametrize("tests", [ENGINES + OTHERS, OTHERS + ENGINES, ENGINES, OTHERS], ids=str)
+def test_every_test_is_run_once_and_only_two_processes_start_engines(
+    processes: int, tests: list[str]
+) -> None:
+    ran = run(processes, tests)
+    assert sorted(test for sent in ran.values() for test in sent) == sorted(tests)
+    for name in set(ran) - {"gw0", "gw1"}:
+        assert not set(ran[name]) & set(ENGINES)
