@@ -1,0 +1,1 @@
+"""How one linear layer is compressed: a module for each method, named as its paper names it."""
