@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from profiler.architectures.registry import describe
+from profiler.checkpoint import ROTARY
 from profiler.errors import CheckpointError
 from profiler.files import read_json
 
@@ -71,6 +72,7 @@ class Skeleton:
     def fill(self, layer: int, weights: Mapping[str, torch.Tensor]) -> None:
         """Give a block its weights. Raises CheckpointError unless they are the names and shapes it has."""
         block = self._blocks[layer]
+        weights = {name: t for name, t in weights.items() if not name.endswith(ROTARY)}
         own = {name: t for name, t in block.state_dict().items() if t.is_floating_point()}
         wrong = sorted(own.keys() ^ weights.keys())
         if wrong:
@@ -80,9 +82,8 @@ class Skeleton:
             )
         for name, tensor in weights.items():
             _require_shape(f"{self.prefix}{layer}.{name}", tensor, own[name].shape)
-        block.load_state_dict(
-            {name: self._ready(t) for name, t in weights.items()}, strict=False, assign=True
-        )
+        ready = {name: self._ready(t) for name, t in weights.items()}
+        block.load_state_dict(ready, strict=False, assign=True)
 
     def replace(self, layer: int, module: str, weight: torch.Tensor) -> None:
         """Give one linear layer another weight [out, in]. Raises CheckpointError if the shape differs."""
@@ -98,8 +99,9 @@ class Skeleton:
 
     @contextmanager
     def embedded(self, table: torch.Tensor) -> Iterator[None]:
-        """Within, `embed` works: the embedding table [vocabulary, hidden] is in memory."""
+        """Within, `embed` works: the table [vocabulary, hidden] is in memory. Raises CheckpointError."""
         module = self._model.get_input_embeddings()
+        _require_shape(self.embedding, table, module.weight.shape)
         module.load_state_dict({"weight": self._ready(table)}, strict=False, assign=True)
         yield
         empty = {"weight": torch.empty_like(module.weight, device="meta")}
