@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,7 +68,7 @@ def read_texts(path: Path, folder: Path, rows: int = ROWS, tokens: int = TOKENS)
     tokens = min(tokens, description.max_position)
     documents = _evenly(read_documents(path, tokens * CHARACTERS_PER_TOKEN), rows)
     tokenizer = _tokenizer(folder)
-    cut = [row for document in documents for row in _rows(_ids(tokenizer, document, folder), tokens)]
+    cut = _cut([_ids(tokenizer, document, folder) for document in documents], rows, tokens)
     if not cut:
         raise CheckpointError(f"the tokenizer in {folder} makes no tokens of {path}; give other texts")
     kept = tuple(torch.tensor(row, dtype=torch.int64) for row in _evenly(cut, rows))
@@ -82,7 +82,7 @@ def _warnings(rows: Sequence[torch.Tensor], source: str, widest: int, asked: int
         return ()
     return (
         f"{source} gives {tokens} tokens in {len(rows)} rows, fewer than the {widest} inputs of the model's "
-        f"widest layer: calibration cannot tell all of them apart; give {widest} tokens or more, {asked} at best",
+        f"widest layer: it cannot tell all of them apart; give {widest} tokens or more, at best {asked}",
     )
 
 
@@ -101,23 +101,28 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _ids(tokenizer: Any, document: Document, folder: Path) -> list[int]:
-    if not document.messages:
-        return list(tokenizer(document.text)["input_ids"])
-    if not tokenizer.chat_template:
+    if document.messages and not tokenizer.chat_template:
         raise CheckpointError(
             f"{document.where} holds messages, but the tokenizer in {folder} has no chat template; give "
             '{"text": "..."} lines, or copy the chat template there'
         )
     try:
+        if not document.messages:
+            return list(tokenizer(document.text)["input_ids"])
         text = tokenizer.apply_chat_template(list(document.messages), tokenize=False)
-    except Exception as error:  # whatever the template's own code raises
-        raise CheckpointError(f"{document.where}: the chat template refuses the messages: {error}") from error
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    except Exception as error:  # whatever the tokenizer or the template's own code raises
+        raise CheckpointError(
+            f"{document.where}: the tokenizer in {folder} refuses it: {str(error)[:300]}; correct that text"
+        ) from error
 
 
-def _rows(ids: list[int], tokens: int) -> Iterator[list[int]]:
-    for start in range(0, len(ids), tokens):
-        yield ids[start : start + tokens]
+def _cut(documents: Sequence[list[int]], rows: int, tokens: int) -> list[list[int]]:
+    """Rows of at most `tokens` ids: one of each document if those suffice, else all that they give."""
+    starts = [ids[:tokens] for ids in documents if ids]
+    if len(starts) >= rows:
+        return starts
+    return [ids[at : at + tokens] for ids in documents for at in range(0, len(ids), tokens)]
 
 
 def _evenly(items: Sequence[T], count: int) -> list[T]:
