@@ -85,7 +85,7 @@ def test_a_block_with_other_tensors_is_refused_by_name(tmp_path: Path) -> None:
         skeleton.fill(0, missing)
     with pytest.raises(CheckpointError, match=r"layers\.0\.mlp\.up_proj.*\(24, 16\).*\(3, 3\)"):
         skeleton.fill(0, {**weights, "mlp.up_proj.weight": torch.zeros(3, 3)})
-    with pytest.raises(CheckpointError, match="no module mlp.sideways"):
+    with pytest.raises(CheckpointError, match=r"no module mlp\.sideways"):
         skeleton.module(0, "mlp.sideways")
 
 
