@@ -147,7 +147,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_messages_that_the_template_refuses_are_named(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model", "{{ raise_exception('roles must alternate') }}")
     file = jsonl(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "w1"}]})
-    with pytest.raises(CheckpointError, match=r"line 1: the tokenizer in .* refuses it: roles must alternate"):
+    with pytest.raises(CheckpointError, match=r"line 1: the tokenizer in .* refuses it: roles must"):
         read_texts(file, folder)
 
 
