@@ -77,12 +77,14 @@ def _joined(text: str, path: Path, characters: int) -> list[Document]:
 def _pieces(paragraph: str, characters: int) -> list[str]:
     """The paragraph cut between words, if it is longer than a document; nothing of one without any text."""
     pieces: list[str] = []
-    while len(paragraph) > characters:
-        space = re.search(r"\s", paragraph[characters : characters + MAX_WORD])
-        end = characters + (space.start() if space else 0)
-        pieces.append(paragraph[:end])
-        paragraph = paragraph[end:]
-    return [piece for piece in (*pieces, paragraph) if piece.strip()]
+    start = 0
+    while len(paragraph) - start > characters:
+        end = start + characters
+        space = re.search(r"\s", paragraph[end : end + MAX_WORD])
+        end += space.start() if space else 0
+        pieces.append(paragraph[start:end])
+        start = end
+    return [piece for piece in (*pieces, paragraph[start:]) if piece.strip()]
 
 
 def _lines(text: str, path: Path) -> list[Document]:
