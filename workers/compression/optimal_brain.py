@@ -1,9 +1,9 @@
 """The column loop of SparseGPT and GPTQ: prune and round a matrix, column by column, and let later columns
 make up for what earlier ones lost.
 
-Minimised is |(W' - W) X|_F^2 for W [out, in] and inputs X [in, tokens]. With H = 2 X X^T (damped) and its
-inverse U^T U, U upper triangular, [U_jj]^2 is the j-th diagonal element of the inverse once the columns before j are
-fixed, and U_j,j+1: / U_jj says how the columns behind have to answer an error in column j (SparseGPT,
+Minimised is |(W' - W) X|_F^2 for W [out, in] and inputs X [in, tokens]. H = 2 X X^T, damped, has the inverse
+U^T U with U upper triangular. Once the columns before j are fixed, (U_jj)^2 is the inverse's diagonal element
+for j, and row j of U over U_jj says how the columns behind have to answer an error in column j (SparseGPT,
 Frantar and Alistarh 2023, algorithm 1; GPTQ, Frantar et al. 2022, algorithm 1). A factor on H changes
 nothing in the result, so `gram` may be X X^T, or X X^T / tokens.
 
@@ -49,8 +49,8 @@ def eliminate(
 
     `weights` [out, in] is float32 or float64, `gram` [in, in] symmetric. `group_size` None: one group. An
     input that was always 0 (a dead column) has weight 0 before its four columns are chosen from. Raises
-    ValueError when `in` or the group size does not divide by 4, for values that are not finite, and when no damping
-    makes the Hessian positive definite.
+    ValueError when `in` or the group size does not divide by 4, for values that are not finite, and when no
+    damping makes the Hessian positive definite.
     """
     _check(weights, gram, group_size)
     columns = weights.shape[1]
@@ -79,8 +79,8 @@ def eliminate(
 def inverse_factor(gram: torch.Tensor) -> torch.Tensor:
     """U, float64 upper triangular [in, in], with U^T U the inverse of the damped Hessian.
 
-    From the Cholesky factor of the Hessian with its columns in reverse order: H = R R^T with R upper triangular,
-    so U is R's inverse. Dead columns count as independent ones of average size. Raises ValueError.
+    From the Cholesky factor of the Hessian with its columns in reverse order: H = R R^T with R upper
+    triangular, so U is R's inverse. Dead columns count as independent ones of average size. Raises ValueError.
     """
     hessian = 2 * gram.double()
     diagonal = hessian.diagonal()

@@ -39,8 +39,10 @@ def encode(
 
 
 def keep_two(weights: torch.Tensor, deviations: torch.Tensor) -> torch.Tensor:
-    """bool [4, out]: of four columns [4, out] the two with the largest w^2 / U_jj^2, which is what their
-    loss would cost once the columns behind have made up for it (SparseGPT, section 3.3); the earlier of equals."""
+    """bool [4, out]: of four columns [4, out] the two with the largest w^2 / U_jj^2, the earlier of equals.
+
+    That is what their loss would cost once the columns behind have made up for it (SparseGPT, section 3.3).
+    """
     cost = (weights / deviations).abs()
     rank = torch.arange(FOUR, device=cost.device)
     earlier = (rank.unsqueeze(0) < rank.unsqueeze(1)).unsqueeze(2)  # [this, other, 1]
@@ -54,9 +56,9 @@ def refitted(
 ) -> torch.Tensor:
     """Scales, float16 [out, groups], that fit the codes better: least squares of |(d - s q) X|_F^2 in s.
 
-    `matrix` is d, `steps` q, both [out, in]. One scale per row has the closed form s = q H d / (q H q). Groups take
-    turns in their order: each gets its best scale given the others', so the error never grows. A scale
-    stays when its codes are all 0 or its best would not be positive.
+    `matrix` is d, `steps` q, both [out, in]. One scale per row has the closed form s = q H d / (q H q). Groups
+    take turns in their order: each gets its best scale given the others', so the error never grows. A
+    scale stays when its codes are all 0 or its best would not be positive.
     """
     groups = scales.shape[1]
     size = matrix.shape[1] // groups

@@ -16,8 +16,8 @@ from workers.deltas import sparse
 def deltacompress(bits: int = 4, group_size: int | None = None, refit: bool = True) -> Method:
     """`bits` 4 or 2; `group_size` columns share a scale, None: a row does.
 
-    `refit` fits each scale to the codes chosen, by least squares under the layer's inputs, which the paper does not;
-    False is the paper's method.
+    `refit` fits each scale to the codes chosen, by least squares under the layer's inputs, which the paper
+    does not do; False is the paper's method.
     """
 
     def step(problem: Problem) -> Compressed:
