@@ -80,7 +80,8 @@ def inverse_factor(gram: torch.Tensor) -> torch.Tensor:
     """U, float64 upper triangular [in, in], with U^T U the inverse of the damped Hessian.
 
     From the Cholesky factor of the Hessian with its columns in reverse order: H = R R^T with R upper
-    triangular, so U is R's inverse. Dead columns count as independent ones of average size. Raises ValueError.
+    triangular, so U is R's inverse. Dead columns count as independent ones of average size.
+    Raises ValueError.
     """
     hessian = 2 * gram.double()
     diagonal = hessian.diagonal()

@@ -56,9 +56,9 @@ def refitted(
 ) -> torch.Tensor:
     """Scales, float16 [out, groups], that fit the codes better: least squares of |(d - s q) X|_F^2 in s.
 
-    `matrix` is d, `steps` q, both [out, in]. One scale per row has the closed form s = q H d / (q H q). Groups
-    take turns in their order: each gets its best scale given the others', so the error never grows. A
-    scale stays when its codes are all 0 or its best would not be positive.
+    `matrix` is d, `steps` q, both [out, in]. One scale per row has the closed form s = q H d / (q H q).
+    Groups take turns in their order: each gets its best scale given the others', so the error never grows.
+    A scale stays when its codes are all 0 or its best would not be positive.
     """
     groups = scales.shape[1]
     size = matrix.shape[1] // groups
