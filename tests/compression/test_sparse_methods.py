@@ -55,7 +55,7 @@ def test_nothing_beats_the_optimum(bits: int, refit: bool, seed: int) -> None:
 @given(bits=widths, size=st.floats(0.01, 100), seed=seeds)
 def test_it_is_the_optimum_when_all_inputs_count_alike(bits: int, size: float, seed: int) -> None:
     """The gain of keeping a weight grows with its magnitude then, and no error can be made up for."""
-    of = problem(4, 8, seed, size * torch.eye(8))
+    of = problem(1, 8, seed, size * torch.eye(8))
     found = deltacompress(bits, refit=False).step(of)
     assert errors(found, of) == pytest.approx(optimum(found, of, bits), rel=5e-3)
 
@@ -111,7 +111,7 @@ def test_fitting_the_scales_never_hurts(bits: int, grouped: bool, seed: int) -> 
     assert bool((errors(fitted, of) <= errors(plain, of) * (1 + 1e-3)).all())
 
 
-@pytest.mark.parametrize(("bits", "share"), [(4, 0.95), (2, 0.6)])
+@pytest.mark.parametrize(("bits", "share"), [(4, 0.97), (2, 0.75)])
 def test_fitting_the_scales_pays_on_other_inputs_too(bits: int, share: float) -> None:
     """Errors on inputs of the same kind that calibration has not seen."""
     x = torch.linalg.cholesky(correlated(128, 1).double()).float()
@@ -271,7 +271,7 @@ def test_rounding_to_nearest_finds_the_nearest_step(bits: int, columns: int, gro
             part = row[start : start + group].astype(np.float64)
             span = np.float32(max(part.max(), 0)) - np.float32(min(part.min(), 0))
             scale = float(np.float16(span / np.float32(top)))
-            zero = round(-min(part.min(), 0) / scale)
+            zero = min(round(-min(part.min(), 0) / scale), top)
             steps = (np.arange(top + 1) - zero) * scale
             nearest = np.abs(part[:, None] - steps).min(axis=1)
             assert np.abs(got[start : start + group] - part) == pytest.approx(nearest, abs=1e-3 * scale)
