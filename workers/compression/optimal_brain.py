@@ -95,7 +95,8 @@ def inverse_factor(gram: torch.Tensor) -> torch.Tensor:
         lower, info = torch.linalg.cholesky_ex(damped.flip(0, 1))
         if int(info) == 0:
             identity = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
-            return torch.linalg.solve_triangular(lower.flip(0, 1), identity, upper=True)
+            factor: torch.Tensor = torch.linalg.solve_triangular(lower.flip(0, 1), identity, upper=True)
+            return factor
         damping *= 10
     raise ValueError(
         f"expected X X^T to be positive semidefinite, got one that is not with {damping / 10:g} of its "
