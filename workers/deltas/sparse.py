@@ -1,8 +1,9 @@
 """2:4 sparse coding of a matrix with 4 or 2 bits per kept value (DeltaZip, section 4.2).
 
 Of every four columns two are kept. A kept value is a code q with value (q - 2^(bits-1)) * scale; a scale
-serves a row, or `group_size` columns of it, and is 2 max|d| / (2^bits - 1), rounded to float16 before the
-codes are chosen. For 2 bits the grid {-2, -1, 0, 1} is lopsided: +max is clamped to two thirds of itself.
+serves a row, or `group_size` columns of it. Here it is 2 max|d| / (2^bits - 1), rounded to float16 before
+the codes are chosen; `workers/compression` chooses both for a layer's inputs. For 2 bits the grid
+{-2, -1, 0, 1} is lopsided: +max is clamped to two thirds of itself.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def encode(matrix: torch.Tensor, bits: int, group_size: int | None = None) -> Sp
     Raises ValueError when `in` does not divide by 8 and by the group size, for other bit widths, or when a
     value is not finite or too large for a float16 scale.
     """
-    _check(matrix, bits, group_size)
+    check(matrix, bits, group_size)
     matrix = matrix.float()
     positions = largest_two(matrix.abs())
     kept = _by(matrix, 4).gather(2, _by(positions, 2).long()).flatten(1)
@@ -109,7 +110,8 @@ def _split(joined: torch.Tensor, width: int) -> torch.Tensor:
     return torch.stack((low, joined >> width), dim=2).flatten(1)
 
 
-def _check(matrix: torch.Tensor, bits: int, group_size: int | None) -> None:
+def check(matrix: torch.Tensor, bits: int, group_size: int | None) -> None:
+    """Raises ValueError unless a matrix of this shape can be coded with these options."""
     into = matrix.shape[1]
     if bits not in BITS:
         raise ValueError(f"expected 4 or 2 bits, got {bits}")

@@ -1,0 +1,137 @@
+"""2:4 sparsity and rounding to 4 or 2 bits together, by the column loop (DeltaZip, section 4.2).
+
+What comes out is stored as `workers/deltas/sparse.py` stores it, whatever the matrix is: a delta
+(`methods/deltacompress.py`) or whole weights (`methods/sparse_gpt.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from workers.compression.optimal_brain import FOUR, Round, eliminate
+from workers.compression.types import Encoded
+from workers.deltas import sparse
+
+SWEEPS = 3
+"""Turns that each group's scale gets in `refitted`; a row with one scale needs one."""
+
+SHARES = (1.0, 0.8, 0.6, 0.45)
+"""Of the scale that holds the largest value: what is tried for each row when scales are fitted. A smaller one
+clamps a few large values, whose error later columns make up for, and is finer for all others."""
+
+
+def encode(
+    matrix: torch.Tensor, gram: torch.Tensor, bits: int, group_size: int | None, refit: bool
+) -> sparse.SparseCode:
+    """Code [out, in] so that its product with inputs of this `gram` [in, in] changes little.
+
+    A scale is 2 max|d| / (2^bits - 1) over a row, or over `group_size` columns of it as they are when the
+    loop comes to them. With `refit` the loop is run with each of `SHARES` of that, the scales are fitted
+    to the codes it chose, and each row keeps what loses least; it takes four times the memory. Raises
+    ValueError as `sparse.encode` and `eliminate` do.
+    """
+    sparse.check(matrix, bits, group_size)
+    shares = SHARES if refit else (1.0,)
+    tried = matrix.repeat(len(shares), 1)  # rows do not touch each other: one loop for all shares
+    grid = _Grid(bits, matrix.new_tensor(shares).repeat_interleave(len(matrix)))
+    rounded, kept = eliminate(tried, gram, keep_two, grid.start_group, group_size)
+    scales = torch.stack(grid.scales, dim=1)
+    if refit:
+        steps = (rounded / _each(_or_one(scales), matrix)).round()
+        fitted = refitted(tried, gram, steps, scales)
+        best = _least(steps * _each(fitted, matrix) - tried, gram, len(shares))
+        rounded, kept, scales, fitted = rounded[best], kept[best], scales[best], fitted[best]
+    return _pack(rounded, kept, scales, fitted if refit else scales, bits)
+
+
+def keep_two(weights: torch.Tensor, deviations: torch.Tensor) -> torch.Tensor:
+    """bool [4, out]: of four columns [4, out] the two with the largest w^2 / U_jj^2, the earlier of equals.
+
+    That is what their loss would cost once the columns behind have made up for it (SparseGPT, section 3.3).
+    """
+    cost = (weights / deviations).abs()
+    rank = torch.arange(FOUR, device=cost.device)
+    earlier = (rank.unsqueeze(0) < rank.unsqueeze(1)).unsqueeze(2)  # [this, other, 1]
+    mine, other = cost.unsqueeze(1), cost.unsqueeze(0)
+    ahead = (other > mine) | (earlier & (other == mine))
+    return ahead.sum(dim=1) < 2
+
+
+def refitted(
+    matrix: torch.Tensor, gram: torch.Tensor, steps: torch.Tensor, scales: torch.Tensor
+) -> torch.Tensor:
+    """Scales, float16 [out, groups], that fit the codes better: least squares of |(d - s q) X|_F^2 in s.
+
+    `matrix` is d, `steps` q, both [out, in]. One scale per row has the closed form s = q H d / (q H q).
+    Groups take turns in their order: each gets its best scale given the others', so the error never grows.
+    A scale stays when its codes are all 0 or its best would not be positive.
+    """
+    groups = scales.shape[1]
+    size = matrix.shape[1] // groups
+    fitted = scales.clone()
+    wide = fitted.to(matrix.dtype)
+    slopes = (matrix - steps * _each(wide, matrix)) @ gram
+    for _ in range(SWEEPS if groups > 1 else 1):
+        for group in range(groups):
+            at = slice(group * size, (group + 1) * size)
+            pushed = steps[:, at] @ gram[at]
+            curvature = (pushed[:, at] * steps[:, at]).sum(dim=1)
+            slope = (slopes[:, at] * steps[:, at]).sum(dim=1)
+            best = (wide[:, group] + slope / curvature).half()
+            good = (curvature > 0) & best.isfinite() & (best > 0)
+            fitted[:, group] = torch.where(good, best, fitted[:, group])
+            moved = fitted[:, group].to(wide.dtype) - wide[:, group]
+            slopes.addcmul_(moved.unsqueeze(1), pushed, value=-1)
+            wide[:, group] += moved
+    return fitted
+
+
+def stored(code: sparse.SparseCode) -> Encoded:
+    """A sparse delta's parts, as docs/formats.md names them."""
+    return Encoded({"values": code.values, "indices": code.indices, "scales": code.scales})
+
+
+class _Grid:
+    """The grids of one matrix; `scales` gets each group's, float16 [out]."""
+
+    def __init__(self, bits: int, shares: torch.Tensor) -> None:
+        self.bits, self.shares = bits, shares
+        self.scales: list[torch.Tensor] = []
+
+    def start_group(self, weights: torch.Tensor) -> Round:
+        scale = sparse.scales_of(weights.T * self.shares.unsqueeze(1), self.bits, None).flatten()
+        self.scales.append(scale)
+        wide, half = scale.to(weights.dtype), 2 ** (self.bits - 1)
+        divisor = _or_one(wide)
+
+        def round_column(column: torch.Tensor) -> torch.Tensor:
+            return (column / divisor).round_().clamp_(-half, half - 1).mul_(wide)
+
+        return round_column
+
+
+def _pack(
+    rounded: torch.Tensor, kept: torch.Tensor, grid: torch.Tensor, scales: torch.Tensor, bits: int
+) -> sparse.SparseCode:
+    """The codes of what was rounded to `grid`, stored with `scales`, both float16 [out, groups]."""
+    positions = sparse.largest_two(kept.to(rounded.dtype))
+    fours, places = (m.reshape(len(rounded), -1, size) for m, size in ((rounded, FOUR), (positions, 2)))
+    values = fours.gather(2, places.long()).flatten(1)
+    return sparse.pack(sparse.codes_of(values, grid, bits), positions, scales, bits)
+
+
+def _least(differences: torch.Tensor, gram: torch.Tensor, tries: int) -> torch.Tensor:
+    """For each of the rows, tried [tries * out, in], the index of the try that loses least."""
+    errors = ((differences @ gram) * differences).sum(dim=1).view(tries, -1)
+    rows = torch.arange(errors.shape[1], device=errors.device)
+    return errors.argmin(dim=0) * errors.shape[1] + rows
+
+
+def _each(scales: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """[out, groups] as [out, in], in the matrix's type."""
+    return scales.to(matrix.dtype).repeat_interleave(matrix.shape[1] // scales.shape[1], dim=1)
+
+
+def _or_one(scales: torch.Tensor) -> torch.Tensor:
+    """Scales to divide by: a group of zeros has scale 0."""
+    return torch.where(scales > 0, scales, 1.0)
