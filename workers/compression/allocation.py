@@ -1,10 +1,10 @@
 """Exact solvers of equation 8 (`program.py`): one of our own, and HiGHS.
 
-For a fixed set of widths the program is a multiple-choice knapsack. With a price lambda on bits its Lagrangian
-falls apart into ranks, and the best price gives a bound L. Any other choice of rank i's width k raises the
-bound by r_ik >= 0, so in a solution better than the best known only few ranks can differ from the Lagrangian's
-choice. Those are tried in order of r_ik by dynamic programming over (bits, error), states that are worse in
-both dropped, until no rank left could close the gap (Pisinger's core algorithm, 1995).
+For a fixed set of widths the program is a multiple-choice knapsack. With a price lambda on bits its
+Lagrangian falls apart into ranks, and the best price gives a bound L. Another width k for rank i raises the
+bound by r_ik >= 0, so a solution better than the best known differs from the Lagrangian's in few ranks.
+They are tried in order of r_ik by dynamic programming over (bits, error), states that are worse in both
+dropped, until no rank left could close the gap (after Pisinger's minimal core, 1995).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from scipy import optimize, sparse
 from workers.compression.program import BitProgram, Choice, Floats
 
 _HALVINGS = 200
+_LARGEST = 1e4  # HiGHS stops at an absolute gap of 1e-6, which is then 1e-10 of the largest error
 
 
 def allocate(program: BitProgram) -> Choice:
@@ -40,21 +41,21 @@ def allocate_by_highs(program: BitProgram) -> Choice:
     """The same by HiGHS, which proves optimality to a gap of 0. Raises RuntimeError when it gives up."""
     ranks, widths = program.errors.shape
     ones, chosen = sparse.eye_array(widths), sparse.csr_array((1, widths))
-    bits = np.asarray(program.bits_per_rank, dtype=float)
-    coded = (bits > 0).astype(float)
-    largest = max(float(bits.max()), 1.0)
+    unit = math.gcd(*program.bits_per_rank) or 1
+    units = np.asarray(program.bits_per_rank, dtype=float) / unit
+    coded = (units > 0).astype(float)
     per_rank = sparse.kron(sparse.eye_array(ranks), np.ones((1, widths)))
-    budget = sparse.hstack([sparse.csr_array(np.tile(bits / largest, ranks)[None]), chosen])
+    budget = sparse.hstack([sparse.csr_array(np.tile(units, ranks)[None]), chosen])
     one_hot = sparse.hstack([per_rank, sparse.csr_array((ranks, widths))])
     selection = sparse.hstack(
         [sparse.eye_array(ranks * widths), -sparse.kron(np.ones((ranks, 1)), ones)],
     )
     number = sparse.hstack([sparse.csr_array((1, ranks * widths)), sparse.csr_array(coded[None])])
-    scale = float(program.errors.max()) or 1.0
+    scale = float(program.errors.max()) / _LARGEST or 1.0
     found = optimize.milp(
         np.concatenate([program.errors.ravel() / scale, np.zeros(widths)]),
         constraints=[
-            optimize.LinearConstraint(budget.tocsr(), -np.inf, program.budget_bits / largest),
+            optimize.LinearConstraint(budget.tocsr(), -np.inf, program.budget_bits // unit),
             optimize.LinearConstraint(one_hot.tocsr(), 1, 1),
             optimize.LinearConstraint(selection.tocsr(), -np.inf, 0),
             optimize.LinearConstraint(number.tocsr(), -np.inf, program.max_widths),
@@ -113,12 +114,7 @@ class _Knapsack:
         best: tuple[int, int] | None = None
         states = _States(np.array([start]), np.zeros(1), np.zeros(1, dtype=np.int64), self.first[:1])
         history: list[_States] = []
-        others = np.where(self.reduced > 0, self.reduced, np.inf)
-        others[np.arange(len(others)), self.first] = np.inf
-        ties = (self.reduced == 0).sum(axis=1) > 1
-        nearest = (
-            np.where(ties, 0.0, others.min(axis=1)) if others.shape[1] > 1 else np.full(len(others), np.inf)
-        )
+        nearest = np.partition(self.reduced, 1, axis=1)[:, 1]
         order = np.argsort(nearest, kind="stable")
         for step in range(len(order) + 1):
             gap, best = self._closed(states, gap, best, step)
@@ -129,7 +125,7 @@ class _Knapsack:
         return None if best is None else self._choice(best, history, order, states)
 
     def _price(self) -> float:
-        """The least lambda, up to rounding, at which the Lagrangian's choice meets the budget; 0 if all fit."""
+        """The least lambda, up to rounding, whose choice meets the budget; 0 if that of least error does."""
 
         def cost(price: float) -> int:
             priced = self.errors + price * self.costs

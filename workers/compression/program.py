@@ -93,7 +93,7 @@ def rank_bits(shape: tuple[int, int], bits: int, *, codes_only: bool = False) ->
 
 
 def budget_bits(shape: tuple[int, int], ratio: float) -> int:
-    """The bits of `ratio` times the matrix [out, in] in 16 bits. Raises ValueError for a ratio not in 0..1."""
+    """`ratio` of the matrix [out, in] in 16 bits. Raises ValueError for a ratio that is not in 0..1."""
     if not 0 < ratio <= 1:
         raise ValueError(f"expected a ratio above 0 and at most 1, such as 1/16, got {ratio:g}")
     return int(ratio * _HALF_BITS * shape[0] * shape[1])
@@ -102,12 +102,12 @@ def budget_bits(shape: tuple[int, int], ratio: float) -> int:
 def most_ranks(
     shape: tuple[int, int], widths: Sequence[int], budget: int, *, codes_only: bool = False
 ) -> int:
-    """The most ranks that the budget can hold: all at the narrowest width. Raises ValueError when none fits."""
+    """The ranks that the budget holds if all have the narrowest width. Raises ValueError if none fits."""
     narrowest = min(bits for bits in widths if bits > 0)
     ranks = min(budget // rank_bits(shape, narrowest, codes_only=codes_only), *shape)
     if ranks == 0:
         raise ValueError(
-            f"a budget of {budget} bits leaves no rank of {narrowest} bits for a matrix of {shape[0]} x {shape[1]}; "
-            "raise the ratio"
+            f"a budget of {budget} bits leaves no rank of {narrowest} bits for a matrix of "
+            f"{shape[0]} x {shape[1]}; raise the ratio"
         )
     return ranks
