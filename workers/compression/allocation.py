@@ -37,8 +37,8 @@ def allocate(program: BitProgram) -> Choice:
     return choice
 
 
-def allocate_by_highs(program: BitProgram) -> Choice:
-    """The same by HiGHS, which proves optimality to a gap of 0. Raises RuntimeError when it gives up."""
+def allocate_by_highs(program: BitProgram, limit_s: float = math.inf) -> Choice:
+    """The same by HiGHS. Raises RuntimeError when it proves no optimum within `limit_s`."""
     ranks, widths = program.errors.shape
     ones, chosen = sparse.eye_array(widths), sparse.csr_array((1, widths))
     unit = math.gcd(*program.bits_per_rank) or 1
@@ -62,10 +62,10 @@ def allocate_by_highs(program: BitProgram) -> Choice:
         ],
         integrality=np.ones((ranks + 1) * widths),
         bounds=optimize.Bounds(0, 1),
-        options={"mip_rel_gap": 0.0},
+        options={"mip_rel_gap": 0.0, "time_limit": limit_s},
     )
-    if found.x is None:
-        raise RuntimeError(f"HiGHS found no allocation of {program.budget_bits} bits: {found.message}")
+    if not found.success:
+        raise RuntimeError(f"HiGHS proved no allocation of {program.budget_bits} bits best: {found.message}")
     choice: Choice = found.x[: ranks * widths].reshape(ranks, widths).argmax(axis=1)
     return choice
 

@@ -40,6 +40,12 @@ class Codes:
         """Some rows, in the order of their numbers."""
         return Codes(self.codes[rows], self.scales[rows], self.zeros[rows], self.values[rows])
 
+    @classmethod
+    def stacked(cls, several: Sequence[Codes]) -> Codes:
+        """The rows of all, one after the other."""
+        parts = ((c.codes, c.scales, c.zeros, c.values) for c in several)
+        return cls(*(torch.cat(same) for same in zip(*parts, strict=True)))
+
 
 def error_feedback(gram: torch.Tensor) -> torch.Tensor:
     """T, upper triangular with T^T T = gram^-1, float32 [n, n]. `gram` must be positive definite.
@@ -160,5 +166,6 @@ def _require_half(values: torch.Tensor) -> None:
     largest = float(values.abs().max()) if values.numel() else 0.0
     if not largest <= torch.finfo(torch.float16).max:
         raise ValueError(
-            f"expected singular vectors within float16, got {largest:g}; the difference is too large for a delta"
+            f"expected singular vectors within float16, got {largest:g}; the difference is too "
+            "large for a delta"
         )

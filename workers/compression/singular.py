@@ -34,7 +34,7 @@ def singular_factors(delta: torch.Tensor, gram: torch.Tensor, most: int, *, whit
     counterpart, in float64. `gram` must be positive definite.
     """
     wide, h = delta.double(), gram.double()
-    metric = h if whiten else torch.eye(len(h), dtype=h.dtype, device=h.device)
+    metric = h if whiten else None
     u, s, v = _left(wide, metric) if delta.shape[0] <= delta.shape[1] else _right(wide, metric)
     energy = s.square() * ((v @ h) * v).sum(dim=1)
     ordered, at = energy.sort(descending=True, stable=True)
@@ -50,7 +50,9 @@ def damped(gram: torch.Tensor, share: float) -> torch.Tensor:
     """X X^T plus `share` of its mean diagonal: inputs that calibration missed count a little, too."""
     mean = float(gram.diagonal().mean())
     plus = share * mean if mean > 0 else 1.0
-    return gram + plus * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    found = gram.clone()
+    found.diagonal().add_(plus)
+    return found
 
 
 def require_finite(problem: Problem) -> None:
@@ -88,20 +90,31 @@ def group_codes(v: Codes, u: Codes, bits: Sequence[int]) -> tuple[svd.GroupCode,
     return tuple(groups)
 
 
-def _left(delta: torch.Tensor, metric: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _left(
+    delta: torch.Tensor, metric: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """By delta H delta^T = U S^2 U^T; then V = S^-1 U^T delta."""
-    values, u = torch.linalg.eigh(delta @ metric @ delta.T)
+    weighted = delta if metric is None else delta @ metric
+    values, u = torch.linalg.eigh(weighted @ delta.T)
     s = values.clamp_min(0).sqrt()
-    v = u.T @ delta / s.clamp_min(torch.finfo(s.dtype).tiny)[:, None]
-    return u, s, torch.where(s[:, None] > s.max() * torch.finfo(s.dtype).eps ** 0.5, v, 0.0)
+    return u, s, _divided(u.T @ delta, s.unsqueeze(1))
 
 
-def _right(delta: torch.Tensor, metric: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _right(
+    delta: torch.Tensor, metric: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """By L^T delta^T delta L = P S^2 P^T for H = L L^T; then U S = delta L P and V = P^T L^-1."""
-    lower = torch.linalg.cholesky(metric)
-    whitened = delta @ lower
+    lower = None if metric is None else torch.linalg.cholesky(metric)
+    whitened = delta if lower is None else delta @ lower
     values, p = torch.linalg.eigh(whitened.T @ whitened)
     s = values.clamp_min(0).sqrt()
-    u = whitened @ p / s.clamp_min(torch.finfo(s.dtype).tiny)
-    u = torch.where(s > s.max() * torch.finfo(s.dtype).eps ** 0.5, u, 0.0)
-    return u, s, torch.linalg.solve_triangular(lower, p.T.contiguous(), upper=False, left=False)
+    v = p.T.contiguous()
+    if lower is not None:
+        v = torch.linalg.solve_triangular(lower, v, upper=False, left=False)
+    return _divided(whitened @ p, s), s, v
+
+
+def _divided(vectors: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    """Vectors by their singular values; 0 for those that float64 cannot tell from 0."""
+    least = max(float(s.max()) * torch.finfo(s.dtype).eps ** 0.5, torch.finfo(s.dtype).tiny)
+    return torch.where(s > least, vectors / s.clamp_min(least), 0.0)

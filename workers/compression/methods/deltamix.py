@@ -67,7 +67,8 @@ class Settings:
         budget_bits((1, 1), self.ratio)
         if not self.widths or not set(self.widths) <= set(BITS):
             raise ValueError(
-                f"expected widths among {', '.join(map(str, WIDTHS))}, got {self.widths}; engines read no others"
+                f"expected widths among {', '.join(map(str, WIDTHS))}, got {self.widths}; "
+                "engines read no others"
             )
         if self.max_widths < 1:
             raise ValueError(f"expected max_widths of at least 1, got {self.max_widths}")
@@ -141,7 +142,7 @@ def allot(
     return bits
 
 
-def _coded(  # noqa: PLR0913, PLR0917  (what the steps before have found)
+def _coded(
     problem: Problem,
     factors: Factors,
     tried: dict[int, Codes],
@@ -165,12 +166,6 @@ def _chosen(tried: dict[int, Codes], kept: Sequence[int], bits: Sequence[int]) -
     """V^: each kept rank at its width."""
     used = sorted(tried)
     start = {width: place * len(bits) for place, width in enumerate(used)}
-    rows = torch.tensor([start[bits[rank]] + rank for rank in kept], device=tried[used[0]].values.device)
-    return Codes(
-        *(
-            torch.cat(parts)[rows]
-            for parts in zip(
-                *((c.codes, c.scales, c.zeros, c.values) for c in map(tried.get, used) if c), strict=True
-            )
-        )
-    )
+    together = Codes.stacked([tried[width] for width in used])
+    rows = [start[bits[rank]] + rank for rank in kept]
+    return together.pick(torch.tensor(rows, device=together.values.device))
