@@ -11,8 +11,6 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import torch
-
 from profiler.checkpoint import read_model
 from profiler.files import is_file, read_json
 from profiler.types import ModelSpec, TensorRef
