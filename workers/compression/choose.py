@@ -35,7 +35,7 @@ class Options:
     """A method and its numbers; None is the method's own default.
 
     `bits` of a stored value; `ratio`: the share of the layer's 16-bit size that its codes may take;
-    `group_size`: columns that share a scale, a row if None; `max_widths`: how many bit widths a layer may mix.
+    `group_size`: columns that share a scale, a row if None; `max_widths`: how many widths a layer may mix.
     """
 
     method: MethodName

@@ -91,11 +91,6 @@ class Adapted:
         module = self._modules.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
         return weight if module is None else merged_weight(weight, module, self._files.read).float()
 
-    @property
-    def has_own_head(self) -> bool:
-        """Whether the variant gives a tied base a head of its own."""
-        return self.spec.head in self._manifest.full
-
 
 def _identity(base: str, variant: Path, files: tuple[str, ...]) -> str:
     """Of a variant on a base: its files as wholes, for they are small and may have no checksums."""
