@@ -61,9 +61,10 @@ def check_alike(base: Source, tuned: Source) -> list[str]:
     return [*_vocabulary(base, tuned), *_settings(base, tuned)]
 
 
-def scan(base: Source, tuned: Source, tell: Progress) -> Scan:
-    """Read both once. Raises CheckpointError for a value that is not finite, with the tensor and its place."""
-    spec, names = base.spec, tuple(all_tensors(base.spec))
+def scan(base: Source, tuned: Source, device: str, tell: Progress) -> Scan:
+    """Read both once. Raises CheckpointError for a value that is not finite, naming tensor and place."""
+    spec = base.spec
+    names = tuple(dict.fromkeys((*all_tensors(spec), *all_tensors(tuned.spec))))
     linear = {
         f"{at_layer(spec, layer)}{module}.weight"
         for layer in range(spec.num_layers)
@@ -73,7 +74,7 @@ def scan(base: Source, tuned: Source, tell: Progress) -> Scan:
     differing = 0
     for number, name in enumerate(names):
         tell(number / len(names), f"checking {name}")
-        before, after = base.tensor(name), tuned.tensor(name)
+        before, after = (source.tensor(name).to(device) for source in (base, tuned))
         for source, tensor in ((base, before), (tuned, after)):
             _check_finite(source, name, tensor)
         old_square, change_square = _squares(before, after)
@@ -89,8 +90,7 @@ def judge(found: Scan, base: Source, tuned: Source, force: bool) -> list[str]:
     Raises AdapterError when nothing differs, and, unless `force`, when the base cannot be the one that was
     fine-tuned.
     """
-    own_head = tuned.spec.tied != base.spec.tied
-    if not found.differing and not own_head:
+    if not found.differing:
         raise AdapterError(
             f"all {found.tensors} tensors of {tuned.folder} equal those of {base.folder}: expected a "
             "fine-tune, got the base itself; there is nothing to compress"
@@ -114,8 +114,8 @@ def _vocabulary(base: Source, tuned: Source) -> list[str]:
     size = base.spec.vocab_size
     if added < 0:
         raise AdapterError(
-            f"{tuned.folder} is no fine-tune of {base.folder}: expected at least the base's {size} tokens, got "
-            f"{size + added}; give the checkpoint it was fine-tuned from"
+            f"{tuned.folder} is no fine-tune of {base.folder}: expected at least the base's {size} tokens, "
+            f"got {size + added}; give the checkpoint it was fine-tuned from"
         )
     if not added:
         return []
@@ -158,9 +158,13 @@ def _squares(before: torch.Tensor, after: torch.Tensor) -> tuple[float, float]:
     after = after[: before.shape[0]]
     old = change = 0.0
     for a, b in zip(_chunks(before), _chunks(after), strict=True):
-        old += float(a.double().square().sum())
-        change += float((b.double() - a.double()).square().sum())
+        old += _square(a.float())
+        change += _square(b.float() - a.float())
     return old, change
+
+
+def _square(values: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
 
 
 def _check_finite(source: Source, name: str, tensor: torch.Tensor) -> None:
