@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -82,13 +82,14 @@ class WorkFolder:
         rename(self.artefact, self.out)
 
     def discard(self) -> None:
-        """Remove the folder; the result last, so that what is left after a kill still says that all is done."""
+        """Remove the folder; the result last, so that what a kill leaves still says that all is done."""
         for path in sorted(self.path.iterdir(), key=lambda path: (path.name == LOCK, path.name == RESULT)):
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink()
-        self.path.rmdir()
+        with suppress(OSError):  # the next process has put its lock there already
+            self.path.rmdir()
 
     def _require_same(self, there: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         wanted = json.loads(json.dumps(inputs))
