@@ -23,7 +23,7 @@ from workers.deltas.tensors import read_tensor
 
 
 class CheckpointArtefact:
-    """Stores every tensor of the fine-tune: what was compressed as it was decoded, in the checkpoint's type."""
+    """Stores every tensor of the fine-tune; what was compressed as it decodes, in the checkpoint's type."""
 
     def __init__(self, tuned: Source) -> None:
         self._tuned, self._spec = tuned, tuned.spec
