@@ -86,9 +86,9 @@ class WorkFolder:
         rename(self.artefact, self.out)
 
     def discard(self) -> None:
-        """Remove the folder; what says that all is done goes late, so that a kill leaves it to the next run."""
+        """Remove the folder; what says that all is done goes last, so that it outlives a kill."""
         last = (RESULT, JOB, LOCK)
-        for path in self.path.iterdir():
+        for path in list(self.path.iterdir()):
             if path.is_dir():
                 shutil.rmtree(path)
             elif path.name not in last:
@@ -110,8 +110,8 @@ class WorkFolder:
             if there.get(key) != wanted.get(key)
         )
         raise CheckpointError(
-            f"{self.path} holds an unfinished compression into {self.out.name} with {lies}. Give that command "
-            "again to finish it, choose another folder, or remove this one"
+            f"{self.path} holds an unfinished compression into {self.out.name} with {lies}. Give that "
+            "command again to finish it, choose another folder, or remove this one"
         )
 
 
