@@ -179,8 +179,8 @@ def test_a_delta_can_be_written_as_a_checkpoint(tmp_path: Path, base: Path, tune
     merge(base, tmp_path / "delta", tmp_path / "merged")
     plain, merged = dict(make.weights(tmp_path / "plain")), dict(make.weights(tmp_path / "merged"))
     assert plain.keys() == merged.keys()
-    for name in plain:
-        assert torch.allclose(plain[name], merged[name], atol=1e-7), name
+    for name, weight in plain.items():
+        assert torch.allclose(weight, merged[name], atol=1e-7), name
 
 
 def test_a_grown_vocabulary_keeps_its_rows(tmp_path: Path, base: Path) -> None:
