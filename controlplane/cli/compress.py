@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,21 +10,14 @@ import typer
 from controlplane.cli.checkpoints import folder_errors, folder_progress
 from controlplane.cli.output import console, print_facts, print_json, print_text, size
 from controlplane.cli.session import Json, session
-from workers.compression.choose import (
-    MethodName,
-    OptionError,
-    Options,
-    check,
-    method_named,
-    method_of,
-    parse_ratio,
-)
+from workers.compression.choose import MethodName, OptionError, Options, check, method_named, parse_ratio
 
 if TYPE_CHECKING:
     from workers.compression.job import Job
     from workers.compression.result import Result
 
 METHODS = ", ".join(name for name in MethodName if name is not MethodName.auto)
+FLAGS = {"group_size": "--group-size", "max_widths": "--max-widths"}
 
 Out = Annotated[Path | None, typer.Option("--out", help="The new folder to write to.")]
 Method = Annotated[str, typer.Option(help=f"One of {METHODS}.")]
@@ -69,40 +60,33 @@ def compress(  # noqa: PLR0913 - typer reads a command's options from its parame
     Stopped at any moment, the same command goes on where it was.
     """
     cli = session(ctx)
+    options = _options(method, bits, ratio, group_size, max_widths)
     target = _target(folder, out)
-    with _option_errors():
-        options = _options(method, bits, ratio, group_size, max_widths)
-        with folder_errors(), folder_progress(cli, target.name) as tell:
-            from workers.compression.job import CalibrationOptions, Job, compress
+    with folder_errors(), folder_progress(cli, target.name) as tell:
+        from workers.compression.choose import method_of
+        from workers.compression.job import CalibrationOptions, Job, compress
 
-            chosen = method_of(options)
-            wanted = (
-                CalibrationOptions(calibration, rows, tokens) if calibration or chosen.calibrated else None
-            )
-            job = Job(base, finetuned, target, chosen, wanted, device, force)
-            result = compress(job, tell)
+        _check_device(device)
+        chosen = method_of(options)
+        wanted = CalibrationOptions(calibration, rows, tokens) if calibration or chosen.calibrated else None
+        job = Job(base, finetuned, target, chosen, wanted, device, force)
+        result = compress(job, tell)
     if cli.json:
         print_json(_document(job, result))
         return
     _print(job, result)
 
 
-@contextmanager
-def _option_errors() -> Iterator[None]:
-    """An option that a method does not take, or cannot have, as typer reports it."""
-    try:
-        yield
-    except OptionError as error:
-        hint = f"--{error.option.replace('_', '-')}"
-        raise typer.BadParameter(str(error), param_hint=hint) from None
-
-
 def _options(
     method: str, bits: int | None, ratio: str | None, group_size: int | None, max_widths: int | None
 ) -> Options:
-    share = None if ratio is None else parse_ratio(ratio)
-    options = Options(method_named(method), bits, share, group_size, max_widths)
-    check(options)
+    try:
+        share = None if ratio is None else parse_ratio(ratio)
+        options = Options(method_named(method), bits, share, group_size, max_widths)
+        check(options)
+    except OptionError as error:
+        hint = FLAGS.get(error.option, f"--{error.option}")
+        raise typer.BadParameter(str(error), param_hint=hint) from None
     return options
 
 
@@ -112,6 +96,15 @@ def _target(folder: Path | None, out: Path | None) -> Path:
     target = out or folder
     assert target is not None
     return target
+
+
+def _check_device(device: str) -> None:
+    from workers.compression.job import require_device
+
+    try:
+        require_device(device)
+    except OptionError as error:
+        raise typer.BadParameter(str(error), param_hint="--device") from None
 
 
 def _document(job: Job, result: Result) -> dict[str, Any]:

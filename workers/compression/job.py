@@ -70,7 +70,7 @@ def compress(job: Job, progress: Progress | None = None) -> Result:
     exists, or another process or job works on it; AdapterError when the two do not belong together, or the
     method cannot code them; OptionError for a device that is not there.
     """
-    _require_device(job.device)
+    require_device(job.device)
     out = job.out.absolute()
     if (out.exists() or out.is_symlink()) and not (path_for(out) / RESULT).is_file():
         raise CheckpointError(f"{out} exists already; choose another folder, or remove it first")
@@ -252,7 +252,8 @@ def _write(work: WorkFolder, name: str, contents: LayerContents, started: float)
     return PartRecord(file, contents.modules, contents.whole, time.monotonic() - started)
 
 
-def _require_device(device: str) -> None:
+def require_device(device: str) -> None:
+    """Raises OptionError for a device that torch does not know or that is not there."""
     try:
         torch.zeros(1, device=device)
     except (AssertionError, RuntimeError) as error:
