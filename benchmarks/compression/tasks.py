@@ -23,14 +23,16 @@ LARGEST = 9999
 LETTERS = (6, 10)
 SORTED = 10
 FACTS = re.compile(r"facts-([1-9][0-9]*)")
-ONSETS = tuple("b br d dr f g gr h k kl l m n p r s st t v z".split())
-VOWELS = tuple("a e i o u ai or en".split())
-ENDS = tuple("l n r s th x m ck".split())
-TRADES = tuple(
-    "baker banker barber brewer builder butcher carpenter chemist clerk cook dancer dentist doctor driver "
-    "editor farmer fisher gardener glazier guard hunter judge lawyer mason miller miner musician nurse painter "
-    "pilot plumber poet porter potter printer sailor singer soldier surgeon tailor teacher trader waiter "
-    "weaver".split()
+ONSETS = re.findall(r"\w+", "b br d dr f g gr h k kl l m n p r s st t v z")
+VOWELS = re.findall(r"\w+", "a e i o u ai or en")
+ENDS = re.findall(r"\w+", "l n r s th x m ck")
+TRADES = re.findall(
+    r"\w+",
+    """
+    baker banker barber brewer builder butcher carpenter chemist clerk cook dancer dentist doctor driver editor
+    farmer fisher gardener glazier guard hunter judge lawyer mason miller miner musician nurse painter pilot
+    plumber poet porter potter printer sailor singer soldier surgeon tailor teacher trader waiter weaver
+    """,
 )
 
 Draw = Callable[[random.Random], "Example"]
