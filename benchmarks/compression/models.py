@@ -1,8 +1,7 @@
-"""Causal language models in transformers: examples as tokens, greedy answers, and how far two models differ."""
+"""Language models in transformers: examples as tokens, greedy answers, and how far two models differ."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -114,7 +113,7 @@ def greedy(model: Any, tokenizer: Any, prompts: Sequence[str], tokens: int) -> l
 
 
 @torch.inference_mode()
-def divergence(reference: Any, model: Any, tokens: Sequence[Tokens], rows: int = 64) -> float:
+def divergence(reference: Any, model: Any, tokens: Sequence[Tokens], rows: int = 32) -> float:
     """Mean over answer tokens of KL(reference || model), in nats, with the true answer before each token."""
     total, count = 0.0, 0
     for batch in _batches(tokens, rows):
@@ -128,6 +127,10 @@ def divergence(reference: Any, model: Any, tokens: Sequence[Tokens], rows: int =
 def _batches(tokens: Sequence[Tokens], rows: int) -> Iterator[Sequence[Tokens]]:
     for start in range(0, len(tokens), rows):
         yield tokens[start : start + rows]
+
+
+def device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else "CPU"
 
 
 def write_tiny(folder: Path) -> Path:
@@ -156,5 +159,4 @@ def write_tiny(folder: Path) -> Path:
     )
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    assert json.loads((folder / "config.json").read_text())["vocab_size"] == 264
     return folder

@@ -29,8 +29,8 @@ ENDS = re.findall(r"\w+", "l n r s th x m ck")
 TRADES = re.findall(
     r"\w+",
     """
-    baker banker barber brewer builder butcher carpenter chemist clerk cook dancer dentist doctor driver editor
-    farmer fisher gardener glazier guard hunter judge lawyer mason miller miner musician nurse painter pilot
+    baker banker barber brewer builder butcher carpenter chemist clerk cook dancer dentist doctor driver
+    editor farmer fisher gardener glazier guard hunter judge lawyer mason miller miner musician nurse painter pilot
     plumber poet porter potter printer sailor singer soldier surgeon tailor teacher trader waiter weaver
     """,
 )
