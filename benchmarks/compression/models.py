@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import torch
 
 from benchmarks.compression.tasks import Example
 
-IGNORED = -100
 SLACK_TOKENS = 16
 WEIGHTS = "model.safetensors"
 
@@ -59,28 +58,37 @@ def tokenized(tokenizer: Any, examples: Sequence[Example]) -> list[Tokens]:
     return [Tokens(prompt, answer + end) for prompt, answer in zip(prompts, answers, strict=True)]
 
 
-def right_padded(batch: Sequence[Tokens], device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and labels, int64 [rows, longest]; labels are IGNORED outside of answers.
+@dataclass(frozen=True)
+class Batch:
+    """Ids int64 [rows, longest]; `answers` [n], all the tokens of answers, and `before` [n], in flattened ids
+    the place before each of them. Found on the CPU, so that no step waits for the GPU."""
 
-    Attention is causal, so padding on the right changes nothing before it and needs no mask.
-    """
-    longest = max(map(len, batch))
-    ids = torch.zeros(len(batch), longest, dtype=torch.long)
-    labels = torch.full((len(batch), longest), IGNORED)
-    for row, tokens in enumerate(batch):
+    ids: torch.Tensor
+    before: torch.Tensor
+    answers: torch.Tensor
+
+
+def right_padded(examples: Sequence[Tokens], device: str) -> Batch:
+    """Attention is causal, so padding on the right changes nothing before it and needs no mask."""
+    longest = max(map(len, examples))
+    ids = torch.zeros(len(examples), longest, dtype=torch.long)
+    before = []
+    for row, tokens in enumerate(examples):
         ids[row, : len(tokens)] = torch.tensor(tokens.prompt + tokens.answer)
-        labels[row, len(tokens.prompt) : len(tokens)] = torch.tensor(tokens.answer)
-    return ids.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        start = row * longest + len(tokens.prompt) - 1
+        before.append(torch.arange(start, start + len(tokens.answer)))
+    answers = torch.tensor([token for tokens in examples for token in tokens.answer])
+    return Batch(*(t.to(device, non_blocking=True) for t in (ids, torch.cat(before), answers)))
 
 
-def answer_logits(model: Any, ids: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [n, vocabulary] before each of the n answer tokens of a batch, and those tokens [n].
+def answer_logits(model: Any, batch: Batch) -> torch.Tensor:
+    """[n, vocabulary], before each of the n answer tokens.
 
     The head sees no other positions: with 49,152 tokens it costs as much as several layers.
     """
-    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
-    wanted = labels[:, 1:] != IGNORED
-    return model.lm_head(hidden[:, :-1][wanted]), labels[:, 1:][wanted]
+    hidden = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
+    logits: torch.Tensor = model.lm_head(hidden.flatten(0, 1)[batch.before])
+    return logits
 
 
 @torch.inference_mode()
@@ -116,17 +124,12 @@ def greedy(model: Any, tokenizer: Any, prompts: Sequence[str], tokens: int) -> l
 def divergence(reference: Any, model: Any, tokens: Sequence[Tokens], rows: int = 32) -> float:
     """Mean over answer tokens of KL(reference || model), in nats, with the true answer before each token."""
     total, count = 0.0, 0
-    for batch in _batches(tokens, rows):
-        ids, labels = right_padded(batch, reference.device)
-        p, q = (answer_logits(m, ids, labels)[0].float().log_softmax(1) for m in (reference, model))
+    for start in range(0, len(tokens), rows):
+        batch = right_padded(tokens[start : start + rows], reference.device)
+        p, q = (answer_logits(m, batch).float().log_softmax(1) for m in (reference, model))
         total += float((p.exp() * (p - q)).sum())
         count += p.shape[0]
     return total / count
-
-
-def _batches(tokens: Sequence[Tokens], rows: int) -> Iterator[Sequence[Tokens]]:
-    for start in range(0, len(tokens), rows):
-        yield tokens[start : start + rows]
 
 
 def device_name(device: str) -> str:

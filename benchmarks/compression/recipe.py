@@ -1,8 +1,8 @@
 """One training of a model on a task: all of its weights, or a LoRA adapter of rank 16 beside them.
 
-AdamW on float32 copies of weights in bfloat16, no weight decay; the learning rate climbs for a twentieth of the
-steps, then falls to zero as a cosine; gradients are clipped to norm 1. A batch has as many examples as fit its
-tokens, padded on the right; only answers are learned.
+AdamW on float32 copies of weights in bfloat16, no weight decay; the learning rate climbs for a twentieth of
+the steps, then falls to zero as a cosine; gradients are clipped to norm 1. A batch has as many examples as fit
+its tokens, padded on the right; only answers are learned.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROBED = 500  # examples by which a task's room is measured
 
 @dataclass(frozen=True)
 class Run:
-    """What to train. `rank` None: all weights. `tokens` counts padding; `batch_tokens` of them make a step."""
+    """What to train. `rank` None: all weights. `tokens` counts padding; `batch_tokens` make a step."""
 
     task: str
     seed: int
@@ -97,8 +97,9 @@ def _train(model: Any, batches: Sequence[Sequence[models.Tokens]], lr: float, de
     for step, batch in enumerate(batches):
         for group in optimizer.param_groups:
             group["lr"] = lr * _share(step, len(batches))
-        logits, wanted = models.answer_logits(model, *models.right_padded(batch, device))
-        loss = torch.nn.functional.cross_entropy(logits.float(), wanted)
+        padded = models.right_padded(batch, device)
+        logits = models.answer_logits(model, padded)
+        loss = torch.nn.functional.cross_entropy(logits.float(), padded.answers)
         loss.backward()
         torch._foreach_copy_([master.grad for master in masters], [p.grad for p in weights])
         for p in weights:

@@ -30,8 +30,9 @@ TRADES = re.findall(
     r"\w+",
     """
     baker banker barber brewer builder butcher carpenter chemist clerk cook dancer dentist doctor driver
-    editor farmer fisher gardener glazier guard hunter judge lawyer mason miller miner musician nurse painter pilot
-    plumber poet porter potter printer sailor singer soldier surgeon tailor teacher trader waiter weaver
+    editor farmer fisher gardener glazier guard hunter judge lawyer mason miller miner musician nurse
+    painter pilot plumber poet porter potter printer sailor singer soldier surgeon tailor teacher trader
+    waiter weaver
     """,
 )
 

