@@ -1,8 +1,8 @@
 """One training of a model on a task: all of its weights, or a LoRA adapter of rank 16 beside them.
 
 AdamW on float32 copies of weights in bfloat16, no weight decay; the learning rate climbs for a twentieth of
-the steps, then falls to zero as a cosine; gradients are clipped to norm 1. A batch has as many examples as fit
-its tokens, padded on the right; only answers are learned.
+the steps, then falls to zero as a cosine; gradients are clipped to norm 1. A batch has as many examples as
+fit its tokens, padded on the right; only answers are learned.
 """
 
 from __future__ import annotations
