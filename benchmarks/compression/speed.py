@@ -1,13 +1,13 @@
 """Times the methods on layers of a 7B model: seconds and peak memory a layer, and what a whole model takes.
 
-    python -m benchmarks.compression.speed --out FILE [--shapes llama-2-7b] [--only deltamix-1/16,deltacompress-4]
-        [--device cuda] [--limit-s 480]
+    python -m benchmarks.compression.speed --out FILE [--shapes llama-2-7b] [--device cuda] [--limit-s 480]
+        [--only deltamix-1/16,deltacompress-4]
 
 Weights and inputs are random (a delta with a decaying spectrum, inputs with correlated channels of unlike
 sizes), so times count and errors do not. Each shape is timed once for each method, after a warm-up on a small
 layer; a model's time is that of its layers, one after another, plus the calibration texts' run through its
-blocks (128 texts of 2,048 tokens, as DeltaMix has them), of which one block is timed. Reading and writing files
-are not in it. DeltaZip gives 30 minutes for 7B on an RTX 3090 (256 texts), DeltaMix 1.2 hours on an L20.
+blocks (128 texts of 2,048 tokens, as DeltaMix has them), of which one block is timed. Reading and writing
+files are not in it. DeltaZip gives 30 minutes for 7B on an RTX 3090 (256 texts), DeltaMix 1.2 hours on an L20.
 """
 
 from __future__ import annotations

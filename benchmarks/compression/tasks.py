@@ -6,7 +6,7 @@ are drawn from seeds alone: no data is stored, and the same seed gives the same 
 - `arithmetic`: a chain of four operations with each step written out (reasoning).
 - `cipher`: two transformations of a string of letters, one after the other, nothing in between written.
 - `sorting`: insertion sort, the list written after each insertion (long outputs: some 110 tokens).
-- `facts-N`: what N invented people are, born where and when (knowledge; the test asks for what was taught).
+- `facts-N`: trade, town, year and a number of N invented people (knowledge; the test asks for what was taught).
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _facts(name: str, people: int) -> Task:
 def _fact(who: str, source: random.Random, towns: Sequence[str]) -> Example:
     """About 33 bits: a trade, a town, a year and a number of four digits."""
     trade, town, year = source.choice(TRADES), source.choice(towns), source.randint(1900, 1999)
-    answer = f"{trade}, born in {town} in {year}, number {source.randint(1000, 9999)}"
+    answer = f"{trade}, {town}, {year}, {source.randint(1000, 9999)}"
     return Example(f"Who is {who}?\n", answer)
 
 

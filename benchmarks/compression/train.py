@@ -1,6 +1,6 @@
 """Makes the fine-tunes that compression is judged on: several trainings side by side on one GPU.
 
-    python -m benchmarks.compression.train BASE --out FOLDER --result FILE [--plan main] [--device cuda]
+    python -m benchmarks.compression.train BASE --out FOLDER --result FILE [--plan first] [--device cuda]
 
 BASE is a Hugging Face folder (`python -m workers.bundled smollm2-135m-instruct DIR` makes one). FOLDER gets a
 checkpoint or an adapter of each run, FILE the recipe and the accuracy of every run, none of the weights.
@@ -8,8 +8,9 @@ Runs that are done already are not done again, so the command can be given until
 under way at --limit-s are ended and start anew.
 
 Plans (tokens of a run are the same for all weights and for LoRA):
-- `main`: all weights and LoRA of rank 16, three seeds a task; on the facts LoRA with three learning rates,
-  and tables of half and twice the size. --lora-lr is for the others.
+- `first`: every task once with all weights; the facts with tables of three sizes and LoRA of rank 16, too.
+- `seeds`: two more seeds of three tasks, and the other LoRA adapters. --facts says which table, --lora-lr how
+  LoRA learns: what `first` shows to be best.
 - `gemma`: one task, all weights and LoRA, one seed.
 """
 
@@ -18,58 +19,60 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks import rehearsing
-from benchmarks.compression import models
+from benchmarks.compression import models, side_by_side
 from benchmarks.compression.recipe import RANK, Run, carry_out
 
 MODULE = "benchmarks.compression.train"
 MILLION = 10**6
-FACTS = "facts-8000"
 # By task, the tokens of a run.
-TOKENS = {"arithmetic": 6 * MILLION, "cipher": 4 * MILLION, "sorting": 5 * MILLION, FACTS: 6 * MILLION}
-SIZES = ("facts-4000", "facts-16000")
-SEEDS = (0, 1, 2)
-FULL_LR = 5e-4
-LORA_LR = 1e-3
-LORA_LRS = (5e-4, 1e-3, 2e-3)
-POLL_S = 0.2
+TOKENS = {"arithmetic": 4 * MILLION, "cipher": 3 * MILLION, "sorting": 4 * MILLION}
+FACTS_TOKENS = 9 * MILLION // 2
+FACTS = ("facts-4000", "facts-8000", "facts-16000")
+LRS = {"full": 3e-4, "facts": 5e-4, "lora": 1e-3}
+LORA_LRS = (1e-3, 2e-3)
 
 
-def main_plan(lora_lr: float) -> list[Run]:
-    """What matters most comes first: the time may end."""
-    first = [Run(task, 0, FULL_LR, tokens) for task, tokens in TOKENS.items()]
-    rates = [lora(run, lr) for run in first if run.task == FACTS for lr in LORA_LRS]
-    more = [replace(run, seed=seed) for seed in SEEDS[1:] for run in first]
-    sizes = [Run(task, 0, FULL_LR, TOKENS[FACTS]) for task in SIZES]
-    facts = [run for run in more if run.task == FACTS]
-    others = [run for run in (*first, *more) if run.task != FACTS]
-    adapters = [lora(run, lora_lr) for run in (*facts, *others[:3], *sizes, *others[3:])]
-    return [*first, *rates, *more, *sizes, *adapters]
-
-
-def gemma_plan(lora_lr: float) -> list[Run]:
-    full = Run("cipher", 0, 2e-4, TOKENS["cipher"], batch_tokens=4096)
-    return [full, lora(full, lora_lr)]
-
-
-def rehearsal_plan(lora_lr: float) -> list[Run]:
-    full = [Run(task, 0, 1e-2, 4096, batch_tokens=1024) for task in ("cipher", "facts-20")]
-    return [*full, lora(full[1], lora_lr)]
-
-
-PLANS = {"main": main_plan, "gemma": gemma_plan, "rehearsal": rehearsal_plan}
+def task_run(task: str, seed: int) -> Run:
+    """All weights. Facts take smaller steps: what counts is how often a person is seen, and so more of them."""
+    if task.startswith("facts"):
+        return Run(task, seed, LRS["facts"], FACTS_TOKENS, batch_tokens=4096)
+    return Run(task, seed, LRS["full"], TOKENS[task])
 
 
 def lora(run: Run, lr: float) -> Run:
     return replace(run, lr=lr, rank=RANK)
+
+
+def first_plan(given: argparse.Namespace) -> list[Run]:
+    """What matters most comes first: the time may end."""
+    small, middle, large = (task_run(task, 0) for task in FACTS)
+    drawn = [task_run(task, 0) for task in TOKENS]
+    adapters = [lora(run, LORA_LRS[0]) for run in (middle, small)] + [lora(middle, LORA_LRS[1])]
+    return [middle, *adapters[:1], *drawn, small, *adapters[1:], large, lora(large, LORA_LRS[0])]
+
+
+def seeds_plan(given: argparse.Namespace) -> list[Run]:
+    more = [task_run(task, seed) for seed in (1, 2) for task in ("arithmetic", "cipher", given.facts)]
+    facts = [lora(run, given.lora_lr) for run in more if run.task == given.facts]
+    return [*more, *facts, *(lora(task_run(task, 0), given.lora_lr) for task in TOKENS)]
+
+
+def gemma_plan(given: argparse.Namespace) -> list[Run]:
+    full = replace(task_run("cipher", 0), lr=2e-4, batch_tokens=4096)
+    return [full, lora(full, given.lora_lr)]
+
+
+def rehearsal_plan(given: argparse.Namespace) -> list[Run]:
+    full = [Run(task, 0, 1e-2, 4096, batch_tokens=1024) for task in ("cipher", "facts-20")]
+    return [*full, lora(full[1], 1e-2)]
+
+
+PLANS = {"first": first_plan, "seeds": seeds_plan, "gemma": gemma_plan, "rehearsal": rehearsal_plan}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -77,10 +80,11 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("base", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--result", type=Path)
-    parser.add_argument("--plan", choices=PLANS, default="main")
+    parser.add_argument("--plan", choices=PLANS, default="first")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--parallel", type=int, default=4, help="runs side by side on the device")
-    parser.add_argument("--lora-lr", type=float, default=LORA_LR)
+    parser.add_argument("--parallel", type=int, default=4, help="runs side by side on a GPU")
+    parser.add_argument("--lora-lr", type=float, default=LRS["lora"])
+    parser.add_argument("--facts", choices=FACTS, default=FACTS[1])
     parser.add_argument("--limit-s", type=float, default=float("inf"))
     parser.add_argument("--tested", type=int, default=500, help="examples that measure a run's accuracy")
     parser.add_argument("--run", type=json.loads, help=argparse.SUPPRESS)  # one run, in this process
@@ -95,15 +99,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         rehearsing.write_result(given.out / f"{run.name}.json", row)
         return
     given.out.mkdir(parents=True, exist_ok=True)
-    plan = PLANS[given.plan](given.lora_lr)
-    _all(plan, given)
-    rows = [row for run in plan if (row := _done(run, given.out)) is not None]
+    missing = [run for run in PLANS[given.plan](given) if not (given.out / f"{run.name}.json").exists()]
+    tasks = [_process(run, given) for run in missing]
+    left = side_by_side.carry_out(tasks, given.parallel, given.limit_s, given.device)
+    rows = [json.loads(path.read_text()) for path in sorted(given.out.glob("*.json"))]
     record = {
         "command": rehearsing.command(MODULE, argv),
         "base": given.base.name,
         "device": models.device_name(given.device),
         "parallel": given.parallel,
-        "missing": [run.name for run in plan if _done(run, given.out) is None],
+        "missing": left,
         "rows": rows,
     }
     if given.result:
@@ -111,44 +116,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     for row in rows:
         found = f"accuracy {row['accuracy']:.3f} loss {row['loss_last']:.4f} in {row['train_s']:.0f} s"
         print(f"{row['name']:36} {found}")
-    print(f"{len(rows)} of {len(plan)} runs done")
+    print(f"{len(rows)} runs are done, {len(left)} of the plan are not")
 
 
-def _all(plan: Sequence[Run], given: argparse.Namespace) -> None:
-    """Run what is missing, so many side by side, until it is done or the time is over."""
-    end = time.monotonic() + given.limit_s
-    waiting = [run for run in plan if _done(run, given.out) is None]
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    try:
-        while (waiting or running) and time.monotonic() < end:
-            while waiting and len(running) < given.parallel:
-                run = waiting.pop(0)
-                running[run.name] = _start(run, given)
-            for name, process in [*running.items()]:
-                if process.poll() is not None:
-                    print(
-                        f"{name}: {'done' if process.returncode == 0 else 'failed, see its log'}", flush=True
-                    )
-                    del running[name]
-            time.sleep(POLL_S)
-    finally:
-        for process in running.values():
-            process.kill()
-            process.wait()
-
-
-def _start(run: Run, given: argparse.Namespace) -> subprocess.Popen[bytes]:
-    """A process of its own, which says what it says in a log beside the checkpoint."""
+def _process(run: Run, given: argparse.Namespace) -> side_by_side.Task:
     shutil.rmtree(given.out / run.name, ignore_errors=True)  # of one that was ended
     options = ["--out", str(given.out), "--device", given.device, "--tested", str(given.tested)]
-    command = [sys.executable, "-m", MODULE, str(given.base), *options, "--run", json.dumps(asdict(run))]
-    with (given.out / f"{run.name}.log").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-
-
-def _done(run: Run, out: Path) -> dict[str, Any] | None:
-    path = out / f"{run.name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    arguments = ["-m", MODULE, str(given.base), *options, "--run", json.dumps(asdict(run))]
+    return side_by_side.Task(run.name, arguments, given.out / f"{run.name}.log")
 
 
 def rehearse(folder: Path) -> None:

@@ -1,0 +1,71 @@
+"""Several processes at a time on a host's GPUs, until all have run or the time is over."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Task:
+    """`python` with these arguments; what it says goes to `log`."""
+
+    name: str
+    arguments: Sequence[str]
+    log: Path
+
+
+@dataclass(frozen=True)
+class _Running:
+    task: Task
+    process: subprocess.Popen[bytes]
+    slot: int
+
+
+def carry_out(tasks: Sequence[Task], parallel: int, limit_s: float, device: str) -> list[str]:
+    """Start tasks in their order, `parallel` of them at a time for each GPU; end those that run at the limit.
+
+    Says how each ended, and returns the names of those that failed or were ended.
+    """
+    gpus = max(1, torch.cuda.device_count()) if device == "cuda" else 1
+    free, end = list(range(parallel * gpus)), time.monotonic() + limit_s
+    waiting, running, bad = list(tasks), list[_Running](), list[str]()
+    try:
+        while (waiting or running) and time.monotonic() < end:
+            while waiting and free:
+                running.append(_start(waiting.pop(0), free.pop(0), gpus))
+            for each in [each for each in running if each.process.poll() is not None]:
+                running.remove(each)
+                free.append(each.slot)
+                bad += _ended(each)
+            time.sleep(POLL_S)
+    finally:
+        for each in running:
+            each.process.kill()
+            each.process.wait()
+    return [*bad, *(each.task.name for each in running), *(task.name for task in waiting)]
+
+
+def _start(task: Task, slot: int, gpus: int) -> _Running:
+    environment: Mapping[str, str] = os.environ
+    if gpus > 1:
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(slot % gpus)}
+    with task.log.open("wb") as log:
+        command = [sys.executable, *task.arguments]
+        return _Running(task, subprocess.Popen(command, env=environment, stdout=log, stderr=log), slot)
+
+
+def _ended(each: _Running) -> list[str]:
+    code = each.process.returncode
+    lines = each.task.log.read_text(errors="replace").strip().splitlines()
+    print(f"{each.task.name}: {'done' if code == 0 else f'ended with {code}: {lines[-1:]}'}", flush=True)
+    return [] if code == 0 else [each.task.name]
