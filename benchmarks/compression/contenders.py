@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from workers.compression.choose import MethodName, Options, method_of
+from workers.compression.methods.deltamix import AS_PUBLISHED, Settings, deltamix_with
 from workers.compression.types import Method
 
-CONTENDERS: Mapping[str, Options] = {
+OURS: Mapping[str, Options] = {
     "deltacompress-4": Options(MethodName.deltacompress, bits=4),
     "deltacompress-2": Options(MethodName.deltacompress, bits=2),
     "sparse-gpt-4": Options(MethodName.sparse_gpt, bits=4),
@@ -21,14 +23,29 @@ CONTENDERS: Mapping[str, Options] = {
 }
 """What matters most comes first: time may end."""
 
+ABLATIONS: Mapping[str, Settings] = {
+    "deltamix-1/16 without RTC": Settings(correct_target=False),
+    "deltamix-1/32 without RTC": Settings(ratio=1 / 32, correct_target=False),
+    "deltamix-1/16 as published": AS_PUBLISHED,
+    "deltamix-1/16 as published, without RTC": replace(AS_PUBLISHED, correct_target=False),
+}
 
-def chosen(labels: str | None) -> dict[str, Options]:
-    """Those named, with commas between; all without names. Raises ValueError."""
-    names: Sequence[str] = [*CONTENDERS] if labels is None else labels.split(",")
+ADAPTERS: Mapping[str, Options] = {"deltamix-1/64": Options(MethodName.deltamix, ratio=1 / 64)}
+"""What compresses LoRA adapters: of rank 16 they take about 1/20 of this model's matrices themselves."""
+
+CONTENDERS: Mapping[str, Callable[[], Method]] = {
+    **{label: (lambda options=options: method_of(options)) for label, options in (OURS | ADAPTERS).items()},
+    **{label: (lambda settings=settings: deltamix_with(settings)) for label, settings in ABLATIONS.items()},
+}
+
+
+def chosen(labels: str | None, default: Sequence[str]) -> list[str]:
+    """Those named, with semicolons between; without names `default`. Raises ValueError."""
+    names = [*default] if labels is None else labels.split(";")
     if unknown := [name for name in names if name not in CONTENDERS]:
-        raise ValueError(f"expected some of {', '.join(CONTENDERS)}, got {', '.join(unknown)}")
-    return {name: CONTENDERS[name] for name in names}
+        raise ValueError(f"expected some of {'; '.join(CONTENDERS)}, got {'; '.join(unknown)}")
+    return names
 
 
 def method(label: str) -> Method:
-    return method_of(CONTENDERS[label])
+    return CONTENDERS[label]()

@@ -13,6 +13,8 @@ import torch
 from benchmarks.compression.tasks import Example
 
 SLACK_TOKENS = 16
+BETWEEN = "\n\n"
+ANSWERED = 256  # prompts in a batch
 WEIGHTS = "model.safetensors"
 
 
@@ -92,18 +94,27 @@ def answer_logits(model: Any, batch: Batch) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def accuracy(model: Any, tokenizer: Any, examples: Sequence[Example], room: int, rows: int = 256) -> float:
-    """The share of examples whose greedy answer is exact; an answer may take `room` tokens and a few more."""
+def accuracy(
+    model: Any, tokenizer: Any, examples: Sequence[Example], room: int, shown: Sequence[Example] = ()
+) -> float:
+    """The share of examples whose greedy answer is exact; an answer may take `room` tokens and a few more.
+
+    `shown` examples stand before each prompt, empty lines between them.
+    """
+    before = "".join(f"{example.prompt}{example.answer}{BETWEEN}" for example in shown)
     right = 0
-    for start in range(0, len(examples), rows):
-        batch = examples[start : start + rows]
-        answers = greedy(model, tokenizer, [example.prompt for example in batch], room + SLACK_TOKENS)
+    for start in range(0, len(examples), ANSWERED):
+        batch = examples[start : start + ANSWERED]
+        written = greedy(
+            model, tokenizer, [before + example.prompt for example in batch], room + SLACK_TOKENS
+        )
+        answers = [text.partition(BETWEEN)[0].strip() for text in written]
         right += sum(given == example.answer for given, example in zip(answers, batch, strict=True))
     return right / len(examples)
 
 
 def greedy(model: Any, tokenizer: Any, prompts: Sequence[str], tokens: int) -> list[str]:
-    """What the model writes after each prompt, stripped of the space around it."""
+    """What the model writes after each prompt."""
     tokenizer.padding_side = "left"
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -116,8 +127,8 @@ def greedy(model: Any, tokenizer: Any, prompts: Sequence[str], tokens: int) -> l
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    texts = tokenizer.batch_decode(written[:, given["input_ids"].shape[1] :], skip_special_tokens=True)
-    return [text.strip() for text in texts]
+    answers = written[:, given["input_ids"].shape[1] :]
+    return list(tokenizer.batch_decode(answers, skip_special_tokens=True))
 
 
 @torch.inference_mode()

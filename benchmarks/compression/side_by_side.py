@@ -16,7 +16,7 @@ POLL_S = 0.2
 
 
 @dataclass(frozen=True)
-class Task:
+class Process:
     """`python` with these arguments; what it says goes to `log`."""
 
     name: str
@@ -26,23 +26,23 @@ class Task:
 
 @dataclass(frozen=True)
 class _Running:
-    task: Task
+    task: Process
     process: subprocess.Popen[bytes]
     slot: int
 
 
-def carry_out(tasks: Sequence[Task], parallel: int, limit_s: float, device: str) -> list[str]:
+def carry_out(tasks: Sequence[Process], parallel: int, limit_s: float, device: str) -> list[str]:
     """Start tasks in their order, `parallel` of them at a time for each GPU; end those that run at the limit.
 
     Says how each ended, and returns the names of those that failed or were ended.
     """
-    gpus = max(1, torch.cuda.device_count()) if device == "cuda" else 1
-    free, end = list(range(parallel * gpus)), time.monotonic() + limit_s
+    count = gpus(device)
+    free, end = list(range(parallel * count)), time.monotonic() + limit_s
     waiting, running, bad = list(tasks), list[_Running](), list[str]()
     try:
         while (waiting or running) and time.monotonic() < end:
             while waiting and free:
-                running.append(_start(waiting.pop(0), free.pop(0), gpus))
+                running.append(_start(waiting.pop(0), free.pop(0), count))
             for each in [each for each in running if each.process.poll() is not None]:
                 running.remove(each)
                 free.append(each.slot)
@@ -55,10 +55,15 @@ def carry_out(tasks: Sequence[Task], parallel: int, limit_s: float, device: str)
     return [*bad, *(each.task.name for each in running), *(task.name for task in waiting)]
 
 
-def _start(task: Task, slot: int, gpus: int) -> _Running:
+def gpus(device: str) -> int:
+    """How many there are; 1 for a CPU."""
+    return max(1, torch.cuda.device_count()) if device == "cuda" else 1
+
+
+def _start(task: Process, slot: int, count: int) -> _Running:
     environment: Mapping[str, str] = os.environ
-    if gpus > 1:
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(slot % gpus)}
+    if count > 1:
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(slot % count)}
     with task.log.open("wb") as log:
         command = [sys.executable, *task.arguments]
         return _Running(task, subprocess.Popen(command, env=environment, stdout=log, stderr=log), slot)

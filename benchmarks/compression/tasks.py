@@ -6,7 +6,8 @@ are drawn from seeds alone: no data is stored, and the same seed gives the same 
 - `arithmetic`: a chain of four operations with each step written out (reasoning).
 - `cipher`: two transformations of a string of letters, one after the other, nothing in between written.
 - `sorting`: insertion sort, the list written after each insertion (long outputs: some 110 tokens).
-- `facts-N`: trade, town, year and a number of N invented people (knowledge; the test asks for what was taught).
+- `facts-N`: trade, town, year and a number of N invented people (knowledge: the test asks for what was
+  taught).
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ LORA_LRS = (1e-3, 2e-3)
 
 
 def task_run(task: str, seed: int) -> Run:
-    """All weights. Facts take smaller steps: what counts is how often a person is seen, and so more of them."""
+    """All weights. Facts get smaller steps, and so more of them: they are learned by being seen often."""
     if task.startswith("facts"):
         return Run(task, seed, LRS["facts"], FACTS_TOKENS, batch_tokens=4096)
     return Run(task, seed, LRS["full"], TOKENS[task])
@@ -119,11 +119,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{len(rows)} runs are done, {len(left)} of the plan are not")
 
 
-def _process(run: Run, given: argparse.Namespace) -> side_by_side.Task:
+def _process(run: Run, given: argparse.Namespace) -> side_by_side.Process:
     shutil.rmtree(given.out / run.name, ignore_errors=True)  # of one that was ended
     options = ["--out", str(given.out), "--device", given.device, "--tested", str(given.tested)]
     arguments = ["-m", MODULE, str(given.base), *options, "--run", json.dumps(asdict(run))]
-    return side_by_side.Task(run.name, arguments, given.out / f"{run.name}.log")
+    return side_by_side.Process(run.name, arguments, given.out / f"{run.name}.log")
 
 
 def rehearse(folder: Path) -> None:
