@@ -1,16 +1,17 @@
 """Compresses the fine-tunes by every method and judges what comes out.
 
-    python -m benchmarks.compression.quality BASE FINETUNES --work FOLDER --result FILE [--tasks arithmetic,cipher]
-        [--only deltamix-1/16;bitdelta] [--device cuda] [--parallel 8] [--limit-s 540]
+    python -m benchmarks.compression.quality BASE FINETUNES --work FOLDER --result FILE [--device cuda]
+        [--tasks arithmetic,cipher] [--only "deltamix-1/16;bitdelta"] [--parallel 8] [--limit-s 540]
 
 FINETUNES is what `benchmarks.compression.train` wrote. Every cell (a fine-tune and a method) is compressed by
-`workers.compression.job`, calibrated on examples of the task's training, merged with the base, and then answers
-the task's held-out examples; KL is that of the fine-tune's next token to the compressed model's, in nats,
-over the true answers. Rows of the fine-tune itself, of the base (without examples, and with eight) and of LoRA
-are among them. For seed 0 there are ablations: DeltaMix without its reconstruction target correction and with
-the paper's own settings, calibration on the bundled text, and DeltaMix on the LoRA adapter.
+`workers.compression.job`, calibrated on examples of the task's training, merged with the base, and then
+answers the task's held-out examples. KL is that of the fine-tune's next token to the compressed model's, in
+nats, over the true answers. Rows of the fine-tune itself, of the base (without examples, and with eight) and of
+LoRA are among them. For seed 0 there are ablations: DeltaMix without its reconstruction target correction and
+with the paper's own settings, calibration on the bundled text, and DeltaMix on the LoRA adapter.
 
-Processes side by side take the cells in order, the first seed's first; cells that are there are not done again.
+Processes side by side take the cells in order, the first seed's first; cells that are there are not done
+again.
 """
 
 from __future__ import annotations
@@ -28,30 +29,29 @@ from typing import Any
 
 from benchmarks import rehearsing
 from benchmarks.compression import contenders, models, side_by_side
+from benchmarks.compression.labels import BASE, BASE_SHOWN, BUNDLED, FINETUNE, LORA, REFERENCES, TASK_TEXTS
 from benchmarks.compression.tasks import Example, Task, task_named
 from workers.compression.job import CalibrationOptions, Job, compress
 from workers.compression.result import Result
 from workers.deltas.merge import merge
 
 MODULE = "benchmarks.compression.quality"
-FINETUNE, BASE, BASE_SHOWN, LORA = "fine-tune", "base", "base, 8 examples", "lora"
 SHOWN = 8
 CALIBRATION_ROWS = 1024  # an example each
 COMPARED = 200  # held-out examples over which the divergence is taken
-BUNDLED = "bundled text"
 GENERAL = ("deltacompress-2", "deltamix-1/16")
 
 
 @dataclass(frozen=True)
 class Cell:
     """`method` is a contender's label or one of the references'. `calibration`: `task` or the bundled text.
-    `adapter`: it is the LoRA adapter, merged, that is compressed and compared with."""
+    `adapter`: it is this LoRA adapter that is judged, or compressed."""
 
     finetune: str
     task: str
     seed: int
     method: str
-    calibration: str = "task"
+    calibration: str = TASK_TEXTS
     adapter: str | None = None
 
     @property
@@ -66,7 +66,7 @@ def cells(finetunes: Path, tasks: Sequence[str] | None, labels: str | None) -> I
     full = [run for run in runs if run["rank"] is None and (tasks is None or run["task"] in tasks)]
     for seed in sorted({run["seed"] for run in full}):
         mine = [run for run in full if run["seed"] == seed]
-        for method in (FINETUNE, BASE, BASE_SHOWN, *contenders.chosen(labels, [*contenders.OURS])):
+        for method in (*REFERENCES, *contenders.chosen(labels, [*contenders.OURS])):
             yield from (Cell(run["name"], run["task"], seed, method) for run in mine)
         for run in mine:
             yield from _of_adapter(run, runs)
