@@ -7,8 +7,8 @@ FINETUNES is what `benchmarks.compression.train` wrote. Every cell (a fine-tune 
 `workers.compression.job`, calibrated on examples of the task's training, merged with the base, and then
 answers the task's held-out examples. KL is that of the fine-tune's next token to the compressed model's, in
 nats, over the true answers. Rows of the fine-tune itself, of the base (without examples, and with eight) and
-of LoRA are among them. For seed 0 there are ablations: DeltaMix without its reconstruction target correction and
-with the paper's own settings, calibration on the bundled text, and DeltaMix on the LoRA adapter.
+of LoRA are among them. For seed 0 there are ablations: DeltaMix without its reconstruction target correction
+and with the paper's own settings, calibration on the bundled text, and DeltaMix on the LoRA adapter.
 
 Processes side by side take the cells in order, the first seed's first; cells that are there are not done
 again.
