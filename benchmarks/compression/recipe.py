@@ -33,7 +33,7 @@ class Run:
     seed: int
     lr: float
     tokens: int
-    batch_tokens: int = 8192
+    batch_tokens: int = 4096
     rank: int | None = None
 
     @property

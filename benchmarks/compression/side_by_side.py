@@ -42,7 +42,8 @@ def carry_out(tasks: Sequence[Process], parallel: int, limit_s: float, device: s
     try:
         while (waiting or running) and time.monotonic() < end:
             while waiting and free:
-                running.append(_start(waiting.pop(0), free.pop(0), count))
+                slot = free.pop(0)
+                running.append(_start(waiting.pop(0), slot, _environment(slot, count, parallel * count)))
             for each in [each for each in running if each.process.poll() is not None]:
                 running.remove(each)
                 free.append(each.slot)
@@ -60,13 +61,18 @@ def gpus(device: str) -> int:
     return max(1, torch.cuda.device_count()) if device == "cuda" else 1
 
 
-def _start(task: Process, slot: int, count: int) -> _Running:
-    environment: Mapping[str, str] = os.environ
-    if count > 1:
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(slot % count)}
+def _environment(slot: int, gpus: int, slots: int) -> dict[str, str]:
+    """A process has one GPU, and its share of the cores."""
+    threads = max(1, (os.cpu_count() or 1) // slots)
+    own = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    return {**os.environ, **own} | ({"CUDA_VISIBLE_DEVICES": str(slot % gpus)} if gpus > 1 else {})
+
+
+def _start(task: Process, slot: int, environment: Mapping[str, str]) -> _Running:
     with task.log.open("wb") as log:
         command = [sys.executable, *task.arguments]
-        return _Running(task, subprocess.Popen(command, env=environment, stdout=log, stderr=log), slot)
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    return _Running(task, process, slot)
 
 
 def _ended(each: _Running) -> list[str]:
