@@ -64,7 +64,7 @@ def gpus(device: str) -> int:
 def _environment(slot: int, gpus: int, slots: int) -> dict[str, str]:
     """A process has one GPU, and its share of the cores."""
     threads = max(1, (os.cpu_count() or 1) // slots)
-    own = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    own = {"OMP_NUM_THREADS": str(threads)}
     return {**os.environ, **own} | ({"CUDA_VISIBLE_DEVICES": str(slot % gpus)} if gpus > 1 else {})
 
 
