@@ -30,6 +30,9 @@ ABLATIONS: Mapping[str, Settings] = {
     "deltamix-1/16 as published, without RTC": replace(AS_PUBLISHED, correct_target=False),
 }
 
+CORRECTION = ("deltamix-1/16 without RTC", "deltamix-1/32 without RTC")
+"""The ablations that show what the reconstruction target correction does."""
+
 ADAPTERS: Mapping[str, Options] = {"deltamix-1/64": Options(MethodName.deltamix, ratio=1 / 64)}
 """What compresses LoRA adapters: of rank 16 they take about 1/20 of this model's matrices themselves."""
 

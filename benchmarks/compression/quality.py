@@ -10,7 +10,7 @@ nats, over the true answers. Rows of the fine-tune itself, of the base (without 
 of LoRA are among them. For seed 0 there are ablations: DeltaMix without its reconstruction target correction
 and with the paper's own settings, calibration on the bundled text, and DeltaMix on the LoRA adapter.
 
-Processes side by side take the cells in order, the first seed's first; cells that are there are not done
+Processes side by side take the cells in order, the most important first; cells that are there are not done
 again.
 """
 
@@ -39,6 +39,7 @@ MODULE = "benchmarks.compression.quality"
 SHOWN = 8
 CALIBRATION_ROWS = 1024  # an example each
 COMPARED = 200  # held-out examples over which the divergence is taken
+Row = dict[str, Any]
 GENERAL = ("deltacompress-2", "deltamix-1/16")
 
 
@@ -60,24 +61,29 @@ class Cell:
         return f"{self.finetune}-{self.method}{more}".replace("/", "_").replace(" ", "_").replace(",", "")
 
 
-def cells(finetunes: Path, tasks: Sequence[str] | None, labels: str | None) -> Iterator[Cell]:
-    """In the order of their importance."""
+def cells(finetunes: Path, tasks: Sequence[str] | None, labels: str | None) -> list[Cell]:
+    """In the order of their importance: the first seed, what the correction does for it, the other seeds, LoRA
+    and the other ablations."""
     runs = [json.loads(path.read_text()) for path in sorted(finetunes.glob("*.json"))]
     full = [run for run in runs if run["rank"] is None and (tasks is None or run["task"] in tasks)]
-    for seed in sorted({run["seed"] for run in full}):
-        mine = [run for run in full if run["seed"] == seed]
-        for method in (*REFERENCES, *contenders.chosen(labels, [*contenders.OURS])):
-            yield from (Cell(run["name"], run["task"], seed, method) for run in mine)
-        for run in mine:
-            yield from _of_adapter(run, runs)
-        if seed == 0 and labels is None:
-            for method in contenders.ABLATIONS:
-                yield from (Cell(run["name"], run["task"], seed, method) for run in mine)
-            for method in GENERAL:
-                yield from (Cell(run["name"], run["task"], seed, method, BUNDLED) for run in mine)
+    first, more = ([run for run in full if (run["seed"] == 0) == is_first] for is_first in (True, False))
+    main = [*REFERENCES, *contenders.chosen(labels, [*contenders.OURS])]
+    found = _grid(first, main)
+    found += _grid(first, contenders.CORRECTION if labels is None else ())
+    for seed in sorted({run["seed"] for run in more}):
+        found += _grid([run for run in more if run["seed"] == seed], main)
+    found += [cell for run in full for cell in _of_adapter(run, runs)]
+    if labels is None:
+        found += _grid(first, [label for label in contenders.ABLATIONS if label not in contenders.CORRECTION])
+        found += _grid(first, GENERAL, BUNDLED)
+    return found
 
 
-def _of_adapter(run: dict[str, Any], runs: Sequence[dict[str, Any]]) -> Iterator[Cell]:
+def _grid(runs: Sequence[Row], methods: Sequence[str], calibration: str = TASK_TEXTS) -> list[Cell]:
+    return [Cell(run["name"], run["task"], run["seed"], m, calibration) for m in methods for run in runs]
+
+
+def _of_adapter(run: Row, runs: Sequence[Row]) -> Iterator[Cell]:
     """The best adapter for the same task and seed, as it is and compressed."""
     fitting = [r for r in runs if r["rank"] and (r["task"], r["seed"]) == (run["task"], run["seed"])]
     if fitting:
@@ -213,7 +219,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     given = parser().parse_args(argv)
     tasks = None if given.tasks is None else given.tasks.split(",")
-    wanted = list(cells(given.finetunes, tasks, given.only))
+    wanted = cells(given.finetunes, tasks, given.only)
     given.work.mkdir(parents=True, exist_ok=True)
     if given.worker:
         judge = Judge(given.base, given.finetunes, given.work, given.device, given.tested)
