@@ -62,8 +62,8 @@ class Cell:
 
 
 def cells(finetunes: Path, tasks: Sequence[str] | None, labels: str | None) -> list[Cell]:
-    """In the order of their importance: the first seed, what the correction does for it, the other seeds, LoRA
-    and the other ablations."""
+    """By importance: the first seed, what the correction does for it, the other seeds, LoRA, the other
+    ablations."""
     runs = [json.loads(path.read_text()) for path in sorted(finetunes.glob("*.json"))]
     full = [run for run in runs if run["rank"] is None and (tasks is None or run["task"] in tasks)]
     first, more = ([run for run in full if (run["seed"] == 0) == is_first] for is_first in (True, False))
