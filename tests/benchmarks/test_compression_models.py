@@ -21,7 +21,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_answers_are_seen_as_if_alone(base: Path) -> None:
-    """Logits of a padded batch are those of transformers for each text by itself, before each answer token."""
+    """Logits of a padded batch are those of transformers for each text by itself."""
     model, tokenizer = models.load(base, "cpu")
     model.float()
     tokens = models.tokenized(tokenizer, EXAMPLES)

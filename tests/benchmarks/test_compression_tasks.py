@@ -1,4 +1,4 @@
-"""The tasks that compressed fine-tunes are judged on have right answers, and tests that training does not show."""
+"""The tasks that fine-tunes are judged on have right answers, and tests that training does not show."""
 
 from __future__ import annotations
 
