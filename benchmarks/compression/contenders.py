@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from workers.compression.choose import MethodName, Options, method_of
 from workers.compression.methods.deltamix import AS_PUBLISHED, Settings, deltamix_with
@@ -37,8 +38,8 @@ ADAPTERS: Mapping[str, Options] = {"deltamix-1/64": Options(MethodName.deltamix,
 """What compresses LoRA adapters: of rank 16 they take about 1/20 of this model's matrices themselves."""
 
 CONTENDERS: Mapping[str, Callable[[], Method]] = {
-    **{label: (lambda options=options: method_of(options)) for label, options in (OURS | ADAPTERS).items()},
-    **{label: (lambda settings=settings: deltamix_with(settings)) for label, settings in ABLATIONS.items()},
+    **{label: partial(method_of, options) for label, options in (*OURS.items(), *ADAPTERS.items())},
+    **{label: partial(deltamix_with, settings) for label, settings in ABLATIONS.items()},
 }
 
 

@@ -262,7 +262,7 @@ def _work(wanted: Sequence[Cell], judge: Judge) -> None:
 
 
 def _processes(given: argparse.Namespace) -> int:
-    return given.parallel * side_by_side.gpus(given.device)
+    return int(given.parallel) * side_by_side.gpus(given.device)
 
 
 def _process(number: int, given: argparse.Namespace) -> side_by_side.Process:

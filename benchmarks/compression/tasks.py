@@ -24,10 +24,10 @@ LARGEST = 9999
 LETTERS = (6, 10)
 SORTED = 10
 FACTS = re.compile(r"facts-([1-9][0-9]*)")
-ONSETS = re.findall(r"\w+", "b br d dr f g gr h k kl l m n p r s st t v z")
-VOWELS = re.findall(r"\w+", "a e i o u ai or en")
-ENDS = re.findall(r"\w+", "l n r s th x m ck")
-TRADES = re.findall(
+ONSETS: list[str] = re.findall(r"\w+", "b br d dr f g gr h k kl l m n p r s st t v z")
+VOWELS: list[str] = re.findall(r"\w+", "a e i o u ai or en")
+ENDS: list[str] = re.findall(r"\w+", "l n r s th x m ck")
+TRADES: list[str] = re.findall(
     r"\w+",
     """
     baker banker barber brewer builder butcher carpenter chemist clerk cook dancer dentist doctor driver
