@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import plot_style, rehearsing
-from benchmarks.compression.labels import BUNDLED, FINETUNE, LORA, REFERENCES
+from benchmarks.compression.labels import BASE, BASE_SHOWN, BUNDLED, FINETUNE, LORA, REFERENCES
 
 MARKERS = "osD^v<>PX*hd"
 COLUMNS = 2
+LINES = {FINETUNE: "-", BASE: ":", BASE_SHOWN: "--"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -71,8 +72,8 @@ def _label(row: dict[str, Any]) -> str | None:
 
 def _line(panel: Any, name: str, rows: Sequence[dict[str, Any]]) -> None:
     level = 100 * sum(row["accuracy"] for row in rows) / len(rows)
-    dashes = {"color": "black", "linestyle": "-"} if name == FINETUNE else {"color": "grey", "linestyle": ":"}
-    panel.axhline(level, label=name, zorder=1, **dashes)
+    colour = "black" if name == FINETUNE else "grey"
+    panel.axhline(level, label=name, zorder=1, color=colour, linestyle=LINES[name])
 
 
 def _point(panel: Any, name: str, rows: Sequence[dict[str, Any]], style: tuple[str, str]) -> None:
