@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from compression.svd_problems import inputs, problem
+from svd_problems import inputs, problem
 
 from workers.compression import singular
 from workers.compression.factors import (
     error_feedback,
     halves,
-    nearest_rows,
     quantize_columns,
     quantize_rows,
     rank_hessian,
@@ -41,7 +41,8 @@ SEEDS = range(5)
 
 def root(gram: torch.Tensor) -> torch.Tensor:
     """Inputs X [in, in] with X X^T = gram."""
-    return torch.linalg.cholesky(gram.double())
+    lower: torch.Tensor = torch.linalg.cholesky(gram.double())
+    return lower
 
 
 @pytest.mark.parametrize("shape", [(24, 40), (40, 24)])
@@ -204,7 +205,7 @@ def test_the_error_of_a_column_of_u_is_its_share_of_the_energy() -> None:
     factors = singular.singular_factors(layer.delta, layer.gram, 12)
     for bits, found in column_errors(factors, (2, 4)).items():
         if bits in (2, 4):
-            rounded = nearest_rows(factors.u.T.contiguous(), torch.full((12,), bits)).T
+            rounded = quantize_columns(factors.u, [bits] * 12, torch.eye(12)).values.T
             lost = ((rounded - factors.u) * factors.s) @ factors.v
             assert float(found.sum()) == pytest.approx(output_error(lost, layer.gram), rel=1e-3)
 
@@ -227,6 +228,7 @@ def test_what_is_stored_decodes_to_the_weight(settings: Settings) -> None:
     assert len(widths) <= settings.max_widths
 
 
+@cache
 def median_error(settings: Settings, shape: tuple[int, int] = (96, 160)) -> float:
     layers = [problem(shape, seed) for seed in SEEDS]
     return statistics.median(relative_error(x, deltamix_with(settings).step(x).weight) for x in layers)

@@ -19,10 +19,9 @@ import torch
 from profiler.variants.types import SVD_GROUP, VariantKind
 from workers.compression.allocation import allocate
 from workers.compression.factors import (
-    HALF_BITS,
     Codes,
     error_feedback,
-    nearest_rows,
+    nearest_loss,
     quantize_columns,
     quantize_rows,
     rank_hessian,
@@ -146,11 +145,9 @@ def column_errors(factors: Factors, widths: Sequence[int], *, search: bool = Tru
     the rank's energy. 0 for a dropped rank: equation 5 has its energy already.
     """
     columns = factors.u.T.contiguous()
-    found = {DROPPED: torch.zeros_like(factors.energy), HALF_BITS: torch.zeros_like(factors.energy)}
-    for width in set(widths) - {HALF_BITS}:
-        bits = torch.full((len(columns),), width, device=columns.device)
-        lost = nearest_rows(columns, bits, search=search) - columns
-        found[width] = factors.energy * lost.square().sum(dim=1)
+    found = {DROPPED: torch.zeros_like(factors.energy)}
+    for width in widths:
+        found[width] = factors.energy * nearest_loss(columns, width, search=search)
     return found
 
 
