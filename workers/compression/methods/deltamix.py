@@ -53,7 +53,7 @@ class Settings:
     of the outputs, `search` looks for the best grids, `count_u` adds to a rank's error what rounding its
     column of U loses, `sweeps` is how often step 6 is done; the paper does none of these. `codes_only`
     counts codes against the budget and neither scales nor zeros, as the paper does. `damping` is of the
-    inputs' mean square.
+    inputs' mean square. A sweep corrects, too: `correct_target` by itself is judged without any.
     """
 
     ratio: float = 1 / 16
@@ -74,6 +74,8 @@ class Settings:
                 f"expected widths among {', '.join(map(str, WIDTHS))}, got {self.widths}; "
                 "engines read no others"
             )
+        if not self.damping > 0:
+            raise ValueError(f"expected a damping above 0, got {self.damping:g}; 0.01 is GPTQ's")
         if self.max_widths < 1 or self.sweeps < 0:
             raise ValueError(
                 f"expected max_widths of at least 1 and sweeps of at least 0, got {self.max_widths} and "
