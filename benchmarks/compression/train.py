@@ -11,6 +11,7 @@ Plans (tokens of a run are the same for all weights and for LoRA):
 - `first`: every task once with all weights; the facts with tables of three sizes and LoRA of rank 16, too.
 - `seeds`: two more seeds of three tasks, and the other LoRA adapters. --facts says which table, --lora-lr how
   LoRA learns: what `first` shows to be best.
+- `three`: three tasks with all weights and three seeds, LoRA once on each: what fits into ten minutes.
 - `gemma`: one task, all weights and LoRA, one seed.
 """
 
@@ -62,6 +63,12 @@ def seeds_plan(given: argparse.Namespace) -> list[Run]:
     return [*more, *facts, *(lora(task_run(task, 0), given.lora_lr) for task in TOKENS)]
 
 
+def three_plan(given: argparse.Namespace) -> list[Run]:
+    """Three tasks with three seeds; LoRA once on each."""
+    full = [task_run(task, seed) for seed in (0, 1, 2) for task in (given.facts, "sorting", "cipher")]
+    return [*full, *(lora(run, given.lora_lr) for run in full[:3])]
+
+
 def gemma_plan(given: argparse.Namespace) -> list[Run]:
     full = replace(task_run("cipher", 0), lr=2e-4)
     return [full, lora(full, given.lora_lr)]
@@ -72,7 +79,13 @@ def rehearsal_plan(given: argparse.Namespace) -> list[Run]:
     return [*full, lora(full[1], 1e-2)]
 
 
-PLANS = {"first": first_plan, "seeds": seeds_plan, "gemma": gemma_plan, "rehearsal": rehearsal_plan}
+PLANS = {
+    "first": first_plan,
+    "seeds": seeds_plan,
+    "three": three_plan,
+    "gemma": gemma_plan,
+    "rehearsal": rehearsal_plan,
+}
 
 
 def parser() -> argparse.ArgumentParser:

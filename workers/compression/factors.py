@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from workers.compression.definite import lower_factor
 from workers.compression.grids import Grid, range_grid, search_grid
 from workers.deltas.svd import GROUP, FactorCode, pack_bits
 
@@ -58,7 +59,7 @@ def error_feedback(gram: torch.Tensor) -> torch.Tensor:
 
     The Cholesky factor of the matrix read backwards, read backwards itself, is R with R R^T = gram; T = R^-1.
     """
-    lower = torch.linalg.cholesky(gram.double().flip(0, 1))
+    lower = lower_factor(gram.double().flip(0, 1))
     one = torch.eye(len(gram), dtype=lower.dtype, device=gram.device)
     inverse: torch.Tensor = torch.linalg.solve_triangular(lower, one, upper=False)
     return inverse.flip(0, 1).float().contiguous()
@@ -137,7 +138,7 @@ def reconstruction_target(delta: torch.Tensor, v: torch.Tensor, gram: torch.Tens
     wide, h = v.double(), gram.double()
     hessian = _regular(wide @ h @ wide.T)
     right = wide @ (h @ delta.double().T)
-    return torch.cholesky_solve(right, torch.linalg.cholesky(hessian)).T.float()
+    return torch.cholesky_solve(right, lower_factor(hessian)).T.float()
 
 
 def refit_rows(delta: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
@@ -146,7 +147,7 @@ def refit_rows(delta: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     The other half of equation 7: V~ = (U^^T U^)^-1 U^^T delta.
     """
     wide = u.double()
-    factor = torch.linalg.cholesky(_regular(wide @ wide.T))
+    factor = lower_factor(_regular(wide @ wide.T))
     return torch.cholesky_solve(wide @ delta.double(), factor).float()
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from workers.compression.definite import lower_factor
 from workers.compression.factors import Codes
 from workers.compression.types import Compressed, Encoded, Problem
 from workers.deltas import svd
@@ -104,7 +105,7 @@ def _right(
     delta: torch.Tensor, metric: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """By L^T delta^T delta L = P S^2 P^T for H = L L^T; then U S = delta L P and V = P^T L^-1."""
-    lower = None if metric is None else torch.linalg.cholesky(metric)
+    lower = None if metric is None else lower_factor(metric)
     whitened = delta if lower is None else delta @ lower
     values, p = torch.linalg.eigh(whitened.T @ whitened)
     s = values.clamp_min(0).sqrt()
