@@ -114,19 +114,30 @@ class _Knapsack:
             return self.columns[self.first] if gap > 0 else None
         best: tuple[int, int] | None = None
         states = _States(np.array([start]), np.zeros(1), np.zeros(1, dtype=np.int64), self.first[:1])
-        history: list[_States] = []
+        levels, tried, settled = [states], list[int](), False
         nearest = np.partition(self.reduced, 1, axis=1)[:, 1]
         order = np.argsort(nearest, kind="stable")
         more, less = self._least_prices(order)
-        for step in range(len(order) + 1):
-            gap, best = self._closed(states, gap, best, step)
-            if step == len(order) or nearest[order[step]] >= gap:
+        gap, best = self._closed(states, gap, best, 0)
+        for step, row in enumerate(order.tolist()):
+            if nearest[row] >= gap or not len(states.bits):
                 break
-            history.append(states)
-            states = self._extended(states, int(order[step]), gap, (more[step], less[step]))
-            if not len(states.bits):
-                break
-        return None if best is None else self._choice(best, history, order, states)
+            if settled and self._alike(row, tried[-1]):
+                continue
+            before, states = states, self._extended(states, row, gap, (more[step], less[step]))
+            settled = np.array_equal(before.bits, states.bits) and np.array_equal(
+                before.excess, states.excess
+            )
+            tried.append(row)
+            levels.append(states)
+            if len(states.bits):
+                gap, best = self._closed(states, gap, best, len(tried))
+        return None if best is None else self._choice(best, levels, tried)
+
+    def _alike(self, row: int, other: int) -> bool:
+        """Whether a rank offers what another does: if that changed nothing, neither will this."""
+        same = self.first[row] == self.first[other]
+        return bool(same) and np.array_equal(self.reduced[row], self.reduced[other])
 
     def _price(self) -> float:
         """The least lambda, up to rounding, whose choice meets the budget; 0 if that of least error does."""
@@ -200,13 +211,10 @@ class _Knapsack:
         keep = keep[better]
         return _States(bits[keep], excess[keep], keep // len(self.costs), keep % len(self.costs))
 
-    def _choice(
-        self, best: tuple[int, int], history: list[_States], order: npt.NDArray[np.int64], last: _States
-    ) -> Choice:
-        levels = [*history, last]
+    def _choice(self, best: tuple[int, int], levels: list[_States], tried: list[int]) -> Choice:
         choice, (step, at) = self.first.copy(), best
         for level in range(step, 0, -1):
-            choice[order[level - 1]] = levels[level].moves[at]
+            choice[tried[level - 1]] = levels[level].moves[at]
             at = int(levels[level].parents[at])
         found: Choice = self.columns[choice]
         return found
