@@ -4,7 +4,7 @@
 
 One program per shape, number of candidate widths and ratio. Errors are those of singular values that fall by
 a power law, with what a width leaves of a row's energy drawn around typical values. The paper's solver takes
-22.5 s for the 3584 x 18944 matrix, and 29 minutes for all 196 matrices of the model (tables 15 and 16).
+22.5 s for the 3584 x 18944 matrix, and 29 minutes for all 196 matrices of the model (table 15, section 3.2).
 """
 
 from __future__ import annotations

@@ -49,9 +49,9 @@ class Settings:
     """How DeltaMix works on a matrix.
 
     `ratio` is of the matrix in 16 bits. `widths` are the candidates besides 0, of which at most `max_widths`
-    are used. `correct_target` is the reconstruction target correction. `whiten` takes the singular vectors
-    of the outputs, `search` looks for the best grids, `count_u` adds to a rank's error what rounding its
-    column of U loses, `sweeps` is how often step 6 is done; the paper does none of these. `codes_only`
+    are used. `correct_target` is the reconstruction target correction. The next four are not the paper's:
+    `whiten` takes the singular vectors of the outputs, `search` looks for the best grids, `count_u` adds to
+    a rank's error what rounding its column of U loses, `sweeps` is how often step 6 is done. `codes_only`
     counts codes against the budget and neither scales nor zeros, as the paper does. `damping` is of the
     inputs' mean square. A sweep corrects, too: `correct_target` by itself is judged without any.
     """
