@@ -12,10 +12,10 @@ import pytest
 import random_variants as make
 import torch
 from word_models import write_pair, write_texts
-from workers.compression.methods.deltacompress import deltacompress
 
 from profiler.errors import CheckpointError
 from workers.compression.job import CalibrationOptions, Job, compress
+from workers.compression.methods.deltacompress import deltacompress
 from workers.compression.methods.magnitude import magnitude
 from workers.compression.types import Compressed, Method, Problem
 from workers.compression.work_folder import work_folder
