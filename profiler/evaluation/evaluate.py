@@ -98,10 +98,16 @@ def compare(task: Task, answerer: Answerer, reference: Answerer, name: str) -> R
         sums.append(math.fsum(each.nats for each in found))
         tokens.append(len(found))
         covered.append(math.fsum(each.coverage for each in found))
+    return divergence_result(task, name, sums, tokens, math.fsum(covered) / max(sum(tokens), 1))
+
+
+def divergence_result(
+    task: Task, reference: str, sums: Sequence[float], tokens: Sequence[int], coverage: float = 1.0
+) -> Result:
+    """A KL from each item's sum of nats over its tokens. Errors: ValueError without tokens."""
     mean = mean_per_token(sums, tokens)
     at_least_0 = Interval(mean.value, max(mean.low, 0.0), mean.high)
-    coverage = math.fsum(covered) / sum(tokens)
-    return _result(task, Metric.KL, at_least_0, sum(tokens), name, coverage)
+    return _result(task, Metric.KL, at_least_0, sum(tokens), reference, coverage)
 
 
 def pair_of(item: Item, form: Form) -> Pair:
