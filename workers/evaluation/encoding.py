@@ -87,8 +87,10 @@ def _split(whole: list[int], context: list[int]) -> EncodedPair:
 
 
 def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Indexes in batches of at most `max_tokens`, padding included; the longest come first. One that is longer
-    by itself gets a batch of its own."""
+    """Indexes in batches of at most `max_tokens`, padding included; the longest come first.
+
+    One that is longer by itself gets a batch of its own.
+    """
     batch: list[int] = []
     longest = 0
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):

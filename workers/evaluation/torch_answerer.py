@@ -1,4 +1,4 @@
-"""A checkpoint that answers tasks in this process, by transformers, in batches; on a GPU where there is one."""
+"""A checkpoint that answers tasks in this process: transformers, in batches, on a GPU where there is one."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ class TorchAnswerer:
     @torch.inference_mode()
     def predictions(self, encoded: Sequence[EncodedPair]) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         """For each pair of which something is scored, in any order: its index, the scored tokens' ids int64
-        [n], and ln p of every token at their positions, float32 [n, vocabulary]."""
-        limit = max(_LOGIT_BYTES[self._kind] // (self._vocabulary * 8), 1)
+        [n], and ln p of every token at their positions, float32 [n, vocabulary]. A batch has at most `limit`
+        tokens (None: `token_limit`)."""
         wanted = [i for i, pair in enumerate(encoded) if pair.scored]
-        for batch in batches([len(encoded[i].ids) for i in wanted], limit):
+        for batch in batches([len(encoded[i].ids) for i in wanted], limit or self.token_limit):
             rows = [encoded[wanted[i]] for i in batch]
             ids, mask = padded([row.ids for row in rows], self._filler, self._device, left=False)
             logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
@@ -83,6 +83,11 @@ class TorchAnswerer:
                 start, end = row.start, len(row.ids)
                 logprobs = logits[i, start - 1 : end - 1].float().log_softmax(-1)
                 yield wanted[at], ids[i, start:end], logprobs
+
+    @property
+    def token_limit(self) -> int:
+        """How many tokens' logits are in memory at once."""
+        return max(_LOGIT_BYTES[self._kind] // (self._vocabulary * 8), 1)
 
     def _generated(self, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
         """The greedy continuations, without what follows an end."""
