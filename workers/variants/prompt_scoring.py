@@ -2,7 +2,8 @@
 
 A head runs on the rows that a token is sampled for, and `Batch.samples` says whose each of these is. vLLM
 scores prompts with the same head, on a stretch of all tokens' hidden states: other rows, in another order.
-Its runners are wrapped here to say when they do that, and the model's `compute_logits` to say on which stretch.
+Its runners are wrapped here to say when they do that, and the model's `compute_logits` to say on which
+stretch.
 """
 
 from __future__ import annotations
