@@ -1,4 +1,4 @@
-"""The log-probabilities of prompts, of all kinds of variants in one batch, are those of merged weights: also of
+"""Log-probabilities of prompts, of all kinds of variants in one batch, are those of merged weights: also of
 variants with a head of their own, on whose rows the base's head would be off by tenths of nats."""
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TOLERANCE = 5e-4  # as in test_variants
 TOP = 5
-# Of unequal lengths; the last two do not fit into one step beside the others.
 TEXTS = (
     "The capital of France is Paris.",
     "Once upon a time, in a village by the sea, there lived a fisherman. " * 4,
