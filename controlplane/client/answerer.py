@@ -32,7 +32,7 @@ class Prompt:
 
 
 class ApiAnswerer:
-    """An `Answerer` (profiler/evaluation/types.py). `told(done, of)` hears of each answer to a call's requests.
+    """An `Answerer` (profiler/evaluation/types.py). `told(done, of)` hears of each of a call's answers.
 
     Errors of every method: those of inference; EngineFailed also for an engine that tells no
     log-probabilities.

@@ -48,7 +48,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A figure of one task, as `profiler.evaluation.results.Result` has it. An end that is None is unbounded."""
+    """A figure of one task, as `profiler.evaluation.results.Result` has it. An end of None is unbounded."""
 
     task: str
     metric: str
