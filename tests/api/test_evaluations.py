@@ -1,4 +1,4 @@
-"""Figures of quality that are kept with a model: what is taken, what is refused, what is shown, what remains."""
+"""Figures of quality that are kept with a model: what is taken, refused and shown, and what remains."""
 
 from __future__ import annotations
 
