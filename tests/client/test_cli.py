@@ -82,6 +82,7 @@ JSON_COMMANDS: dict[str, tuple[list[str], set[str]]] = {
 # These write a folder: run twice, they would find it there. test_checkpoints.py runs them.
 ON_FOLDERS = {"compress", "merge"}
 ON_FILES = {
+    "evaluate",
     "evaluate_estimator",
     "plan",
     "simulate",
