@@ -86,7 +86,7 @@ ON_FILES = {
     "evaluate_estimator",
     "plan",
     "simulate",
-}  # test_estimators.py, test_cli_plan.py, test_cli_simulate.py
+}  # test_cli_evaluate.py, test_estimators.py, test_cli_plan.py, test_cli_simulate.py
 ESTIMATING = {"estimate", "profile"}  # in test_cli_estimates.py
 STREAMING = {"watch": ["watch", "op-1"], "chat": ["chat", "smol"]}
 
