@@ -37,8 +37,9 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     header = {"task": "kinship", "maxTokens": KINSHIP.max_tokens, "normalise": "last_word", "format": "chat"}
     asked = [{"prompt": p.prompt, "answer": p.answer} for p in KINSHIP.problems]
     texts = [{"text": text} for text in TALES]
-    for name, rows in {"kinship": [header, *asked], "pick": PICK, "tales": texts}.items():
-        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    files: dict[str, list[Any]] = {"kinship": [header, *asked], "pick": PICK, "tales": texts}
+    for name, rows in files.items():
+        (folder / f"{name}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     return folder
 
 
