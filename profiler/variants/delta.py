@@ -1,7 +1,8 @@
 """Folders of compressed full-fine-tune deltas in our format: docs/formats.md describes it.
 
 `delta.json` says what the folder holds; the tensors lie in one safetensors file per hidden layer and one
-for the rest. In version 2 a file may be stored compressed with zstd. This module checks what both kinds of delta share; `sparse` and `svd` check their modules.
+for the rest. In version 2 a file may be stored compressed with zstd. This module checks what both kinds of
+delta share; `sparse` and `svd` check their modules.
 """
 
 from __future__ import annotations
