@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,14 +129,17 @@ def compress_files(
         raise ValueError(f"expected a storage rate above 0 MB/s, got {storage_mb_per_s}")
     tell = progress or (lambda share, what: None)
     raw = read_json(folder / DELTA)
-    plain = [file for file in read_files(raw, folder).values() if file.compressed is None]
+    files = read_files(raw, folder)
+    plain = [file for file in files.values() if file.compressed is None]
     try:
-        rate = cold_read_bytes_per_s(folder / file.name for file in plain)
-        if storage_mb_per_s is not None:
+        if storage_mb_per_s is None:
+            rate = cold_read_bytes_per_s(folder / file.name for file in plain)
+        else:
             rate = storage_mb_per_s * MB
         tried = [_tried(folder, file, level, tell, number / len(plain)) for number, file in enumerate(plain)]
         kept = {measured.name: stored for measured, stored in tried if measured.gains(rate)}
-        _keep(folder, raw, kept, [file.name for file in plain])
+        _keep(folder, raw, kept)
+        _sweep(folder, {file.name for file in files.values() if file.compressed} | kept.keys(), files)
     except OSError as error:
         raise CheckpointError(
             f"cannot compress the files of {folder}: {error.strerror or error}; "
@@ -209,13 +212,17 @@ def _decompress(path: Path, size_bytes: int) -> tuple[float, str]:
             digest.update(buffer[:count])
 
 
-def _keep(folder: Path, raw: dict[str, Any], kept: dict[str, StoredFile], tried: Iterable[str]) -> None:
-    """Make delta.json speak of the compressed files in `kept`, then remove what it no longer speaks of."""
+def _keep(folder: Path, raw: dict[str, Any], kept: dict[str, StoredFile]) -> None:
+    """Make delta.json speak of the compressed files in `kept`."""
     if kept:
         files = {name: {**entry, **_described(kept.get(name))} for name, entry in raw["files"].items()}
         _replace(folder / DELTA, json.dumps({**raw, "version": ZSTD_VERSION, "files": files}, indent=1))
-    for name in tried:
-        (folder / (name if name in kept else f"{name}{SUFFIX}")).unlink()
+
+
+def _sweep(folder: Path, compressed: Collection[str], names: Iterable[str]) -> None:
+    """Remove what delta.json does not speak of: the plain or the compressed form of each file."""
+    for name in names:
+        (folder / (name if name in compressed else f"{name}{SUFFIX}")).unlink(missing_ok=True)
 
 
 def _described(stored: StoredFile | None) -> dict[str, Any]:
