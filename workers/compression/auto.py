@@ -46,10 +46,12 @@ CANDIDATES: tuple[Candidate, ...] = (
 
 @dataclass(frozen=True)
 class Artefact:
-    """`size_bytes` as stored, of which `code_bytes` are of linear layers; the rest no method changes."""
+    """`size_bytes` as stored, of which `code_bytes` are of linear layers; the rest no method changes.
+    `dense_bytes` is the 16-bit size of these layers."""
 
     size_bytes: int
     code_bytes: int
+    dense_bytes: int
 
 
 @dataclass(frozen=True)
@@ -100,21 +102,20 @@ def smallest(
     compress: Callable[[Candidate], Artefact],
     quality: Callable[[Candidate], tuple[Loss, ...]],
     max_loss: float,
-    dense_bytes: int,
 ) -> Chosen:
     """The smallest artefact that loses at most `max_loss` percent on every task.
 
-    `dense_bytes` is the 16-bit size of the linear layers. `quality` is asked of a candidate right after
-    `compress`. If every artefact has at least its candidate's share, none within the limit is smaller than
-    the chosen one: a candidate is passed by only when its least size is no less than that of the best so far.
-    Raises LossTooLarge when none is within the limit, and AdapterError as `compress` does when it refuses all.
+    `quality` is asked of a candidate right after `compress`. If every artefact has at least its candidate's
+    share, none within the limit is smaller than the chosen one: a candidate is passed by only when its least
+    size is no less than that of the best so far. Raises LossTooLarge when none is within the limit, and
+    AdapterError as `compress` does when it refuses all.
     """
     best: Tried | None = None
     tried: list[Tried] = []
     refusal: AdapterError | None = None
     for candidate in sorted(candidates, key=lambda each: each.least_share):
         limit = None if best is None else best.artefact
-        if limit is not None and candidate.least_share * dense_bytes >= limit.code_bytes:
+        if limit is not None and candidate.least_share * limit.dense_bytes >= limit.code_bytes:
             break
         try:
             made = compress(candidate)

@@ -1,8 +1,8 @@
 """What a compression costs in quality: the same tasks put to the fine-tune and to what was made of it.
 
-A loss is counted in percent. Of a task with right and wrong answers it is the share that is right before minus
-the share after, in points of 100; of a perplexity it is how much larger it became. Both models answer the same
-items, so the interval is that of the items' differences, which is narrower than the two models' own.
+A loss is counted in percent. Of a task with right and wrong answers it is the share that is right before
+minus the share after, in points of 100; of a perplexity it is how much larger it became. Both models answer
+the same items, so the interval is that of the items' differences, which is narrower than the models' own.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Loss:
 
 
 def outcomes_of(tasks: Iterable[Task], answerer: Answerer) -> tuple[Outcome, ...]:
-    """Each task put to a model. Errors: those of the answerer; ValueError for texts without a token to score."""
+    """Each task put to a model. Errors: those of the answerer."""
     return tuple(_outcome(task, answerer) for task in tasks)
 
 
