@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from profiler.evaluation.evaluating import rights
+from profiler.evaluation.evaluate import rights
 from profiler.evaluation.results import METRIC_OF, Z_95, Metric, mean_per_token, perplexity, proportion
 from profiler.evaluation.tasks import Task
 from profiler.evaluation.types import Answerer, Pair, Text
