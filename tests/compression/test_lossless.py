@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from random_variants import RandomDelta, tiny_base, write_delta
+from random_variants import RandomDelta, write_tiny_base, write_delta
 
 from profiler.checkpoint import read_model
 from profiler.errors import CheckpointError
@@ -29,7 +29,7 @@ LIMITS = VariantLimits(0)
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_base(tmp_path_factory.mktemp("base") / "tiny")
+    return write_tiny_base(tmp_path_factory.mktemp("base") / "tiny")
 
 
 @pytest.fixture(scope="module")
