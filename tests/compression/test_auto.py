@@ -96,7 +96,7 @@ def test_the_smallest_of_all_within_the_limit_is_chosen(world: World, max_loss: 
         assert chosen.best.within(max_loss)
         assert chosen.best in chosen.tried
     elif all(not each.losses for each in world.made.values()):
-        with pytest.raises(AdapterError, match="cannot$"):
+        with pytest.raises(AdapterError, match=r"cannot$"):
             world.search(max_loss)
     else:
         with pytest.raises(LossTooLarge) as refusal:
@@ -145,7 +145,7 @@ def test_none_within_the_limit_says_what_each_costs() -> None:
 
 
 def test_the_candidates_are_methods_options_from_small_to_large() -> None:
-    """Their least sizes, by the formats: two values of four and their places for 2:4, the ratio for the SVD."""
+    """Their least sizes, by the formats: 2:4 has two values of four and their places, the SVD its ratio."""
     for candidate in CANDIDATES:
         check(candidate.options)
         bits, ratio = candidate.options.bits, candidate.options.ratio

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from random_variants import RandomDelta, write_tiny_base, write_delta
+from random_variants import RandomDelta, write_delta, write_tiny_base
 
 from profiler.checkpoint import read_model
 from profiler.errors import CheckpointError
