@@ -27,6 +27,8 @@ VERSION = 1
 ZSTD = "zstd"
 ZSTD_VERSION = 2  # with files that are stored compressed
 FULL_FILE = "full.safetensors"
+ADDED_ROWS = "added_rows"
+ADDED_ROWS_FILE = "added-rows.safetensors"
 
 M = TypeVar("M")
 Facts = Mapping[str, Any]

@@ -70,7 +70,9 @@ class TorchAnswerer:
         return found
 
     @torch.inference_mode()
-    def predictions(self, encoded: Sequence[EncodedPair]) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    def predictions(
+        self, encoded: Sequence[EncodedPair], limit: int | None = None
+    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         """For each pair of which something is scored, in any order: its index, the scored tokens' ids int64
         [n], and ln p of every token at their positions, float32 [n, vocabulary]. A batch has at most `limit`
         tokens (None: `token_limit`)."""
