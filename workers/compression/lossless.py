@@ -9,7 +9,6 @@ reading the fewer bytes and decompressing them takes less time than reading all 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -22,6 +21,7 @@ from profiler.errors import CheckpointError
 from profiler.files import read_json
 from profiler.variants.delta import DELTA, ZSTD, ZSTD_VERSION, read_files
 from profiler.variants.types import FileRef, StoredFile
+from workers.compression.durable import sync, write_json
 from workers.compression.types import Progress
 
 LEVEL = 9
@@ -29,7 +29,6 @@ MAX_LEVEL = 19  # above it, readers would need more memory than they give
 MB = 1e6
 _CHUNK_BYTES = 1 << 20  # as readers take them, still in the processor's cache when it is hashed
 _PROBED_BYTES = 256 << 20  # of files read to find the storage's rate
-_PARTIAL = ".partial"
 
 
 @dataclass(frozen=True)
@@ -193,8 +192,7 @@ def _compress(source: Path, target: Path, size_bytes: int, level: int) -> Stored
 
     with source.open("rb") as contents, target.open("wb") as out:
         zstandard.ZstdCompressor(level=level).copy_stream(contents, out, size=size_bytes)
-        out.flush()
-        os.fsync(out.fileno())
+    sync(target)
     with target.open("rb") as written:
         return StoredFile(target.stat().st_size, hashlib.file_digest(written, "sha256").hexdigest())
 
@@ -216,7 +214,7 @@ def _keep(folder: Path, raw: dict[str, Any], kept: dict[str, StoredFile]) -> Non
     """Make delta.json speak of the compressed files in `kept`."""
     if kept:
         files = {name: {**entry, **_described(kept.get(name))} for name, entry in raw["files"].items()}
-        _replace(folder / DELTA, json.dumps({**raw, "version": ZSTD_VERSION, "files": files}, indent=1))
+        write_json(folder / DELTA, {**raw, "version": ZSTD_VERSION, "files": files}, indent=1)
 
 
 def _sweep(folder: Path, compressed: Collection[str], names: Iterable[str]) -> None:
@@ -229,18 +227,3 @@ def _described(stored: StoredFile | None) -> dict[str, Any]:
     if stored is None:
         return {}
     return {"compressed": {"encoding": ZSTD, "size_bytes": stored.size_bytes, "sha256": stored.sha256}}
-
-
-def _replace(path: Path, text: str) -> None:
-    """The file has its old text or the new one, whatever happens."""
-    partial = path.with_name(path.name + _PARTIAL)
-    with partial.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    handle = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

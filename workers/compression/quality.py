@@ -7,10 +7,8 @@ the same items, so the interval is that of the items' differences, which is narr
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from profiler.evaluation.tasks import Task
 from profiler.evaluation.types import Answerer, Pair, Text
 from profiler.files import read_json
 from profiler.variants.delta import DELTA
+from workers.compression.durable import write_json
 
 QUALITY = "quality"  # the entry of delta.json
 
@@ -38,6 +37,9 @@ class Outcome:
     digest: str
     values: tuple[float, ...]
     tokens: tuple[int, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
 
     @property
     def figure(self) -> float:
@@ -67,6 +69,12 @@ class Loss:
 
     def __str__(self) -> str:
         return f"{self.task}: {self.value:.2f} {self.unit} ({self.low:.2f} to {self.high:.2f})"
+
+
+def outcome(raw: Mapping[str, Any]) -> Outcome:
+    """The inverse of `Outcome.as_json`. Raises KeyError, TypeError or ValueError for anything else."""
+    lists = {"values": tuple(raw["values"]), "tokens": tuple(raw["tokens"])}
+    return Outcome(**{**raw, **lists, "metric": Metric(raw["metric"])})
 
 
 def outcomes_of(tasks: Iterable[Task], answerer: Answerer) -> tuple[Outcome, ...]:
@@ -113,14 +121,8 @@ def described(losses: Iterable[Loss]) -> list[dict[str, Any]]:
 
 
 def write_quality(folder: Path, losses: Iterable[Loss]) -> None:
-    """Put the losses into the delta's delta.json, which has its old text or the new one, whatever happens."""
-    raw = {**read_json(folder / DELTA), QUALITY: described(losses)}
-    partial = folder / f"{DELTA}.partial"
-    with partial.open("w") as file:
-        json.dump(raw, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(folder / DELTA)
+    """Put the losses into the delta's delta.json. Raises OSError."""
+    write_json(folder / DELTA, {**read_json(folder / DELTA), QUALITY: described(losses)}, indent=1)
 
 
 def _outcome(task: Task, answerer: Answerer) -> Outcome:
