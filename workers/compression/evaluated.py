@@ -22,16 +22,19 @@ Open = Callable[[Path], Answerer]
 
 
 class Evaluation:
-    """`tasks` put to models of one base. What they did is kept in `folder`, to go on behind it after a kill."""
+    """`tasks` put to models of one base.
 
-    def __init__(self, base: Path, tasks: Sequence[Task], folder: Path, open_answerer: Open) -> None:
+    What they did is kept in `folder`, to go on behind it after a kill. `identity` tells the models meant
+    from others that had the folder before.
+    """
+
+    def __init__(
+        self, base: Path, tasks: Sequence[Task], folder: Path, identity: str, open_answerer: Open
+    ) -> None:
         self._base, self._tasks, self._folder, self._open = base, tasks, folder, open_answerer
+        parts = " ".join((identity, *(task.digest for task in tasks)))
+        self._key = hashlib.sha256(parts.encode()).hexdigest()
         folder.mkdir(parents=True, exist_ok=True)
-
-    @property
-    def digest(self) -> str:
-        """Of all tasks, in their order."""
-        return hashlib.sha256(" ".join(task.digest for task in self._tasks).encode()).hexdigest()
 
     def outcomes(self, model: Path, name: str) -> tuple[Outcome, ...]:
         """What the model in the folder did, a checkpoint or a variant of the base. `name` tells it from the
@@ -39,11 +42,11 @@ class Evaluation:
         kept = self._folder / f"{name}.json"
         if is_file(kept):
             raw = read_json(kept)
-            if raw.get("tasks") == self.digest:
+            if raw.get("key") == self._key:
                 return tuple(map(outcome, raw["outcomes"]))
         with self._plain(model) as checkpoint:
             found = outcomes_of(self._tasks, self._open(checkpoint))
-        write_json(kept, {"tasks": self.digest, "outcomes": [each.as_json() for each in found]})
+        write_json(kept, {"key": self._key, "outcomes": [each.as_json() for each in found]})
         return found
 
     def losses(self, before: Path, after: Path, name: str) -> tuple[Loss, ...]:
