@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -52,8 +52,9 @@ class Artefact(Protocol):
         """Everything outside the hidden layers that must be stored, under its own name."""
         ...
 
-    def finish(self, folder: Path, records: list[PartRecord], notes: Mapping[str, Any]) -> None:
-        """Complete the folder; `notes` are for people. Raises CheckpointError if it cannot be read back."""
+    def finish(self, folder: Path, records: Sequence[PartRecord], notes: Mapping[str, Any]) -> int:
+        """Complete the folder, and say how many bytes it holds that no record speaks of; `notes` are for
+        people. Raises CheckpointError if it cannot be read back."""
         ...
 
     def spec(self, folder: Path) -> VariantSpec | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from profiler.checkpoint import read_model
 from profiler.files import is_file, read_json
 from profiler.weight_files import INDEX, locate_in
 from workers.compression.artefacts import Stored, same
-from workers.compression.durable import Entry, held, write_json
+from workers.compression.durable import Entry, held, write_bytes, write_json
 from workers.compression.records import PartRecord
 from workers.compression.sources import Source
 from workers.compression.types import Compressed, Problem
@@ -55,10 +54,10 @@ class CheckpointArtefact:
             found[name] = Entry(tensor.dtype, tuple(tensor.shape), partial(self._tuned.tensor, name))
         return found
 
-    def finish(self, folder: Path, records: list[PartRecord], notes: Mapping[str, Any]) -> None:
+    def finish(self, folder: Path, records: Sequence[PartRecord], notes: Mapping[str, Any]) -> int:
         for path in sorted(self._tuned.folder.iterdir()):
             if is_file(path) and path.suffix not in WEIGHTS and path.name not in (CONFIG, INDEX):
-                shutil.copyfile(path, folder / path.name)
+                write_bytes(folder / path.name, path.read_bytes())
         config = read_json(self._tuned.folder / CONFIG)
         if self._unties:
             config["tie_word_embeddings"] = False
@@ -69,6 +68,7 @@ class CheckpointArtefact:
         write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes)}, "weight_map": places}, indent=2)
         write_json(folder / "compression.json", notes, indent=1)
         read_model(folder)
+        return 0
 
     def spec(self, folder: Path) -> None:
         return None

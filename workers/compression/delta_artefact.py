@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,10 +75,17 @@ class DeltaArtefact:
                 found[name] = Entry(own.dtype, tuple(own.shape), partial(self._known_rows, name))
         return found
 
-    def finish(self, folder: Path, records: list[PartRecord], notes: Mapping[str, Any]) -> None:
-        document = {**self._head(), **notes, **self._added_rows(folder), **_contents(records)}
+    def finish(self, folder: Path, records: Sequence[PartRecord], notes: Mapping[str, Any]) -> int:
+        added = self._added_rows()
+        where = {}
+        if added:
+            file = write_tensors(folder / ADDED_ROWS_FILE, added)
+            size = {"size_bytes": file.size_bytes, "sha256": file.sha256}
+            where = {ADDED_ROWS: {"file": file.name, **size}}
+        document = {**self._head(), **notes, **where, **_contents(records)}
         write_json(folder / DELTA, document, indent=1)
         self.spec(folder)
+        return sum(entry.size_bytes for entry in added.values())
 
     def spec(self, folder: Path) -> VariantSpec:
         return read_variant(folder, self._spec, VariantLimits(0))
@@ -101,16 +108,13 @@ class DeltaArtefact:
         shapes = self._spec.other_shapes
         return self._tuned.tensor(name)[: shapes.get(name, shapes[self._spec.embedding])[0]]
 
-    def _added_rows(self, folder: Path) -> dict[str, Any]:
-        """Writes the rows of tokens that the base does not have, and says where."""
+    def _added_rows(self) -> dict[str, Entry]:
+        """The rows of tokens that the base does not have, of the embedding and of a head that is not tied."""
         count, tuned = added_rows(self._spec, self._tuned.spec), self._tuned
         if not count:
             return {}
         names = (tuned.spec.embedding,) if tuned.spec.tied else (tuned.spec.embedding, tuned.spec.head)
-        rows = {name: held(tuned.tensor(name)[-count:].clone()) for name in names}
-        file = write_tensors(folder / ADDED_ROWS_FILE, rows)
-        size = {"size_bytes": file.size_bytes, "sha256": file.sha256}
-        return {ADDED_ROWS: {"rows": count, "file": file.name, **size}}
+        return {name: held(tuned.tensor(name)[-count:].clone()) for name in names}
 
     def _weight(
         self, base: torch.Tensor, parts: Mapping[str, torch.Tensor], facts: Mapping[str, Any]
@@ -121,7 +125,7 @@ class DeltaArtefact:
         return base + svd.decode(svd_code(parts, facts), (base.shape[0], base.shape[1]))
 
 
-def _contents(records: list[PartRecord]) -> dict[str, Any]:
+def _contents(records: Sequence[PartRecord]) -> dict[str, Any]:
     """What delta.json says of files, modules and whole tensors."""
     files: dict[str, Any] = {}
     modules: dict[str, Any] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from profiler.linears import EXPERT
@@ -44,13 +43,3 @@ def added_rows(base: ModelSpec, tuned: ModelSpec) -> int:
 def tables(spec: ModelSpec) -> frozenset[str]:
     """The embedding and the head: what papers leave out when they count."""
     return frozenset({spec.embedding, spec.head})
-
-
-def shape_of(spec: ModelSpec, name: str) -> tuple[int, ...]:
-    """Of the tensor with this full name."""
-    if name in spec.other_shapes:
-        return spec.other_shapes[name]
-    short = name.removeprefix(spec.layer_prefix).partition(".")[2]
-    if short in spec.layer_shapes:
-        return spec.layer_shapes[short]
-    return spec.layer_shapes[re.sub(r"\.\d+\.", f".{EXPERT}.", short, count=1)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ def finite(error: float) -> float | None:
     return error if math.isfinite(error) else None
 
 
-def mean_errors(records: list[PartRecord]) -> dict[str, float]:
+def mean_errors(records: Sequence[PartRecord]) -> dict[str, float]:
     """The mean relative error of each kind of module (`q_proj`), in the order in which they come."""
     found: dict[str, list[float]] = {}
     for record in records:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ import torch
 
 from profiler.types import ModelSpec
 from profiler.variants.types import VariantSpec
-from workers.compression.layout import all_tensors, shape_of, tables
+from workers.compression.layout import tables
 from workers.compression.records import PartRecord, mean_errors
 
 HALF_BYTES = 2  # what papers count for an uncompressed weight
@@ -63,26 +64,27 @@ def result_of(
     folder: Path,
     spec: VariantSpec | None,
     tuned: ModelSpec,
-    records: list[PartRecord],
-    more: Mapping[str, Any],
+    records: Sequence[PartRecord],
+    added_bytes: int,
+    seconds: float,
+    warnings: Sequence[str],
 ) -> Result:
-    """`more` has `added_bytes`, `seconds` and `warnings`."""
+    """`added_bytes` are of rows for tokens that the base does not have."""
     held = tables(tuned)
     table_bytes = sum(size for record in records for name, size in record.whole.items() if name in held)
-    added = int(more["added_bytes"])
-    elements = {name: torch.Size(shape_of(tuned, name)).numel() for name in all_tensors(tuned)}
+    table_values = sum(math.prod(shape) for name, shape in tuned.other_shapes.items() if name in held)
     return Result(
         folder=folder,
         spec=spec,
-        size_bytes=sum(record.size_bytes for record in records) + added,
-        table_bytes=table_bytes + added,
-        finetune_bytes=HALF_BYTES * sum(elements.values()),
-        finetune_table_bytes=HALF_BYTES * sum(count for name, count in elements.items() if name in held),
+        size_bytes=sum(record.size_bytes for record in records) + added_bytes,
+        table_bytes=table_bytes + added_bytes,
+        finetune_bytes=HALF_BYTES * (tuned.weight_bytes // tuned.dtype_bytes),
+        finetune_table_bytes=HALF_BYTES * table_values,
         layer_errors=mean_errors(records),
-        seconds=float(more["seconds"]),
+        seconds=seconds,
         peak_memory_bytes=_peak_memory_bytes(),
         peak_device_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0,
-        warnings=tuple(more["warnings"]),
+        warnings=tuple(warnings),
     )
 
 

@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -95,11 +96,18 @@ class WorkFolder:
         wanted = json.loads(json.dumps(inputs))
         other = [key for key in {**there, **wanted} if there.get(key) != wanted.get(key)]
         if other:
-            lies = ", ".join(f"{key} {there.get(key)} (asked for now: {wanted.get(key)})" for key in other)
+            lies = ", ".join(
+                f"{key} {_short(there, key)} (asked for now: {_short(wanted, key)})" for key in other
+            )
             raise CheckpointError(
                 f"{self.path} holds an unfinished compression into {self.out.name} with {lies}. Give that "
                 "command again to finish it, choose another folder, or remove this one"
             )
+
+
+def path_for(out: Path) -> Path:
+    """Where the work on `out` lies."""
+    return out.parent / f".{out.name}.compressing"
 
 
 @contextmanager
@@ -108,7 +116,7 @@ def work_folder(out: Path) -> Iterator[WorkFolder]:
 
     Raises CheckpointError when another process works on `out`, or the disk refuses.
     """
-    path = out.parent / f".{out.name}.compressing"
+    path = path_for(out)
     try:
         with _locked(path, out):
             yield WorkFolder(out, path)
@@ -161,6 +169,12 @@ def _is_at(file: TextIO, path: Path) -> bool:
         return False
     here = os.fstat(file.fileno())
     return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _short(inputs: Mapping[str, Any], key: str) -> str:
+    """A value for a message: of a digest its beginning."""
+    text = str(inputs.get(key))
+    return f"{text[:12]}..." if re.fullmatch("[0-9a-f]{64}", text) else text
 
 
 def file_digest(path: Path) -> str:
