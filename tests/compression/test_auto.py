@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from profiler.errors import AdapterError
 from profiler.evaluation.results import Metric
-from workers.compression.auto import CANDIDATES, Artefact, Candidate, Chosen, LossTooLarge, smallest
+from workers.compression.auto import CANDIDATES, Artefact, Candidate, Chosen, LossTooLarge, Refused, smallest
 from workers.compression.choose import MethodName, Options, check
 from workers.compression.quality import Loss
 
@@ -50,7 +50,7 @@ class World:
         self.log.append(("compress", candidate.name))
         made = self.made[candidate.name]
         if not made.losses:
-            raise AdapterError(f"{candidate.name} cannot")
+            raise Refused(f"{candidate.name} cannot")
         return Artefact(self.full_bytes + made.code_bytes, made.code_bytes, DENSE)
 
     def quality(self, candidate: Candidate) -> tuple[Loss, ...]:
@@ -96,7 +96,7 @@ def test_the_smallest_of_all_within_the_limit_is_chosen(world: World, max_loss: 
         assert chosen.best.within(max_loss)
         assert chosen.best in chosen.tried
     elif all(not each.losses for each in world.made.values()):
-        with pytest.raises(AdapterError, match=r"cannot$"):
+        with pytest.raises(Refused, match=r"cannot$"):
             world.search(max_loss)
     else:
         with pytest.raises(LossTooLarge) as refusal:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from profiler.errors import AdapterError
 from workers.compression.choose import MethodName, Options
-from workers.compression.quality import Loss, worst
+from workers.compression.quality import Loss, described, worst
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,14 @@ class Tried:
         """Whether every task was measured to lose at most `max_loss` percent."""
         return bool(self.losses) and worst(self.losses).value <= max_loss
 
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.candidate.name,
+            "size_bytes": self.artefact and self.artefact.size_bytes,
+            "losses": described(self.losses),
+            "refused": self.refused or None,
+        }
+
     def __str__(self) -> str:
         if self.artefact is None:
             return f"{self.candidate.name}: {self.refused}"
@@ -81,6 +90,10 @@ class Chosen:
 
     best: Tried
     tried: tuple[Tried, ...]
+
+
+class Refused(AdapterError):
+    """A candidate that cannot code the model, and why; another one may."""
 
 
 class LossTooLarge(AdapterError):
@@ -107,19 +120,19 @@ def smallest(
 
     `quality` is asked of a candidate right after `compress`. If every artefact has at least its candidate's
     share, none within the limit is smaller than the chosen one: a candidate is passed by only when its least
-    size is no less than that of the best so far. Raises LossTooLarge when none is within the limit, and
-    AdapterError as `compress` does when it refuses all.
+    size is no less than that of the best so far. `compress` raises Refused for what cannot be coded. Raises
+    LossTooLarge when none is within the limit, and Refused when all are refused.
     """
     best: Tried | None = None
     tried: list[Tried] = []
-    refusal: AdapterError | None = None
+    refusal: Refused | None = None
     for candidate in sorted(candidates, key=lambda each: each.least_share):
         limit = None if best is None else best.artefact
         if limit is not None and candidate.least_share * limit.dense_bytes >= limit.code_bytes:
             break
         try:
             made = compress(candidate)
-        except AdapterError as error:
+        except Refused as error:
             refusal = refusal or error
             tried.append(Tried(candidate, refused=str(error)))
             continue

@@ -40,18 +40,21 @@ class Evaluation:
         """What the model in the folder did, a checkpoint or a variant of the base. `name` tells it from the
         others. Errors: those of merging and answering."""
         kept = self._folder / f"{name}.json"
-        if is_file(kept):
-            raw = read_json(kept)
-            if raw.get("key") == self._key:
-                return tuple(map(outcome, raw["outcomes"]))
+        if self.knows(name):
+            return tuple(map(outcome, read_json(kept)["outcomes"]))
         with self._plain(model) as checkpoint:
             found = outcomes_of(self._tasks, self._open(checkpoint))
         write_json(kept, {"key": self._key, "outcomes": [each.as_json() for each in found]})
         return found
 
-    def losses(self, before: Path, after: Path, name: str) -> tuple[Loss, ...]:
-        """From the uncompressed fine-tune to what is called `name`."""
-        return losses_between(self.outcomes(before, "before"), self.outcomes(after, name))
+    def knows(self, name: str) -> bool:
+        """Whether the outcomes of what is called `name` are kept."""
+        kept = self._folder / f"{name}.json"
+        return is_file(kept) and read_json(kept).get("key") == self._key
+
+    def losses(self, before: tuple[Path, str], after: tuple[Path, str]) -> tuple[Loss, ...]:
+        """From one model to another, each a folder and a name."""
+        return losses_between(self.outcomes(*before), self.outcomes(*after))
 
     @contextmanager
     def _plain(self, model: Path) -> Iterator[Path]:
