@@ -26,8 +26,9 @@ class Candidate:
     def name(self) -> str:
         """`deltamix-0.0625`, `deltacompress-2bit`."""
         options = self.options
-        number = f"{options.bits}bit" if options.bits is not None else f"{options.ratio:g}"
-        return f"{options.method}-{number}"
+        bits = "" if options.bits is None else f"-{options.bits}bit"
+        ratio = "" if options.ratio is None else f"-{options.ratio:g}"
+        return f"{options.method}{bits}{ratio}"
 
 
 def _sparse(bits: int) -> Candidate:
