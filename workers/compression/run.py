@@ -170,7 +170,8 @@ class _Run:
         known = self.work.note(note)
         if known is not None and folder.is_dir():
             return self._result(folder, known)
-        shutil.rmtree(folder, ignore_errors=True)
+        if not is_file(path_for(folder) / RESULT):  # else it is done, but for names
+            shutil.rmtree(folder, ignore_errors=True)
         result = compress(_job(self.request, candidate.options, folder), tell)
         self.work.write_note(note, result.as_json())
         return result
