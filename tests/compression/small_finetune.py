@@ -1,4 +1,4 @@
-"""A model of two layers that copies letters, and its fine-tune that moves each on by one: trained in seconds."""
+"""A model of two layers that copies letters, and its fine-tune, which moves each on by one."""
 
 from __future__ import annotations
 
