@@ -123,6 +123,8 @@ class _Run:
         if document is None:
             return None
         if not work.out.exists():
+            if not any(work.artefact.iterdir()):
+                return None  # it was published, and taken away since
             work.publish(document)
         return Result(folder=work.out, spec=self.artefact.spec(work.out), **document)
 
@@ -149,12 +151,11 @@ class _Run:
         checked = work.note(CHECKED)
         if checked is None:
             started = time.monotonic()
-            found = checks.scan(
-                self.base,
-                self.tuned,
-                self.job.device,
-                lambda share, what: self.tell(SCAN_SHARE * share, what),
-            )
+
+            def tell(share: float, what: str) -> None:
+                self.tell(SCAN_SHARE * share, what)
+
+            found = checks.scan(self.base, self.tuned, self.job.device, tell)
             adapted = self.tuned.folder == self.base.folder  # an adapter may be strong, and names no base
             warnings = checks.judge(found, self.base, self.tuned, self.job.force or adapted)
             checked = {"warnings": warnings, "seconds": time.monotonic() - started}

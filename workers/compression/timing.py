@@ -15,7 +15,7 @@ class Clock:
         self._done += 1
 
     def left(self, share: float) -> str:
-        """For after what is being done: ", about 40 s left" with `share` of this layer done; empty at first."""
+        """ ", about 40 s left", with `share` of this layer done; empty until one is finished."""
         if not self._done:
             return ""
         done = self._done + share

@@ -43,12 +43,15 @@ class WorkFolder:
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
         """Take up the job with these inputs. Raises CheckpointError when another one's work lies here."""
-        if is_file(self.path / JOB):
-            self._require_same(read_json(self.path / JOB), inputs)
+        there, wanted = self.note(JOB), json.loads(json.dumps(inputs))
+        if there is not None and there != wanted:
+            self._require_idle(there, wanted)
+            for name in (RESULT, CHECKED):
+                (self.path / name).unlink(missing_ok=True)
         self.artefact.mkdir(exist_ok=True)
         (self.path / RECORDS).mkdir(exist_ok=True)
-        if not is_file(self.path / JOB):
-            write_json(self.path / JOB, inputs, indent=1)
+        if there != wanted:
+            write_json(self.path / JOB, wanted, indent=1)
 
     def note(self, name: str) -> dict[str, Any] | None:
         """A document written before, if there is one."""
@@ -83,26 +86,33 @@ class WorkFolder:
         rename(self.artefact, self.out)
 
     def discard(self) -> None:
-        """Remove the folder; the result last, so that what a kill leaves still says that all is done."""
-        for path in sorted(self.path.iterdir(), key=lambda path: (path.name == LOCK, path.name == RESULT)):
+        """Remove the folder; what says that all is done goes last, so that it outlives a kill."""
+        last = (RESULT, JOB, LOCK)
+        for path in list(self.path.iterdir()):
             if path.is_dir():
                 shutil.rmtree(path)
-            else:
+            elif path.name not in last:
                 path.unlink()
+        for name in last:
+            (self.path / name).unlink(missing_ok=True)
         with suppress(OSError):  # the next process has put its lock there already
             self.path.rmdir()
 
-    def _require_same(self, there: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-        wanted = json.loads(json.dumps(inputs))
-        other = [key for key in {**there, **wanted} if there.get(key) != wanted.get(key)]
-        if other:
-            lies = ", ".join(
-                f"{key} {_short(there, key)} (asked for now: {_short(wanted, key)})" for key in other
-            )
-            raise CheckpointError(
-                f"{self.path} holds an unfinished compression into {self.out.name} with {lies}. Give that "
-                "command again to finish it, choose another folder, or remove this one"
-            )
+    def _require_idle(self, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+        """Raises CheckpointError unless the other job that lies here has nothing to lose."""
+        if self.out.exists():
+            raise CheckpointError(f"{self.out} exists already; choose another folder, or remove it first")
+        if not self.has_parts:
+            return
+        lies = ", ".join(
+            f"{key} {_short(there, key)} (asked for now: {_short(wanted, key)})"
+            for key in {**there, **wanted}
+            if there.get(key) != wanted.get(key)
+        )
+        raise CheckpointError(
+            f"{self.path} holds an unfinished compression into {self.out.name} with {lies}. Give that "
+            "command again to finish it, choose another folder, or remove this one"
+        )
 
 
 def path_for(out: Path) -> Path:
