@@ -47,7 +47,8 @@ def _lossless(facts: Mapping[str, Any]) -> str:
     rate = "measured" if facts["storage_measured"] else "as given"
     before, after = size(facts["size_before_bytes"]), size(facts["size_after_bytes"])
     return (
-        f"{facts['compressed_files']} of {facts['files']} files compressed, {before} to {after}; reading takes {facts['load_before_s']:.3g} s before and "
-        f"{facts['load_after_s']:.3g} s after, from storage of {facts['storage_mb_per_s']:g} MB/s ({rate}), "
+        f"{facts['compressed_files']} of {facts['files']} files compressed, {before} to {after}; "
+        f"reading takes {facts['load_before_s']:.3g} s before and {facts['load_after_s']:.3g} s after, "
+        f"from storage of {facts['storage_mb_per_s']:g} MB/s ({rate}), "
         f"decompressing {facts['decompressed_mb_per_s']:g} MB/s"
     )
