@@ -75,8 +75,11 @@ def torch_answerer(device: str | None) -> Open:
     """Models of transformers on `device`; None: on a GPU where there is one."""
 
     def open_answerer(folder: Path) -> Answerer:
+        from transformers.utils.logging import disable_progress_bar
+
         from workers.evaluation.torch_answerer import TorchAnswerer
 
+        disable_progress_bar()  # ours is told already
         return TorchAnswerer.open(folder, device)
 
     return open_answerer
