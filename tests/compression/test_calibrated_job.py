@@ -70,7 +70,7 @@ def inputs_by_transformers(folder: Path, texts: Path, rows: int, tokens: int) ->
 def test_inputs_are_those_of_the_compressed_model(
     tmp_path: Path, models: tuple[Path, Path], texts: CalibrationOptions
 ) -> None:
-    """What a layer was compressed for is what it gets in the finished model, which transformers runs whole."""
+    """What a layer was compressed for is what it gets in the finished model, run whole."""
     base, tuned = models
     problems: dict[str, Problem] = {}
     result = compress(Job(base, tuned, tmp_path / "delta", spied(magnitude(2), problems), texts))
@@ -101,7 +101,9 @@ def test_every_method_is_written_and_read_back(
     method = method_of(Options(name, ratio=ratio))
     result = compress(Job(*models, tmp_path / "out", method, texts))
     assert (result.spec.kind if result.spec else None) == SERVED[name]
-    assert max(result.layer_errors.values()) < 1
+    whole_weights = name is MethodName.sparse_gpt  # 2:4 of the weights loses more than the whole delta
+    assert (max(result.layer_errors.values()) > 1) == whole_weights
+    assert any("further from the fine-tune" in warning for warning in result.warnings) == whole_weights
     assert 0 < result.size_bytes - result.table_bytes < result.finetune_bytes
 
 
