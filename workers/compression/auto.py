@@ -108,8 +108,7 @@ class LossTooLarge(AdapterError):
         least = min(measured, key=lambda each: worst(each.losses).value)
         super().__init__(
             f"no compression loses at most {max_loss:g}; the least has {least}. All: "
-            f"{'; '.join(str(each) for each in tried)}. Allow more with --max-loss, or serve the fine-tune "
-            "as a model of its own"
+            f"{'; '.join(str(each) for each in tried)}"
         )
 
 
