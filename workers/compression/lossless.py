@@ -24,7 +24,7 @@ from profiler.variants.types import FileRef, StoredFile
 from workers.compression.durable import sync, write_json
 from workers.compression.types import Progress
 
-LEVEL = 9
+LEVEL = 3  # of codes nothing but their frequencies can be used, which every level does
 MAX_LEVEL = 19  # above it, readers would need more memory than they give
 MB = 1e6
 _CHUNK_BYTES = 1 << 20  # as readers take them, still in the processor's cache when it is hashed
@@ -33,7 +33,7 @@ _PROBED_BYTES = 256 << 20  # of files read to find the storage's rate
 
 @dataclass(frozen=True)
 class Measured:
-    """One file: the size of its contents, its size compressed, and the seconds its decompression takes a processor."""
+    """One file: the size of its contents, its size compressed, and a processor's seconds to decompress it."""
 
     name: str
     contents_bytes: int
