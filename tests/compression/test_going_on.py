@@ -12,15 +12,25 @@ import pytest
 import random_variants as make
 import torch
 from word_models import write_pair, write_texts
-from workers.compression.methods.deltacompress import deltacompress
 
 from profiler.errors import CheckpointError
 from workers.compression.job import CalibrationOptions, Job, compress
+from workers.compression.methods.deltacompress import deltacompress
 from workers.compression.methods.magnitude import magnitude
 from workers.compression.types import Compressed, Method, Problem
 from workers.compression.work_folder import work_folder
 
 KILLED = 9
+# What each process would import for itself: seconds of transformers.
+PRELOADED = [
+    "word_models",
+    "workers.compression.job",
+    "workers.compression.calibration.blocks",
+    "workers.compression.methods.deltacompress",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.llama.modeling_llama",
+]
 WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "open"}
 
 
@@ -90,14 +100,14 @@ def job_of(base: Path, tuned: Path, out: Path, kind: str) -> Job:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "every"), [("delta", 1), ("checkpoint", 1), ("calibrated", 4)])
+@pytest.mark.parametrize(("kind", "every"), [("delta", 1), ("checkpoint", 1), ("calibrated", 8)])
 def test_killed_at_any_moment_it_goes_on(tmp_path: Path, kind: str, every: int) -> None:
     base, tuned = write_pair(tmp_path)
     write_texts(tmp_path / "texts.txt")
     compress(job_of(base, tuned, tmp_path / "undisturbed", kind))
     expected = contents(tmp_path / "undisturbed")
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["workers.compression.job", "word_models"])
+    processes.set_forkserver_preload(PRELOADED)
     calls, code = 0, KILLED
     while code == KILLED:
         out = tmp_path / str(calls) / "out"
