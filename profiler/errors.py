@@ -4,7 +4,7 @@ CheckpointError   missing, truncated, corrupt or unsupported files     (controlp
 AdapterError      a sound adapter that does not fit its base or us     (controlplane: AdapterMismatch)
 MeasurementError  a file that does not hold measurements             (controlplane: SourceUnreadable)
 PlanError         a plan or load that makes no sense for a model     (controlplane: InvalidRequest)
-TaskError         a file that does not hold tasks                    (controlplane: SourceUnreadable)
+TaskError         a file that does not hold tasks                    (controlplane: InvalidRequest)
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def _tasks(path: Path) -> tuple[Task, ...]:
     try:
         return read_tasks(path)
     except TaskError as error:
-        raise errors.SourceUnreadable(f"{error}; see docs/evaluation.md") from error
+        raise errors.InvalidRequest(f"{error}; see docs/evaluation.md", param="tasks") from error
 
 
 def _answering(client: Client, concurrency: int, show: Progress) -> Answering:

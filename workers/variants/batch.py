@@ -46,7 +46,7 @@ class Batch:
     @contextmanager
     def scoring(self, first: int, count: int) -> Iterator[None]:
         """The head runs on token rows `first` to `first + count` meanwhile, as prompts are scored."""
-        if self.operations:
+        if "head" in self.operations:
             self.scored.update(self.tokens.grouping.slots[first : first + count])
         self.head_rows = self.scored
         try:
