@@ -131,7 +131,7 @@ def _run(request: Request, tell: Callable[[float, str], None]) -> Report:
     except LossTooLarge as error:
         raise errors.LossTooLarge(str(error)) from error
     except TaskError as error:
-        raise errors.SourceUnreadable(f"{error}; see docs/evaluation.md") from error
+        raise errors.InvalidRequest(f"{error}; see docs/evaluation.md", param="evaluation") from error
 
 
 def _calibrated(options: Options) -> bool:
