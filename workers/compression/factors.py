@@ -18,6 +18,7 @@ from workers.deltas.svd import GROUP, FactorCode, pack_bits
 
 HALF_BITS = 16
 _RANKS = 32  # of U whose grids are chosen before the first of them is rounded
+_GROUPS_TRIED = 16
 _RIDGE = 1e-7  # keeps factors of ranks that quantisation made alike invertible
 
 
@@ -66,10 +67,15 @@ def error_feedback(gram: torch.Tensor) -> torch.Tensor:
 def quantize_rows(
     rows: torch.Tensor, bits: torch.Tensor, feedback: torch.Tensor, *, search: bool = True
 ) -> Codes:
-    """Rows [rows, n] of `bits` [rows] each, none of 16, with errors fed back along n by `feedback` [n, n].
+    """Rows [rows, n] of `bits` [rows] each, with errors fed back along n by `feedback` [n, n].
 
     `search` picks each grid by its error (`search_grid`), else it spans the values' range.
     """
+    half = bits == HALF_BITS
+    if bool(half.any()):
+        back = torch.cat([half.nonzero(), (~half).nonzero()]).flatten().argsort()
+        coded = quantize_rows(rows[~half], bits[~half], feedback, search=search)
+        return Codes.stacked([halves(rows[half]), coded]).pick(back)
     work, n = rows.T.contiguous(), rows.shape[1]
     codes = torch.empty_like(work, dtype=torch.uint8)
     tops = (2.0**bits - 1).unsqueeze(1)
@@ -87,30 +93,40 @@ def quantize_rows(
     return _decoded(codes.T.contiguous(), scales, zeros)
 
 
+def nearest_loss(rows: torch.Tensor, bits: int, *, search: bool = True) -> torch.Tensor:
+    """The share of a row's energy that rounding to nearest loses, float32 [rows] for [rows, n], by no more
+    than some of its groups of 128."""
+    if bits == HALF_BITS:
+        return torch.zeros_like(rows[:, 0])
+    tops = torch.full((1, 1), 2.0**bits - 1, device=rows.device)
+    groups = rows.split(GROUP, dim=1)
+    lost, seen = torch.zeros_like(rows[:, 0]), torch.zeros_like(rows[:, 0])
+    for group in groups[:: -(-len(groups) // _GROUPS_TRIED)]:
+        alike = torch.ones(group.shape[1], device=rows.device)
+        lost += (_grid(group, tops, alike, search).nearest(group) - group).square().sum(dim=1)
+        seen += group.square().sum(dim=1)
+    return torch.where(seen > 0, lost / seen, 0.0)
+
+
 def quantize_columns(
     target: torch.Tensor, bits: Sequence[int], hessian: torch.Tensor, *, search: bool = True
 ) -> Codes:
     """U [out, ranks] with a width for each column, as rows of U^T [ranks, out].
 
-    Errors go to columns not yet rounded by the ranks' Hessian [ranks, ranks] of equation 6. Columns of few
-    bits come first: the largest errors have most columns left to make up for them. Raises ValueError for
-    values beyond float16.
+    Errors go to the columns after by the ranks' Hessian [ranks, ranks] of equation 6; equal widths are to be
+    side by side. Raises ValueError for values beyond float16.
     """
     _require_half(target)
-    order = sorted(range(len(bits)), key=lambda rank: bits[rank])
-    at = torch.tensor(order, device=target.device)
-    feedback = error_feedback(_regular(hessian)[at][:, at])
-    work = target.T[at].contiguous()
-    coded = []
-    for block in _blocks([bits[rank] for rank in order]):
-        if bits[order[block.start]] == HALF_BITS:  # loses nothing that is worth making up for
+    feedback, work, coded = error_feedback(_regular(hessian)), target.T.contiguous(), []
+    for block in _blocks(bits):
+        if bits[block.start] == HALF_BITS:  # loses nothing that is worth making up for
             coded.append(halves(work[block]))
             continue
-        top, local = 2.0 ** bits[order[block.start]] - 1, feedback[block, block]
-        codes, errors = _round_ranks(work[block], top, local, search)
+        local = feedback[block, block]
+        codes, errors = _round_ranks(work[block], 2.0 ** bits[block.start] - 1, local, search)
         work[block.stop :].addmm_(feedback[block, block.stop :].T, errors, alpha=-1)
         coded.append(codes)
-    return Codes.stacked(coded).pick(at.argsort())
+    return Codes.stacked(coded)
 
 
 def reconstruction_target(delta: torch.Tensor, v: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
@@ -122,6 +138,16 @@ def reconstruction_target(delta: torch.Tensor, v: torch.Tensor, gram: torch.Tens
     hessian = _regular(wide @ h @ wide.T)
     right = wide @ (h @ delta.double().T)
     return torch.cholesky_solve(right, torch.linalg.cholesky(hessian)).T.float()
+
+
+def refit_rows(delta: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """The V~ [ranks, in] of least |delta X - U^ V~ X|_F whatever the inputs, for U^T [ranks, out] as stored.
+
+    The other half of equation 7: V~ = (U^^T U^)^-1 U^^T delta.
+    """
+    wide = u.double()
+    factor = torch.linalg.cholesky(_regular(wide @ wide.T))
+    return torch.cholesky_solve(wide @ delta.double(), factor).float()
 
 
 def rank_hessian(v: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
@@ -173,10 +199,11 @@ def _round_block(
     inverse = torch.where(scales > 0, 1 / scales, 0.0)
     spread = local / local.diagonal()[:, None]
     codes, errors, least = torch.empty_like(rows), torch.empty_like(rows), torch.zeros_like(rows[0])
-    for j in range(len(rows)):
-        code = torch.clamp(torch.mul(shifted[j], inverse[j]).round_(), least, tops[j], out=codes[j])
-        torch.addcmul(shifted[j], code, scales[j], value=-1, out=errors[j])
-        shifted[j + 1 :].addr_(spread[j, j + 1 :], errors[j], alpha=-1)
+    each = zip(*(t.unbind() for t in (shifted, inverse, scales, tops, spread, codes, errors)), strict=True)
+    for j, (row, over, scale, top, onto, code, error) in enumerate(each, start=1):
+        torch.clamp(torch.mul(row, over).round_(), least, top, out=code)
+        torch.addcmul(row, code, scale, value=-1, out=error)
+        shifted[j:].addr_(onto[j:], error, alpha=-1)
     return codes.to(torch.uint8), errors / local.diagonal()[:, None]
 
 
