@@ -78,6 +78,20 @@ def test_no_choice_is_better_where_ranks_are_many() -> None:
     assert program.error(allocate(program)) == pytest.approx(least[-1], rel=1e-9)
 
 
+def test_ranks_that_are_all_alike() -> None:
+    """Then only how many have each width counts, which can be tried: here two widths, of 2 and 3 bits."""
+    ranks, costs, errors = 400, (0, 2 * 96 + 7, 3 * 96 + 7), np.array([1.0, 0.12, 0.03])
+    program = BitProgram(np.tile(errors, (ranks, 1)), costs, 40_000, 2)
+    tried = (
+        (ranks - two - three) * errors[0] + two * errors[1] + three * errors[2]
+        for two, three in product(range(ranks + 1), repeat=2)
+        if two + three <= ranks and two * costs[1] + three * costs[2] <= program.budget_bits
+    )
+    choice = allocate(program)
+    assert program.allows(choice)
+    assert program.error(choice) == pytest.approx(min(tried), rel=1e-9)
+
+
 def test_with_bits_for_all_each_rank_has_its_best() -> None:
     program = realistic(20, (64, 64), 1.0, 5, seed=0)
     assert program.error(allocate(program)) == program.errors.min(axis=1).sum()

@@ -21,6 +21,7 @@ from scipy import optimize, sparse
 from workers.compression.program import BitProgram, Choice, Floats
 
 _HALVINGS = 200
+_TIED = 1e-13
 _LARGEST = 1e4  # HiGHS stops at an absolute gap of 1e-6, which is then 1e-10 of the largest error
 
 
@@ -101,9 +102,9 @@ class _Knapsack:
         # Of equal widths the cheapest: the Lagrangian's choice must meet the budget.
         order = np.argsort(self.costs, kind="stable")
         self.first = order[priced[:, order].argmin(axis=1)]
-        least = priced[np.arange(len(priced)), self.first]
-        self.reduced = priced - least[:, None]
-        self.bound = float(least.sum() - self.price * self.budget)
+        self.reduced = priced - priced.min(axis=1, keepdims=True)
+        self.bound = float(priced.min(axis=1).sum() - self.price * self.budget)
+        self._fill()
 
     def solve(self, known: float) -> Choice | None:
         """The best choice if its error is less than `known`, else None."""
@@ -113,16 +114,30 @@ class _Knapsack:
             return self.columns[self.first] if gap > 0 else None
         best: tuple[int, int] | None = None
         states = _States(np.array([start]), np.zeros(1), np.zeros(1, dtype=np.int64), self.first[:1])
-        history: list[_States] = []
+        levels, tried, settled = [states], list[int](), False
         nearest = np.partition(self.reduced, 1, axis=1)[:, 1]
         order = np.argsort(nearest, kind="stable")
-        for step in range(len(order) + 1):
-            gap, best = self._closed(states, gap, best, step)
-            if step == len(order) or nearest[order[step]] >= gap:
+        more, less = self._least_prices(order)
+        gap, best = self._closed(states, gap, best, 0)
+        for step, row in enumerate(order.tolist()):
+            if nearest[row] >= gap or not len(states.bits):
                 break
-            history.append(states)
-            states = self._extended(states, int(order[step]), gap)
-        return None if best is None else self._choice(best, history, order, states)
+            if settled and self._alike(row, tried[-1]):
+                continue
+            before, states = states, self._extended(states, row, gap, (more[step], less[step]))
+            settled = np.array_equal(before.bits, states.bits) and np.array_equal(
+                before.excess, states.excess
+            )
+            tried.append(row)
+            levels.append(states)
+            if len(states.bits):
+                gap, best = self._closed(states, gap, best, len(tried))
+        return None if best is None else self._choice(best, levels, tried)
+
+    def _alike(self, row: int, other: int) -> bool:
+        """Whether a rank offers what another does: if that changed nothing, neither will this."""
+        same = self.first[row] == self.first[other]
+        return bool(same) and np.array_equal(self.reduced[row], self.reduced[other])
 
     def _price(self) -> float:
         """The least lambda, up to rounding, whose choice meets the budget; 0 if that of least error does."""
@@ -144,6 +159,30 @@ class _Knapsack:
             low, high = (middle, high) if cost(middle) > self.budget else (low, middle)
         return high
 
+    def _fill(self) -> None:
+        """Let ranks for which widths are as good as equal have the widest of them, while bits are left."""
+        tied = self.reduced <= _TIED * (
+            self.errors.max(axis=1, keepdims=True) + self.price * self.costs.max()
+        )
+        widest = np.where(tied, self.costs, -1).argmax(axis=1)
+        added = self.costs[widest] - self.costs[self.first]
+        fits = np.cumsum(added) <= self.budget - int(self.costs[self.first].sum())
+        self.first = np.where(fits, widest, self.first)
+        chosen = self.reduced[np.arange(len(self.first)), self.first]
+        self.reduced = np.maximum(self.reduced - chosen[:, None], 0)
+
+    def _least_prices(self, order: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """What ranks after each in `order` ask at least for a bit more, and for a bit less: [ranks] each."""
+        change = self.costs - self.costs[self.first][:, None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            price = self.reduced / np.abs(change)
+        found = []
+        for wanted in (change > 0, change < 0):
+            each = np.where(wanted, price, np.inf).min(axis=1)[order]
+            after = np.minimum.accumulate(each[::-1])[::-1]
+            found.append(np.append(after[1:], np.inf))
+        return found[0], found[1]
+
     def _closed(
         self, states: _States, gap: float, best: tuple[int, int] | None, step: int
     ) -> tuple[float, tuple[int, int] | None]:
@@ -153,11 +192,17 @@ class _Knapsack:
         at = int(above.argmin())
         return (float(above[at]), (step, at)) if above[at] < gap else (gap, best)
 
-    def _extended(self, states: _States, row: int, gap: float) -> _States:
-        """With all choices for one more row that could still close the gap, Pareto-optimal ones only."""
+    def _extended(self, states: _States, row: int, gap: float, prices: tuple[float, float]) -> _States:
+        """With all choices for one more row that could still close the gap, Pareto-optimal ones only.
+
+        `prices` are the least at which the ranks left take bits and give them back (`_least_prices`).
+        """
         excess = (states.excess[:, None] + self.reduced[row]).ravel()
         bits = (states.bits[:, None] + self.costs - self.costs[self.first[row]]).ravel()
-        keep = np.flatnonzero(excess < gap)
+        slack = self.budget - bits
+        with np.errstate(invalid="ignore"):  # no bits missing at any price
+            missing = np.where(slack < 0, -slack * prices[1], slack * min(self.price, prices[0]))
+        keep = np.flatnonzero(excess + missing < gap)
         keep = keep[np.lexsort((excess[keep], bits[keep]))]
         errors = excess[keep] - self.price * bits[keep]
         least = np.minimum.accumulate(errors)
@@ -166,13 +211,10 @@ class _Knapsack:
         keep = keep[better]
         return _States(bits[keep], excess[keep], keep // len(self.costs), keep % len(self.costs))
 
-    def _choice(
-        self, best: tuple[int, int], history: list[_States], order: npt.NDArray[np.int64], last: _States
-    ) -> Choice:
-        levels = [*history, last]
+    def _choice(self, best: tuple[int, int], levels: list[_States], tried: list[int]) -> Choice:
         choice, (step, at) = self.first.copy(), best
         for level in range(step, 0, -1):
-            choice[order[level - 1]] = levels[level].moves[at]
+            choice[tried[level - 1]] = levels[level].moves[at]
             at = int(levels[level].parents[at])
         found: Choice = self.columns[choice]
         return found
