@@ -11,6 +11,7 @@ import pytest
 import torch
 from small_finetune import share_right, write_base, write_finetune, write_tasks, write_texts
 
+from profiler.checkpoint import read_model
 from profiler.evaluation.types import Answerer, Distribution, Pair, Scored, Settings
 from profiler.variants.verifying import verify
 from workers.compression.auto import CANDIDATES, LossTooLarge
@@ -67,7 +68,12 @@ def everything(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         job = Job(
             asked.base, asked.tuned, asked.out, method_of(candidate.options), asked.calibration, force=True
         )
-        size = compress(job).size_bytes
+        made = compress(job)
+        assert made.spec is not None
+        shapes = read_model(asked.base).linear_shapes.values()
+        dense_bytes = 2 * sum(out * into for out, into in shapes) * 2  # of two layers
+        assert made.spec.weight_bytes - made.spec.full_bytes >= candidate.least_share * dense_bytes
+        size = made.size_bytes
         after = merged_share(models, asked.out, root / f"{candidate.name} merged")
         found[candidate.name] = (size, 100 * (before - after))
     return found
