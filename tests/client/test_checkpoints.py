@@ -76,7 +76,7 @@ def test_compress_prints_one_document(cli: Cli, tmp_path: Path, base: Path, tune
     document = json.loads(out)
     assert document.keys() == {
         *("folder", "method", "kind", "weightBytes", "ratio", "ratioWithoutEmbeddings", "layerErrors"),
-        *("seconds", "peakMemoryBytes", "peakDeviceBytes", "warnings"),
+        *("seconds", "peakMemoryBytes", "peakDeviceBytes", "warnings", "quality", "tried", "lossless"),
     }
     spec = read_variant(tmp_path / "delta", read_model(base), VariantLimits(1))
     assert document["weightBytes"] == spec.weight_bytes
@@ -96,6 +96,17 @@ def test_a_method_that_is_not_served_says_so(cli: Cli, tmp_path: Path, base: Pat
     assert code == 0, err
     assert "plain checkpoint" in out
     assert read_model(tmp_path / "plain").num_layers == 2
+
+
+def test_compress_packs_files(cli: Cli, tmp_path: Path, base: Path, tuned: Path) -> None:
+    packed = ("--method", "magnitude", "--lossless", "--storage-mb-per-s", "1e-6")
+    code, out, err = cli("compress", base, tuned, tmp_path / "delta", *packed)
+    assert code == 0, err
+    assert "Lossless" in out
+    assert "3 of 3 files compressed" in out
+    assert "MB/s (as given)" in out
+    assert len(list((tmp_path / "delta").glob("*.safetensors.zst"))) == 3
+    assert read_variant(tmp_path / "delta", read_model(base), VariantLimits(1)).bits == (4,)
 
 
 def test_merge_by_name(cli: Cli, api: FakeApi, tmp_path: Path, base: Path) -> None:
@@ -129,6 +140,12 @@ def test_merge_by_name_where_the_folders_are_not(cli: Cli, api: FakeApi, tmp_pat
         ([*COMPRESS, "NEW", "--method", "deltamix", "--ratio", "1/0"], 2, "such as 1/16"),
         ([*COMPRESS, "NEW", "--group-size", "12"], 2, "multiple of 8"),
         ([*COMPRESS, "NEW", "--method", "zip"], 2, "deltacompress, deltamix"),
+        ([*COMPRESS, "NEW", "--method", "auto", "--evaluation", "BASE"], 2, "largest loss"),
+        ([*COMPRESS, "NEW", "--method", "auto", "--max-loss", "1"], 2, "needs tasks"),
+        ([*COMPRESS, "NEW", "--max-loss", "1"], 2, "only auto takes max_loss"),
+        ([*COMPRESS, "NEW", "--storage-mb-per-s", "9"], 2, "together with lossless"),
+        ([*COMPRESS, "NEW", "--method", "bitdelta", "--lossless"], 2, "only deltas are packed"),
+        ([*COMPRESS, "NEW", "--evaluation", "BASE"], 1, "docs/evaluation.md"),
         ([*COMPRESS, "NEW", "--device", "abacus"], 2, "cannot compute on 'abacus'"),
         (COMPRESS, 2, "folder to write to"),
         ([*COMPRESS, "NEW", "--out", "NEW"], 2, "once"),
