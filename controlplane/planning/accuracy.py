@@ -1,0 +1,59 @@
+"""What a variant keeps of its fine-tune's accuracy, and what accuracy SLOs ask of its base then. Pure.
+
+Accuracies are in percent of the uncompressed model's (MaverIQ, Table 1). The variant's and the base's losses are taken
+to add up as independent ones do: 98% of 97% is 95.06%.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from controlplane import errors
+from controlplane.planning import infeasibility
+from controlplane.state.deltas import Artifact
+from controlplane.state.records import Model
+from placement.solver import concessions
+from placement.solver.outcome import NotPlaced
+from placement.types import Constraint, Relaxation
+from profiler.quantization import ALIASES, UNCOMPRESSED
+
+WHOLE = 100.0
+
+
+def registered(given: Mapping[str, float], artifact: Artifact) -> dict[str, float]:
+    """The accuracies of a variant that was made here: those that its user gave, else the measured one."""
+    if given or artifact.quality is None:
+        return dict(given)
+    return {UNCOMPRESSED: artifact.quality.accuracy}
+
+
+def of_variant(model: Model) -> float | None:
+    """What a variant keeps; None when that is not known."""
+    known = [value for name, value in model.compression.items() if name in ALIASES]
+    if known:
+        return min(known)
+    return None if model.delta is not None else WHOLE
+
+
+def base_limit(variant: Model, asked: float | None) -> float | None:
+    """The least accuracy of the base with which its variant has the accuracy that is asked for.
+
+    Errors: NoFeasiblePlan where the variant's own is less, or is not known.
+    """
+    if asked is None:
+        return None
+    accuracy = of_variant(variant)
+    if accuracy is None:
+        raise errors.NoFeasiblePlan(
+            f"the accuracy of '{variant.name}' was not measured, and {asked:g}% are asked for; register it with "
+            "an `evaluation` file or a `compressionTechnique`, or leave SLOs.accuracy out",
+            details={"binding": infeasibility.name_of(Constraint.ACCURACY), "relaxations": []},
+        )
+    if accuracy < asked:
+        raise infeasibility.refusal(_refused(variant.name, asked, accuracy))
+    return min(WHOLE, asked * WHOLE / accuracy)
+
+
+def _refused(name: str, asked: float, offered: float) -> NotPlaced:
+    relaxation: Relaxation = concessions.less_accurate(asked, offered)
+    return NotPlaced(name, Constraint.ACCURACY, "", (relaxation,))

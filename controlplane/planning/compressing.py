@@ -1,0 +1,177 @@
+"""Which fine-tune is compressed next, where, with how much memory: one at a time on a node, the oldest first.
+Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from controlplane import errors
+from controlplane.cluster import reservations
+from controlplane.settings import Settings
+from controlplane.state.deltas import Delta
+from controlplane.state.records import Model, Phase
+from controlplane.state.repository import State
+from placement.types import CPU, Device, DeviceKey, Inventory, key_of
+from profiler.types import ModelSpec
+from workers.compression.request import CompressRequest, Recipe
+
+MAX_ATTEMPTS = 3  # in a row that get no further
+RUNTIME_BYTES = 1 << 30  # torch itself, and what a GPU's libraries take
+FLOAT32_BYTES = 4
+ROWS, TOKENS = 256, 2048  # of calibration, if nobody says
+
+
+@dataclass(frozen=True)
+class CompressJob:
+    """A request, the device that carries it out, and the memory to reserve there."""
+
+    request: CompressRequest
+    device: DeviceKey
+    memory_bytes: int
+
+    @property
+    def node(self) -> str:
+        return self.device[0]
+
+
+@dataclass(frozen=True)
+class Queued:
+    """It has to wait; `reason` says for what."""
+
+    reason: str
+
+
+def next_job(state: State, name: str, inventory: Inventory, settings: Settings) -> CompressJob | Queued:
+    """The job of a model that is to be compressed, if it may begin now, or why it waits.
+
+    Errors: CompressionFailed when it was cut off too often, or asks for a GPU that is not there.
+    """
+    model = state.models[name].record
+    delta, base = require_delta(model), _base(state, model)
+    if delta.attempts >= MAX_ATTEMPTS:
+        raise errors.CompressionFailed(
+            f"{delta.attempts} attempts in a row got no further than {delta.share:.0%}; {delta.doing}"
+        )
+    if before := _before(state, model):
+        return Queued(f"waits until '{before}' has begun to be compressed")
+    fitting = [d for d in inventory.devices if _may_use(delta.recipe, d)]
+    if not fitting:
+        raise errors.CompressionFailed(
+            f"expected a device for it ({delta.recipe.device}), the cluster has none; add one, or register it "
+            'with another "device"'
+        )
+    return _placed(state, model, base, fitting, inventory, settings)
+
+
+def require_delta(model: Model) -> Delta:
+    if model.delta is None:
+        raise errors.InvalidRequest(f"'{model.name}' is not made of a fine-tune here")
+    return model.delta
+
+
+def folder_of(model: Model, settings: Settings) -> Path:
+    """Where the delta of a model is made: no other model's, not even of one of the same name later."""
+    return settings.artifacts_folder / f"{model.name}-{model.uid}"
+
+
+def waiting(state: State) -> Iterator[Model]:
+    """Models whose compressing has no place yet, the oldest first."""
+    having = {holder for holder in _holders(state)}
+    models = sorted((m.record for m in state.models.values()), key=lambda m: (m.created_at_s, m.name))
+    for model in models:
+        if model.phase is Phase.COMPRESSING and reservations.compressing(model.name) not in having:
+            yield model
+
+
+def needed_bytes(spec: ModelSpec, recipe: Recipe) -> int:
+    """Memory of a job, roughly: both sides of one layer and its delta, four squares of the widest input
+    (Gram matrix, its factor, and room to make it), and the calibration's activations before and after."""
+    linear = sum(out * width for out, width in spec.linear_shapes.values())
+    widest = max((width for _, width in spec.linear_shapes.values()), default=spec.hidden_size)
+    activations = 0
+    if recipe.calibration:
+        activations = 2 * (recipe.rows or ROWS) * (recipe.tokens or TOKENS) * spec.hidden_size
+    numbers = 3 * linear + 4 * widest**2 + activations + 2 * spec.vocab_size * spec.hidden_size
+    return RUNTIME_BYTES + FLOAT32_BYTES * numbers
+
+
+def _base(state: State, model: Model) -> Model:
+    base = state.models.get(model.base or "")
+    if base is None or base.record.spec is None or base.record.path is None:
+        raise errors.CompressionFailed(f"the base '{model.base}' is no longer registered; register it again")
+    return base.record
+
+
+def _before(state: State, model: Model) -> str:
+    """An older model that waits, too; empty if there is none."""
+    first = next(waiting(state), model)
+    return "" if first.name == model.name else first.name
+
+
+def _holders(state: State) -> Iterator[str]:
+    for ledger in state.ledgers.values():
+        yield from (r.holder for r in ledger.record.reservations)
+
+
+def _may_use(recipe: Recipe, device: Device) -> bool:
+    return recipe.device == "auto" or (recipe.device == "cpu") == (device.kind == CPU)
+
+
+def _placed(
+    state: State,
+    model: Model,
+    base: Model,
+    fitting: list[Device],
+    inventory: Inventory,
+    settings: Settings,
+) -> CompressJob | Queued:
+    delta, holder = require_delta(model), reservations.compressing(model.name)
+    assert base.spec is not None and base.path is not None
+    others = _compressing_on(state, holder)
+    idle = [d for d in fitting if others[d.node] < settings.compress_per_node]
+    if not idle:
+        return Queued("waits for its turn: as many are compressed on each node as may be")
+    measured = reservations.being_measured(state.ledgers)
+    if not (quiet := [d for d in idle if key_of(d) not in measured]):
+        return Queued("waits until an architecture has been measured")
+    free = {
+        key_of(d): d.free_bytes
+        for d in reservations.available(inventory, state.ledgers, settings.headroom, exclude=holder).devices
+    }
+    need = needed_bytes(base.spec, delta.recipe)
+    needs = {key_of(d): min(need, int(d.total_bytes * (1 - settings.headroom))) for d in quiet}
+    promised = reservations.promised(state.ledgers, exclude=holder)
+    roomy = [
+        d
+        for d in quiet
+        if free[key_of(d)] >= needs[key_of(d)]
+        and (d.kind == CPU or delta.recipe.device != "auto" or not promised.get(key_of(d)))
+    ]
+    if not roomy:
+        gib = need / 2**30
+        return Queued(f"waits for about {gib:.1f} GiB of free memory on a device")
+    chosen = min(roomy, key=lambda d: (d.kind == CPU, d.node != delta.node, -free[key_of(d)], key_of(d)))
+    on_cpu = chosen.kind == CPU
+    request = CompressRequest(
+        base=Path(base.path),
+        tuned=Path(delta.tuned),
+        folder=folder_of(model, settings),
+        recipe=delta.recipe,
+        device="cpu" if on_cpu else "cuda",
+        gpus=() if on_cpu else (chosen.index,),
+        holder=holder,
+    )
+    return CompressJob(request, key_of(chosen), needs[key_of(chosen)])
+
+
+def _compressing_on(state: State, exclude: str) -> Counter[str]:
+    """How many are compressed on each node, but for this holder."""
+    return Counter(
+        ledger.record.node
+        for ledger in state.ledgers.values()
+        for r in ledger.record.reservations
+        if r.holder.startswith(reservations.COMPRESSING) and r.holder != exclude
+    )
