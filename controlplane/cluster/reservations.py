@@ -110,7 +110,7 @@ def being_measured(ledgers: Ledgers) -> dict[DeviceKey, str]:
 
 
 def orphans(state: State) -> list[str]:
-    """Holders whose group, deployment, measuring or compressing is gone, or is of an earlier one of the same name."""
+    """Holders whose group, deployment, measuring or compressing is gone, or is an earlier one of its name."""
     held = {(r.holder, r.uid) for ledger in state.ledgers.values() for r in ledger.record.reservations}
     return sorted({holder for holder, uid in held if uid != _uid_of(state, holder)})
 

@@ -100,7 +100,9 @@ class CompressActions:
         await self._conclude(
             OperationKind.DELETE,
             name,
-            End(Phase.DELETED, "model forgotten, and what was made of it removed; the fine-tune's files stay"),
+            End(
+                Phase.DELETED, "model forgotten, and what was made of it removed; the fine-tune's files stay"
+            ),
             lambda s: [
                 Delete(Model, name, require_same(s.models, name, model.uid).version),
                 *reservations.release(s, reservations.compressing(name)),

@@ -20,7 +20,7 @@ from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState, inventory_of
 from controlplane.cluster.memory_usage import memory_by_node
 from controlplane.controller import registration
-from controlplane.controller.compress_action import CompressActions
+from controlplane.controller.compress_action import MADE_SHARE, CompressActions
 from controlplane.controller.demand import DemandBook
 from controlplane.controller.deployment_actions import DeploymentActions
 from controlplane.controller.group_actions import GroupActions
@@ -276,7 +276,9 @@ class Controller:
 
     async def _read_model(self, name: str) -> None:
         model = await self._edit_model(name, _being_read)
-        await self._note(OperationKind.REGISTER, name, Phase.PROFILING, "reading its files", 0.3)
+        await self._note(
+            OperationKind.REGISTER, name, Phase.PROFILING, "reading its files", _read_share(model)
+        )
         limits = registration.Limits(self._settings.roots, self._settings.max_lora_rank)
         versioned = (await self._repository.read_async()).models.get(model.base or "")
         base = versioned.record if versioned else None
@@ -333,3 +335,10 @@ def _being_read(model: Model) -> Model:
     if model.phase is Phase.DELETING:
         raise Superseded(model.name)
     return replace(model, phase=Phase.PROFILING)
+
+
+def _read_share(model: Model) -> float:
+    """The part of a registration that is done when a model's files are read."""
+    if model.delta is None:
+        return 0.3
+    return MADE_SHARE if model.delta.artifact else 0.0

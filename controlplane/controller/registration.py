@@ -60,8 +60,8 @@ def _fine_tune(model: Model, delta: Delta, base: Model | None, limits: Limits, c
         folder = sources.require_folder(source, "source")
     if not base.spec.adaptable:
         raise errors.AdapterMismatch(
-            f"variants of '{base.name}' ({base.spec.architecture}) cannot be served; register the fine-tune as "
-            "a base of its own",
+            f"variants of '{base.name}' ({base.spec.architecture}) cannot be served; register the fine-tune "
+            "as a base of its own",
             param="base",
         )
     recipe = delta.recipe

@@ -83,4 +83,6 @@ def require_file(uri: str, roots: Sequence[Path], param: str) -> Path:
         with path.open("rb"):
             return path
     except OSError as e:
-        raise errors.SourceUnreadable(f"'{path}' cannot be read: {e.strerror}; give a file", param=param) from e
+        raise errors.SourceUnreadable(
+            f"'{path}' cannot be read: {e.strerror}; give a file", param=param
+        ) from e

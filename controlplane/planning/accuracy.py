@@ -1,7 +1,7 @@
 """What a variant keeps of its fine-tune's accuracy, and what accuracy SLOs ask of its base then. Pure.
 
-Accuracies are in percent of the uncompressed model's (MaverIQ, Table 1). The variant's and the base's losses are taken
-to add up as independent ones do: 98% of 97% is 95.06%.
+Accuracies are in percent of the uncompressed model's (MaverIQ, Table 1). The losses of a variant and of its
+base are taken for independent ones: 98% of 97% is 95.06%.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def base_limit(variant: Model, asked: float | None) -> float | None:
     accuracy = of_variant(variant)
     if accuracy is None:
         raise errors.NoFeasiblePlan(
-            f"the accuracy of '{variant.name}' was not measured, and {asked:g}% are asked for; register it with "
-            "an `evaluation` file or a `compressionTechnique`, or leave SLOs.accuracy out",
+            f"the accuracy of '{variant.name}' was not measured, and {asked:g}% are asked for; register it "
+            "with an `evaluation` file or a `compressionTechnique`, or leave SLOs.accuracy out",
             details={"binding": infeasibility.name_of(Constraint.ACCURACY), "relaxations": []},
         )
     if accuracy < asked:

@@ -60,8 +60,8 @@ def next_job(state: State, name: str, inventory: Inventory, settings: Settings) 
     fitting = [d for d in inventory.devices if _may_use(delta.recipe, d)]
     if not fitting:
         raise errors.CompressionFailed(
-            f"expected a device for it ({delta.recipe.device}), the cluster has none; add one, or register it "
-            'with another "device"'
+            f"expected a device for it ({delta.recipe.device}), the cluster has none; add one, or register "
+            'it with another "device"'
         )
     return _placed(state, model, base, fitting, inventory, settings)
 
@@ -79,7 +79,7 @@ def folder_of(model: Model, settings: Settings) -> Path:
 
 def waiting(state: State) -> Iterator[Model]:
     """Models whose compressing has no place yet, the oldest first."""
-    having = {holder for holder in _holders(state)}
+    having = set(_holders(state))
     models = sorted((m.record for m in state.models.values()), key=lambda m: (m.created_at_s, m.name))
     for model in models:
         if model.phase is Phase.COMPRESSING and reservations.compressing(model.name) not in having:
@@ -129,7 +129,8 @@ def _placed(
     settings: Settings,
 ) -> CompressJob | Queued:
     delta, holder = require_delta(model), reservations.compressing(model.name)
-    assert base.spec is not None and base.path is not None
+    assert base.spec is not None
+    assert base.path is not None
     others = _compressing_on(state, holder)
     idle = [d for d in fitting if others[d.node] < settings.compress_per_node]
     if not idle:

@@ -175,8 +175,8 @@ def _profiles(state: State) -> Iterator[Action]:
 
 
 def _deltas(state: State, observed: Observed) -> Iterator[Action]:
-    """Each that is to be made has an action, which waits for its turn itself. Its files are taken away when that
-    has ended."""
+    """Each that is to be made has an action, which waits for its turn itself. Its files are taken away when
+    that has ended."""
     for name, versioned in state.models.items():
         phase = versioned.record.phase
         if phase is Phase.COMPRESSING and not _cancelled(state, OperationKind.REGISTER, name):

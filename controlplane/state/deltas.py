@@ -14,8 +14,8 @@ __all__ = ["Artifact", "Delta", "Recipe", "at", "cut_off", "placed", "queued"]
 class Delta:
     """A fine-tune and its way to a delta. `tuned` is its folder, known once it was looked at.
 
-    It is compressed on `node` (empty: it waits, for `doing`), where `share` of the work (0..1) is done and `left_s`
-    seconds are left, as far as can be said. `attempts` were cut off in a row without getting any further.
+    It is compressed on `node` (empty: it waits, for `doing`). `share` of the work (0..1) is done,
+    `left_s` seconds are left, as far as can be said. `attempts` were cut off in a row without getting any further.
     Once there is an `artifact`, that is what the model's `adapter` names.
     """
 

@@ -54,8 +54,8 @@ class HostReading:
 
 
 def holder_of(pid: int, table: Mapping[int, ProcessRow]) -> str | None:
-    """The holder of a process, by its own title or that of a process above it: a worker group, or a profiling
-    job as `measuring:KEY`, or `compressing:MODEL`. "" is nobody of ours; None is a process that cannot be seen."""
+    """The holder of a process, by its own title or that of a process above it: a worker group, a profiling
+    job as `measuring:KEY`, or `compressing:MODEL`. "" is nobody of ours; None: it cannot be seen."""
     if pid not in table:
         return None
     for ancestor in _upwards(pid, table):

@@ -1,4 +1,4 @@
-"""`python -m workers.compression REQUEST.json`: compress one fine-tune, and print a line of JSON for each step.
+"""`python -m workers.compression REQUEST.json`: compress one fine-tune, and print lines of JSON as it goes.
 
 The same command goes on where a killed one stopped, and only repeats its last line when all is done. With
 `--end-with-stdin` this process ends when its standard input does. `--holder=NAME`, the last, is for those

@@ -1,4 +1,4 @@
-"""Carries out a `CompressRequest` in a process of its own, which ends when this one does, however that ends."""
+"""Carries out a `CompressRequest` in a process of its own, which ends when this one does, in whatever way."""
 
 from __future__ import annotations
 

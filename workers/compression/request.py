@@ -1,4 +1,4 @@
-"""A fine-tune to be compressed on a node, and how. Plain data: stored, sent to a Ray task, read by a process."""
+"""A fine-tune to be compressed on a node, and how. Plain data: stored, sent to a task, read by a process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ class Recipe:
     """How a fine-tune becomes a delta of its base. None, or "": what the method does by itself.
 
     `method` is a name of `choose.MethodName`; `auto` tries several for the smallest whose loss on the task
-    file `evaluation` is at most `max_loss`, in points of its score (percent). `bits`, `ratio` and `group_size` are
-    those that the method takes. `calibration` is a file of texts, of which `rows` of `tokens` tokens are run.
+    file `evaluation` is at most `max_loss`, in points of its score (percent). `bits`, `ratio` and
+    `group_size` are those that the method takes. `calibration` is a file of texts, of which `rows` of
+    `tokens` tokens are run.
     `evaluation` with another method than `auto` only measures. `device` is "auto", "cpu" or "gpu".
     """
 

@@ -121,7 +121,8 @@ class _Engine:
             self._check()
         yield from self._measured.fresh()
         if (code := self._process.poll()) and not complete_s:
-            raise MeasuringError(f"the engine ended with {jobs.exit_reason(code)}: {jobs.last_words(self._log)}")
+            ended = f"the engine ended with {jobs.exit_reason(code)}"
+            raise MeasuringError(f"{ended}: {jobs.last_words(self._log)}")
         self._end()
 
     def _check(self) -> None:

@@ -26,7 +26,7 @@ Method = Literal[
 ]
 FilePath = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
-# Which of these options each method takes, as `workers.compression.choose.TAKES` has them: a client has no torch.
+# Which of these options each method takes. `workers.compression.choose.TAKES` has the same, but imports torch.
 TAKES: Mapping[str, frozenset[str]] = {
     "auto": frozenset({"calibration"}),
     "deltacompress": frozenset({"bits", "group_size", "calibration"}),
@@ -76,8 +76,8 @@ class CompressionForm(Strict):
         if self.method in JUDGED_ONLY:
             servable = [name for name in get_args(Method) if name not in JUDGED_ONLY]
             raise ValueError(
-                f"'{self.method}' leaves a plain checkpoint that no engine serves as a variant; choose one of "
-                f"{', '.join(servable)}, or write it with `ostinato compress` and register it as a base"
+                f"'{self.method}' leaves a plain checkpoint that no engine serves as a variant; choose "
+                f"one of {', '.join(servable)}, or write it with `ostinato compress` and register it as a base"
             )
         for field, option in OPTIONS.items():
             if getattr(self, field) is not None and option not in TAKES[self.method]:
@@ -101,7 +101,7 @@ class CompressionForm(Strict):
                 "be lost; or name a method"
             )
         if self.method != "auto" and self.maxLoss is not None:
-            raise ValueError(f"maxLoss is for 'auto', which searches; '{self.method}' only measures its loss")
+            raise ValueError(f"maxLoss is for 'auto'; '{self.method}' only measures what it loses")
 
 
 class QualityView(View):
@@ -114,9 +114,7 @@ class QualityView(View):
 
     @classmethod
     def of(cls, q: Quality) -> QualityView:
-        return cls(
-            score=q.score, uncompressedScore=q.tuned_score, accuracy=q.accuracy, tasks=dict(q.tasks)
-        )
+        return cls(score=q.score, uncompressedScore=q.tuned_score, accuracy=q.accuracy, tasks=dict(q.tasks))
 
 
 class ArtifactView(View):
@@ -146,8 +144,8 @@ class ArtifactView(View):
 
 
 class CompressionView(View):
-    """How a variant is, or was, made of a fine-tune. `share` (0..1) is done, `etaS` seconds are left, null where
-    nothing can be said of them; `step` is what is being done, on `node`."""
+    """How a variant is, or was, made of a fine-tune. `share` (0..1) is done, `etaS` seconds are left, null
+    where nothing can be said of them; `step` is what is being done, on `node`."""
 
     method: str
     options: dict[str, int | float | str | bool]

@@ -28,8 +28,8 @@ Uri = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
 
 class RegisterModelRequest(Strict):
-    """A base model by its `source`; a variant by its `base` (a registered name) and `adapter`; or a variant that
-    is made here, by its `base`, the fine-tune's `source` and its `compression`."""
+    """A base model by its `source`; a variant by its `base` (a registered name) and `adapter`; or a variant
+    that is made here, by its `base`, the fine-tune's `source` and its `compression`."""
 
     model: Name
     source: Uri | None = Field(
@@ -50,14 +50,12 @@ class RegisterModelRequest(Strict):
     ] = Field(
         default_factory=lambda: {"none": 100.0},
         max_length=32,
-        description="Accuracy of each technique, %. Of a delta that is made and evaluated here it is measured.",
+        description="Accuracy of each technique, %. That of a delta made here is measured, if left out.",
     )
 
     @model_validator(mode="after")
     def _base_or_variant(self) -> RegisterModelRequest:
-        given = tuple(
-            k for k in ("source", "base", "adapter", "compression") if getattr(self, k) is not None
-        )
+        given = tuple(k for k in ("source", "base", "adapter", "compression") if getattr(self, k) is not None)
         if given not in (("source",), ("base", "adapter"), ("source", "base", "compression")):
             raise ValueError(
                 "give either `source` (a base model), or both `base` and `adapter` (a variant), or `source`, "
