@@ -112,6 +112,7 @@ def _host_changes(
 ) -> list[Change]:
     present = state.deployments.get(host)
     least = accuracy.base_limit(variant, request.SLOs.accuracy)
+    accuracy.require_base(find_model(state, host), present.record if present else None, least)
     if present is None:
         begun = _deployment(host, host, request, ctx.uids[1], ctx.now_s)
         return [Put(dataclasses.replace(begun, slos=dataclasses.replace(begun.slos, accuracy=least)), 0)]

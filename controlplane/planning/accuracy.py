@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from controlplane import errors
 from controlplane.planning import infeasibility
 from controlplane.state.deltas import Artifact
-from controlplane.state.records import Model
+from controlplane.state.records import Deployment, Model
 from placement.solver import concessions
 from placement.solver.outcome import NotPlaced
 from placement.types import Constraint, Relaxation
-from profiler.quantization import ALIASES, UNCOMPRESSED
+from profiler.quantization import ALIASES, UNCOMPRESSED, canonical
 
 WHOLE = 100.0
 
@@ -52,6 +52,16 @@ def base_limit(variant: Model, asked: float | None) -> float | None:
     if accuracy < asked:
         raise infeasibility.refusal(_refused(variant.name, asked, accuracy))
     return min(WHOLE, asked * WHOLE / accuracy)
+
+
+def require_base(base: Model, deployment: Deployment | None, least: float | None) -> None:
+    """Errors: NoFeasiblePlan where the engines that run already are less accurate than that."""
+    if least is None or deployment is None or deployment.placement is None:
+        return
+    quantization = canonical(deployment.placement.plan.quantization)
+    known = {canonical(name): value for name, value in base.compression.items()}
+    if known.get(quantization, WHOLE) < least:
+        raise infeasibility.refusal(_refused(base.name, least, known[quantization]))
 
 
 def _refused(name: str, asked: float, offered: float) -> NotPlaced:

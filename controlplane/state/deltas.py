@@ -15,8 +15,8 @@ class Delta:
     """A fine-tune and its way to a delta. `tuned` is its folder, known once it was looked at.
 
     It is compressed on `node` (empty: it waits, for `doing`). `share` of the work (0..1) is done,
-    `left_s` seconds are left, as far as can be said. `attempts` were cut off in a row without getting any further.
-    Once there is an `artifact`, that is what the model's `adapter` names.
+    `left_s` seconds are left, as far as can be said. `attempts` were cut off in a row without getting any
+    further. Once there is an `artifact`, that is what the model's `adapter` names.
     """
 
     recipe: Recipe

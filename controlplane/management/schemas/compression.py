@@ -26,7 +26,7 @@ Method = Literal[
 ]
 FilePath = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
-# Which of these options each method takes. `workers.compression.choose.TAKES` has the same, but imports torch.
+# Which of these options each method takes; also in `workers.compression.choose.TAKES`, which imports torch.
 TAKES: Mapping[str, frozenset[str]] = {
     "auto": frozenset({"calibration"}),
     "deltacompress": frozenset({"bits", "group_size", "calibration"}),
@@ -77,7 +77,7 @@ class CompressionForm(Strict):
             servable = [name for name in get_args(Method) if name not in JUDGED_ONLY]
             raise ValueError(
                 f"'{self.method}' leaves a plain checkpoint that no engine serves as a variant; choose "
-                f"one of {', '.join(servable)}, or write it with `ostinato compress` and register it as a base"
+                f"one of {', '.join(servable)}, or write it by `ostinato compress` and register a base"
             )
         for field, option in OPTIONS.items():
             if getattr(self, field) is not None and option not in TAKES[self.method]:
