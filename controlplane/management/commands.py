@@ -27,6 +27,7 @@ from controlplane.state.records import (
 from controlplane.state.repository import Change, Delete, Put, State, Versioned
 from controlplane.state.transactions import Context, Outcome
 from controlplane.state.worker_groups import WorkerGroup
+from profiler.quantization import UNCOMPRESSED
 from profiler.shards import tp_fits, tp_problem
 
 
@@ -57,8 +58,9 @@ def register_model(state: State, request: RegisterModelRequest, ctx: Context) ->
 
 def _accuracies(request: RegisterModelRequest) -> dict[str, float]:
     """Of a delta that is made here nothing is known beforehand, unless its user says it."""
-    left_out = "compressionTechnique" not in request.model_fields_set
-    return {} if request.compression is not None and left_out else dict(request.compressionTechnique)
+    if request.compressionTechnique is not None:
+        return dict(request.compressionTechnique)
+    return {UNCOMPRESSED: accuracy.WHOLE} if request.compression is None else {}
 
 
 def _unchanged(versioned: Versioned[Model] | Versioned[Deployment]) -> Put:

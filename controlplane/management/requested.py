@@ -35,6 +35,7 @@ def delta(form: CompressionForm | None) -> Delta | None:
         bits=form.bits,
         ratio=form.ratio,
         group_size=form.groupSize,
+        max_widths=form.maxWidths,
         calibration=form.calibration or "",
         rows=form.rows,
         tokens=form.tokens,

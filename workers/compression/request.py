@@ -12,8 +12,8 @@ class Recipe:
     """How a fine-tune becomes a delta of its base. None, or "": what the method does by itself.
 
     `method` is a name of `choose.MethodName`; `auto` tries several for the smallest whose loss on the task
-    file `evaluation` is at most `max_loss`, in points of its score (percent). `bits`, `ratio` and
-    `group_size` are those that the method takes. `calibration` is a file of texts, of which `rows` of
+    file `evaluation` is at most `max_loss`, in percent (workers.compression.quality). `bits`, `ratio`,
+    `group_size` and `max_widths` are those that the method takes. `calibration` is a file of texts, of which `rows` of
     `tokens` tokens are run.
     `evaluation` with another method than `auto` only measures. `device` is "auto", "cpu" or "gpu".
     """
@@ -22,6 +22,7 @@ class Recipe:
     bits: int | None = None
     ratio: float | None = None
     group_size: int | None = None
+    max_widths: int | None = None
     calibration: str = ""
     rows: int | None = None
     tokens: int | None = None

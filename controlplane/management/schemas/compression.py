@@ -26,21 +26,21 @@ Method = Literal[
 ]
 FilePath = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
-# Which of these options each method takes; also in `workers.compression.choose.TAKES`, which imports torch.
+# Which of these options each method takes, as `workers.compression.choose.TAKES` has it.
 TAKES: Mapping[str, frozenset[str]] = {
-    "auto": frozenset({"calibration"}),
-    "deltacompress": frozenset({"bits", "group_size", "calibration"}),
-    "deltamix": frozenset({"ratio", "calibration"}),
+    "auto": frozenset(),
+    "deltacompress": frozenset({"bits", "group_size"}),
+    "deltamix": frozenset({"ratio", "max_widths"}),
     "magnitude": frozenset({"bits", "group_size"}),
     "low-rank": frozenset({"ratio"}),
     "delta-come": frozenset({"ratio"}),
     "bitdelta": frozenset(),
-    "sparse-gpt": frozenset({"bits", "group_size", "calibration"}),
+    "sparse-gpt": frozenset({"bits", "group_size"}),
     "round-to-nearest": frozenset({"bits", "group_size"}),
 }
-OPTIONS = {"bits": "bits", "ratio": "ratio", "groupSize": "group_size", "calibration": "calibration"}
+OPTIONS = {"bits": "bits", "ratio": "ratio", "groupSize": "group_size", "maxWidths": "max_widths"}
 JUDGED_ONLY = frozenset({"bitdelta", "sparse-gpt", "round-to-nearest"})  # no engine serves them as a variant
-CALIBRATED = frozenset({"deltacompress", "deltamix"})
+CALIBRATED = frozenset({"auto", "deltacompress", "deltamix"})  # they look at what calibration's layers get
 
 
 class CompressionForm(Strict):
@@ -54,7 +54,14 @@ class CompressionForm(Strict):
     ratio: float | None = Field(
         default=None, gt=0, le=1, description="Share of the fine-tune's 16-bit size, such as 0.0625."
     )
-    groupSize: int | None = Field(default=None, ge=1, le=1 << 20, description="Columns that share a scale.")
+    groupSize: int | None = Field(
+        default=None,
+        ge=8,
+        le=1 << 20,
+        multiple_of=8,
+        description="Columns that share a scale; default: a row.",
+    )
+    maxWidths: int | None = Field(default=None, ge=1, le=16, description="Bit widths a layer may mix.")
     calibration: FilePath | None = Field(
         default=None, description="A file of texts like those that the model will get."
     )
@@ -89,6 +96,8 @@ class CompressionForm(Strict):
         return self
 
     def _check_files(self) -> None:
+        if self.calibration is not None and self.method not in CALIBRATED:
+            raise ValueError(f"'{self.method}' takes no calibration; leave it out")
         if self.calibration is None and (self.rows is not None or self.tokens is not None):
             raise ValueError("rows and tokens are of the calibration; name its file, too")
         if self.method in CALIBRATED and self.calibration is None:

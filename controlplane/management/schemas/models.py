@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from profiler.variants.types import VariantSpec
 
 Uri = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+Techniques = dict[
+    Annotated[str, StringConstraints(min_length=1, max_length=64)],
+    Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)],
+]
 
 
 class RegisterModelRequest(Strict):
@@ -44,13 +48,10 @@ class RegisterModelRequest(Strict):
     compression: CompressionForm | None = Field(
         default=None, description="How the fine-tune `source` becomes a delta of `base`."
     )
-    compressionTechnique: dict[
-        Annotated[str, StringConstraints(min_length=1, max_length=64)],
-        Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)],
-    ] = Field(
-        default_factory=lambda: {"none": 100.0},
+    compressionTechnique: Techniques | None = Field(
+        default=None,
         max_length=32,
-        description="Accuracy of each technique, %. That of a delta made here is measured, if left out.",
+        description='Accuracy of each technique, %; {"none": 100}, or what was measured, if left out.',
     )
 
     @model_validator(mode="after")
@@ -63,7 +64,7 @@ class RegisterModelRequest(Strict):
             )
         if self.base == self.model:
             raise ValueError("a variant cannot be its own base")
-        if not self.compressionTechnique:
+        if self.compressionTechnique == {}:
             raise ValueError('compressionTechnique needs at least one entry, such as {"none": 100}')
         return self
 
