@@ -45,7 +45,7 @@ def register(  # noqa: PLR0913 - typer reads a command's options from its parame
     ] = None,
     compression: Compression = None,
     method: Annotated[
-        str | None, typer.Option(help="How to make SOURCE a delta of --base; default: auto.")
+        str | None, typer.Option(help="How to make SOURCE a delta of --base; default: deltacompress.")
     ] = None,
     bits: Annotated[int | None, typer.Option(help="Bits of each kept value, 4 or 2.")] = None,
     ratio: Annotated[float | None, typer.Option(help="Share of the 16-bit size, such as 0.0625.")] = None,
@@ -56,7 +56,7 @@ def register(  # noqa: PLR0913 - typer reads a command's options from its parame
     rows: Annotated[int | None, typer.Option(help="Calibration: texts that are run.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Calibration: tokens of each text.")] = None,
     evaluation: Annotated[str | None, typer.Option(help="A file of tasks to measure the loss on.")] = None,
-    max_loss: Annotated[float | None, typer.Option(help="auto: points of the score to lose at most.")] = None,
+    max_loss: Annotated[float | None, typer.Option(help="auto: percent of a task to lose at most.")] = None,
     lossless: Annotated[bool, typer.Option("--lossless", help="Pack files once more.")] = False,
     device: Annotated[str | None, typer.Option(help="auto, cpu or gpu.")] = None,
     no_wait: NoWait = False,
@@ -232,8 +232,8 @@ def _artifact_facts(a: ArtifactView) -> list[tuple[str, str]]:
     layer_errors = ", ".join(f"{name} {error:.3g}" for name, error in a.layerErrors.items())
     quality = ""
     if a.quality is not None:
-        score, whole = a.quality.score, a.quality.uncompressedScore
-        quality = f"{score:.1%} where the fine-tune has {whole:.1%}"
+        tasks = "; ".join(f"{t.task}: {t.metric} {t.before:.4g} -> {t.after:.4g}" for t in a.quality.losses)
+        quality = f"{a.quality.accuracy:.1f}% of the fine-tune's ({tasks})"
     return [
         ("Made", f"{a.ratio:.1f} times smaller than {size(a.uncompressedBytes)}, in {a.seconds:.0f} s"),
         ("Quality", quality),

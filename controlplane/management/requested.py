@@ -31,7 +31,7 @@ def delta(form: CompressionForm | None) -> Delta | None:
     if form is None:
         return None
     recipe = Recipe(
-        method=form.method,
+        method=form.chosen,
         bits=form.bits,
         ratio=form.ratio,
         group_size=form.groupSize,

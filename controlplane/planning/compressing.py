@@ -21,7 +21,7 @@ from workers.compression.request import CompressRequest, Recipe
 MAX_ATTEMPTS = 3  # in a row that get no further
 RUNTIME_BYTES = 1 << 30  # torch itself, and what a GPU's libraries take
 FLOAT32_BYTES = 4
-ROWS, TOKENS = 256, 2048  # of calibration, if nobody says
+ROWS, TOKENS = 128, 2048  # of calibration, if nobody says
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,7 @@ def needed_bytes(spec: ModelSpec, recipe: Recipe) -> int:
     (Gram matrix, its factor, and room to make it), and the calibration's activations before and after."""
     linear = sum(out * width for out, width in spec.linear_shapes.values())
     widest = max((width for _, width in spec.linear_shapes.values()), default=spec.hidden_size)
-    activations = 0
-    if recipe.calibration:
-        activations = 2 * (recipe.rows or ROWS) * (recipe.tokens or TOKENS) * spec.hidden_size
+    activations = 2 * (recipe.rows or ROWS) * (recipe.tokens or TOKENS) * spec.hidden_size
     numbers = 3 * linear + 4 * widest**2 + activations + 2 * spec.vocab_size * spec.hidden_size
     return RUNTIME_BYTES + FLOAT32_BYTES * numbers
 

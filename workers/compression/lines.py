@@ -11,16 +11,38 @@ from pydantic import Field, TypeAdapter
 
 
 @dataclass(frozen=True)
+class TaskLoss:
+    """One task, before (the uncompressed fine-tune) and after. `loss` and its 95 % interval are in points of
+    100 for a share of right answers, in percent for a perplexity; None: an end that is not finite."""
+
+    task: str
+    metric: str
+    before: float
+    after: float
+    loss: float
+    low: float | None = None
+    high: float | None = None
+    items: int = 0
+
+
+@dataclass(frozen=True)
 class Quality:
-    """What an artefact was measured to lose, beside the uncompressed fine-tune, on the same tasks.
+    """What an artefact was measured to lose, beside the uncompressed fine-tune, on the same tasks."""
 
-    Scores are shares (0..1). `accuracy` is the artefact's in percent of the fine-tune's, 100 at most.
-    """
+    losses: tuple[TaskLoss, ...]
 
-    score: float
-    tuned_score: float
-    accuracy: float
-    tasks: Mapping[str, float] = field(default_factory=dict)
+    @property
+    def accuracy(self) -> float:
+        """What is left of the task that lost most, in percent of the fine-tune's; 0..100."""
+        return min((_kept(each) for each in self.losses), default=100.0)
+
+
+def _kept(task: TaskLoss) -> float:
+    """Of a perplexity, which is better when it is less, its inverse counts."""
+    before, after = task.before, task.after
+    if task.metric == "perplexity":
+        before, after = 1 / before, 1 / after
+    return 100.0 if after >= before else 100 * after / before
 
 
 @dataclass(frozen=True)

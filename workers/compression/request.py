@@ -13,8 +13,8 @@ class Recipe:
 
     `method` is a name of `choose.MethodName`; `auto` tries several for the smallest whose loss on the task
     file `evaluation` is at most `max_loss`, in percent (workers.compression.quality). `bits`, `ratio`,
-    `group_size` and `max_widths` are those that the method takes. `calibration` is a file of texts, of which `rows` of
-    `tokens` tokens are run.
+    `group_size` and `max_widths` are those that the method takes. `calibration` is a file of texts (ours,
+    if empty), of which `rows` of `tokens` tokens are run.
     `evaluation` with another method than `auto` only measures. `device` is "auto", "cpu" or "gpu".
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
@@ -11,7 +12,7 @@ from controlplane.management.schemas.common import Strict, View
 
 if TYPE_CHECKING:
     from controlplane.state.deltas import Artifact, Delta
-    from workers.compression.lines import Quality
+    from workers.compression.lines import Quality, TaskLoss
 
 Method = Literal[
     "auto",
@@ -46,9 +47,10 @@ CALIBRATED = frozenset({"auto", "deltacompress", "deltamix"})  # they look at wh
 class CompressionForm(Strict):
     """How to compress. Files are read by the server, in folders that it may read from."""
 
-    method: Method = Field(
-        default="auto",
-        description="auto: the smallest artefact that loses at most maxLoss on the evaluation.",
+    method: Method | None = Field(
+        default=None,
+        description="auto: the smallest artefact that loses at most maxLoss on the evaluation. If left out: "
+        "auto where there is a maxLoss, else deltacompress.",
     )
     bits: Literal[2, 4] | None = Field(default=None, description="Bits of each kept value.")
     ratio: float | None = Field(
@@ -63,7 +65,7 @@ class CompressionForm(Strict):
     )
     maxWidths: int | None = Field(default=None, ge=1, le=16, description="Bit widths a layer may mix.")
     calibration: FilePath | None = Field(
-        default=None, description="A file of texts like those that the model will get."
+        default=None, description="A file of texts like those that the model will get; default: ours."
     )
     rows: int | None = Field(default=None, ge=1, le=100_000, description="Calibration: texts that are run.")
     tokens: int | None = Field(default=None, ge=8, le=1 << 20, description="Calibration: tokens of each.")
@@ -71,59 +73,77 @@ class CompressionForm(Strict):
         default=None, description="A file of tasks on which the artefact's loss is measured."
     )
     maxLoss: float | None = Field(
-        default=None, ge=0, le=100, description="auto: points of the score that may be lost."
+        default=None, ge=0, le=100, description="auto: percent of any task that may be lost."
     )
     lossless: bool = Field(default=False, description="Pack files once more, where loading gains by it.")
     device: Literal["auto", "cpu", "gpu"] = Field(
         default="auto", description="auto: a GPU on which nothing else is, else a CPU."
     )
 
+    @property
+    def chosen(self) -> Method:
+        return self.method or ("auto" if self.maxLoss is not None else "deltacompress")
+
     @model_validator(mode="after")
     def _consistent(self) -> CompressionForm:
-        if self.method in JUDGED_ONLY:
+        if self.chosen in JUDGED_ONLY:
             servable = [name for name in get_args(Method) if name not in JUDGED_ONLY]
             raise ValueError(
-                f"'{self.method}' leaves a plain checkpoint that no engine serves as a variant; choose "
+                f"'{self.chosen}' leaves a plain checkpoint that no engine serves as a variant; choose "
                 f"one of {', '.join(servable)}, or write it by `ostinato compress` and register a base"
             )
         for field, option in OPTIONS.items():
-            if getattr(self, field) is not None and option not in TAKES[self.method]:
-                taking = [name for name in TAKES if option in TAKES[name] and name not in JUDGED_ONLY]
-                raise ValueError(
-                    f"'{self.method}' takes no {field}; leave it out, or choose {' or '.join(taking)}"
+            if getattr(self, field) is not None and option not in TAKES[self.chosen]:
+                raise self._takes_none(
+                    field, [name for name in TAKES if option in TAKES[name] and name not in JUDGED_ONLY]
                 )
-        self._check_files()
+        if self.chosen not in CALIBRATED:
+            for field in ("calibration", "rows", "tokens"):
+                if getattr(self, field) is not None:
+                    raise self._takes_none(field, sorted(CALIBRATED))
+        self._check_evaluation()
         return self
 
-    def _check_files(self) -> None:
-        if self.calibration is not None and self.method not in CALIBRATED:
-            raise ValueError(f"'{self.method}' takes no calibration; leave it out")
-        if self.calibration is None and (self.rows is not None or self.tokens is not None):
-            raise ValueError("rows and tokens are of the calibration; name its file, too")
-        if self.method in CALIBRATED and self.calibration is None:
+    def _takes_none(self, field: str, taking: list[str]) -> ValueError:
+        return ValueError(f"'{self.chosen}' takes no {field}; leave it out, or choose {' or '.join(taking)}")
+
+    def _check_evaluation(self) -> None:
+        if self.chosen == "auto" and (self.evaluation is None or self.maxLoss is None):
             raise ValueError(
-                f"'{self.method}' needs `calibration`, a file of texts like those that the model will get"
+                "'auto' needs `evaluation`, a file of tasks, and `maxLoss`, what may be lost of them in "
+                "percent; or name a method"
             )
-        if self.method == "auto" and (self.evaluation is None or self.maxLoss is None):
-            raise ValueError(
-                "'auto' needs `evaluation`, a file of tasks, and `maxLoss`, the points of its score that may "
-                "be lost; or name a method"
-            )
-        if self.method != "auto" and self.maxLoss is not None:
-            raise ValueError(f"maxLoss is for 'auto'; '{self.method}' only measures what it loses")
+        if self.chosen != "auto" and self.maxLoss is not None:
+            raise ValueError(f"maxLoss is for 'auto'; '{self.chosen}' only measures what it loses")
+
+
+class TaskLossView(View):
+    """One task, `before` (the uncompressed fine-tune) and `after`. `loss` and its 95 % interval are in points
+    of 100 for a share of right answers, in percent for a perplexity."""
+
+    task: str
+    metric: str
+    before: float
+    after: float
+    loss: float
+    low: float | None
+    high: float | None
+    items: int
+
+    @classmethod
+    def of(cls, t: TaskLoss) -> TaskLossView:
+        return cls(**dataclasses.asdict(t))
 
 
 class QualityView(View):
-    """Scores are shares (0..1); `accuracy` is the variant's in percent of the uncompressed fine-tune's."""
+    """`accuracy`: what is left of the task that lost most, in percent of the uncompressed fine-tune's."""
 
-    score: float
-    uncompressedScore: float
     accuracy: float
-    tasks: dict[str, float]
+    losses: list[TaskLossView]
 
     @classmethod
     def of(cls, q: Quality) -> QualityView:
-        return cls(score=q.score, uncompressedScore=q.tuned_score, accuracy=q.accuracy, tasks=dict(q.tasks))
+        return cls(accuracy=q.accuracy, losses=[TaskLossView.of(each) for each in q.losses])
 
 
 class ArtifactView(View):
