@@ -1,4 +1,4 @@
-"""compress, merge: work on folders, done by this process.
+"""merge, and what it shares with compress: work on folders, done by this process.
 
 The server has no part in the writing: what a user may read and write is for the operating system to say,
 and an API that writes checkpoints into folders named by its callers would have to say it again. A variant's
@@ -9,62 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from controlplane import errors
-from controlplane.cli.output import print_json, print_text, size
+from controlplane.cli.output import print_json, print_text
 from controlplane.cli.session import Json, Session, session
 from controlplane.cli.waiting import live_line
 from controlplane.management.schemas.models import ModelView
 from profiler.errors import AdapterError, CheckpointError
-
-
-class MethodName(StrEnum):
-    sparse = "sparse"
-    svd = "svd"
-
-
-Bits = Annotated[int, typer.Option(help="sparse: bits per kept value, 4 or 2.")]
-GroupSize = Annotated[int | None, typer.Option(help="sparse: columns that share a scale; default: a row.")]
-Budget = Annotated[float, typer.Option(help="svd: share of the fine-tune's 16-bit size.")]
-Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, ...")]
-
-
-def compress(  # noqa: PLR0913 - typer reads a command's options from its parameters
-    ctx: typer.Context,
-    base: Annotated[Path, typer.Argument(help="The folder of the base model.")],
-    finetuned: Annotated[Path, typer.Argument(help="The folder of a full fine-tune of it.")],
-    out: Annotated[Path, typer.Argument(help="The folder to write the delta to.")],
-    *,
-    method: Annotated[MethodName, typer.Option(help="2:4 sparse or low-rank.")] = MethodName.sparse,
-    bits: Bits = 4,
-    group_size: GroupSize = None,
-    budget: Budget = 1 / 16,
-    device: Device = "cpu",
-    json: Json = False,
-) -> None:
-    """Compress a full fine-tune to a delta that can be registered as a variant."""
-    if bits not in (4, 2):
-        raise typer.BadParameter(f"expected 4 or 2, got {bits}", param_hint="--bits")
-    if not 0 < budget <= 1:
-        raise typer.BadParameter(f"expected a share above 0 and up to 1, got {budget}", param_hint="--budget")
-    cli = session(ctx)
-    with _folder_errors(), _progress(cli, out.name) as tell:
-        from workers.deltas.pack import pack, sparse_method, svd_method
-
-        chosen = sparse_method(bits, group_size) if method is MethodName.sparse else svd_method(budget)
-        spec = pack(base, finetuned, out, chosen, tell, device)
-    if cli.json:
-        print_json({"folder": str(out.absolute()), "kind": spec.kind, "weightBytes": spec.weight_bytes})
-        return
-    print_text(
-        f"{out} holds {size(spec.weight_bytes)}, {size(spec.full_bytes)} of it whole tensors; "
-        f"register it with `ostinato register NAME --base BASE --adapter {out}`"
-    )
 
 
 def merge(
@@ -79,7 +34,7 @@ def merge(
     """Write a plain checkpoint with a variant merged into its base."""
     cli = session(ctx)
     base_folder, variant_folder = _folders(cli, name, base, variant)
-    with _folder_errors(), _progress(cli, to.name) as tell:
+    with folder_errors(), folder_progress(cli, to.name) as tell:
         from workers.deltas.merge import merge as write_merged
 
         write_merged(base_folder, variant_folder, to, tell)
@@ -114,7 +69,7 @@ def _readable(model: ModelView) -> Path:
 
 
 @contextmanager
-def _folder_errors() -> Iterator[None]:
+def folder_errors() -> Iterator[None]:
     """What can be wrong with folders, as the errors that the command line reports."""
     try:
         yield
@@ -127,7 +82,7 @@ def _folder_errors() -> Iterator[None]:
 
 
 @contextmanager
-def _progress(cli: Session, what: str) -> Iterator[Callable[[float, str], None]]:
+def folder_progress(cli: Session, what: str) -> Iterator[Callable[[float, str], None]]:
     """One line per percent."""
     shown = -1
     with live_line(quiet=cli.json) as show:

@@ -93,8 +93,8 @@ COMMANDS = (
     ),
     LazyCommand(
         "compress",
-        "controlplane.cli.checkpoints",
-        "Compress a full fine-tune to a delta that can be registered as a variant.",
+        "controlplane.cli.compress",
+        "Compress a full fine-tune to a delta that can be registered as a variant; say what it cost.",
     ),
     LazyCommand(
         "merge",

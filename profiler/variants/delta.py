@@ -23,6 +23,8 @@ DELTA = "delta.json"
 FORMAT = "ostinato-delta"
 VERSION = 1
 FULL_FILE = "full.safetensors"
+ADDED_ROWS = "added_rows"
+ADDED_ROWS_FILE = "added-rows.safetensors"
 
 M = TypeVar("M")
 Facts = Mapping[str, Any]

@@ -8,29 +8,28 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-
-import torch
 
 from profiler.checkpoint import read_model
 from profiler.files import is_file, read_json
 from profiler.types import ModelSpec, TensorRef
 from profiler.variants.modules import EMBEDDING, HEAD, layer_of
 from profiler.variants.reading import read_manifest
-from profiler.variants.types import FileRef, Manifest, VariantLimits
-from profiler.variants.verifying import check_finite, read_file, tensors_of
+from profiler.variants.types import Manifest, VariantLimits
 from profiler.weight_files import INDEX, locate
 from workers.deltas.folders import new_folder
 from workers.deltas.merged import Module, merged_weight
-from workers.deltas.pack import Progress
-from workers.deltas.tensors import DTYPES, as_tensor, read_bytes, read_tensor
+from workers.deltas.tensors import DTYPES, read_bytes, read_tensor
+from workers.deltas.variant_files import VariantFiles
 from workers.deltas.writing import SafetensorsWriter
 
 ANY_RANK = VariantLimits(max_lora_rank=2**31)
 WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack"})
 CONFIG = "config.json"
-FILES_HELD = 2
+
+Progress = Callable[[float, str], None]
+"""Told the share done (0..1) and what is next."""
 
 
 def merge(base: Path, variant: Path, out: Path, progress: Progress | None = None) -> None:
@@ -55,7 +54,7 @@ class _Job:
     def __init__(self, base: Path, spec: ModelSpec, manifest: Manifest, tell: Progress) -> None:
         self.base, self.tell = base, tell
         self.manifest, self.modules = manifest, _modules(manifest)
-        self.variant = _VariantFiles(manifest)
+        self.variant = VariantFiles(manifest)
         self.unties = spec.tied and HEAD in manifest.full
         self.places = locate(base)
         if spec.tied:
@@ -98,27 +97,6 @@ class _Job:
             writer.write(name, merged_weight(weight, module, self.variant.read).to(weight.dtype))
         else:
             writer.write_bytes(name, read_bytes(self.base, place))
-
-
-class _VariantFiles:
-    """The variant's tensors; its files are read as wholes, checked, and the last few are kept."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        self._folder = manifest.folder
-        self._files: dict[str, FileRef] = {file.name: file for file in manifest.files}
-        self._tensors = tuple(tensors_of(manifest))
-        self._held: dict[str, memoryview] = {}
-
-    def read(self, ref: TensorRef) -> torch.Tensor:
-        """Raises CheckpointError for a file that is corrupt or holds values that are not finite."""
-        data = self._held.pop(ref.file, None)
-        if data is None:
-            while len(self._held) >= FILES_HELD:
-                del self._held[next(iter(self._held))]
-            data = read_file(self._folder, self._files[ref.file])
-            check_finite(data, (t for t in self._tensors if t.file == ref.file), self._folder)
-        self._held[ref.file] = data
-        return as_tensor(data, ref)
 
 
 def _modules(manifest: Manifest) -> Mapping[str, Module]:

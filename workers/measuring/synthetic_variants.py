@@ -20,7 +20,7 @@ from profiler.measurements import SyntheticVariant
 from profiler.types import ModelSpec, adaptable_linears
 from profiler.variants.delta import DELTA, FORMAT, VERSION, layer_file
 from profiler.variants.types import VariantKind
-from workers.deltas.pack import sparse_parts
+from workers.deltas.parts import sparse_parts
 from workers.deltas.sparse import encode
 from workers.deltas.writing import NAMES, SafetensorsWriter
 
@@ -120,7 +120,7 @@ def _write_sparse(
         for name, out, into in _modules(base, layer + 1, layer):
             if (out, into) not in codes:
                 matrix = torch.from_numpy(_small(rng, out, into)).float()
-                codes[out, into] = sparse_parts(encode(matrix, variant.bits)).parts
+                codes[out, into] = sparse_parts(encode(matrix, variant.bits))[0]
             parts |= {f"{name}.{part}": tensor for part, tensor in codes[out, into].items()}
             described["modules"][name] = {"file": file}
         with SafetensorsWriter(

@@ -1,0 +1,185 @@
+"""Whether a fine-tune can be compressed against a base: known before the work starts, with figures.
+
+First the headers (`check_alike`), then one pass over all values (`scan`): what is not finite, how far the
+fine-tune is from its base, and whether it differs at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from profiler.errors import AdapterError, CheckpointError
+from profiler.files import read_json
+from workers.compression.layout import added_rows, all_tensors, at_layer, linear_modules
+from workers.compression.sources import Source
+from workers.compression.types import Progress
+
+SUSPICIOUS = 0.2
+IMPLAUSIBLE = 0.5
+"""|W - W_base| / |W_base| over the linear layers: fine-tunes lie below 0.1, unrelated models near 1.4."""
+
+CHUNK = 1 << 24  # values looked at together: 64 MiB in float32
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What one pass over all values found. The norms are of the linear layers' weights and their deltas."""
+
+    base_norm: float
+    delta_norm: float
+    tensors: int
+    differing: int
+
+    @property
+    def distance(self) -> float:
+        """|W - W_base| / |W_base|."""
+        return self.delta_norm / self.base_norm if self.base_norm else math.inf
+
+
+def check_alike(base: Source, tuned: Source) -> list[str]:
+    """What to warn of, from configs and headers alone.
+
+    Raises AdapterError when the two are of different architectures or shapes. The fine-tune's vocabulary
+    may be larger.
+    """
+    a, b = base.spec, tuned.spec
+    for what, left, right in (
+        ("architecture", a.architecture, b.architecture),
+        ("number of layers", a.num_layers, b.num_layers),
+        ("shapes of a layer", a.layer_shapes, b.layer_shapes),
+    ):
+        if left != right:
+            raise AdapterError(
+                f"{tuned.folder} is no fine-tune of {base.folder}: expected the {what} to be "
+                f"{_difference(left, right)}; give the checkpoint it was fine-tuned from"
+            )
+    return [*_vocabulary(base, tuned), *_settings(base, tuned)]
+
+
+def scan(base: Source, tuned: Source, device: str, tell: Progress) -> Scan:
+    """Read both once. Raises CheckpointError for a value that is not finite, naming tensor and place."""
+    spec = base.spec
+    names = tuple(dict.fromkeys((*all_tensors(spec), *all_tensors(tuned.spec))))
+    linear = {
+        f"{at_layer(spec, layer)}{module}.weight"
+        for layer in range(spec.num_layers)
+        for module in linear_modules(spec)
+    }
+    base_square = delta_square = 0.0
+    differing = 0
+    for number, name in enumerate(names):
+        tell(number / len(names), f"checking {name}")
+        before, after = (source.tensor(name).to(device) for source in (base, tuned))
+        for source, tensor in ((base, before), (tuned, after)):
+            _check_finite(source, name, tensor)
+        old_square, change_square = _squares(before, after)
+        differing += change_square > 0 or after.shape != before.shape
+        if name in linear:
+            base_square, delta_square = base_square + old_square, delta_square + change_square
+    return Scan(math.sqrt(base_square), math.sqrt(delta_square), len(names), differing)
+
+
+def judge(found: Scan, base: Source, tuned: Source, force: bool) -> list[str]:
+    """What to warn of.
+
+    Raises AdapterError when nothing differs, and, unless `force`, when the base cannot be the one that was
+    fine-tuned.
+    """
+    if not found.differing:
+        raise AdapterError(
+            f"all {found.tensors} tensors of {tuned.folder} equal those of {base.folder}: expected a "
+            "fine-tune, got the base itself; there is nothing to compress"
+        )
+    if found.distance <= SUSPICIOUS:
+        return []
+    figures = (
+        f"the linear layers of {tuned.folder} differ from those of {base.folder} by {found.distance:.2f} of "
+        f"their norm ({found.delta_norm:.4g} of {found.base_norm:.4g}); fine-tunes differ by less than 0.1, "
+        "unrelated models by about 1.4"
+    )
+    if found.distance <= IMPLAUSIBLE or force:
+        return [f"{figures}; check that this is the base it was fine-tuned from"]
+    raise AdapterError(
+        f"{figures}. Expected at most {IMPLAUSIBLE}; give the checkpoint it was fine-tuned from, or --force"
+    )
+
+
+def _vocabulary(base: Source, tuned: Source) -> list[str]:
+    added = added_rows(base.spec, tuned.spec)
+    size = base.spec.vocab_size
+    if added < 0:
+        raise AdapterError(
+            f"{tuned.folder} is no fine-tune of {base.folder}: expected at least the base's {size} tokens, "
+            f"got {size + added}; give the checkpoint it was fine-tuned from"
+        )
+    if not added:
+        return []
+    return [
+        f"the vocabulary grew from {size} to {size + added} tokens. Engines have the base's vocabulary, so "
+        f"requests can neither send nor get tokens {size} to {size + added - 1}; their rows are stored, and "
+        "`ostinato merge` puts them back"
+    ]
+
+
+def _settings(base: Source, tuned: Source) -> list[str]:
+    """Engines compute a variant by its base's config."""
+    before, after = (_computing(read_json(source.folder / "config.json")) for source in (base, tuned))
+    return [
+        f"config.json has {key} {after[key]}, the base has {before[key]}; engines use the base's, so answers "
+        "will differ from the fine-tune's"
+        for key in before
+        if before[key] is not None and after[key] is not None and before[key] != after[key]
+    ]
+
+
+def _computing(config: dict[str, Any]) -> dict[str, Any]:
+    """What changes the meaning of the same weights; transformers 5 has RoPE's numbers in an object."""
+    rope = config.get("rope_parameters")
+    theta = rope.get("rope_theta") if isinstance(rope, dict) else None
+    plain = ("rms_norm_eps", "hidden_act", "sliding_window")
+    return {"rope_theta": config.get("rope_theta", theta), **{key: config.get(key) for key in plain}}
+
+
+def _difference(left: Any, right: Any) -> str:
+    """Both; of two tables only the entries that differ."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        keys = [key for key in {**left, **right} if left.get(key) != right.get(key)]
+        left, right = ({key: side.get(key) for key in keys} for side in (left, right))
+    return f"{left}, got {right}"
+
+
+def _squares(before: torch.Tensor, after: torch.Tensor) -> tuple[float, float]:
+    """|before|^2 and |after - before|^2, over the rows that both have."""
+    after = after[: before.shape[0]]
+    old = change = 0.0
+    for a, b in zip(_chunks(before), _chunks(after), strict=True):
+        old += _square(a.float())
+        change += _square(b.float() - a.float())
+    return old, change
+
+
+def _square(values: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
+
+
+def _check_finite(source: Source, name: str, tensor: torch.Tensor) -> None:
+    start = 0
+    for chunk in _chunks(tensor):
+        bad = ~chunk.isfinite()
+        if bool(bad.any()):
+            at = start + int(bad.to(torch.uint8).argmax())
+            place = [int(i) for i in torch.unravel_index(torch.tensor(at), tensor.shape)]
+            raise CheckpointError(
+                f"{name} in {source.folder} holds {float(tensor.flatten()[at])} at {place}: expected finite "
+                "values; train it again or copy it again"
+            )
+        start += chunk.numel()
+
+
+def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    return iter(tensor.flatten().split(CHUNK))

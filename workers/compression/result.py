@@ -1,0 +1,93 @@
+"""What a compression cost: bytes, errors, time."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from profiler.types import ModelSpec
+from profiler.variants.types import VariantSpec
+from workers.compression.layout import tables
+from workers.compression.records import PartRecord, mean_errors
+
+HALF_BYTES = 2  # what papers count for an uncompressed weight
+
+
+@dataclass(frozen=True)
+class Result:
+    """`spec` is the variant in `folder`, None for a plain checkpoint.
+
+    `size_bytes` is what the method stores, `table_bytes` the part of it that embedding and head take.
+    `finetune_bytes` and `finetune_table_bytes` are the same of the fine-tune in 16 bits. `layer_errors` is
+    equation 1's error relative to the base's, by kind of module, the mean over the layers: 0 is the
+    fine-tune, 1 the base; over calibration's inputs, or, without, over inputs that are all alike.
+    `seconds` counts a resumed job's earlier runs. Peaks are of this process.
+    """
+
+    folder: Path
+    spec: VariantSpec | None
+    size_bytes: int
+    table_bytes: int
+    finetune_bytes: int
+    finetune_table_bytes: int
+    layer_errors: Mapping[str, float]
+    seconds: float
+    peak_memory_bytes: int
+    peak_device_bytes: int
+    warnings: Sequence[str]
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller than the fine-tune in 16 bits."""
+        return self.finetune_bytes / max(1, self.size_bytes)
+
+    @property
+    def ratio_without_tables(self) -> float:
+        """The same without embedding and head."""
+        return (self.finetune_bytes - self.finetune_table_bytes) / max(1, self.size_bytes - self.table_bytes)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but what the folder itself says."""
+        found = asdict(self)
+        del found["folder"], found["spec"]
+        return found
+
+
+def result_of(
+    folder: Path,
+    spec: VariantSpec | None,
+    tuned: ModelSpec,
+    records: Sequence[PartRecord],
+    added_bytes: int,
+    seconds: float,
+    warnings: Sequence[str],
+) -> Result:
+    """`added_bytes` are of rows for tokens that the base does not have."""
+    held = tables(tuned)
+    table_bytes = sum(size for record in records for name, size in record.whole.items() if name in held)
+    table_values = sum(math.prod(shape) for name, shape in tuned.other_shapes.items() if name in held)
+    return Result(
+        folder=folder,
+        spec=spec,
+        size_bytes=sum(record.size_bytes for record in records) + added_bytes,
+        table_bytes=table_bytes + added_bytes,
+        finetune_bytes=HALF_BYTES * (tuned.weight_bytes // tuned.dtype_bytes),
+        finetune_table_bytes=HALF_BYTES * table_values,
+        layer_errors=mean_errors(records),
+        seconds=seconds,
+        peak_memory_bytes=_peak_memory_bytes(),
+        peak_device_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0,
+        warnings=tuple(warnings),
+    )
+
+
+def _peak_memory_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

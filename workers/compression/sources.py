@@ -1,0 +1,102 @@
+"""What is compressed: a checkpoint, or a base with an adapter of any kind merged in. One tensor at a time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from profiler.checkpoint import read_model
+from profiler.files import is_file
+from profiler.types import ModelSpec
+from profiler.variants.delta import DELTA
+from profiler.variants.peft import CONFIG
+from profiler.variants.reading import read_manifest
+from profiler.variants.types import VariantLimits
+from profiler.weight_files import locate
+from workers.deltas.merged import Module, merged_weight
+from workers.deltas.tensors import read_tensor
+from workers.deltas.variant_files import VariantFiles
+
+ANY_RANK = VariantLimits(max_lora_rank=2**31)
+
+
+class Source(Protocol):
+    """A model's tensors by their full names, read when they are asked for.
+
+    `folder` has its config and its tokenizer. `identity` tells sources apart, 64 hexadecimal digits.
+    `tensor` gives memory of the caller's own; the head of a tied model is its embedding. It raises
+    CheckpointError when files changed or are corrupt.
+    """
+
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def spec(self) -> ModelSpec: ...
+    @property
+    def identity(self) -> str: ...
+    def tensor(self, name: str) -> torch.Tensor: ...
+
+
+def open_source(folder: Path, base: Source | None = None) -> Source:
+    """The checkpoint in `folder`, or the adapter there on `base`.
+
+    Raises CheckpointError when files are missing or cannot be used, AdapterError when an adapter does not
+    fit the base. Reads headers, and of an adapter the data.
+    """
+    if base is not None and (is_file(folder / CONFIG) or is_file(folder / DELTA)):
+        return Adapted(base, folder)
+    return Checkpoint(folder)
+
+
+class Checkpoint:
+    """A plain Hugging Face folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.spec = folder, read_model(folder)
+        self._places = locate(folder)
+
+    @property
+    def identity(self) -> str:
+        return self.spec.fingerprint
+
+    def tensor(self, name: str) -> torch.Tensor:
+        stored = self.spec.embedding if self.spec.tied and name == self.spec.head else name
+        return read_tensor(self.folder, self._places[stored])
+
+
+class Adapted:
+    """A base with a variant (LoRA, BOFT, a delta) merged in, in float32 where the variant changes it.
+
+    In memory are one tensor of the base and at most two of the variant's files.
+    """
+
+    def __init__(self, base: Source, variant: Path) -> None:
+        self._base, self.spec, self.folder = base, base.spec, base.folder
+        self._manifest = read_manifest(variant, base.spec, ANY_RANK)
+        self._files = VariantFiles(self._manifest)
+        self._modules: Mapping[str, Module] = self._manifest.modules
+        self.identity = _identity(base.identity, variant, tuple(file.name for file in self._manifest.files))
+
+    def tensor(self, name: str) -> torch.Tensor:
+        whole = self._manifest.full
+        if name in whole:
+            return self._files.read(whole[name]).clone()
+        if self.spec.tied and name == self.spec.head and self.spec.embedding in whole:
+            return self._files.read(whole[self.spec.embedding]).clone()
+        weight = self._base.tensor(name)
+        module = self._modules.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
+        return weight if module is None else merged_weight(weight, module, self._files.read).float()
+
+
+def _identity(base: str, variant: Path, files: tuple[str, ...]) -> str:
+    """Of a variant on a base: its files as wholes, for they are small and may have no checksums."""
+    digest = hashlib.sha256(base.encode())
+    for name in (CONFIG, DELTA, *files):
+        if is_file(variant / name):
+            with (variant / name).open("rb") as file:
+                digest.update(f"{name}:{hashlib.file_digest(file, 'sha256').hexdigest()}".encode())
+    return digest.hexdigest()

@@ -1,0 +1,192 @@
+"""The hidden folder beside the target in which a job keeps what is finished, so that it can go on.
+
+    .OUT.compressing/lock        held while a process works
+                     job.json    what is compressed, and how
+                     checked.json, records/*.json   what was found and what is finished
+                     artefact/   becomes OUT
+                     result.json the job is done, but for names
+
+A record is written after its file, and each appears as a whole; so whatever has a record is finished.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from profiler.errors import CheckpointError
+from profiler.files import is_file, read_json
+from profiler.variants.verifying import read_file
+from workers.compression.durable import rename, write_json
+from workers.compression.records import PartRecord, part_record
+
+LOCK, JOB, CHECKED, RECORDS, ARTEFACT, RESULT = (
+    "lock", "job.json", "checked.json", "records", "artefact", "result.json",
+)  # fmt: skip
+ATTEMPTS = 5
+
+
+class WorkFolder:
+    """One job's folder, locked. Everything raises OSError when the disk refuses."""
+
+    def __init__(self, out: Path, path: Path) -> None:
+        self.out, self.path = out, path
+        self.artefact = path / ARTEFACT
+
+    def begin(self, inputs: Mapping[str, Any]) -> None:
+        """Take up the job with these inputs. Raises CheckpointError when another one's work lies here."""
+        there, wanted = self.note(JOB), json.loads(json.dumps(inputs))
+        if there is not None and there != wanted:
+            self._require_idle(there, wanted)
+            for name in (RESULT, CHECKED):
+                (self.path / name).unlink(missing_ok=True)
+        self.artefact.mkdir(exist_ok=True)
+        (self.path / RECORDS).mkdir(exist_ok=True)
+        if there != wanted:
+            write_json(self.path / JOB, wanted, indent=1)
+
+    def note(self, name: str) -> dict[str, Any] | None:
+        """A document written before, if there is one."""
+        return read_json(self.path / name) if is_file(self.path / name) else None
+
+    def write_note(self, name: str, document: Mapping[str, Any]) -> None:
+        write_json(self.path / name, document)
+
+    def finished(self, part: str) -> PartRecord | None:
+        """The record of a part whose file is as it was written."""
+        raw = self.note(f"{RECORDS}/{part}.json")
+        if raw is None:
+            return None
+        record = part_record(raw)
+        try:
+            if record.file is not None:
+                read_file(self.artefact, record.file)
+        except CheckpointError:
+            return None  # damaged since: it is made again
+        return record
+
+    def finish(self, part: str, record: PartRecord) -> None:
+        write_json(self.path / RECORDS / f"{part}.json", record.as_json())
+
+    @property
+    def has_parts(self) -> bool:
+        return any((self.path / RECORDS).glob("*.json"))
+
+    def publish(self, result: Mapping[str, Any]) -> None:
+        """The artefact takes its name. From `result` on, a job that is begun again is done at once."""
+        write_json(self.path / RESULT, result)
+        rename(self.artefact, self.out)
+
+    def discard(self) -> None:
+        """Remove the folder; what says that all is done goes last, so that it outlives a kill."""
+        last = (RESULT, JOB, LOCK)
+        for path in list(self.path.iterdir()):
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name not in last:
+                path.unlink()
+        for name in last:
+            (self.path / name).unlink(missing_ok=True)
+        with suppress(OSError):  # the next process has put its lock there already
+            self.path.rmdir()
+
+    def _require_idle(self, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+        """Raises CheckpointError unless the other job that lies here has nothing to lose."""
+        if self.out.exists():
+            raise CheckpointError(f"{self.out} exists already; choose another folder, or remove it first")
+        if not self.has_parts:
+            return
+        lies = ", ".join(
+            f"{key} {_short(there, key)} (asked for now: {_short(wanted, key)})"
+            for key in {**there, **wanted}
+            if there.get(key) != wanted.get(key)
+        )
+        raise CheckpointError(
+            f"{self.path} holds an unfinished compression into {self.out.name} with {lies}. Give that "
+            "command again to finish it, choose another folder, or remove this one"
+        )
+
+
+def path_for(out: Path) -> Path:
+    """Where the work on `out` lies."""
+    return out.parent / f".{out.name}.compressing"
+
+
+@contextmanager
+def work_folder(out: Path) -> Iterator[WorkFolder]:
+    """The folder for `out`, for this process alone. It stays when the work is not finished.
+
+    Raises CheckpointError when another process works on `out`, or the disk refuses.
+    """
+    path = path_for(out)
+    try:
+        with _locked(path, out):
+            yield WorkFolder(out, path)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write {error.filename or out}: {error.strerror or error}; check its permissions and the "
+            "space left, then give the same command: it goes on where it stopped"
+        ) from error
+
+
+@contextmanager
+def _locked(path: Path, out: Path) -> Iterator[None]:
+    """Hold the lock in the folder `path`, which is made if need be. The system frees it with the process."""
+    for _ in range(ATTEMPTS):
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            file = (path / LOCK).open("a+")
+        except FileNotFoundError:
+            continue  # another process has finished and removed it meanwhile
+        with file:
+            _take(file, path, out)
+            if _is_at(file, path / LOCK):
+                yield
+                return
+    raise CheckpointError(
+        f"{path} comes and goes: other processes compress into {out}; choose another folder"
+    )
+
+
+def _take(file: TextIO, path: Path, out: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        raise CheckpointError(
+            f"process {file.read().strip() or 'of another machine'} is compressing into {out} just now; wait "
+            f"for it, or choose another folder (its work lies in {path})"
+        ) from None
+    file.seek(0)
+    file.truncate()
+    file.write(str(os.getpid()))
+    file.flush()
+
+
+def _is_at(file: TextIO, path: Path) -> bool:
+    """Whether the open file is still the one of that name."""
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False
+    here = os.fstat(file.fileno())
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _short(inputs: Mapping[str, Any], key: str) -> str:
+    """A value for a message: of a digest its beginning."""
+    text = str(inputs.get(key))
+    return f"{text[:12]}..." if re.fullmatch("[0-9a-f]{64}", text) else text
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a small file, in hexadecimal."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
