@@ -4,6 +4,7 @@ CheckpointError   missing, truncated, corrupt or unsupported files     (controlp
 AdapterError      a sound adapter that does not fit its base or us     (controlplane: AdapterMismatch)
 MeasurementError  a file that does not hold measurements             (controlplane: SourceUnreadable)
 PlanError         a plan or load that makes no sense for a model     (controlplane: InvalidRequest)
+TaskError         a file that does not hold tasks                    (controlplane: SourceUnreadable)
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ class AdapterError(ValueError):
 
 class MeasurementError(ValueError):
     """A file of measurements cannot be used. Same kind of message."""
+
+
+class TaskError(ValueError):
+    """A file of tasks cannot be used. Same kind of message."""
 
 
 class PlanError(ValueError):

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from profiler.contents import opened
 from profiler.errors import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format itself
@@ -101,19 +101,20 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def read_layout(path: Path) -> tuple[dict[str, TensorInfo], int]:
+def read_layout(path: Path, contents_bytes: int | None = None) -> tuple[dict[str, TensorInfo], int]:
     """The tensors of one safetensors file, by name, and the byte at which its data part starts.
 
     Layout: 8 bytes little-endian header length, the JSON header, the data. As the format demands, the
     tensors must fill the data part exactly: no holes, no overlaps, nothing after the last one.
+    `contents_bytes` is the size of the contents of a file that is stored compressed (`contents`).
     Raises CheckpointError.
     """
     if not is_file(path):
         raise _absent(path)
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            header = file.read(_header_length(file.read(8), size, path))
+        with opened(path, contents_bytes) as source:
+            size = source.size_bytes
+            header = source.read(_header_length(source.read(8), size, path))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}; check its permissions") from error
     entries = parse_json(header, f"the header of {path}")

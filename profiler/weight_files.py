@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from profiler.contents import SUFFIX
 from profiler.errors import CheckpointError
 from profiler.files import is_file, read_json, read_layout, shown
 from profiler.types import TensorRef
@@ -28,9 +29,14 @@ def locate(folder: Path) -> dict[str, TensorRef]:
     )
 
 
-def locate_in(folder: Path, file: str) -> dict[str, TensorRef]:
-    """The tensors of one safetensors file of `folder`, by name. Raises CheckpointError."""
-    tensors, data_start = read_layout(folder / file)
+def locate_in(folder: Path, file: str, contents_bytes: int | None = None) -> dict[str, TensorRef]:
+    """The tensors of one safetensors file of `folder`, by name. Raises CheckpointError.
+
+    With `contents_bytes` the file is stored compressed, under its name and `.zst`, and that is the size of
+    its contents; the tensors' offsets are in the contents.
+    """
+    path = folder / (file if contents_bytes is None else f"{file}{SUFFIX}")
+    tensors, data_start = read_layout(path, contents_bytes)
     return {
         name: TensorRef(file, name, info.dtype, info.shape, data_start + info.start, info.size_bytes)
         for name, info in tensors.items()

@@ -1,7 +1,8 @@
-"""Folders of compressed full-fine-tune deltas in our format, version 1: docs/formats.md describes it.
+"""Folders of compressed full-fine-tune deltas in our format: docs/formats.md describes it.
 
 `delta.json` says what the folder holds; the tensors lie in one safetensors file per hidden layer and one
-for the rest. This module checks what both kinds of delta share; `sparse` and `svd` check their modules.
+for the rest. In version 2 a file may be stored compressed with zstd. This module checks what both kinds of
+delta share; `sparse` and `svd` check their modules.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from profiler.contents import SUFFIX
 from profiler.errors import AdapterError, CheckpointError
 from profiler.files import is_file, read_json, shown
 from profiler.types import ModelSpec, TensorRef
 from profiler.variants.modules import EMBEDDING, HEAD, merged_facts, require_full, total_bytes
-from profiler.variants.types import FileRef, ModuleFacts, VariantKind, VariantSpec
+from profiler.variants.types import FileRef, ModuleFacts, StoredFile, VariantKind, VariantSpec
 from profiler.weight_files import locate_in, shard_name
 
 DELTA = "delta.json"
 FORMAT = "ostinato-delta"
 VERSION = 1
+ZSTD = "zstd"
+ZSTD_VERSION = 2  # with files that are stored compressed
 FULL_FILE = "full.safetensors"
 ADDED_ROWS = "added_rows"
 ADDED_ROWS_FILE = "added-rows.safetensors"
@@ -115,14 +119,34 @@ def read_files(raw: Facts, folder: Path) -> dict[str, FileRef]:
     where = folder / DELTA
     files = {}
     for name, entry in _objects(raw, "files", where).items():
-        size, digest = entry.get("size_bytes"), entry.get("sha256")
-        if type(size) is not int or not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
-            raise CheckpointError(
-                f"{where}: expected size_bytes and sha256 (hexadecimal) of {name[:80]}, got {shown(entry)}"
-            )
-        files[shard_name(name, where)] = FileRef(name, size, digest)
-        _check_size(folder / name, size)
+        contents = _stored_file(entry, name, where)
+        compressed = _compressed(entry, name, where) if raw.get("version") == ZSTD_VERSION else None
+        file = FileRef(shard_name(name, where), contents.size_bytes, contents.sha256, compressed)
+        _check_size(folder / file.stored_name, file.stored.size_bytes)
+        files[name] = file
     return files
+
+
+def _stored_file(entry: Facts, name: str, where: Path) -> StoredFile:
+    size, digest = entry.get("size_bytes"), entry.get("sha256")
+    if type(size) is not int or not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
+        raise CheckpointError(
+            f"{where}: expected size_bytes and sha256 (hexadecimal) of {name[:80]}, got {shown(entry)}"
+        )
+    return StoredFile(size, digest)
+
+
+def _compressed(entry: Facts, name: str, where: Path) -> StoredFile | None:
+    """How a file of version 2 is stored compressed; None where it lies there as it is."""
+    if "compressed" not in entry:
+        return None
+    compressed = entry["compressed"]
+    if not isinstance(compressed, dict) or compressed.get("encoding") != ZSTD:
+        raise CheckpointError(
+            f"{where}: expected {name[:80]} to be compressed with encoding {ZSTD}, got {shown(compressed)}; "
+            "write the delta again with this installation's `ostinato compress`, or upgrade"
+        )
+    return _stored_file(compressed, f"{name}{SUFFIX}", where)
 
 
 def require(value: Any, check: Callable[[Any], bool], expected: str, where: Path, what: str) -> Any:
@@ -138,9 +162,9 @@ def require(value: Any, check: Callable[[Any], bool], expected: str, where: Path
 def _kind(raw: Facts, where: Path) -> VariantKind:
     if raw.get("format") != FORMAT:
         raise CheckpointError(f"{where}: expected format {FORMAT}, got {shown(raw.get('format'))}")
-    if raw.get("version") != VERSION or type(raw["version"]) is not int:
+    if raw.get("version") not in (VERSION, ZSTD_VERSION) or type(raw["version"]) is not int:
         raise CheckpointError(
-            f"{where}: expected version {VERSION}, got {shown(raw.get('version'))}; "
+            f"{where}: expected version {VERSION} or {ZSTD_VERSION}, got {shown(raw.get('version'))}; "
             "write the delta again with this installation's `ostinato compress`, or upgrade"
         )
     kind = raw.get("kind")
@@ -200,8 +224,9 @@ def _check_size(path: Path, expected: int) -> None:
 
 def _tensors(folder: Path, files: dict[str, FileRef]) -> dict[str, TensorRef]:
     tensors: dict[str, TensorRef] = {}
-    for file in files:
-        for name, ref in locate_in(folder, file).items():
+    for file, stored in files.items():
+        contents_bytes = stored.size_bytes if stored.compressed else None
+        for name, ref in locate_in(folder, file, contents_bytes).items():
             if name in tensors:
                 raise CheckpointError(
                     f"{folder}: {name[:200]!r} lies in both {file} and {tensors[name].file}"

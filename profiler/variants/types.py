@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from profiler.contents import SUFFIX
 from profiler.types import TensorRef
 
 SVD_GROUP = 128  # codes that share a scale and a zero
@@ -89,12 +90,39 @@ class VariantSpec:
 
 
 @dataclass(frozen=True)
+class StoredFile:
+    """A file as it lies on disk: its size and SHA-256 (hex)."""
+
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
 class FileRef:
-    """A file with tensors. `sha256` (hex) is None for formats that carry no checksums (PEFT's)."""
+    """A file with tensors. `sha256` (hex) is None for formats that carry no checksums (PEFT's).
+
+    Size and checksum are of the contents. `compressed` says the same of the zstd file that holds them where
+    they are stored so, else it is None.
+    """
 
     name: str
     size_bytes: int
     sha256: str | None = None
+    compressed: StoredFile | None = None
+
+    @property
+    def stored_name(self) -> str:
+        """Of the file on disk."""
+        return f"{self.name}{SUFFIX}" if self.compressed else self.name
+
+    @property
+    def stored(self) -> StoredFile:
+        """The file on disk. Raises ValueError for a format without checksums."""
+        if self.compressed:
+            return self.compressed
+        if self.sha256 is None:
+            raise ValueError(f"{self.name} has no checksum")
+        return StoredFile(self.size_bytes, self.sha256)
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from profiler.contents import Source, opened
 from profiler.errors import CheckpointError
 from profiler.files import read_json
 from profiler.types import TensorRef
@@ -48,20 +48,20 @@ def read_file(folder: Path, file: FileRef, into: memoryview | None = None) -> me
 
     A tensor of the file is `data[ref.offset : ref.offset + ref.size_bytes]`. Raises CheckpointError.
     """
-    data = memoryview(bytearray(file.size_bytes)) if into is None else into[: file.size_bytes]
-    path, digest, at = folder / file.name, hashlib.sha256(), 0
+    path, digest, at = folder / file.stored_name, hashlib.sha256(), 0
     try:
-        with path.open("rb", buffering=0) as source:
-            while count := source.readinto(data[at : at + CHUNK_BYTES]):
+        with opened(path, file.size_bytes) as source:
+            data = memoryview(bytearray(file.size_bytes)) if into is None else into[: file.size_bytes]
+            while count := source.fill(data[at : at + CHUNK_BYTES]):
                 if file.sha256 is not None:
                     digest.update(data[at : at + count])
                 at += count
-            longer = bool(source.read(1))
+            whole = at == file.size_bytes and source.at_end()
     except OSError as error:
         raise _unreadable(path, error) from error
-    if at != file.size_bytes or longer:
+    if not whole:
         raise _other_size(path, file)
-    _check_digest(path, file, digest.hexdigest())
+    _check_digest(path, file.sha256, digest.hexdigest())
     return data
 
 
@@ -87,24 +87,24 @@ def verify_data(manifest: Manifest) -> None:
 
 
 def _verify_file(folder: Path, file: FileRef, refs: Iterable[TensorRef]) -> None:
-    path, digest, fault = folder / file.name, hashlib.sha256(), None
+    path, digest, fault = folder / file.stored_name, hashlib.sha256(), None
     try:
-        with path.open("rb") as source:
+        with opened(path, file.size_bytes) as source:
             for ref, start, piece in _pieces(source, path, file, refs):
                 digest.update(piece)
                 if ref is not None and fault is None and (at := _not_finite(piece, ref.dtype)) is not None:
                     fault = _bad_value(folder, ref, start // _value_bytes(ref) + at)
-            if source.read(1):
+            if not source.at_end():
                 raise _other_size(path, file)
     except OSError as error:
         raise _unreadable(path, error) from error
-    _check_digest(path, file, digest.hexdigest())
+    _check_digest(path, file.sha256, digest.hexdigest())
     if fault is not None:
         raise fault
 
 
 def _pieces(
-    source: BufferedReader, path: Path, file: FileRef, refs: Iterable[TensorRef]
+    source: Source, path: Path, file: FileRef, refs: Iterable[TensorRef]
 ) -> Iterator[tuple[TensorRef | None, int, memoryview]]:
     """All bytes of a file in order: of which tensor, if of any, from which byte of it on, and the bytes.
 
@@ -114,7 +114,7 @@ def _pieces(
     for ref, begin, end in _stretches(file, refs):
         for at in range(begin, end, CHUNK_BYTES):
             piece = buffer[: min(CHUNK_BYTES, end - at)]
-            if source.readinto(piece) != len(piece):
+            if source.fill(piece) != len(piece):
                 raise _other_size(path, file)
             yield ref, at - begin, piece
 
@@ -177,15 +177,16 @@ def tensors_of(manifest: Manifest) -> Iterator[TensorRef]:
 
 
 def verify(folder: Path) -> None:
-    """Check the checksums of a compressed delta's files, without its base. Raises CheckpointError."""
+    """Check the checksums of a compressed delta's files as they are stored, without its base. Raises
+    CheckpointError."""
     for file in read_files(read_json(folder / DELTA), folder).values():
-        path = folder / file.name
+        path = folder / file.stored_name
         try:
             with path.open("rb") as source:
                 digest = hashlib.file_digest(source, "sha256").hexdigest()
         except OSError as error:
             raise _unreadable(path, error) from error
-        _check_digest(path, file, digest)
+        _check_digest(path, file.stored.sha256, digest)
 
 
 def _unreadable(path: Path, error: OSError) -> CheckpointError:
@@ -193,11 +194,12 @@ def _unreadable(path: Path, error: OSError) -> CheckpointError:
 
 
 def _other_size(path: Path, file: FileRef) -> CheckpointError:
-    return CheckpointError(f"{path} no longer has its {file.size_bytes} bytes; copy it again")
+    holds = "has" if file.compressed is None else "holds"
+    return CheckpointError(f"{path} no longer {holds} its {file.size_bytes} bytes; copy it again")
 
 
-def _check_digest(path: Path, file: FileRef, digest: str) -> None:
-    if file.sha256 is not None and file.sha256 != digest:
+def _check_digest(path: Path, expected: str | None, digest: str) -> None:
+    if expected is not None and expected != digest:
         raise CheckpointError(
-            f"{path} is corrupt: expected SHA-256 {file.sha256[:12]}..., got {digest[:12]}...; copy it again"
+            f"{path} is corrupt: expected SHA-256 {expected[:12]}..., got {digest[:12]}...; copy it again"
         )

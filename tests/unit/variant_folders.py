@@ -10,6 +10,7 @@ from typing import Any
 
 import checkpoints as make
 import numpy as np
+import zstandard
 from safetensors.numpy import save_file
 
 from profiler.types import ModelSpec
@@ -82,6 +83,23 @@ def write_delta(folder: Path, base: ModelSpec, kind: str = "sparse_delta", edit:
         edit(raw)
     (folder / "delta.json").write_text(json.dumps(raw))
     return folder
+
+
+def store_compressed(folder: Path, level: int = 3) -> Path:
+    """The delta as version 2, every file of it compressed."""
+    raw = json.loads((folder / "delta.json").read_text())
+    for name, entry in raw["files"].items():
+        packed = zstandard.ZstdCompressor(level=level).compress((folder / name).read_bytes())
+        store_as(folder, name, packed, entry)
+    (folder / "delta.json").write_text(json.dumps({**raw, "version": 2}))
+    return folder
+
+
+def store_as(folder: Path, name: str, packed: bytes, entry: dict[str, Any]) -> None:
+    """`packed` in the place of the file `name`, described in `entry`, which is that of delta.json."""
+    (folder / name).unlink(missing_ok=True)
+    (folder / f"{name}.zst").write_bytes(packed)
+    entry["compressed"] = {"encoding": "zstd", **described(folder / f"{name}.zst")}
 
 
 def described(path: Path) -> dict[str, Any]:

@@ -79,7 +79,9 @@ class Adapted:
         self._manifest = read_manifest(variant, base.spec, ANY_RANK)
         self._files = VariantFiles(self._manifest)
         self._modules: Mapping[str, Module] = self._manifest.modules
-        self.identity = _identity(base.identity, variant, tuple(file.name for file in self._manifest.files))
+        self.identity = _identity(
+            base.identity, variant, tuple(file.stored_name for file in self._manifest.files)
+        )
 
     def tensor(self, name: str) -> torch.Tensor:
         whole = self._manifest.full

@@ -41,7 +41,6 @@ TAKES: Mapping[str, frozenset[str]] = {
 }
 OPTIONS = {"bits": "bits", "ratio": "ratio", "groupSize": "group_size", "maxWidths": "max_widths"}
 JUDGED_ONLY = frozenset({"bitdelta", "sparse-gpt", "round-to-nearest"})  # no engine serves them as a variant
-CALIBRATED = frozenset({"auto", "deltacompress", "deltamix"})  # they look at what calibration's layers get
 
 
 class CompressionForm(Strict):
@@ -94,18 +93,12 @@ class CompressionForm(Strict):
             )
         for field, option in OPTIONS.items():
             if getattr(self, field) is not None and option not in TAKES[self.chosen]:
-                raise self._takes_none(
-                    field, [name for name in TAKES if option in TAKES[name] and name not in JUDGED_ONLY]
+                taking = [name for name in TAKES if option in TAKES[name] and name not in JUDGED_ONLY]
+                raise ValueError(
+                    f"'{self.chosen}' takes no {field}; leave it out, or choose {' or '.join(taking)}"
                 )
-        if self.chosen not in CALIBRATED:
-            for field in ("calibration", "rows", "tokens"):
-                if getattr(self, field) is not None:
-                    raise self._takes_none(field, sorted(CALIBRATED))
         self._check_evaluation()
         return self
-
-    def _takes_none(self, field: str, taking: list[str]) -> ValueError:
-        return ValueError(f"'{self.chosen}' takes no {field}; leave it out, or choose {' or '.join(taking)}")
 
     def _check_evaluation(self) -> None:
         if self.chosen == "auto" and (self.evaluation is None or self.maxLoss is None):

@@ -1,0 +1,148 @@
+"""The smallest artefact within a measured loss.
+
+Methods and budgets are tried from the smallest expected artefact on. How much a budget loses is known only
+once it is measured: quality need not rise with size, so nothing is skipped on the way up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from profiler.errors import AdapterError
+from workers.compression.choose import MethodName, Options
+from workers.compression.quality import Loss, described, worst
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """`options` and the least that they can make of a linear layer, as a share of its 16-bit size."""
+
+    options: Options
+    least_share: float
+
+    @property
+    def name(self) -> str:
+        """`deltamix-0.0625`, `deltacompress-2bit`."""
+        options = self.options
+        number = f"{options.bits}bit" if options.bits is not None else f"{options.ratio:g}"
+        return f"{options.method}-{number}"
+
+
+def _sparse(bits: int) -> Candidate:
+    """2:4 keeps half of the values, and their places in 1 bit per weight (docs/formats.md)."""
+    return Candidate(Options(MethodName.deltacompress, bits=bits), (bits / 2 + 1) / 16)
+
+
+def _mixed(ratio: float) -> Candidate:
+    """Codes fill the ratio; scales and zeros come on top."""
+    return Candidate(Options(MethodName.deltamix, ratio=ratio), ratio)
+
+
+CANDIDATES: tuple[Candidate, ...] = (
+    _mixed(1 / 32), _mixed(1 / 16), _sparse(2), _mixed(1 / 8), _sparse(4), _mixed(1 / 4),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """`size_bytes` as stored, of which `code_bytes` are of linear layers; the rest no method changes.
+    `dense_bytes` is the 16-bit size of these layers."""
+
+    size_bytes: int
+    code_bytes: int
+    dense_bytes: int
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One candidate: what it made and lost. `refused` says why it could not code the model, else it is
+    empty. `losses` are empty also for what turned out larger than another that is within the limit."""
+
+    candidate: Candidate
+    artefact: Artefact | None = None
+    losses: tuple[Loss, ...] = ()
+    refused: str = ""
+
+    def within(self, max_loss: float) -> bool:
+        """Whether every task was measured to lose at most `max_loss` percent."""
+        return bool(self.losses) and worst(self.losses).value <= max_loss
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.candidate.name,
+            "size_bytes": self.artefact and self.artefact.size_bytes,
+            "losses": described(self.losses),
+            "refused": self.refused or None,
+        }
+
+    def __str__(self) -> str:
+        if self.artefact is None:
+            return f"{self.candidate.name}: {self.refused}"
+        lost = f"loses {worst(self.losses)}" if self.losses else "not measured, for it is no smaller"
+        return f"{self.candidate.name}: {self.artefact.size_bytes / 1e6:.1f} MB, {lost}"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The smallest within the limit, and all that were tried, in their order."""
+
+    best: Tried
+    tried: tuple[Tried, ...]
+
+
+class Refused(AdapterError):
+    """A candidate that cannot code the model, and why; another one may."""
+
+
+class LossTooLarge(AdapterError):
+    """No candidate is within the limit. `tried` has them all."""
+
+    def __init__(self, max_loss: float, tried: tuple[Tried, ...]) -> None:
+        self.tried = tried
+        measured = [each for each in tried if each.losses]
+        least = min(measured, key=lambda each: worst(each.losses).value)
+        super().__init__(
+            f"no compression loses at most {max_loss:g}; the least has {least}. All: "
+            f"{'; '.join(str(each) for each in tried)}. Allow more with --max-loss, or serve the fine-tune "
+            "as a model of its own"
+        )
+
+
+def smallest(
+    candidates: Sequence[Candidate],
+    compress: Callable[[Candidate], Artefact],
+    quality: Callable[[Candidate], tuple[Loss, ...]],
+    max_loss: float,
+) -> Chosen:
+    """The smallest artefact that loses at most `max_loss` percent on every task.
+
+    `quality` is asked of a candidate right after `compress`. If every artefact has at least its candidate's
+    share, none within the limit is smaller than the chosen one: a candidate is passed by only when its least
+    size is no less than that of the best so far. `compress` raises Refused for what cannot be coded. Raises
+    LossTooLarge when none is within the limit, and Refused when all are refused.
+    """
+    best: Tried | None = None
+    tried: list[Tried] = []
+    refusal: Refused | None = None
+    for candidate in sorted(candidates, key=lambda each: each.least_share):
+        limit = None if best is None else best.artefact
+        if limit is not None and candidate.least_share * limit.dense_bytes >= limit.code_bytes:
+            break
+        try:
+            made = compress(candidate)
+        except Refused as error:
+            refusal = refusal or error
+            tried.append(Tried(candidate, refused=str(error)))
+            continue
+        smaller = limit is None or made.size_bytes < limit.size_bytes
+        attempt = Tried(candidate, made, quality(candidate) if smaller else ())
+        tried.append(attempt)
+        if attempt.within(max_loss):
+            best = attempt
+    if best is not None:
+        return Chosen(best, tuple(tried))
+    if refusal is not None and all(each.refused for each in tried):
+        raise refusal
+    raise LossTooLarge(max_loss, tuple(tried))

@@ -1,0 +1,82 @@
+"""The user's evaluation set put to a fine-tune and to what is made of it; nothing is asked twice."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from profiler.evaluation.tasks import Task
+from profiler.evaluation.types import Answerer
+from profiler.files import is_file, read_json
+from profiler.variants.delta import DELTA
+from profiler.variants.peft import CONFIG
+from workers.compression.durable import write_json
+from workers.compression.quality import Loss, Outcome, losses_between, outcome, outcomes_of
+from workers.deltas.merge import merge
+
+Open = Callable[[Path], Answerer]
+"""From a folder with a plain checkpoint to a model that answers."""
+
+
+class Evaluation:
+    """`tasks` put to models of one base.
+
+    What they did is kept in `folder`, to go on behind it after a kill. `identity` tells the models meant
+    from others that had the folder before.
+    """
+
+    def __init__(
+        self, base: Path, tasks: Sequence[Task], folder: Path, identity: str, open_answerer: Open
+    ) -> None:
+        self._base, self._tasks, self._folder, self._open = base, tasks, folder, open_answerer
+        parts = " ".join((identity, *(task.digest for task in tasks)))
+        self._key = hashlib.sha256(parts.encode()).hexdigest()
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def outcomes(self, model: Path, name: str) -> tuple[Outcome, ...]:
+        """What the model in the folder did, a checkpoint or a variant of the base. `name` tells it from the
+        others. Errors: those of merging and answering."""
+        kept = self._folder / f"{name}.json"
+        if self.knows(name):
+            return tuple(map(outcome, read_json(kept)["outcomes"]))
+        with self._plain(model) as checkpoint:
+            found = outcomes_of(self._tasks, self._open(checkpoint))
+        write_json(kept, {"key": self._key, "outcomes": [each.as_json() for each in found]})
+        return found
+
+    def knows(self, name: str) -> bool:
+        """Whether the outcomes of what is called `name` are kept."""
+        kept = self._folder / f"{name}.json"
+        return is_file(kept) and read_json(kept).get("key") == self._key
+
+    def losses(self, before: tuple[Path, str], after: tuple[Path, str]) -> tuple[Loss, ...]:
+        """From one model to another, each a folder and a name."""
+        return losses_between(self.outcomes(*before), self.outcomes(*after))
+
+    @contextmanager
+    def _plain(self, model: Path) -> Iterator[Path]:
+        """A folder with the model as a plain checkpoint, while it is needed."""
+        if not (is_file(model / DELTA) or is_file(model / CONFIG)):
+            yield model
+            return
+        merged = self._folder / "merged"
+        shutil.rmtree(merged, ignore_errors=True)  # what a kill left
+        try:
+            merge(self._base, model, merged)
+            yield merged
+        finally:
+            shutil.rmtree(merged, ignore_errors=True)
+
+
+def torch_answerer(device: str | None) -> Open:
+    """Models of transformers on `device`; None: on a GPU where there is one."""
+
+    def open_answerer(folder: Path) -> Answerer:
+        from workers.evaluation.torch_answerer import TorchAnswerer
+
+        return TorchAnswerer.open(folder, device)
+
+    return open_answerer

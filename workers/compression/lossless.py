@@ -1,0 +1,229 @@
+"""The lossless stage: files of a written delta compressed with zstd, where loading them gets faster.
+
+DeltaZip (section 4.3) ends with a lossless stage as well, nvCOMP's GDeflate. Codes of few bits are not all
+equally frequent, so that an entropy coder still finds something in them. Whether that helps depends on the
+disk: each file is compressed, its decompression is timed on this machine, and the compressed file is kept if
+reading the fewer bytes and decompressing them takes less time than reading all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from profiler.contents import SUFFIX, opened
+from profiler.errors import CheckpointError
+from profiler.files import read_json
+from profiler.variants.delta import DELTA, ZSTD, ZSTD_VERSION, read_files
+from profiler.variants.types import FileRef, StoredFile
+from workers.compression.durable import sync, write_json
+from workers.compression.types import Progress
+
+LEVEL = 9
+MAX_LEVEL = 19  # above it, readers would need more memory than they give
+MB = 1e6
+_CHUNK_BYTES = 1 << 20  # as readers take them, still in the processor's cache when it is hashed
+_PROBED_BYTES = 256 << 20  # of files read to find the storage's rate
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One file: the size of its contents, its size compressed, and the seconds its decompression takes."""
+
+    name: str
+    contents_bytes: int
+    compressed_bytes: int
+    decompress_s: float
+
+    def plain_load_s(self, storage_bytes_per_s: float) -> float:
+        return self.contents_bytes / storage_bytes_per_s
+
+    def compressed_load_s(self, storage_bytes_per_s: float) -> float:
+        """Reading, then decompressing: one thread of a loader does both."""
+        return self.compressed_bytes / storage_bytes_per_s + self.decompress_s
+
+    def gains(self, storage_bytes_per_s: float) -> bool:
+        """Whether the compressed file is loaded faster."""
+        return self.compressed_load_s(storage_bytes_per_s) < self.plain_load_s(storage_bytes_per_s)
+
+    @property
+    def break_even_bytes_per_s(self) -> float:
+        """The storage's rate below which the compressed file is loaded faster; 0 if it is not smaller."""
+        saved = self.contents_bytes - self.compressed_bytes
+        if saved <= 0:
+            return 0.0
+        return saved / self.decompress_s if self.decompress_s > 0 else float("inf")
+
+
+@dataclass(frozen=True)
+class Lossless:
+    """What became of a folder: all files as measured, and the names of those that are stored compressed."""
+
+    files: tuple[Measured, ...]
+    kept: frozenset[str]
+    storage_bytes_per_s: float
+    storage_measured: bool
+
+    @property
+    def size_before_bytes(self) -> int:
+        return sum(file.contents_bytes for file in self.files)
+
+    @property
+    def size_after_bytes(self) -> int:
+        return sum(f.compressed_bytes if f.name in self.kept else f.contents_bytes for f in self.files)
+
+    @property
+    def load_before_s(self) -> float:
+        return sum(file.plain_load_s(self.storage_bytes_per_s) for file in self.files)
+
+    @property
+    def load_after_s(self) -> float:
+        rate = self.storage_bytes_per_s
+        return sum(
+            f.compressed_load_s(rate) if f.name in self.kept else f.plain_load_s(rate) for f in self.files
+        )
+
+    @property
+    def decompressed_bytes_per_s(self) -> float:
+        """Contents per second of decompression, over all files."""
+        seconds = sum(file.decompress_s for file in self.files)
+        return self.size_before_bytes / seconds if seconds else 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """For people: figures of the whole folder."""
+        return {
+            "files": len(self.files),
+            "compressed_files": len(self.kept),
+            "size_before_bytes": self.size_before_bytes,
+            "size_after_bytes": self.size_after_bytes,
+            "storage_mb_per_s": round(self.storage_bytes_per_s / MB, 1),
+            "storage_measured": self.storage_measured,
+            "decompressed_mb_per_s": round(self.decompressed_bytes_per_s / MB, 1),
+            "load_before_s": self.load_before_s,
+            "load_after_s": self.load_after_s,
+        }
+
+
+def compress_files(
+    folder: Path,
+    storage_mb_per_s: float | None = None,
+    level: int = LEVEL,
+    progress: Progress | None = None,
+) -> Lossless:
+    """Store the files of the delta in `folder` compressed where that makes loading faster.
+
+    `storage_mb_per_s` is the rate (10^6 bytes per second) of the storage that engines read from; None: what
+    a cold read of these files yields here. delta.json changes last and at once, so that the folder can be
+    read at any time, also after a crash; files that are compressed already stay so.
+    Raises CheckpointError when the folder holds no sound delta or cannot be written.
+    """
+    if not 1 <= level <= MAX_LEVEL:
+        raise ValueError(f"expected a level of 1 to {MAX_LEVEL}, got {level}")
+    if storage_mb_per_s is not None and not storage_mb_per_s > 0:
+        raise ValueError(f"expected a storage rate above 0 MB/s, got {storage_mb_per_s}")
+    tell = progress or (lambda share, what: None)
+    raw = read_json(folder / DELTA)
+    files = read_files(raw, folder)
+    plain = [file for file in files.values() if file.compressed is None]
+    try:
+        if storage_mb_per_s is None:
+            rate = cold_read_bytes_per_s(folder / file.name for file in plain)
+        else:
+            rate = storage_mb_per_s * MB
+        tried = [_tried(folder, file, level, tell, number / len(plain)) for number, file in enumerate(plain)]
+        kept = {measured.name: stored for measured, stored in tried if measured.gains(rate)}
+        _keep(folder, raw, kept)
+        _sweep(folder, {file.name for file in files.values() if file.compressed} | kept.keys(), files)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot compress the files of {folder}: {error.strerror or error}; "
+            "check its permissions and the space left"
+        ) from error
+    tell(1.0, "done")
+    measured = tuple(measured for measured, _ in tried)
+    return Lossless(measured, frozenset(kept), rate, storage_mb_per_s is None)
+
+
+def cold_read_bytes_per_s(paths: Iterable[Path], clock: Callable[[], float] = time.perf_counter) -> float:
+    """The rate at which the storage gives files that the system has not cached, at most 256 MiB of them.
+
+    The system is asked to drop what it has cached of them first. Infinite where there is nothing to read.
+    """
+    left, spent = _PROBED_BYTES, 0.0
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    for path in sorted(paths, key=lambda path: -path.stat().st_size):
+        _drop_cached(path)
+        with path.open("rb", buffering=0) as file:
+            begun = clock()
+            while left > 0 and (count := file.readinto(buffer)):
+                left -= count
+            spent += clock() - begun
+    return (_PROBED_BYTES - left) / spent if spent else float("inf")
+
+
+def _drop_cached(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _tried(
+    folder: Path, file: FileRef, level: int, tell: Progress, share: float
+) -> tuple[Measured, StoredFile]:
+    """One file compressed beside itself, and decompressed again under the clock. Raises CheckpointError
+    when that does not give its contents back."""
+    tell(share, f"compressing {file.name}")
+    path = folder / f"{file.name}{SUFFIX}"
+    stored = _compress(folder / file.name, path, file.size_bytes, level)
+    seconds, digest = _decompress(path, file.size_bytes)
+    if digest != file.sha256:
+        raise CheckpointError(f"{folder / file.name} no longer has the checksum of {DELTA}; copy it again")
+    return Measured(file.name, file.size_bytes, stored.size_bytes, seconds), stored
+
+
+def _compress(source: Path, target: Path, size_bytes: int, level: int) -> StoredFile:
+    """One frame that states the size of its contents, written to the disk."""
+    import zstandard
+
+    with source.open("rb") as contents, target.open("wb") as out:
+        zstandard.ZstdCompressor(level=level).copy_stream(contents, out, size=size_bytes)
+    sync(target)
+    with target.open("rb") as written:
+        return StoredFile(target.stat().st_size, hashlib.file_digest(written, "sha256").hexdigest())
+
+
+def _decompress(path: Path, size_bytes: int) -> tuple[float, str]:
+    """Seconds to decompress a file that the system has cached, and the contents' SHA-256."""
+    buffer, digest, seconds = memoryview(bytearray(_CHUNK_BYTES)), hashlib.sha256(), 0.0
+    with opened(path, size_bytes) as source:
+        while True:
+            begun = time.perf_counter()
+            count = source.fill(buffer)
+            seconds += time.perf_counter() - begun
+            if not count:
+                return seconds, digest.hexdigest()
+            digest.update(buffer[:count])
+
+
+def _keep(folder: Path, raw: dict[str, Any], kept: dict[str, StoredFile]) -> None:
+    """Make delta.json speak of the compressed files in `kept`."""
+    if kept:
+        files = {name: {**entry, **_described(kept.get(name))} for name, entry in raw["files"].items()}
+        write_json(folder / DELTA, {**raw, "version": ZSTD_VERSION, "files": files}, indent=1)
+
+
+def _sweep(folder: Path, compressed: Collection[str], names: Iterable[str]) -> None:
+    """Remove what delta.json does not speak of: the plain or the compressed form of each file."""
+    for name in names:
+        (folder / (name if name in compressed else f"{name}{SUFFIX}")).unlink(missing_ok=True)
+
+
+def _described(stored: StoredFile | None) -> dict[str, Any]:
+    if stored is None:
+        return {}
+    return {"compressed": {"encoding": ZSTD, "size_bytes": stored.size_bytes, "sha256": stored.sha256}}

@@ -1,0 +1,291 @@
+"""A compression as a user asks for it: a method or the search for one, its quality measured, its files packed.
+
+What is finished stays in the hidden folder of `work_folder` beside the target, so that a command given again
+goes on where it stopped:
+
+    .OUT.compressing/tried/NAME          a candidate's artefact, compressed by a job of its own
+                     tried/NAME.json     its size, or why it was refused
+                     outcomes/*.json     what the fine-tune and the candidates did with the tasks
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from profiler.checkpoint import read_model
+from profiler.errors import AdapterError, CheckpointError
+from profiler.evaluation.tasks import Task, read_tasks
+from profiler.files import is_file, read_json
+from profiler.variants.delta import DELTA
+from profiler.variants.reading import read_variant
+from profiler.variants.types import VariantLimits
+from workers.compression.auto import CANDIDATES, Artefact, Candidate, LossTooLarge, Refused, smallest
+from workers.compression.choose import MethodName, OptionError, Options, check, method_of
+from workers.compression.durable import rename
+from workers.compression.evaluated import Evaluation, Open, torch_answerer
+from workers.compression.job import CalibrationOptions, Job, compress
+from workers.compression.layout import shape_of
+from workers.compression.lossless import compress_files
+from workers.compression.quality import Loss, described, worst, write_quality
+from workers.compression.result import HALF_BYTES, Result
+from workers.compression.sources import open_source
+from workers.compression.types import Progress
+from workers.compression.work_folder import RESULT, WorkFolder, file_digest, path_for, work_folder
+
+TRIED, OUTCOMES, BEFORE = "tried", "outcomes", "fine-tune"
+EVALUATED_SHARE = 0.6  # of a candidate's progress: until then it is compressed
+
+
+@dataclass(frozen=True)
+class Request:
+    """Compress `tuned` against `base` into the new folder `out`.
+
+    `evaluation`: a file of tasks, or a folder of such files, with which the loss is measured. `max_loss`, in
+    percent, is for the method auto, which needs both. `lossless`: store files compressed where that makes
+    loading faster, from a storage of `storage_mb_per_s` (None: as fast as this one). The rest is as in `Job`.
+    """
+
+    base: Path
+    tuned: Path
+    out: Path
+    options: Options
+    calibration: CalibrationOptions | None = None
+    device: str = "cpu"
+    force: bool = False
+    evaluation: Path | None = None
+    max_loss: float | None = None
+    lossless: bool = False
+    storage_mb_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was made. `options` are those chosen; `quality` (by task), `tried` (of auto) and `lossless` are
+    for people, as in JSON, and empty where they were not asked for."""
+
+    result: Result
+    options: Options
+    quality: Sequence[Mapping[str, Any]] = ()
+    tried: Sequence[Mapping[str, Any]] = ()
+    lossless: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        found = {"quality": list(self.quality), "tried": list(self.tried), "lossless": dict(self.lossless)}
+        return {**self.result.as_json(), "options": asdict(self.options), **found}
+
+
+def run(request: Request, progress: Progress | None = None, open_answerer: Open | None = None) -> Report:
+    """Do what is asked, or go on with it.
+
+    Raises OptionError for options that do not go together, TaskError for tasks that cannot be read,
+    LossTooLarge when no candidate of auto is within the limit, and CheckpointError and AdapterError as
+    `compress` does.
+    """
+    check_request(request)
+    if request.evaluation is None and not request.lossless:
+        return Report(compress(_job(request, request.options, request.out), progress), request.options)
+    out = request.out.absolute()
+    if (out.exists() or out.is_symlink()) and not is_file(path_for(out) / RESULT):
+        raise CheckpointError(f"{out} exists already; choose another folder, or remove it first")
+    tasks = read_tasks(request.evaluation) if request.evaluation is not None else ()
+    tell = progress or (lambda share, what: None)
+    with work_folder(out) as work:
+        running = _Run(request, tasks, work, tell, open_answerer or torch_answerer(request.device))
+        work.begin(running.inputs)
+        try:
+            report = running.earlier() or running.work_on()
+        except AdapterError as error:
+            if not isinstance(error, LossTooLarge):  # of which the outcomes serve another limit
+                with suppress(OSError):
+                    work.discard()
+            raise
+        work.discard()
+    tell(1.0, "done")
+    return report
+
+
+def check_request(request: Request) -> None:
+    """Raises OptionError for options that do not go together."""
+    check(request.options)
+    auto = request.options.method is MethodName.auto
+    if auto and request.max_loss is None:
+        raise OptionError("max_loss", "auto needs the largest loss that may be, in percent")
+    if not auto and request.max_loss is not None:
+        raise OptionError("max_loss", f"only auto takes max_loss, not {request.options.method}")
+    if auto and request.evaluation is None:
+        raise OptionError("evaluation", "auto needs tasks to measure the loss with")
+    if request.storage_mb_per_s is not None and not (request.lossless and request.storage_mb_per_s > 0):
+        raise OptionError("storage_mb_per_s", "expected a rate above 0, together with lossless")
+    if request.lossless and not auto and method_of(request.options).kind is None:
+        raise OptionError("lossless", f"{request.options.method} writes a checkpoint; only deltas are packed")
+
+
+class _Run:
+    """One process's share of a request."""
+
+    def __init__(
+        self,
+        request: Request,
+        tasks: Sequence[Task],
+        work: WorkFolder,
+        tell: Progress,
+        open_answerer: Open,
+    ) -> None:
+        self.request, self.tasks, self.work, self.tell = request, tasks, work, tell
+        self.spec = read_model(request.base)
+        self.inputs = self._inputs()
+        self.evaluation = Evaluation(
+            request.base, tasks, work.path / OUTCOMES, str(self.inputs), open_answerer
+        )
+        self.results: dict[str, Result] = {}
+
+    def earlier(self) -> Report | None:
+        """Of a run that was done before, but for names."""
+        document = self.work.note(RESULT)
+        if document is None:
+            return None
+        if not self.work.out.exists():
+            self.work.publish(document)
+        options, result = document.pop("options"), document
+        more = {name: result.pop(name) for name in ("quality", "tried", "lossless")}
+        options["method"] = MethodName(options["method"])
+        return Report(self._result(self.work.out, result), Options(**options), **more)
+
+    def work_on(self) -> Report:
+        (self.work.path / TRIED).mkdir(exist_ok=True)
+        auto = self.request.options.method is MethodName.auto
+        candidates = CANDIDATES if auto else (Candidate(self.request.options, 0.0),)
+        compressed, measured = self._told(candidates)
+        tried: tuple[Mapping[str, Any], ...] = ()
+        if auto:
+            assert self.request.max_loss is not None
+            chosen = smallest(candidates, compressed, measured, self.request.max_loss)
+            best, losses = chosen.best.candidate, chosen.best.losses
+            tried = tuple(each.as_json() for each in chosen.tried)
+        else:
+            best = candidates[0]
+            compressed(best)
+            losses = measured(best) if self.tasks else ()
+        return self._publish(best, losses, tried)
+
+    def _told(self, candidates: Sequence[Candidate]) -> tuple[Any, Any]:
+        """`_compress` and `_measure`, whose progress is that of the whole search."""
+        number = {candidate.name: i for i, candidate in enumerate(candidates)}
+
+        def at(candidate: Candidate, share: float, what: str) -> None:
+            prefix = f"{candidate.name}: " if len(candidates) > 1 else ""
+            self.tell((number[candidate.name] + share) / len(candidates), f"{prefix}{what}")
+
+        def compressed(candidate: Candidate) -> Artefact:
+            return self._compress(candidate, lambda s, what: at(candidate, s * EVALUATED_SHARE, what))
+
+        def measured(candidate: Candidate) -> tuple[Loss, ...]:
+            at(candidate, EVALUATED_SHARE, "evaluating")
+            return self._measure(candidate)
+
+        return compressed, measured
+
+    def _compress(self, candidate: Candidate, tell: Progress) -> Artefact:
+        note = f"{TRIED}/{candidate.name}.json"
+        known = self.work.note(note)
+        if known is None:
+            try:
+                known = asdict(self._made(candidate, tell))
+            except AdapterError as error:
+                if not isinstance(error.__cause__, ValueError):  # not the method's doing
+                    raise
+                known = {"refused": str(error)}
+            self.work.write_note(note, known)
+        if "refused" in known:
+            raise Refused(known["refused"])
+        return Artefact(**known)
+
+    def _made(self, candidate: Candidate, tell: Progress) -> Artefact:
+        """The candidate's folder, and its sizes."""
+        result = self._folder(candidate, tell)
+        if result.spec is None:
+            return Artefact(result.size_bytes, result.size_bytes, result.finetune_bytes)
+        modules = read_json(result.folder / DELTA)["modules"]
+        elements = (torch.Size(shape_of(self.spec, f"{name}.weight")).numel() for name in modules)
+        code_bytes = result.spec.weight_bytes - result.spec.full_bytes
+        return Artefact(result.size_bytes, code_bytes, HALF_BYTES * sum(elements))
+
+    def _folder(self, candidate: Candidate, tell: Progress) -> Result:
+        """The candidate compressed, now or before."""
+        folder = self.work.path / TRIED / candidate.name
+        note = f"{TRIED}/{candidate.name}.result.json"
+        known = self.work.note(note)
+        if known is not None and folder.is_dir():
+            return self._result(folder, known)
+        shutil.rmtree(folder, ignore_errors=True)
+        result = compress(_job(self.request, candidate.options, folder), tell)
+        self.work.write_note(note, result.as_json())
+        return result
+
+    def _measure(self, candidate: Candidate) -> tuple[Loss, ...]:
+        """The candidate's losses; its folder goes when they are too large."""
+        folder = self.work.path / TRIED / candidate.name
+        if not self.evaluation.knows(candidate.name):
+            self._folder(candidate, lambda share, what: None)
+        losses = self.evaluation.losses((self.request.tuned, BEFORE), (folder, candidate.name))
+        if self.request.max_loss is not None and worst(losses).value > self.request.max_loss:
+            shutil.rmtree(folder, ignore_errors=True)
+        return losses
+
+    def _publish(self, best: Candidate, losses: Sequence[Loss], tried: Sequence[Mapping[str, Any]]) -> Report:
+        """The best candidate becomes the target, with all that is to be told of it."""
+        result, lossless = self._folder(best, self.tell), {}
+        folder = result.folder
+        if losses and is_file(folder / DELTA):
+            write_quality(folder, losses)
+        if self.request.lossless:
+            lossless = compress_files(folder, self.request.storage_mb_per_s).facts()
+        shutil.rmtree(self.work.artefact, ignore_errors=True)
+        rename(folder, self.work.artefact)
+        report = Report(result, best.options, described(losses), tried, lossless)
+        self.work.publish(report.as_json())
+        return Report(self._result(self.work.out, result.as_json()), *_rest(report))
+
+    def _result(self, folder: Path, known: Mapping[str, Any]) -> Result:
+        spec = read_variant(folder, self.spec, VariantLimits(0)) if is_file(folder / DELTA) else None
+        return Result(folder=folder, spec=spec, **known)
+
+    def _inputs(self) -> dict[str, Any]:
+        """All that the outcomes follow from, besides the candidates."""
+        request, base = self.request, open_source(self.request.base)
+        calibration = request.calibration
+        return {
+            "base": base.identity,
+            "fine-tune": open_source(request.tuned, base).identity,
+            "options": asdict(request.options),
+            "calibration": calibration
+            and [
+                None if calibration.file is None else file_digest(calibration.file),
+                calibration.rows,
+                calibration.tokens,
+            ],
+            "evaluation": [task.digest for task in self.tasks],
+        }
+
+
+def _rest(report: Report) -> tuple[Any, ...]:
+    return report.options, report.quality, report.tried, report.lossless
+
+
+def _job(request: Request, options: Options, out: Path) -> Job:
+    return Job(
+        request.base,
+        request.tuned,
+        out,
+        method_of(options),
+        request.calibration,
+        request.device,
+        request.force,
+    )
