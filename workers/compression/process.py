@@ -32,15 +32,15 @@ def carry_out(request: CompressRequest) -> Iterator[str]:
     """
     request.folder.mkdir(parents=True, exist_ok=True)
     try:
-        with jobs.alone(request.folder):
-            yield from _run(request)
+        with jobs.alone(request.folder) as lock:
+            yield from _run(request, lock)
     except jobs.FolderBusy as e:
         raise CompressingError(f"something else is compressing in {request.folder}") from e
 
 
-def _run(request: CompressRequest) -> Iterator[str]:
+def _run(request: CompressRequest, lock: int) -> Iterator[str]:
     log = request.folder / LOG
-    process = _start(request, log)
+    process = _start(request, log, lock)
     try:
         assert process.stdout is not None
         ended = False
@@ -57,7 +57,8 @@ def _run(request: CompressRequest) -> Iterator[str]:
             process.stdout.close()
 
 
-def _start(request: CompressRequest, log: Path) -> subprocess.Popen[bytes]:
+def _start(request: CompressRequest, log: Path, lock: int) -> subprocess.Popen[bytes]:
+    """It has the folder's lock, too: nothing begins there before it is gone."""
     job = request.folder / "request.json"
     job.write_bytes(TypeAdapter(CompressRequest).dump_json(request))
     named = [f"--holder={request.holder}"] if request.holder else []  # the node's agent reads it
@@ -69,6 +70,7 @@ def _start(request: CompressRequest, log: Path) -> subprocess.Popen[bytes]:
             stdout=subprocess.PIPE,
             stderr=errors,
             start_new_session=True,
+            pass_fds=(lock,),
         )
 
 

@@ -23,9 +23,10 @@ class FolderBusy(RuntimeError):
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[int]:
     """One job at a time works in a folder: that of a killed control plane may still be ending.
 
+    Gives the lock's descriptor: a process that inherits it has the lock, too, until it ends.
     Errors: FolderBusy after LOCK_WAIT_S.
     """
     with (folder / "lock").open("w") as lock:
@@ -38,7 +39,7 @@ def alone(folder: Path) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     raise FolderBusy(str(folder)) from e
                 time.sleep(POLL_S)
-        yield
+        yield lock.fileno()
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
