@@ -27,7 +27,6 @@ class ScriptedCompressor(InMemoryCluster):
 
     def __init__(self, inventory: Inventory = Inventory((CPU,))) -> None:  # noqa: B008
         super().__init__(inventory)
-        self.requests: list[CompressRequest] = []  # type: ignore[assignment]
         self.asked: list[CompressRequest] = []
         self.done: dict[str, int] = {}
         self.cuts, self.stuck = 0, False

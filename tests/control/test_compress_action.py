@@ -195,7 +195,7 @@ async def test_deleting_one_that_is_ready_takes_its_files_away_and_no_others(wor
         assert (folder / "delta").is_dir()
         assert (await world.end(submit(world.repository, delete_model, "v"))).phase is Phase.DELETED
     assert not folder.exists()
-    assert Path(tuned or "").is_dir()
+    assert (world.files / "base" / "config.json").exists(), tuned
 
 
 async def test_a_killed_controller_s_successor_goes_on(world: Compressing) -> None:
