@@ -52,6 +52,7 @@ def register(  # noqa: PLR0913 - typer reads a command's options from its parame
     group_size: Annotated[
         int | None, typer.Option(help="Columns that share a scale; default: a row.")
     ] = None,
+    max_widths: Annotated[int | None, typer.Option(help="deltamix: bit widths a layer may mix.")] = None,
     calibration: Annotated[str | None, typer.Option(help="A file of texts, read by the server.")] = None,
     rows: Annotated[int | None, typer.Option(help="Calibration: texts that are run.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Calibration: tokens of each text.")] = None,
@@ -73,6 +74,7 @@ def register(  # noqa: PLR0913 - typer reads a command's options from its parame
         "bits": bits,
         "ratio": ratio,
         "groupSize": group_size,
+        "maxWidths": max_widths,
         "calibration": _location(calibration),
         "rows": rows,
         "tokens": tokens,
