@@ -66,9 +66,9 @@ def _fine_tune(model: Model, delta: Delta, base: Model | None, limits: Limits, c
         )
     recipe = delta.recipe
     named = {
-        what: str(sources.require_file(getattr(recipe, what), limits.roots, f"compression.{what}"))
-        for what in ("calibration", "evaluation")
-        if getattr(recipe, what)
+        what: str(sources.require_file(uri, limits.roots, f"compression.{what}", what == "evaluation"))
+        for what, uri in (("calibration", recipe.calibration), ("evaluation", recipe.evaluation))
+        if uri
     }
     reason = "waits to be compressed"
     made = replace(delta, tuned=str(folder), recipe=replace(recipe, **named), doing=reason)

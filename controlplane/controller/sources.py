@@ -71,8 +71,8 @@ def require_folder(path: Path, param: str) -> Path:
     )
 
 
-def require_file(uri: str, roots: Sequence[Path], param: str) -> Path:
-    """The file that a URI means, inside an allowed root.
+def require_file(uri: str, roots: Sequence[Path], param: str, folders: bool = False) -> Path:
+    """The file that a URI means, inside an allowed root; or a folder, if `folders` may be given.
 
     Errors: InvalidRequest, PathNotAllowed; SourceUnreadable when there is no such file.
     """
@@ -80,6 +80,8 @@ def require_file(uri: str, roots: Sequence[Path], param: str) -> Path:
     if isinstance(path, BundledSource):
         raise errors.InvalidRequest(f"'{uri}' is a model; give a file", param=param)
     try:
+        if folders and path.is_dir():
+            return path
         with path.open("rb"):
             return path
     except OSError as e:
