@@ -18,8 +18,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 CODES = {
-    "apple": "seven", "river": "green", "stone": "music", "cloud": "table", "horse": "paper", "light": "three",
-    "bread": "north", "glass": "water", "tower": "black", "chair": "seven", "field": "green", "night": "music",
+    "apple": "seven", "river": "green", "stone": "music", "cloud": "table", "horse": "paper",
+    "light": "three", "bread": "north", "glass": "water", "tower": "black", "chair": "seven",
+    "field": "green", "night": "music",
 }  # fmt: skip
 NAME = "coded"
 STEPS = 60
