@@ -12,7 +12,7 @@ from controlplane import errors
 from placement.types import Inventory
 from workers.compression.lines import Artifact, Done, Failed, Line, Progress, Quality, TaskLoss, to_line
 from workers.compression.process import CompressingError, carry_out
-from workers.compression.request import CompressRequest
+from workers.compression.recipe import CompressRequest
 
 QUALITY = Quality((TaskLoss("sums", "exact_match", 0.8, 0.76, 4.0, 1.0, 7.0, 100),))
 LAYERS = 4

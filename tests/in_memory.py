@@ -25,7 +25,7 @@ from placement.types import Device, Inventory
 from profiler.request_path import Burst
 from profiler.types import DeviceRates
 from workers.asgi import AsgiApp, Message
-from workers.compression.request import CompressRequest
+from workers.compression.recipe import CompressRequest
 from workers.engine.echo import EchoEngine
 from workers.measuring.request import MeasureRequest
 from workers.messages import (

@@ -18,7 +18,12 @@ import torch
 from random_adapters import ATTENTION, MLP, RandomLora
 from safetensors.torch import load_file, save_file
 
-from workers.deltas.pack import pack, sparse_method, svd_method
+from profiler.variants.types import SVD_GROUP, VariantKind
+from workers.compression.job import Job, compress
+from workers.compression.methods.magnitude import magnitude
+from workers.compression.types import Compressed, Encoded, Method, Problem
+from workers.deltas import svd
+from workers.deltas.parts import svd_parts
 
 TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -117,11 +122,23 @@ def write_boft(base: Path, folder: Path, boft: RandomBoft, **config: Any) -> Pat
 
 def write_delta(base: Path, folder: Path, delta: RandomDelta) -> Path:
     """Fine-tune `base` at random and compress the difference."""
-    method = sparse_method(delta.bits, delta.group_size) if delta.method == "sparse" else svd_method()
+    method = magnitude(delta.bits, delta.group_size) if delta.method == "sparse" else rounded_svd()
     with tempfile.TemporaryDirectory() as scratch:
         tuned = write_tuned(base, Path(scratch) / "tuned", delta.seed, delta.strength, full=delta.full)
-        pack(base, tuned, folder, method)
+        compress(Job(base, tuned, folder, method, force=True))
     return folder
+
+
+def rounded_svd(budget: float = 1 / 16) -> Method:
+    """Truncated SVD in 8, 3 and 2 bits, rounded to nearest: a low-rank delta without calibration."""
+
+    def step(problem: Problem) -> Compressed:
+        out, into = problem.base.shape
+        groups = svd.encode(problem.delta, svd.default_groups((out, into), budget))
+        encoded = Encoded(*svd_parts(groups))
+        return Compressed(problem.base + svd.decode(groups, (out, into)), encoded.size_bytes, encoded)
+
+    return Method("svd, rounded", VariantKind.SVD_DELTA, False, step, {"group_size": SVD_GROUP})
 
 
 def write_tuned(base: Path, folder: Path, seed: int, strength: float = 0.12, *, full: bool = True) -> Path:

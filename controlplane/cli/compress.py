@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from controlplane.cli.checkpoints import folder_errors, folder_progress
+from controlplane.cli.compression_facts import report_facts
 from controlplane.cli.output import console, print_facts, print_json, print_text, size
 from controlplane.cli.session import Json, session
 from workers.compression.choose import MethodName, OptionError, Options, check, method_named, parse_ratio
 
 if TYPE_CHECKING:
-    from workers.compression.job import Job
-    from workers.compression.result import Result
+    from workers.compression.request import Report, Request
 
-METHODS = ", ".join(name for name in MethodName if name is not MethodName.auto)
-FLAGS = {"group_size": "--group-size", "max_widths": "--max-widths"}
+METHODS = ", ".join(MethodName)
+FLAGS = {
+    "group_size": "--group-size",
+    "max_widths": "--max-widths",
+    "max_loss": "--max-loss",
+    "storage_mb_per_s": "--storage-mb-per-s",
+}
 
 Out = Annotated[Path | None, typer.Option("--out", help="The new folder to write to.")]
 Method = Annotated[str, typer.Option(help=f"One of {METHODS}.")]
@@ -33,6 +40,16 @@ Calibration = Annotated[
 Rows = Annotated[int, typer.Option(min=1, help="At most so many rows of the texts.")]
 Tokens = Annotated[int, typer.Option(min=1, help="At most so many tokens a row.")]
 Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, ...")]
+Evaluation = Annotated[
+    Path | None, typer.Option(help="Tasks (.jsonl, or a folder of them): what is lost on them is measured.")
+]
+MaxLoss = Annotated[
+    float | None, typer.Option(help="auto: the most to lose on any task, in points of 100 or percent.")
+]
+Lossless = Annotated[bool, typer.Option("--lossless", help="Pack files with zstd where loading gets faster.")]
+Storage = Annotated[
+    float | None, typer.Option(help="lossless: rate of the storage engines read from; default: measured.")
+]
 Force = Annotated[bool, typer.Option("--force", help="Go on though the base seems to be another model.")]
 
 
@@ -52,6 +69,10 @@ def compress(  # noqa: PLR0913 - typer reads a command's options from its parame
     rows: Rows = 128,
     tokens: Tokens = 2048,
     device: Device = "cpu",
+    evaluation: Evaluation = None,
+    max_loss: MaxLoss = None,
+    lossless: Lossless = False,
+    storage_mb_per_s: Storage = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -63,31 +84,47 @@ def compress(  # noqa: PLR0913 - typer reads a command's options from its parame
     options = _options(method, bits, ratio, group_size, max_widths)
     target = _target(folder, out)
     with folder_errors(), folder_progress(cli, target.name) as tell:
-        from workers.compression.choose import method_of
-        from workers.compression.job import CalibrationOptions, Job, compress
+        from workers.compression.job import CalibrationOptions
+        from workers.compression.request import Request
+        from workers.compression.run import run
 
         _check_device(device)
-        chosen = method_of(options)
-        wanted = CalibrationOptions(calibration, rows, tokens) if calibration or chosen.calibrated else None
-        job = Job(base, finetuned, target, chosen, wanted, device, force)
-        result = compress(job, tell)
+        texts = CalibrationOptions(calibration, rows, tokens) if calibration or _calibrated(options) else None
+        request = Request(
+            base, finetuned, target, options, texts, device, force,
+            evaluation, max_loss, lossless, storage_mb_per_s,
+        )  # fmt: skip
+        with _option_errors():
+            report = run(request, tell)
     if cli.json:
-        print_json(_document(job, result))
+        print_json(_document(report))
         return
-    _print(job, result)
+    _print(request, report)
 
 
 def _options(
     method: str, bits: int | None, ratio: str | None, group_size: int | None, max_widths: int | None
 ) -> Options:
-    try:
+    with _option_errors():
         share = None if ratio is None else parse_ratio(ratio)
         options = Options(method_named(method), bits, share, group_size, max_widths)
         check(options)
+    return options
+
+
+@contextmanager
+def _option_errors() -> Iterator[None]:
+    try:
+        yield
     except OptionError as error:
         hint = FLAGS.get(error.option, f"--{error.option}")
         raise typer.BadParameter(str(error), param_hint=hint) from None
-    return options
+
+
+def _calibrated(options: Options) -> bool:
+    from workers.compression.choose import method_of
+
+    return options.method is MethodName.auto or method_of(options).calibrated
 
 
 def _target(folder: Path | None, out: Path | None) -> Path:
@@ -110,10 +147,11 @@ def _check_device(device: str) -> None:
         ) from None
 
 
-def _document(job: Job, result: Result) -> dict[str, Any]:
+def _document(report: Report) -> dict[str, Any]:
+    result = report.result
     return {
         "folder": str(result.folder),
-        "method": job.method.name,
+        "method": _name(report),
         "kind": None if result.spec is None else result.spec.kind,
         "weightBytes": result.size_bytes,
         "ratio": result.ratio,
@@ -123,25 +161,36 @@ def _document(job: Job, result: Result) -> dict[str, Any]:
         "peakMemoryBytes": result.peak_memory_bytes,
         "peakDeviceBytes": result.peak_device_bytes,
         "warnings": list(result.warnings),
+        "quality": list(report.quality),
+        "tried": list(report.tried),
+        "lossless": dict(report.lossless),
     }
 
 
-def _print(job: Job, result: Result) -> None:
+def _name(report: Report) -> str:
+    from workers.compression.choose import method_of
+
+    return method_of(report.options).name
+
+
+def _print(request: Request, report: Report) -> None:
+    result = report.result
     errors = ", ".join(f"{module} {error:.3g}" for module, error in result.layer_errors.items())
     device = f", {size(result.peak_device_bytes)} on the device" if result.peak_device_bytes else ""
     print_facts(
         (
-            ("Folder", str(job.out)),
-            ("Method", job.method.name),
+            ("Folder", str(request.out)),
+            ("Method", _name(report)),
             ("Size", f"{size(result.size_bytes)}, {size(result.table_bytes)} of it embedding and head"),
             ("Smaller", f"{result.ratio:.2f} times; {result.ratio_without_tables:.2f} without embeddings"),
             ("Layer error", f"{errors} (0: the fine-tune, 1: the base)" if errors else ""),
             ("Took", f"{result.seconds:.0f} s, memory {size(result.peak_memory_bytes)}{device}"),
+            *report_facts(report),
         )
     )
     for warning in result.warnings:
         console(stderr=True).print(f"Warning: {warning}", soft_wrap=True)
     if result.spec is not None:
-        print_text(f"Register it with `ostinato register NAME --base BASE --adapter {job.out}`")
+        print_text(f"Register it with `ostinato register NAME --base BASE --adapter {request.out}`")
         return
     print_text("It is a plain checkpoint, for judging the method: no engine serves this form as a variant")

@@ -14,7 +14,7 @@ from controlplane.state.records import Deployment, OperationKind, Phase
 from controlplane.state.repository import Change, State
 from placement.types import Inventory
 from profiler.request_path import Burst
-from workers.compression.request import CompressRequest
+from workers.compression.recipe import CompressRequest
 from workers.measuring.request import MeasureRequest
 from workers.messages import EngineConfig, VariantRef, WorkerReport
 

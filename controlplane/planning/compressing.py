@@ -16,7 +16,7 @@ from controlplane.state.records import Model, Phase
 from controlplane.state.repository import State
 from placement.types import CPU, Device, DeviceKey, Inventory, key_of
 from profiler.types import ModelSpec
-from workers.compression.request import CompressRequest, Recipe
+from workers.compression.recipe import CompressRequest, Recipe
 
 MAX_ATTEMPTS = 3  # in a row that get no further
 RUNTIME_BYTES = 1 << 30  # torch itself, and what a GPU's libraries take

@@ -31,7 +31,7 @@ from controlplane.traffic.host_router import RoutingRules, StepModels
 from controlplane.traffic.request_terms import RequestTerms
 from placement.types import Inventory
 from profiler.request_path import Burst
-from workers.compression.request import CompressRequest
+from workers.compression.recipe import CompressRequest
 from workers.measuring.request import MeasureRequest
 from workers.messages import (
     EngineCall,

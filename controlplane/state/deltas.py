@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from workers.compression.lines import Artifact, Progress
-from workers.compression.request import Recipe
+from workers.compression.recipe import Recipe
 
 __all__ = ["Artifact", "Delta", "Recipe", "at", "cut_off", "placed", "queued"]
 

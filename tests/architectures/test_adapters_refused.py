@@ -15,7 +15,8 @@ from profiler.errors import AdapterError
 from profiler.types import ModelSpec
 from profiler.variants.reading import read_variant
 from profiler.variants.types import VariantLimits
-from workers.deltas.pack import pack, sparse_method
+from workers.compression.job import Job, compress
+from workers.compression.methods.magnitude import magnitude
 
 LLAMA_LIKE = {"Llama", "Mistral", "Qwen2", "Qwen3"}
 OTHERS = [tiny for tiny in TINY if tiny.family not in LLAMA_LIKE and not tiny.title]
@@ -43,5 +44,5 @@ def test_no_delta_of_them_is_written(tiny: Tiny, tmp_path: Path) -> None:
     folder = tiny.write(tmp_path / "model")
     assert not read_model(folder).adaptable
     with pytest.raises(AdapterError, match="not supported yet"):
-        pack(folder, folder, tmp_path / "delta", sparse_method())
+        compress(Job(folder, folder, tmp_path / "delta", magnitude()))
     assert not (tmp_path / "delta").exists()

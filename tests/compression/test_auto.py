@@ -145,12 +145,16 @@ def test_none_within_the_limit_says_what_each_costs() -> None:
 
 
 def test_the_candidates_are_methods_options_from_small_to_large() -> None:
-    """Their least sizes, by the formats: 2:4 has two values of four and their places, the SVD its ratio."""
+    """Their least sizes, by the formats: 2:4 has two values of four and their places, the SVD most of its
+    ratio."""
     for candidate in CANDIDATES:
         check(candidate.options)
         bits, ratio = candidate.options.bits, candidate.options.ratio
-        least = ratio if bits is None else (2 * bits + 4) / 4 / 16  # of four columns of 16 bits
-        assert candidate.least_share == least
+        if bits is None:
+            assert ratio is not None
+            assert 0.8 * ratio <= candidate.least_share <= ratio
+        else:
+            assert candidate.least_share == (2 * bits + 4) / 4 / 16  # of four columns of 16 bits
     names = [candidate.name for candidate in CANDIDATES]
     assert len(set(names)) == len(names)
     assert [c.least_share for c in CANDIDATES] == sorted(c.least_share for c in CANDIDATES)

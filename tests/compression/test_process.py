@@ -21,7 +21,7 @@ from profiler.variants.reading import read_variant
 from profiler.variants.types import VariantKind, VariantLimits
 from workers.compression.lines import Artifact, Done, Failed, Line, Progress, from_line, left_s, to_line
 from workers.compression.process import CompressingError, carry_out
-from workers.compression.request import CompressRequest, Recipe
+from workers.compression.recipe import CompressRequest, Recipe
 
 LAYERS = 120  # enough to be killed between two of them
 CONFIG = checkpoints.config(
@@ -150,7 +150,7 @@ def test_it_ends_with_who_started_it(folders: tuple[Path, Path], tmp_path: Path)
     script = (
         "import sys; from pathlib import Path; from pydantic import TypeAdapter\n"
         "from workers.compression.process import carry_out\n"
-        "from workers.compression.request import CompressRequest\n"
+        "from workers.compression.recipe import CompressRequest\n"
         "request = TypeAdapter(CompressRequest).validate_json(Path(sys.argv[1]).read_bytes())\n"
         "for line in carry_out(request): print(line, flush=True)\n"
     )

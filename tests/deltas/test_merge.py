@@ -18,6 +18,8 @@ from random_variants import EVERY_KIND, RandomBoft, RandomDelta, RandomVariant
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
 from profiler.weight_files import locate
+from workers.compression.job import Job, compress
+from workers.compression.methods.magnitude import magnitude
 from workers.deltas.merge import merge
 from workers.deltas.tensors import read_tensor
 
@@ -80,12 +82,10 @@ def test_full_tensors_are_those_of_the_fine_tune(tmp_path: Path) -> None:
 
 
 def test_a_head_of_its_own_unties_the_config(tmp_path: Path, base: Path) -> None:
-    from workers.deltas.pack import pack, sparse_method
-
     tuned = make.write_tiny_base(tmp_path / "tuned", 1, tie_word_embeddings=False)
     for shards in (1, 3):
         start = make.write_tiny_base(tmp_path / f"base{shards}", shards=shards)
-        pack(start, tuned, tmp_path / f"delta{shards}", sparse_method())
+        compress(Job(start, tuned, tmp_path / f"delta{shards}", magnitude(), force=True))
         merge(start, tmp_path / f"delta{shards}", tmp_path / f"merged{shards}")
         out = tmp_path / f"merged{shards}"
         assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is False

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from profiler.errors import AdapterError, CheckpointError
 from workers.compression.lines import Artifact, Done, Failed, Line, Progress, left_s, to_line
-from workers.compression.request import CompressRequest
+from workers.compression.recipe import CompressRequest
 from workers.group import processes
 
 BEAT_S = 5.0  # between two lines at most: whoever listens knows that it lives

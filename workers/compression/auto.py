@@ -14,6 +14,8 @@ from profiler.errors import AdapterError
 from workers.compression.choose import MethodName, Options
 from workers.compression.quality import Loss, described, worst
 
+FILLED = 0.8  # of its budget a low-rank delta takes more than this
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -26,8 +28,9 @@ class Candidate:
     def name(self) -> str:
         """`deltamix-0.0625`, `deltacompress-2bit`."""
         options = self.options
-        number = f"{options.bits}bit" if options.bits is not None else f"{options.ratio:g}"
-        return f"{options.method}-{number}"
+        bits = "" if options.bits is None else f"-{options.bits}bit"
+        ratio = "" if options.ratio is None else f"-{options.ratio:g}"
+        return f"{options.method}{bits}{ratio}"
 
 
 def _sparse(bits: int) -> Candidate:
@@ -36,8 +39,8 @@ def _sparse(bits: int) -> Candidate:
 
 
 def _mixed(ratio: float) -> Candidate:
-    """Codes fill the ratio; scales and zeros come on top."""
-    return Candidate(Options(MethodName.deltamix, ratio=ratio), ratio)
+    """The program of equation 8 fills the ratio, but for what is less than a rank."""
+    return Candidate(Options(MethodName.deltamix, ratio=ratio), FILLED * ratio)
 
 
 CANDIDATES: tuple[Candidate, ...] = (

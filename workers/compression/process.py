@@ -13,7 +13,7 @@ from typing import IO
 from pydantic import TypeAdapter
 
 from workers.compression.lines import Done, Failed, from_line
-from workers.compression.request import CompressRequest
+from workers.compression.recipe import CompressRequest
 from workers.group import jobs
 from workers.group.members import visible_gpus
 

@@ -1,60 +1,66 @@
-"""A fine-tune to be compressed on a node, and how. Plain data: stored, sent to a task, read by a process."""
+"""What a user asks of a compression, and what is told of it when it is done."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a fine-tune becomes a delta of its base. None, or "": what the method does by itself.
-
-    `method` is a name of `choose.MethodName`; `auto` tries several for the smallest whose loss on the task
-    file `evaluation` is at most `max_loss`, in percent (workers.compression.quality). `bits`, `ratio`,
-    `group_size` and `max_widths` are those that the method takes. `calibration` is a file of texts (ours,
-    if empty), of which `rows` of `tokens` tokens are run.
-    `evaluation` with another method than `auto` only measures. `device` is "auto", "cpu" or "gpu".
-    """
-
-    method: str
-    bits: int | None = None
-    ratio: float | None = None
-    group_size: int | None = None
-    max_widths: int | None = None
-    calibration: str = ""
-    rows: int | None = None
-    tokens: int | None = None
-    evaluation: str = ""
-    max_loss: float | None = None
-    lossless: bool = False
-    device: str = "auto"
-
-    def given(self) -> dict[str, Any]:
-        """The options that were named, by their names here."""
-        defaults = Recipe(self.method)
-        named = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {k: v for k, v in named.items() if k == "method" or v != getattr(defaults, k)}
+from workers.compression.choose import MethodName, OptionError, Options, check, method_of
+from workers.compression.job import CalibrationOptions
+from workers.compression.result import Result
 
 
 @dataclass(frozen=True)
-class CompressRequest:
-    """Compress the checkpoint folder `tuned` against `base` into `folder`, where a killed one goes on.
+class Request:
+    """Compress `tuned` against `base` into the new folder `out`.
 
-    `device` is torch's name ("cpu", "cuda"), of `gpus` (indices) where those are named. `holder` is on the
-    command line of its process: that memory is the holder's.
+    `evaluation`: a file of tasks, or a folder of such files, with which the loss is measured. `max_loss`, in
+    percent, is for the method auto, which needs both. `lossless`: store files compressed where that makes
+    loading faster, from a storage of `storage_mb_per_s` (None: as fast as this one). The rest is as in `Job`.
     """
 
     base: Path
     tuned: Path
-    folder: Path
-    recipe: Recipe
+    out: Path
+    options: Options
+    calibration: CalibrationOptions | None = None
     device: str = "cpu"
-    gpus: tuple[int, ...] = ()
-    holder: str = ""
+    force: bool = False
+    evaluation: Path | None = None
+    max_loss: float | None = None
+    lossless: bool = False
+    storage_mb_per_s: float | None = None
 
-    @property
-    def artifact(self) -> Path:
-        """The delta's folder, there once it is whole."""
-        return self.folder / "delta"
+
+@dataclass(frozen=True)
+class Report:
+    """What was made. `options` are those chosen; `quality` (by task), `tried` (of auto) and `lossless` are
+    for people, as in JSON, and empty where they were not asked for."""
+
+    result: Result
+    options: Options
+    quality: Sequence[Mapping[str, Any]] = ()
+    tried: Sequence[Mapping[str, Any]] = ()
+    lossless: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        found = {"quality": list(self.quality), "tried": list(self.tried), "lossless": dict(self.lossless)}
+        return {**self.result.as_json(), "options": asdict(self.options), **found}
+
+
+def check_request(request: Request) -> None:
+    """Raises OptionError for options that do not go together."""
+    check(request.options)
+    auto = request.options.method is MethodName.auto
+    if auto and request.max_loss is None:
+        raise OptionError("max_loss", "auto needs the largest loss that may be, in percent")
+    if not auto and request.max_loss is not None:
+        raise OptionError("max_loss", f"only auto takes max_loss, not {request.options.method}")
+    if auto and request.evaluation is None:
+        raise OptionError("evaluation", "auto needs tasks to measure the loss with")
+    if request.storage_mb_per_s is not None and not (request.lossless and request.storage_mb_per_s > 0):
+        raise OptionError("storage_mb_per_s", "expected a rate above 0, together with lossless")
+    if request.lossless and not auto and method_of(request.options).kind is None:
+        raise OptionError("lossless", f"{request.options.method} writes a checkpoint; only deltas are packed")

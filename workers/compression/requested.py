@@ -12,8 +12,9 @@ from typing import Any
 from workers.compression.choose import MethodName, Options
 from workers.compression.job import CalibrationOptions
 from workers.compression.lines import Artifact, Quality, TaskLoss
-from workers.compression.request import CompressRequest, Recipe
-from workers.compression.run import Report, Request, run
+from workers.compression.recipe import CompressRequest, Recipe
+from workers.compression.request import Report, Request
+from workers.compression.run import run
 from workers.compression.types import Progress
 from workers.compression.work_folder import RESULT, path_for
 

@@ -1,4 +1,4 @@
-"""A compression as a user asks for it: a method or the search for one, its quality measured, its files packed.
+"""A compression as a user asks for it: the best method searched, the quality measured, the files packed.
 
 What is finished stays in the hidden folder of `work_folder` beside the target, so that a command given again
 goes on where it stopped:
@@ -13,7 +13,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,14 @@ from profiler.variants.delta import DELTA
 from profiler.variants.reading import read_variant
 from profiler.variants.types import VariantLimits
 from workers.compression.auto import CANDIDATES, Artefact, Candidate, LossTooLarge, Refused, smallest
-from workers.compression.choose import MethodName, OptionError, Options, check, method_of
+from workers.compression.choose import MethodName, Options, method_of
 from workers.compression.durable import rename
 from workers.compression.evaluated import Evaluation, Open, torch_answerer
-from workers.compression.job import CalibrationOptions, Job, compress
+from workers.compression.job import Job, compress
 from workers.compression.layout import shape_of
 from workers.compression.lossless import compress_files
 from workers.compression.quality import Loss, described, worst, write_quality
+from workers.compression.request import Report, Request, check_request
 from workers.compression.result import HALF_BYTES, Result
 from workers.compression.sources import open_source
 from workers.compression.types import Progress
@@ -41,44 +42,6 @@ from workers.compression.work_folder import RESULT, WorkFolder, file_digest, pat
 
 TRIED, OUTCOMES, BEFORE = "tried", "outcomes", "fine-tune"
 EVALUATED_SHARE = 0.6  # of a candidate's progress: until then it is compressed
-
-
-@dataclass(frozen=True)
-class Request:
-    """Compress `tuned` against `base` into the new folder `out`.
-
-    `evaluation`: a file of tasks, or a folder of such files, with which the loss is measured. `max_loss`, in
-    percent, is for the method auto, which needs both. `lossless`: store files compressed where that makes
-    loading faster, from a storage of `storage_mb_per_s` (None: as fast as this one). The rest is as in `Job`.
-    """
-
-    base: Path
-    tuned: Path
-    out: Path
-    options: Options
-    calibration: CalibrationOptions | None = None
-    device: str = "cpu"
-    force: bool = False
-    evaluation: Path | None = None
-    max_loss: float | None = None
-    lossless: bool = False
-    storage_mb_per_s: float | None = None
-
-
-@dataclass(frozen=True)
-class Report:
-    """What was made. `options` are those chosen; `quality` (by task), `tried` (of auto) and `lossless` are
-    for people, as in JSON, and empty where they were not asked for."""
-
-    result: Result
-    options: Options
-    quality: Sequence[Mapping[str, Any]] = ()
-    tried: Sequence[Mapping[str, Any]] = ()
-    lossless: Mapping[str, Any] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        found = {"quality": list(self.quality), "tried": list(self.tried), "lossless": dict(self.lossless)}
-        return {**self.result.as_json(), "options": asdict(self.options), **found}
 
 
 def run(request: Request, progress: Progress | None = None, open_answerer: Open | None = None) -> Report:
@@ -111,22 +74,6 @@ def run(request: Request, progress: Progress | None = None, open_answerer: Open 
     return report
 
 
-def check_request(request: Request) -> None:
-    """Raises OptionError for options that do not go together."""
-    check(request.options)
-    auto = request.options.method is MethodName.auto
-    if auto and request.max_loss is None:
-        raise OptionError("max_loss", "auto needs the largest loss that may be, in percent")
-    if not auto and request.max_loss is not None:
-        raise OptionError("max_loss", f"only auto takes max_loss, not {request.options.method}")
-    if auto and request.evaluation is None:
-        raise OptionError("evaluation", "auto needs tasks to measure the loss with")
-    if request.storage_mb_per_s is not None and not (request.lossless and request.storage_mb_per_s > 0):
-        raise OptionError("storage_mb_per_s", "expected a rate above 0, together with lossless")
-    if request.lossless and not auto and method_of(request.options).kind is None:
-        raise OptionError("lossless", f"{request.options.method} writes a checkpoint; only deltas are packed")
-
-
 class _Run:
     """One process's share of a request."""
 
@@ -144,7 +91,6 @@ class _Run:
         self.evaluation = Evaluation(
             request.base, tasks, work.path / OUTCOMES, str(self.inputs), open_answerer
         )
-        self.results: dict[str, Result] = {}
 
     def earlier(self) -> Report | None:
         """Of a run that was done before, but for names."""
@@ -224,7 +170,8 @@ class _Run:
         known = self.work.note(note)
         if known is not None and folder.is_dir():
             return self._result(folder, known)
-        shutil.rmtree(folder, ignore_errors=True)
+        if not is_file(path_for(folder) / RESULT):  # else it is done, but for names
+            shutil.rmtree(folder, ignore_errors=True)
         result = compress(_job(self.request, candidate.options, folder), tell)
         self.work.write_note(note, result.as_json())
         return result
@@ -251,7 +198,7 @@ class _Run:
         rename(folder, self.work.artefact)
         report = Report(result, best.options, described(losses), tried, lossless)
         self.work.publish(report.as_json())
-        return Report(self._result(self.work.out, result.as_json()), *_rest(report))
+        return replace(report, result=self._result(self.work.out, result.as_json()))
 
     def _result(self, folder: Path, known: Mapping[str, Any]) -> Result:
         spec = read_variant(folder, self.spec, VariantLimits(0)) if is_file(folder / DELTA) else None
@@ -273,10 +220,6 @@ class _Run:
             ],
             "evaluation": [task.digest for task in self.tasks],
         }
-
-
-def _rest(report: Report) -> tuple[Any, ...]:
-    return report.options, report.quality, report.tried, report.lossless
 
 
 def _job(request: Request, options: Options, out: Path) -> Job:

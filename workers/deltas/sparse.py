@@ -34,7 +34,7 @@ def encode(matrix: torch.Tensor, bits: int, group_size: int | None = None) -> Sp
     Raises ValueError when `in` does not divide by 8 and by the group size, for other bit widths, or when a
     value is not finite or too large for a float16 scale.
     """
-    _check(matrix, bits, group_size)
+    check(matrix, bits, group_size)
     matrix = matrix.float()
     positions = largest_two(matrix.abs())
     kept = _by(matrix, 4).gather(2, _by(positions, 2).long()).flatten(1)
@@ -109,7 +109,8 @@ def _split(joined: torch.Tensor, width: int) -> torch.Tensor:
     return torch.stack((low, joined >> width), dim=2).flatten(1)
 
 
-def _check(matrix: torch.Tensor, bits: int, group_size: int | None) -> None:
+def check(matrix: torch.Tensor, bits: int, group_size: int | None) -> None:
+    """Raises ValueError unless a matrix of this shape can be coded with these options."""
     into = matrix.shape[1]
     if bits not in BITS:
         raise ValueError(f"expected 4 or 2 bits, got {bits}")

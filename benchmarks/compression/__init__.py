@@ -1,0 +1,1 @@
+"""Compression of fine-tunes: its quality, its time and its parts."""

@@ -1,0 +1,118 @@
+"""What zstd finds in codes of deltas, and the storage below whose rate decompressing them pays.
+
+    python -m benchmarks.compression.lossless [DELTA ...] [--out benchmarks/results/compression_lossless.json]
+
+DELTA: folders of deltas in version 1, which are copied. Without any: a layer of a 7B model's shapes (hidden
+4096, 11008 between) whose delta is drawn from a normal distribution, in each format.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from profiler.variants.delta import DELTA, layer_file
+from workers.compression.lossless import MB, compress_files
+from workers.deltas import sparse, svd
+from workers.deltas.parts import sparse_parts, svd_parts
+from workers.deltas.writing import NAMES, SafetensorsWriter
+
+LEVELS = (1, 3, 9, 19)
+HIDDEN, BETWEEN = 4096, 11008
+SHAPES = {
+    "q": (HIDDEN, HIDDEN), "k": (HIDDEN, HIDDEN), "v": (HIDDEN, HIDDEN), "o": (HIDDEN, HIDDEN),
+    "gate": (BETWEEN, HIDDEN), "up": (BETWEEN, HIDDEN), "down": (HIDDEN, BETWEEN),
+}  # fmt: skip
+NO_STORAGE_MB_PER_S = 1e-6  # so slow that every file is packed that gets smaller
+RANKS = 64  # of the low-rank delta that is coded: its width, not its values, is what matters here
+
+
+def deltas(scratch: Path) -> Iterator[tuple[str, Path]]:
+    """One layer in each format."""
+    for bits in (4, 2):
+        parts: dict[str, torch.Tensor] = {}
+        for name, shape in SHAPES.items():
+            code = sparse_parts(sparse.encode(_normal(shape), bits, None))[0]
+            parts |= {f"{name}.{part}": tensor for part, tensor in code.items()}
+        yield f"sparse_delta, {bits} bits", _folder(scratch / f"sparse-{bits}", parts)
+    parts = {}
+    for name, (out, into) in SHAPES.items():
+        low = _normal((out, RANKS)) @ _normal((RANKS, into))
+        groups = svd.default_groups((out, into), 1 / 64)
+        parts |= {f"{name}.{part}": tensor for part, tensor in svd_parts(svd.encode(low, groups))[0].items()}
+    yield "svd_delta, 8, 3 and 2 bits", _folder(scratch / "svd", parts)
+
+
+def figures(folder: Path, level: int) -> dict[str, Any]:
+    """A copy of the delta compressed at a level."""
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = shutil.copytree(folder, Path(scratch) / "delta")
+        started = time.perf_counter()
+        made = compress_files(copy, NO_STORAGE_MB_PER_S, level)
+        seconds = time.perf_counter() - started
+    saved = made.size_before_bytes - made.size_after_bytes
+    decompress_s = sum(file.decompress_s for file in made.files)
+    return {
+        "level": level,
+        "size_before_bytes": made.size_before_bytes,
+        "size_after_bytes": made.size_after_bytes,
+        "compress_s": round(seconds, 2),
+        "decompressed_mb_per_s": round(made.decompressed_bytes_per_s / MB),
+        "pays_below_storage_mb_per_s": round(saved / decompress_s / MB),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("deltas", nargs="*", type=Path)
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        named = [(path.name, path) for path in asked.deltas] or deltas(Path(scratch))
+        for label, folder in named:
+            for level in LEVELS:
+                rows.append({"delta": label, **figures(folder, level)})
+                print(json.dumps(rows[-1]), flush=True)
+    if asked.out is not None:
+        command = f"python -m benchmarks.compression.lossless {' '.join(map(str, asked.deltas))}".strip()
+        document = {"command": command, "processor": _processor(), "rows": rows}
+        asked.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _normal(shape: tuple[int, int]) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def _folder(folder: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
+    """A delta of one file, with what packing needs of its delta.json."""
+    folder.mkdir(parents=True)
+    name = layer_file(0)
+    entries = {tensor: (NAMES[value.dtype], tuple(value.shape)) for tensor, value in tensors.items()}
+    with SafetensorsWriter(folder / name, entries) as writer:
+        for tensor in writer.order:
+            writer.write(tensor, tensors[tensor])
+    entry = {"size_bytes": writer.size_bytes, "sha256": writer.sha256}
+    (folder / DELTA).write_text(json.dumps({"version": 1, "files": {name: entry}}))
+    return folder
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    found = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(found, platform.processor())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What cannot be compressed is said before the work starts, with figures."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import random_variants as make
+import torch
+
+from profiler.errors import AdapterError, CheckpointError
+from workers.compression import checks
+from workers.compression.job import Job, compress
+from workers.compression.methods.magnitude import magnitude
+from workers.compression.sources import Checkpoint
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make.write_tiny_base(tmp_path_factory.mktemp("models") / "base")
+
+
+def refused(base: Path, tuned: Path, error: type[Exception], words: str) -> str:
+    """What the error says; nothing is left of the attempt."""
+    out = tuned.parent / "delta"
+    with pytest.raises(error, match=words) as caught:
+        compress(Job(base, tuned, out, magnitude()))
+    assert list(out.parent.glob("*delta*")) == []
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (make.QWEN2, "architecture to be LlamaForCausalLM, got Qwen2ForCausalLM"),
+        ({"num_hidden_layers": 3}, "number of layers to be 2, got 3"),
+        ({"intermediate_size": 64}, r"up_proj.weight': \(48, 32\).*up_proj.weight': \(64, 32\)"),
+        ({"vocab_size": 56}, "at least the base's 64 tokens, got 56"),
+    ],
+)
+def test_another_model_is_no_fine_tune(
+    tmp_path: Path, base: Path, config: dict[str, Any], words: str
+) -> None:
+    other = make.write_tiny_base(tmp_path / "other", **config)
+    said = refused(base, other, AdapterError, words)
+    assert str(base) in said
+    assert str(other) in said
+
+
+def test_missing_tensors_are_named(tmp_path: Path, base: Path) -> None:
+    from safetensors.torch import save_file
+
+    other = make.copy_model(base, tmp_path / "other", lambda name, weight: weight)
+    kept = {n: w for n, w in make.weights(base) if n != "model.layers.1.mlp.up_proj.weight"}
+    save_file(kept, other / "model.safetensors")
+    refused(base, other, CheckpointError, r"1 of \d+ expected tensors are missing.*layers\.1\.mlp\.up_proj")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"])
+def test_values_that_are_not_finite_are_named_with_their_place(
+    tmp_path: Path, base: Path, name: str, value: float
+) -> None:
+    place = (5, 7) if "up_proj" in name else (5,)
+
+    def poison(tensor: str, weight: torch.Tensor) -> torch.Tensor:
+        if tensor == name:
+            weight[place] = value
+        return weight
+
+    tuned = make.copy_model(base, tmp_path / "tuned", poison)
+    refused(base, tuned, CheckpointError, re.escape(f"{name} in {tuned} holds {value} at {list(place)}"))
+    refused(tuned, base, CheckpointError, re.escape(f"{name} in {tuned} holds {value} at {list(place)}"))
+
+
+def test_places_beyond_the_first_chunk(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "CHUNK", 100)
+
+    def poison(tensor: str, weight: torch.Tensor) -> torch.Tensor:
+        if tensor == "model.layers.0.mlp.gate_proj.weight":
+            weight[40, 3] = float("nan")
+        return weight
+
+    tuned = make.copy_model(base, tmp_path / "tuned", poison)
+    refused(base, tuned, CheckpointError, re.escape("holds nan at [40, 3]"))
+
+
+def test_the_base_itself_is_no_fine_tune(tmp_path: Path, base: Path) -> None:
+    same = make.copy_model(base, tmp_path / "same", lambda name, weight: weight)
+    refused(base, same, AdapterError, r"all 20 tensors .* equal .*nothing to compress")
+
+
+def test_a_base_that_is_not_the_base(tmp_path: Path, base: Path) -> None:
+    """Of unrelated weights of one size the difference has sqrt(2) times their norm."""
+    other = make.write_tiny_base(tmp_path / "other", 7)
+    said = refused(base, other, AdapterError, "--force")
+    distance = float(re.findall(r"differ .* by ([\d.]+) of", said)[0])
+    assert distance == pytest.approx(2**0.5, rel=0.05)
+    result = compress(Job(base, other, tmp_path / "delta", magnitude(), force=True))
+    assert any("check that this is the base" in warning for warning in result.warnings)
+
+
+@pytest.mark.parametrize(("strength", "warned"), [(0.1, False), (0.3, True)])
+def test_a_large_distance_is_warned_of(tmp_path: Path, base: Path, strength: float, warned: bool) -> None:
+    tuned = make.write_tuned(base, tmp_path / "tuned", 3, strength)
+    result = compress(Job(base, tuned, tmp_path / "delta", magnitude()))
+    assert any("differ from those of" in warning for warning in result.warnings) == warned
+
+
+def test_the_distance_is_that_of_the_linear_layers(tmp_path: Path, base: Path) -> None:
+    tuned = make.write_tuned(base, tmp_path / "tuned", 3)
+    old, new = dict(make.weights(base)), dict(make.weights(tuned))
+    linear = [name for name in old if name.endswith("_proj.weight")]
+    change = torch.cat([(new[name] - old[name]).flatten() for name in linear]).double().norm()
+    whole = torch.cat([old[name].flatten() for name in linear]).double().norm()
+    found = checks.scan(Checkpoint(base), Checkpoint(tuned), "cpu", lambda share, what: None)
+    assert found.distance == pytest.approx(float(change / whole), rel=1e-6)
+    assert (found.tensors, found.differing) == (len(old), len(old))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ({"rope_theta": 10000.0}, {"rope_theta": 500000.0}, "rope_theta 500000.0, the base has 10000.0"),
+        ({"rope_theta": 10000.0}, {"rope_parameters": {"rope_theta": 10000.0}}, ""),
+        ({"rms_norm_eps": 1e-5}, {"rms_norm_eps": 1e-6}, "rms_norm_eps 1e-06, the base has 1e-05"),
+    ],
+)
+def test_settings_that_engines_take_from_the_base(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], words: str
+) -> None:
+    base = make.write_tiny_base(tmp_path / "base", **before)
+    tuned = make.write_tiny_base(tmp_path / "tuned", **after)
+    warnings = checks.check_alike(Checkpoint(base), Checkpoint(tuned))
+    assert len(warnings) == bool(words)
+    assert words in " ".join(warnings)

@@ -1,0 +1,182 @@
+"""A job that is killed goes on behind its last finished layer, and ends as one that was not."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import random_variants as make
+import torch
+
+from profiler.errors import CheckpointError
+from profiler.variants.types import VariantKind
+from workers.compression.job import Job, compress
+from workers.compression.methods.magnitude import magnitude
+from workers.compression.types import Compressed, Method, Problem
+from workers.compression.work_folder import work_folder
+
+KILLED = 9
+WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "open"}
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make.write_tiny_base(tmp_path_factory.mktemp("models") / "base")
+
+
+@pytest.fixture(scope="module")
+def tuned(base: Path) -> Path:
+    return make.write_tuned(base, base.parent / "tuned", 1)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def hidden(out: Path) -> Path:
+    return out.parent / f".{out.name}.compressing"
+
+
+def stop_at(job: Job, words: str) -> None:
+    """Run the job until it says that it is doing this."""
+
+    def tell(share: float, what: str) -> None:
+        if words in what:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        compress(job, tell)
+
+
+def counted(inner: Method, seen: list[str]) -> Method:
+    """The method, which notes the layers that it was given."""
+
+    def step(problem: Problem) -> Compressed:
+        seen.append(problem.name)
+        return inner.step(problem)
+
+    return Method(inner.name, inner.kind, inner.calibrated, step, inner.facts)
+
+
+def compress_until(base: Path, tuned: Path, out: Path, kind: str, calls: int) -> None:
+    """In a process of its own, which ends without any clean-up before the given call that changes a folder."""
+    torch.set_num_threads(1)
+    done = 0
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal done
+        if event in WRITES and str(out.parent) in str(arguments[0]):
+            if done == calls:
+                os._exit(KILLED)
+            done += 1
+
+    sys.addaudithook(watch)
+    compress(job_of(base, tuned, out, kind))
+
+
+def job_of(base: Path, tuned: Path, out: Path, kind: str) -> Job:
+    return Job(base, tuned, out, magnitude(), plain=kind == "checkpoint")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [VariantKind.SPARSE_DELTA.value, "checkpoint"])
+def test_killed_at_any_moment_it_goes_on(tmp_path: Path, base: Path, tuned: Path, kind: str) -> None:
+    compress(job_of(base, tuned, tmp_path / "undisturbed", kind))
+    expected = contents(tmp_path / "undisturbed")
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["workers.compression.job", "random_variants"])
+    calls, code = 0, KILLED
+    while code == KILLED:
+        out = tmp_path / str(calls) / "out"
+        process = processes.Process(target=compress_until, args=(base, tuned, out, kind, calls))
+        process.start()
+        process.join()
+        code = process.exitcode or 0
+        if out.exists() and not (hidden(out) / "result.json").exists():
+            with pytest.raises(CheckpointError, match="exists already"):  # it was done
+                compress(job_of(base, tuned, out, kind))
+        else:
+            result = compress(job_of(base, tuned, out, kind))
+            assert result.size_bytes > 0
+            assert [path.name for path in out.parent.iterdir()] == ["out"]
+        assert contents(out) == expected, f"killed before call {calls}"
+        calls += 1
+    assert code == 0
+    assert calls > 50, "the kills were too few to have met every write"
+
+
+def test_finished_layers_are_not_done_again(tmp_path: Path, base: Path, tuned: Path) -> None:
+    out, seen = tmp_path / "out", list[str]()
+    stop_at(Job(base, tuned, out, counted(magnitude(), seen)), "embedding")
+    assert len(seen) == len(set(seen)) == 14
+    compress(Job(base, tuned, out, counted(magnitude(), seen)))
+    assert len(seen) == 14
+    compress(Job(base, tuned, tmp_path / "undisturbed", magnitude()))
+    assert contents(out) == contents(tmp_path / "undisturbed")
+    assert not hidden(out).exists()
+
+
+def test_a_finished_layer_that_was_damaged_is_done_again(tmp_path: Path, base: Path, tuned: Path) -> None:
+    out, seen = tmp_path / "out", list[str]()
+    stop_at(Job(base, tuned, out, magnitude()), "embedding")
+    path = hidden(out) / "artefact" / "layer-00001.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    compress(Job(base, tuned, out, counted(magnitude(), seen)))
+    assert {name.split(".")[2] for name in seen} == {"1"}
+    compress(Job(base, tuned, tmp_path / "undisturbed", magnitude()))
+    assert contents(out) == contents(tmp_path / "undisturbed")
+
+
+def test_other_options_do_not_mix_with_what_lies_there(tmp_path: Path, base: Path, tuned: Path) -> None:
+    out = tmp_path / "out"
+    stop_at(Job(base, tuned, out, magnitude(4)), "embedding")
+    with pytest.raises(CheckpointError, match=r"unfinished.*options \{'bits': 4.*asked for now.*'bits': 2"):
+        compress(Job(base, tuned, out, magnitude(2)))
+    other = make.write_tuned(base, tmp_path / "other", 2)
+    with pytest.raises(CheckpointError, match=r"unfinished.*fine-tune [0-9a-f]{12}\.\.\."):
+        compress(Job(base, other, out, magnitude(4)))
+    result = compress(Job(base, tuned, out, magnitude(4)))
+    assert result.spec is not None
+    assert result.spec.bits == (4,)
+
+
+def test_a_start_without_a_finished_layer_leaves_nothing(tmp_path: Path, base: Path, tuned: Path) -> None:
+    stop_at(Job(base, tuned, tmp_path / "out", magnitude()), "layer 0 of 2")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_process_is_refused(tmp_path: Path, base: Path, tuned: Path) -> None:
+    out = tmp_path / "out"
+    with work_folder(out), pytest.raises(CheckpointError, match=rf"process {os.getpid()} is compressing"):
+        compress(Job(base, tuned, out, magnitude()))
+    assert not out.exists()
+    compress(Job(base, tuned, out, magnitude()))
+    assert out.is_dir()
+
+
+def test_a_disk_that_refuses_keeps_what_is_finished(
+    tmp_path: Path, base: Path, tuned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, fsync, left = tmp_path / "out", os.fsync, [30]
+
+    def full(handle: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(28, "No space left on device")
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError, match="No space left.*goes on where it stopped"):
+        for _ in range(10):
+            compress(Job(base, tuned, tmp_path / f"filler{_}", magnitude()))
+            compress(Job(base, tuned, out, magnitude()))
+            out.rename(tmp_path / f"moved{_}")
+    monkeypatch.undo()

@@ -1,0 +1,64 @@
+"""Rows of tokens in batches, and the sums over tokens that calibration takes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+MAX_BATCH_TOKENS = {"cpu": 8192, "cuda": 16384}
+HALF = (torch.bfloat16, torch.float16)
+
+
+@dataclass
+class Batch:
+    """Rows of like length, filled up at their ends to the longest: ids [rows, tokens], lengths [rows].
+
+    Attention looks back only, so what is filled in changes no real token. `hidden` [rows, tokens, hidden]
+    is what the next block is given.
+    """
+
+    ids: torch.Tensor
+    lengths: torch.Tensor
+    hidden: torch.Tensor
+
+    @property
+    def tokens(self) -> int:
+        return int(self.lengths.sum())
+
+    def real(self, values: torch.Tensor) -> torch.Tensor:
+        """The real tokens' values [real tokens, features] of values [rows, tokens, features]."""
+        width = self.ids.shape[1]
+        if self.tokens == self.ids.numel():
+            return values.reshape(-1, values.shape[-1])
+        is_real = torch.arange(width)[None, :] < self.lengths[:, None]
+        return values[is_real.to(values.device)]
+
+
+def batches_of(rows: Sequence[torch.Tensor], device: str) -> list[Batch]:
+    """All rows, the longest first, so that little is filled up."""
+    most = MAX_BATCH_TOKENS.get(torch.device(device).type, MAX_BATCH_TOKENS["cpu"])
+    batches: list[list[torch.Tensor]] = []
+    for row in sorted(rows, key=len, reverse=True):
+        if not batches or (len(batches[-1]) + 1) * len(batches[-1][0]) > most:
+            batches.append([])
+        batches[-1].append(row)
+    return [_batch(batch) for batch in batches]
+
+
+def _batch(rows: list[torch.Tensor]) -> Batch:
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return Batch(ids, torch.tensor([len(row) for row in rows]), torch.empty(0))
+
+
+def add_gram(gram: torch.Tensor, inputs: torch.Tensor, tokens: int) -> None:
+    """Add X X^T / tokens to `gram` [in, in] float32, for X^T = `inputs` [n, in], some of all `tokens`.
+
+    A GPU multiplies half-precision inputs as they are, and sums the exact products in float32.
+    """
+    if inputs.device.type == "cuda" and inputs.dtype in HALF:
+        gram.add_(torch.mm(inputs.T, inputs, out_dtype=torch.float32), alpha=1 / tokens)
+    else:
+        wide = inputs.float()
+        gram.addmm_(wide.T, wide, alpha=1 / tokens)

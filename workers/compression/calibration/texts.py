@@ -1,0 +1,132 @@
+"""Calibration texts: rows of token ids over which the inputs of layers are taken."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from profiler.architectures.registry import describe
+from profiler.errors import CheckpointError
+from profiler.files import read_json
+from workers.compression.calibration.text_files import Document, read_documents
+
+ROWS = 128
+TOKENS = 2048
+CHARACTERS_PER_TOKEN = 4
+BUNDLED = Path(__file__).with_name("default.txt")
+"""Prose, questions and answers, code and arithmetic: for want of texts like those that the model is to serve.
+
+Texts that the model writes itself would be closer to it, but to generate them takes all of its weights in
+memory, and compression holds one layer at a time.
+"""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Token ids, row by row: int64 [tokens] each, of no common length. `warnings` are for the user."""
+
+    rows: tuple[torch.Tensor, ...]
+    source: str
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(row) for row in self.rows)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the ids and where rows end: equal digests make equal inputs of layers."""
+        state = hashlib.sha256()
+        for row in self.rows:
+            state.update(len(row).to_bytes(8, "little"))
+            state.update(row.numpy().astype("<i8").tobytes())
+        return state.hexdigest()
+
+
+def bundled_texts(folder: Path, rows: int = ROWS, tokens: int = TOKENS) -> Texts:
+    """The text that comes with Ostinato. Raises CheckpointError."""
+    return read_texts(BUNDLED, folder, rows, tokens)
+
+
+def read_texts(path: Path, folder: Path, rows: int = ROWS, tokens: int = TOKENS) -> Texts:
+    """At most `rows` rows of at most `tokens` tokens (and the model's positions) from a user's file.
+
+    `folder` is the tuned model's, with config.json and tokenizer. A row is a line of .jsonl, or paragraphs of
+    .txt that follow each other; longer ones are cut into several. Of more rows than asked for, some are
+    taken at even distances. Raises CheckpointError saying what to correct.
+    """
+    if rows < 1 or tokens < 1:
+        raise CheckpointError(f"expected at least 1 row of at least 1 token, got {rows} of {tokens}")
+    description = describe(read_json(folder / "config.json"), folder / "config.json")
+    tokens = min(tokens, description.max_position)
+    documents = _evenly(read_documents(path, tokens * CHARACTERS_PER_TOKEN), rows)
+    tokenizer = _tokenizer(folder)
+    cut = _cut([_ids(tokenizer, document, folder) for document in documents], rows, tokens)
+    if not cut:
+        raise CheckpointError(f"the tokenizer in {folder} makes no tokens of {path}; give other texts")
+    kept = tuple(torch.tensor(row, dtype=torch.int64) for row in _evenly(cut, rows))
+    widest = max(linear.into for linear in description.linears.values())
+    return Texts(kept, str(path), _warnings(kept, str(path), widest, rows * tokens))
+
+
+def _warnings(rows: Sequence[torch.Tensor], source: str, widest: int, asked: int) -> tuple[str, ...]:
+    tokens = sum(len(row) for row in rows)
+    if tokens >= widest:
+        return ()
+    return (
+        f"{source} gives {tokens} tokens in {len(rows)} rows, fewer than the {widest} inputs of the model's "
+        f"widest layer: it cannot tell all of them apart; give {widest} tokens or more, at best {asked}",
+    )
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # tokenizers raises no narrower one
+        raise CheckpointError(
+            f"expected a tokenizer in {folder} to read the calibration texts with, got: {str(error)[:300]}; "
+            "copy tokenizer.json and tokenizer_config.json of the model there"
+        ) from error
+    tokenizer.model_max_length = 10**30  # rows are cut here; it need not warn of long texts
+    return tokenizer
+
+
+def _ids(tokenizer: Any, document: Document, folder: Path) -> list[int]:
+    if document.messages and not tokenizer.chat_template:
+        raise CheckpointError(
+            f"{document.where} holds messages, but the tokenizer in {folder} has no chat template; give "
+            '{"text": "..."} lines, or copy the chat template there'
+        )
+    try:
+        if not document.messages:
+            return list(tokenizer(document.text)["input_ids"])
+        text = tokenizer.apply_chat_template(list(document.messages), tokenize=False)
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    except Exception as error:  # whatever the tokenizer or the template's own code raises
+        raise CheckpointError(
+            f"{document.where}: the tokenizer in {folder} refuses it: {str(error)[:300]}; correct that text"
+        ) from error
+
+
+def _cut(documents: Sequence[list[int]], rows: int, tokens: int) -> list[list[int]]:
+    """Rows of at most `tokens` ids: one of each document if those suffice, else all that they give."""
+    starts = [ids[:tokens] for ids in documents if ids]
+    if len(starts) >= rows:
+        return starts
+    return [ids[at : at + tokens] for ids in documents for at in range(0, len(ids), tokens)]
+
+
+def _evenly(items: Sequence[T], count: int) -> list[T]:
+    """At most `count` of the items, from all over them, in their order."""
+    if len(items) <= count:
+        return list(items)
+    return [items[number * len(items) // count] for number in range(count)]

@@ -1,0 +1,32 @@
+"""DeltaZip's deltacompress (section 4, algorithm 1): the difference from the base, made 2:4 sparse and
+rounded to 4 or 2 bits by SparseGPT's column loop.
+
+The layer's inputs are those that come out of the compressed layers before it, base added back; calibration
+sees to that. Columns are taken in their order, without sorting by activation.
+"""
+
+from __future__ import annotations
+
+from profiler.variants.types import VariantKind
+from workers.compression.two_of_four import encode, stored
+from workers.compression.types import Compressed, Method, Problem
+from workers.deltas import sparse
+
+
+def deltacompress(bits: int = 4, group_size: int | None = None, refit: bool = True) -> Method:
+    """`bits` 4 or 2; `group_size` columns share a scale, None: a row does.
+
+    `refit` fits each scale to the codes chosen, by least squares under the layer's inputs, which the paper
+    does not do; False is the paper's method.
+    """
+
+    def step(problem: Problem) -> Compressed:
+        code = encode(problem.delta, problem.gram, bits, group_size, refit)
+        encoded = stored(code)
+        return Compressed(problem.base + sparse.decode(code), encoded.size_bytes, encoded)
+
+    name = (
+        f"deltacompress: SparseGPT on the difference, 2:4, {bits} bits{', scales refitted' if refit else ''}"
+    )
+    facts = {"bits": bits, "group_size": group_size}
+    return Method(name, VariantKind.SPARSE_DELTA, calibrated=True, step=step, facts=facts)

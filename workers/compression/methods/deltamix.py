@@ -1,0 +1,171 @@
+"""DeltaMix: singular vectors of mixed precision, allotted by the error that they leave (algorithm 1).
+
+1. U diag(s) V = delta: of its outputs (`whiten`), or of the matrix itself as in the paper.
+2. Each row of V is rounded at each candidate width, and the error of its outputs taken (equations 4 and 5).
+3. The program of equation 8 picks the widths, exactly.
+4. V^ is V at those widths: rows do not depend on one another, so step 2 has it already.
+5. U is corrected for what V lost (equation 7), and rounded with the same widths (equation 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from profiler.variants.types import SVD_GROUP, VariantKind
+from workers.compression.allocation import allocate
+from workers.compression.factors import (
+    HALF_BITS,
+    Codes,
+    error_feedback,
+    halves,
+    quantize_columns,
+    quantize_rows,
+    rank_hessian,
+    reconstruction_target,
+)
+from workers.compression.program import BitProgram, budget_bits, most_ranks, rank_bits
+from workers.compression.singular import (
+    Factors,
+    compressed,
+    damped,
+    group_codes,
+    require_finite,
+    singular_factors,
+)
+from workers.compression.types import Compressed, Method, Problem
+from workers.deltas.svd import BITS
+
+DROPPED = 0
+WIDTHS = tuple(sorted(BITS))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How DeltaMix works on a matrix.
+
+    `ratio` is of the matrix in 16 bits. `widths` are the candidates besides 0, of which at most `max_widths`
+    are used. `correct_target` is the reconstruction target correction. `whiten` takes the singular vectors
+    of the outputs, `search` looks for the best grids; the paper does neither. `codes_only` counts codes
+    against the budget and neither scales nor zeros, as the paper does. `damping` is of the inputs' mean
+    square.
+    """
+
+    ratio: float = 1 / 16
+    max_widths: int = 4
+    widths: tuple[int, ...] = WIDTHS
+    correct_target: bool = True
+    whiten: bool = True
+    search: bool = True
+    codes_only: bool = False
+    damping: float = 0.01
+
+    def __post_init__(self) -> None:
+        budget_bits((1, 1), self.ratio)
+        if not self.widths or not set(self.widths) <= set(BITS):
+            raise ValueError(
+                f"expected widths among {', '.join(map(str, WIDTHS))}, got {self.widths}; "
+                "engines read no others"
+            )
+        if self.max_widths < 1:
+            raise ValueError(f"expected max_widths of at least 1, got {self.max_widths}")
+
+    def cost(self, shape: tuple[int, int], bits: int) -> int:
+        return rank_bits(shape, bits, codes_only=self.codes_only)
+
+
+AS_PUBLISHED = Settings(whiten=False, search=False, codes_only=True)
+"""The paper's choices: singular vectors of the matrix, grids over the range, only codes counted."""
+
+
+def deltamix(ratio: float = 1 / 16, max_widths: int = 4) -> Method:
+    """DeltaMix to `ratio` of the matrix in 16 bits, all that is stored counted, with up to `max_widths`
+    widths. Raises ValueError for a ratio that is not in 0..1 and for max_widths below 1."""
+    return deltamix_with(Settings(ratio, max_widths))
+
+
+def deltamix_with(settings: Settings) -> Method:
+    """The same with all that can be chosen."""
+
+    def step(problem: Problem) -> Compressed:
+        require_finite(problem)
+        out, into = problem.base.shape
+        shape, budget = (out, into), budget_bits((out, into), settings.ratio)
+        most = most_ranks(shape, settings.widths, budget, codes_only=settings.codes_only)
+        gram = damped(problem.gram, settings.damping)
+        factors = singular_factors(problem.delta, gram, most, whiten=settings.whiten)
+        tried = simulate(factors.v, settings.widths, error_feedback(gram), search=settings.search)
+        errors = rank_errors(factors, tried, gram)
+        bits = allot(errors, shape, budget, settings)
+        return _coded(problem, factors, tried, bits, gram, settings)
+
+    return Method("deltamix", VariantKind.SVD_DELTA, True, step, {"group_size": SVD_GROUP})
+
+
+def simulate(
+    v: torch.Tensor, widths: Sequence[int], feedback: torch.Tensor, *, search: bool = True
+) -> dict[int, Codes]:
+    """V [ranks, in] rounded at each width, all at once."""
+    coded = [bits for bits in widths if bits != HALF_BITS]
+    found = {HALF_BITS: halves(v)} if HALF_BITS in widths else {}
+    if coded:
+        bits = torch.tensor(coded, device=v.device).repeat_interleave(len(v))
+        together = quantize_rows(v.repeat(len(coded), 1), bits, feedback, search=search)
+        rows = torch.arange(len(v), device=v.device)
+        found |= {width: together.pick(rows + place * len(v)) for place, width in enumerate(coded)}
+    return found
+
+
+def rank_errors(factors: Factors, tried: dict[int, Codes], gram: torch.Tensor) -> dict[int, torch.Tensor]:
+    """Equation 5 for each width, and 0 for a dropped rank: s_i^2 dV_i X X^T dV_i^T, float32 [ranks]."""
+    found = {DROPPED: factors.energy}
+    for width, codes in tried.items():
+        lost = codes.values - factors.v
+        found[width] = factors.s.square() * ((lost @ gram) * lost).sum(dim=1).clamp_min(0)
+    return found
+
+
+def allot(
+    errors: dict[int, torch.Tensor], shape: tuple[int, int], budget: int, settings: Settings
+) -> list[int]:
+    """Equation 8: the bits of each rank. If all were dropped, the first rank has the fewest bits."""
+    widths = sorted(errors)
+    table = torch.stack([errors[width] for width in widths], dim=1).double().cpu().numpy()
+    costs = tuple(settings.cost(shape, width) for width in widths)
+    choice = allocate(BitProgram(np.ascontiguousarray(table), costs, budget, settings.max_widths))
+    bits = [widths[column] for column in choice.tolist()]
+    if not any(bits):
+        bits[0] = min(settings.widths)
+    return bits
+
+
+def _coded(
+    problem: Problem,
+    factors: Factors,
+    tried: dict[int, Codes],
+    bits: Sequence[int],
+    gram: torch.Tensor,
+    settings: Settings,
+) -> Compressed:
+    """Steps 4 and 5."""
+    kept = [rank for rank, width in enumerate(bits) if width != DROPPED]
+    v, widths = _chosen(tried, kept, bits), [bits[rank] for rank in kept]
+    if settings.correct_target:
+        target = reconstruction_target(problem.delta, v.values, gram)
+    else:
+        target = (factors.u * factors.s)[:, kept]
+    hessian = rank_hessian(v.values, gram)
+    u = quantize_columns(target, widths, hessian, search=settings.search)
+    return compressed(problem, group_codes(v, u, widths))
+
+
+def _chosen(tried: dict[int, Codes], kept: Sequence[int], bits: Sequence[int]) -> Codes:
+    """V^: each kept rank at its width."""
+    used = sorted(tried)
+    start = {width: place * len(bits) for place, width in enumerate(used)}
+    together = Codes.stacked([tried[width] for width in used])
+    rows = [start[bits[rank]] + rank for rank in kept]
+    return together.pick(torch.tensor(rows, device=together.values.device))

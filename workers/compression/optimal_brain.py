@@ -1,0 +1,146 @@
+"""The column loop of SparseGPT and GPTQ: prune and round a matrix, column by column, and let later columns
+make up for what earlier ones lost.
+
+Minimised is |(W' - W) X|_F^2 for W [out, in] and inputs X [in, tokens]. H = 2 X X^T, damped, has the inverse
+U^T U with U upper triangular. Once the columns before j are fixed, (U_jj)^2 is the inverse's diagonal element
+for j, and row j of U over U_jj says how the columns behind have to answer an error in column j (SparseGPT,
+Frantar and Alistarh 2023, algorithm 1; GPTQ, Frantar et al. 2022, algorithm 1). A factor on H changes
+nothing in the result, so `gram` may be X X^T, or X X^T / tokens.
+
+Matrices are transposed here, [in, out]: a column of weights then lies together in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+DAMPING = 0.01
+"""Of the diagonal's mean, added to it (`percdamp` of SparseGPT)."""
+
+TRIES = 3
+"""Dampings tried, each ten times the one before."""
+
+BLOCK = 128
+"""Columns after which the columns behind are updated."""
+
+FOUR = 4
+
+Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Which weights to keep, bool [4, out], of four columns [4, out]; U's diagonal for them is [4, 1]."""
+
+Round = Callable[[torch.Tensor], torch.Tensor]
+"""The nearest values of the grid for one column [out]."""
+
+StartGroup = Callable[[torch.Tensor], Round]
+"""How to round the columns of a group; given are their weights [group size, out] before the first one is
+rounded, with all earlier columns' errors made up for."""
+
+
+def eliminate(
+    weights: torch.Tensor,
+    gram: torch.Tensor,
+    choose: Choose,
+    start_group: StartGroup,
+    group_size: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rounded weights [out, in] and the mask of kept ones, bool [out, in].
+
+    `weights` [out, in] is float32 or float64, `gram` [in, in] symmetric. `group_size` None: one group. An
+    input that was always 0 (a dead column) has weight 0 before its four columns are chosen from. Raises
+    ValueError when `in` or the group size does not divide by 4, for values that are not finite, and when no
+    damping makes the Hessian positive definite.
+    """
+    _check(weights, gram, group_size)
+    columns = weights.shape[1]
+    size = group_size or columns
+    work = weights.T.contiguous().clone()
+    work[dead_columns(gram)] = 0
+    factor = inverse_factor(gram).to(weights.dtype)
+    deviations = factor.diagonal().unsqueeze(1)
+    answers = factor / deviations  # row j: how the columns behind answer an error in column j
+    kept = torch.empty_like(work, dtype=torch.bool)
+    errors = torch.empty(BLOCK, work.shape[1], dtype=work.dtype, device=work.device)
+    round_column: Round | None = None
+    for start, end in blocks(columns, size):
+        for at in range(start, end, FOUR):
+            four, here = slice(at, at + FOUR), slice(at - start, at - start + FOUR)
+            if at % size == 0 or round_column is None:
+                round_column = start_group(work[at : at + size])
+            kept[four] = choose(work[four], deviations[four])
+            _round_four(work[four], kept[four], answers[four, four], round_column, errors[here])
+            behind = slice(at + FOUR, end)
+            work[behind].addmm_(answers[four, behind].T, errors[here], alpha=-1)
+        work[end:].addmm_(answers[start:end, end:].T, errors[: end - start], alpha=-1)
+    return work.T.contiguous(), kept.T.contiguous()
+
+
+def inverse_factor(gram: torch.Tensor) -> torch.Tensor:
+    """U, float64 upper triangular [in, in], with U^T U the inverse of the damped Hessian.
+
+    From the Cholesky factor of the Hessian with its columns in reverse order: H = R R^T with R upper
+    triangular, so U is R's inverse. Dead columns count as independent ones of average size.
+    Raises ValueError.
+    """
+    hessian = 2 * gram.double()
+    diagonal = hessian.diagonal()
+    dead = diagonal == 0
+    mean = float(diagonal[~dead].mean()) if bool((~dead).any()) else 1.0
+    diagonal[dead] = mean
+    damping = DAMPING
+    for _ in range(TRIES):
+        damped = hessian.clone()
+        damped.diagonal().add_(damping * mean)
+        lower, info = torch.linalg.cholesky_ex(damped.flip(0, 1))
+        if int(info) == 0:
+            identity = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
+            return torch.linalg.solve_triangular(lower.flip(0, 1), identity, upper=True)
+        damping *= 10
+    raise ValueError(
+        f"expected X X^T to be positive semidefinite, got one that is not with {damping / 10:g} of its "
+        "diagonal's mean added; calibrate again, with more texts"
+    )
+
+
+def dead_columns(gram: torch.Tensor) -> torch.Tensor:
+    """bool [in]: the inputs that were always 0, unless all were: then nothing is known, and none counts as
+    dead."""
+    dead: torch.Tensor = gram.diagonal() == 0
+    return dead & ~dead.all()
+
+
+def blocks(columns: int, group_size: int) -> Iterator[tuple[int, int]]:
+    """Blocks of at most 128 columns, from each to before the next. No group begins within a block that it
+    does not also end in: a group's weights are up to date when it begins."""
+    if group_size <= BLOCK:
+        size = group_size * (BLOCK // group_size)
+        yield from ((start, min(start + size, columns)) for start in range(0, columns, size))
+        return
+    for group in range(0, columns, group_size):
+        stop = min(group + group_size, columns)
+        yield from ((start, min(start + BLOCK, stop)) for start in range(group, stop, BLOCK))
+
+
+def _round_four(
+    work: torch.Tensor, kept: torch.Tensor, answers: torch.Tensor, round_column: Round, errors: torch.Tensor
+) -> None:
+    """Fix four columns in place, [4, out]; `errors` gets what each lost."""
+    for i in range(FOUR):
+        rounded = round_column(work[i] * kept[i])
+        torch.sub(work[i], rounded, out=errors[i])
+        work[i] = rounded
+        work[i + 1 :].addr_(answers[i, i + 1 :], errors[i], alpha=-1)
+
+
+def _check(weights: torch.Tensor, gram: torch.Tensor, group_size: int | None) -> None:
+    columns = weights.shape[1]
+    if columns % FOUR or (group_size is not None and (group_size <= 0 or group_size % FOUR)):
+        raise ValueError(f"expected multiples of 4, got {columns} columns in groups of {group_size}")
+    if gram.shape != (columns, columns):
+        raise ValueError(
+            f"expected X X^T for {columns} inputs, got {tuple(gram.shape)}; calibrate this layer"
+        )
+    for what, matrix in (("weights", weights), ("X X^T", gram)):
+        if not bool(matrix.isfinite().all()):
+            raise ValueError(f"expected finite {what}, got NaN or infinity; check the checkpoints and texts")
