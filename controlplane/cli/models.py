@@ -84,7 +84,7 @@ def register(  # noqa: PLR0913 - typer reads a command's options from its parame
         "device": device,
     }
     given = {name: value for name, value in recipe.items() if value is not None}
-    if given or (source is not None and base is not None):
+    if given:
         fields["compression"] = given
     if compression:
         fields["compressionTechnique"] = _accuracies(compression)

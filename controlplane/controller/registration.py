@@ -64,15 +64,19 @@ def _fine_tune(model: Model, delta: Delta, base: Model | None, limits: Limits, c
             "as a base of its own",
             param="base",
         )
-    recipe = delta.recipe
-    named = {
-        what: str(sources.require_file(uri, limits.roots, f"compression.{what}", what == "evaluation"))
-        for what, uri in (("calibration", recipe.calibration), ("evaluation", recipe.evaluation))
-        if uri
-    }
+    recipe = replace(
+        delta.recipe,
+        calibration=_file(delta.recipe.calibration, limits, "compression.calibration"),
+        evaluation=_file(delta.recipe.evaluation, limits, "compression.evaluation", folders=True),
+    )
     reason = "waits to be compressed"
-    made = replace(delta, tuned=str(folder), recipe=replace(recipe, **named), doing=reason)
+    made = replace(delta, tuned=str(folder), recipe=recipe, doing=reason)
     return replace(model, phase=Phase.COMPRESSING, delta=made, reason=reason)
+
+
+def _file(uri: str, limits: Limits, param: str, folders: bool = False) -> str:
+    """The path of a file that was named, if one was."""
+    return str(sources.require_file(uri, limits.roots, param, folders)) if uri else ""
 
 
 def _base(model: Model, limits: Limits, convert: Convert) -> Model:

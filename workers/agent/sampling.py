@@ -60,7 +60,7 @@ def holder_of(pid: int, table: Mapping[int, ProcessRow]) -> str | None:
         return None
     for ancestor in _upwards(pid, table):
         if match := _REPLICA.match(table[ancestor].title):
-            return next(filter(None, match.groups()))
+            return str(next(filter(None, match.groups())))
     return ""
 
 
