@@ -44,7 +44,7 @@ def _mixed(ratio: float) -> Candidate:
 
 
 CANDIDATES: tuple[Candidate, ...] = (
-    _mixed(1 / 32), _mixed(1 / 16), _sparse(2), _mixed(1 / 8), _sparse(4), _mixed(1 / 4),
+    _mixed(1 / 32), _mixed(1 / 16), _mixed(1 / 8), _sparse(2), _sparse(4), _mixed(1 / 4),
 )  # fmt: skip
 
 

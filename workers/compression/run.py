@@ -10,14 +10,13 @@ goes on where it stopped:
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
@@ -31,7 +30,6 @@ from workers.compression.choose import MethodName, Options, method_of
 from workers.compression.durable import rename
 from workers.compression.evaluated import Evaluation, Open, torch_answerer
 from workers.compression.job import Job, compress
-from workers.compression.layout import shape_of
 from workers.compression.lossless import compress_files
 from workers.compression.quality import Loss, described, worst, write_quality
 from workers.compression.request import Report, Request, check_request
@@ -159,9 +157,9 @@ class _Run:
         if result.spec is None:
             return Artefact(result.size_bytes, result.size_bytes, result.finetune_bytes)
         modules = read_json(result.folder / DELTA)["modules"]
-        elements = (torch.Size(shape_of(self.spec, f"{name}.weight")).numel() for name in modules)
+        shapes = (self.spec.linear_shapes[name.rpartition(".")[2]] for name in modules)
         code_bytes = result.spec.weight_bytes - result.spec.full_bytes
-        return Artefact(result.size_bytes, code_bytes, HALF_BYTES * sum(elements))
+        return Artefact(result.size_bytes, code_bytes, HALF_BYTES * sum(map(math.prod, shapes)))
 
     def _folder(self, candidate: Candidate, tell: Progress) -> Result:
         """The candidate compressed, now or before."""
