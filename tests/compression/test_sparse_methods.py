@@ -55,7 +55,7 @@ def test_nothing_beats_the_optimum(bits: int, refit: bool, seed: int) -> None:
 @given(bits=widths, size=st.floats(0.01, 100), seed=seeds)
 def test_it_is_the_optimum_when_all_inputs_count_alike(bits: int, size: float, seed: int) -> None:
     """The gain of keeping a weight grows with its magnitude then, and no error can be made up for."""
-    of = problem(4, 8, seed, size * torch.eye(8))
+    of = problem(1, 8, seed, size * torch.eye(8))
     found = deltacompress(bits, refit=False).step(of)
     assert errors(found, of) == pytest.approx(optimum(found, of, bits), rel=5e-3)
 
@@ -74,15 +74,18 @@ def test_independent_inputs_have_a_closed_form(bits: int, seed: int) -> None:
     assert torch.equal(sparse.decode(code_of(found, bits)), expected)
 
 
-@pytest.mark.parametrize(("bits", "factor"), [(4, 1.5), (2, 1.5)])
+@pytest.mark.parametrize(("bits", "factor"), [(4, 2.0), (2, 2.0)])
 def test_it_is_near_the_optimum_where_inputs_go_together(bits: int, factor: float) -> None:
-    """In the median over 60 rows of 8 weights, with the scales of the paper."""
-    ratios = []
+    """In the median over 60 rows of 8 weights, with the same scales. Pruning by magnitude is not."""
+    ours, by_magnitude = [], []
     for seed in range(60):
         of = problem(1, 8, 7 * seed)
         found = deltacompress(bits, refit=False).step(of)
-        ratios.append(errors(found, of)[0] / optimum(found, of, bits)[0])
-    assert 1 <= statistics.median(ratios) < factor
+        best = optimum(found, of, bits)[0]
+        ours.append(errors(found, of)[0] / best)
+        pruned = sparse.decode(sparse.encode(of.delta, bits)) - of.delta
+        by_magnitude.append(error_of(pruned.double().numpy(), of.gram.double().numpy())[0] / best)
+    assert 1 <= statistics.median(ours) < factor < statistics.median(by_magnitude)
 
 
 # --- against pruning by magnitude -------------------------------------------------------------------------
@@ -105,9 +108,24 @@ def test_it_loses_less_than_magnitude_where_inputs_go_together(bits: int, seed: 
 def test_fitting_the_scales_never_hurts(bits: int, grouped: bool, seed: int) -> None:
     of, group = problem(4, 32, seed), 8 if grouped else None
     plain, fitted = (deltacompress(bits, group, refit).step(of) for refit in (False, True))
-    assert torch.equal(code_of(plain, bits).values, code_of(fitted, bits).values)
-    assert torch.equal(code_of(plain, bits).indices, code_of(fitted, bits).indices)
     assert bool((errors(fitted, of) <= errors(plain, of) * (1 + 1e-3)).all())
+
+
+@pytest.mark.parametrize(("bits", "share"), [(4, 0.97), (2, 0.75)])
+def test_fitting_the_scales_pays_on_other_inputs_too(bits: int, share: float) -> None:
+    """Errors on inputs of the same kind that calibration has not seen."""
+    x = torch.linalg.cholesky(correlated(128, 1).double()).float()
+    tokens = torch.randn(2, 128, 1024, generator=torch.Generator().manual_seed(2))
+    seen, other = (x @ sample @ sample.T @ x.T / 1024 for sample in tokens)
+    of = problem(64, 128, 3, seen)
+    plain, fitted = (
+        error_of(
+            (deltacompress(bits, None, refit).step(of).weight - of.tuned).double().numpy(),
+            other.double().numpy(),
+        )
+        for refit in (False, True)
+    )
+    assert fitted.sum() < share * plain.sum()
 
 
 @given(bits=widths, seed=seeds)
@@ -251,8 +269,9 @@ def test_rounding_to_nearest_finds_the_nearest_step(bits: int, columns: int, gro
     for row, got in zip(of.tuned.numpy(), found.weight.numpy(), strict=True):
         for start in range(0, columns, group):
             part = row[start : start + group].astype(np.float64)
-            scale = float(np.float16((max(part.max(), 0) - min(part.min(), 0)) / top))
-            zero = round(-min(part.min(), 0) / scale)
+            span = np.float32(max(part.max(), 0)) - np.float32(min(part.min(), 0))
+            scale = float(np.float16(span / np.float32(top)))
+            zero = min(round(-min(part.min(), 0) / scale), top)
             steps = (np.arange(top + 1) - zero) * scale
             nearest = np.abs(part[:, None] - steps).min(axis=1)
             assert np.abs(got[start : start + group] - part) == pytest.approx(nearest, abs=1e-3 * scale)

@@ -15,6 +15,10 @@ from workers.deltas import sparse
 SWEEPS = 3
 """Turns that each group's scale gets in `refitted`; a row with one scale needs one."""
 
+SHARES = (1.0, 0.8, 0.6, 0.45)
+"""Of the scale that holds the largest value: what is tried for each row when scales are fitted. A smaller one
+clamps a few large values, whose error later columns make up for, and is finer for all others."""
+
 
 def encode(
     matrix: torch.Tensor, gram: torch.Tensor, bits: int, group_size: int | None, refit: bool
@@ -22,20 +26,22 @@ def encode(
     """Code [out, in] so that its product with inputs of this `gram` [in, in] changes little.
 
     A scale is 2 max|d| / (2^bits - 1) over a row, or over `group_size` columns of it as they are when the
-    loop comes to them. `refit` fits the scales to the chosen codes afterwards. Raises ValueError as
-    `sparse.encode` and `eliminate` do.
+    loop comes to them. With `refit` the loop is run with each of `SHARES` of that, the scales are fitted
+    to the codes it chose, and each row keeps what loses least; it takes four times the memory. Raises
+    ValueError as `sparse.encode` and `eliminate` do.
     """
     sparse.check(matrix, bits, group_size)
-    grid = _Grid(bits)
-    rounded, kept = eliminate(matrix, gram, keep_two, grid.start_group, group_size)
+    shares = SHARES if refit else (1.0,)
+    tried = matrix.repeat(len(shares), 1)  # rows do not touch each other: one loop for all shares
+    grid = _Grid(bits, matrix.new_tensor(shares).repeat_interleave(len(matrix)))
+    rounded, kept = eliminate(tried, gram, keep_two, grid.start_group, group_size)
     scales = torch.stack(grid.scales, dim=1)
-    positions = sparse.largest_two(kept.to(matrix.dtype))
-    values = rounded.reshape(len(rounded), -1, FOUR).gather(2, positions.reshape(len(rounded), -1, 2).long())
-    codes = sparse.codes_of(values.flatten(1), scales, bits)
     if refit:
-        steps = rounded / _each(_or_one(scales), matrix)
-        scales = refitted(matrix, gram, steps.round(), scales)
-    return sparse.pack(codes, positions, scales, bits)
+        steps = (rounded / _each(_or_one(scales), matrix)).round()
+        fitted = refitted(tried, gram, steps, scales)
+        best = _least(steps * _each(fitted, matrix) - tried, gram, len(shares))
+        rounded, kept, scales, fitted = rounded[best], kept[best], scales[best], fitted[best]
+    return _pack(rounded, kept, scales, fitted if refit else scales, bits)
 
 
 def keep_two(weights: torch.Tensor, deviations: torch.Tensor) -> torch.Tensor:
@@ -88,12 +94,12 @@ def stored(code: sparse.SparseCode) -> Encoded:
 class _Grid:
     """The grids of one matrix; `scales` gets each group's, float16 [out]."""
 
-    def __init__(self, bits: int) -> None:
-        self.bits = bits
+    def __init__(self, bits: int, shares: torch.Tensor) -> None:
+        self.bits, self.shares = bits, shares
         self.scales: list[torch.Tensor] = []
 
     def start_group(self, weights: torch.Tensor) -> Round:
-        scale = sparse.scales_of(weights.T, self.bits, None).flatten()
+        scale = sparse.scales_of(weights.T * self.shares.unsqueeze(1), self.bits, None).flatten()
         self.scales.append(scale)
         wide, half = scale.to(weights.dtype), 2 ** (self.bits - 1)
         divisor = _or_one(wide)
@@ -102,6 +108,23 @@ class _Grid:
             return (column / divisor).round_().clamp_(-half, half - 1).mul_(wide)
 
         return round_column
+
+
+def _pack(
+    rounded: torch.Tensor, kept: torch.Tensor, grid: torch.Tensor, scales: torch.Tensor, bits: int
+) -> sparse.SparseCode:
+    """The codes of what was rounded to `grid`, stored with `scales`, both float16 [out, groups]."""
+    positions = sparse.largest_two(kept.to(rounded.dtype))
+    fours, places = (m.reshape(len(rounded), -1, size) for m, size in ((rounded, FOUR), (positions, 2)))
+    values = fours.gather(2, places.long()).flatten(1)
+    return sparse.pack(sparse.codes_of(values, grid, bits), positions, scales, bits)
+
+
+def _least(differences: torch.Tensor, gram: torch.Tensor, tries: int) -> torch.Tensor:
+    """For each of the rows, tried [tries * out, in], the index of the try that loses least."""
+    errors = ((differences @ gram) * differences).sum(dim=1).view(tries, -1)
+    rows = torch.arange(errors.shape[1], device=errors.device)
+    return errors.argmin(dim=0) * errors.shape[1] + rows
 
 
 def _each(scales: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
