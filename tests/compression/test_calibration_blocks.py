@@ -16,6 +16,7 @@ from profiler.errors import CheckpointError
 from workers.compression.calibration.blocks import GROUPS, CalibratedBlocks, open_blocks
 from workers.compression.calibration.texts import Texts
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LENGTHS = (21, 5, 13, 21, 1)
 FAMILIES = [
     tiny for tiny in TINY if tiny.family in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3")
@@ -83,14 +84,14 @@ def assert_grams(blocks: CalibratedBlocks, layer: int, expected: dict[str, torch
         assert found.gram.dtype == torch.float32
         for module in group:
             want = expected[f"model.layers.{layer}.{module}"].float()
-            torch.testing.assert_close(found.gram, want, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(found.gram.cpu(), want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("tiny", FAMILIES, ids=lambda tiny: tiny.id)
 def test_inputs_are_those_in_the_whole_model(tiny: Tiny, tmp_path: Path) -> None:
     checkpoint = loaded(tiny, tmp_path / "model")
     expected = grams_of_the_whole(checkpoint, {})
-    blocks = open_blocks(checkpoint, texts(), "cpu", torch.float32)
+    blocks = open_blocks(checkpoint, texts(), DEVICE, torch.float32)
     for layer in range(3):
         blocks.enter(layer, checkpoint.block(layer))
         assert_grams(blocks, layer, expected)
@@ -104,7 +105,7 @@ def test_layers_behind_a_compressed_one_get_its_outputs(module: str, tmp_path: P
     before = grams_of_the_whole(checkpoint, {})
     after = grams_of_the_whole(checkpoint, {f"model.layers.0.{module}": weight})
     assert not torch.allclose(before["model.layers.1.mlp.down_proj"], after["model.layers.1.mlp.down_proj"])
-    blocks = open_blocks(checkpoint, texts(), "cpu", torch.float32)
+    blocks = open_blocks(checkpoint, texts(), DEVICE, torch.float32)
     blocks.enter(0, checkpoint.block(0))
     assert_grams(blocks, 0, before)
     blocks.replace(module, weight)
@@ -117,7 +118,7 @@ def test_layers_behind_a_compressed_one_get_its_outputs(module: str, tmp_path: P
 def test_a_resumed_job_need_not_take_inputs_of_blocks_that_are_done(tmp_path: Path) -> None:
     checkpoint = loaded(LLAMA, tmp_path / "model")
     weights = {f"model.layers.0.{m}": torch.randn_like(checkpoint.block(0)[f"{m}.weight"]) for m in MODULES}
-    blocks = open_blocks(checkpoint, texts(), "cpu", torch.float32)
+    blocks = open_blocks(checkpoint, texts(), DEVICE, torch.float32)
     blocks.enter(0, checkpoint.block(0))
     for module in MODULES:
         blocks.replace(module, weights[f"model.layers.0.{module}"])
@@ -129,16 +130,16 @@ def test_a_resumed_job_need_not_take_inputs_of_blocks_that_are_done(tmp_path: Pa
 def test_half_precision_is_summed_in_float32(tmp_path: Path) -> None:
     checkpoint = loaded(LLAMA, tmp_path / "model")
     expected = grams_of_the_whole(checkpoint, {}, torch.bfloat16)["model.layers.0.mlp.down_proj"].float()
-    blocks = open_blocks(checkpoint, texts(), "cpu", torch.bfloat16)
+    blocks = open_blocks(checkpoint, texts(), DEVICE, torch.bfloat16)
     blocks.enter(0, checkpoint.block(0))
-    found = blocks.inputs(("mlp.down_proj",)).gram
+    found = blocks.inputs(("mlp.down_proj",)).gram.cpu().cpu()
     # Rows in batches round activations otherwise than rows alone, by bfloat16's 2^-8.
     assert torch.linalg.norm(found - expected) <= 0.02 * torch.linalg.norm(expected)
 
 
 def test_calls_out_of_order_are_refused(tmp_path: Path) -> None:
     checkpoint = loaded(LLAMA, tmp_path / "model")
-    blocks = open_blocks(checkpoint, texts(), "cpu", torch.float32)
+    blocks = open_blocks(checkpoint, texts(), DEVICE, torch.float32)
     with pytest.raises(ValueError, match="expected block 0 to be entered"):
         blocks.enter(1, checkpoint.block(1))
     for call in (lambda: blocks.inputs(GROUPS[0]), lambda: blocks.replace("x", torch.ones(1)), blocks.leave):
@@ -159,7 +160,7 @@ def test_calls_out_of_order_are_refused(tmp_path: Path) -> None:
 
 def test_inputs_that_are_not_finite_are_named(tmp_path: Path) -> None:
     checkpoint = loaded(LLAMA, tmp_path / "model")
-    blocks = open_blocks(checkpoint, texts(), "cpu", torch.float32)
+    blocks = open_blocks(checkpoint, texts(), DEVICE, torch.float32)
     blocks.enter(0, checkpoint.block(0))
     blocks.replace("self_attn.v_proj", torch.full((8, 16), float("inf")))
     with pytest.raises(CheckpointError, match=r"model\.layers\.0\.self_attn\.o_proj are not finite"):
@@ -170,4 +171,4 @@ def test_tokens_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None
     checkpoint = loaded(LLAMA, tmp_path / "model")
     rows = Texts((torch.tensor([3, 40]),), "these rows")
     with pytest.raises(CheckpointError, match=r"token 40 of these rows.*has 40 rows"):
-        open_blocks(checkpoint, rows, "cpu", torch.float32)
+        open_blocks(checkpoint, rows, DEVICE, torch.float32)

@@ -19,16 +19,16 @@ from profiler.errors import CheckpointError
 from workers.compression.calibration.text_files import read_documents
 from workers.compression.calibration.texts import Texts, bundled_texts, read_texts
 
-WORDS = {f"w{n}": n for n in range(40)}
+WORDS = {**{f"w{n}": n for n in range(40)}, "user": 40, "assistant": 41, "[UNK]": 42}
 TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
 
 
 def folder_of(path: Path, template: str | None = None) -> Path:
     """A config of 16 hidden and 24 inner features and 64 positions, and a tokenizer of whole words."""
     TINY[0].make_config().save_pretrained(path)
-    words = Tokenizer(WordLevel({**WORDS, "user": 38, "assistant": 39}, unk_token="w2"))
+    words = Tokenizer(WordLevel(WORDS, unk_token="[UNK]"))
     words.pre_tokenizer = WhitespaceSplit()
-    made = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w2")
+    made = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
     made.chat_template = template
     made.save_pretrained(path)
     return path
@@ -49,7 +49,7 @@ def test_lines_are_rows_of_their_own_in_each_of_three_forms(tmp_path: Path) -> N
     file = jsonl(
         tmp_path / "a.jsonl", {"text": "w3 w4"}, {"prompt": "w8 ", "answer": "w9"}, {"messages": messages}
     )
-    assert ids_of(read_texts(file, folder)) == [[3, 4], [8, 9], [38, 5, 6, 39, 7]]
+    assert ids_of(read_texts(file, folder)) == [[3, 4], [8, 9], [40, 5, 6, 41, 7]]
 
 
 def test_long_lines_give_several_rows_when_there_are_few(tmp_path: Path) -> None:

@@ -162,7 +162,8 @@ def _empty_model(folder: Path, dtype: torch.dtype) -> Any:
 
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        with register_module_parameter_registration_hook(emptied):
+        hook: Any = emptied  # torch's annotation forgets that hooks may return a parameter
+        with register_module_parameter_registration_hook(hook):
             return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     except (ImportError, KeyError, OSError, ValueError) as error:
         raise CheckpointError(

@@ -12,6 +12,7 @@ from profiler.errors import CheckpointError
 from profiler.files import shown
 
 MAX_FILE_BYTES = 2**28
+MAX_WORD = 64
 LINE = '{"text": "..."}, {"prompt": "...", "answer": "..."} or {"messages": [{"role": ..., "content": ...}]}'
 
 
@@ -74,10 +75,16 @@ def _joined(text: str, path: Path, characters: int) -> list[Document]:
 
 
 def _pieces(paragraph: str, characters: int) -> list[str]:
-    """A paragraph without any text has none; one that is longer than a document has several."""
-    if not paragraph.strip():
-        return []
-    return [paragraph[start : start + characters] for start in range(0, len(paragraph), characters)]
+    """The paragraph cut between words, if it is longer than a document; nothing of one without any text."""
+    pieces: list[str] = []
+    start = 0
+    while len(paragraph) - start > characters:
+        end = start + characters
+        space = re.search(r"\s", paragraph[end : end + MAX_WORD])
+        end += space.start() if space else 0
+        pieces.append(paragraph[start:end])
+        start = end
+    return [piece for piece in (*pieces, paragraph[start:]) if piece.strip()]
 
 
 def _lines(text: str, path: Path) -> list[Document]:
