@@ -19,6 +19,8 @@ from pydantic import TypeAdapter
 from profiler.checkpoint import read_model
 from profiler.variants.reading import read_variant
 from profiler.variants.types import VariantKind, VariantLimits
+from workers.agent import host
+from workers.agent.sampling import holder_of
 from workers.compression.lines import Artifact, Done, Failed, Line, Progress, from_line, left_s, to_line
 from workers.compression.process import CompressingError, carry_out
 from workers.compression.recipe import CompressRequest, Recipe
@@ -136,7 +138,8 @@ def test_one_that_is_killed_goes_on_and_makes_the_same(folders: tuple[Path, Path
 def test_closing_it_ends_its_process(folders: tuple[Path, Path], tmp_path: Path) -> None:
     lines = carry_out(request_for(folders, tmp_path / "work"))
     assert isinstance(from_line(next(lines)), Progress)
-    assert compressors()
+    (process,) = compressors()
+    assert holder_of(process.pid, host.processes()) == "compressing:v", "the node knows whose its memory is"
     lines.close()  # type: ignore[attr-defined]
     assert compressors() == []
 
