@@ -21,6 +21,7 @@ from workers.compression.recipe import CompressRequest, Recipe
 MAX_ATTEMPTS = 3  # in a row that get no further
 RUNTIME_BYTES = 1 << 30  # torch itself, and what a GPU's libraries take
 FLOAT32_BYTES = 4
+LOGITS_BYTES = 1 << 30
 ROWS, TOKENS = 128, 2048  # of calibration, if nobody says
 
 
@@ -88,12 +89,15 @@ def waiting(state: State) -> Iterator[Model]:
 
 def needed_bytes(spec: ModelSpec, recipe: Recipe) -> int:
     """Memory of a job, roughly: both sides of one layer and its delta, four squares of the widest input
-    (Gram matrix, its factor, and room to make it), and the calibration's activations before and after."""
+    (Gram matrix, its factor, and room to make it), and the calibration's activations before and after. Where it
+    is evaluated the whole model answers, and its logits take some as well."""
     linear = sum(out * width for out, width in spec.linear_shapes.values())
     widest = max((width for _, width in spec.linear_shapes.values()), default=spec.hidden_size)
     activations = 2 * (recipe.rows or ROWS) * (recipe.tokens or TOKENS) * spec.hidden_size
     numbers = 3 * linear + 4 * widest**2 + activations + 2 * spec.vocab_size * spec.hidden_size
-    return RUNTIME_BYTES + FLOAT32_BYTES * numbers
+    whole = spec.weight_bytes // spec.dtype_bytes if recipe.evaluation else 0
+    logits_bytes = LOGITS_BYTES if recipe.evaluation else 0
+    return RUNTIME_BYTES + max(FLOAT32_BYTES * numbers, FLOAT32_BYTES * whole + logits_bytes)
 
 
 def _base(state: State, model: Model) -> Model:

@@ -149,6 +149,9 @@ def test_memory_grows_with_calibration_and_the_model(base: Model) -> None:
     few = compressing.needed_bytes(base.spec, Recipe("deltacompress", rows=1, tokens=8))
     many = compressing.needed_bytes(base.spec, Recipe("deltacompress", rows=257, tokens=8))
     assert many - few == 2 * 256 * 8 * base.spec.hidden_size * 4
+    large = replace(base.spec, num_layers=10_000)
+    evaluated = compressing.needed_bytes(large, Recipe("deltacompress", evaluation="/t"))
+    assert evaluated > 4 * large.weight_bytes // large.dtype_bytes, "all of it answers, in float32"
 
 
 def test_reservations_are_orphans_once_the_model_is_not_compressed() -> None:
