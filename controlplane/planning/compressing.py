@@ -89,8 +89,8 @@ def waiting(state: State) -> Iterator[Model]:
 
 def needed_bytes(spec: ModelSpec, recipe: Recipe) -> int:
     """Memory of a job, roughly: both sides of one layer and its delta, four squares of the widest input
-    (Gram matrix, its factor, and room to make it), and the calibration's activations before and after. Where it
-    is evaluated the whole model answers, and its logits take some as well."""
+    (Gram matrix, its factor, and room to make it), and the calibration's activations before and after. To be
+    evaluated the whole model answers, and its logits take some as well."""
     linear = sum(out * width for out, width in spec.linear_shapes.values())
     widest = max((width for _, width in spec.linear_shapes.values()), default=spec.hidden_size)
     activations = 2 * (recipe.rows or ROWS) * (recipe.tokens or TOKENS) * spec.hidden_size
