@@ -142,11 +142,10 @@ def test_a_fine_tune_is_compressed_through_kills_and_answers_as_itself(
 
 def test_deleted_while_it_is_compressed_nothing_is_left(cluster: Cluster, tuned: Path, tasks: Path) -> None:
     operation = register(cluster, tuned, tasks)
-    process = at_share(cluster, 0.05)
+    at_share(cluster, 0.05)
     cluster.perform("DELETE", f"/models/{NAME}")
     assert cluster.get(f"/operations/{operation}")["phase"] == "Cancelled"
     assert not [p for p in cluster.processes() if "-m workers.compression" in title(p)]
-    assert not process.is_running()
     assert not list((cluster.home / "artifacts").glob(f"{NAME}-*"))
 
 
