@@ -59,7 +59,8 @@ def correlated(inputs: int, seed: int, strength: float = 0.8) -> torch.Tensor:
     common = causes @ torch.randn(causes.shape[1], tokens, generator=generator)
     sizes = torch.rand(inputs, 1, generator=generator) * 1.5 + 0.25
     x = sizes * ((1 - strength) * own + strength * common)
-    return x @ x.T / tokens
+    gram: torch.Tensor = x @ x.T / tokens
+    return gram
 
 
 def problem(

@@ -16,8 +16,8 @@ from workers.compression.two_of_four import keep_two
 
 
 def damped(gram: Array, damping: float = 0.01) -> Array:
-    hessian = 2 * gram
-    return hessian + damping * np.diag(hessian).mean() * np.eye(len(hessian))
+    hessian: Array = 2 * gram + damping * 2 * np.diag(gram).mean() * np.eye(len(gram))
+    return hessian
 
 
 def by_hand(

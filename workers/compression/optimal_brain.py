@@ -16,11 +16,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-DAMPING = 0.01
-"""Of the diagonal's mean, added to it (`percdamp` of SparseGPT)."""
-
-TRIES = 3
-"""Dampings tried, each ten times the one before."""
+DAMPINGS = (0.01, 0.1, 1.0)
+"""Of the diagonal's mean, added to it (`percdamp` of SparseGPT is 0.01); more where Cholesky fails."""
 
 BLOCK = 128
 """Columns after which the columns behind are updated."""
@@ -88,17 +85,16 @@ def inverse_factor(gram: torch.Tensor) -> torch.Tensor:
     dead = diagonal == 0
     mean = float(diagonal[~dead].mean()) if bool((~dead).any()) else 1.0
     diagonal[dead] = mean
-    damping = DAMPING
-    for _ in range(TRIES):
-        damped = hessian.clone()
-        damped.diagonal().add_(damping * mean)
-        lower, info = torch.linalg.cholesky_ex(damped.flip(0, 1))
+    undamped = diagonal.clone()
+    for damping in DAMPINGS:
+        torch.add(undamped, damping * mean, out=diagonal)
+        lower, info = torch.linalg.cholesky_ex(hessian.flip(0, 1))
         if int(info) == 0:
             identity = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
-            return torch.linalg.solve_triangular(lower.flip(0, 1), identity, upper=True)
-        damping *= 10
+            factor: torch.Tensor = torch.linalg.solve_triangular(lower.flip(0, 1), identity, upper=True)
+            return factor
     raise ValueError(
-        f"expected X X^T to be positive semidefinite, got one that is not with {damping / 10:g} of its "
+        f"expected X X^T to be positive semidefinite, got one that is not with {DAMPINGS[-1]:g} of its "
         "diagonal's mean added; calibrate again, with more texts"
     )
 

@@ -1,8 +1,9 @@
 """2:4 sparse coding of a matrix with 4 or 2 bits per kept value (DeltaZip, section 4.2).
 
 Of every four columns two are kept. A kept value is a code q with value (q - 2^(bits-1)) * scale; a scale
-serves a row, or `group_size` columns of it, and is 2 max|d| / (2^bits - 1), rounded to float16 before the
-codes are chosen. For 2 bits the grid {-2, -1, 0, 1} is lopsided: +max is clamped to two thirds of itself.
+serves a row, or `group_size` columns of it. Here it is 2 max|d| / (2^bits - 1), rounded to float16 before
+the codes are chosen; `workers/compression` chooses both for a layer's inputs. For 2 bits the grid
+{-2, -1, 0, 1} is lopsided: +max is clamped to two thirds of itself.
 """
 
 from __future__ import annotations

@@ -38,4 +38,5 @@ def _rounded(weights: torch.Tensor, bits: int, group_size: int) -> torch.Tensor:
     divisor = torch.where(scale > 0, scale, 1.0)
     zero = (-low / divisor).round().clamp(0, top)
     codes = ((padded / divisor).round() + zero).clamp(0, top)
-    return ((codes - zero) * scale).flatten(1)[:, :columns]
+    rounded: torch.Tensor = (codes - zero) * scale
+    return rounded.flatten(1)[:, :columns]
