@@ -174,4 +174,5 @@ class _Knapsack:
         for level in range(step, 0, -1):
             choice[order[level - 1]] = levels[level].moves[at]
             at = int(levels[level].parents[at])
-        return self.columns[choice]
+        found: Choice = self.columns[choice]
+        return found

@@ -8,7 +8,7 @@ V^ X X^T V^^T (equation 6), and U's columns are the ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from workers.compression.grids import Grid, range_grid, search_grid
 from workers.deltas.svd import GROUP, FactorCode, pack_bits
 
 HALF_BITS = 16
+_RANKS = 32  # of U whose grids are chosen before the first of them is rounded
 _RIDGE = 1e-7  # keeps factors of ranks that quantisation made alike invertible
 
 
@@ -43,8 +44,12 @@ class Codes:
     @classmethod
     def stacked(cls, several: Sequence[Codes]) -> Codes:
         """The rows of all, one after the other."""
-        parts = ((c.codes, c.scales, c.zeros, c.values) for c in several)
-        return cls(*(torch.cat(same) for same in zip(*parts, strict=True)))
+        return cls(
+            torch.cat([c.codes for c in several]),
+            torch.cat([c.scales for c in several]),
+            torch.cat([c.zeros for c in several]),
+            torch.cat([c.values for c in several]),
+        )
 
 
 def error_feedback(gram: torch.Tensor) -> torch.Tensor:
@@ -54,35 +59,44 @@ def error_feedback(gram: torch.Tensor) -> torch.Tensor:
     """
     lower = torch.linalg.cholesky(gram.double().flip(0, 1))
     one = torch.eye(len(gram), dtype=lower.dtype, device=gram.device)
-    return torch.linalg.solve_triangular(lower, one, upper=False).flip(0, 1).float().contiguous()
+    inverse: torch.Tensor = torch.linalg.solve_triangular(lower, one, upper=False)
+    return inverse.flip(0, 1).float().contiguous()
 
 
 def quantize_rows(
     rows: torch.Tensor, bits: torch.Tensor, feedback: torch.Tensor, *, search: bool = True
 ) -> Codes:
-    """Rows [rows, n] of `bits` [rows] each, none of 16, with errors fed back along n by `feedback` [n, n].
+    """Rows [rows, n] of `bits` [rows] each, with errors fed back along n by `feedback` [n, n].
 
     `search` picks each grid by its error (`search_grid`), else it spans the values' range.
     """
-    work, n = rows.clone(), rows.shape[1]
-    codes, values = torch.empty_like(rows, dtype=torch.uint8), torch.empty_like(rows)
+    half = bits == HALF_BITS
+    if bool(half.any()):
+        back = torch.cat([half.nonzero(), (~half).nonzero()]).flatten().argsort()
+        coded = quantize_rows(rows[~half], bits[~half], feedback, search=search)
+        return Codes.stacked([halves(rows[half]), coded]).pick(back)
+    work, n = rows.T.contiguous(), rows.shape[1]
+    codes = torch.empty_like(work, dtype=torch.uint8)
     tops = (2.0**bits - 1).unsqueeze(1)
     grids = []
     for start in range(0, n, GROUP):
         block = slice(start, min(start + GROUP, n))
-        local, held = feedback[block, block], work[:, block].contiguous()
-        grid = _grid(held, tops, local.diagonal() ** -2, search)
+        local = feedback[block, block]
+        grid = _grid(work[block].T.contiguous(), tops, local.diagonal() ** -2, search)
+        codes[block], errors = _round_block(work[block], grid.scales.T, grid.zeros.T, tops.T, local)
+        work[block.stop :].addmm_(feedback[block, block.stop :].T, errors, alpha=-1)
         grids.append(grid)
-        errors = torch.empty_like(held)
-        for j in range(held.shape[1]):
-            column = held[:, j : j + 1]
-            code = grid.codes(column)
-            errors[:, j : j + 1] = (column - grid.decode(code)) / local[j, j]
-            codes[:, start + j : start + j + 1] = code
-            held[:, j + 1 :].addmm_(errors[:, j : j + 1], local[j : j + 1, j + 1 :], alpha=-1)
-        values[:, block] = grid.decode(codes[:, block].float())
-        work[:, block.stop :].addmm_(errors, feedback[block, block.stop :], alpha=-1)
-    return Codes(codes, *(torch.cat(parts, dim=1) for parts in _of(grids)), values)
+    scales, zeros = (
+        torch.cat(parts, dim=1) for parts in ([g.scales for g in grids], [g.zeros for g in grids])
+    )
+    return _decoded(codes.T.contiguous(), scales, zeros)
+
+
+def nearest_rows(rows: torch.Tensor, bits: torch.Tensor, *, search: bool = True) -> torch.Tensor:
+    """What rows [rows, n] of `bits` [rows] each, none of 16, become when errors are fed to no other value."""
+    tops, alike = (2.0**bits - 1).unsqueeze(1), torch.ones(GROUP, device=rows.device)
+    groups = rows.split(GROUP, dim=1)
+    return torch.cat([_grid(g, tops, alike[: g.shape[1]], search).nearest(g) for g in groups], dim=1)
 
 
 def quantize_columns(
@@ -90,18 +104,20 @@ def quantize_columns(
 ) -> Codes:
     """U [out, ranks] with a width for each column, as rows of U^T [ranks, out].
 
-    Errors go to columns not yet rounded by the ranks' Hessian [ranks, ranks] of equation 6. Columns of few
-    bits come first: the largest errors have most columns left to make up for them. Raises ValueError for
-    values beyond float16.
+    Errors go to the columns after by the ranks' Hessian [ranks, ranks] of equation 6; equal widths are to be
+    side by side. Raises ValueError for values beyond float16.
     """
     _require_half(target)
-    order = sorted(range(len(bits)), key=lambda rank: bits[rank])
-    at = torch.tensor(order, device=target.device)
-    feedback = error_feedback(_regular(hessian)[at][:, at])
-    work = target.T[at].contiguous()
-    coded = [_round_next(work, feedback, j, bits[rank], search) for j, rank in enumerate(order)]
-    back = at.argsort()
-    return Codes(*(torch.stack(parts)[back] for parts in zip(*coded, strict=True)))
+    feedback, work, coded = error_feedback(_regular(hessian)), target.T.contiguous(), []
+    for block in _blocks(bits):
+        if bits[block.start] == HALF_BITS:  # loses nothing that is worth making up for
+            coded.append(halves(work[block]))
+            continue
+        local = feedback[block, block]
+        codes, errors = _round_ranks(work[block], 2.0 ** bits[block.start] - 1, local, search)
+        work[block.stop :].addmm_(feedback[block, block.stop :].T, errors, alpha=-1)
+        coded.append(codes)
+    return Codes.stacked(coded)
 
 
 def reconstruction_target(delta: torch.Tensor, v: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
@@ -113,6 +129,16 @@ def reconstruction_target(delta: torch.Tensor, v: torch.Tensor, gram: torch.Tens
     hessian = _regular(wide @ h @ wide.T)
     right = wide @ (h @ delta.double().T)
     return torch.cholesky_solve(right, torch.linalg.cholesky(hessian)).T.float()
+
+
+def refit_rows(delta: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """The V~ [ranks, in] of least |delta X - U^ V~ X|_F whatever the inputs, for U^T [ranks, out] as stored.
+
+    The other half of equation 7: V~ = (U^^T U^)^-1 U^^T delta.
+    """
+    wide = u.double()
+    factor = torch.linalg.cholesky(_regular(wide @ wide.T))
+    return torch.cholesky_solve(wide @ delta.double(), factor).float()
 
 
 def rank_hessian(v: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
@@ -128,32 +154,58 @@ def halves(rows: torch.Tensor) -> Codes:
     return Codes(torch.zeros_like(rows, dtype=torch.uint8), none, none, rows.half().float())
 
 
-def _round_next(
-    work: torch.Tensor, feedback: torch.Tensor, j: int, bits: int, search: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Round row j of `work` [ranks, out], and feed its error to the rows after it: its codes, scales, zeros
-    and values."""
-    row = work[j]
-    if bits == HALF_BITS:
-        coded = halves(row.unsqueeze(0))
-        parts = (coded.codes[0], coded.scales[0], coded.zeros[0], coded.values[0])
-    else:
-        grouped = torch.nn.functional.pad(row, (0, -len(row) % GROUP)).view(-1, GROUP)
-        tops = torch.full((1, 1), 2.0**bits - 1, device=row.device)
-        grid = _grid(grouped, tops, torch.ones(GROUP, device=row.device), search)
-        codes = grid.codes(grouped)
-        values = grid.decode(codes).flatten()[: len(row)]
-        parts = (codes.flatten()[: len(row)].byte(), grid.scales[:, 0], grid.zeros[:, 0], values)
-    work[j + 1 :].addr_(feedback[j, j + 1 :], (row - parts[3]) / feedback[j, j], alpha=-1)
-    return parts
+def _blocks(bits: Sequence[int]) -> Iterator[slice]:
+    """Successive ranks of one width, not too many at once."""
+    start = 0
+    for stop in range(1, len(bits) + 1):
+        if stop == len(bits) or bits[stop] != bits[start] or stop - start == _RANKS:
+            yield slice(start, stop)
+            start = stop
+
+
+def _round_ranks(
+    rows: torch.Tensor, top: float, local: torch.Tensor, search: bool
+) -> tuple[Codes, torch.Tensor]:
+    """`_round_block` for U^T's rows [ranks, out] of one width, with a grid for each 128 values of each."""
+    out = rows.shape[1]
+    grouped = torch.nn.functional.pad(rows, (0, -out % GROUP)).view(len(rows), -1, GROUP)
+    tops = torch.full((1, 1, 1), top, device=rows.device)
+    grid = _grid(grouped, tops, torch.ones(GROUP, device=rows.device), search)
+    scales, zeros = grid.scales.squeeze(2), grid.zeros.squeeze(2)
+    each = [t.repeat_interleave(GROUP, dim=1)[:, :out] for t in (scales, zeros)]
+    codes, errors = _round_block(rows, each[0], each[1], tops[0], local)
+    return _decoded(codes, scales, zeros), errors
+
+
+def _round_block(
+    rows: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, tops: torch.Tensor, local: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round row after row of [k, n], each error spread over the rows after it by T [k, k].
+
+    The grid's tensors have shapes that [k, n] broadcasts with. Gives codes uint8 [k, n] and the errors
+    divided by T's diagonal, which rows beyond the block are to be spread with.
+    """
+    shifted = rows + zeros * scales  # so that codes begin at 0
+    scales, tops = scales.expand_as(rows), tops.expand_as(rows)
+    inverse = torch.where(scales > 0, 1 / scales, 0.0)
+    spread = local / local.diagonal()[:, None]
+    codes, errors, least = torch.empty_like(rows), torch.empty_like(rows), torch.zeros_like(rows[0])
+    for j in range(len(rows)):
+        code = torch.clamp(torch.mul(shifted[j], inverse[j]).round_(), least, tops[j], out=codes[j])
+        torch.addcmul(shifted[j], code, scales[j], value=-1, out=errors[j])
+        shifted[j + 1 :].addr_(spread[j, j + 1 :], errors[j], alpha=-1)
+    return codes.to(torch.uint8), errors / local.diagonal()[:, None]
+
+
+def _decoded(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> Codes:
+    """Codes [rows, n] with what they mean."""
+    n = codes.shape[1]
+    wide = [t.repeat_interleave(GROUP, dim=1)[:, :n] for t in (scales, zeros)]
+    return Codes(codes, scales, zeros, (codes.float() - wide[1]) * wide[0])
 
 
 def _grid(values: torch.Tensor, tops: torch.Tensor, weights: torch.Tensor, search: bool) -> Grid:
     return search_grid(values, tops, weights) if search else range_grid(values, tops)
-
-
-def _of(grids: Sequence[Grid]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    return [grid.scales for grid in grids], [grid.zeros for grid in grids]
 
 
 def _regular(hessian: torch.Tensor) -> torch.Tensor:

@@ -60,7 +60,8 @@ def search_grid(values: torch.Tensor, tops: torch.Tensor, weights: torch.Tensor)
     )
     errors = _error(candidates, values.unsqueeze(-2), weights).squeeze(-1)
     error, at = errors.min(dim=-1, keepdim=True)
-    best = Grid(*(t.squeeze(-1).gather(-1, at) for t in (candidates.scales, candidates.zeros)), tops)
+    found_scales, found_zeros = (t.squeeze(-1).gather(-1, at) for t in (candidates.scales, candidates.zeros))
+    best = Grid(found_scales, found_zeros, tops)
     for _ in range(_REFINEMENTS):
         steps = best.codes(values) - best.zeros
         norm = (weights * steps * steps).sum(dim=-1, keepdim=True)

@@ -5,6 +5,7 @@
 3. The program of equation 8 picks the widths, exactly.
 4. V^ is V at those widths: rows do not depend on one another, so step 2 has it already.
 5. U is corrected for what V lost (equation 7), and rounded with the same widths (equation 6).
+6. Once more V, for U as it is now, and U: kept if the layer's error falls. The paper ends before.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from workers.compression.factors import (
     HALF_BITS,
     Codes,
     error_feedback,
-    halves,
+    nearest_rows,
     quantize_columns,
     quantize_rows,
     rank_hessian,
     reconstruction_target,
+    refit_rows,
 )
 from workers.compression.program import BitProgram, budget_bits, most_ranks, rank_bits
 from workers.compression.singular import (
@@ -49,9 +51,10 @@ class Settings:
 
     `ratio` is of the matrix in 16 bits. `widths` are the candidates besides 0, of which at most `max_widths`
     are used. `correct_target` is the reconstruction target correction. `whiten` takes the singular vectors
-    of the outputs, `search` looks for the best grids; the paper does neither. `codes_only` counts codes
-    against the budget and neither scales nor zeros, as the paper does. `damping` is of the inputs' mean
-    square.
+    of the outputs, `search` looks for the best grids, `count_u` adds to a rank's error what rounding its
+    column of U loses, `sweeps` is how often step 6 is done; the paper does none of these. `codes_only`
+    counts codes against the budget and neither scales nor zeros, as the paper does. `damping` is of the
+    inputs' mean square.
     """
 
     ratio: float = 1 / 16
@@ -60,6 +63,8 @@ class Settings:
     correct_target: bool = True
     whiten: bool = True
     search: bool = True
+    count_u: bool = True
+    sweeps: int = 1
     codes_only: bool = False
     damping: float = 0.01
 
@@ -70,15 +75,18 @@ class Settings:
                 f"expected widths among {', '.join(map(str, WIDTHS))}, got {self.widths}; "
                 "engines read no others"
             )
-        if self.max_widths < 1:
-            raise ValueError(f"expected max_widths of at least 1, got {self.max_widths}")
+        if self.max_widths < 1 or self.sweeps < 0:
+            raise ValueError(
+                f"expected max_widths of at least 1 and sweeps of at least 0, got {self.max_widths} and "
+                f"{self.sweeps}"
+            )
 
     def cost(self, shape: tuple[int, int], bits: int) -> int:
         return rank_bits(shape, bits, codes_only=self.codes_only)
 
 
-AS_PUBLISHED = Settings(whiten=False, search=False, codes_only=True)
-"""The paper's choices: singular vectors of the matrix, grids over the range, only codes counted."""
+AS_PUBLISHED = Settings(whiten=False, search=False, count_u=False, sweeps=0, codes_only=True)
+"""The paper's choices."""
 
 
 def deltamix(ratio: float = 1 / 16, max_widths: int = 4) -> Method:
@@ -96,11 +104,18 @@ def deltamix_with(settings: Settings) -> Method:
         shape, budget = (out, into), budget_bits((out, into), settings.ratio)
         most = most_ranks(shape, settings.widths, budget, codes_only=settings.codes_only)
         gram = damped(problem.gram, settings.damping)
+        feedback = error_feedback(gram)
         factors = singular_factors(problem.delta, gram, most, whiten=settings.whiten)
-        tried = simulate(factors.v, settings.widths, error_feedback(gram), search=settings.search)
+        tried = simulate(factors.v, settings.widths, feedback, search=settings.search)
         errors = rank_errors(factors, tried, gram)
+        if settings.count_u:
+            lost = column_errors(factors, settings.widths, search=settings.search)
+            errors = {width: found + lost[width] for width, found in errors.items()}
         bits = allot(errors, shape, budget, settings)
-        return _coded(problem, factors, tried, bits, gram, settings)
+        kept = sorted((rank for rank, width in enumerate(bits) if width != DROPPED), key=lambda r: -bits[r])
+        layer = _Layer(problem.delta, gram, feedback, [bits[rank] for rank in kept], settings)
+        v, u = layer.coded(factors, _chosen(tried, kept, bits), kept)
+        return compressed(problem, group_codes(v, u, layer.widths))
 
     return Method("deltamix", VariantKind.SVD_DELTA, True, step, {"group_size": SVD_GROUP})
 
@@ -109,14 +124,10 @@ def simulate(
     v: torch.Tensor, widths: Sequence[int], feedback: torch.Tensor, *, search: bool = True
 ) -> dict[int, Codes]:
     """V [ranks, in] rounded at each width, all at once."""
-    coded = [bits for bits in widths if bits != HALF_BITS]
-    found = {HALF_BITS: halves(v)} if HALF_BITS in widths else {}
-    if coded:
-        bits = torch.tensor(coded, device=v.device).repeat_interleave(len(v))
-        together = quantize_rows(v.repeat(len(coded), 1), bits, feedback, search=search)
-        rows = torch.arange(len(v), device=v.device)
-        found |= {width: together.pick(rows + place * len(v)) for place, width in enumerate(coded)}
-    return found
+    bits = torch.tensor(widths, device=v.device).repeat_interleave(len(v))
+    together = quantize_rows(v.repeat(len(widths), 1), bits, feedback, search=search)
+    rows = torch.arange(len(v), device=v.device)
+    return {width: together.pick(rows + place * len(v)) for place, width in enumerate(widths)}
 
 
 def rank_errors(factors: Factors, tried: dict[int, Codes], gram: torch.Tensor) -> dict[int, torch.Tensor]:
@@ -125,6 +136,21 @@ def rank_errors(factors: Factors, tried: dict[int, Codes], gram: torch.Tensor) -
     for width, codes in tried.items():
         lost = codes.values - factors.v
         found[width] = factors.s.square() * ((lost @ gram) * lost).sum(dim=1).clamp_min(0)
+    return found
+
+
+def column_errors(factors: Factors, widths: Sequence[int], *, search: bool = True) -> dict[int, torch.Tensor]:
+    """About what rounding U's columns adds to the error, before any feedback, float32 [ranks].
+
+    The rows of V are orthogonal in the outputs, so column i at an error of |dU_i|^2 costs that share of
+    the rank's energy. 0 for a dropped rank: equation 5 has its energy already.
+    """
+    columns = factors.u.T.contiguous()
+    found = {DROPPED: torch.zeros_like(factors.energy), HALF_BITS: torch.zeros_like(factors.energy)}
+    for width in set(widths) - {HALF_BITS}:
+        bits = torch.full((len(columns),), width, device=columns.device)
+        lost = nearest_rows(columns, bits, search=search) - columns
+        found[width] = factors.energy * lost.square().sum(dim=1)
     return found
 
 
@@ -142,24 +168,44 @@ def allot(
     return bits
 
 
-def _coded(
-    problem: Problem,
-    factors: Factors,
-    tried: dict[int, Codes],
-    bits: Sequence[int],
-    gram: torch.Tensor,
-    settings: Settings,
-) -> Compressed:
-    """Steps 4 and 5."""
-    kept = [rank for rank, width in enumerate(bits) if width != DROPPED]
-    v, widths = _chosen(tried, kept, bits), [bits[rank] for rank in kept]
-    if settings.correct_target:
-        target = reconstruction_target(problem.delta, v.values, gram)
-    else:
-        target = (factors.u * factors.s)[:, kept]
-    hessian = rank_hessian(v.values, gram)
-    u = quantize_columns(target, widths, hessian, search=settings.search)
-    return compressed(problem, group_codes(v, u, widths))
+@dataclass(frozen=True)
+class _Layer:
+    """Steps 5 and 6: the delta [out, in], its inputs, and the widths of the ranks kept, the widest first."""
+
+    delta: torch.Tensor
+    gram: torch.Tensor
+    feedback: torch.Tensor
+    widths: list[int]
+    settings: Settings
+
+    def coded(self, factors: Factors, v: Codes, kept: Sequence[int]) -> tuple[Codes, Codes]:
+        """V^ as given or better, and U^T."""
+        search = self.settings.search
+        u = self._u(v, (factors.u * factors.s)[:, kept])
+        best = self._error(v, u) if self.settings.sweeps else 0.0
+        bits = torch.tensor(self.widths, device=self.delta.device)
+        for _ in range(self.settings.sweeps):
+            again = refit_rows(self.delta, u.values)
+            v_again = quantize_rows(again, bits, self.feedback, search=search)
+            u_again = self._u(v_again, u.values.T)
+            error = self._error(v_again, u_again)
+            if error >= best:
+                break
+            v, u, best = v_again, u_again, error
+        return v, u
+
+    def _u(self, v: Codes, uncorrected: torch.Tensor) -> Codes:
+        """U of equation 6 in codes, by the target of equation 7 if it is to be corrected."""
+        target = uncorrected
+        if self.settings.correct_target:
+            target = reconstruction_target(self.delta, v.values, self.gram)
+        hessian = rank_hessian(v.values, self.gram)
+        return quantize_columns(target, self.widths, hessian, search=self.settings.search)
+
+    def _error(self, v: Codes, u: Codes) -> float:
+        """Equation 1."""
+        left = self.delta - u.values.T @ v.values
+        return float(((left @ self.gram) * left).sum())
 
 
 def _chosen(tried: dict[int, Codes], kept: Sequence[int], bits: Sequence[int]) -> Codes:
