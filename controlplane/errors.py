@@ -16,6 +16,7 @@ OstinatoError
 |- StaleWrite 409              somebody else changed it first
 |- BodyTooLarge 413
 |- AdapterMismatch 422         an adapter that does not fit its base
+|- LossTooLarge 422            no compression keeps the quality that was asked for
 |- NoFeasiblePlan 422          no plan meets the intent on this cluster
 |- Overloaded 429               refused, or displaced in the line: `details.reason` says why
 |- EngineFailed 502            the engine died or answered nonsense
@@ -129,6 +130,10 @@ class BodyTooLarge(OstinatoError):
 
 class AdapterMismatch(OstinatoError):
     status, code, openai_type = 422, "adapter_mismatch", "invalid_request_error"
+
+
+class LossTooLarge(OstinatoError):
+    status, code, openai_type = 422, "loss_too_large", "invalid_request_error"
 
 
 class NoFeasiblePlan(OstinatoError):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from controlplane import errors
 from controlplane.cli.checkpoints import folder_errors, folder_progress
 from controlplane.cli.compression_facts import report_facts
 from controlplane.cli.output import console, print_facts, print_json, print_text, size
@@ -86,7 +87,6 @@ def compress(  # noqa: PLR0913 - typer reads a command's options from its parame
     with folder_errors(), folder_progress(cli, target.name) as tell:
         from workers.compression.job import CalibrationOptions
         from workers.compression.request import Request
-        from workers.compression.run import run
 
         _check_device(device)
         texts = CalibrationOptions(calibration, rows, tokens) if calibration or _calibrated(options) else None
@@ -94,8 +94,7 @@ def compress(  # noqa: PLR0913 - typer reads a command's options from its parame
             base, finetuned, target, options, texts, device, force,
             evaluation, max_loss, lossless, storage_mb_per_s,
         )  # fmt: skip
-        with _option_errors():
-            report = run(request, tell)
+        report = _run(request, tell)
     if cli.json:
         print_json(_document(report))
         return
@@ -119,6 +118,20 @@ def _option_errors() -> Iterator[None]:
     except OptionError as error:
         hint = FLAGS.get(error.option, f"--{error.option}")
         raise typer.BadParameter(str(error), param_hint=hint) from None
+
+
+def _run(request: Request, tell: Callable[[float, str], None]) -> Report:
+    from profiler.errors import TaskError
+    from workers.compression.auto import LossTooLarge
+    from workers.compression.run import run
+
+    try:
+        with _option_errors():
+            return run(request, tell)
+    except LossTooLarge as error:
+        raise errors.LossTooLarge(str(error)) from error
+    except TaskError as error:
+        raise errors.SourceUnreadable(f"{error}; see docs/evaluation.md") from error
 
 
 def _calibrated(options: Options) -> bool:

@@ -45,6 +45,7 @@ HINTS: dict[str, str] = {
     "stale_write": "look at the present state and try again",
     "body_too_large": "send a shorter request, or raise OSTINATO_MAX_BODY_BYTES",
     "adapter_mismatch": "register the adapter with the base it was trained on",
+    "loss_too_large": "allow more with --max-loss, or serve the fine-tune as a model of its own",
     "no_feasible_plan": "loosen the limits, free a device, or allow more compression",
     "overloaded": "try again in a moment, with fewer requests at once",
     "engine_failed": "`ostinato logs MODEL` shows why; the engine is being restarted",

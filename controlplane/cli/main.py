@@ -81,6 +81,11 @@ COMMANDS = (
         "Talk with a deployed model. /exit or Ctrl-D ends; Ctrl-C stops an answer.",
     ),
     LazyCommand(
+        "evaluate",
+        "controlplane.cli.evaluation",
+        "Measure a deployed model on tasks, keep the figures with it, and show them.",
+    ),
+    LazyCommand(
         "operations", "controlplane.cli.operations", "List the operations: what was asked and how far it is."
     ),
     LazyCommand(

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from controlplane.cli.deployment_facts import deployment_facts
+from controlplane.cli.evaluation import evaluation_facts
 from controlplane.cli.failures import require_success
 from controlplane.cli.output import print_facts, print_json, print_table, print_text, size
 from controlplane.cli.residency import print_residency
@@ -199,6 +200,7 @@ def _model_facts(m: ModelView) -> list[tuple[str, str]]:
         *_variant_facts(m.variant),
         ("Accuracy", ", ".join(f"{name} {accuracy:g}%" for name, accuracy in m.compressionTechnique.items())),
         *_compression_facts(m.compression),
+        *evaluation_facts(m.evaluations),
         ("Variants", ", ".join(m.variants)),
         ("Reason", m.reason),
     ]

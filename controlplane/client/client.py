@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from controlplane import errors
 from controlplane.client.responses import (
     DEFAULT_URL,
+    answer_of,
     body_of,
     checked,
     checked_url,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:  # what one command needs is imported where it is used: the ot
         PlansRequest,
         ProfileView,
     )
+    from controlplane.management.schemas.evaluations import EvaluationForm, EvaluationView
     from controlplane.management.schemas.rebalance import RebalanceRequest, RebalanceView
 
 ATTEMPTS = 4  # of one call, in all
@@ -135,6 +137,24 @@ class Client:
         from controlplane.management.schemas.estimates import PlansView
 
         return parse(PlansView, self._create("POST", f"/models/{path_part(name)}/plans", request)).plans
+
+    # Evaluations
+
+    def evaluations(self, name: str) -> list[EvaluationView]:
+        from controlplane.management.schemas.evaluations import EvaluationsView
+
+        return parse(EvaluationsView, self._get(f"/models/{path_part(name)}/evaluations")).evaluations
+
+    def keep_evaluations(self, name: str, found: Sequence[EvaluationForm]) -> list[EvaluationView]:
+        """Keep figures with the model; each takes the place of an older one of the same task, metric and
+        reference. Returns all that are kept."""
+        from controlplane.management.schemas.evaluations import EvaluationsRequest, EvaluationsView
+
+        path, body = (
+            f"/models/{path_part(name)}/evaluations",
+            body_of(EvaluationsRequest(evaluations=[*found])),
+        )
+        return parse(EvaluationsView, self._retry(lambda: self._http.put(path, json=body))).evaluations
 
     # Deployments
 
@@ -247,6 +267,12 @@ class Client:
         with closing(self.chunks("/v1/chat/completions", body)) as chunks:
             for chunk in chunks:
                 yield text_of(chunk)
+
+    def complete(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """An OpenAI answer as a whole, asked again while nothing answers: what is asked should be safe to
+        repeat. Errors: also EngineFailed for an answer without choices."""
+        send = lambda: self._http.post(path, json=dict(body), timeout=self._answer_timeout)  # noqa: E731
+        return answer_of(self._retry(send).text)
 
     def chunks(
         self, path: str, body: Mapping[str, Any], silence_s: float | None = None

@@ -107,6 +107,17 @@ def chunk_of(data: str) -> dict[str, Any]:
     return dict(chunk)
 
 
+def answer_of(text: str) -> dict[str, Any]:
+    """An OpenAI answer that is not streamed. Raises EngineFailed."""
+    try:
+        answer = json.loads(text)
+        if not answer["choices"]:
+            raise TypeError("no choices")
+    except (ValueError, KeyError, TypeError) as failure:
+        raise errors.EngineFailed(f"not an answer: {text[:200]!r}") from failure
+    return dict(answer)
+
+
 def text_of(chunk: Mapping[str, Any]) -> str:
     """What a chat's chunk adds to its text. Raises EngineFailed."""
     try:

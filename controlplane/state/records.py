@@ -24,6 +24,7 @@ __all__ = [
     "Attempts",
     "AutoRelax",
     "Deployment",
+    "Evaluation",
     "ExpectedLoad",
     "IdempotencyKey",
     "Model",
@@ -47,13 +48,35 @@ __all__ = [
 
 
 @dataclass(frozen=True)
+class Evaluation:
+    """A figure of one task, as `profiler.evaluation.results.Result` has it. An end of None is unbounded."""
+
+    task: str
+    metric: str
+    value: float
+    items: int
+    low: float | None = None
+    high: float | None = None
+    tokens: int = 0
+    reference: str = ""
+    coverage: float = 1.0
+    digest: str = ""
+    measured_at_s: float = 0.0
+
+    @property
+    def subject(self) -> tuple[str, str, str]:
+        """What it is the figure of: a newer one takes its place."""
+        return self.task, self.metric, self.reference
+
+
+@dataclass(frozen=True)
 class Model:
     """A registered base (`source`) or variant (`base` + `adapter`); `path` is its folder once Ready.
 
     A variant with a `delta` is made here, of the fine-tune `source`; its `adapter` is what came out.
     `uid` is unique for ever, so that a name registered again never meets its predecessor's caches.
     `compression` maps each allowed technique to its accuracy (MaverIQ Table 1). `profile` is the key of the
-    ModelProfile that its plans are estimated from.
+    ModelProfile that its plans are estimated from. `evaluations` has one of each subject, the newest last.
     """
 
     name: str
@@ -70,6 +93,7 @@ class Model:
     created_at_s: float = 0.0
     profile: str | None = None
     delta: Delta | None = None
+    evaluations: tuple[Evaluation, ...] = ()
 
     @property
     def is_variant(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from profiler.evaluation.normalising import normalised
 from profiler.evaluation.types import Distribution, Likelihood, Multiple, Question, Scored, Settings
 
-ROUNDING = 1e-5  # what a sum of float32 probabilities may be off; less mass than that is none
+ROUNDING = 1e-5  # what a sum of float32 probabilities may be off
 
 
 def is_right(question: Question, answer: str, settings: Settings) -> bool:
@@ -50,7 +50,7 @@ def divergence(reference: Distribution, other: Distribution) -> Divergence:
     told = math.fsum(math.exp(p) * (p - q) for p, q in pairs if p > -math.inf)
     mass_p = math.fsum(math.exp(p) for p, _ in pairs)
     rest_p, rest_q = 1 - mass_p, 1 - math.fsum(math.exp(q) for _, q in pairs)
-    if rest_p > ROUNDING:
+    if rest_p > 0:
         # Of a rest that rounding alone would leave to the other model, the KL's size would be noise.
         told += rest_p * math.log(rest_p / max(rest_q, ROUNDING))
     return Divergence(max(told, 0.0), min(mass_p, 1.0))

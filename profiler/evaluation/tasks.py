@@ -85,6 +85,8 @@ def parse_task(text: str, name: str, source: str) -> Task:
         header = f"{source}, line {rows[0][0]}"
         name, settings = _header(rows[0][1], header)
         rows = rows[1:]
+    if not (0 < len(name) <= MAX_NAME and name.isprintable()):
+        raise TaskError(f"{source}: expected a name of 1 to {MAX_NAME} printable characters, got {name!r}")
     if not rows:
         raise TaskError(f"{source}: holds no items; expected one JSON object a line")
     kinds = [_kind(row, f"{source}, line {number}") for number, row in rows]
@@ -126,8 +128,6 @@ def _header(row: Mapping[str, Any], where: str) -> tuple[str, Settings]:
             f"{where}: a task has no setting {unknown[0]!r}; expected some of {', '.join(sorted(_SETTINGS))}"
         )
     name = _text(row, HEADER, where)
-    if len(name) > MAX_NAME or not name.isprintable():
-        raise TaskError(f"{where}: expected a name of at most {MAX_NAME} printable characters, got {name!r}")
     standard = Settings()
     return name, Settings(
         max_tokens=_count(row, "maxTokens", standard.max_tokens, where),
@@ -153,7 +153,7 @@ def _check_same(kinds: Sequence[TaskKind], numbers: Sequence[int], source: str) 
     for kind, number in zip(kinds, numbers, strict=True):
         if kind is not kinds[0]:
             raise TaskError(
-                f"{source}, line {number}: is a {kind} item, but line {numbers[0]} is a {kinds[0]} one; "
+                f"{source}, line {number}: is an item of {kind}, but line {numbers[0]} is one of {kinds[0]}; "
                 "a task has items of one kind, so put them into files of their own"
             )
 

@@ -34,6 +34,7 @@ def test_its_deployments_come_back(found: Installation) -> None:
     wait_for(lambda: all(found.chat("one two", name).status_code == 200 for name in ("base", "other", "v1")))
     wait_for(lambda: serving(found) == {"base": 1, "other": 2, "v1": 0})
     assert found.http.get("/deployments/other").json()["intent"] == "minLat"
+    assert found.http.get("/models/base").json()["evaluations"] == []
     assert len(found.http.get("/operations").json()["operations"]) == 9
 
 

@@ -194,7 +194,7 @@ class _Server(uvicorn.Server):
 def serve(api: FakeApi) -> Iterator[FakeApi]:
     """The API on a free port, for as long as the caller holds the iterator."""
     app = FastAPI(openapi_url=None)
-    app.add_route("/{path:path}", api.handle, methods=["GET", "POST", "PATCH", "DELETE"])
+    app.add_route("/{path:path}", api.handle, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
     listening = socket.create_server(("127.0.0.1", 0))
     api.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     server = _Server(uvicorn.Config(app, log_config=None, log_level="critical", lifespan="off"))

@@ -18,6 +18,7 @@ from profiler.variants.reading import read_variant
 from profiler.variants.types import VariantKind, VariantLimits
 
 Cli = Callable[..., tuple[int, str, str]]
+COMPRESS = ["compress", "BASE", "BASE"]
 
 
 @pytest.fixture
@@ -44,18 +45,21 @@ def tuned(base: Path) -> Path:
 @pytest.mark.parametrize(
     ("options", "kind", "bits"),
     [
-        ((), VariantKind.SPARSE_DELTA, (4,)),
-        (("--bits", "2", "--group-size", "8"), VariantKind.SPARSE_DELTA, (2,)),
-        (("--method", "svd", "--budget", "0.5"), VariantKind.SVD_DELTA, (8, 3)),
+        (("--method", "magnitude"), VariantKind.SPARSE_DELTA, (4,)),
+        (("--method", "sparse", "--bits", "2", "--group-size", "8"), VariantKind.SPARSE_DELTA, (2,)),
+        (("--method", "low-rank", "--ratio", "1/2"), VariantKind.SVD_DELTA, (16,)),
+        (("--method", "low-rank", "--budget", "0.5"), VariantKind.SVD_DELTA, (16,)),
     ],
 )
 def test_compress_then_merge(
     cli: Cli, tmp_path: Path, base: Path, tuned: Path, options: Any, kind: VariantKind, bits: Any
 ) -> None:
-    code, out, err = cli("compress", base, tuned, tmp_path / "delta", *options)
+    code, out, err = cli("compress", base, tuned, "--out", tmp_path / "delta", *options)
     assert code == 0, err
     assert "ostinato register" in out
-    assert "delta: 0%  layer 0 of 2" in err
+    assert "Layer error" in out
+    assert "without embeddings" in out
+    assert "layer 0 of 2: model.layers.0.self_attn.q_proj" in err
     spec = read_variant(tmp_path / "delta", read_model(base), VariantLimits(1))
     assert (spec.kind, spec.bits) == (kind, bits)
     code, out, err = cli(
@@ -67,9 +71,42 @@ def test_compress_then_merge(
 
 
 def test_compress_prints_one_document(cli: Cli, tmp_path: Path, base: Path, tuned: Path) -> None:
-    code, out, err = cli("--json", "compress", base, tuned, tmp_path / "delta")
+    code, out, err = cli("--json", "compress", base, tuned, tmp_path / "delta", "--method", "magnitude")
     assert (code, err) == (0, "")
-    assert json.loads(out).keys() == {"folder", "kind", "weightBytes"}
+    document = json.loads(out)
+    assert document.keys() == {
+        *("folder", "method", "kind", "weightBytes", "ratio", "ratioWithoutEmbeddings", "layerErrors"),
+        *("seconds", "peakMemoryBytes", "peakDeviceBytes", "warnings", "quality", "tried", "lossless"),
+    }
+    spec = read_variant(tmp_path / "delta", read_model(base), VariantLimits(1))
+    assert document["weightBytes"] == spec.weight_bytes
+    assert document["layerErrors"].keys() == set(spec.target_modules)
+
+
+def test_compress_warns_on_stderr(cli: Cli, tmp_path: Path, base: Path) -> None:
+    far = make.write_tuned(base, tmp_path / "far", 1, 0.3)
+    code, out, err = cli("compress", base, far, tmp_path / "delta", "--method", "magnitude")
+    assert code == 0
+    assert "Warning: the linear layers" in err
+    assert "Warning" not in out
+
+
+def test_a_method_that_is_not_served_says_so(cli: Cli, tmp_path: Path, base: Path, tuned: Path) -> None:
+    code, out, err = cli("compress", base, tuned, tmp_path / "plain", "--method", "round-to-nearest")
+    assert code == 0, err
+    assert "plain checkpoint" in out
+    assert read_model(tmp_path / "plain").num_layers == 2
+
+
+def test_compress_packs_files(cli: Cli, tmp_path: Path, base: Path, tuned: Path) -> None:
+    packed = ("--method", "magnitude", "--lossless", "--storage-mb-per-s", "1e-6")
+    code, out, err = cli("compress", base, tuned, tmp_path / "delta", *packed)
+    assert code == 0, err
+    assert "Lossless" in out
+    assert "3 of 3 files compressed" in out
+    assert "MB/s (as given)" in out
+    assert len(list((tmp_path / "delta").glob("*.safetensors.zst"))) == 3
+    assert read_variant(tmp_path / "delta", read_model(base), VariantLimits(1)).bits == (4,)
 
 
 def test_merge_by_name(cli: Cli, api: FakeApi, tmp_path: Path, base: Path) -> None:
@@ -97,10 +134,24 @@ def test_merge_by_name_where_the_folders_are_not(cli: Cli, api: FakeApi, tmp_pat
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
-        (["compress", "BASE", "BASE", "NEW", "--bits", "3"], 2, "4 or 2"),
-        (["compress", "BASE", "BASE", "NEW", "--budget", "0"], 2, "above 0"),
+        ([*COMPRESS, "NEW", "--bits", "3"], 2, "4 or 2"),
+        ([*COMPRESS, "NEW", "--bits", "4", "--method", "deltamix"], 2, "does not take bits"),
+        ([*COMPRESS, "NEW", "--method", "deltamix", "--budget", "0"], 2, "above 0"),
+        ([*COMPRESS, "NEW", "--method", "deltamix", "--ratio", "1/0"], 2, "such as 1/16"),
+        ([*COMPRESS, "NEW", "--group-size", "12"], 2, "multiple of 8"),
+        ([*COMPRESS, "NEW", "--method", "zip"], 2, "deltacompress, deltamix"),
+        ([*COMPRESS, "NEW", "--method", "auto", "--evaluation", "BASE"], 2, "largest loss"),
+        ([*COMPRESS, "NEW", "--method", "auto", "--max-loss", "1"], 2, "needs tasks"),
+        ([*COMPRESS, "NEW", "--max-loss", "1"], 2, "only auto takes max_loss"),
+        ([*COMPRESS, "NEW", "--storage-mb-per-s", "9"], 2, "together with lossless"),
+        ([*COMPRESS, "NEW", "--method", "bitdelta", "--lossless"], 2, "only deltas are packed"),
+        ([*COMPRESS, "NEW", "--evaluation", "BASE"], 1, "docs/evaluation.md"),
+        ([*COMPRESS, "NEW", "--device", "abacus"], 2, "cannot compute on 'abacus'"),
+        (COMPRESS, 2, "folder to write to"),
+        ([*COMPRESS, "NEW", "--out", "NEW"], 2, "once"),
         (["compress", "BASE", "NEW/none", "NEW"], 1, "config.json"),
-        (["compress", "BASE", "BASE", "BASE"], 1, "exists already"),
+        ([*COMPRESS, "BASE"], 1, "exists already"),
+        ([*COMPRESS, "NEW", "--method", "magnitude"], 1, "nothing to compress"),
         (["merge", "--to", "NEW"], 2, "either"),
         (["merge", "v1", "--base", "BASE", "--variant", "BASE", "--to", "NEW"], 2, "either"),
         (["merge", "--base", "BASE", "--variant", "BASE", "--to", "NEW"], 1, "found neither"),

@@ -18,7 +18,6 @@ from workers.compression.job import Job, compress
 from workers.compression.layout import all_tensors
 from workers.compression.sources import Adapted, Checkpoint, open_source
 from workers.deltas.merge import merge
-from workers.deltas.svd import default_groups
 from workers.deltas.tensors import read_tensor
 
 LORA = RandomLora("lora", 4, 1)
@@ -56,7 +55,7 @@ def test_every_kind_is_read_as_merging_writes_it(tmp_path: Path, base: Path, var
 
 
 def test_a_lora_becomes_a_delta_of_its_rank(tmp_path: Path, base: Path) -> None:
-    """All ranks of a rank-4 change fit: what is lost is rounding alone."""
+    """All ranks of a rank-4 change fit: what is lost is rounding, two of them to 3 bits."""
     folder = make.write(base, tmp_path / "lora", LORA)
     result = compress(Job(base, folder, tmp_path / "delta", rounded_svd(1.0)))
     assert result.spec is not None
@@ -67,8 +66,7 @@ def test_a_lora_becomes_a_delta_of_its_rank(tmp_path: Path, base: Path) -> None:
     exact, near = (dict(make.weights(tmp_path / f"{kind}-merged")) for kind in ("lora", "delta"))
     for name, old in make.weights(base):
         lost, whole = (near[name] - exact[name]).norm(), (exact[name] - old).norm()
-        assert lost <= 0.1 * whole, name
-    assert default_groups((32, 32), 1.0)[0] == (8, 2)
+        assert lost <= 0.25 * whole, name
 
 
 def test_a_lora_of_other_shapes_is_refused(tmp_path: Path, base: Path) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import random_variants as make
 import torch
+from word_models import write_pair, write_texts
+from workers.compression.methods.deltacompress import deltacompress
 
 from profiler.errors import CheckpointError
-from profiler.variants.types import VariantKind
-from workers.compression.job import Job, compress
+from workers.compression.job import CalibrationOptions, Job, compress
 from workers.compression.methods.magnitude import magnitude
 from workers.compression.types import Compressed, Method, Problem
 from workers.compression.work_folder import work_folder
@@ -67,7 +68,7 @@ def counted(inner: Method, seen: list[str]) -> Method:
 
 
 def compress_until(base: Path, tuned: Path, out: Path, kind: str, calls: int) -> None:
-    """In a process of its own, which ends without any clean-up before the given call that changes a folder."""
+    """In a process of its own, which ends at once before the given call that changes a folder."""
     torch.set_num_threads(1)
     done = 0
 
@@ -83,16 +84,20 @@ def compress_until(base: Path, tuned: Path, out: Path, kind: str, calls: int) ->
 
 
 def job_of(base: Path, tuned: Path, out: Path, kind: str) -> Job:
+    if kind == "calibrated":
+        return Job(base, tuned, out, deltacompress(), CalibrationOptions(base.parent / "texts.txt", 4, 40))
     return Job(base, tuned, out, magnitude(), plain=kind == "checkpoint")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [VariantKind.SPARSE_DELTA.value, "checkpoint"])
-def test_killed_at_any_moment_it_goes_on(tmp_path: Path, base: Path, tuned: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "every"), [("delta", 1), ("checkpoint", 1), ("calibrated", 4)])
+def test_killed_at_any_moment_it_goes_on(tmp_path: Path, kind: str, every: int) -> None:
+    base, tuned = write_pair(tmp_path)
+    write_texts(tmp_path / "texts.txt")
     compress(job_of(base, tuned, tmp_path / "undisturbed", kind))
     expected = contents(tmp_path / "undisturbed")
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["workers.compression.job", "random_variants"])
+    processes.set_forkserver_preload(["workers.compression.job", "word_models"])
     calls, code = 0, KILLED
     while code == KILLED:
         out = tmp_path / str(calls) / "out"
@@ -108,7 +113,7 @@ def test_killed_at_any_moment_it_goes_on(tmp_path: Path, base: Path, tuned: Path
             assert result.size_bytes > 0
             assert [path.name for path in out.parent.iterdir()] == ["out"]
         assert contents(out) == expected, f"killed before call {calls}"
-        calls += 1
+        calls += every
     assert code == 0
     assert calls > 50, "the kills were too few to have met every write"
 
@@ -165,7 +170,9 @@ def test_a_second_process_is_refused(tmp_path: Path, base: Path, tuned: Path) ->
 def test_a_disk_that_refuses_keeps_what_is_finished(
     tmp_path: Path, base: Path, tuned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, fsync, left = tmp_path / "out", os.fsync, [30]
+    """The eight syncs of a file's and a folder's are of what the job is, what was checked, layer 0 and its
+    record."""
+    out, fsync, left, seen = tmp_path / "out", os.fsync, [8], list[str]()
 
     def full(handle: int) -> None:
         left[0] -= 1
@@ -173,10 +180,9 @@ def test_a_disk_that_refuses_keeps_what_is_finished(
             raise OSError(28, "No space left on device")
         fsync(handle)
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match="No space left.*goes on where it stopped"):
-        for _ in range(10):
-            compress(Job(base, tuned, tmp_path / f"filler{_}", magnitude()))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(CheckpointError, match=r"No space left.*goes on where it stopped"):
             compress(Job(base, tuned, out, magnitude()))
-            out.rename(tmp_path / f"moved{_}")
-    monkeypatch.undo()
+    compress(Job(base, tuned, out, counted(magnitude(), seen)))
+    assert {name.split(".")[2] for name in seen} == {"1"}

@@ -122,7 +122,7 @@ def test_no_candidate_within_the_limit_is_told_and_what_was_measured_serves_anot
 
     asked = request(models, tmp_path / "out", AUTO, evaluation=models / "tasks.jsonl", max_loss=-101.0)
     with pytest.raises(
-        LossTooLarge, match=r"no compression loses at most -101; the least has .*next letters"
+        LossTooLarge, match=r"no compression loses at most -101; .*The least has .*next letters"
     ):
         run(asked, open_answerer=opened)
     assert len(log) == 1 + len(CANDIDATES)
@@ -133,7 +133,7 @@ def test_no_candidate_within_the_limit_is_told_and_what_was_measured_serves_anot
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("stop_at", [0.1, 0.3, 0.5, 0.7])
+@pytest.mark.parametrize("stop_at", [0.1, 0.5])
 def test_a_search_goes_on_where_it_stopped(models: Path, tmp_path: Path, stop_at: float) -> None:
     """No candidate is compressed, and no model asked, twice."""
     log: list[int] = []

@@ -41,9 +41,9 @@ def layers(biased: bool) -> Iterator[tuple[Any, LayerShape]]:
         yield module, VocabularyShape("v", 0, VOCABULARY, VOCABULARY, HIDDEN, head, False)
 
 
-def hooked(kinds: tuple[str, ...], tokens: int, samples: int, biased: bool) -> list[warming.Hooked]:
+def hooked(kinds: tuple[str, ...], tokens: int, biased: bool) -> list[warming.Hooked]:
     config = VariantConfig(SLOTS, 1 << 20, 0, 16, kinds=kinds)
-    batch = SimpleNamespace(tokens=Rows(tokens, SLOTS, CPU), samples=Rows(samples, SLOTS, CPU))
+    batch = SimpleNamespace(tokens=Rows(tokens, SLOTS, CPU), scored=Rows(tokens, SLOTS, CPU))
     space = Workspace(config, tokens, 3, META)
     arena = torch.empty(1 << 20, dtype=torch.uint8, device=META)
 
@@ -62,13 +62,12 @@ def missing(kinds: tuple[str, ...], biased: bool) -> list[str]:
     """What row counts of all kinds need beyond the warm-up."""
     warm: dict[Launch, None] = {}
     later: dict[Launch, None] = {}
-    made = hooked(kinds, 2048, 1024, biased)
+    made = hooked(kinds, 2048, biased)
     with _recorded("warm", warm):
         warming.warm_up(made, torch.bfloat16)
     with _recorded("warm", later):
         for (module, shape, site), count in itertools.product(made, COUNTS):
-            rows = site.batch.samples if warming._is_head(shape) else site.batch.tokens
-            if count <= rows.max_rows:
+            if count <= site.batch.tokens.max_rows:
                 warming._run(module, shape, site, count, torch.bfloat16)
     assert warm
     return [f"{kinds} {biased}: {launch.name} {launch.constants}" for launch in later.keys() - warm.keys()]

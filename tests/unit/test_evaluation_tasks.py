@@ -49,7 +49,7 @@ def test_a_header_names_the_task_and_sets_how_it_is_asked() -> None:
         (lines({"task": "a"}), "holds no items"),
         (lines(ADD, "{"), "line 2: is not JSON"),
         (lines(ADD, "[1]"), "line 2: expected a JSON object, got a list"),
-        (lines(ADD, "", READ), "line 3: is a perplexity item, but line 1 is a exact_match one"),
+        (lines(ADD, "", READ), "line 3: is an item of perplexity, but line 1 is one of exact_match"),
         (lines({"prompt": "a"}), "line 1: expected the fields prompt and answer"),
         (lines({**ADD, "more": 1}), "got 'prompt', 'answer', 'more'"),
         (lines({**ADD, "prompt": ""}), "`prompt` should be a text that is not empty"),

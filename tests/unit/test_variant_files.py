@@ -202,7 +202,7 @@ def drop(*path: Any) -> Edit:
     ("kind", "edit", "words"),
     [
         ("sparse_delta", put("format", value="gguf"), "format"),
-        ("sparse_delta", put("version", value=2), "version 1, got 2"),
+        ("sparse_delta", put("version", value=3), "version 1 or 2, got 3"),
         ("sparse_delta", put("version", value=True), "version"),
         ("sparse_delta", put("kind", value="lora"), "kind"),
         ("sparse_delta", put("bits", value=3), "4 or 2"),

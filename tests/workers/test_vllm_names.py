@@ -68,6 +68,9 @@ RELIED_ON = [
     (VOCABULARY, "VocabParallelEmbeddingShardIndices", ("org_vocab_start_index", "org_vocab_end_index")),
     (VOCABULARY, "ParallelLMHead", ("__init__",)),
     ("model_executor/layers/layernorm.py", "RMSNorm", ("variance_epsilon", "weight")),
+    # workers.variants.prompt_scoring
+    ("v1/worker/gpu_model_runner.py", "GPUModelRunner", ("_get_prompt_logprobs_dict",)),
+    ("v1/worker/gpu/sample/prompt_logprob.py", "PromptLogprobsWorker", ("compute_prompt_logprobs",)),
     ("forward_context.py", "ForwardContext", ("no_compile_layers",)),
     ("config/compilation.py", "CompilationConfig", ("static_forward_context",)),
     # workers.group.cpu_pipeline
@@ -162,6 +165,25 @@ def test_the_runner_makes_its_manager_by_the_name_we_replace() -> None:
     assert "return self.lora_manager.create_lora_manager(model, vllm_config)" in mixin
     imports = "from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager"
     assert imports in (vllm() / RUNNER_FILES[0]).read_text()
+
+
+def test_prompts_are_scored_on_stretches_of_the_steps_hidden_states() -> None:
+    runner = class_in(RUNNER_FILES[1], "GPUModelRunner")
+    scoring = function_in(runner, "_get_prompt_logprobs_dict")
+    assert "hidden_states" in [a.arg for a in scoring.args.args]
+    made = ast.unparse(scoring)
+    assert "prompt_hidden_states = hidden_states[offset:offset + num_logits]" in made
+    assert "self.model.compute_logits(prompt_hidden_states)" in made
+    file = "v1/worker/gpu/sample/prompt_logprob.py"
+    worker = class_in(file, "PromptLogprobsWorker")
+    scorers = [
+        f for f in worker.body if isinstance(f, ast.FunctionDef) and "logits_fn" in ast.unparse(f.args)
+    ]
+    assert {f.name for f in scorers} == {"compute_prompt_logprobs", "compute_prompt_token_id_logprobs"}
+    assert all("hidden_states" in [a.arg for a in f.args.args] for f in scorers)
+    assert "logits_fn(prompt_hidden_states[start_idx:end_idx])" in ast.unparse(tree(file))
+    asked = ast.unparse(class_in("v1/worker/gpu/model_runner.py", "GPUModelRunner"))
+    assert "compute_prompt_logprobs(self.model.compute_logits, hidden_states," in asked
 
 
 @pytest.mark.slow  # our own side imports vLLM

@@ -84,7 +84,7 @@ class Tried:
         if self.artefact is None:
             return f"{self.candidate.name}: {self.refused}"
         lost = f"loses {worst(self.losses)}" if self.losses else "not measured, for it is no smaller"
-        return f"{self.candidate.name}: {self.artefact.size_bytes / 1e6:.1f} MB, {lost}"
+        return f"{self.candidate.name}: {self.artefact.size_bytes / 1e6:.3g} MB, {lost}"
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,8 @@ class LossTooLarge(AdapterError):
         measured = [each for each in tried if each.losses]
         least = min(measured, key=lambda each: worst(each.losses).value)
         super().__init__(
-            f"no compression loses at most {max_loss:g}; the least has {least}. All: "
-            f"{'; '.join(str(each) for each in tried)}. Allow more with --max-loss, or serve the fine-tune "
-            "as a model of its own"
+            f"no compression loses at most {max_loss:g}; allow more, or serve the fine-tune as a model of its "
+            f"own. The least has {least}. All: {'; '.join(str(each) for each in tried)}"
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from profiler.errors import CheckpointError, TaskError
 from profiler.evaluation.tasks import Task
 from profiler.evaluation.types import Answerer
 from profiler.files import is_file, read_json
@@ -43,7 +44,11 @@ class Evaluation:
         if self.knows(name):
             return tuple(map(outcome, read_json(kept)["outcomes"]))
         with self._plain(model) as checkpoint:
-            found = outcomes_of(self._tasks, self._open(checkpoint))
+            answerer = self._open(checkpoint)
+            try:
+                found = outcomes_of(self._tasks, answerer)
+            except ValueError as error:
+                raise TaskError(f"the tasks cannot be put to {model}: {error}") from error
         write_json(kept, {"key": self._key, "outcomes": [each.as_json() for each in found]})
         return found
 
@@ -75,8 +80,17 @@ def torch_answerer(device: str | None) -> Open:
     """Models of transformers on `device`; None: on a GPU where there is one."""
 
     def open_answerer(folder: Path) -> Answerer:
+        from transformers.utils.logging import disable_progress_bar
+
         from workers.evaluation.torch_answerer import TorchAnswerer
 
-        return TorchAnswerer.open(folder, device)
+        disable_progress_bar()  # ours is told already
+        try:
+            return TorchAnswerer.open(folder, device)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"expected a model and a tokenizer in {folder} to put tasks to, got: {error}; copy what is "
+                "missing there, or compress without an evaluation"
+            ) from error
 
     return open_answerer

@@ -73,9 +73,8 @@ class LayerCompressor:
         at = at_layer(self.base.spec, layer)
         for name, module in record.modules.items():
             assert record.file is not None
-            problem = self._problem(name, None)
             file = folder / record.file.name
-            weight = self.artefact.restore(problem, module.facts, file)
+            weight = self.artefact.restore(self._problem(name), module.facts, file)
             self.blocks.replace(name.removeprefix(at), weight)
         self.blocks.leave()
 
@@ -110,7 +109,7 @@ class LayerCompressor:
             found.entries |= {tensor: held(value) for tensor, value in kept.items()}
             found.whole |= {tensor: value.numel() * value.element_size() for tensor, value in kept.items()}
             return
-        problem = Problem(name, *(t.float().to(self.device) for t in (before, after)), inputs)
+        problem = Problem(name, self._wide(before), self._wide(after), inputs)
         dtype = before.dtype if before.element_size() < after.element_size() else after.dtype
         del before, after
         try:
@@ -118,8 +117,8 @@ class LayerCompressor:
             stored = self.artefact.store(problem, compressed, dtype)
         except ValueError as error:
             raise AdapterError(f"{name} cannot be compressed: {error}") from error
-        error = finite(_relative_error(problem, stored.weight))
-        found.modules[name] = ModuleRecord(stored.facts, compressed.size_bytes, error)
+        lost = finite(_relative_error(problem, stored.weight))
+        found.modules[name] = ModuleRecord(stored.facts, compressed.size_bytes, lost)
         found.entries |= {tensor: held(value.cpu()) for tensor, value in stored.tensors.items()}
         if self.blocks is not None:
             self.blocks.replace(module, stored.weight)
@@ -133,9 +132,12 @@ class LayerCompressor:
                 found.entries |= kept
                 found.whole |= {tensor: entry.size_bytes for tensor, entry in kept.items()}
 
-    def _problem(self, name: str, inputs: Inputs | None) -> Problem:
-        pair = (source.tensor(f"{name}.weight").float().to(self.device) for source in (self.base, self.tuned))
-        return Problem(name, *pair, inputs)
+    def _problem(self, name: str) -> Problem:
+        base, tuned = (self._wide(source.tensor(f"{name}.weight")) for source in (self.base, self.tuned))
+        return Problem(name, base, tuned)
+
+    def _wide(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.float().to(self.device)
 
     def _differs(self, name: str) -> bool:
         return not same(self.base.tensor(f"{name}.weight"), self.tuned.tensor(f"{name}.weight"))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,8 @@ NOTHING: frozenset[str] = frozenset()
 
 
 class Batch:
-    """`tokens` says which slot each token row belongs to, `samples` each row that a token is sampled for.
+    """`tokens` says which slot each token row belongs to, `samples` each row that a token is sampled for, and
+    `head_rows` each row that the head runs on now: those of `samples`, or some of `tokens` (`scored`).
 
     `operations` are those that have something to do in this batch; the layers launch no others, except
     that what runs while a CUDA graph is captured must hold for every later batch.
@@ -23,6 +25,8 @@ class Batch:
     def __init__(self, max_tokens: int, max_samples: int, slots: int, device: torch.device) -> None:
         self.tokens = Rows(max_tokens, slots, device)
         self.samples = Rows(max_samples, slots, device)
+        self.scored = Rows(max_tokens, slots, device)
+        self.head_rows = self.samples
         self.operations = NOTHING
 
     def describe(
@@ -38,6 +42,17 @@ class Batch:
             return  # no layer asks whose row is whose
         self.tokens.update(_slots(token_variants, slot_of))
         self.samples.update(_slots(sample_variants, slot_of))
+
+    @contextmanager
+    def scoring(self, first: int, count: int) -> Iterator[None]:
+        """The head runs on token rows `first` to `first + count` meanwhile, as prompts are scored."""
+        if self.operations:
+            self.scored.update(self.tokens.grouping.slots[first : first + count])
+        self.head_rows = self.scored
+        try:
+            yield
+        finally:
+            self.head_rows = self.samples
 
 
 def _slots(variants: Sequence[int], slot_of: Mapping[int, int]) -> npt.NDArray[np.int32]:

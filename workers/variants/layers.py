@@ -126,7 +126,8 @@ class VariantEmbedding:
 
 
 class VariantHead:
-    """The head's arithmetic. Runs outside torch.compile and CUDA graphs, on the rows that are sampled."""
+    """The head's arithmetic. Runs outside torch.compile and CUDA graphs, on the rows that are sampled, or on
+    those of prompts that are scored (prompt_scoring.py)."""
 
     def __init__(self, inner: Any, context: LayerContext) -> None:
         self._inner = inner
@@ -140,7 +141,7 @@ class VariantHead:
     ) -> torch.Tensor:
         logits: torch.Tensor = self._inner.apply(layer, x, bias=bias)
         if self._context.has("head"):
-            operators.head(x, logits, self._context)
+            operators.head(x, logits, self._context, self._context.batch.head_rows)
         return logits
 
 

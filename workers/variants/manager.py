@@ -16,7 +16,7 @@ import torch
 
 from workers.group import plan
 from workers.variant_config import VariantConfig, from_additional
-from workers.variants import hooking, loader_threads, warming
+from workers.variants import hooking, loader_threads, prompt_scoring, warming
 from workers.variants.batch import Batch
 from workers.variants.device import DeviceMemory, NoRoom
 from workers.variants.kinds import open_variant
@@ -83,6 +83,7 @@ class VariantManager:
                 layer_context = LayerContext(self.batch, memory.arena, tables, workspace)
                 hooking.hook(module, shape, layer_context, register)
                 hooked.append((module, shape, layer_context))
+        prompt_scoring.follow(model, self.batch)
         if self._device.type == "cuda":
             warming.warm_up(hooked, self._dtype)
         self._loader = Loader.connect(self._parallel.rank, self.variant_cache)

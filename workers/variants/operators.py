@@ -9,6 +9,7 @@ import torch
 
 from workers.kernels import bias, boft, full, lora, sparse_delta, svd_delta
 from workers.kernels.lora import layout as lora_layout
+from workers.kernels.rows import Rows
 from workers.kernels.svd_delta import layout as svd_layout
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, VocabularyShape
 
@@ -101,6 +102,6 @@ def norm(out: torch.Tensor, source: torch.Tensor, epsilon: float, context: Layer
     full.norm(source, out, epsilon, context.arena, context.tables["norm"], context.batch.tokens)
 
 
-def head(x: torch.Tensor, out: torch.Tensor, context: LayerContext) -> None:
-    """Rows are those a token is sampled for."""
-    full.head(x, out, context.arena, context.tables["head"], context.batch.samples)
+def head(x: torch.Tensor, out: torch.Tensor, context: LayerContext, rows: Rows) -> None:
+    """`rows` says whose they are: `Batch.head_rows`."""
+    full.head(x, out, context.arena, context.tables["head"], rows)

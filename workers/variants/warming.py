@@ -32,8 +32,7 @@ def warm_up(hooked: Iterable[Hooked], dtype: torch.dtype) -> None:
         if (kind := _kind(module, shape)) in seen:
             continue
         seen.add(kind)
-        rows = context.batch.samples if _is_head(shape) else context.batch.tokens
-        for count in _magnitudes(rows.max_rows):
+        for count in _magnitudes(context.batch.tokens.max_rows):  # a head runs on as many, to score prompts
             _run(module, shape, context, count, dtype)
 
 
@@ -68,7 +67,7 @@ def _run(module: Any, shape: LayerShape, context: LayerContext, count: int, dtyp
         case NormShape() if "norm" in context.tables:
             operators.norm(values(shape.width), values(shape.width), 1e-6, context)
         case VocabularyShape(is_head=True) if "head" in context.tables:
-            operators.head(values(shape.width), values(module.weight.shape[0]), context)
+            operators.head(values(shape.width), values(module.weight.shape[0]), context, context.batch.scored)
         case VocabularyShape(is_head=False) if "embedding" in context.tables:
             ids = torch.zeros(count, dtype=torch.int64, device=device)
             operators.embed(ids, values(shape.width), context)
@@ -97,7 +96,3 @@ def _linear(
 
 def _bias(module: Any) -> torch.Tensor | None:
     return getattr(module, "bias", None)
-
-
-def _is_head(shape: LayerShape) -> bool:
-    return isinstance(shape, VocabularyShape) and shape.is_head

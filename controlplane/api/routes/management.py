@@ -13,7 +13,7 @@ from controlplane import __version__, errors
 from controlplane.api import inference, operations, preview
 from controlplane.api.inference import ClosingStream, Watch
 from controlplane.api.middleware import tenant_of
-from controlplane.api.routes import cluster, estimates, rebalancing, variants
+from controlplane.api.routes import cluster, estimates, evaluations, rebalancing, variants
 from controlplane.api.routes.parameters import IdempotencyHeader, NamePath
 from controlplane.api.services import Services, fresh_context
 from controlplane.management.schemas.deploy import DeployModelRequest
@@ -57,6 +57,7 @@ def router(services: Services) -> APIRouter:
     routes.include_router(_main_job(services))
     routes.include_router(_models(services))
     routes.include_router(estimates.router(services))
+    routes.include_router(evaluations.router(services))
     routes.include_router(_deployments(services))
     routes.include_router(_operations(services))
     routes.include_router(cluster.router(services))

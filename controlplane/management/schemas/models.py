@@ -17,6 +17,7 @@ from controlplane.management.schemas.deploy import (
     SloLimits,
     Targets,
 )
+from controlplane.management.schemas.evaluations import EvaluationView
 from controlplane.management.schemas.placement import GroupView, PlanView
 from controlplane.management.schemas.residency import EngineResidencyView
 
@@ -188,6 +189,7 @@ class ModelView(View):
     weightBytes: int | None
     rank: int | None
     variant: VariantView | None = None
+    evaluations: list[EvaluationView] = Field(default_factory=list)
     createdAt: float
 
     @classmethod
@@ -210,6 +212,7 @@ class ModelView(View):
             weightBytes=known.weight_bytes if known else None,
             rank=(variant.max_rank or None) if variant else None,
             variant=VariantView.of(variant) if variant else None,
+            evaluations=[EvaluationView.of(each) for each in m.evaluations],
             createdAt=m.created_at_s,
         )
 

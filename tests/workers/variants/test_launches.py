@@ -90,6 +90,9 @@ class Block(torch.nn.Module):
     def linears(self) -> tuple[Any, ...]:
         return self.qkv_proj, self.o_proj, self.up, self.down_proj
 
+    def compute_logits(self, hidden_states: torch.Tensor) -> Any:
+        return self.lm_head.quant_method.apply(self.lm_head, hidden_states)
+
     def run(self, hooks: Iterable[Any]) -> None:
         """Each layer's arithmetic on a few rows, as a step runs it."""
         for layer in self.linears:
@@ -100,7 +103,7 @@ class Block(torch.nn.Module):
                     hook.run(torch.zeros(ROWS, dtype=torch.int64))
                 case NormHook():
                     hook.run(torch.ones(ROWS, 64), torch.ones(ROWS, 64))
-        self.lm_head.quant_method.apply(self.lm_head, torch.ones(ROWS, 64))
+        self.compute_logits(torch.ones(ROWS, 64))
 
 
 def launches(additional: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

@@ -1,0 +1,102 @@
+"""Prompts' log-probabilities by each variant's own head.
+
+A head runs on the rows that a token is sampled for, and `Batch.samples` says whose each of these is. vLLM
+scores prompts with the same head, on a stretch of all tokens' hidden states: other rows, in another order.
+Its runners are wrapped here to say when they do that, and the model's `compute_logits` to say on which
+stretch.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from workers.variants.batch import Batch
+
+# Of both model runners: what scores prompts. Each has a parameter `hidden_states`, of all tokens of the step.
+SCORERS = (
+    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner", ("_get_prompt_logprobs_dict",)),
+    (
+        "vllm.v1.worker.gpu.sample.prompt_logprob",
+        "PromptLogprobsWorker",
+        ("compute_prompt_logprobs", "compute_prompt_token_id_logprobs"),
+    ),
+)
+HIDDEN = "hidden_states"
+_OURS = "_ostinato_scores"
+
+
+class _Scored:
+    """`hidden`: all tokens' hidden states [tokens, width] while prompts are scored, else None. A process runs
+    one step at a time."""
+
+    hidden: torch.Tensor | None = None
+
+
+def follow(model: Any, batch: Batch) -> None:
+    """Have the model's head take rows for those of `batch` that they are, also when prompts are scored."""
+    for module, owner, methods in SCORERS:
+        if module in sys.modules:  # the runner that is used has been imported: it called us
+            for method in methods:
+                _say_when(getattr(sys.modules[module], owner), method)
+    compute = model.compute_logits
+
+    @functools.wraps(compute)
+    def computed(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if _Scored.hidden is None:
+            return compute(hidden_states, *args, **kwargs)
+        first = first_row(_Scored.hidden, hidden_states)
+        with batch.scoring(first, len(hidden_states)):
+            return compute(hidden_states, *args, **kwargs)
+
+    model.compute_logits = computed
+
+
+def _say_when(owner: type, method: str) -> None:
+    """Wrap it once per process."""
+    inner: Callable[..., Any] | None = getattr(owner, method, None)
+    if inner is None or hasattr(inner, _OURS):  # not every vLLM has each of them
+        return
+    signature = inspect.signature(inner)
+
+    @functools.wraps(inner)
+    def scores(*args: Any, **kwargs: Any) -> Any:
+        with _scoring(signature.bind(*args, **kwargs).arguments[HIDDEN]):
+            return inner(*args, **kwargs)
+
+    setattr(scores, _OURS, True)
+    setattr(owner, method, scores)
+
+
+@contextmanager
+def _scoring(hidden: torch.Tensor) -> Iterator[None]:
+    _Scored.hidden = hidden
+    try:
+        yield
+    finally:
+        _Scored.hidden = None
+
+
+def first_row(whole: torch.Tensor, part: torch.Tensor) -> int:
+    """At which row of `whole` [tokens, width] its stretch `part` [rows, width] begins.
+
+    Errors: RuntimeError when it is no stretch of it, and nobody could say whose rows these are.
+    """
+    row_bytes = whole.stride(0) * whole.element_size()
+    offset = part.data_ptr() - whole.data_ptr()
+    first = offset // row_bytes if row_bytes else 0
+    alike = (
+        part.dtype == whole.dtype and part.stride() == whole.stride() and part.shape[1:] == whole.shape[1:]
+    )
+    if len(part) and not (alike and offset == first * row_bytes and 0 <= first <= len(whole) - len(part)):
+        raise RuntimeError(
+            f"prompts are scored on {list(part.shape)} hidden states that are no rows of this step's "
+            f"{list(whole.shape)}; this version of vLLM scores prompts in another way than is known here"
+        )
+    return first if len(part) else 0
