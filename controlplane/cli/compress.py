@@ -149,15 +149,12 @@ def _target(folder: Path | None, out: Path | None) -> Path:
 
 
 def _check_device(device: str) -> None:
-    import torch
+    from workers.compression.job import require_device
 
     try:
-        torch.zeros(1, device=device)
-    except (AssertionError, RuntimeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise typer.BadParameter(
-            f"torch cannot compute on {device!r}: {reason}", param_hint="--device"
-        ) from None
+        require_device(device)
+    except OptionError as error:
+        raise typer.BadParameter(str(error), param_hint="--device") from None
 
 
 def _document(report: Report) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from workers.compression.job import Job, compress
 from workers.compression.methods.magnitude import magnitude
 from workers.compression.types import Compressed, Encoded, Method, Problem
 from workers.deltas import sparse
+from workers.deltas.merge import merge
 from workers.deltas.merged import delta
 from workers.deltas.parts import sparse_parts
 from workers.deltas.tensors import read_tensor
@@ -172,8 +173,6 @@ def test_a_method_without_a_variant_leaves_a_checkpoint(tmp_path: Path, base: Pa
 
 def test_a_delta_can_be_written_as_a_checkpoint(tmp_path: Path, base: Path, tuned: Path) -> None:
     """The same weights as merging the delta gives."""
-    from workers.deltas.merge import merge
-
     compress(Job(base, tuned, tmp_path / "plain", magnitude(), plain=True))
     compress(Job(base, tuned, tmp_path / "delta", magnitude()))
     merge(base, tmp_path / "delta", tmp_path / "merged")
@@ -196,6 +195,25 @@ def test_a_grown_vocabulary_keeps_its_rows(tmp_path: Path, base: Path) -> None:
     assert torch.equal(added["model.embed_tokens.weight"], table[64:])
     assert result.size_bytes == result.spec.weight_bytes + 4 * table[64:].numel()
     read_manifest(tmp_path / "delta", read_model(base), LIMITS)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize(
+    ("base_tied", "tuned_tied"), [(True, True), (False, False), (True, False), (False, True)]
+)
+def test_merging_gives_a_grown_vocabulary_back(
+    tmp_path: Path, base_tied: bool, tuned_tied: bool, shards: int
+) -> None:
+    base = make.write_tiny_base(tmp_path / "base", shards=shards, tie_word_embeddings=base_tied)
+    grown = make.write_tiny_base(tmp_path / "grown", 1, vocab_size=72, tie_word_embeddings=tuned_tied)
+    compress(Job(base, grown, tmp_path / "delta", magnitude(), force=True))
+    merge(base, tmp_path / "delta", tmp_path / "merged")
+    assert read_model(tmp_path / "merged").vocab_size == 72
+    merged, expected = dict(make.weights(tmp_path / "merged")), dict(make.weights(grown))
+    table = expected["model.embed_tokens.weight"]
+    assert torch.equal(merged["model.embed_tokens.weight"], table)
+    if not (base_tied and tuned_tied):
+        assert torch.equal(merged["lm_head.weight"], expected.get("lm_head.weight", table))
 
 
 def test_what_cannot_be_coded_is_named_and_nothing_is_left(tmp_path: Path) -> None:

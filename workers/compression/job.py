@@ -16,6 +16,7 @@ from profiler.types import ModelSpec
 from workers.compression import checks
 from workers.compression.artefacts import Artefact
 from workers.compression.checkpoint_artefact import CheckpointArtefact
+from workers.compression.choose import OptionError
 from workers.compression.delta_artefact import DeltaArtefact
 from workers.compression.durable import Entry, write_tensors
 from workers.compression.layers import Blocks, LayerCompressor, LayerContents
@@ -67,8 +68,9 @@ def compress(job: Job, progress: Progress | None = None) -> Result:
 
     Raises CheckpointError when files cannot be read or written, hold values that are not finite, `out`
     exists, or another process or job works on it; AdapterError when the two do not belong together, or the
-    method cannot code them.
+    method cannot code them; OptionError for a device that is not there.
     """
+    require_device(job.device)
     out = job.out.absolute()
     if (out.exists() or out.is_symlink()) and not (path_for(out) / RESULT).is_file():
         raise CheckpointError(f"{out} exists already; choose another folder, or remove it first")
@@ -248,6 +250,15 @@ def _write(work: WorkFolder, name: str, contents: LayerContents, started: float)
     entries: Mapping[str, Entry] = contents.entries
     file = write_tensors(work.artefact / name, entries) if entries else None
     return PartRecord(file, contents.modules, contents.whole, time.monotonic() - started)
+
+
+def require_device(device: str) -> None:
+    """Raises OptionError for a device that torch does not know or that is not there."""
+    try:
+        torch.zeros(1, device=device)
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise OptionError("device", f"torch cannot compute on {device!r}: {reason}") from None
 
 
 def _part(layer: int) -> str:

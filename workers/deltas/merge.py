@@ -7,17 +7,21 @@ of the base's tensors and at most two of the variant's files.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
+
 from profiler.checkpoint import read_model
-from profiler.files import is_file, read_json
+from profiler.files import DTYPE_BYTES, is_file, read_json
 from profiler.types import ModelSpec, TensorRef
 from profiler.variants.modules import EMBEDDING, HEAD, layer_of
 from profiler.variants.reading import read_manifest
 from profiler.variants.types import Manifest, VariantLimits
 from profiler.weight_files import INDEX, locate
+from workers.deltas.added_rows import read_added_rows
 from workers.deltas.folders import new_folder
 from workers.deltas.merged import Module, merged_weight
 from workers.deltas.tensors import DTYPES, read_bytes, read_tensor
@@ -35,12 +39,14 @@ Progress = Callable[[float, str], None]
 def merge(base: Path, variant: Path, out: Path, progress: Progress | None = None) -> None:
     """Write the checkpoint in the folder `base` with the variant in `variant` merged to the new folder `out`.
 
-    Config and tokenizer files are copied; a variant with its own head unties it from the embedding. Raises
+    Config and tokenizer files are copied; a variant with its own head unties it from the embedding, one with
+    added rows has a larger vocabulary (its tokenizer must be copied from the fine-tune). Raises
     CheckpointError when files cannot be read, are corrupt, or `out` exists or cannot be written, and
     AdapterError when the variant does not fit.
     """
     spec = read_model(base)
     job = _Job(base, spec, read_manifest(variant, spec, ANY_RANK), progress or (lambda share, what: None))
+    job.added = read_added_rows(variant, spec)
     with new_folder(out) as folder:
         job.copy_side_files(folder)
         for file in sorted({place.file for place in job.places.values()}):
@@ -61,6 +67,7 @@ class _Job:
             self.places.pop(HEAD, None)  # a copy that engines ignore
         if self.unties:
             self.places[HEAD] = self.places[EMBEDDING]
+        self.added: Mapping[str, torch.Tensor] = {}
         self.done = 0
 
     def copy_side_files(self, folder: Path) -> None:
@@ -71,9 +78,14 @@ class _Job:
         config = read_json(self.base / CONFIG)
         if self.unties:
             config["tie_word_embeddings"] = False
+        if self.added:
+            config["vocab_size"] = self._shape(EMBEDDING, self.places[EMBEDDING])[0]
         (folder / CONFIG).write_text(json.dumps(config, indent=2))
         if is_file(self.base / INDEX):
-            total = sum(place.size_bytes for place in self.places.values())
+            total = sum(
+                math.prod(self._shape(name, place)) * DTYPE_BYTES[place.dtype]
+                for name, place in self.places.items()
+            )
             weight_map = {name: place.file for name, place in sorted(self.places.items())}
             index = {"metadata": {"total_size": total}, "weight_map": weight_map}
             (folder / INDEX).write_text(json.dumps(index, indent=2))
@@ -82,7 +94,8 @@ class _Job:
         """One shard; layer by layer, so that each file of the variant is read once."""
         held = {name: place for name, place in self.places.items() if place.file == file}
         names = sorted(held, key=lambda name: (-1 if (layer := layer_of(name)) is None else layer, name))
-        with SafetensorsWriter(folder / file, {n: (held[n].dtype, held[n].shape) for n in names}) as writer:
+        entries = {name: (held[name].dtype, self._shape(name, held[name])) for name in names}
+        with SafetensorsWriter(folder / file, entries) as writer:
             for name in writer.order:
                 self.tell(self.done / len(self.places), name)
                 self._write_tensor(writer, name, held[name])
@@ -90,13 +103,27 @@ class _Job:
 
     def _write_tensor(self, writer: SafetensorsWriter, name: str, place: TensorRef) -> None:
         module = self.modules.get(name.removesuffix(".weight"))
-        if name in self.manifest.full:
-            writer.write(name, self.variant.read(self.manifest.full[name]).to(DTYPES[place.dtype]))
+        if name in self.added:
+            known = self._whole(name, place)
+            writer.write(name, torch.cat((known, self.added[name].to(known.dtype))))
+        elif name in self.manifest.full:
+            writer.write(name, self._whole(name, place))
         elif module is not None and name.endswith(".weight"):
             weight = read_tensor(self.base, place)
             writer.write(name, merged_weight(weight, module, self.variant.read).to(weight.dtype))
         else:
             writer.write_bytes(name, read_bytes(self.base, place))
+
+    def _whole(self, name: str, place: TensorRef) -> torch.Tensor:
+        """A tensor that the variant may replace, in the base's type."""
+        if name in self.manifest.full:
+            return self.variant.read(self.manifest.full[name]).to(DTYPES[place.dtype])
+        return read_tensor(self.base, place)
+
+    def _shape(self, name: str, place: TensorRef) -> tuple[int, ...]:
+        if name not in self.added:
+            return place.shape
+        return (place.shape[0] + self.added[name].shape[0], *place.shape[1:])
 
 
 def _modules(manifest: Manifest) -> Mapping[str, Module]:
