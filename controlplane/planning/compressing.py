@@ -58,13 +58,26 @@ def next_job(state: State, name: str, inventory: Inventory, settings: Settings) 
         )
     if before := _before(state, model):
         return Queued(f"waits until '{before}' has begun to be compressed")
-    fitting = [d for d in inventory.devices if _may_use(delta.recipe, d)]
-    if not fitting:
+    seen = _seen(state, model, base, inventory, settings)
+    if not seen:
         raise errors.CompressionFailed(
             f"expected a device for it ({delta.recipe.device}), the cluster has none; add one, or register "
             'it with another "device"'
         )
-    return _placed(state, model, base, fitting, inventory, settings)
+    chosen = _choose(state, model, seen, settings)
+    if isinstance(chosen, Queued):
+        return chosen
+    on_cpu = chosen.device.kind == CPU
+    request = CompressRequest(
+        base=Path(base.path or ""),
+        tuned=Path(delta.tuned),
+        folder=folder_of(model, settings),
+        recipe=delta.recipe,
+        device="cpu" if on_cpu else "cuda",
+        gpus=() if on_cpu else (chosen.device.index,),
+        holder=reservations.compressing(name),
+    )
+    return CompressJob(request, key_of(chosen.device), chosen.needed_bytes)
 
 
 def require_delta(model: Model) -> Delta:
@@ -118,56 +131,59 @@ def _holders(state: State) -> Iterator[str]:
         yield from (r.holder for r in ledger.record.reservations)
 
 
-def _may_use(recipe: Recipe, device: Device) -> bool:
-    return recipe.device == "auto" or (recipe.device == "cpu") == (device.kind == CPU)
+@dataclass(frozen=True)
+class _Seen:
+    """A device that may be used, what of it is free, what the job would take there, and whether anything else
+    was promised memory of it."""
+
+    device: Device
+    free_bytes: int
+    needed_bytes: int
+    shared: bool
 
 
-def _placed(
-    state: State,
-    model: Model,
-    base: Model,
-    fitting: list[Device],
-    inventory: Inventory,
-    settings: Settings,
-) -> CompressJob | Queued:
-    delta, holder = require_delta(model), reservations.compressing(model.name)
+def _seen(state: State, model: Model, base: Model, inventory: Inventory, settings: Settings) -> list[_Seen]:
+    holder, recipe = reservations.compressing(model.name), require_delta(model).recipe
     assert base.spec is not None
-    assert base.path is not None
-    others = _compressing_on(state, holder)
-    idle = [d for d in fitting if others[d.node] < settings.compress_per_node]
+    need = needed_bytes(base.spec, recipe)
+    promised = reservations.promised(state.ledgers, exclude=holder)
+    free = reservations.available(inventory, state.ledgers, settings.headroom, exclude=holder)
+    return [
+        _Seen(d, d.free_bytes, min(need, _most(d, settings)), bool(promised.get(key_of(d))))
+        for d in free.devices
+        if recipe.device == "auto" or (recipe.device == "cpu") == (d.kind == CPU)
+    ]
+
+
+def _most(device: Device, settings: Settings) -> int:
+    """What is reserved at most: what is needed is known roughly, and must not be waited for in vain."""
+    return int(device.total_bytes * (1 - settings.headroom))
+
+
+def _choose(state: State, model: Model, seen: list[_Seen], settings: Settings) -> _Seen | Queued:
+    """A GPU before a CPU, the node it was on before others. Nobody who does not ask for it shares a GPU."""
+    delta = require_delta(model)
+    others = _compressing_on(state, reservations.compressing(model.name))
+    idle = [s for s in seen if others[s.device.node] < settings.compress_per_node]
     if not idle:
         return Queued("waits for its turn: as many are compressed on each node as may be")
     measured = reservations.being_measured(state.ledgers)
-    if not (quiet := [d for d in idle if key_of(d) not in measured]):
+    quiet = [s for s in idle if key_of(s.device) not in measured]
+    if not quiet:
         return Queued("waits until an architecture has been measured")
-    free = {
-        key_of(d): d.free_bytes
-        for d in reservations.available(inventory, state.ledgers, settings.headroom, exclude=holder).devices
-    }
-    need = needed_bytes(base.spec, delta.recipe)
-    needs = {key_of(d): min(need, int(d.total_bytes * (1 - settings.headroom))) for d in quiet}
-    promised = reservations.promised(state.ledgers, exclude=holder)
+    unshared = delta.recipe.device == "auto"
     roomy = [
-        d
-        for d in quiet
-        if free[key_of(d)] >= needs[key_of(d)]
-        and (d.kind == CPU or delta.recipe.device != "auto" or not promised.get(key_of(d)))
+        s
+        for s in quiet
+        if s.free_bytes >= s.needed_bytes and not (unshared and s.shared and s.device.kind != CPU)
     ]
     if not roomy:
-        gib = need / 2**30
+        gib = min(s.needed_bytes for s in quiet) / 2**30
         return Queued(f"waits for about {gib:.1f} GiB of free memory on a device")
-    chosen = min(roomy, key=lambda d: (d.kind == CPU, d.node != delta.node, -free[key_of(d)], key_of(d)))
-    on_cpu = chosen.kind == CPU
-    request = CompressRequest(
-        base=Path(base.path),
-        tuned=Path(delta.tuned),
-        folder=folder_of(model, settings),
-        recipe=delta.recipe,
-        device="cpu" if on_cpu else "cuda",
-        gpus=() if on_cpu else (chosen.index,),
-        holder=holder,
+    return min(
+        roomy,
+        key=lambda s: (s.device.kind == CPU, s.device.node != delta.node, -s.free_bytes, key_of(s.device)),
     )
-    return CompressJob(request, key_of(chosen), needs[key_of(chosen)])
 
 
 def _compressing_on(state: State, exclude: str) -> Counter[str]:
