@@ -1,7 +1,8 @@
 """Which tests run side by side when several processes run them (`make test`).
 
 A unit is what one process runs in a row: a folder whose tests share what takes long to make, or a file.
-Only the first two processes start engines: each may need 8 GiB. The others take what starts none.
+Only the first two processes start engines: each may need 8 GiB. The others take what starts none,
+among it the clusters whose engines echo.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from typing import Any
 from xdist.scheduler import LoadScopeScheduling
 
 SHARING = ("tests/cluster/", "tests/workers/every_kind")  # folders whose tests share a cluster or an engine
-STARTING_ENGINES = ("tests/cluster/", "tests/workers/", "tests/benchmarks/", "tests/deploy/")
+STARTING_ENGINES = tuple(
+    f"tests/{folder}"
+    for folder in ("cluster/vllm_engine", "cluster/whole_model", "workers/", "benchmarks/", "deploy/")
+)
 PROCESSES_WITH_ENGINES = ("gw0", "gw1")
 
 
@@ -24,7 +28,7 @@ def unit_of(nodeid: str) -> str:
 
 
 def starts_engines(unit: str) -> bool:
-    """Whether a test of this unit may start an engine or a cluster."""
+    """Whether a test of this unit may start an engine of vLLM."""
     return unit.startswith(STARTING_ENGINES)
 
 

@@ -19,6 +19,9 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
 # Those that start processes, or take longer than a second or two; and those that want an engine.
 SLOW = {
+    "compression.quality",
+    "compression.speed",
+    "compression.train",
     "gateway",
     "gpu_worker",
     "kernels",

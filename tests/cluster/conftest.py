@@ -24,9 +24,8 @@ TESTS = Path(__file__).parents[1]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of clusters come last, or, side by side with others, first: two processes have those with vLLM's
-    engines, which take longest, and those whose engines echo. What needs much memory begins when these are
-    about to end. In each folder those come first that need not its cluster, and last what kills processes.
+    """Tests of clusters come last, or, side by side with others, first, for they take longest. In each folder
+    those come first that need not its cluster, and last what kills processes.
     """
     side_by_side = hasattr(config, "workerinput")
 

@@ -107,8 +107,8 @@ class LossTooLarge(AdapterError):
         measured = [each for each in tried if each.losses]
         least = min(measured, key=lambda each: worst(each.losses).value)
         super().__init__(
-            f"no compression loses at most {max_loss:g}; allow more, or serve the fine-tune as a model of its "
-            f"own. The least has {least}. All: {'; '.join(str(each) for each in tried)}"
+            f"no compression loses at most {max_loss:g}; allow more, or serve the fine-tune as a model of "
+            f"its own. The least has {least}. All: {'; '.join(str(each) for each in tried)}"
         )
 
 

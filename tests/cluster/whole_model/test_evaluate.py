@@ -18,7 +18,7 @@ from workers.deltas.merge import merge
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 KINSHIP = TASKS["kinship"]
-ITEMS = 24
+ITEMS = len(KINSHIP.problems)
 TALES = (
     "Once upon a time, in a village by the sea, there lived an old fisherman.",
     "The capital of France is Paris, and its river is the Seine.",
@@ -35,7 +35,7 @@ NEAR = 0.03
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
     header = {"task": "kinship", "maxTokens": KINSHIP.max_tokens, "normalise": "last_word", "format": "chat"}
-    asked = [{"prompt": p.prompt, "answer": p.answer} for p in KINSHIP.problems[:ITEMS]]
+    asked = [{"prompt": p.prompt, "answer": p.answer} for p in KINSHIP.problems]
     texts = [{"text": text} for text in TALES]
     for name, rows in {"kinship": [header, *asked], "pick": PICK, "tales": texts}.items():
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -77,9 +77,9 @@ def test_a_variant_is_measured_beside_its_base(
                 "max_tokens": KINSHIP.max_tokens,
             },
         ).json()["choices"][0]["message"]["content"]
-        for problem in KINSHIP.problems[:ITEMS]
+        for problem in KINSHIP.problems
     ]
-    right = sum(KINSHIP.is_right(r, p.answer) for r, p in zip(replies, KINSHIP.problems, strict=False))
+    right = sum(KINSHIP.is_right(r, p.answer) for r, p in zip(replies, KINSHIP.problems, strict=True))
     assert share["t"] == pytest.approx(right / ITEMS, abs=1 / ITEMS)  # batches sum in other orders
     assert share["t"] > share["b"] + 0.2
     assert base["pick", "multiple_choice"]["value"] == 1

@@ -18,7 +18,9 @@ from workers.messages import EngineCall
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-TOLERANCE = 5e-4  # as in test_variants
+# More than for sampled tokens (test_variants), for some of a prompt's are very unlikely; the base's head would
+# be off by tenths.
+TOLERANCE = 2e-3
 TOP = 5
 TEXTS = (
     "The capital of France is Paris.",

