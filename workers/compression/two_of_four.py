@@ -15,9 +15,12 @@ from workers.deltas import sparse
 SWEEPS = 3
 """Turns that each group's scale gets in `refitted`; a row with one scale needs one."""
 
-SHARES = (1.0, 0.8, 0.6, 0.45)
-"""Of the scale that holds the largest value: what is tried for each row when scales are fitted. A smaller one
-clamps a few large values, whose error later columns make up for, and is finer for all others."""
+SHARES = (1.0, 1.3, 0.75, 0.5)
+"""Of the scale that holds the largest value: what is tried for each row when scales are fitted.
+
+A larger one leaves room for what columns take over from those before them, which deltas of a short training
+need, whose values are alike in size. A smaller one clamps a few large values and is finer for all others.
+"""
 
 
 def encode(
