@@ -22,7 +22,7 @@ from benchmarks import rehearsing
 from workers.compression.allocation import allocate, allocate_by_highs
 from workers.compression.program import BitProgram, Choice, budget_bits, rank_bits
 
-SHAPES = {"7b-down": (3584, 18944), "7b-up": (18944, 3584), "7b-attention": (3584, 3584), "tiny": (48, 96)}
+SHAPES = {"7b-down": (3584, 18944), "7b-attention": (3584, 3584), "tiny": (48, 96)}
 CANDIDATES = {6: (0, 2, 3, 4, 8, 16), 8: (0, 2, 3, 4, 5, 6, 8, 16)}
 LEFT = {0: 1.0, 2: 0.12, 3: 0.03, 4: 0.008, 5: 2e-3, 6: 5e-4, 8: 3e-5, 16: 1e-7}
 MAX_WIDTHS = 4
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--shapes", default="7b-down,7b-up,7b-attention")
+    options.add_argument("--shapes", default="7b-down,7b-attention")
     options.add_argument("--candidates", default="6,8", help="numbers of widths, 0 among them")
     options.add_argument("--denominators", default="16,32", help="the ratio is 1 by these")
     options.add_argument("--highs-limit-s", type=float, default=120.0)

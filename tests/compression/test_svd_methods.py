@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from compression.svd_problems import problem
+from svd_problems import problem
 
 from profiler.variants.types import VariantKind
 from workers.compression.layer_error import relative_error
@@ -19,7 +19,7 @@ from workers.deltas import svd
 
 SHAPE = (128, 256)
 METHODS: list[Callable[[float], Method]] = [low_rank, delta_come, deltamix]
-SEEDS = range(5)
+SEEDS = range(3)
 
 
 def errors(make: Callable[[float], Method], ratio: float) -> float:

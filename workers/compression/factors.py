@@ -18,6 +18,7 @@ from workers.deltas.svd import GROUP, FactorCode, pack_bits
 
 HALF_BITS = 16
 _RANKS = 32  # of U whose grids are chosen before the first of them is rounded
+_GROUPS_TRIED = 16
 _RIDGE = 1e-7  # keeps factors of ranks that quantisation made alike invertible
 
 
@@ -92,11 +93,19 @@ def quantize_rows(
     return _decoded(codes.T.contiguous(), scales, zeros)
 
 
-def nearest_rows(rows: torch.Tensor, bits: torch.Tensor, *, search: bool = True) -> torch.Tensor:
-    """What rows [rows, n] of `bits` [rows] each, none of 16, become when errors are fed to no other value."""
-    tops, alike = (2.0**bits - 1).unsqueeze(1), torch.ones(GROUP, device=rows.device)
+def nearest_loss(rows: torch.Tensor, bits: int, *, search: bool = True) -> torch.Tensor:
+    """The share of a row's energy that rounding to nearest loses, float32 [rows] for [rows, n], by no more
+    than some of its groups of 128."""
+    if bits == HALF_BITS:
+        return torch.zeros_like(rows[:, 0])
+    tops = torch.full((1, 1), 2.0**bits - 1, device=rows.device)
     groups = rows.split(GROUP, dim=1)
-    return torch.cat([_grid(g, tops, alike[: g.shape[1]], search).nearest(g) for g in groups], dim=1)
+    lost, seen = torch.zeros_like(rows[:, 0]), torch.zeros_like(rows[:, 0])
+    for group in groups[:: -(-len(groups) // _GROUPS_TRIED)]:
+        alike = torch.ones(group.shape[1], device=rows.device)
+        lost += (_grid(group, tops, alike, search).nearest(group) - group).square().sum(dim=1)
+        seen += group.square().sum(dim=1)
+    return torch.where(seen > 0, lost / seen, 0.0)
 
 
 def quantize_columns(
@@ -190,10 +199,11 @@ def _round_block(
     inverse = torch.where(scales > 0, 1 / scales, 0.0)
     spread = local / local.diagonal()[:, None]
     codes, errors, least = torch.empty_like(rows), torch.empty_like(rows), torch.zeros_like(rows[0])
-    for j in range(len(rows)):
-        code = torch.clamp(torch.mul(shifted[j], inverse[j]).round_(), least, tops[j], out=codes[j])
-        torch.addcmul(shifted[j], code, scales[j], value=-1, out=errors[j])
-        shifted[j + 1 :].addr_(spread[j, j + 1 :], errors[j], alpha=-1)
+    each = zip(*(t.unbind() for t in (shifted, inverse, scales, tops, spread, codes, errors)), strict=True)
+    for j, (row, over, scale, top, onto, code, error) in enumerate(each, start=1):
+        torch.clamp(torch.mul(row, over).round_(), least, top, out=code)
+        torch.addcmul(row, code, scale, value=-1, out=error)
+        shifted[j:].addr_(onto[j:], error, alpha=-1)
     return codes.to(torch.uint8), errors / local.diagonal()[:, None]
 
 

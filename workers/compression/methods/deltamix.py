@@ -19,10 +19,9 @@ import torch
 from profiler.variants.types import SVD_GROUP, VariantKind
 from workers.compression.allocation import allocate
 from workers.compression.factors import (
-    HALF_BITS,
     Codes,
     error_feedback,
-    nearest_rows,
+    nearest_loss,
     quantize_columns,
     quantize_rows,
     rank_hessian,
@@ -54,7 +53,7 @@ class Settings:
     of the outputs, `search` looks for the best grids, `count_u` adds to a rank's error what rounding its
     column of U loses, `sweeps` is how often step 6 is done; the paper does none of these. `codes_only`
     counts codes against the budget and neither scales nor zeros, as the paper does. `damping` is of the
-    inputs' mean square.
+    inputs' mean square. A sweep corrects, too: `correct_target` by itself is judged without any.
     """
 
     ratio: float = 1 / 16
@@ -75,6 +74,8 @@ class Settings:
                 f"expected widths among {', '.join(map(str, WIDTHS))}, got {self.widths}; "
                 "engines read no others"
             )
+        if not self.damping > 0:
+            raise ValueError(f"expected a damping above 0, got {self.damping:g}; 0.01 is GPTQ's")
         if self.max_widths < 1 or self.sweeps < 0:
             raise ValueError(
                 f"expected max_widths of at least 1 and sweeps of at least 0, got {self.max_widths} and "
@@ -146,11 +147,9 @@ def column_errors(factors: Factors, widths: Sequence[int], *, search: bool = Tru
     the rank's energy. 0 for a dropped rank: equation 5 has its energy already.
     """
     columns = factors.u.T.contiguous()
-    found = {DROPPED: torch.zeros_like(factors.energy), HALF_BITS: torch.zeros_like(factors.energy)}
-    for width in set(widths) - {HALF_BITS}:
-        bits = torch.full((len(columns),), width, device=columns.device)
-        lost = nearest_rows(columns, bits, search=search) - columns
-        found[width] = factors.energy * lost.square().sum(dim=1)
+    found = {DROPPED: torch.zeros_like(factors.energy)}
+    for width in widths:
+        found[width] = factors.energy * nearest_loss(columns, width, search=search)
     return found
 
 
