@@ -81,11 +81,8 @@ JSON_COMMANDS: dict[str, tuple[list[str], set[str]]] = {
 }
 # These write a folder: run twice, they would find it there. test_checkpoints.py runs them.
 ON_FOLDERS = {"compress", "merge"}
-ON_FILES = {
-    "evaluate_estimator",
-    "plan",
-    "simulate",
-}  # test_estimators.py, test_cli_plan.py, test_cli_simulate.py
+# test_cli_evaluate.py, test_estimators.py, test_cli_plan.py, test_cli_simulate.py
+ON_FILES = {"evaluate", "evaluate_estimator", "plan", "simulate"}
 ESTIMATING = {"estimate", "profile"}  # in test_cli_estimates.py
 STREAMING = {"watch": ["watch", "op-1"], "chat": ["chat", "smol"]}
 
