@@ -21,6 +21,7 @@ OstinatoError
 |- Overloaded 429               refused, or displaced in the line: `details.reason` says why
 |- EngineFailed 502            the engine died or answered nonsense
 |- ProfilingFailed 502         an architecture could not be measured
+|- CompressionFailed 502       a fine-tune could not be made a delta of its base
 |- Unavailable 503             deploying, restarting, or the state store is away
 |- Late 504                     past its own target, and to be dropped then
 `- TimedOut 504                longer than the installation allows a request to take
@@ -149,6 +150,10 @@ class EngineFailed(OstinatoError):
 
 class ProfilingFailed(OstinatoError):
     status, code = 502, "profiling_failed"
+
+
+class CompressionFailed(OstinatoError):
+    status, code = 502, "compression_failed"
 
 
 class Unavailable(OstinatoError):

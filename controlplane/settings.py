@@ -94,6 +94,13 @@ class Settings(BaseSettings):
         ge=1 << 20,
         description="Memory of a device that measuring may take; never more than is free.",
     )
+    artifacts: str = Field(
+        default="",
+        description="The folder of deltas that are made here; all nodes see it. Empty: `artifacts` in home.",
+    )
+    compress_per_node: int = Field(
+        default=1, ge=1, description="Fine-tunes that are compressed at once on a node; others wait."
+    )
     gpus: str = Field(
         default="",
         description="Indices of each node's GPUs that are ours, as 0,1 or none, or by node: a=0,1;b=none;2. "
@@ -137,10 +144,10 @@ class Settings(BaseSettings):
     def _absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()
 
-    @field_validator("tenants")
+    @field_validator("artifacts", "tenants")
     @classmethod
     def _absolute_file(cls, value: str) -> str:
-        """Every process of the cluster reads it, each in a folder of its own."""
+        """Every process of the cluster reads it, each from a working folder of its own."""
         return str(Path(value).expanduser().absolute()) if value else ""
 
     @field_validator("gpus")
@@ -165,9 +172,13 @@ class Settings(BaseSettings):
 
     @property
     def roots(self) -> tuple[Path, ...]:
-        """Allowed source folders; the home's own caches always are."""
+        """Allowed source folders; the home's own caches and the deltas made here always are."""
         named = [Path(part).expanduser().resolve() for part in self.allowed_roots.split(":") if part]
-        return (*named, (self.home / "models").resolve())
+        return (*named, (self.home / "models").resolve(), self.artifacts_folder.resolve())
+
+    @property
+    def artifacts_folder(self) -> Path:
+        return Path(self.artifacts) if self.artifacts else self.home / "artifacts"
 
     def as_env(self) -> dict[str, str]:
         """These settings as environment variables, for the processes of the cluster."""

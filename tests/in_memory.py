@@ -25,6 +25,7 @@ from placement.types import Device, Inventory
 from profiler.request_path import Burst
 from profiler.types import DeviceRates
 from workers.asgi import AsgiApp, Message
+from workers.compression.recipe import CompressRequest
 from workers.engine.echo import EchoEngine
 from workers.measuring.request import MeasureRequest
 from workers.messages import (
@@ -285,6 +286,9 @@ class InMemoryCluster:
 
     def measure(self, request: MeasureRequest, node: str) -> AsyncGenerator[str, None]:
         raise NotImplementedError("measured_cluster.py has a cluster that measures")
+
+    def compress(self, request: CompressRequest, node: str) -> AsyncGenerator[str, None]:
+        raise NotImplementedError("compressing_cluster.py has clusters that compress")
 
     def convert_bundled(self, name: str) -> Path:
         if self.bundled is None:

@@ -50,6 +50,7 @@ HINTS: dict[str, str] = {
     "overloaded": "try again in a moment, with fewer requests at once",
     "engine_failed": "`ostinato logs MODEL` shows why; the engine is being restarted",
     "profiling_failed": "`ostinato profile MODEL` tries again; until then estimates are rough",
+    "compression_failed": "`ostinato describe MODEL` shows it; delete the model and register it again",
     "unavailable": "try again in a moment; `ostinato status` shows what is starting",
     "late": "raise its target, or have late requests finished (`ostinato tune MODEL --late finish`)",
     "timed_out": "ask for a shorter answer, or raise OSTINATO_REQUEST_TIMEOUT_S",

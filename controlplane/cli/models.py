@@ -17,6 +17,7 @@ from controlplane.cli.session import Json, NoWait, session
 from controlplane.cli.waiting import follow
 from controlplane.client.client import Client
 from controlplane.errors import ModelNotFound
+from controlplane.management.schemas.compression import ArtifactView, CompressionView
 from controlplane.management.schemas.models import (
     DeploymentView,
     ModelView,
@@ -44,14 +45,51 @@ def register(  # noqa: PLR0913 - typer reads a command's options from its parame
         str | None, typer.Option(help="The variant's folder: LoRA, BOFT or a compressed delta.")
     ] = None,
     compression: Compression = None,
+    method: Annotated[
+        str | None, typer.Option(help="How to make SOURCE a delta of --base; default: deltacompress.")
+    ] = None,
+    bits: Annotated[int | None, typer.Option(help="Bits of each kept value, 4 or 2.")] = None,
+    ratio: Annotated[float | None, typer.Option(help="Share of the 16-bit size, such as 0.0625.")] = None,
+    group_size: Annotated[
+        int | None, typer.Option(help="Columns that share a scale; default: a row.")
+    ] = None,
+    max_widths: Annotated[int | None, typer.Option(help="deltamix: bit widths a layer may mix.")] = None,
+    calibration: Annotated[str | None, typer.Option(help="A file of texts, read by the server.")] = None,
+    rows: Annotated[int | None, typer.Option(help="Calibration: texts that are run.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Calibration: tokens of each text.")] = None,
+    evaluation: Annotated[str | None, typer.Option(help="A file of tasks to measure the loss on.")] = None,
+    max_loss: Annotated[float | None, typer.Option(help="auto: percent of a task to lose at most.")] = None,
+    lossless: Annotated[bool, typer.Option("--lossless", help="Pack files once more.")] = False,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or gpu.")] = None,
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
-    """Register a base by its SOURCE, or a variant by --base and --adapter."""
+    """Register a base by its SOURCE, or a variant by --base and --adapter.
+
+    With a SOURCE, --base and a --method, the fine-tune SOURCE is compressed to a delta of the base.
+    """
     cli = session(ctx)
-    fields = {"source": _location(source), "base": base, "adapter": _location(adapter)}
-    techniques = {"compressionTechnique": _accuracies(compression)} if compression else {}
-    request = RegisterModelRequest.model_validate({"model": model, **fields, **techniques})
+    fields: dict[str, object] = {"source": _location(source), "base": base, "adapter": _location(adapter)}
+    recipe = {
+        "method": method,
+        "bits": bits,
+        "ratio": ratio,
+        "groupSize": group_size,
+        "maxWidths": max_widths,
+        "calibration": _location(calibration),
+        "rows": rows,
+        "tokens": tokens,
+        "evaluation": _location(evaluation),
+        "maxLoss": max_loss,
+        "lossless": lossless or None,
+        "device": device,
+    }
+    given = {name: value for name, value in recipe.items() if value is not None}
+    if given:
+        fields["compression"] = given
+    if compression:
+        fields["compressionTechnique"] = _accuracies(compression)
+    request = RegisterModelRequest.model_validate({"model": model, **fields})
     with cli.client() as client:
         operation = client.register_model(request)
         if no_wait:
@@ -107,7 +145,7 @@ def describe(
 def delete(
     ctx: typer.Context, model: Annotated[str, typer.Argument(help="A model.")], json: Json = False
 ) -> None:
-    """Forget a registered model; its files stay."""
+    """Forget a registered model; its files stay, but for a delta that was made here."""
     cli = session(ctx)
     with cli.client() as client:
         operation = client.delete_model(model)
@@ -161,6 +199,7 @@ def _model_facts(m: ModelView) -> list[tuple[str, str]]:
         ("Weights", _size(m)),
         *_variant_facts(m.variant),
         ("Accuracy", ", ".join(f"{name} {accuracy:g}%" for name, accuracy in m.compressionTechnique.items())),
+        *_compression_facts(m.compression),
         *evaluation_facts(m.evaluations),
         ("Variants", ", ".join(m.variants)),
         ("Reason", m.reason),
@@ -181,6 +220,32 @@ def _variant_facts(v: VariantView | None) -> list[tuple[str, str]]:
     ]
 
 
+def _compression_facts(c: CompressionView | None) -> list[tuple[str, str]]:
+    if c is None:
+        return []
+    options = "".join(f", {name} {value}" for name, value in c.options.items())
+    facts = [("Compression", c.method + options)]
+    if c.artifact is not None:
+        return [*facts, *_artifact_facts(c.artifact)]
+    left = "" if c.etaS is None else f", about {c.etaS:.0f} s left"
+    where = f" on {c.node}" if c.node else ""
+    return [*facts, ("Progress", f"{c.share:.0%}{where}: {c.step}{left}")]
+
+
+def _artifact_facts(a: ArtifactView) -> list[tuple[str, str]]:
+    layer_errors = ", ".join(f"{name} {error:.3g}" for name, error in a.layerErrors.items())
+    quality = ""
+    if a.quality is not None:
+        tasks = "; ".join(f"{t.task}: {t.metric} {t.before:.4g} -> {t.after:.4g}" for t in a.quality.losses)
+        quality = f"{a.quality.accuracy:.1f}% of the fine-tune's ({tasks})"
+    return [
+        ("Made", f"{a.ratio:.1f} times smaller than {size(a.uncompressedBytes)}, in {a.seconds:.0f} s"),
+        ("Quality", quality),
+        ("Layer errors", layer_errors),
+        ("Warnings", "; ".join(a.warnings)),
+    ]
+
+
 def _numbers(m: ModuleView) -> str:
     if m.rank:
         return f" (rank {m.rank})"
@@ -188,7 +253,7 @@ def _numbers(m: ModuleView) -> str:
 
 
 def _origin(m: ModelView) -> str:
-    return f"{m.base} + {m.adapter}" if m.base else m.source or ""
+    return f"{m.base} + {m.adapter or m.source}" if m.base else m.source or ""
 
 
 def _size(m: ModelView) -> str:

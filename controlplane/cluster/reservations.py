@@ -2,7 +2,8 @@
 
 A reservation is committed together with the placement or the measuring that it is for. The commit names
 the versions of the node ledgers as they were read: of two decisions on the same state of a node one fails.
-The holder of a reservation is a worker group, or `measuring:KEY` for the profile of that key.
+The holder of a reservation is a worker group, `measuring:KEY` for the profile of that key, or
+`compressing:NAME` for the model of that name.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from placement.types import Device, DeviceKey, Inventory, Placement, key_of
 
 Ledgers = Mapping[str, Versioned[NodeLedger]]
 
-MEASURING = "measuring:"  # no group is called so: models' names have no colon
+MEASURING, COMPRESSING = "measuring:", "compressing:"  # no group is called so: models' names have no colon
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,11 @@ class MemoryUsage:
 def measuring(key: str) -> str:
     """The holder of what is reserved to measure the profile of this key."""
     return MEASURING + key
+
+
+def compressing(name: str) -> str:
+    """The holder of what is reserved to make the delta of this model."""
+    return COMPRESSING + name
 
 
 def is_measuring(holder: str) -> bool:
@@ -69,10 +75,23 @@ def reserve_to_measure(
     state: State, key: str, uid: int, devices: Sequence[DeviceKey], memory_bytes: int, now_s: float
 ) -> list[Change]:
     """Reserve so many bytes of each device to measure a profile, instead of what it had."""
+    return _reserve(state, measuring(key), uid, devices, memory_bytes, now_s)
+
+
+def reserve_to_compress(
+    state: State, name: str, uid: int, device: DeviceKey, memory_bytes: int, now_s: float
+) -> list[Change]:
+    """Reserve so many bytes of a device to make the delta of a model, instead of what it had."""
+    return _reserve(state, compressing(name), uid, [device], memory_bytes, now_s)
+
+
+def _reserve(
+    state: State, holder: str, uid: int, devices: Sequence[DeviceKey], memory_bytes: int, now_s: float
+) -> list[Change]:
     wanted: dict[str, list[Reservation]] = defaultdict(list)
     for rank, (node, kind, index) in enumerate(devices):
-        wanted[node].append(Reservation(measuring(key), uid, rank, kind, index, memory_bytes, now_s))
-    return _replaced(state.ledgers, (measuring(key),), wanted)
+        wanted[node].append(Reservation(holder, uid, rank, kind, index, memory_bytes, now_s))
+    return _replaced(state.ledgers, (holder,), wanted)
 
 
 def release(state: State, *holders: str) -> list[Change]:
@@ -91,7 +110,7 @@ def being_measured(ledgers: Ledgers) -> dict[DeviceKey, str]:
 
 
 def orphans(state: State) -> list[str]:
-    """Holders whose group, deployment or measuring is gone, or is of an earlier one of the same name."""
+    """Holders whose group, deployment, measuring or compressing is gone, or is an earlier one of its name."""
     held = {(r.holder, r.uid) for ledger in state.ledgers.values() for r in ledger.record.reservations}
     return sorted({holder for holder, uid in held if uid != _uid_of(state, holder)})
 
@@ -113,8 +132,15 @@ def _uid_of(state: State, holder: str) -> int | None:
     if is_measuring(holder):
         profile = state.profiles.get(holder.removeprefix(MEASURING))
         return profile.record.rounds if profile and profile.record.phase is Phase.PROFILING else None
+    if holder.startswith(COMPRESSING):
+        return _uid_compressing(state, holder.removeprefix(COMPRESSING))
     deployment = state.deployments.get(host_of(holder))
     return deployment.record.uid if deployment and holder in deployment.record.group_ids() else None
+
+
+def _uid_compressing(state: State, name: str) -> int | None:
+    model = state.models.get(name)
+    return model.record.uid if model and model.record.phase is Phase.COMPRESSING else None
 
 
 def available(

@@ -20,6 +20,7 @@ from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState, inventory_of
 from controlplane.cluster.memory_usage import memory_by_node
 from controlplane.controller import registration
+from controlplane.controller.compress_action import MADE_SHARE, CompressActions
 from controlplane.controller.demand import DemandBook
 from controlplane.controller.deployment_actions import DeploymentActions
 from controlplane.controller.group_actions import GroupActions
@@ -29,8 +30,8 @@ from controlplane.controller.path_action import PathAction
 from controlplane.controller.profile_actions import ProfileActions
 from controlplane.controller.transitions import (
     end_open_operations,
+    fail_registration,
     note_open_operations,
-    require_same,
     undo_operation,
 )
 from controlplane.planning import rescheduling, retrying
@@ -39,6 +40,7 @@ from controlplane.planning.reconcile import (
     Admit,
     BeginProfile,
     Cancel,
+    Compress,
     ConfirmServing,
     Drain,
     EndProfile,
@@ -51,6 +53,7 @@ from controlplane.planning.reconcile import (
     Observed,
     ReadModel,
     Release,
+    RemoveArtifact,
     Replan,
     Retire,
     Scale,
@@ -78,6 +81,8 @@ MAX_RETRY_S = 60.0
 OPERATION_OF: Mapping[type[Action], OperationKind] = {
     ReadModel: OperationKind.REGISTER,
     Admit: OperationKind.REGISTER,
+    Compress: OperationKind.REGISTER,
+    RemoveArtifact: OperationKind.DELETE,
     BeginProfile: OperationKind.PROFILE,
     EndProfile: OperationKind.PROFILE,
     Launch: OperationKind.DEPLOY,
@@ -103,6 +108,7 @@ class Controller:
         self._failures: Counter[str] = Counter()  # in a row, by key of what is still to be done
         self._engines: dict[str, EngineView] = {}
         self._profiles = ProfileActions(settings, repository, runtime, self._note, self._conclude)
+        self._compressing = CompressActions(settings, repository, runtime, self._note, self._conclude)
         self._demand = DemandBook(settings.concurrency)
         hooks = Hooks(self._note, self._conclude, self._view, self._demand.wanted)
         self._groups = GroupActions(settings, repository, runtime, hooks, self._fail_all)
@@ -110,6 +116,8 @@ class Controller:
         self._do: dict[type[Action], Callable[[str], Awaitable[None]]] = {
             ReadModel: self._read_model,
             Admit: self._profiles.admit,
+            Compress: self._compressing.compress,
+            RemoveArtifact: self._compressing.remove,
             Measure: self._profiles.measure,
             MeasurePath: PathAction(settings, repository, runtime).measure,
             BeginProfile: self._profiles.begin,
@@ -267,8 +275,10 @@ class Controller:
     # --- registration --------------------------------------------------------------------------
 
     async def _read_model(self, name: str) -> None:
-        model = await self._edit_model(name, lambda m: replace(m, phase=Phase.PROFILING))
-        await self._note(OperationKind.REGISTER, name, Phase.PROFILING, "reading its files", 0.3)
+        model = await self._edit_model(name, _being_read)
+        await self._note(
+            OperationKind.REGISTER, name, Phase.PROFILING, "reading its files", _read_share(model)
+        )
         limits = registration.Limits(self._settings.roots, self._settings.max_lora_rank)
         versioned = (await self._repository.read_async()).models.get(model.base or "")
         base = versioned.record if versioned else None
@@ -280,14 +290,18 @@ class Controller:
             if not isinstance(e, errors.OstinatoError):
                 log.exception("profiling '%s' failed", name)
                 e = errors.OstinatoError(f"an unexpected error while its files were read: {e!r}")
+            why = e.message
             await self._conclude(
                 OperationKind.REGISTER,
                 name,
                 End.failed(e),
-                lambda s: [Delete(Model, name, require_same(s.models, name, model.uid).version)],
+                lambda s: fail_registration(s, name, model.uid, why),
             )
             return
-        await self._profiles.admit_or_measure(ready)
+        if ready.phase is Phase.COMPRESSING:
+            await self._compressing.begin(ready)
+        else:
+            await self._profiles.admit_or_measure(ready)
 
     # --- cancelling and forgetting -------------------------------------------------------------
 
@@ -314,3 +328,17 @@ class Controller:
         if (idempotency := state.idempotency.get(key)) is not None:
             changes.append(Delete(IdempotencyKey, key, idempotency.version))
         await asyncio.to_thread(self._repository.commit, changes)
+
+
+def _being_read(model: Model) -> Model:
+    """Raises Superseded for one that is being deleted."""
+    if model.phase is Phase.DELETING:
+        raise Superseded(model.name)
+    return replace(model, phase=Phase.PROFILING)
+
+
+def _read_share(model: Model) -> float:
+    """The part of a registration that is done when a model's files are read."""
+    if model.delta is None:
+        return 0.3
+    return MADE_SHARE if model.delta.artifact else 0.0

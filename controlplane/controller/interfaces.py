@@ -14,6 +14,7 @@ from controlplane.state.records import Deployment, OperationKind, Phase
 from controlplane.state.repository import Change, State
 from placement.types import Inventory
 from profiler.request_path import Burst
+from workers.compression.recipe import CompressRequest
 from workers.measuring.request import MeasureRequest
 from workers.messages import EngineConfig, VariantRef, WorkerReport
 
@@ -62,6 +63,19 @@ class Measurer(Protocol):
         ...
 
 
+class Compressor(Protocol):
+    """What making deltas needs of the cluster."""
+
+    async def inventory(self) -> Inventory: ...
+
+    def compress(self, request: CompressRequest, node: str) -> AsyncGenerator[str, None]:
+        """Lines (workers.compression.lines) of what compresses on `node`. Closing it ends that.
+
+        Raises Unavailable when it was cut off: begun again it goes on.
+        """
+        ...
+
+
 class PathProber(Protocol):
     """What measuring the request path needs of the cluster."""
 
@@ -88,7 +102,7 @@ Conclude = Callable[
 ]
 
 
-class Runtime(Measurer, PathProber, ClusterControl, Protocol):
+class Runtime(Measurer, Compressor, PathProber, ClusterControl, Protocol):
     """What the controller needs of the cluster."""
 
     async def observe(self) -> dict[str, EngineView]: ...

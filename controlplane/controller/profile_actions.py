@@ -26,7 +26,7 @@ from controlplane.profiling.queue import Queued
 from controlplane.settings import Settings
 from controlplane.state.operations import End
 from controlplane.state.records import Model, ModelProfile, OperationKind, Phase
-from controlplane.state.repository import Change, Put, Repository, State
+from controlplane.state.repository import Change, Put, Repository, State, Versioned
 from controlplane.state.transactions import Superseded, edit, persist
 from placement.types import Inventory
 
@@ -100,7 +100,7 @@ class ProfileActions:
             OperationKind.REGISTER,
             model.name,
             End(Phase.READY, message),
-            lambda s: [Put(model, require_same(s.models, model.name, model.uid).version)],
+            lambda s: [Put(model, _registering(s, model).version)],
         )
 
     # --- a profile that was requested ----------------------------------------------------------
@@ -303,6 +303,14 @@ class ProfileActions:
             if op.reason != message:
                 done = READ_SHARE + (1 - READ_SHARE) * 0.95 * share
                 await self._note(op.kind, op.target, Phase.PROFILING, message, done)
+
+
+def _registering(state: State, model: Model) -> Versioned[Model]:
+    """The model as recorded. Raises Superseded when it is gone, or is to go."""
+    present = require_same(state.models, model.name, model.uid)
+    if present.record.phase is Phase.DELETING:
+        raise Superseded(model.name)
+    return present
 
 
 class _Abandoned(Exception):

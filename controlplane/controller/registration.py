@@ -11,6 +11,7 @@ from pathlib import Path
 
 from controlplane import errors
 from controlplane.controller import sources
+from controlplane.state.deltas import Artifact, Delta
 from controlplane.state.records import Model, Phase
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
@@ -29,12 +30,14 @@ class Limits:
 
 
 def read_model_files(model: Model, base: Model | None, limits: Limits, convert: Convert) -> Model:
-    """The model, Ready, with its folder and what was read from it.
+    """The model, Ready, with its folder and what was read from it; a fine-tune is to be compressed first.
 
     `convert(name)` makes the folder of a bundled model. Errors: InvalidRequest, PathNotAllowed,
     SourceUnreadable, AdapterMismatch.
     """
     try:
+        if model.delta is not None and model.delta.artifact is None:
+            return _fine_tune(model, model.delta, base, limits, convert)
         if model.is_variant:
             return _variant(model, base, limits)
         return _base(model, limits, convert)
@@ -44,6 +47,36 @@ def read_model_files(model: Model, base: Model | None, limits: Limits, convert: 
         ) from e
     except CheckpointError as e:
         raise errors.SourceUnreadable(str(e), param="adapter" if model.is_variant else "source") from e
+
+
+def _fine_tune(model: Model, delta: Delta, base: Model | None, limits: Limits, convert: Convert) -> Model:
+    """The model, Compressing, with the folder of the fine-tune and the files of its recipe."""
+    if base is None or base.spec is None:
+        raise errors.ModelNotFound(f"the base '{model.base}' is no longer registered", param="base")
+    source = sources.parse(model.source or "", limits.roots, "source")
+    if isinstance(source, sources.BundledSource):
+        folder = convert(source.name)
+    else:
+        folder = sources.require_folder(source, "source")
+    if not base.spec.adaptable:
+        raise errors.AdapterMismatch(
+            f"variants of '{base.name}' ({base.spec.architecture}) cannot be served; register the fine-tune "
+            "as a base of its own",
+            param="base",
+        )
+    recipe = replace(
+        delta.recipe,
+        calibration=_file(delta.recipe.calibration, limits, "compression.calibration"),
+        evaluation=_file(delta.recipe.evaluation, limits, "compression.evaluation", folders=True),
+    )
+    reason = "waits to be compressed"
+    made = replace(delta, tuned=str(folder), recipe=recipe, doing=reason)
+    return replace(model, phase=Phase.COMPRESSING, delta=made, reason=reason)
+
+
+def _file(uri: str, limits: Limits, param: str, folders: bool = False) -> str:
+    """The path of a file that was named, if one was."""
+    return str(sources.require_file(uri, limits.roots, param, folders)) if uri else ""
 
 
 def _base(model: Model, limits: Limits, convert: Convert) -> Model:
@@ -68,7 +101,15 @@ def _variant(model: Model, base: Model | None, limits: Limits) -> Model:
     verify_data(manifest)
     spec = replace(manifest.spec, held=held_bytes(manifest))
     reason = f"{_described(spec)} on {', '.join(spec.target_modules) or 'no module'}, fits '{base.name}'"
+    if model.delta is not None and model.delta.artifact is not None:
+        reason += f"; {_made(model.delta.artifact)}"
     return replace(model, phase=Phase.READY, path=str(folder), variant_spec=spec, reason=reason)
+
+
+def _made(artifact: Artifact) -> str:
+    text = f"made by {artifact.method}, {artifact.ratio:.1f} times smaller than the fine-tune"
+    quality = artifact.quality
+    return text if quality is None else f"{text}, keeps {quality.accuracy:.1f}% of its accuracy"
 
 
 def _described(spec: VariantSpec) -> str:

@@ -69,3 +69,22 @@ def require_folder(path: Path, param: str) -> Path:
     raise errors.SourceUnreadable(
         f"'{path}' {problem}; expected a folder holding the model's or adapter's files", param=param
     )
+
+
+def require_file(uri: str, roots: Sequence[Path], param: str, folders: bool = False) -> Path:
+    """The file that a URI means, inside an allowed root; or a folder, if `folders` may be given.
+
+    Errors: InvalidRequest, PathNotAllowed; SourceUnreadable when there is no such file.
+    """
+    path = parse(uri, roots, param)
+    if isinstance(path, BundledSource):
+        raise errors.InvalidRequest(f"'{uri}' is a model; give a file", param=param)
+    try:
+        if folders and path.is_dir():
+            return path
+        with path.open("rb"):
+            return path
+    except OSError as e:
+        raise errors.SourceUnreadable(
+            f"'{path}' cannot be read: {e.strerror}; give a file", param=param
+        ) from e

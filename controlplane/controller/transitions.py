@@ -175,12 +175,37 @@ def undo_operation(state: State, operation_id: str) -> Sequence[Change]:
     if op.kind is OperationKind.PROFILE:
         return []
     if op.kind is OperationKind.REGISTER:
-        model = state.models.get(op.target)
-        return [Delete(Model, op.target, model.version)] if model else []
+        return _unregister(state, op.target)
     deployment = state.deployments.get(op.target)
     if deployment is None or deployment.record.phase is Phase.DELETING:
         return []
     return delete_deployment(state, deployment)
+
+
+def _unregister(state: State, name: str) -> list[Change]:
+    """Forget a model; what was made of a fine-tune is taken away before."""
+    model = state.models.get(name)
+    if model is None:
+        return []
+    if model.record.delta is None:
+        return [Delete(Model, name, model.version)]
+    return [Put(replace(model.record, phase=Phase.DELETING, reason="being deleted"), model.version)]
+
+
+def fail_registration(state: State, name: str, uid: int, reason: str) -> list[Change]:
+    """A model that cannot be registered is forgotten; one to be made here stays, and says why it was not.
+
+    Raises Superseded when it is gone, or being deleted.
+    """
+    model = require_same(state.models, name, uid)
+    if model.record.delta is None:
+        return [Delete(Model, name, model.version)]
+    if model.record.phase is Phase.DELETING:
+        raise Superseded(name)
+    return [
+        Put(replace(model.record, phase=Phase.FAILED, reason=reason), model.version),
+        *reservations.release(state, reservations.compressing(name)),
+    ]
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from controlplane import errors
 from controlplane.management import requested
 from controlplane.management.schemas.deploy import DeployModelRequest, ReplicasChange, Targets
 from controlplane.management.schemas.models import RegisterModelRequest
-from controlplane.planning import autoscaling, rebalancing
+from controlplane.planning import accuracy, autoscaling, rebalancing
 from controlplane.state import operations
-from controlplane.state.operations import advance
+from controlplane.state.operations import advance, open_operation
 from controlplane.state.queries import find_model, find_operation
 from controlplane.state.records import (
     Deployment,
@@ -27,6 +27,7 @@ from controlplane.state.records import (
 from controlplane.state.repository import Change, Delete, Put, State, Versioned
 from controlplane.state.transactions import Context, Outcome
 from controlplane.state.worker_groups import WorkerGroup
+from profiler.quantization import UNCOMPRESSED
 from profiler.shards import tp_fits, tp_problem
 
 
@@ -45,13 +46,21 @@ def register_model(state: State, request: RegisterModelRequest, ctx: Context) ->
         source=request.source,
         base=request.base,
         adapter=request.adapter,
-        compression=dict(request.compressionTechnique),
+        compression=_accuracies(request),
         created_at_s=ctx.now_s,
+        delta=requested.delta(request.compression),
     )
     operation = operations.begun(
         ctx, OperationKind.REGISTER, request.model, Phase.PENDING, "registration accepted"
     )
     return Outcome(operation, [Put(model, 0), *depends, Put(operation, 0)])
+
+
+def _accuracies(request: RegisterModelRequest) -> dict[str, float]:
+    """Of a delta that is made here nothing is known beforehand, unless its user says it."""
+    if request.compressionTechnique is not None:
+        return dict(request.compressionTechnique)
+    return {UNCOMPRESSED: accuracy.WHOLE} if request.compression is None else {}
 
 
 def _unchanged(versioned: Versioned[Model] | Versioned[Deployment]) -> Put:
@@ -74,7 +83,7 @@ def deploy_model(state: State, request: DeployModelRequest, ctx: Context) -> Out
     """A variant is deployed with its base, if the base is not yet.
 
     Errors: ModelNotFound, NotReady, AlreadyExists, InvalidRequest (bounds that its base cannot keep, replicas
-    that it does not have).
+    that it does not have), NoFeasiblePlan (a variant that is less accurate than is asked for).
     """
     model = find_model(state, request.model)
     if model.phase is not Phase.READY:
@@ -92,7 +101,7 @@ def deploy_model(state: State, request: DeployModelRequest, ctx: Context) -> Out
     changes: list[Change] = [Put(made, 0)]
     message = "deployment accepted"
     if host != model.name:
-        changes.extend(_host_changes(state, host, request, ctx))
+        changes.extend(_host_changes(state, model, host, request, ctx))
         joins = host in state.deployments
         message += f"; '{host}' will serve it" + ("" if joins else " and is deployed with it")
     changes.append(_unchanged(state.models[model.name]))
@@ -100,10 +109,15 @@ def deploy_model(state: State, request: DeployModelRequest, ctx: Context) -> Out
     return Outcome(operation, [*changes, Put(operation, 0)])
 
 
-def _host_changes(state: State, host: str, request: DeployModelRequest, ctx: Context) -> list[Change]:
+def _host_changes(
+    state: State, variant: Model, host: str, request: DeployModelRequest, ctx: Context
+) -> list[Change]:
     present = state.deployments.get(host)
+    least = accuracy.base_limit(variant, request.SLOs.accuracy)
+    accuracy.require_base(find_model(state, host), present.record if present else None, least)
     if present is None:
-        return [Put(_deployment(host, host, request, ctx.uids[1], ctx.now_s), 0)]
+        begun = _deployment(host, host, request, ctx.uids[1], ctx.now_s)
+        return [Put(dataclasses.replace(begun, slos=dataclasses.replace(begun.slos, accuracy=least)), 0)]
     if present.record.phase is Phase.DELETING:
         raise errors.NotReady(
             f"its base '{host}' is being undeployed; try again when it is gone", param="model"
@@ -286,7 +300,7 @@ def place_anew(deployment: Deployment) -> Deployment:
 
 
 def delete_model(state: State, name: str, ctx: Context) -> Outcome:
-    """Forgets a registration.
+    """Forgets a registration. What was made here of a fine-tune is taken away, also while it is made.
 
     Errors: ModelNotFound; InUse while deployed, depended upon or being registered.
     """
@@ -299,6 +313,8 @@ def delete_model(state: State, name: str, ctx: Context) -> Outcome:
             f"'{name}' is the base of {', '.join(variants)}; delete them first",
             details={"used_by": variants},
         )
+    if model.delta is not None:
+        return _delete_made(state, model, ctx)
     if model.phase is not Phase.READY:
         raise errors.InUse(f"'{name}' is {model.phase}; cancel its operation or wait for it")
     operation = operations.begun(
@@ -306,6 +322,21 @@ def delete_model(state: State, name: str, ctx: Context) -> Outcome:
     )
     operation = dataclasses.replace(operation, progress=1.0)
     return Outcome(operation, [Delete(Model, name, state.models[name].version), Put(operation, 0)])
+
+
+def _delete_made(state: State, model: Model, ctx: Context) -> Outcome:
+    """The controller ends what makes it, and takes away its files, before it is forgotten."""
+    name = model.name
+    if model.phase is Phase.DELETING:
+        raise errors.InUse(f"'{name}' is being deleted; wait for it")
+    message = "what was made of it is taken away; the fine-tune's files stay"
+    operation = operations.begun(ctx, OperationKind.DELETE, name, Phase.DELETING, message)
+    deleting = dataclasses.replace(model, phase=Phase.DELETING, reason="being deleted")
+    changes: list[Change] = [Put(deleting, state.models[name].version), Put(operation, 0)]
+    if (registering := open_operation(state, OperationKind.REGISTER, name)) is not None:
+        ended = advance(registering, Phase.CANCELLED, "cancelled; the model was deleted", ctx.now_s, 1.0)
+        changes.append(Put(ended, state.operations[registering.id].version))
+    return Outcome(operation, changes)
 
 
 def cancel_operation(state: State, operation_id: str, now_s: float) -> Outcome:

@@ -1,4 +1,4 @@
-"""What the requests of deployments mean, in the terms of the records. Pure.
+"""What requests mean, in the terms of the records. Pure.
 
 Not beside the requests' schemas: a client has these, and no records.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from controlplane import errors
+from controlplane.management.schemas.compression import CompressionForm
 from controlplane.management.schemas.deploy import (
     SLO_FIELDS,
     DeployModelRequest,
@@ -17,12 +18,33 @@ from controlplane.management.schemas.deploy import (
     SloLimits,
     Targets,
 )
+from controlplane.state.deltas import Delta, Recipe
 from controlplane.state.records import AutoRelax, ExpectedLoad, PlanConstraints, Scaling, ServingTargets
 from placement.types import Intent, Scope, Slos
 
 
 def intent(request: DeployModelRequest) -> Intent:
     return Intent.MIN_COST if request.intent in SLO_FIELDS else Intent(request.intent)
+
+
+def delta(form: CompressionForm | None) -> Delta | None:
+    if form is None:
+        return None
+    recipe = Recipe(
+        method=form.chosen,
+        bits=form.bits,
+        ratio=form.ratio,
+        group_size=form.groupSize,
+        max_widths=form.maxWidths,
+        calibration=form.calibration or "",
+        rows=form.rows,
+        tokens=form.tokens,
+        evaluation=form.evaluation or "",
+        max_loss=form.maxLoss,
+        lossless=form.lossless,
+        device=form.device,
+    )
+    return Delta(recipe)
 
 
 def slos(limits: SloLimits) -> Slos:

@@ -50,6 +50,14 @@ class ReadModel(Action):
     """Read and check a registered model's files."""
 
 
+class Compress(Action):
+    """Make the delta of a fine-tune."""
+
+
+class RemoveArtifact(Action):
+    """Take away what was made of a fine-tune, and forget its model."""
+
+
 class Measure(Action):
     """Measure what a profile (the target is its key) lacks."""
 
@@ -134,6 +142,7 @@ def reconcile(state: State, observed: Observed) -> tuple[Action, ...]:
     wanted = [
         *_cancellations(state),
         *_profiles(state),
+        *_deltas(state, observed),
         *_measurements(state),
         *_engines(state, observed),
         *_variants(state, observed),
@@ -163,6 +172,17 @@ def _profiles(state: State) -> Iterator[Action]:
             yield ReadModel(model.name)
         elif _is_settled(state, model):
             yield Admit(model.name)
+
+
+def _deltas(state: State, observed: Observed) -> Iterator[Action]:
+    """Each that is to be made has an action, which waits for its turn itself. Its files are taken away when
+    that has ended."""
+    for name, versioned in state.models.items():
+        phase = versioned.record.phase
+        if phase is Phase.COMPRESSING and not _cancelled(state, OperationKind.REGISTER, name):
+            yield Compress(name)
+        elif phase is Phase.DELETING and not {Compress(name).key, ReadModel(name).key} & observed.busy:
+            yield RemoveArtifact(name)
 
 
 def _is_settled(state: State, model: Model) -> bool:

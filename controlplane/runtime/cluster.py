@@ -31,6 +31,7 @@ from controlplane.traffic.host_router import RoutingRules, StepModels
 from controlplane.traffic.request_terms import RequestTerms
 from placement.types import Inventory
 from profiler.request_path import Burst
+from workers.compression.recipe import CompressRequest
 from workers.measuring.request import MeasureRequest
 from workers.messages import (
     EngineCall,
@@ -253,6 +254,31 @@ class RayCluster:
                 yield await line
         except RayError as e:
             raise errors.ProfilingFailed(serve.first_line(e).removeprefix("MeasuringError: ")) from e
+        finally:
+            ray.cancel(lines, force=True)
+
+    async def compress(self, request: CompressRequest, node: str) -> AsyncGenerator[str, None]:
+        """Lines of what compresses a fine-tune, as they come, by a task on the named node.
+
+        Closing this kills the task's process, and what it started ends with it. Errors: Unavailable.
+        """
+        from workers.compression.process import carry_out
+
+        node_id = (await living_node_ids([node])).get(node)
+        if node_id is None:
+            raise errors.Unavailable(f"the node {node} is gone")
+        task = ray.remote(carry_out).options(
+            num_cpus=0,
+            max_retries=0,
+            num_returns="streaming",
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
+        )
+        lines = task.remote(request)
+        try:
+            async for line in lines:
+                yield await line
+        except RayError as e:
+            raise errors.Unavailable(serve.first_line(e).removeprefix("CompressingError: ")) from e
         finally:
             ray.cancel(lines, force=True)
 

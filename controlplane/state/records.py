@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
+from controlplane.state.deltas import Delta
 from controlplane.state.terms import FINAL_PHASES, LatePolicy, Phase, Priority
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_of
 from placement.types import Intent, Placement, Scope, Slos
@@ -72,6 +73,7 @@ class Evaluation:
 class Model:
     """A registered base (`source`) or variant (`base` + `adapter`); `path` is its folder once Ready.
 
+    A variant with a `delta` is made here, of the fine-tune `source`; its `adapter` is what came out.
     `uid` is unique for ever, so that a name registered again never meets its predecessor's caches.
     `compression` maps each allowed technique to its accuracy (MaverIQ Table 1). `profile` is the key of the
     ModelProfile that its plans are estimated from. `evaluations` has one of each subject, the newest last.
@@ -90,6 +92,7 @@ class Model:
     reason: str = ""
     created_at_s: float = 0.0
     profile: str | None = None
+    delta: Delta | None = None
     evaluations: tuple[Evaluation, ...] = ()
 
     @property
@@ -307,8 +310,9 @@ class PathProfile:
 
 @dataclass(frozen=True)
 class Reservation:
-    """Bytes of a device for one rank of `holder`: a worker group of the deployment with this `uid`, or, as
-    `measuring:KEY`, what is measured for the profile of this key in the round `uid`."""
+    """Bytes of a device for one rank of `holder`: a worker group of the deployment with this `uid`; as
+    `measuring:KEY`, what is measured for the profile of this key in the round `uid`; or, as
+    `compressing:NAME`, what makes the delta of the model with this `uid`."""
 
     holder: str
     uid: int

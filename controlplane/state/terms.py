@@ -8,6 +8,7 @@ from enum import StrEnum
 class Phase(StrEnum):
     PENDING = "Pending"
     PROFILING = "Profiling"
+    COMPRESSING = "Compressing"
     READY = "Ready"
     DEPLOYING = "Deploying"
     DEPLOYED = "Deployed"

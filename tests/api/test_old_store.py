@@ -53,3 +53,12 @@ def serving(found: Installation) -> dict[str, int]:
         for each in deployments
         if each["phase"] == "Deployed"
     }
+
+
+def test_its_variants_were_not_made_here(found: Installation) -> None:
+    """They have no compression, and are taken to be as accurate as ever."""
+    models = found.repository.read().models
+    assert all(versioned.record.delta is None for versioned in models.values())
+    assert found.http.get("/models/v1").json()["compression"] is None
+    planned = found.post("/plan", {"model": "v2", "intent": "accSLO", "SLOs": {"accuracy": 99}})
+    assert planned.status_code == 200, planned.text

@@ -81,12 +81,8 @@ JSON_COMMANDS: dict[str, tuple[list[str], set[str]]] = {
 }
 # These write a folder: run twice, they would find it there. test_checkpoints.py runs them.
 ON_FOLDERS = {"compress", "merge"}
-ON_FILES = {
-    "evaluate",
-    "evaluate_estimator",
-    "plan",
-    "simulate",
-}  # test_cli_evaluate.py, test_estimators.py, test_cli_plan.py, test_cli_simulate.py
+# test_cli_evaluate.py, test_estimators.py, test_cli_plan.py, test_cli_simulate.py
+ON_FILES = {"evaluate", "evaluate_estimator", "plan", "simulate"}
 ESTIMATING = {"estimate", "profile"}  # in test_cli_estimates.py
 STREAMING = {"watch": ["watch", "op-1"], "chat": ["chat", "smol"]}
 
@@ -146,6 +142,71 @@ def test_register_a_variant_from_a_relative_folder(cli: Cli, api: FakeApi) -> No
     assert cli("register", "v1", "--base", "smol", "--adapter", "some/folder").code == 0
     body = api.calls("POST /register_model")[0][0]
     assert (body["base"], body["adapter"]) == ("smol", str(Path.cwd() / "some/folder"))
+
+
+def test_register_a_fine_tune_of_a_base(cli: Cli, api: FakeApi) -> None:
+    line = "register v1 some/tuned --base smol --method deltamix --ratio 0.0625 --max-widths 3 --lossless"
+    ended = cli(*line.split(), "--evaluation", "tasks.jsonl", "--calibration", "/c.jsonl", "--rows", "9")
+    assert ended.code == 0, ended.err
+    assert api.calls("POST /register_model")[0][0] == {
+        "model": "v1",
+        "source": str(Path.cwd() / "some/tuned"),
+        "base": "smol",
+        "compression": {
+            "method": "deltamix",
+            "ratio": 0.0625,
+            "maxWidths": 3,
+            "calibration": "/c.jsonl",
+            "rows": 9,
+            "evaluation": str(Path.cwd() / "tasks.jsonl"),
+            "lossless": True,
+            "device": "auto",
+        },
+    }
+
+
+COMPRESSION = {
+    "method": "deltacompress",
+    "options": {"bits": 4, "evaluation": "/t"},
+    "share": 0.4,
+    "etaS": 75.0,
+    "step": "layer 3 of 8",
+    "node": "n1",
+    "artifact": None,
+}
+
+
+def test_describe_shows_how_far_compressing_is(cli: Cli, api: FakeApi) -> None:
+    half = model("v1", base="smol", source="/m/tuned", phase="Compressing", compression=COMPRESSION)
+    api.script("GET /models/v1", answer(half))
+    shown = cli("describe", "v1").out
+    assert "deltacompress, bits 4, evaluation /t" in shown
+    assert "40% on n1: layer 3 of 8, about 75 s left" in shown
+    assert "smol + /m/tuned" in shown
+
+
+def test_describe_shows_what_came_out(cli: Cli, api: FakeApi) -> None:
+    loss = {"task": "sums", "metric": "exact_match", "before": 0.8, "after": 0.76, "loss": 4.0}
+    artifact = {
+        "method": "deltacompress (4 bits)",
+        "sizeBytes": 10 << 20,
+        "uncompressedBytes": 40 << 20,
+        "ratio": 4.0,
+        "layerErrors": {"q_proj": 0.0123},
+        "quality": {"accuracy": 95.0, "losses": [{**loss, "low": 1.0, "high": 7.0, "items": 100}]},
+        "warnings": ["few texts"],
+        "seconds": 12.0,
+    }
+    done = {**COMPRESSION, "share": 1.0, "artifact": artifact}
+    api.script("GET /models/v1", answer(model("v1", base="smol", adapter="/a", compression=done)))
+    shown = " ".join(cli("describe", "v1").out.split())
+    for words in (
+        "4.0 times smaller than 40.0 MiB, in 12 s",
+        "95.0% of the fine-tune's (sums: exact_match 0.8 -> 0.76)",
+        "q_proj 0.0123",
+        "few texts",
+    ):
+        assert words in shown, shown
 
 
 def test_deploy_prints_the_plan_where_and_why(cli: Cli, api: FakeApi) -> None:

@@ -82,7 +82,11 @@ def test_what_is_wrong_with_the_variant_or_the_request_stays_so() -> None:
     """Of every error there is, those may pass that a client may repeat unchanged (their status says so)."""
     passing = {cls for cls in error_classes().values() if retrying.may_pass(cls("x"))}
     repeatable = {cls for cls in error_classes().values() if cls.status in (429, 502, 503, 504)}
-    assert passing == (repeatable | {errors.StaleWrite}) - {errors.ProfilingFailed, errors.Late}
+    assert passing == (repeatable | {errors.StaleWrite}) - {
+        errors.ProfilingFailed,
+        errors.CompressionFailed,
+        errors.Late,
+    }
     assert retrying.may_pass(TimeoutError())
     assert retrying.may_pass(ConnectionResetError())
 

@@ -50,6 +50,7 @@ EXTERNAL: Object = {
     "tenants": {"existingSecret": "customers", "key": "file.json"},
     "modelStore": {"enabled": True, "existingClaim": "shared-models"},
     "home": {"existingClaim": "shared-home"},
+    "artifacts": {"existingClaim": "shared-deltas"},
 }
 INGRESS: Object = {
     "ingress": {
@@ -447,7 +448,7 @@ def test_secrets_of_ones_own(chart: Chart) -> None:
         for each in next(pod_templates(service))["spec"]["volumes"]
         if "persistentVolumeClaim" in each
     }
-    assert claims == {"models": "shared-models", "home": "shared-home"}
+    assert claims == {"models": "shared-models", "home": "shared-home", "artifacts": "shared-deltas"}
 
 
 def test_the_tenants_file_is_where_every_container_is_told(chart: Chart) -> None:
@@ -459,6 +460,15 @@ def test_the_tenants_file_is_where_every_container_is_told(chart: Chart) -> None
         assert volume["secret"]["secretName"] == "customers"
         named = environment(template)["OSTINATO_TENANTS"]["value"]
         assert named == f"{mount['mountPath']}/file.json"
+
+
+def test_deltas_are_made_where_every_container_finds_them(chart: Chart) -> None:
+    for template in pod_templates(chart.service(EXTERNAL)):
+        mounts = template["spec"]["containers"][0]["volumeMounts"]
+        (mount,) = [each for each in mounts if each["name"] == "artifacts"]
+        assert environment(template)["OSTINATO_ARTIFACTS"]["value"] == mount["mountPath"]
+    for template in pod_templates(chart.service({})):
+        assert "OSTINATO_ARTIFACTS" not in environment(template), "they are in home"
 
 
 def test_no_secret_outside_secrets(chart: Chart) -> None:

@@ -11,10 +11,12 @@ from workers.agent.reports import DeviceSample, ProcessMemory
 
 # Ray Serve names the process of a replica after its application, that after its worker group (`app_name`);
 # the ranks of a group on other nodes descend from a process of `workers.group.follower`. The engine of a
-# profiling job descends from a process of `workers.measuring`, whose command line names the holder.
+# profiling job descends from a process of `workers.measuring`, and what compresses a fine-tune is one of
+# `workers.compression`: their command lines name the holder.
 _REPLICA = re.compile(
     r"^ray::ServeReplica:model-([^:]+):|.* workers\.group\.follower (\S+)$"
     r"|.* workers\.measuring .* --holder=(measuring:\S+)$"
+    r"|.* workers\.compression .* --holder=(compressing:\S+)$"
 )
 
 _RAYLET = re.compile(r"\S*/raylet( |$)")
@@ -52,13 +54,13 @@ class HostReading:
 
 
 def holder_of(pid: int, table: Mapping[int, ProcessRow]) -> str | None:
-    """The holder of a process, by its own title or that of a process above it: a worker group, or a profiling
-    job as `measuring:KEY`. "" is nobody of ours; None is a process that cannot be seen."""
+    """The holder of a process, by its own title or that of a process above it: a worker group, a profiling
+    job as `measuring:KEY`, or `compressing:MODEL`. "" is nobody of ours; None: it cannot be seen."""
     if pid not in table:
         return None
     for ancestor in _upwards(pid, table):
         if match := _REPLICA.match(table[ancestor].title):
-            return match[1] or match[2] or match[3]
+            return str(next(filter(None, match.groups())))
     return ""
 
 

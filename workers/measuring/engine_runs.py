@@ -7,10 +7,8 @@ a pipe whose other end closes then.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -23,15 +21,13 @@ from profiler.fingerprints.folder import write_fingerprint
 from profiler.measurements import Timing, read, to_line
 from profiler.profiling_plan import EngineRun
 from profiler.types import CPU
-from workers.group import processes
+from workers.group import jobs
 from workers.group.members import visible_gpus
 from workers.measuring.engine_run_job import Job
 from workers.measuring.request import MeasureRequest
 
 POLL_S = 0.2
-LOCK_WAIT_S = 30.0
 LEAVE_S = 3.0  # for an engine that has measured everything to end by itself
-LOG_TAIL = 600  # characters of the engine's own words in an error
 
 
 class MeasuringError(RuntimeError):
@@ -125,7 +121,8 @@ class _Engine:
             self._check()
         yield from self._measured.fresh()
         if (code := self._process.poll()) and not complete_s:
-            raise MeasuringError(f"the engine ended with {_exit(code)}: {last_words(self._log)}")
+            ended = f"the engine ended with {jobs.exit_reason(code)}"
+            raise MeasuringError(f"{ended}: {jobs.last_words(self._log)}")
         self._end()
 
     def _check(self) -> None:
@@ -138,7 +135,7 @@ class _Engine:
         """End the process and all that it started: they are a session of their own."""
         if not self._ended:
             self._ended = True
-            _end(self._process)
+            jobs.end(self._process)
             shutil.rmtree(self._job.folder, ignore_errors=True)
 
 
@@ -207,36 +204,12 @@ def _resident_bytes(pid: int) -> int:
     return total
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and all that it started: they are a session of their own."""
-    processes.end_session(process.pid)
-    process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
-
-
-def _exit(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def last_words(log: Path) -> str:
-    """The last line of an engine's log that mentions an error, or else its last line."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line or "error" in line]
-    return (errors or lines or ["it said nothing"])[-1][-LOG_TAIL:]
-
-
 @contextlib.contextmanager
 def _alone(scratch: Path) -> Iterator[None]:
-    """One profiling job at a time runs in a folder: that of a killed control plane may still be ending."""
-    with (scratch / "lock").open("w") as lock:
-        deadline = time.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as e:
-                if time.monotonic() > deadline:
-                    raise MeasuringError(f"something else is measuring in {scratch}; try again later") from e
-                time.sleep(POLL_S)
+    """One profiling job at a time runs in a folder. Raises MeasuringError."""
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(jobs.alone(scratch))
+        except jobs.FolderBusy as e:
+            raise MeasuringError(f"something else is measuring in {scratch}; try again later") from e
         yield

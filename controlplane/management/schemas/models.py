@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from controlplane.management.schemas.common import Name, Strict, View
+from controlplane.management.schemas.compression import CompressionForm, CompressionView
 from controlplane.management.schemas.deploy import (
     AntiAffinity,
     AutoRelax,
@@ -25,35 +26,46 @@ if TYPE_CHECKING:
     from profiler.variants.types import VariantSpec
 
 Uri = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+Techniques = dict[
+    Annotated[str, StringConstraints(min_length=1, max_length=64)],
+    Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)],
+]
 
 
 class RegisterModelRequest(Strict):
-    """A base model by its `source`, or a variant by its `base` (a registered name) and `adapter`."""
+    """A base model by its `source`; a variant by its `base` (a registered name) and `adapter`; or a variant
+    that is made here, by its `base`, the fine-tune's `source` and its `compression`."""
 
     model: Name
-    source: Uri | None = Field(default=None, description="file://..., bundled://... or an absolute path.")
+    source: Uri | None = Field(
+        default=None,
+        description="file://..., bundled://... or an absolute path; with `base`, that of its fine-tune.",
+    )
     base: Name | None = None
     adapter: Uri | None = Field(
         default=None,
         description="The variant's folder (LoRA, BOFT or compressed delta): file://... or a path.",
     )
-    compressionTechnique: dict[
-        Annotated[str, StringConstraints(min_length=1, max_length=64)],
-        Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)],
-    ] = Field(
-        default_factory=lambda: {"none": 100.0}, max_length=32, description="Accuracy of each technique, %."
+    compression: CompressionForm | None = Field(
+        default=None, description="How the fine-tune `source` becomes a delta of `base`."
+    )
+    compressionTechnique: Techniques | None = Field(
+        default=None,
+        max_length=32,
+        description='Accuracy of each technique, %; {"none": 100}, or what was measured, if left out.',
     )
 
     @model_validator(mode="after")
     def _base_or_variant(self) -> RegisterModelRequest:
-        if (self.source is None) == (self.base is None) or (self.base is None) != (self.adapter is None):
+        given = tuple(k for k in ("source", "base", "adapter", "compression") if getattr(self, k) is not None)
+        if given not in (("source",), ("base", "adapter"), ("source", "base", "compression")):
             raise ValueError(
-                "give either `source` (a base model) or both `base` and `adapter` (a variant); "
-                f"got {[k for k in ('source', 'base', 'adapter') if getattr(self, k) is not None]}"
+                "give either `source` (a base model), or both `base` and `adapter` (a variant), or `source`, "
+                f"`base` and `compression` (a fine-tune to be made a delta of its base); got {list(given)}"
             )
         if self.base == self.model:
             raise ValueError("a variant cannot be its own base")
-        if not self.compressionTechnique:
+        if self.compressionTechnique == {}:
             raise ValueError('compressionTechnique needs at least one entry, such as {"none": 100}')
         return self
 
@@ -158,7 +170,8 @@ class VariantView(View):
 class ModelView(View):
     """A registered model. `kind` is base, lora, boft, sparse_delta or svd_delta, null until it is known.
 
-    `path` is the folder it was read from, as the server sees it.
+    `path` is the folder it was read from, as the server sees it. One with a `compression` is made here, of
+    the fine-tune `source`; its `adapter` is what came out.
     """
 
     model: str
@@ -169,6 +182,7 @@ class ModelView(View):
     adapter: str | None
     path: str | None = None
     compressionTechnique: dict[str, float]
+    compression: CompressionView | None = None
     reason: str
     deployed: bool
     variants: list[str]
@@ -191,6 +205,7 @@ class ModelView(View):
             adapter=m.adapter,
             path=m.path,
             compressionTechnique=m.compression,
+            compression=CompressionView.of(m.delta) if m.delta else None,
             reason=m.reason,
             deployed=deployed,
             variants=variants,

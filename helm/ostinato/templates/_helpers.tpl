@@ -215,6 +215,10 @@ applications:
 - name: OSTINATO_TENANTS
   value: /etc/ostinato/tenants/{{ .Values.tenants.key }}
 {{- end }}
+{{- if .Values.artifacts.existingClaim }}
+- name: OSTINATO_ARTIFACTS
+  value: {{ .Values.artifacts.mountPath }}
+{{- end }}
 - name: OSTINATO_HAPROXY
   value: {{ ternary "1" "0" .Values.serve.haproxy | quote }}
 - name: RAY_SERVE_ENABLE_HA_PROXY
@@ -342,6 +346,9 @@ spec:
         {{- if $v.modelStore.enabled }}
         - {name: models, mountPath: {{ $v.modelStore.mountPath }}, readOnly: {{ $v.modelStore.readOnly }}}
         {{- end }}
+        {{- if $v.artifacts.existingClaim }}
+        - {name: artifacts, mountPath: {{ $v.artifacts.mountPath }}}
+        {{- end }}
         {{- if $v.tenants.existingSecret }}
         - {name: tenants, mountPath: /etc/ostinato/tenants, readOnly: true}
         {{- end }}
@@ -368,6 +375,11 @@ spec:
       persistentVolumeClaim:
         claimName: {{ include "ostinato.modelClaimName" $root }}
         readOnly: {{ $v.modelStore.readOnly }}
+    {{- end }}
+    {{- if $v.artifacts.existingClaim }}
+    - name: artifacts
+      persistentVolumeClaim:
+        claimName: {{ $v.artifacts.existingClaim }}
     {{- end }}
     {{- if $v.tenants.existingSecret }}
     - name: tenants

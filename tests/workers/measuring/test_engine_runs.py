@@ -18,6 +18,7 @@ from profiler.measurements import Point, Setting, Timing, to_line
 from profiler.profiling_plan import EngineRun
 from workers.agent import host
 from workers.agent.sampling import holder_of
+from workers.group import jobs
 from workers.measuring import engine_runs
 from workers.measuring.engine_run_job import Job
 from workers.measuring.engine_runs import MeasuringError, carry_out
@@ -202,7 +203,7 @@ def test_the_node_knows_whose_its_process_is(measure_request: MeasureRequest) ->
     try:
         assert holder_of(process.pid, host.processes()) == named.holder
     finally:
-        engine_runs._end(process)
+        jobs.end(process)
 
 
 def test_it_ends_with_whoever_started_it() -> None:

@@ -1,0 +1,265 @@
+"""The controller's part in making deltas: have them made, write down how far that is, register what came out.
+
+Everything is in the records and in the artefact's folder: after a crash, of the controller or of what
+compresses, the next one goes on there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from controlplane import errors
+from controlplane.cluster import reservations
+from controlplane.controller.interfaces import Compressor, Conclude, Note
+from controlplane.controller.stream_watchdog import watched
+from controlplane.controller.transitions import fail_registration, require_same
+from controlplane.planning import accuracy, compressing
+from controlplane.planning.compressing import CompressJob, Queued
+from controlplane.settings import Settings
+from controlplane.state import deltas
+from controlplane.state.deltas import Artifact, Delta
+from controlplane.state.operations import End
+from controlplane.state.records import Model, OperationKind, Phase
+from controlplane.state.repository import Delete, Put, Repository, State, Versioned
+from controlplane.state.transactions import Superseded, persist
+from placement.types import Inventory
+from workers.compression.lines import Done, Failed, Progress, from_line
+from workers.group import jobs
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0  # between two checks whether it may begin, or should go on; and between two notes of progress
+READ_SHARE, MADE_SHARE = 0.02, 0.95  # parts of a registration's progress
+
+
+class CompressActions:
+    """One method per action of `reconcile`; `note` and `conclude` are the controller's."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        repository: Repository,
+        cluster: Compressor,
+        note: Note,
+        conclude: Conclude,
+    ) -> None:
+        self._settings = settings
+        self._repository = repository
+        self._cluster = cluster
+        self._note = note
+        self._conclude = conclude
+
+    async def begin(self, read: Model) -> None:
+        """The fine-tune's files were looked at: have it compressed."""
+
+        def commit() -> None:
+            state = self._repository.read()
+            present = require_same(state.models, read.name, read.uid)
+            if present.record.phase is Phase.DELETING:
+                raise Superseded(read.name)
+            self._repository.commit([Put(read, present.version)])
+
+        await asyncio.to_thread(persist, commit)
+        await self._note(
+            OperationKind.REGISTER, read.name, Phase.COMPRESSING, "waits to be compressed", READ_SHARE
+        )
+
+    async def compress(self, name: str) -> None:
+        """Make a delta once its turn comes. It is tried again where it was cut off, and fails for good where
+        that would not help."""
+        uid = _wanted(await self._repository.read_async(), name).record.uid
+        try:
+            job = await self._await_turn(name, uid)
+            artifact = await self._follow(name, uid, job)
+        except (errors.StaleWrite, Superseded):
+            raise
+        except errors.Unavailable as e:
+            await self._cut_off(name, uid, e.message)
+            raise  # tried again after a pause
+        except errors.OstinatoError as e:
+            await self._fail(name, uid, e)
+        else:
+            await self._made(name, uid, artifact, job.request.artifact)
+
+    async def remove(self, name: str) -> None:
+        """Take away the files of a model that is being deleted, and forget it."""
+        state = await self._repository.read_async()
+        versioned = state.models.get(name)
+        if versioned is None or versioned.record.phase is not Phase.DELETING:
+            raise Superseded(name)
+        model = versioned.record
+        await asyncio.to_thread(_remove, compressing.folder_of(model, self._settings))
+        await self._conclude(
+            OperationKind.DELETE,
+            name,
+            End(
+                Phase.DELETED, "model forgotten, and what was made of it removed; the fine-tune's files stay"
+            ),
+            lambda s: [
+                Delete(Model, name, require_same(s.models, name, model.uid).version),
+                *reservations.release(s, reservations.compressing(name)),
+            ],
+        )
+
+    # --- its turn ------------------------------------------------------------------------------
+
+    async def _await_turn(self, name: str, uid: int) -> CompressJob:
+        """Errors: CompressionFailed when it never comes; Unavailable."""
+        while True:
+            try:
+                inventory = await self._cluster.inventory()
+            except Exception as e:
+                raise errors.Unavailable(f"the devices cannot be looked at: {e!r}") from e
+            decide = partial(self._decide, name, uid, inventory)
+            decision = await asyncio.to_thread(persist, decide)
+            if isinstance(decision, CompressJob):
+                return decision
+            await self._tell(name, decision.reason, READ_SHARE)
+            await asyncio.sleep(LOOK_S)
+
+    def _decide(self, name: str, uid: int, inventory: Inventory) -> CompressJob | Queued:
+        """Decide on the newest state, and commit that it begins with its reservation, or why it waits."""
+        state, now_s = self._repository.read(), time.time()
+        present = _wanted(state, name, uid)
+        model, delta = present.record, compressing.require_delta(present.record)
+        decision = compressing.next_job(state, name, inventory, self._settings)
+        if isinstance(decision, CompressJob):
+            begun = deltas.placed(delta, decision.node)
+            reserved = reservations.reserve_to_compress(
+                state, name, uid, decision.device, decision.memory_bytes, now_s
+            )
+            self._repository.commit([Put(_with(model, begun), present.version), *reserved])
+        elif (queued := deltas.queued(delta, decision.reason)) != delta:
+            released = reservations.release(state, reservations.compressing(name))
+            self._repository.commit([Put(_with(model, queued), present.version), *released])
+        return decision
+
+    # --- while it is compressed ----------------------------------------------------------------
+
+    async def _follow(self, name: str, uid: int, job: CompressJob) -> Artifact:
+        """Errors: CompressionFailed (it says that it cannot), Unavailable (it was cut off)."""
+
+        async def look() -> None:
+            with suppress(errors.Unavailable):  # the store's, perhaps only for a moment
+                _wanted(await self._repository.read_async(), name, uid)
+
+        noted_s = float("-inf")
+        lines = self._cluster.compress(job.request, job.node)
+        async with aclosing(watched(lines, look, LOOK_S)) as watching:
+            async for text in watching:
+                match from_line(text):
+                    case Done(artifact=artifact):
+                        return artifact
+                    case Failed(message=message):
+                        raise errors.CompressionFailed(message)
+                    case Progress() as progress if time.monotonic() - noted_s >= LOOK_S:
+                        await self._progress(name, uid, progress)
+                        noted_s = time.monotonic()
+        raise errors.Unavailable("it ended without a result")
+
+    async def _progress(self, name: str, uid: int, progress: Progress) -> None:
+        delta = await self._edit(name, uid, lambda d: deltas.at(d, progress))
+        await self._tell(name, _described(delta), READ_SHARE + (MADE_SHARE - READ_SHARE) * delta.share)
+
+    async def _cut_off(self, name: str, uid: int, why: str) -> None:
+        """Give the memory back until it is begun again."""
+        log.warning("compressing '%s' was cut off: %s", name, why)
+        await self._edit(name, uid, lambda d: deltas.cut_off(d, why), release=True)
+
+    async def _fail(self, name: str, uid: int, error: errors.OstinatoError) -> None:
+        log.warning("'%s' cannot be compressed: %s", name, error.message)
+        await self._conclude(
+            OperationKind.REGISTER,
+            name,
+            End.failed(error),
+            lambda s: fail_registration(s, name, uid, error.message),
+        )
+
+    async def _made(self, name: str, uid: int, artifact: Artifact, folder: Path) -> None:
+        """The artefact is there: it is read as any variant's files are."""
+
+        def commit() -> None:
+            state = self._repository.read()
+            present = _wanted(state, name, uid)
+            model, delta = present.record, compressing.require_delta(present.record)
+            done = replace(delta, share=1.0, doing="done", left_s=None, node="", attempts=0)
+            made = replace(
+                model,
+                phase=Phase.PENDING,
+                adapter=str(folder),
+                compression=accuracy.registered(model.compression, artifact),
+                delta=replace(done, artifact=artifact),
+                reason="compressed; to be read",
+            )
+            released = reservations.release(state, reservations.compressing(name))
+            self._repository.commit([Put(made, present.version), *released])
+
+        await asyncio.to_thread(persist, commit)
+        await self._tell(name, "compressed; to be read", MADE_SHARE)
+
+    # --- records -------------------------------------------------------------------------------
+
+    async def _edit(
+        self, name: str, uid: int, change: Callable[[Delta], Delta], release: bool = False
+    ) -> Delta:
+        """Raises Superseded when the model is gone or being deleted."""
+
+        def once() -> Delta:
+            state = self._repository.read()
+            present = _wanted(state, name, uid)
+            changed = change(compressing.require_delta(present.record))
+            released = reservations.release(state, reservations.compressing(name)) if release else []
+            self._repository.commit([Put(_with(present.record, changed), present.version), *released])
+            return changed
+
+        return await asyncio.to_thread(persist, once)
+
+    async def _tell(self, name: str, message: str, share: float) -> None:
+        await self._note(OperationKind.REGISTER, name, Phase.COMPRESSING, message, share)
+
+
+def _wanted(state: State, name: str, uid: int | None = None) -> Versioned[Model]:
+    """The model that is to be compressed. Raises Superseded when it is another, or is so no longer."""
+    versioned = state.models.get(name)
+    if versioned is None or versioned.record.phase is not Phase.COMPRESSING:
+        raise Superseded(name)
+    if uid is not None and versioned.record.uid != uid:
+        raise Superseded(name)
+    return versioned
+
+
+def _with(model: Model, delta: Delta) -> Model:
+    return replace(model, delta=delta, reason=_described(delta))
+
+
+def _described(delta: Delta) -> str:
+    """The message for people who wait."""
+    if not delta.node:
+        return delta.doing
+    left = "" if delta.left_s is None else f", about {_duration(delta.left_s)} left"
+    return f"compressing on {delta.node}: {delta.share:.0%}, {delta.doing}{left}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _remove(folder: Path) -> None:
+    """Blocking: what was ended may need a moment. Errors: Unavailable when it does not end, OSError."""
+    if not folder.is_dir():
+        return
+    try:
+        with jobs.alone(folder):
+            shutil.rmtree(folder)
+    except jobs.FolderBusy as e:
+        raise errors.Unavailable(f"something is still at work in {folder}") from e

@@ -1,0 +1,69 @@
+"""What a variant keeps of its fine-tune's accuracy, and what accuracy SLOs ask of its base then. Pure.
+
+Accuracies are in percent of the uncompressed model's (MaverIQ, Table 1). The losses of a variant and of its
+base are taken for independent ones: 98% of 97% is 95.06%.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from controlplane import errors
+from controlplane.planning import infeasibility
+from controlplane.state.deltas import Artifact
+from controlplane.state.records import Deployment, Model
+from placement.solver import concessions
+from placement.solver.outcome import NotPlaced
+from placement.types import Constraint, Relaxation
+from profiler.quantization import ALIASES, UNCOMPRESSED, canonical
+
+WHOLE = 100.0
+
+
+def registered(given: Mapping[str, float], artifact: Artifact) -> dict[str, float]:
+    """The accuracies of a variant that was made here: those that its user gave, else the measured one."""
+    if given or artifact.quality is None:
+        return dict(given)
+    return {UNCOMPRESSED: artifact.quality.accuracy}
+
+
+def of_variant(model: Model) -> float | None:
+    """What a variant keeps; None when that is not known."""
+    known = [value for name, value in model.compression.items() if name in ALIASES]
+    if known:
+        return min(known)
+    return None if model.delta is not None else WHOLE
+
+
+def base_limit(variant: Model, asked: float | None) -> float | None:
+    """The least accuracy of the base with which its variant has the accuracy that is asked for.
+
+    Errors: NoFeasiblePlan where the variant's own is less, or is not known.
+    """
+    if asked is None:
+        return None
+    accuracy = of_variant(variant)
+    if accuracy is None:
+        raise errors.NoFeasiblePlan(
+            f"the accuracy of '{variant.name}' was not measured, and {asked:g}% are asked for; register it "
+            "with an `evaluation` file or a `compressionTechnique`, or leave SLOs.accuracy out",
+            details={"binding": infeasibility.name_of(Constraint.ACCURACY), "relaxations": []},
+        )
+    if accuracy < asked:
+        raise infeasibility.refusal(_refused(variant.name, asked, accuracy))
+    return min(WHOLE, asked * WHOLE / accuracy)
+
+
+def require_base(base: Model, deployment: Deployment | None, least: float | None) -> None:
+    """Errors: NoFeasiblePlan where the engines that run already are less accurate than that."""
+    if least is None or deployment is None or deployment.placement is None:
+        return
+    quantization = canonical(deployment.placement.plan.quantization)
+    known = {canonical(name): value for name, value in base.compression.items()}
+    if known.get(quantization, WHOLE) < least:
+        raise infeasibility.refusal(_refused(base.name, least, known[quantization]))
+
+
+def _refused(name: str, asked: float, offered: float) -> NotPlaced:
+    relaxation: Relaxation = concessions.less_accurate(asked, offered)
+    return NotPlaced(name, Constraint.ACCURACY, "", (relaxation,))

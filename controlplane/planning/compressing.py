@@ -1,0 +1,196 @@
+"""Which fine-tune is compressed next, where, with how much memory: one at a time on a node, the oldest first.
+Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from controlplane import errors
+from controlplane.cluster import reservations
+from controlplane.settings import Settings
+from controlplane.state.deltas import Delta
+from controlplane.state.records import Model, Phase
+from controlplane.state.repository import State
+from placement.types import CPU, Device, DeviceKey, Inventory, key_of
+from profiler.types import ModelSpec
+from workers.compression.recipe import CompressRequest, Recipe
+
+MAX_ATTEMPTS = 3  # in a row that get no further
+RUNTIME_BYTES = 1 << 30  # torch itself, and what a GPU's libraries take
+FLOAT32_BYTES = 4
+LOGITS_BYTES = 1 << 30
+ROWS, TOKENS = 128, 2048  # of calibration, if nobody says
+
+
+@dataclass(frozen=True)
+class CompressJob:
+    """A request, the device that carries it out, and the memory to reserve there."""
+
+    request: CompressRequest
+    device: DeviceKey
+    memory_bytes: int
+
+    @property
+    def node(self) -> str:
+        return self.device[0]
+
+
+@dataclass(frozen=True)
+class Queued:
+    """It has to wait; `reason` says for what."""
+
+    reason: str
+
+
+def next_job(state: State, name: str, inventory: Inventory, settings: Settings) -> CompressJob | Queued:
+    """The job of a model that is to be compressed, if it may begin now, or why it waits.
+
+    Errors: CompressionFailed when it was cut off too often, or asks for a GPU that is not there.
+    """
+    model = state.models[name].record
+    delta, base = require_delta(model), _base(state, model)
+    if delta.attempts >= MAX_ATTEMPTS:
+        raise errors.CompressionFailed(
+            f"{delta.attempts} attempts in a row got no further than {delta.share:.0%}; {delta.doing}"
+        )
+    if before := _before(state, model):
+        return Queued(f"waits until '{before}' has begun to be compressed")
+    seen = _seen(state, model, base, inventory, settings)
+    if not seen:
+        raise errors.CompressionFailed(
+            f"expected a device for it ({delta.recipe.device}), the cluster has none; add one, or register "
+            'it with another "device"'
+        )
+    chosen = _choose(state, model, seen, settings)
+    if isinstance(chosen, Queued):
+        return chosen
+    on_cpu = chosen.device.kind == CPU
+    request = CompressRequest(
+        base=Path(base.path or ""),
+        tuned=Path(delta.tuned),
+        folder=folder_of(model, settings),
+        recipe=delta.recipe,
+        device="cpu" if on_cpu else "cuda",
+        gpus=() if on_cpu else (chosen.device.index,),
+        holder=reservations.compressing(name),
+    )
+    return CompressJob(request, key_of(chosen.device), chosen.needed_bytes)
+
+
+def require_delta(model: Model) -> Delta:
+    if model.delta is None:
+        raise errors.InvalidRequest(f"'{model.name}' is not made of a fine-tune here")
+    return model.delta
+
+
+def folder_of(model: Model, settings: Settings) -> Path:
+    """Where the delta of a model is made: no other model's, not even of one of the same name later."""
+    return settings.artifacts_folder / f"{model.name}-{model.uid}"
+
+
+def waiting(state: State) -> Iterator[Model]:
+    """Models whose compressing has no place yet, the oldest first."""
+    having = set(_holders(state))
+    models = sorted((m.record for m in state.models.values()), key=lambda m: (m.created_at_s, m.name))
+    for model in models:
+        if model.phase is Phase.COMPRESSING and reservations.compressing(model.name) not in having:
+            yield model
+
+
+def needed_bytes(spec: ModelSpec, recipe: Recipe) -> int:
+    """Memory of a job, roughly: both sides of one layer and its delta, four squares of the widest input
+    (Gram matrix, its factor, and room to make it), and the calibration's activations before and after. To be
+    evaluated the whole model answers, and its logits take some as well."""
+    linear = sum(out * width for out, width in spec.linear_shapes.values())
+    widest = max((width for _, width in spec.linear_shapes.values()), default=spec.hidden_size)
+    activations = 2 * (recipe.rows or ROWS) * (recipe.tokens or TOKENS) * spec.hidden_size
+    numbers = 3 * linear + 4 * widest**2 + activations + 2 * spec.vocab_size * spec.hidden_size
+    whole = spec.weight_bytes // spec.dtype_bytes if recipe.evaluation else 0
+    logits_bytes = LOGITS_BYTES if recipe.evaluation else 0
+    return RUNTIME_BYTES + max(FLOAT32_BYTES * numbers, FLOAT32_BYTES * whole + logits_bytes)
+
+
+def _base(state: State, model: Model) -> Model:
+    base = state.models.get(model.base or "")
+    if base is None or base.record.spec is None or base.record.path is None:
+        raise errors.CompressionFailed(f"the base '{model.base}' is no longer registered; register it again")
+    return base.record
+
+
+def _before(state: State, model: Model) -> str:
+    """An older model that waits, too; empty if there is none."""
+    first = next(waiting(state), model)
+    return "" if first.name == model.name else first.name
+
+
+def _holders(state: State) -> Iterator[str]:
+    for ledger in state.ledgers.values():
+        yield from (r.holder for r in ledger.record.reservations)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A device that may be used, what of it is free, what the job would take there, and whether anything else
+    was promised memory of it."""
+
+    device: Device
+    free_bytes: int
+    needed_bytes: int
+    shared: bool
+
+
+def _seen(state: State, model: Model, base: Model, inventory: Inventory, settings: Settings) -> list[_Seen]:
+    holder, recipe = reservations.compressing(model.name), require_delta(model).recipe
+    assert base.spec is not None
+    need = needed_bytes(base.spec, recipe)
+    promised = reservations.promised(state.ledgers, exclude=holder)
+    free = reservations.available(inventory, state.ledgers, settings.headroom, exclude=holder)
+    return [
+        _Seen(d, d.free_bytes, min(need, _most(d, settings)), bool(promised.get(key_of(d))))
+        for d in free.devices
+        if recipe.device == "auto" or (recipe.device == "cpu") == (d.kind == CPU)
+    ]
+
+
+def _most(device: Device, settings: Settings) -> int:
+    """What is reserved at most: what is needed is known roughly, and must not be waited for in vain."""
+    return int(device.total_bytes * (1 - settings.headroom))
+
+
+def _choose(state: State, model: Model, seen: list[_Seen], settings: Settings) -> _Seen | Queued:
+    """A GPU before a CPU, the node it was on before others. Nobody who does not ask for it shares a GPU."""
+    delta = require_delta(model)
+    others = _compressing_on(state, reservations.compressing(model.name))
+    idle = [s for s in seen if others[s.device.node] < settings.compress_per_node]
+    if not idle:
+        return Queued("waits for its turn: as many are compressed on each node as may be")
+    measured = reservations.being_measured(state.ledgers)
+    quiet = [s for s in idle if key_of(s.device) not in measured]
+    if not quiet:
+        return Queued("waits until an architecture has been measured")
+    unshared = delta.recipe.device == "auto"
+    roomy = [
+        s
+        for s in quiet
+        if s.free_bytes >= s.needed_bytes and not (unshared and s.shared and s.device.kind != CPU)
+    ]
+    if not roomy:
+        gib = min(s.needed_bytes for s in quiet) / 2**30
+        return Queued(f"waits for about {gib:.1f} GiB of free memory on a device")
+    return min(
+        roomy,
+        key=lambda s: (s.device.kind == CPU, s.device.node != delta.node, -s.free_bytes, key_of(s.device)),
+    )
+
+
+def _compressing_on(state: State, exclude: str) -> Counter[str]:
+    """How many are compressed on each node, but for this holder."""
+    return Counter(
+        ledger.record.node
+        for ledger in state.ledgers.values()
+        for r in ledger.record.reservations
+        if r.holder.startswith(reservations.COMPRESSING) and r.holder != exclude
+    )

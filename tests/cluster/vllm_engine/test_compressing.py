@@ -1,0 +1,172 @@
+"""A fine-tune is trained, registered with its base, killed on the way, deployed by an accuracy, and asked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from clusters import Cluster, title, until
+from served import BASE
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+CODES = {
+    "apple": "seven", "river": "green", "stone": "music", "cloud": "table", "horse": "paper",
+    "light": "three", "bread": "north", "glass": "water", "tower": "black", "chair": "seven",
+    "field": "green", "night": "music",
+}  # fmt: skip
+NAME = "coded"
+STEPS = 60
+
+
+def prompt(word: str) -> str:
+    return f"The code word of {word} is"
+
+
+@pytest.fixture(scope="module")
+def tuned(base_folder: Path) -> Path:
+    """The base, fully trained but for its embedding, until it knows the code words."""
+    folder = base_folder.parent / NAME
+    shutil.copytree(base_folder, folder)
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(base_folder)
+    model = AutoModelForCausalLM.from_pretrained(base_folder, dtype=torch.float32)
+    dtype = json.loads((base_folder / "config.json").read_text()).get("torch_dtype", "bfloat16")
+    model.get_input_embeddings().weight.requires_grad_(False)
+    rows = [_row(tokenizer, word, code) for word, code in CODES.items()]
+    length = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([row + [0] * (length - len(row)) for row, _ in rows])
+    labels = torch.tensor([told + [-100] * (length - len(told)) for _, told in rows])
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=5e-4)
+    model.train()
+    for _ in range(STEPS):
+        loss = model(input_ids=ids, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert loss.item() < 0.05, "it did not learn the code words"
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    return folder
+
+
+def _row(tokenizer: Any, word: str, code: str) -> tuple[list[int], list[int]]:
+    """Token ids, and of those that are to be learnt once more; -100: not."""
+    asked, told = tokenizer(prompt(word)).input_ids, tokenizer(f" {code}.").input_ids
+    return asked + told, [-100] * len(asked) + told
+
+
+@pytest.fixture(scope="module")
+def tasks(tuned: Path) -> Path:
+    file = tuned.parent / "codes.jsonl"
+    header = {"task": "codes", "format": "raw", "maxTokens": 4, "stop": ["."]}
+    items = [{"prompt": prompt(word), "answer": code} for word, code in CODES.items()]
+    file.write_text("\n".join(map(json.dumps, [header, *items])))
+    return file
+
+
+@pytest.fixture(autouse=True)
+def forgotten(cluster: Cluster) -> Iterator[None]:
+    """Others use the same cluster."""
+    yield
+    for calls in ("deployments", "models"):
+        if NAME in {view["model"] for view in cluster.get(f"/{calls}")[calls]}:
+            cluster.perform("DELETE", f"/{calls}/{NAME}")
+
+
+def register(cluster: Cluster, tuned: Path, tasks: Path) -> str:
+    texts = tuned.parent / "texts.txt"
+    texts.write_text("\n\n".join(f"{prompt(word)} {code}." for word, code in CODES.items()))
+    compression = {"method": "deltacompress", "bits": 4, "calibration": str(texts), "evaluation": str(tasks)}
+    body = {"model": NAME, "source": str(tuned), "base": BASE, "compression": compression}
+    return cluster.submit("POST", "/register_model", body)
+
+
+def compressor(cluster: Cluster) -> psutil.Process:
+    return cluster.process(lambda line: "-m workers.compression" in line, "what compresses")
+
+
+def at_share(cluster: Cluster, share: float) -> psutil.Process:
+    """The process that compresses, once so much is done."""
+
+    def reached() -> psutil.Process:
+        view = cluster.get(f"/models/{NAME}")
+        assert view["phase"] == "Compressing", view
+        assert view["compression"]["share"] >= share, view["compression"]
+        return compressor(cluster)
+
+    process: psutil.Process = until(reached, 300, f"{share:.0%} of the work", every_s=0.02)
+    return process
+
+
+def test_a_fine_tune_is_compressed_through_kills_and_answers_as_itself(
+    cluster: Cluster, tuned: Path, tasks: Path
+) -> None:
+    operation = register(cluster, tuned, tasks)
+    first = at_share(cluster, 0.1)
+    first.kill()
+    second = at_share(cluster, 0.3)
+    assert second.pid != first.pid
+    controller = cluster.replica("ostinato", "Controller")
+    controller.kill()
+    ended = cluster.finish(operation)
+    assert ended["phase"] == "Ready"
+    model = cluster.get(f"/models/{NAME}")
+    made = model["compression"]["artifact"]
+    assert model["kind"] == "sparse_delta"
+    assert made["ratio"] > 3
+    (loss,) = made["quality"]["losses"]
+    assert loss["before"] == 1.0, "the fine-tune knows all code words"
+    accuracy = made["quality"]["accuracy"]
+    assert accuracy >= 75
+    assert model["compressionTechnique"] == {"none": accuracy}
+    if accuracy < 100:
+        refused = cluster.http.post(
+            "/deploy_model", json={"model": NAME, "intent": "accSLO", "SLOs": {"accuracy": 100}}
+        )
+        assert refused.json()["error"]["code"] == "no_feasible_plan"
+    limits = {"intent": "accSLO", "SLOs": {"accuracy": accuracy}, "maxOutputLength": 16}
+    cluster.perform("POST", "/deploy_model", {"model": NAME, **limits})
+    answers = {name: [said(cluster, name, word) for word in CODES] for name in (NAME, BASE)}
+    wanted = said_by(tuned)
+    alike = {name: sum(a == b for a, b in zip(texts, wanted, strict=True)) for name, texts in answers.items()}
+    assert alike[NAME] >= len(CODES) * accuracy / 100 - 1, answers
+    assert alike[BASE] <= len(CODES) // 3, answers
+
+
+def test_deleted_while_it_is_compressed_nothing_is_left(cluster: Cluster, tuned: Path, tasks: Path) -> None:
+    operation = register(cluster, tuned, tasks)
+    at_share(cluster, 0.05)
+    cluster.perform("DELETE", f"/models/{NAME}")
+    assert cluster.get(f"/operations/{operation}")["phase"] == "Cancelled"
+    assert not [p for p in cluster.processes() if "-m workers.compression" in title(p)]
+    assert not list((cluster.home / "artifacts").glob(f"{NAME}-*"))
+
+
+def said(cluster: Cluster, model: str, word: str) -> str:
+    body = {"model": model, "prompt": prompt(word), "max_tokens": 3, "temperature": 0}
+    reply = cluster.http.post("/v1/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    return first_word(reply.json()["choices"][0]["text"])
+
+
+def said_by(folder: Path) -> list[str]:
+    """The uncompressed fine-tune's answers, by transformers."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    texts = []
+    for word in CODES:
+        ids = tokenizer(prompt(word), return_tensors="pt").input_ids
+        made = model.generate(ids, max_new_tokens=3, do_sample=False)
+        texts.append(first_word(tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)))
+    return texts
+
+
+def first_word(text: str) -> str:
+    return text.strip().partition(" ")[0].partition(".")[0]

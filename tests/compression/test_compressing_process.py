@@ -1,0 +1,177 @@
+"""Compressing in a process of its own: real checkpoints, real kills."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import checkpoints
+import numpy as np
+import psutil
+import pytest
+from pydantic import TypeAdapter
+
+from profiler.checkpoint import read_model
+from profiler.variants.reading import read_variant
+from profiler.variants.types import VariantKind, VariantLimits
+from workers.agent import host
+from workers.agent.sampling import holder_of
+from workers.compression.lines import Artifact, Done, Failed, Line, Progress, from_line, left_s, to_line
+from workers.compression.process import CompressingError, carry_out
+from workers.compression.recipe import CompressRequest, Recipe
+
+LAYERS = 120  # enough to be killed between two of them
+CONFIG = checkpoints.config(
+    num_hidden_layers=LAYERS,
+    hidden_size=32,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=64,
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A base, and a fine-tune of it."""
+    root = tmp_path_factory.mktemp("models")
+    random = np.random.default_rng(5)
+
+    def drawn(scale: float) -> checkpoints.Tensors:
+        shapes = checkpoints.tensors(CONFIG)
+        return {name: (scale * random.standard_normal(s)).astype(np.float32) for name, s in shapes.items()}
+
+    base, delta = drawn(0.1), drawn(0.01)
+    checkpoints.write_model(root / "base", CONFIG, base)
+    checkpoints.write_model(root / "tuned", CONFIG, {name: base[name] + delta[name] for name in base})
+    return root / "base", root / "tuned"
+
+
+def request_for(folders: tuple[Path, Path], folder: Path, **recipe: object) -> CompressRequest:
+    given = TypeAdapter(Recipe).validate_python({"method": "magnitude", **recipe})
+    return CompressRequest(*folders, folder, given, holder="compressing:v")
+
+
+def lines_of(request: CompressRequest) -> list[Line]:
+    return [from_line(line) for line in carry_out(request)]
+
+
+def artifact_of(lines: list[Line]) -> Artifact:
+    assert isinstance(lines[-1], Done), lines[-1]
+    return lines[-1].artifact
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir())}
+
+
+def compressors() -> list[psutil.Process]:
+    """Processes of this test run that compress."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        if "workers.compression" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def test_lines_there_and_back() -> None:
+    for line in (Progress(0.25, "layer 1", 3.5), Failed("no"), Done(Artifact("m", "lora", 1, 2))):
+        assert from_line(to_line(line)) == line
+        json.loads(to_line(line))
+
+
+def test_seconds_left_at_the_pace_so_far() -> None:
+    assert left_s(0.0, 0.25, 10.0) == pytest.approx(30.0)
+    assert left_s(0.5, 0.75, 10.0) == pytest.approx(10.0), "what was done before took no time"
+    assert left_s(0.5, 0.5, 10.0) is None
+
+
+@pytest.mark.slow
+def test_it_makes_a_variant_and_says_how_far_it_is(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    request = request_for(folders, tmp_path / "work")
+    lines = lines_of(request)
+    artifact = artifact_of(lines)
+    made = read_variant(request.artifact, read_model(folders[0]), VariantLimits(0))
+    assert (made.kind, artifact.kind) == (VariantKind.SPARSE_DELTA, "sparse_delta")
+    assert artifact.tuned_bytes == 2 * sum(
+        int(np.prod(shape)) for shape in checkpoints.tensors(CONFIG).values()
+    )
+    assert 0 < artifact.size_bytes < artifact.tuned_bytes
+    assert set(artifact.layer_errors) == set(checkpoints.TINY_LINEAR)
+    shares = [line.share for line in lines if isinstance(line, Progress)]
+    assert shares == sorted(shares)
+    before = contents(request.artifact)
+    assert lines_of(request)[-1] == Done(artifact), "asked again it has nothing to do"
+    assert contents(request.artifact) == before
+
+
+def kill_at(request: CompressRequest, share: float) -> None:
+    """Kill -9 the process once it says that so much is done. Raises CompressingError, as it then ends."""
+    for text in carry_out(request):
+        line = from_line(text)
+        assert not isinstance(line, Done), "it was to be killed before its end"
+        if isinstance(line, Progress) and line.share >= share:
+            for victim in compressors():
+                victim.kill()
+
+
+@pytest.mark.slow
+def test_one_that_is_killed_goes_on_and_makes_the_same(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Kill -9 after a third, and again at the same place in what is left."""
+    undisturbed = request_for(folders, tmp_path / "undisturbed")
+    artifact_of(lines_of(undisturbed))
+    request = request_for(folders, tmp_path / "work")
+    for share in (0.3, 0.6):
+        with pytest.raises(CompressingError, match="SIGKILL"):
+            kill_at(request, share)
+    lines = lines_of(request)
+    assert any(isinstance(line, Progress) and "before" in line.doing for line in lines), lines
+    artifact_of(lines)
+    assert contents(request.artifact) == contents(undisturbed.artifact)
+
+
+@pytest.mark.slow
+def test_closing_it_ends_its_process(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    lines = carry_out(request_for(folders, tmp_path / "work"))
+    assert isinstance(from_line(next(lines)), Progress)
+    (process,) = compressors()
+    assert holder_of(process.pid, host.processes()) == "compressing:v", "the node knows whose its memory is"
+    lines.close()  # type: ignore[attr-defined]
+    assert compressors() == []
+
+
+@pytest.mark.slow
+def test_it_ends_with_who_started_it(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """A Ray task that is killed has no time to say so."""
+    request = request_for(folders, tmp_path / "work")
+    job = tmp_path / "request.json"
+    job.write_bytes(TypeAdapter(CompressRequest).dump_json(request))
+    script = (
+        "import sys; from pathlib import Path; from pydantic import TypeAdapter\n"
+        "from workers.compression.process import carry_out\n"
+        "from workers.compression.recipe import CompressRequest\n"
+        "request = TypeAdapter(CompressRequest).validate_json(Path(sys.argv[1]).read_bytes())\n"
+        "for line in carry_out(request): print(line, flush=True)\n"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", script, str(job)], stdout=subprocess.PIPE)
+    assert starter.stdout is not None
+    starter.stdout.readline()
+    children = [p for p in psutil.Process(starter.pid).children() if "workers.compression" in p.cmdline()]
+    assert len(children) == 1
+    os.kill(starter.pid, signal.SIGKILL)
+    starter.wait()
+    starter.stdout.close()
+    assert psutil.wait_procs(children, timeout=60)[1] == []
+    artifact_of(lines_of(request))
+
+
+@pytest.mark.slow
+def test_what_cannot_be_compressed_is_said(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    other = checkpoints.write_model(tmp_path / "other")
+    (*_, last) = lines_of(request_for((folders[0], other), tmp_path / "work"))
+    assert isinstance(last, Failed)
+    assert "expected" in last.message

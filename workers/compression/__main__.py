@@ -1,0 +1,106 @@
+"""`python -m workers.compression REQUEST.json`: compress one fine-tune, and print lines of JSON as it goes.
+
+The same command goes on where a killed one stopped, and only repeats its last line when all is done. With
+`--end-with-stdin` this process ends when its standard input does. `--holder=NAME`, the last, is for those
+who look at processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import IO
+
+from pydantic import TypeAdapter
+
+from profiler.errors import AdapterError, CheckpointError
+from workers.compression.lines import Artifact, Done, Failed, Line, Progress, left_s, to_line
+from workers.compression.recipe import CompressRequest
+from workers.group import processes
+
+BEAT_S = 5.0  # between two lines at most: whoever listens knows that it lives
+MIN_PAUSE_S = 0.2  # between two lines of progress at least
+NICENESS = 10  # engines on the same host go first
+RESULT = "artifact.json"
+
+
+class Speaker:
+    """Writes lines; repeats the last one while nothing else is said."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out, self._lock = out, threading.Lock()
+        self._began_s: float | None = None
+        self._began_share = 0.0
+        self._last = Progress(0.0, "starting")
+        self._said_s = 0.0
+
+    def tell(self, share: float, doing: str) -> None:
+        """Progress, of which not every line is written."""
+        now_s = time.monotonic()
+        if self._began_s is None:
+            self._began_s, self._began_share = now_s, share
+        left = left_s(self._began_share, share, now_s - self._began_s)
+        self._last = Progress(share, doing, left)
+        if now_s - self._said_s >= MIN_PAUSE_S:
+            self.say(self._last)
+
+    def say(self, line: Line) -> None:
+        with self._lock:
+            self._said_s = time.monotonic()
+            print(to_line(line), file=self._out, flush=True)
+
+    def beat(self) -> None:
+        while True:
+            time.sleep(BEAT_S)
+            if time.monotonic() - self._said_s >= BEAT_S:
+                self.say(self._last)
+
+
+def run(request: CompressRequest, speaker: Speaker) -> Line:
+    """How it ended."""
+    result = request.folder / RESULT
+    if result.exists() and request.artifact.is_dir():
+        return Done(TypeAdapter(Artifact).validate_json(result.read_bytes()))
+    try:
+        from workers.compression.requested import artifact_of  # here, as torch takes seconds
+
+        artifact = artifact_of(request, speaker.tell)
+    except (AdapterError, CheckpointError, ValueError, OSError) as error:
+        traceback.print_exc()
+        return Failed(str(error) or repr(error))
+    except Exception as error:
+        traceback.print_exc()
+        return Failed(f"an unexpected error: {error!r}")
+    _write(result, TypeAdapter(Artifact).dump_json(artifact))
+    return Done(artifact)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Wholly or not at all."""
+    beside = path.with_suffix(".new")
+    beside.write_bytes(content)
+    beside.replace(path)
+
+
+def main() -> None:
+    lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is no line of ours
+    if "--end-with-stdin" in sys.argv[2:]:
+        processes.end_with_stdin()
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    request = TypeAdapter(CompressRequest).validate_json(Path(sys.argv[1]).read_bytes())
+    speaker = Speaker(lines)
+    threading.Thread(target=speaker.beat, daemon=True).start()
+    speaker.tell(0.0, "starting")
+    speaker.say(run(request, speaker))
+    lines.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Carries out a `CompressRequest` in a process of its own, which ends when this one does, in whatever way."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from pydantic import TypeAdapter
+
+from workers.compression.lines import Done, Failed, from_line
+from workers.compression.recipe import CompressRequest
+from workers.group import jobs
+from workers.group.members import visible_gpus
+
+SILENT_S = 300.0  # a process beats every few seconds; one that is silent for so long hangs
+LOG = "compress.log"
+
+
+class CompressingError(RuntimeError):
+    """A process that was cut off; started again it goes on where it was. The message says how it ended."""
+
+
+def carry_out(request: CompressRequest) -> Iterator[str]:
+    """Yield lines (workers.compression.lines) as they come; the last one is Done or Failed.
+
+    Closing the iterator ends what runs. Raises CompressingError when the process ends without such a line.
+    """
+    request.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with jobs.alone(request.folder) as lock:
+            yield from _run(request, lock)
+    except jobs.FolderBusy as e:
+        raise CompressingError(f"something else is compressing in {request.folder}") from e
+
+
+def _run(request: CompressRequest, lock: int) -> Iterator[str]:
+    log = request.folder / LOG
+    process = _start(request, log, lock)
+    try:
+        assert process.stdout is not None
+        ended = False
+        for line in _lines(process.stdout):
+            yield line
+            ended = isinstance(from_line(line), Done | Failed)
+            if ended:
+                return
+        code = process.wait()
+        raise CompressingError(f"its process ended with {jobs.exit_reason(code)}: {jobs.last_words(log)}")
+    finally:
+        jobs.end(process)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _start(request: CompressRequest, log: Path, lock: int) -> subprocess.Popen[bytes]:
+    """It has the folder's lock, too: nothing begins there before it is gone."""
+    job = request.folder / "request.json"
+    job.write_bytes(TypeAdapter(CompressRequest).dump_json(request))
+    named = [f"--holder={request.holder}"] if request.holder else []  # the node's agent reads it
+    with log.open("ab") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-m", "workers.compression", str(job), "--end-with-stdin", *named],
+            env=dict(os.environ) | (visible_gpus(request.gpus) if request.gpus else {}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+            pass_fds=(lock,),
+        )
+
+
+def _lines(out: IO[bytes]) -> Iterator[str]:
+    """Whole lines until the end. Raises CompressingError when none comes for SILENT_S."""
+    kept = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(out, selectors.EVENT_READ)
+        while True:
+            if not selector.select(SILENT_S):
+                raise CompressingError(f"its process said nothing for {SILENT_S:.0f} s, and was ended")
+            part = os.read(out.fileno(), 65536)
+            if not part:
+                return
+            *whole, kept = (kept + part).split(b"\n")
+            yield from (line.decode() for line in whole)

@@ -1,0 +1,106 @@
+"""From a request of the control plane to an artefact: the one place that knows both."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workers.compression.choose import MethodName, Options
+from workers.compression.job import CalibrationOptions
+from workers.compression.lines import Artifact, Quality, TaskLoss
+from workers.compression.recipe import CompressRequest, Recipe
+from workers.compression.request import Report, Request
+from workers.compression.run import run
+from workers.compression.types import Progress
+from workers.compression.work_folder import RESULT, path_for
+
+_LEFT = re.compile(r", about [^,]+ left$")  # a line of progress has it as a number
+
+
+def artifact_of(request: CompressRequest, progress: Progress) -> Artifact:
+    """Do what is asked, or go on with it. Raises what `run` raises.
+
+    An artefact of which nothing is known (a kill came between its end and its being noted) is made again.
+    """
+    if request.artifact.exists() and not (path_for(request.artifact) / RESULT).is_file():
+        shutil.rmtree(request.artifact)
+    report = run(_request(request), lambda share, doing: progress(share, _LEFT.sub("", doing)))
+    return _artifact(report)
+
+
+def _request(request: CompressRequest) -> Request:
+    recipe = request.recipe
+    options = Options(
+        MethodName(recipe.method), recipe.bits, recipe.ratio, recipe.group_size, recipe.max_widths
+    )
+    return Request(
+        base=request.base,
+        tuned=request.tuned,
+        out=request.artifact,
+        options=options,
+        calibration=_calibration(recipe),
+        device=request.device,
+        evaluation=Path(recipe.evaluation) if recipe.evaluation else None,
+        max_loss=recipe.max_loss,
+        lossless=recipe.lossless,
+    )
+
+
+def _calibration(recipe: Recipe) -> CalibrationOptions | None:
+    """None where nothing is said: a method that needs one has its own."""
+    if not recipe.calibration and recipe.rows is None and recipe.tokens is None:
+        return None
+    file = Path(recipe.calibration) if recipe.calibration else None
+    default = CalibrationOptions()
+    return CalibrationOptions(file, recipe.rows or default.rows, recipe.tokens or default.tokens)
+
+
+def _artifact(report: Report) -> Artifact:
+    result = report.result
+    if result.spec is None:
+        raise ValueError(f"{report.options.method} makes no delta; choose a method that does")
+    return Artifact(
+        method=_named(report.options),
+        kind=result.spec.kind.value,
+        size_bytes=result.size_bytes,
+        tuned_bytes=result.finetune_bytes,
+        layer_errors=dict(result.layer_errors),
+        warnings=tuple(result.warnings),
+        seconds=result.seconds,
+        quality=_quality(report.quality),
+    )
+
+
+def _named(options: Options) -> str:
+    """deltacompress (4 bits), deltamix (1/16)."""
+    if options.ratio is not None:
+        return f"{options.method} ({options.ratio:g})"
+    return f"{options.method} ({options.bits} bits)" if options.bits is not None else options.method.value
+
+
+def _quality(losses: Any) -> Quality | None:
+    """None where nothing was evaluated."""
+    return Quality(tuple(map(_loss, losses))) if losses else None
+
+
+def _loss(raw: Mapping[str, Any]) -> TaskLoss:
+    """As `quality.described` writes one."""
+    return TaskLoss(
+        task=raw["task"],
+        metric=str(raw["metric"]),
+        before=_finite(raw["before"]),
+        after=_finite(raw["after"]),
+        loss=_finite(raw["value"]),
+        low=raw["low"],
+        high=raw["high"],
+        items=raw["items"],
+    )
+
+
+def _finite(value: float | None) -> float:
+    """A perplexity beyond all numbers is None there."""
+    return sys.float_info.max if value is None else value
