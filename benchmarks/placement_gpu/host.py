@@ -22,7 +22,7 @@ from placement.types import Inventory
 from workers.agent.agent import Agent
 from workers.agent.reports import AgentOptions, AgentReport
 from workers.group import processes
-from workers.measuring.engine_runs import last_words
+from workers.group.jobs import last_words
 from workers.messages import EngineConfig, NodeReport, VariantRef, WorkerReport
 
 PROCESSES = "benchmarks.placement_gpu.serve"

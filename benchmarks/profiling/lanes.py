@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.profiling.schedule import Slot, before
 from benchmarks.profiling.tasks import Task
 from workers.group import processes
-from workers.measuring.engine_runs import last_words
+from workers.group.jobs import last_words
 
 POLL_S = 0.2
 SLOWER, GRACE_S = 1.3, 75.0  # than expected, until the next measurement

@@ -10,10 +10,10 @@ import torch
 from test_going_on import contents, hidden, stop_at
 from transformers import AutoModelForCausalLM
 from word_models import write_pair, write_texts
-from workers.compression.calibration.texts import read_texts
 
 from profiler.errors import CheckpointError
 from profiler.variants.types import VariantKind
+from workers.compression.calibration.texts import read_texts
 from workers.compression.choose import MethodName, Options, method_of
 from workers.compression.job import CalibrationOptions, Job, compress
 from workers.compression.methods.magnitude import magnitude

@@ -9,11 +9,12 @@ ATTEMPTS = 7
 
 
 def lower_factor(matrix: torch.Tensor) -> torch.Tensor:
-    """L [n, n], lower triangular, with L L^T = `matrix`, plus the least share of its mean diagonal that is enough.
+    """L [n, n], lower triangular: L L^T is `matrix` and the least share of its mean diagonal that is enough.
 
     Nothing is added where the matrix is positive definite; else 1e-6 of the mean diagonal, then ten times as
     much, up to all of it. Raises ValueError when that is not enough, or for values that are not finite.
     """
+    lower: torch.Tensor
     lower, info = torch.linalg.cholesky_ex(matrix)
     mean = matrix.diagonal().mean().clamp_min(torch.finfo(matrix.dtype).tiny)
     for attempt in range(ATTEMPTS):
