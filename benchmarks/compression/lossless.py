@@ -15,12 +15,13 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks import rehearsing
 from profiler.variants.delta import DELTA, layer_file
 from workers.compression.lossless import MB, compress_files
 from workers.deltas import sparse, svd
@@ -29,25 +30,28 @@ from workers.deltas.writing import NAMES, SafetensorsWriter
 
 LEVELS = (1, 3)
 HIDDEN, BETWEEN = 4096, 11008
-SHAPES = {
-    "q": (HIDDEN, HIDDEN), "k": (HIDDEN, HIDDEN), "v": (HIDDEN, HIDDEN), "o": (HIDDEN, HIDDEN),
-    "gate": (BETWEEN, HIDDEN), "up": (BETWEEN, HIDDEN), "down": (HIDDEN, BETWEEN),
-}  # fmt: skip
 NO_STORAGE_MB_PER_S = 1e-6  # so slow that every file is packed that gets smaller
 RANKS = 64  # of the low-rank delta that is coded: its width, not its values, is what matters here
 
 
-def deltas(scratch: Path) -> Iterator[tuple[str, Path]]:
+def shapes(scale: int) -> dict[str, tuple[int, int]]:
+    """(out, in) of a layer's matrices, each side divided by `scale`."""
+    hidden, between = HIDDEN // scale, BETWEEN // scale
+    square = dict.fromkeys(("q", "k", "v", "o"), (hidden, hidden))
+    return {**square, "gate": (between, hidden), "up": (between, hidden), "down": (hidden, between)}
+
+
+def deltas(scratch: Path, scale: int) -> Iterator[tuple[str, Path]]:
     """One layer in each format."""
     drawn = torch.Generator().manual_seed(0)
     for bits in (4, 2):
         parts: dict[str, torch.Tensor] = {}
-        for name, shape in SHAPES.items():
+        for name, shape in shapes(scale).items():
             code = sparse_parts(sparse.encode(torch.randn(shape, generator=drawn), bits, None))[0]
             parts |= {f"{name}.{part}": tensor for part, tensor in code.items()}
         yield f"sparse_delta, {bits} bits", _folder(scratch / f"sparse-{bits}", parts)
     parts = {}
-    for name, (out, into) in ((name, (out // 4, into // 4)) for name, (out, into) in SHAPES.items()):
+    for name, (out, into) in shapes(4 * scale).items():
         low = torch.randn(out, RANKS, generator=drawn) @ torch.randn(RANKS, into, generator=drawn)
         groups = svd.default_groups((out, into), 1 / 64)
         parts |= {f"{name}.{part}": tensor for part, tensor in svd_parts(svd.encode(low, groups))[0].items()}
@@ -73,24 +77,26 @@ def figures(folder: Path, level: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("deltas", nargs="*", type=Path)
+    parser.add_argument(
+        "--scale", type=int, default=1, help="both sides of the drawn matrices are so much shorter"
+    )
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    asked = parser.parse_args(argv)
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
-        named = [(path.name, path) for path in asked.deltas] or deltas(Path(scratch))
+        named = [(path.name, path) for path in asked.deltas] or deltas(Path(scratch), asked.scale)
         for label, folder in named:
             for level in LEVELS:
                 rows.append({"delta": label, **figures(folder, level)})
                 print(json.dumps(rows[-1]), flush=True)
     if asked.out is not None:
-        command = f"python -m benchmarks.compression.lossless {' '.join(map(str, asked.deltas))}".strip()
-        document = {"command": command, "processor": _processor(), "rows": rows}
-        asked.out.write_text(json.dumps(document, indent=1) + "\n")
+        command = rehearsing.command("benchmarks.compression.lossless", argv)
+        rehearsing.write_result(asked.out, {"command": command, "processor": _processor(), "rows": rows})
 
 
 def _folder(folder: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
@@ -112,5 +118,14 @@ def _processor() -> str:
     return next(found, platform.processor())
 
 
+def rehearse(folder: Path) -> None:
+    """A tiny layer: codes of each format get smaller, for a normal distribution uses some more than others."""
+    out = folder / "lossless.json"
+    main(["--scale", "32", "--out", str(out)])
+    rows = rehearsing.check(out, "rows")["rows"]
+    assert {row["delta"].split(",")[0] for row in rows} == {"sparse_delta", "svd_delta"}
+    assert all(row["size_after_bytes"] <= row["size_before_bytes"] for row in rows)
+
+
 if __name__ == "__main__":
-    main()
+    rehearsing.run(main, rehearse)
