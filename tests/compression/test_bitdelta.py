@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compression.brute_force import problem
+from compression_brute_force import problem
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar

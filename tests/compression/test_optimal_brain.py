@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from compression.brute_force import Array, correlated
+from compression_brute_force import Array, correlated
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ import statistics
 import numpy as np
 import pytest
 import torch
-from compression.brute_force import Array, correlated, error_of, least_error, problem
+from compression_brute_force import Array, correlated, error_of, least_error, problem
 from hypothesis import given
 from hypothesis import strategies as st
 
