@@ -3,8 +3,8 @@
     python -m benchmarks.compression.plot QUALITY.json [QUALITY.json ...]
 
 Writes QUALITY.png beside the first file; several files are read as one. Sizes are without embedding and head,
-which every method leaves as they are. A point is the mean of a method's seeds, its bar from the worst to the
-best.
+which every method leaves as they are. A point is the mean of a method's seeds; of several a bar goes from
+the worst to the best. Markers are hollow, so that those in one place are all seen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks import plot_style, rehearsing
 from benchmarks.compression.labels import BASE, BASE_SHOWN, BUNDLED, FINETUNE, LORA, REFERENCES
 
 MARKERS = "osD^v<>PX*hd"
-COLUMNS = 2
+COLUMNS = 3
 LINES = {FINETUNE: "-", BASE: ":", BASE_SHOWN: "--"}
 
 
@@ -36,14 +36,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def draw(rows: Iterable[dict[str, Any]], target: Path, base: str) -> None:
     by_task: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    seeds = set()
     for row in rows:
+        seeds.add(row["seed"])
         if (label := _label(row)) is not None:
             by_task[row["task"]][label].append(row)
     names = list(dict.fromkeys(name for methods in by_task.values() for name in methods))
     points = [name for name in names if name not in REFERENCES]
     style = {name: (f"C{i % 10}", MARKERS[i % len(MARKERS)]) for i, name in enumerate(points)}
     columns = min(len(by_task), COLUMNS)
-    figure, axes = plot_style.new(-(-len(by_task) // columns), columns, (4.6, 3.8))
+    figure, axes = plot_style.new(-(-len(by_task) // columns), columns, (4.2, 3.8))
     for panel, (task, methods) in zip(axes.flat, by_task.items(), strict=False):
         for name, found in methods.items():
             if name in REFERENCES:
@@ -58,7 +60,7 @@ def draw(rows: Iterable[dict[str, Any]], target: Path, base: str) -> None:
     for panel in axes.flat[len(by_task) :]:
         panel.axis("off")
     plot_style.legend(figure, axes, names)
-    figure.suptitle(f"Compressed fine-tunes of {base}")
+    figure.suptitle(f"Compressed fine-tunes of {base}, {len(seeds)} seed{'s' * (len(seeds) > 1)}")
     plot_style.save(figure, target)
 
 
@@ -80,10 +82,21 @@ def _point(panel: Any, name: str, rows: Sequence[dict[str, Any]], style: tuple[s
     accuracies = [100 * row["accuracy"] for row in rows]
     size = sum(row["size_bytes"] - row.get("table_bytes", 0) for row in rows) / len(rows) / 1e6
     mean = sum(accuracies) / len(accuracies)
-    spread = [[mean - min(accuracies)], [max(accuracies) - mean]]
+    spread = [[mean - min(accuracies)], [max(accuracies) - mean]] if len(rows) > 1 else None
     colour, marker = style
     panel.errorbar(
-        [size], [mean], yerr=spread, label=name, color=colour, marker=marker, linestyle="", capsize=3
+        [size],
+        [mean],
+        yerr=spread,
+        label=name,
+        color=colour,
+        marker=marker,
+        linestyle="",
+        capsize=3,
+        fillstyle="none",
+        markersize=9,
+        markeredgewidth=1.8,
+        zorder=3,
     )
 
 
@@ -92,10 +105,16 @@ def rehearse(folder: Path) -> None:
     common = {"calibration": "task", "adapter": None}
     rows: list[dict[str, Any]] = []
     for task in ("cipher", "facts-20"):
-        rows += [{**common, "task": task, "method": name, "accuracy": 0.9} for name in REFERENCES]
+        rows += [{**common, "seed": 0, "task": task, "method": name, "accuracy": 0.9} for name in REFERENCES]
         for seed, size in ((0, 10**7), (1, 10**7), (0, 10**8)):
             method = f"method-{size}"
-            row = {"task": task, "method": method, "accuracy": 0.5 + 0.1 * seed, "size_bytes": size}
+            row = {
+                "task": task,
+                "seed": seed,
+                "method": method,
+                "accuracy": 0.5 + 0.1 * seed,
+                "size_bytes": size,
+            }
             rows.append({**common, **row})
     path = folder / "quality.json"
     rehearsing.write_result(path, {"base": "tiny", "rows": rows})

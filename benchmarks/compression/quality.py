@@ -156,7 +156,7 @@ class Judge:
             "accuracy": models.accuracy(model, tokenizer, held_out, task.tokens, shown),
             "tested": len(held_out),
         }
-        if cell.method != FINETUNE:
+        if cell.method not in (FINETUNE, BASE_SHOWN):  # the true answers follow no examples
             tokens = models.tokenized(tokenizer, held_out[:COMPARED])
             found["kl"] = models.divergence(self._reference(cell), model, tokens)
         return found

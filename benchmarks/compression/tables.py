@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import rehearsing
-from benchmarks.compression.labels import BUNDLED, LORA
+from benchmarks.compression.labels import BASE_SHOWN, BUNDLED, LORA
 
 Row = dict[str, Any]
 
@@ -23,7 +23,7 @@ Row = dict[str, Any]
 def main(argv: Sequence[str] | None = None) -> None:
     records = [json.loads(Path(name).read_text()) for name in (sys.argv[1:] if argv is None else argv)]
     rows = [row for record in records for row in record["rows"]]
-    for table in (trained(rows), accuracies(rows), costs(rows), times(rows)):
+    for table in (trained(rows), accuracies(rows), errors(rows), costs(rows), times(rows)):
         if len(table) > 2:
             print("\n".join(table), end="\n\n")
 
@@ -54,22 +54,34 @@ def accuracies(rows: Sequence[Row]) -> list[str]:
         found = []
         for task in tasks:
             of_task = [row for row in mine if row["task"] == task]
-            kls = [row["kl"] for row in of_task if "kl" in row]
+            kls = [row["kl"] for row in of_task if "kl" in row and row["method"] != BASE_SHOWN]
             found += [_percent([row["accuracy"] for row in of_task]), f"{_mean(kls):.3g}" if kls else "-"]
         lines.append(_line([name, *found]))
     return lines
 
 
+def errors(rows: Sequence[Row]) -> list[str]:
+    """Layer errors by task, for tasks differ in them more than methods do."""
+    cells = [row for row in rows if row.get("layer_error") is not None]
+    tasks = list(dict.fromkeys(row["task"] for row in cells))
+    lines = _head(["layer error", *tasks])
+    for name, mine in _by(cells, label).items():
+        of_tasks = [[row for row in mine if row["task"] == task] for task in tasks]
+        lines.append(
+            _line([name, *(_cell(found, "layer_error", lambda v: f"{v:.4f}") for found in of_tasks)])
+        )
+    return lines
+
+
 def costs(rows: Sequence[Row]) -> list[str]:
-    """Sizes, ratios, layer errors and times, as means over tasks and seeds."""
+    """Sizes, ratios and times, as means over tasks and seeds."""
     cells = [row for row in rows if "calibration" in row and "size_bytes" in row]
-    lines = _head(["method", "MB", "ratio", "without embedding", "layer error", "s"])
+    lines = _head(["method", "MB", "ratio", "without embedding", "s"])
     for name, mine in _by(cells, label).items():
         values = [
             _cell(mine, "size_bytes", lambda value: f"{value / 1e6:.1f}"),
             _cell(mine, "ratio", lambda value: f"{value:.2f}"),
             _cell(mine, "ratio_without_tables", lambda value: f"{value:.2f}"),
-            _cell(mine, "layer_error", lambda value: f"{value:.4f}"),
             _cell(mine, "compress_s", lambda value: f"{value:.0f}"),
         ]
         lines.append(_line([name, *values]))
@@ -135,7 +147,8 @@ def rehearse(folder: Path) -> None:
     cell = {"task": "cipher", "method": "some", "calibration": "task", "adapter": None, "size_bytes": 2e6}
     rows = [{**cell, "accuracy": share, "kl": 0.5} for share in (0.5, 0.7)]
     assert accuracies(rows)[-1] == "| some | 60.0 ± 14.1 | 0.5 |"
-    assert costs(rows)[-1] == "| some | 2.0 | - | - | - | - |"
+    assert errors([{**row, "layer_error": 0.25} for row in rows])[-1] == "| some | 0.2500 |"
+    assert costs(rows)[-1] == "| some | 2.0 | - | - | - |"
     path = folder / "quality.json"
     rehearsing.write_result(path, {"rows": rows})
     main([str(path)])
