@@ -119,7 +119,7 @@ def _processor() -> str:
 
 
 def rehearse(folder: Path) -> None:
-    """A tiny layer: codes of each format get smaller, for a normal distribution uses some more than others."""
+    """A tiny layer. Codes of each format get smaller: a normal distribution uses some more than others."""
     out = folder / "lossless.json"
     main(["--scale", "32", "--out", str(out)])
     rows = rehearsing.check(out, "rows")["rows"]
