@@ -12,7 +12,7 @@ import torch
 from checkpoints import verify_values
 from random_adapters import RandomLora
 from random_variants import RandomDelta, rounded_svd
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
@@ -214,6 +214,24 @@ def test_merging_gives_a_grown_vocabulary_back(
     assert torch.equal(merged["model.embed_tokens.weight"], table)
     if not (base_tied and tuned_tied):
         assert torch.equal(merged["lm_head.weight"], expected.get("lm_head.weight", table))
+
+
+@pytest.mark.parametrize("moved", [True, False], ids=["embedding-trained", "embedding-kept"])
+def test_merging_gives_back_a_head_that_differs_in_added_rows_only(tmp_path: Path, moved: bool) -> None:
+    base = make.write_tiny_base(tmp_path / "base", tie_word_embeddings=True)
+    grown = make.write_tiny_base(tmp_path / "grown", 1, vocab_size=72, tie_word_embeddings=False)
+    expected = dict(make.weights(grown))
+    table, head = expected["model.embed_tokens.weight"], expected["lm_head.weight"]
+    if not moved:
+        table[:64] = dict(make.weights(base))["model.embed_tokens.weight"]
+    head[:64] = table[:64]
+    save_file(expected, grown / "model.safetensors", metadata={"format": "pt"})
+    compress(Job(base, grown, tmp_path / "delta", magnitude(), force=True))
+    merge(base, tmp_path / "delta", tmp_path / "merged")
+    assert not read_model(tmp_path / "merged").tied
+    merged = dict(make.weights(tmp_path / "merged"))
+    assert torch.equal(merged["model.embed_tokens.weight"], table)
+    assert torch.equal(merged["lm_head.weight"], head)
 
 
 def test_what_cannot_be_coded_is_named_and_nothing_is_left(tmp_path: Path) -> None:

@@ -208,3 +208,17 @@ def test_options_that_do_not_go_together(
     with pytest.raises(OptionError) as refusal:
         run(request(models, tmp_path / "out", **more))  # type: ignore[arg-type]
     assert refusal.value.option == option
+
+
+def test_a_user_who_waits_for_the_evaluation_is_told_of_it(models: Path, tmp_path: Path) -> None:
+    told: list[tuple[float, str]] = []
+    asked = request(models, tmp_path / "delta", evaluation=models / "tasks.jsonl")
+    run(asked, lambda share, what: told.append((share, what)))
+    shares, whats = [share for share, _ in told], [what for _, what in told]
+    assert shares == sorted(shares)
+    assert [what for what in whats if "done" in what] == ["done"]
+    assert all(what.endswith("left, then the evaluation") for what in whats if " left" in what)
+    for name in ("fine-tune", "magnitude-4bit"):
+        begun = whats.index(f"loading {name}, to evaluate it")
+        assert whats[begun + 1].startswith(f"evaluating {name}: task 1 of 1, ")
+        assert whats[begun + 1].endswith("(150 items)")

@@ -16,6 +16,7 @@ from profiler.variants.delta import DELTA
 from profiler.variants.peft import CONFIG
 from workers.compression.durable import write_json
 from workers.compression.quality import Loss, Outcome, losses_between, outcome, outcomes_of
+from workers.compression.types import Progress
 from workers.deltas.merge import merge
 
 Open = Callable[[Path], Answerer]
@@ -37,29 +38,39 @@ class Evaluation:
         self._key = hashlib.sha256(parts.encode()).hexdigest()
         folder.mkdir(parents=True, exist_ok=True)
 
-    def outcomes(self, model: Path, name: str) -> tuple[Outcome, ...]:
+    def outcomes(self, model: Path, name: str, progress: Progress | None = None) -> tuple[Outcome, ...]:
         """What the model in the folder did, a checkpoint or a variant of the base. `name` tells it from the
         others. Errors: those of merging and answering."""
+        tell = progress or (lambda share, what: None)
         kept = self._folder / f"{name}.json"
         if self.knows(name):
             return tuple(map(outcome, read_json(kept)["outcomes"]))
+        tell(0.0, f"loading {name}, to evaluate it")
+        found: list[Outcome] = []
         with self._plain(model) as checkpoint:
             answerer = self._open(checkpoint)
             try:
-                found = outcomes_of(self._tasks, answerer)
+                for number, task in enumerate(self._tasks, start=1):
+                    part = f"{number} of {len(self._tasks)}, {task.name} ({len(task.items)} items)"
+                    tell(number / (len(self._tasks) + 1), f"evaluating {name}: task {part}")
+                    found += outcomes_of([task], answerer)
             except ValueError as error:
                 raise TaskError(f"the tasks cannot be put to {model}: {error}") from error
         write_json(kept, {"key": self._key, "outcomes": [each.as_json() for each in found]})
-        return found
+        return tuple(found)
 
     def knows(self, name: str) -> bool:
         """Whether the outcomes of what is called `name` are kept."""
         kept = self._folder / f"{name}.json"
         return is_file(kept) and read_json(kept).get("key") == self._key
 
-    def losses(self, before: tuple[Path, str], after: tuple[Path, str]) -> tuple[Loss, ...]:
+    def losses(
+        self, before: tuple[Path, str], after: tuple[Path, str], progress: Progress | None = None
+    ) -> tuple[Loss, ...]:
         """From one model to another, each a folder and a name."""
-        return losses_between(self.outcomes(*before), self.outcomes(*after))
+        tell = progress or (lambda share, what: None)
+        first = self.outcomes(*before, lambda share, what: tell(share / 2, what))
+        return losses_between(first, self.outcomes(*after, lambda share, what: tell((1 + share) / 2, what)))
 
     @contextmanager
     def _plain(self, model: Path) -> Iterator[Path]:

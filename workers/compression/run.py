@@ -128,11 +128,18 @@ class _Run:
             self.tell((number[candidate.name] + share) / len(candidates), f"{prefix}{what}")
 
         def compressed(candidate: Candidate) -> Artefact:
-            return self._compress(candidate, lambda s, what: at(candidate, s * EVALUATED_SHARE, what))
+            def tell(share: float, what: str) -> None:
+                if share < 1:  # "done" is not for a user who waits for the evaluation
+                    then = ", then the evaluation" if self.tasks and what.endswith(" left") else ""
+                    at(candidate, share * EVALUATED_SHARE, f"{what}{then}")
+
+            return self._compress(candidate, tell)
 
         def measured(candidate: Candidate) -> tuple[Loss, ...]:
-            at(candidate, EVALUATED_SHARE, "evaluating")
-            return self._measure(candidate)
+            def tell(share: float, what: str) -> None:
+                at(candidate, EVALUATED_SHARE + share * (1 - EVALUATED_SHARE), what)
+
+            return self._measure(candidate, tell)
 
         return compressed, measured
 
@@ -174,12 +181,12 @@ class _Run:
         self.work.write_note(note, result.as_json())
         return result
 
-    def _measure(self, candidate: Candidate) -> tuple[Loss, ...]:
+    def _measure(self, candidate: Candidate, tell: Progress) -> tuple[Loss, ...]:
         """The candidate's losses; its folder goes when they are too large."""
         folder = self.work.path / TRIED / candidate.name
         if not self.evaluation.knows(candidate.name):
             self._folder(candidate, lambda share, what: None)
-        losses = self.evaluation.losses((self.request.tuned, BEFORE), (folder, candidate.name))
+        losses = self.evaluation.losses((self.request.tuned, BEFORE), (folder, candidate.name), tell)
         if self.request.max_loss is not None and worst(losses).value > self.request.max_loss:
             shutil.rmtree(folder, ignore_errors=True)
         return losses

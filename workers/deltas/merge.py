@@ -45,8 +45,8 @@ def merge(base: Path, variant: Path, out: Path, progress: Progress | None = None
     AdapterError when the variant does not fit.
     """
     spec = read_model(base)
-    job = _Job(base, spec, read_manifest(variant, spec, ANY_RANK), progress or (lambda share, what: None))
-    job.added = read_added_rows(variant, spec)
+    manifest, added = read_manifest(variant, spec, ANY_RANK), read_added_rows(variant, spec)
+    job = _Job(base, spec, manifest, added, progress or (lambda share, what: None))
     with new_folder(out) as folder:
         job.copy_side_files(folder)
         for file in sorted({place.file for place in job.places.values()}):
@@ -57,17 +57,23 @@ def merge(base: Path, variant: Path, out: Path, progress: Progress | None = None
 class _Job:
     """One run of `merge`."""
 
-    def __init__(self, base: Path, spec: ModelSpec, manifest: Manifest, tell: Progress) -> None:
+    def __init__(
+        self,
+        base: Path,
+        spec: ModelSpec,
+        manifest: Manifest,
+        added: Mapping[str, torch.Tensor],
+        tell: Progress,
+    ) -> None:
         self.base, self.tell = base, tell
-        self.manifest, self.modules = manifest, _modules(manifest)
+        self.manifest, self.modules, self.added = manifest, _modules(manifest), added
         self.variant = VariantFiles(manifest)
-        self.unties = spec.tied and HEAD in manifest.full
+        self.unties = spec.tied and (HEAD in manifest.full or _own_rows(added))
         self.places = locate(base)
         if spec.tied:
             self.places.pop(HEAD, None)  # a copy that engines ignore
         if self.unties:
             self.places[HEAD] = self.places[EMBEDDING]
-        self.added: Mapping[str, torch.Tensor] = {}
         self.done = 0
 
     def copy_side_files(self, folder: Path) -> None:
@@ -115,7 +121,9 @@ class _Job:
             writer.write_bytes(name, read_bytes(self.base, place))
 
     def _whole(self, name: str, place: TensorRef) -> torch.Tensor:
-        """A tensor that the variant may replace, in the base's type."""
+        """A tensor that the variant may replace, in the base's type; a head without any is the embedding."""
+        if name == HEAD and self.unties and HEAD not in self.manifest.full:
+            name = EMBEDDING
         if name in self.manifest.full:
             return self.variant.read(self.manifest.full[name]).to(DTYPES[place.dtype])
         return read_tensor(self.base, place)
@@ -124,6 +132,11 @@ class _Job:
         if name not in self.added:
             return place.shape
         return (place.shape[0] + self.added[name].shape[0], *place.shape[1:])
+
+
+def _own_rows(added: Mapping[str, torch.Tensor]) -> bool:
+    """Whether the head's rows for added tokens are not the embedding's."""
+    return bool(added) and not torch.equal(added[HEAD].float(), added[EMBEDDING].float())
 
 
 def _modules(manifest: Manifest) -> Mapping[str, Module]:
