@@ -40,7 +40,11 @@ COMMANDS = (
     LazyCommand(
         "describe", "controlplane.cli.models", "Show all that is known of one model and its deployment."
     ),
-    LazyCommand("delete", "controlplane.cli.models", "Forget a registered model; its files stay."),
+    LazyCommand(
+        "delete",
+        "controlplane.cli.models",
+        "Forget a registered model; its files stay, but for a delta that was made here.",
+    ),
     LazyCommand(
         "profile",
         "controlplane.cli.estimates",
@@ -99,7 +103,7 @@ COMMANDS = (
     LazyCommand(
         "compress",
         "controlplane.cli.compress",
-        "Compress a full fine-tune to a delta that can be registered as a variant; say what it cost.",
+        "Compress a fine-tune to a delta that can be registered as a variant, and say what it cost.",
     ),
     LazyCommand(
         "merge",

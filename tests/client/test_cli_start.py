@@ -126,4 +126,5 @@ def test_help_and_status_cost_little_more_than_what_they_are_made_of(api: FakeAp
 def test_the_list_says_what_the_help_of_the_command_says(command: LazyCommand) -> None:
     assert command.name
     function = getattr(import_module(command.module), command.name.replace("-", "_"))
-    assert command.help == " ".join((inspect.getdoc(function) or "").split())
+    first_paragraph = (inspect.getdoc(function) or "").partition("\n\n")[0]
+    assert command.help == " ".join(first_paragraph.split())
