@@ -24,6 +24,10 @@ FLOAT32_BYTES = 4
 LOGITS_BYTES = 1 << 30
 ROWS, TOKENS = 128, 2048  # of calibration, if nobody says
 
+SQUARES = 13
+"""Float32 squares of the widest input that are in memory at once: the Gram matrix, and 12 while its inverse's
+factor is made, six of float64 (deltacompress; deltamix's error feedback takes 9)."""
+
 
 @dataclass(frozen=True)
 class CompressJob:
@@ -101,13 +105,13 @@ def waiting(state: State) -> Iterator[Model]:
 
 
 def needed_bytes(spec: ModelSpec, recipe: Recipe) -> int:
-    """Memory of a job, roughly: both sides of one layer and its delta, four squares of the widest input
-    (Gram matrix, its factor, and room to make it), and the calibration's activations before and after. To be
-    evaluated the whole model answers, and its logits take some as well."""
+    """Memory of a job, roughly: both sides of one layer and its delta, the squares of the widest input, and
+    the calibration's activations before and after. To be evaluated the whole model answers, and its logits
+    take some as well."""
     linear = sum(out * width for out, width in spec.linear_shapes.values())
     widest = max((width for _, width in spec.linear_shapes.values()), default=spec.hidden_size)
     activations = 2 * (recipe.rows or ROWS) * (recipe.tokens or TOKENS) * spec.hidden_size
-    numbers = 3 * linear + 4 * widest**2 + activations + 2 * spec.vocab_size * spec.hidden_size
+    numbers = 3 * linear + SQUARES * widest**2 + activations + 2 * spec.vocab_size * spec.hidden_size
     whole = spec.weight_bytes // spec.dtype_bytes if recipe.evaluation else 0
     logits_bytes = LOGITS_BYTES if recipe.evaluation else 0
     return RUNTIME_BYTES + max(FLOAT32_BYTES * numbers, FLOAT32_BYTES * whole + logits_bytes)
