@@ -29,6 +29,7 @@ def peak_bytes(do: Callable[[], object]) -> int:
     return peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [optimal_brain.inverse_factor, factors.error_feedback])
 def test_the_squares_reserved_are_those_that_a_factor_takes(
     factor: Callable[[torch.Tensor], torch.Tensor],
