@@ -28,11 +28,15 @@ def registered(given: Mapping[str, float], artifact: Artifact) -> dict[str, floa
 
 
 def of_variant(model: Model) -> float | None:
-    """What a variant keeps; None when that is not known."""
+    """What a variant keeps: what its user said of it uncompressed, else what was measured; None when neither
+    is known."""
     known = [value for name, value in model.compression.items() if name in ALIASES]
     if known:
         return min(known)
-    return None if model.delta is not None else WHOLE
+    if model.delta is None:
+        return WHOLE
+    artifact = model.delta.artifact
+    return artifact.quality.accuracy if artifact is not None and artifact.quality is not None else None
 
 
 def base_limit(variant: Model, asked: float | None) -> float | None:

@@ -217,6 +217,16 @@ def test_what_was_not_measured_is_not_taken_for_whole() -> None:
     assert accuracy.base_limit(lora, 99.0) == pytest.approx(99.0)
 
 
+def test_what_a_user_said_of_other_techniques_leaves_what_was_measured() -> None:
+    evaluated = replace(ARTIFACT, quality=quality(0.8, 0.76))
+    given = made(int8=99.0)
+    assert given.delta is not None
+    measured = replace(given, delta=replace(given.delta, artifact=evaluated))
+    assert accuracy.of_variant(measured) == pytest.approx(95.0)
+    assert accuracy.of_variant(replace(measured, compression={"int8": 99.0, "bf16": 97.0})) == 97.0
+    assert accuracy.of_variant(given) is None
+
+
 def test_engines_that_run_must_be_as_accurate() -> None:
     base = Model("b", 1, Phase.READY, source="/m", compression={"none": 100.0, "fp8": 97.0})
     fp8 = replace(PLACED, plan=replace(PLACED.plan, quantization="fp8"))
