@@ -235,3 +235,20 @@ def test_engines_that_run_must_be_as_accurate() -> None:
     accuracy.require_base(base, None, 100.0)
     with pytest.raises(errors.NoFeasiblePlan, match="97"):
         accuracy.require_base(base, deployment("b", Phase.DEPLOYED, placed=fp8), 98.0)
+
+
+def test_any_of_the_engines_that_run_must_be_as_accurate() -> None:
+    base = Model("b", 1, Phase.READY, source="/m", compression={"none": 100.0, "fp8": 97.0})
+    one = deployment("b", Phase.DEPLOYED)
+    fp8 = replace(PLACED, plan=replace(PLACED.plan, quantization="fp8"))
+    both = replace(one, groups=(*one.groups, replace(one.groups[0], number=1, placement=fp8)))
+    with pytest.raises(errors.NoFeasiblePlan, match="97"):
+        accuracy.require_base(base, both, 98.0)
+
+
+def test_a_base_that_can_never_be_as_accurate_is_said_before_it_is_placed() -> None:
+    base = Model("b", 1, Phase.READY, source="/m", compression={"fp8": 97.0, "int8": 96.0})
+    waiting = deployment("b", Phase.PENDING, placed=None)
+    accuracy.require_base(base, waiting, 97.0)
+    with pytest.raises(errors.NoFeasiblePlan, match="97"):
+        accuracy.require_base(base, waiting, 98.0)
