@@ -1,5 +1,5 @@
-"""Which fine-tune is compressed next, where, with how much memory: one at a time on a node, the oldest first.
-Pure."""
+"""Which fine-tune is compressed next, where, with how much memory: one at a time on a node, of those that
+wait for the same devices the oldest first. Pure."""
 
 from __future__ import annotations
 
@@ -60,15 +60,16 @@ def next_job(state: State, name: str, inventory: Inventory, settings: Settings) 
         raise errors.CompressionFailed(
             f"{delta.attempts} attempts in a row got no further than {delta.share:.0%}; {delta.doing}"
         )
-    if before := _before(state, model):
-        return Queued(f"waits until '{before}' has begun to be compressed")
     seen = _seen(state, model, base, inventory, settings)
     if not seen:
         raise errors.CompressionFailed(
             f"expected a device for it ({delta.recipe.device}), the cluster has none; add one, or register "
             'it with another "device"'
         )
-    chosen = _choose(state, model, seen, settings)
+    left = _left(state, model, seen, inventory, settings)
+    if isinstance(left, Queued):
+        return left
+    chosen = _choose(state, model, left, settings)
     if isinstance(chosen, Queued):
         return chosen
     on_cpu = chosen.device.kind == CPU
@@ -124,12 +125,6 @@ def _base(state: State, model: Model) -> Model:
     return base.record
 
 
-def _before(state: State, model: Model) -> str:
-    """An older model that waits, too; empty if there is none."""
-    first = next(waiting(state), model)
-    return "" if first.name == model.name else first.name
-
-
 def _holders(state: State) -> Iterator[str]:
     for ledger in state.ledgers.values():
         yield from (r.holder for r in ledger.record.reservations)
@@ -159,13 +154,46 @@ def _seen(state: State, model: Model, base: Model, inventory: Inventory, setting
     ]
 
 
+def _left(
+    state: State, model: Model, seen: list[_Seen], inventory: Inventory, settings: Settings
+) -> list[_Seen] | Queued:
+    """The devices that no older model waits for. A node where an older one lacks nothing but its turn is left
+    to it, too."""
+    left, before = seen, ""
+    for older in _older(state, model):
+        base = state.models.get(older.base or "")
+        if base is None or base.record.spec is None:
+            continue  # it is about to fail
+        theirs = _seen(state, older, base.record, inventory, settings)
+        keys = {key_of(s.device) for s in theirs}
+        nodes = {s.device.node for s in _roomy(older, theirs)}
+        kept = [s for s in left if key_of(s.device) not in keys and s.device.node not in nodes]
+        left, before = kept, before or (older.name if len(kept) < len(left) else "")
+    return left or Queued(f"waits until '{before}' has begun to be compressed")
+
+
+def _older(state: State, model: Model) -> Iterator[Model]:
+    mine = (model.created_at_s, model.name)
+    return (other for other in waiting(state) if (other.created_at_s, other.name) < mine)
+
+
+def _roomy(model: Model, seen: list[_Seen]) -> list[_Seen]:
+    """Devices with the memory for it. Nobody who does not ask for it shares a GPU."""
+    unshared = require_delta(model).recipe.device == "auto"
+    return [
+        s
+        for s in seen
+        if s.free_bytes >= s.needed_bytes and not (unshared and s.shared and s.device.kind != CPU)
+    ]
+
+
 def _most(device: Device, settings: Settings) -> int:
     """What is reserved at most: what is needed is known roughly, and must not be waited for in vain."""
     return int(device.total_bytes * (1 - settings.headroom))
 
 
 def _choose(state: State, model: Model, seen: list[_Seen], settings: Settings) -> _Seen | Queued:
-    """A GPU before a CPU, the node it was on before others. Nobody who does not ask for it shares a GPU."""
+    """A GPU before a CPU, the node it was on before others."""
     delta = require_delta(model)
     others = _compressing_on(state, reservations.compressing(model.name))
     idle = [s for s in seen if others[s.device.node] < settings.compress_per_node]
@@ -175,12 +203,7 @@ def _choose(state: State, model: Model, seen: list[_Seen], settings: Settings) -
     quiet = [s for s in idle if key_of(s.device) not in measured]
     if not quiet:
         return Queued("waits until an architecture has been measured")
-    unshared = delta.recipe.device == "auto"
-    roomy = [
-        s
-        for s in quiet
-        if s.free_bytes >= s.needed_bytes and not (unshared and s.shared and s.device.kind != CPU)
-    ]
+    roomy = _roomy(model, quiet)
     if not roomy:
         gib = min(s.needed_bytes for s in quiet) / 2**30
         return Queued(f"waits for about {gib:.1f} GiB of free memory on a device")

@@ -95,6 +95,41 @@ def test_the_oldest_goes_first(settings: Settings, base: Model) -> None:
     begun(decide(settings, "old", *records))
 
 
+BUSY = ledger("b", device=GPU, memory_bytes=79 * GIB)
+
+
+def test_one_that_waits_for_a_gpu_keeps_nobody_from_a_cpu(settings: Settings, base: Model) -> None:
+    old = tuned("old", 1.0, device="gpu")
+    for device in ("cpu", "auto"):
+        new = tuned("new", 2.0, device=device)
+        assert (
+            begun(decide(settings, "new", base, old, new, BUSY, devices=(CPU, GPU))).request.device == "cpu"
+        )
+    new = tuned("new", 2.0, device="gpu")
+    assert "'old'" in reason(decide(settings, "new", base, old, new, BUSY, devices=(CPU, GPU)))
+
+
+def test_a_gpu_that_an_older_one_waits_for_is_not_taken(settings: Settings, base: Model) -> None:
+    """Two are compressed on a node at once, and there is room: for the older one, a moment later."""
+    two = settings.model_copy(update={"compress_per_node": 2})
+    old, new = tuned("old", 1.0, device="gpu"), tuned("new", 2.0)
+    measuring = ledger("measuring:key", device=GPU)
+    assert begun(decide(two, "new", base, old, new, measuring, devices=(OTHER, GPU))).node == "other"
+
+
+def test_a_turn_goes_to_the_older_one_even_of_another_device(settings: Settings, base: Model) -> None:
+    """Else those for CPUs, one after the other, would keep a node from who waits for its GPU."""
+    old, new = tuned("old", 1.0, device="gpu"), tuned("new", 2.0, device="cpu")
+    assert "'old'" in reason(decide(settings, "new", base, old, new, devices=(CPU, GPU)))
+    assert begun(decide(settings, "new", base, old, new, devices=(CPU, OTHER, GPU))).node == "other"
+
+
+def test_a_younger_one_keeps_nobody_waiting(settings: Settings, base: Model) -> None:
+    """Who was begun before a crash of the controller has its reservation, and waits for no one."""
+    records = (base, tuned("old", 1.0), tuned("new", 2.0), ledger("compressing:old"))
+    begun(decide(settings, "old", *records))
+
+
 def test_a_gpu_on_which_nothing_is_goes_before_a_cpu(settings: Settings, base: Model) -> None:
     job = begun(decide(settings, "v", base, tuned("v"), devices=(CPU, GPU)))
     assert (job.request.device, job.request.gpus, job.device) == ("cuda", (1,), ("node", "cuda", 1))
