@@ -13,6 +13,7 @@ from controlplane import errors
 from controlplane.planning import infeasibility
 from controlplane.state.deltas import Artifact
 from controlplane.state.records import Deployment, Model
+from controlplane.state.terms import GroupPhase
 from placement.solver import concessions
 from placement.solver.outcome import NotPlaced
 from placement.types import Constraint, Relaxation
@@ -67,7 +68,8 @@ def require_base(base: Model, deployment: Deployment | None, least: float | None
     known: dict[str, float] = {}
     for name, value in base.compression.items():
         known[canonical(name)] = min(value, known.get(canonical(name), WHOLE))
-    placed = [group.placement.plan.quantization for group in deployment.groups if group.placement]
+    going = [group for group in deployment.groups if group.phase is not GroupPhase.DRAINING]
+    placed = [group.placement.plan.quantization for group in going if group.placement]
     offered = (
         min(known.get(canonical(quantization), WHOLE) for quantization in placed)
         if placed

@@ -17,6 +17,7 @@ from controlplane.settings import Settings
 from controlplane.state import deltas
 from controlplane.state.deltas import Artifact, Delta, Recipe
 from controlplane.state.records import Model, NodeLedger, Phase, Reservation
+from controlplane.state.terms import GroupPhase
 from placement.types import Device, Inventory
 from profiler.types import DeviceRates
 from workers.compression.lines import Progress, Quality, TaskLoss
@@ -279,6 +280,8 @@ def test_any_of_the_engines_that_run_must_be_as_accurate() -> None:
     both = replace(one, groups=(*one.groups, replace(one.groups[0], number=1, placement=fp8)))
     with pytest.raises(errors.NoFeasiblePlan, match="97"):
         accuracy.require_base(base, both, 98.0)
+    leaving = replace(both, groups=(both.groups[0], replace(both.groups[1], phase=GroupPhase.DRAINING)))
+    accuracy.require_base(base, leaving, 98.0)
 
 
 def test_a_base_that_can_never_be_as_accurate_is_said_before_it_is_placed() -> None:
