@@ -16,6 +16,7 @@ import torch
 from profiler.errors import AdapterError, CheckpointError
 from profiler.files import read_json
 from workers.compression.layout import added_rows, all_tensors, at_layer, linear_modules
+from workers.compression.rope import rope_of
 from workers.compression.sources import Source
 from workers.compression.types import Progress
 
@@ -133,16 +134,19 @@ def _settings(base: Source, tuned: Source) -> list[str]:
         f"config.json has {key} {after[key]}, the base has {before[key]}; engines use the base's, so answers "
         "will differ from the fine-tune's"
         for key in before
-        if before[key] is not None and after[key] is not None and before[key] != after[key]
+        if key in after and before[key] != after[key]
     ]
 
 
 def _computing(config: dict[str, Any]) -> dict[str, Any]:
-    """What changes the meaning of the same weights; transformers 5 has RoPE's numbers in an object."""
-    rope = config.get("rope_parameters")
-    theta = rope.get("rope_theta") if isinstance(rope, dict) else None
+    """What changes the meaning of the same weights. A number that is left out is its family's, which is not
+    known here."""
+    rope = rope_of(config)
     plain = ("rms_norm_eps", "hidden_act", "sliding_window")
-    return {"rope_theta": config.get("rope_theta", theta), **{key: config.get(key) for key in plain}}
+    said = {key: config[key] for key in plain if key in config}
+    if config.get("use_sliding_window") is False:
+        said["sliding_window"] = None
+    return {"rope_theta": rope.pop("rope_theta", None), "rope_scaling": rope or None, **said}
 
 
 def _difference(left: Any, right: Any) -> str:
