@@ -14,6 +14,8 @@ from profiler.errors import AdapterError, CheckpointError
 from workers.compression import checks
 from workers.compression.job import Job, compress
 from workers.compression.methods.magnitude import magnitude
+from workers.compression.recipe import CompressRequest, Recipe
+from workers.compression.requested import artifact_of
 from workers.compression.rope import rope_of
 from workers.compression.sources import Checkpoint
 
@@ -96,11 +98,19 @@ def test_the_base_itself_is_no_fine_tune(tmp_path: Path, base: Path) -> None:
 def test_a_base_that_is_not_the_base(tmp_path: Path, base: Path) -> None:
     """Of unrelated weights of one size the difference has sqrt(2) times their norm."""
     other = make.write_tiny_base(tmp_path / "other", 7)
-    said = refused(base, other, AdapterError, "--force")
+    said = refused(base, other, checks.ImplausibleBase, "give the checkpoint it was fine-tuned from$")
     distance = float(re.findall(r"differ .* by ([\d.]+) of", said)[0])
     assert distance == pytest.approx(2**0.5, rel=0.05)
     result = compress(Job(base, other, tmp_path / "delta", magnitude(), force=True))
     assert any("check that this is the base" in warning for warning in result.warnings)
+
+
+def test_who_registers_is_told_of_the_command_that_can_insist(tmp_path: Path, base: Path) -> None:
+    other = make.write_tiny_base(tmp_path / "other", 7)
+    request = CompressRequest(base, other, tmp_path / "work", Recipe("magnitude"))
+    request.folder.mkdir()
+    with pytest.raises(AdapterError, match="by `ostinato compress --force` and register it as an adapter"):
+        artifact_of(request, lambda share, doing: None)
 
 
 @pytest.mark.parametrize(("strength", "warned"), [(0.1, False), (0.3, True)])

@@ -27,6 +27,10 @@ IMPLAUSIBLE = 0.5
 CHUNK = 1 << 24  # values looked at together: 64 MiB in float32
 
 
+class ImplausibleBase(AdapterError):
+    """The fine-tune is too far from the base to be its own. Who may insist is told how by the caller."""
+
+
 @dataclass(frozen=True)
 class Scan:
     """What one pass over all values found. The norms are of the linear layers' weights and their deltas."""
@@ -88,8 +92,8 @@ def scan(base: Source, tuned: Source, device: str, tell: Progress) -> Scan:
 def judge(found: Scan, base: Source, tuned: Source, force: bool) -> list[str]:
     """What to warn of.
 
-    Raises AdapterError when nothing differs, and, unless `force`, when the base cannot be the one that was
-    fine-tuned.
+    Raises AdapterError when nothing differs, and, unless `force`, ImplausibleBase when the base cannot be the
+    one that was fine-tuned.
     """
     if not found.differing:
         raise AdapterError(
@@ -105,8 +109,8 @@ def judge(found: Scan, base: Source, tuned: Source, force: bool) -> list[str]:
     )
     if found.distance <= IMPLAUSIBLE or force:
         return [f"{figures}; check that this is the base it was fine-tuned from"]
-    raise AdapterError(
-        f"{figures}. Expected at most {IMPLAUSIBLE}; give the checkpoint it was fine-tuned from, or --force"
+    raise ImplausibleBase(
+        f"{figures}. Expected at most {IMPLAUSIBLE}; give the checkpoint it was fine-tuned from"
     )
 
 
