@@ -121,13 +121,16 @@ def _option_errors() -> Iterator[None]:
 
 
 def _run(request: Request, tell: Callable[[float, str], None]) -> Report:
-    from profiler.errors import TaskError
+    from profiler.errors import AdapterError, TaskError
     from workers.compression.auto import LossTooLarge
+    from workers.compression.checks import ImplausibleBase
     from workers.compression.run import run
 
     try:
         with _option_errors():
             return run(request, tell)
+    except ImplausibleBase as error:
+        raise AdapterError(f"{error}, or --force") from error
     except LossTooLarge as error:
         raise errors.LossTooLarge(str(error)) from error
     except TaskError as error:

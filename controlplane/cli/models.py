@@ -26,6 +26,7 @@ from controlplane.management.schemas.models import (
     RegisterModelRequest,
     VariantView,
 )
+from workers.compression.choose import OptionError, parse_ratio
 
 Compression = Annotated[
     list[str] | None,
@@ -46,10 +47,15 @@ def register(  # noqa: PLR0913 - typer reads a command's options from its parame
     ] = None,
     compression: Compression = None,
     method: Annotated[
-        str | None, typer.Option(help="How to make SOURCE a delta of --base; default: deltacompress.")
+        str | None,
+        typer.Option(
+            help="How to make SOURCE a delta of --base; default: deltacompress, with --max-loss auto."
+        ),
     ] = None,
     bits: Annotated[int | None, typer.Option(help="Bits of each kept value, 4 or 2.")] = None,
-    ratio: Annotated[float | None, typer.Option(help="Share of the 16-bit size, such as 0.0625.")] = None,
+    ratio: Annotated[
+        str | None, typer.Option(help="Share of the 16-bit size, such as 1/16 or 0.0625.")
+    ] = None,
     group_size: Annotated[
         int | None, typer.Option(help="Columns that share a scale; default: a row.")
     ] = None,
@@ -66,14 +72,14 @@ def register(  # noqa: PLR0913 - typer reads a command's options from its parame
 ) -> None:
     """Register a base by its SOURCE, or a variant by --base and --adapter.
 
-    With a SOURCE, --base and a --method, the fine-tune SOURCE is compressed to a delta of the base.
+    With a SOURCE and --base, the fine-tune SOURCE is compressed to a delta of the base.
     """
     cli = session(ctx)
     fields: dict[str, object] = {"source": _location(source), "base": base, "adapter": _location(adapter)}
     recipe = {
         "method": method,
         "bits": bits,
-        "ratio": ratio,
+        "ratio": None if ratio is None else _share(ratio),
         "groupSize": group_size,
         "maxWidths": max_widths,
         "calibration": _location(calibration),
@@ -85,7 +91,7 @@ def register(  # noqa: PLR0913 - typer reads a command's options from its parame
         "device": device,
     }
     given = {name: value for name, value in recipe.items() if value is not None}
-    if given:
+    if given or (source is not None and base is not None and adapter is None):
         fields["compression"] = given
     if compression:
         fields["compressionTechnique"] = _accuracies(compression)
@@ -173,6 +179,13 @@ def _location(text: str | None) -> str | None:
     if text is None or "://" in text:
         return text
     return str(Path(text).expanduser().absolute())
+
+
+def _share(text: str) -> float:
+    try:
+        return parse_ratio(text)
+    except OptionError as error:
+        raise typer.BadParameter(str(error), param_hint="--ratio") from None
 
 
 def _accuracies(pairs: list[str]) -> dict[str, float]:

@@ -83,7 +83,7 @@ def deploy_model(state: State, request: DeployModelRequest, ctx: Context) -> Out
     """A variant is deployed with its base, if the base is not yet.
 
     Errors: ModelNotFound, NotReady, AlreadyExists, InvalidRequest (bounds that its base cannot keep, replicas
-    that it does not have), NoFeasiblePlan (a variant that is less accurate than is asked for).
+    that it does not have), NoFeasiblePlan (a variant, or its base, that is less accurate than is asked for).
     """
     model = find_model(state, request.model)
     if model.phase is not Phase.READY:
@@ -112,6 +112,7 @@ def deploy_model(state: State, request: DeployModelRequest, ctx: Context) -> Out
 def _host_changes(
     state: State, variant: Model, host: str, request: DeployModelRequest, ctx: Context
 ) -> list[Change]:
+    """The base's deployment is written in any case: who deletes or places it meanwhile has to look again."""
     present = state.deployments.get(host)
     least = accuracy.base_limit(variant, request.SLOs.accuracy)
     accuracy.require_base(find_model(state, host), present.record if present else None, least)
@@ -128,7 +129,7 @@ def _host_changes(
             f"change them with `ostinato tune {host}`",
             param="replicas",
         )
-    return [_unchanged(present)]
+    return [Put(accuracy.limited(present.record, least), present.version)]
 
 
 def _deployment(name: str, host: str, request: DeployModelRequest, uid: int, now_s: float) -> Deployment:

@@ -7,11 +7,13 @@ base are taken for independent ones: 98% of 97% is 95.06%.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from controlplane import errors
 from controlplane.planning import infeasibility
 from controlplane.state.deltas import Artifact
 from controlplane.state.records import Deployment, Model
+from controlplane.state.terms import GroupPhase
 from placement.solver import concessions
 from placement.solver.outcome import NotPlaced
 from placement.types import Constraint, Relaxation
@@ -28,11 +30,15 @@ def registered(given: Mapping[str, float], artifact: Artifact) -> dict[str, floa
 
 
 def of_variant(model: Model) -> float | None:
-    """What a variant keeps; None when that is not known."""
+    """What a variant keeps: what its user said of it uncompressed, else what was measured; None when neither
+    is known."""
     known = [value for name, value in model.compression.items() if name in ALIASES]
     if known:
         return min(known)
-    return None if model.delta is not None else WHOLE
+    if model.delta is None:
+        return WHOLE
+    artifact = model.delta.artifact
+    return artifact.quality.accuracy if artifact is not None and artifact.quality is not None else None
 
 
 def base_limit(variant: Model, asked: float | None) -> float | None:
@@ -55,13 +61,30 @@ def base_limit(variant: Model, asked: float | None) -> float | None:
 
 
 def require_base(base: Model, deployment: Deployment | None, least: float | None) -> None:
-    """Errors: NoFeasiblePlan where the engines that run already are less accurate than that."""
-    if least is None or deployment is None or deployment.placement is None:
+    """Errors: NoFeasiblePlan where engines that are placed already are less accurate than that, or where
+    none is and no technique of the base is so accurate."""
+    if least is None or deployment is None:
         return
-    quantization = canonical(deployment.placement.plan.quantization)
-    known = {canonical(name): value for name, value in base.compression.items()}
-    if known.get(quantization, WHOLE) < least:
-        raise infeasibility.refusal(_refused(base.name, least, known[quantization]))
+    known: dict[str, float] = {}
+    for name, value in base.compression.items():
+        known[canonical(name)] = min(value, known.get(canonical(name), WHOLE))
+    going = [group for group in deployment.groups if group.phase is not GroupPhase.DRAINING]
+    placed = [group.placement.plan.quantization for group in going if group.placement]
+    offered = (
+        min(known.get(canonical(quantization), WHOLE) for quantization in placed)
+        if placed
+        else max(known.values(), default=WHOLE)
+    )
+    if offered < least:
+        raise infeasibility.refusal(_refused(base.name, least, offered))
+
+
+def limited(deployment: Deployment, least: float | None) -> Deployment:
+    """A base's deployment, no engine of which is placed with less accuracy than that from now on."""
+    slos = deployment.slos
+    if least is None or (slos.accuracy is not None and slos.accuracy >= least):
+        return deployment
+    return replace(deployment, slos=replace(slos, accuracy=least))
 
 
 def _refused(name: str, asked: float, offered: float) -> NotPlaced:

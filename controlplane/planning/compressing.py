@@ -1,5 +1,5 @@
-"""Which fine-tune is compressed next, where, with how much memory: one at a time on a node, the oldest first.
-Pure."""
+"""Which fine-tune is compressed next, where, with how much memory: one at a time on a node, of those that
+wait for the same devices the oldest first. Pure."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ RUNTIME_BYTES = 1 << 30  # torch itself, and what a GPU's libraries take
 FLOAT32_BYTES = 4
 LOGITS_BYTES = 1 << 30
 ROWS, TOKENS = 128, 2048  # of calibration, if nobody says
+
+SQUARES = 13
+"""Float32 squares of the widest input that are in memory at once: the Gram matrix, and 12 while its inverse's
+factor is made, six of float64 (deltacompress; deltamix's error feedback takes 9)."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +60,16 @@ def next_job(state: State, name: str, inventory: Inventory, settings: Settings) 
         raise errors.CompressionFailed(
             f"{delta.attempts} attempts in a row got no further than {delta.share:.0%}; {delta.doing}"
         )
-    if before := _before(state, model):
-        return Queued(f"waits until '{before}' has begun to be compressed")
     seen = _seen(state, model, base, inventory, settings)
     if not seen:
         raise errors.CompressionFailed(
             f"expected a device for it ({delta.recipe.device}), the cluster has none; add one, or register "
             'it with another "device"'
         )
-    chosen = _choose(state, model, seen, settings)
+    left = _left(state, model, seen, inventory, settings)
+    if isinstance(left, Queued):
+        return left
+    chosen = _choose(state, model, left, settings)
     if isinstance(chosen, Queued):
         return chosen
     on_cpu = chosen.device.kind == CPU
@@ -101,13 +106,13 @@ def waiting(state: State) -> Iterator[Model]:
 
 
 def needed_bytes(spec: ModelSpec, recipe: Recipe) -> int:
-    """Memory of a job, roughly: both sides of one layer and its delta, four squares of the widest input
-    (Gram matrix, its factor, and room to make it), and the calibration's activations before and after. To be
-    evaluated the whole model answers, and its logits take some as well."""
+    """Memory of a job, roughly: both sides of one layer and its delta, the squares of the widest input, and
+    the calibration's activations before and after. To be evaluated the whole model answers, and its logits
+    take some as well."""
     linear = sum(out * width for out, width in spec.linear_shapes.values())
     widest = max((width for _, width in spec.linear_shapes.values()), default=spec.hidden_size)
     activations = 2 * (recipe.rows or ROWS) * (recipe.tokens or TOKENS) * spec.hidden_size
-    numbers = 3 * linear + 4 * widest**2 + activations + 2 * spec.vocab_size * spec.hidden_size
+    numbers = 3 * linear + SQUARES * widest**2 + activations + 2 * spec.vocab_size * spec.hidden_size
     whole = spec.weight_bytes // spec.dtype_bytes if recipe.evaluation else 0
     logits_bytes = LOGITS_BYTES if recipe.evaluation else 0
     return RUNTIME_BYTES + max(FLOAT32_BYTES * numbers, FLOAT32_BYTES * whole + logits_bytes)
@@ -118,12 +123,6 @@ def _base(state: State, model: Model) -> Model:
     if base is None or base.record.spec is None or base.record.path is None:
         raise errors.CompressionFailed(f"the base '{model.base}' is no longer registered; register it again")
     return base.record
-
-
-def _before(state: State, model: Model) -> str:
-    """An older model that waits, too; empty if there is none."""
-    first = next(waiting(state), model)
-    return "" if first.name == model.name else first.name
 
 
 def _holders(state: State) -> Iterator[str]:
@@ -155,13 +154,46 @@ def _seen(state: State, model: Model, base: Model, inventory: Inventory, setting
     ]
 
 
+def _left(
+    state: State, model: Model, seen: list[_Seen], inventory: Inventory, settings: Settings
+) -> list[_Seen] | Queued:
+    """The devices that no older model waits for. A node where an older one lacks nothing but its turn is left
+    to it, too."""
+    left, before = seen, ""
+    for older in _older(state, model):
+        base = state.models.get(older.base or "")
+        if base is None or base.record.spec is None:
+            continue  # it is about to fail
+        theirs = _seen(state, older, base.record, inventory, settings)
+        keys = {key_of(s.device) for s in theirs}
+        nodes = {s.device.node for s in _roomy(older, theirs)}
+        kept = [s for s in left if key_of(s.device) not in keys and s.device.node not in nodes]
+        left, before = kept, before or (older.name if len(kept) < len(left) else "")
+    return left or Queued(f"waits until '{before}' has begun to be compressed")
+
+
+def _older(state: State, model: Model) -> Iterator[Model]:
+    mine = (model.created_at_s, model.name)
+    return (other for other in waiting(state) if (other.created_at_s, other.name) < mine)
+
+
+def _roomy(model: Model, seen: list[_Seen]) -> list[_Seen]:
+    """Devices with the memory for it. Nobody who does not ask for it shares a GPU."""
+    unshared = require_delta(model).recipe.device == "auto"
+    return [
+        s
+        for s in seen
+        if s.free_bytes >= s.needed_bytes and not (unshared and s.shared and s.device.kind != CPU)
+    ]
+
+
 def _most(device: Device, settings: Settings) -> int:
     """What is reserved at most: what is needed is known roughly, and must not be waited for in vain."""
     return int(device.total_bytes * (1 - settings.headroom))
 
 
 def _choose(state: State, model: Model, seen: list[_Seen], settings: Settings) -> _Seen | Queued:
-    """A GPU before a CPU, the node it was on before others. Nobody who does not ask for it shares a GPU."""
+    """A GPU before a CPU, the node it was on before others."""
     delta = require_delta(model)
     others = _compressing_on(state, reservations.compressing(model.name))
     idle = [s for s in seen if others[s.device.node] < settings.compress_per_node]
@@ -171,12 +203,7 @@ def _choose(state: State, model: Model, seen: list[_Seen], settings: Settings) -
     quiet = [s for s in idle if key_of(s.device) not in measured]
     if not quiet:
         return Queued("waits until an architecture has been measured")
-    unshared = delta.recipe.device == "auto"
-    roomy = [
-        s
-        for s in quiet
-        if s.free_bytes >= s.needed_bytes and not (unshared and s.shared and s.device.kind != CPU)
-    ]
+    roomy = _roomy(model, quiet)
     if not roomy:
         gib = min(s.needed_bytes for s in quiet) / 2**30
         return Queued(f"waits for about {gib:.1f} GiB of free memory on a device")

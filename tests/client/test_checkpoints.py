@@ -83,6 +83,15 @@ def test_compress_prints_one_document(cli: Cli, tmp_path: Path, base: Path, tune
     assert document["layerErrors"].keys() == set(spec.target_modules)
 
 
+def test_compress_can_be_forced_onto_a_base_that_seems_another(cli: Cli, tmp_path: Path, base: Path) -> None:
+    other = make.write_tiny_base(tmp_path / "other", 7)
+    command = ("compress", base, other, tmp_path / "delta", "--method", "magnitude")
+    code, _, err = cli(*command)
+    assert code != 0
+    assert "the checkpoint it was fine-tuned from, or --force" in err
+    assert cli(*command, "--force")[0] == 0
+
+
 def test_compress_warns_on_stderr(cli: Cli, tmp_path: Path, base: Path) -> None:
     far = make.write_tuned(base, tmp_path / "far", 1, 0.3)
     code, out, err = cli("compress", base, far, tmp_path / "delta", "--method", "magnitude")

@@ -17,7 +17,8 @@ from controlplane.cli import main as cli_main
 from controlplane.cli import models as cli_models
 from controlplane.cli import waiting
 from controlplane.client.client import Client
-from controlplane.management.schemas.models import OperationView
+from controlplane.management.schemas.compression import CompressionForm
+from controlplane.management.schemas.models import OperationView, RegisterModelRequest
 from controlplane.runtime import local
 from controlplane.settings import Settings
 
@@ -224,6 +225,20 @@ def test_deploy_prints_the_plan_where_and_why(cli: Cli, api: FakeApi) -> None:
     assert body == asked | free
 
 
+def test_register_a_fine_tune_as_it_is_done_by_default(cli: Cli, api: FakeApi) -> None:
+    ended = cli("register", "v1", "/m/tuned", "--base", "smol")
+    assert ended.code == 0, ended.err
+    body = api.calls("POST /register_model")[0][0]
+    assert (body["source"], body["base"]) == ("/m/tuned", "smol")
+    assert RegisterModelRequest.model_validate(body).compression == CompressionForm()
+
+
+@pytest.mark.parametrize("text", ["1/16", "0.0625", "6.25e-2"])
+def test_a_ratio_is_a_fraction_or_a_number(cli: Cli, api: FakeApi, text: str) -> None:
+    assert cli(*f"register v1 /m/tuned --base smol --method deltamix --ratio {text}".split()).code == 0
+    assert api.calls("POST /register_model")[0][0]["compression"]["ratio"] == 0.0625
+
+
 @pytest.mark.parametrize(
     "argv", ["register smol bundled://smol", "deploy smol", "undeploy smol"], ids=lambda argv: argv.split()[0]
 )
@@ -410,7 +425,10 @@ def test_not_reachable_exits_3(argv: list[str], cli: Cli, nowhere: str) -> None:
         "deploy smol --max-output 0",
         "deploy smol --accuracy 101 --intent accSLO",
         "register smol",
-        "register smol bundled://smol --base b",
+        "register smol --base b",
+        "register smol bundled://smol --base b --method low-rank --ratio 1/0",
+        "register smol bundled://smol --base b --method low-rank --ratio 3/2",
+        "register smol bundled://smol --base b --ratio 1/16",
         "register -bad- bundled://smol",
         "register smol bundled://smol --compression int8",
         "register smol bundled://smol --compression int8=much",

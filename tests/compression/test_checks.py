@@ -14,6 +14,9 @@ from profiler.errors import AdapterError, CheckpointError
 from workers.compression import checks
 from workers.compression.job import Job, compress
 from workers.compression.methods.magnitude import magnitude
+from workers.compression.recipe import CompressRequest, Recipe
+from workers.compression.requested import artifact_of
+from workers.compression.rope import rope_of
 from workers.compression.sources import Checkpoint
 
 
@@ -95,11 +98,19 @@ def test_the_base_itself_is_no_fine_tune(tmp_path: Path, base: Path) -> None:
 def test_a_base_that_is_not_the_base(tmp_path: Path, base: Path) -> None:
     """Of unrelated weights of one size the difference has sqrt(2) times their norm."""
     other = make.write_tiny_base(tmp_path / "other", 7)
-    said = refused(base, other, AdapterError, "--force")
+    said = refused(base, other, checks.ImplausibleBase, "give the checkpoint it was fine-tuned from$")
     distance = float(re.findall(r"differ .* by ([\d.]+) of", said)[0])
     assert distance == pytest.approx(2**0.5, rel=0.05)
     result = compress(Job(base, other, tmp_path / "delta", magnitude(), force=True))
     assert any("check that this is the base" in warning for warning in result.warnings)
+
+
+def test_who_registers_is_told_of_the_command_that_can_insist(tmp_path: Path, base: Path) -> None:
+    other = make.write_tiny_base(tmp_path / "other", 7)
+    request = CompressRequest(base, other, tmp_path / "work", Recipe("magnitude"))
+    request.folder.mkdir()
+    with pytest.raises(AdapterError, match="by `ostinato compress --force` and register it as an adapter"):
+        artifact_of(request, lambda share, doing: None)
 
 
 @pytest.mark.parametrize(("strength", "warned"), [(0.1, False), (0.3, True)])
@@ -120,19 +131,88 @@ def test_the_distance_is_that_of_the_linear_layers(tmp_path: Path, base: Path) -
     assert (found.tensors, found.differing) == (len(old), len(old))
 
 
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+OLD_LLAMA3 = {"rope_theta": 500000.0, "rope_scaling": {**LLAMA3, "rope_type": "llama3"}}
+NEW_LLAMA3 = {"rope_parameters": {**LLAMA3, "rope_type": "llama3", "rope_theta": 500000.0}}
+LONGER = {"rope_parameters": {**NEW_LLAMA3["rope_parameters"], "factor": 32.0}}
+
+
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ({"rope_theta": 10000.0}, {"rope_theta": 500000.0}, "rope_theta 500000.0, the base has 10000.0"),
-        ({"rope_theta": 10000.0}, {"rope_parameters": {"rope_theta": 10000.0}}, ""),
-        ({"rms_norm_eps": 1e-5}, {"rms_norm_eps": 1e-6}, "rms_norm_eps 1e-06, the base has 1e-05"),
+        ({"rope_theta": 10000.0}, {"rope_theta": 500000.0}, ["rope_theta 500000.0, the base has 10000.0"]),
+        ({}, {"rope_theta": 500000.0}, ["rope_theta 500000.0, the base has 10000.0"]),
+        ({}, {"rope_scaling": LINEAR}, [f"rope_scaling {LINEAR}, the base has None"]),
+        ({"rope_scaling": LINEAR}, {"rope_scaling": None}, [f"rope_scaling None, the base has {LINEAR}"]),
+        (NEW_LLAMA3, LONGER, ["'factor': 32.0", "'factor': 8.0"]),
+        ({}, {"partial_rotary_factor": 0.5}, ["rope_scaling {'partial_rotary_factor': 0.5}"]),
+        ({"rms_norm_eps": 1e-5}, {"rms_norm_eps": 1e-6}, ["rms_norm_eps 1e-06, the base has 1e-05"]),
+        ({"sliding_window": None}, {"sliding_window": 512}, ["sliding_window 512, the base has None"]),
+        ({"sliding_window": 512}, {"sliding_window": None}, ["sliding_window None, the base has 512"]),
     ],
 )
 def test_settings_that_engines_take_from_the_base(
-    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], words: str
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], words: list[str]
 ) -> None:
+    (warning,) = warned(tmp_path, before, after)
+    assert all(word in warning for word in words), warning
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"rope_theta": 10000.0}, {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}),
+        ({}, {"rope_theta": 10000.0, "rope_scaling": None}),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, {"rope_parameters": LINEAR}),
+        (OLD_LLAMA3, NEW_LLAMA3),
+        ({"use_sliding_window": False, "sliding_window": 512}, {"sliding_window": None}),
+    ],
+)
+def test_settings_that_are_said_in_another_way(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    assert warned(tmp_path, before, after) == []
+
+
+@pytest.mark.parametrize("old", [OLD_LLAMA3, {"rope_scaling": {"type": "linear", "factor": 2.0}}, {}])
+def test_settings_as_transformers_saves_them_again(tmp_path: Path, old: dict[str, Any]) -> None:
+    """What a fine-tune of a folder gets from the library that trains it is no difference."""
+    from transformers import AutoConfig
+
+    base = make.write_tiny_base(tmp_path / "base", **old)
+    tuned = make.copy_model(base, tmp_path / "tuned", lambda name, weight: weight)
+    AutoConfig.from_pretrained(base).save_pretrained(tuned)
+    assert checks.check_alike(Checkpoint(base), Checkpoint(tuned)) == []
+
+
+OLD = {
+    "gpt_neox": {"rotary_emb_base": 20000, "rotary_pct": 0.5},
+    "phi": {"rope_theta": 20000.0, "partial_rotary_factor": 0.4},
+    "gemma3_text": {
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 10000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+    "mixtral": {},
+    "qwen2": {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}},
+}
+
+
+@pytest.mark.parametrize(("family", "old"), list(OLD.items()))
+def test_rope_of_older_configs_is_what_transformers_reads(family: str, old: dict[str, Any]) -> None:
+    from transformers import AutoConfig
+
+    read = AutoConfig.for_model(family, **old).to_dict()
+    assert rope_of({"model_type": family, **old}) == rope_of({"rope_parameters": read["rope_parameters"]})
+
+
+def warned(tmp_path: Path, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     base = make.write_tiny_base(tmp_path / "base", **before)
     tuned = make.write_tiny_base(tmp_path / "tuned", **after)
-    warnings = checks.check_alike(Checkpoint(base), Checkpoint(tuned))
-    assert len(warnings) == bool(words)
-    assert words in " ".join(warnings)
+    return checks.check_alike(Checkpoint(base), Checkpoint(tuned))

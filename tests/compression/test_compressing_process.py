@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,13 +16,16 @@ import checkpoints
 import numpy as np
 import psutil
 import pytest
+import torch
 from pydantic import TypeAdapter
 
 from profiler.checkpoint import read_model
+from profiler.errors import AdapterError, CheckpointError
 from profiler.variants.reading import read_variant
 from profiler.variants.types import VariantKind, VariantLimits
 from workers.agent import host
 from workers.agent.sampling import holder_of
+from workers.compression.__main__ import may_pass
 from workers.compression.lines import Artifact, Done, Failed, Line, Progress, from_line, left_s, to_line
 from workers.compression.process import CompressingError, carry_out
 from workers.compression.recipe import CompressRequest, Recipe
@@ -175,3 +180,58 @@ def test_what_cannot_be_compressed_is_said(folders: tuple[Path, Path], tmp_path:
     (*_, last) = lines_of(request_for((folders[0], other), tmp_path / "work"))
     assert isinstance(last, Failed)
     assert "expected" in last.message
+
+
+def caused(error: Exception, by: Exception) -> Exception:
+    error.__cause__ = by
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (OSError(errno.EIO, "Input/output error"), True),
+        (caused(CheckpointError("cannot read x"), OSError(errno.ESTALE, "Stale file handle")), True),
+        (caused(AdapterError("x"), caused(ValueError("y"), MemoryError())), True),
+        (FileNotFoundError(errno.ENOENT, "No such file"), False),
+        (caused(CheckpointError("cannot read x"), PermissionError(errno.EACCES, "denied")), False),
+        (OSError("x does not appear to have a file named config.json"), False),
+        (CheckpointError("expected a config.json"), False),
+        (AdapterError("no fine-tune of the base"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (KeyError("q_proj"), False),
+    ],
+)
+def test_what_another_attempt_may_get_over(error: Exception, passes: bool) -> None:
+    assert may_pass(error) is passes
+
+
+@pytest.mark.slow
+def test_a_disk_that_refuses_is_no_final_word(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Files limited in size, as by a full disk: the process ends without a last line, and then goes on."""
+    request = request_for(folders, tmp_path / "work")
+    request.folder.mkdir()
+    job = request.folder / "request.json"
+    job.write_bytes(TypeAdapter(CompressRequest).dump_json(request))
+
+    def ended(limit: int) -> tuple[int, list[Line]]:
+        process = subprocess.run(
+            [sys.executable, "-m", "workers.compression", str(job)],
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY)),
+        )
+        return process.returncode, [from_line(line) for line in process.stdout.decode().splitlines()]
+
+    code, lines = ended(4096)
+    assert code != 0
+    assert all(isinstance(line, Progress) for line in lines), lines
+    code, lines = ended(resource.RLIM_INFINITY)
+    assert code == 0
+    artifact_of(lines)

@@ -103,6 +103,24 @@ def test_a_variant_joins_a_base_that_is_there(repository: Repository) -> None:
     assert repository.read().deployments["base"].record.max_output_tokens == 99
 
 
+@pytest.mark.parametrize(
+    ("of_base", "asked", "kept"),
+    [(None, 94.05, 99.0), (97.0, 94.05, 99.0), (99.5, 94.05, 99.5), (97.0, None, 97.0), (None, None, None)],
+)
+def test_a_base_keeps_the_accuracy_that_a_joining_variant_asks_of_it(
+    repository: Repository, of_base: float | None, asked: float | None, kept: float | None
+) -> None:
+    """Also one that is not placed yet. It stays when the variant leaves."""
+    v1 = V1.model_copy(update={"compressionTechnique": {"none": 95.0}})
+    ready(repository, BASE, v1)
+    submit(repository, deploy_model, deploy("base", SLOs={"accuracy": of_base}))
+    submit(repository, deploy_model, deploy("v1", SLOs={"accuracy": asked}))
+    wanted = kept and pytest.approx(kept)
+    assert repository.read().deployments["base"].record.slos.accuracy == wanted
+    submit(repository, undeploy_model, "v1")
+    assert repository.read().deployments["base"].record.slos.accuracy == wanted
+
+
 def test_a_variant_does_not_join_a_base_that_leaves(repository: Repository) -> None:
     ready(repository, BASE, V1)
     submit(repository, deploy_model, deploy("base"))

@@ -17,6 +17,7 @@ from controlplane.settings import Settings
 from controlplane.state import deltas
 from controlplane.state.deltas import Artifact, Delta, Recipe
 from controlplane.state.records import Model, NodeLedger, Phase, Reservation
+from controlplane.state.terms import GroupPhase
 from placement.types import Device, Inventory
 from profiler.types import DeviceRates
 from workers.compression.lines import Progress, Quality, TaskLoss
@@ -92,6 +93,41 @@ def test_one_at_a_time_on_a_node(settings: Settings, base: Model) -> None:
 def test_the_oldest_goes_first(settings: Settings, base: Model) -> None:
     records = (base, tuned("old", 1.0), tuned("new", 2.0))
     assert "'old'" in reason(decide(settings, "new", *records))
+    begun(decide(settings, "old", *records))
+
+
+BUSY = ledger("b", device=GPU, memory_bytes=79 * GIB)
+
+
+def test_one_that_waits_for_a_gpu_keeps_nobody_from_a_cpu(settings: Settings, base: Model) -> None:
+    old = tuned("old", 1.0, device="gpu")
+    for device in ("cpu", "auto"):
+        new = tuned("new", 2.0, device=device)
+        assert (
+            begun(decide(settings, "new", base, old, new, BUSY, devices=(CPU, GPU))).request.device == "cpu"
+        )
+    new = tuned("new", 2.0, device="gpu")
+    assert "'old'" in reason(decide(settings, "new", base, old, new, BUSY, devices=(CPU, GPU)))
+
+
+def test_a_gpu_that_an_older_one_waits_for_is_not_taken(settings: Settings, base: Model) -> None:
+    """Two are compressed on a node at once, and there is room: for the older one, a moment later."""
+    two = settings.model_copy(update={"compress_per_node": 2})
+    old, new = tuned("old", 1.0, device="gpu"), tuned("new", 2.0)
+    measuring = ledger("measuring:key", device=GPU)
+    assert begun(decide(two, "new", base, old, new, measuring, devices=(OTHER, GPU))).node == "other"
+
+
+def test_a_turn_goes_to_the_older_one_even_of_another_device(settings: Settings, base: Model) -> None:
+    """Else those for CPUs, one after the other, would keep a node from who waits for its GPU."""
+    old, new = tuned("old", 1.0, device="gpu"), tuned("new", 2.0, device="cpu")
+    assert "'old'" in reason(decide(settings, "new", base, old, new, devices=(CPU, GPU)))
+    assert begun(decide(settings, "new", base, old, new, devices=(CPU, OTHER, GPU))).node == "other"
+
+
+def test_a_younger_one_keeps_nobody_waiting(settings: Settings, base: Model) -> None:
+    """Who was begun before a crash of the controller has its reservation, and waits for no one."""
+    records = (base, tuned("old", 1.0), tuned("new", 2.0), ledger("compressing:old"))
     begun(decide(settings, "old", *records))
 
 
@@ -217,6 +253,16 @@ def test_what_was_not_measured_is_not_taken_for_whole() -> None:
     assert accuracy.base_limit(lora, 99.0) == pytest.approx(99.0)
 
 
+def test_what_a_user_said_of_other_techniques_leaves_what_was_measured() -> None:
+    evaluated = replace(ARTIFACT, quality=quality(0.8, 0.76))
+    given = made(int8=99.0)
+    assert given.delta is not None
+    measured = replace(given, delta=replace(given.delta, artifact=evaluated))
+    assert accuracy.of_variant(measured) == pytest.approx(95.0)
+    assert accuracy.of_variant(replace(measured, compression={"int8": 99.0, "bf16": 97.0})) == 97.0
+    assert accuracy.of_variant(given) is None
+
+
 def test_engines_that_run_must_be_as_accurate() -> None:
     base = Model("b", 1, Phase.READY, source="/m", compression={"none": 100.0, "fp8": 97.0})
     fp8 = replace(PLACED, plan=replace(PLACED.plan, quantization="fp8"))
@@ -225,3 +271,22 @@ def test_engines_that_run_must_be_as_accurate() -> None:
     accuracy.require_base(base, None, 100.0)
     with pytest.raises(errors.NoFeasiblePlan, match="97"):
         accuracy.require_base(base, deployment("b", Phase.DEPLOYED, placed=fp8), 98.0)
+
+
+def test_any_of_the_engines_that_run_must_be_as_accurate() -> None:
+    base = Model("b", 1, Phase.READY, source="/m", compression={"none": 100.0, "fp8": 97.0})
+    one = deployment("b", Phase.DEPLOYED)
+    fp8 = replace(PLACED, plan=replace(PLACED.plan, quantization="fp8"))
+    both = replace(one, groups=(*one.groups, replace(one.groups[0], number=1, placement=fp8)))
+    with pytest.raises(errors.NoFeasiblePlan, match="97"):
+        accuracy.require_base(base, both, 98.0)
+    leaving = replace(both, groups=(both.groups[0], replace(both.groups[1], phase=GroupPhase.DRAINING)))
+    accuracy.require_base(base, leaving, 98.0)
+
+
+def test_a_base_that_can_never_be_as_accurate_is_said_before_it_is_placed() -> None:
+    base = Model("b", 1, Phase.READY, source="/m", compression={"fp8": 97.0, "int8": 96.0})
+    waiting = deployment("b", Phase.PENDING, placed=None)
+    accuracy.require_base(base, waiting, 97.0)
+    with pytest.raises(errors.NoFeasiblePlan, match="97"):
+        accuracy.require_base(base, waiting, 98.0)

@@ -18,7 +18,6 @@ from typing import IO
 
 from pydantic import TypeAdapter
 
-from profiler.errors import AdapterError, CheckpointError
 from workers.compression.lines import Artifact, Done, Failed, Line, Progress, left_s, to_line
 from workers.compression.recipe import CompressRequest
 from workers.group import processes
@@ -27,6 +26,10 @@ BEAT_S = 5.0  # between two lines at most: whoever listens knows that it lives
 MIN_PAUSE_S = 0.2  # between two lines of progress at least
 NICENESS = 10  # engines on the same host go first
 RESULT = "artifact.json"
+
+LASTING = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+DEVICES = ("CUDA", "CUBLAS", "CUDNN", "CUSOLVER", "out of memory", "DefaultCPUAllocator")
+"""Words by which a RuntimeError of torch tells that a device, or its memory, failed."""
 
 
 class Speaker:
@@ -61,8 +64,25 @@ class Speaker:
                 self.say(self._last)
 
 
+def may_pass(error: BaseException | None) -> bool:
+    """Whether another attempt may get further: memory, disk or a device failed, perhaps behind another error.
+
+    What a file system says of names and permissions stays, as does an OSError that is none of the system's
+    (transformers has some).
+    """
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return True
+        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, LASTING):
+            return True
+        if isinstance(error, RuntimeError) and any(word in str(error) for word in DEVICES):
+            return True
+        error = error.__cause__
+    return False
+
+
 def run(request: CompressRequest, speaker: Speaker) -> Line:
-    """How it ended."""
+    """How it ended. Raises what may pass: this process then ends without a last line, and is begun again."""
     result = request.folder / RESULT
     if result.exists() and request.artifact.is_dir():
         return Done(TypeAdapter(Artifact).validate_json(result.read_bytes()))
@@ -70,12 +90,12 @@ def run(request: CompressRequest, speaker: Speaker) -> Line:
         from workers.compression.requested import artifact_of  # here, as torch takes seconds
 
         artifact = artifact_of(request, speaker.tell)
-    except (AdapterError, CheckpointError, ValueError, OSError) as error:
-        traceback.print_exc()
-        return Failed(str(error) or repr(error))
     except Exception as error:
+        if may_pass(error):
+            raise
         traceback.print_exc()
-        return Failed(f"an unexpected error: {error!r}")
+        known = isinstance(error, ValueError | OSError)
+        return Failed(str(error) or repr(error) if known else f"an unexpected error: {error!r}")
     _write(result, TypeAdapter(Artifact).dump_json(artifact))
     return Done(artifact)
 

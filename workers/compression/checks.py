@@ -16,6 +16,7 @@ import torch
 from profiler.errors import AdapterError, CheckpointError
 from profiler.files import read_json
 from workers.compression.layout import added_rows, all_tensors, at_layer, linear_modules
+from workers.compression.rope import rope_of
 from workers.compression.sources import Source
 from workers.compression.types import Progress
 
@@ -24,6 +25,10 @@ IMPLAUSIBLE = 0.5
 """|W - W_base| / |W_base| over the linear layers: fine-tunes lie below 0.1, unrelated models near 1.4."""
 
 CHUNK = 1 << 24  # values looked at together: 64 MiB in float32
+
+
+class ImplausibleBase(AdapterError):
+    """The fine-tune is too far from the base to be its own. Who may insist is told how by the caller."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +92,8 @@ def scan(base: Source, tuned: Source, device: str, tell: Progress) -> Scan:
 def judge(found: Scan, base: Source, tuned: Source, force: bool) -> list[str]:
     """What to warn of.
 
-    Raises AdapterError when nothing differs, and, unless `force`, when the base cannot be the one that was
-    fine-tuned.
+    Raises AdapterError when nothing differs, and, unless `force`, ImplausibleBase when the base cannot be the
+    one that was fine-tuned.
     """
     if not found.differing:
         raise AdapterError(
@@ -104,8 +109,8 @@ def judge(found: Scan, base: Source, tuned: Source, force: bool) -> list[str]:
     )
     if found.distance <= IMPLAUSIBLE or force:
         return [f"{figures}; check that this is the base it was fine-tuned from"]
-    raise AdapterError(
-        f"{figures}. Expected at most {IMPLAUSIBLE}; give the checkpoint it was fine-tuned from, or --force"
+    raise ImplausibleBase(
+        f"{figures}. Expected at most {IMPLAUSIBLE}; give the checkpoint it was fine-tuned from"
     )
 
 
@@ -133,16 +138,19 @@ def _settings(base: Source, tuned: Source) -> list[str]:
         f"config.json has {key} {after[key]}, the base has {before[key]}; engines use the base's, so answers "
         "will differ from the fine-tune's"
         for key in before
-        if before[key] is not None and after[key] is not None and before[key] != after[key]
+        if key in after and before[key] != after[key]
     ]
 
 
 def _computing(config: dict[str, Any]) -> dict[str, Any]:
-    """What changes the meaning of the same weights; transformers 5 has RoPE's numbers in an object."""
-    rope = config.get("rope_parameters")
-    theta = rope.get("rope_theta") if isinstance(rope, dict) else None
+    """What changes the meaning of the same weights. A number that is left out is its family's, which is not
+    known here."""
+    rope = rope_of(config)
     plain = ("rms_norm_eps", "hidden_act", "sliding_window")
-    return {"rope_theta": config.get("rope_theta", theta), **{key: config.get(key) for key in plain}}
+    said = {key: config[key] for key in plain if key in config}
+    if config.get("use_sliding_window") is False:
+        said["sliding_window"] = None
+    return {"rope_theta": rope.pop("rope_theta", None), "rope_scaling": rope or None, **said}
 
 
 def _difference(left: Any, right: Any) -> str:

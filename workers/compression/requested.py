@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from profiler.errors import AdapterError
+from workers.compression.checks import ImplausibleBase
 from workers.compression.choose import MethodName, Options
 from workers.compression.job import CalibrationOptions
 from workers.compression.lines import Artifact, Quality, TaskLoss
@@ -28,7 +30,12 @@ def artifact_of(request: CompressRequest, progress: Progress) -> Artifact:
     """
     if request.artifact.exists() and not (path_for(request.artifact) / RESULT).is_file():
         shutil.rmtree(request.artifact)
-    report = run(_request(request), lambda share, doing: progress(share, _LEFT.sub("", doing)))
+    try:
+        report = run(_request(request), lambda share, doing: progress(share, _LEFT.sub("", doing)))
+    except ImplausibleBase as error:
+        raise AdapterError(
+            f"{error}, or make the delta by `ostinato compress --force` and register it as an adapter"
+        ) from error
     return _artifact(report)
 
 
