@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,12 @@ import torch
 from word_models import write_pair, write_texts
 
 from profiler.errors import CheckpointError
+from workers.compression import job as job_module
 from workers.compression.job import CalibrationOptions, Job, compress
+from workers.compression.methods.delta_come import delta_come
 from workers.compression.methods.deltacompress import deltacompress
+from workers.compression.methods.deltamix import deltamix
+from workers.compression.methods.low_rank import low_rank
 from workers.compression.methods.magnitude import magnitude
 from workers.compression.types import Compressed, Method, Problem
 from workers.compression.work_folder import work_folder
@@ -74,7 +80,7 @@ def counted(inner: Method, seen: list[str]) -> Method:
         seen.append(problem.name)
         return inner.step(problem)
 
-    return Method(inner.name, inner.kind, inner.calibrated, step, inner.facts)
+    return replace(inner, step=step)
 
 
 def compress_until(base: Path, tuned: Path, out: Path, kind: str, calls: int) -> None:
@@ -161,6 +167,45 @@ def test_other_options_do_not_mix_with_what_lies_there(tmp_path: Path, base: Pat
     result = compress(Job(base, tuned, out, magnitude(4)))
     assert result.spec is not None
     assert result.spec.bits == (4,)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "others"),
+    [
+        (deltamix, {"ratio": 1 / 4}, {"ratio": 1 / 2}),
+        (deltamix, {"ratio": 1 / 4, "max_widths": 4}, {"ratio": 1 / 4, "max_widths": 1}),
+        (delta_come, {"ratio": 1 / 4}, {"ratio": 1 / 2}),
+        (low_rank, {"ratio": 1 / 4}, {"ratio": 1 / 2}),
+    ],
+)
+def test_layers_of_two_ratios_do_not_mix(
+    tmp_path: Path,
+    base: Path,
+    tuned: Path,
+    method: Callable[..., Method],
+    options: dict[str, Any],
+    others: dict[str, Any],
+) -> None:
+    """Every one of a method's options tells its layers from others'."""
+    uncalibrated = [replace(method(**each), calibrated=False) for each in (options, others)]
+    stop_at(Job(base, tuned, tmp_path / "out", uncalibrated[0]), "layer 1")
+    with pytest.raises(CheckpointError, match=r"unfinished.*options"):
+        compress(Job(base, tuned, tmp_path / "out", uncalibrated[1]))
+
+
+def test_layers_of_two_versions_or_devices_do_not_mix(
+    tmp_path: Path, base: Path, tuned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_at(Job(base, tuned, tmp_path / "out", magnitude()), "layer 1")
+    with monkeypatch.context() as newer:
+        newer.setattr(job_module, "METHODS", job_module.METHODS + 1)
+        with pytest.raises(CheckpointError, match=r"unfinished.*methods 1 \(asked for now: 2\)"):
+            compress(Job(base, tuned, tmp_path / "out", magnitude()))
+    assert job_module.computed_by("cuda:1") == job_module.computed_by("cuda") == "cuda, bfloat16"
+    work = hidden(tmp_path / "out") / "job.json"  # as a GPU would have left it
+    work.write_text(work.read_text().replace(job_module.computed_by("cpu"), job_module.computed_by("cuda")))
+    with pytest.raises(CheckpointError, match=r"unfinished.*cuda, bfloat16 \(asked for now: cpu, float32\)"):
+        compress(Job(base, tuned, tmp_path / "out", magnitude()))
 
 
 def test_a_start_without_a_finished_layer_leaves_nothing(tmp_path: Path, base: Path, tuned: Path) -> None:

@@ -20,6 +20,7 @@ from workers.compression.choose import OptionError
 from workers.compression.delta_artefact import DeltaArtefact
 from workers.compression.durable import Entry, write_tensors
 from workers.compression.layers import Blocks, LayerCompressor, LayerContents
+from workers.compression.methods import VERSION as METHODS
 from workers.compression.records import PartRecord, mean_errors
 from workers.compression.result import Result, result_of
 from workers.compression.sources import open_source
@@ -114,7 +115,9 @@ class _Run:
             "fine-tune": self.tuned.identity,
             "config": file_digest(self.tuned.folder / "config.json"),
             "method": self.method.name,
-            "options": dict(self.method.facts),
+            "options": {**self.method.facts, **self.method.options},
+            "methods": METHODS,
+            "computed by": computed_by(self.job.device),
             "calibration": None if self.texts is None else self.texts.digest,
             "written as": "checkpoint" if isinstance(self.artefact, CheckpointArtefact) else "delta",
         }
@@ -242,14 +245,22 @@ class _Run:
             return None
         from workers.compression.calibration.blocks import open_blocks
 
-        half = torch.device(self.job.device).type == "cuda"
-        return open_blocks(self.tuned, self.texts, self.job.device, torch.bfloat16 if half else torch.float32)
+        return open_blocks(self.tuned, self.texts, self.job.device, _activations(self.job.device))
 
 
 def _write(work: WorkFolder, name: str, contents: LayerContents, started: float) -> PartRecord:
     entries: Mapping[str, Entry] = contents.entries
     file = write_tensors(work.artefact / name, entries) if entries else None
     return PartRecord(file, contents.modules, contents.whole, time.monotonic() - started)
+
+
+def computed_by(device: str) -> str:
+    """What rounding depends on: the kind of device, and the type of calibration's activations there."""
+    return f"{torch.device(device).type}, {str(_activations(device)).removeprefix('torch.')}"
+
+
+def _activations(device: str) -> torch.dtype:
+    return torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
 
 
 def require_device(device: str) -> None:
