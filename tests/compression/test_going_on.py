@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +25,7 @@ from workers.compression.methods.deltamix import deltamix
 from workers.compression.methods.low_rank import low_rank
 from workers.compression.methods.magnitude import magnitude
 from workers.compression.types import Compressed, Method, Problem
-from workers.compression.work_folder import work_folder
+from workers.compression.work_folder import WorkFolder, work_folder
 
 KILLED = 9
 # What each process would import for itself: seconds of transformers.
@@ -193,12 +194,77 @@ def test_layers_of_two_ratios_do_not_mix(
         compress(Job(base, tuned, tmp_path / "out", uncalibrated[1]))
 
 
+def test_of_another_job_nothing_stays(tmp_path: Path) -> None:
+    """Files without a record, candidates and outcomes: all are of the inputs of before."""
+    with work_folder(tmp_path / "out") as work:
+        work.begin({"fine-tune": "a"})
+        for left in (
+            "checked.json",
+            "artefact/layer-00000.safetensors",
+            "tried/x/delta.json",
+            "outcomes/x.json",
+        ):
+            (work.path / left).parent.mkdir(exist_ok=True, parents=True)
+            (work.path / left).write_text("{}")
+        work.begin({"fine-tune": "a"})
+        assert len(list(work.path.rglob("*.*"))) == 5
+        work.begin({"fine-tune": "b"})
+        assert {path.name for path in work.path.rglob("*")} == {"lock", "job.json", "artefact", "records"}
+
+
+def test_an_emptying_that_is_killed_leaves_nobody_s_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(path: Path) -> None:
+        raise Stopped
+
+    with work_folder(tmp_path / "out") as work:
+        work.begin({"fine-tune": "a"})
+        (work.artefact / "layer-00000.safetensors").touch()
+        with monkeypatch.context() as patched:
+            patched.setattr("shutil.rmtree", killed)
+            with pytest.raises(Stopped):
+                work.begin({"fine-tune": "b"})
+        work.begin({"fine-tune": "a"})
+        assert not list(work.artefact.iterdir())
+
+
+@pytest.mark.parametrize("name", ["layer-00009.safetensors", "full.safetensors.partial"])
+def test_files_without_a_record_are_not_published(tmp_path: Path, base: Path, tuned: Path, name: str) -> None:
+    out = tmp_path / "out"
+    stop_at(Job(base, tuned, out, magnitude()), "embedding")
+    (hidden(out) / "artefact" / name).write_bytes(b"half of a tensor")
+    compress(Job(base, tuned, out, magnitude()))
+    compress(Job(base, tuned, tmp_path / "undisturbed", magnitude()))
+    assert contents(out) == contents(tmp_path / "undisturbed")
+
+
+def test_one_that_was_taken_away_is_made_as_a_whole(
+    tmp_path: Path, base: Path, tuned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed when it was published already; then it is removed; and its repetition is stopped as well."""
+    job = Job(base, tuned, tmp_path / "out", magnitude())
+    with monkeypatch.context() as patched:
+        patched.setattr(WorkFolder, "discard", stopped)
+        with pytest.raises(Stopped):
+            compress(job)
+    shutil.rmtree(job.out)
+    stop_at(job, "layer 1")
+    compress(job)
+    compress(replace(job, out=tmp_path / "undisturbed"))
+    assert contents(job.out) == contents(tmp_path / "undisturbed")
+
+
+def stopped(work: WorkFolder) -> None:
+    raise Stopped
+
+
 def test_layers_of_two_versions_or_devices_do_not_mix(
     tmp_path: Path, base: Path, tuned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop_at(Job(base, tuned, tmp_path / "out", magnitude()), "layer 1")
     with monkeypatch.context() as newer:
-        newer.setattr(job_module, "METHODS", job_module.METHODS + 1)
+        newer.setattr("workers.compression.job.METHODS", 2)
         with pytest.raises(CheckpointError, match=r"unfinished.*methods 1 \(asked for now: 2\)"):
             compress(Job(base, tuned, tmp_path / "out", magnitude()))
     assert job_module.computed_by("cuda:1") == job_module.computed_by("cuda") == "cuda, bfloat16"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from workers.compression.evaluated import torch_answerer
 from workers.compression.job import CalibrationOptions, Job, compress
 from workers.compression.request import Request
 from workers.compression.run import run
+from workers.compression.work_folder import OtherWork, WorkFolder
 from workers.deltas.merge import merge
 
 pytestmark = pytest.mark.slow
@@ -160,6 +162,62 @@ def test_a_search_goes_on_where_it_stopped(models: Path, tmp_path: Path, stop_at
     with pytest.raises(LossTooLarge) as at_once:
         run(replace(asked, out=tmp_path / "other"))
     assert str(interrupted.value) == str(at_once.value)
+
+
+def interrupt_at(asked: Request, words: str) -> None:
+    """Run until this is said to come next."""
+
+    def stop(share: float, what: str) -> None:
+        if words in what:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(asked, stop)
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "named"),
+    [
+        (MAGNITUDE, {"tuned": "other"}, "fine-tune"),
+        (MAGNITUDE, {"options": replace(MAGNITUDE, group_size=16)}, "options"),
+        (MAGNITUDE, {"calibration": CalibrationOptions(None, rows=2, tokens=8)}, "calibration"),
+        (
+            Options(MethodName.deltamix, ratio=0.25),
+            {"options": Options(MethodName.deltamix, ratio=0.25, max_widths=1)},
+            "options",
+        ),
+    ],
+)
+def test_what_was_left_by_another_command_is_not_published(
+    models: Path, tmp_path: Path, options: Options, more: dict[str, object], named: str
+) -> None:
+    asked = request(models, tmp_path / "out", options, evaluation=models / "tasks.jsonl")
+    interrupt_at(asked, "evaluating")
+    if "tuned" in more:
+        more = {"tuned": write_finetune(models / "base", tmp_path / "other", steps=5)}
+    with pytest.raises(OtherWork, match=rf"unfinished compression into out with {named} "):
+        run(replace(asked, **more))  # type: ignore[arg-type]
+    assert not asked.out.exists()
+
+
+def test_one_that_was_taken_away_after_it_was_published_is_made_again(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(work: WorkFolder) -> None:
+        if work.out == asked.out:
+            raise KeyboardInterrupt
+        discard(work)
+
+    discard, asked = WorkFolder.discard, request(models, tmp_path / "out", evaluation=models / "tasks.jsonl")
+    with monkeypatch.context() as patched:
+        patched.setattr(WorkFolder, "discard", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(asked)
+    first = {path.name: path.read_bytes() for path in asked.out.iterdir()}
+    shutil.rmtree(asked.out)
+    report = run(asked)
+    assert report.result.spec is not None
+    assert {path.name: path.read_bytes() for path in asked.out.iterdir()} == first
 
 
 def test_any_method_s_quality_is_measured(models: Path, tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ class Evaluation:
         self._base, self._tasks, self._folder, self._open = base, tasks, folder, open_answerer
         parts = " ".join((identity, *(task.digest for task in tasks)))
         self._key = hashlib.sha256(parts.encode()).hexdigest()
-        folder.mkdir(parents=True, exist_ok=True)
 
     def outcomes(self, model: Path, name: str) -> tuple[Outcome, ...]:
         """What the model in the folder did, a checkpoint or a variant of the base. `name` tells it from the
@@ -43,6 +42,7 @@ class Evaluation:
         kept = self._folder / f"{name}.json"
         if self.knows(name):
             return tuple(map(outcome, read_json(kept)["outcomes"]))
+        self._folder.mkdir(parents=True, exist_ok=True)
         with self._plain(model) as checkpoint:
             answerer = self._open(checkpoint)
             try:

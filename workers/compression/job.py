@@ -124,13 +124,9 @@ class _Run:
 
     def result_in(self, work: WorkFolder) -> Result | None:
         """Of a job that was done before, but for names."""
-        document = work.note(RESULT)
+        document = work.earlier()
         if document is None:
             return None
-        if not work.out.exists():
-            if not any(work.artefact.iterdir()):
-                return None  # it was published, and taken away since
-            work.publish(document)
         return Result(folder=work.out, spec=self.artefact.spec(work.out), **document)
 
     def work(self, work: WorkFolder) -> Result:
@@ -138,6 +134,7 @@ class _Run:
         records = self._layers(work)
         self.tell(LAYERS_SHARE, "embedding, last norm and head")
         records.append(self._rest(work))
+        work.sweep({record.file.name for record in records if record.file is not None})
         added_bytes = self.artefact.finish(work.artefact, records, self._notes(records))
         result = result_of(
             work.out,

@@ -29,8 +29,9 @@ from workers.compression.auto import CANDIDATES, Artefact, Candidate, LossTooLar
 from workers.compression.choose import MethodName, Options, method_of
 from workers.compression.durable import rename
 from workers.compression.evaluated import Evaluation, Open, torch_answerer
-from workers.compression.job import Job, compress
+from workers.compression.job import Job, compress, computed_by, require_device
 from workers.compression.lossless import compress_files
+from workers.compression.methods import VERSION as METHODS
 from workers.compression.quality import Loss, described, worst, write_quality
 from workers.compression.request import Report, Request, check_request
 from workers.compression.result import HALF_BYTES, Result
@@ -50,6 +51,7 @@ def run(request: Request, progress: Progress | None = None, open_answerer: Open 
     `compress` does.
     """
     check_request(request)
+    require_device(request.device)
     if request.evaluation is None and not request.lossless:
         return Report(compress(_job(request, request.options, request.out), progress), request.options)
     out = request.out.absolute()
@@ -92,11 +94,9 @@ class _Run:
 
     def earlier(self) -> Report | None:
         """Of a run that was done before, but for names."""
-        document = self.work.note(RESULT)
+        document = self.work.earlier()
         if document is None:
             return None
-        if not self.work.out.exists():
-            self.work.publish(document)
         options, result = document.pop("options"), document
         more = {name: result.pop(name) for name in ("quality", "tried", "lossless")}
         options["method"] = MethodName(options["method"])
@@ -205,11 +205,15 @@ class _Run:
     def _inputs(self) -> dict[str, Any]:
         """All that the outcomes follow from, besides the candidates."""
         request, base = self.request, open_source(self.request.base)
+        tuned = open_source(request.tuned, base)
         calibration = request.calibration
         return {
             "base": base.identity,
-            "fine-tune": open_source(request.tuned, base).identity,
+            "fine-tune": tuned.identity,
+            "config": file_digest(tuned.folder / "config.json"),
             "options": asdict(request.options),
+            "methods": METHODS,
+            "computed by": computed_by(request.device),
             "calibration": calibration
             and [
                 None if calibration.file is None else file_digest(calibration.file),
