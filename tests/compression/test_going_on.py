@@ -229,7 +229,7 @@ def test_an_emptying_that_is_killed_leaves_nobody_s_work(
         assert not list(work.artefact.iterdir())
 
 
-@pytest.mark.parametrize("name", ["layer-00009.safetensors", "full.safetensors.partial"])
+@pytest.mark.parametrize("name", ["layer-00009.safetensors", "layer-00009.safetensors.partial"])
 def test_files_without_a_record_are_not_published(tmp_path: Path, base: Path, tuned: Path, name: str) -> None:
     out = tmp_path / "out"
     stop_at(Job(base, tuned, out, magnitude()), "embedding")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_finetune import share_right, write_base, write_finetune, write_tasks, write_texts
+from small_finetune import share_right, write_base, write_finetune, write_renamed, write_tasks, write_texts
 
 from profiler.checkpoint import read_model
 from profiler.evaluation.types import Answerer, Distribution, Pair, Scored, Settings
@@ -227,6 +227,16 @@ def test_any_method_s_quality_is_measured(models: Path, tmp_path: Path) -> None:
     assert quality["after"] == pytest.approx(merged_share(models, tmp_path / "out", tmp_path / "merged"))
     assert report.options == MAGNITUDE
     assert not report.tried
+
+
+def test_a_fine_tune_s_own_tokenizer_is_that_of_what_is_made_of_it(models: Path, tmp_path: Path) -> None:
+    """The numbers of its letters are others, its linear layers the same: so are its answers."""
+    renamed = write_renamed(models / "tuned", tmp_path / "renamed")
+    tasks = models / "tasks.jsonl"
+    (expected,) = run(request(models, tmp_path / "plain", evaluation=tasks)).quality
+    (quality,) = run(request(models, tmp_path / "out", evaluation=tasks, tuned=renamed)).quality
+    assert expected["after"] > 0.5
+    assert (quality["before"], quality["after"]) == (expected["before"], expected["after"])
 
 
 def test_a_checkpoint_s_quality_is_measured(models: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ goes on where it stopped:
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -38,8 +39,10 @@ from workers.compression.result import HALF_BYTES, Result
 from workers.compression.sources import open_source
 from workers.compression.types import Progress
 from workers.compression.work_folder import RESULT, WorkFolder, file_digest, path_for, work_folder
+from workers.deltas.merge import side_files
 
 TRIED, OUTCOMES, BEFORE = "tried", "outcomes", "fine-tune"
+WORDS = frozenset({".json", ".jinja", ".model", ".txt"})
 EVALUATED_SHARE = 0.6  # of a candidate's progress: until then it is compressed
 
 
@@ -89,7 +92,7 @@ class _Run:
         self.spec = read_model(request.base)
         self.inputs = self._inputs()
         self.evaluation = Evaluation(
-            request.base, tasks, work.path / OUTCOMES, str(self.inputs), open_answerer
+            request.base, request.tuned, tasks, work.path / OUTCOMES, str(self.inputs), open_answerer
         )
 
     def earlier(self) -> Report | None:
@@ -211,6 +214,7 @@ class _Run:
             "base": base.identity,
             "fine-tune": tuned.identity,
             "config": file_digest(tuned.folder / "config.json"),
+            "tokenizer": _words_digest(tuned.folder),
             "options": asdict(request.options),
             "methods": METHODS,
             "computed by": computed_by(request.device),
@@ -222,6 +226,15 @@ class _Run:
             ],
             "evaluation": [task.digest for task in self.tasks],
         }
+
+
+def _words_digest(folder: Path) -> str:
+    """Of the tokenizer, the chat template and what else tasks are put with."""
+    digest = hashlib.sha256()
+    for path in side_files(folder):
+        if path.suffix in WORDS:
+            digest.update(f"{path.name} {file_digest(path)} ".encode())
+    return digest.hexdigest()
 
 
 def _job(request: Request, options: Options, out: Path) -> Job:
