@@ -253,10 +253,43 @@ def test_files_are_packed_and_read_alike(models: Path, tmp_path: Path) -> None:
     assert packed.lossless["compressed_files"] > 0
     assert packed.lossless["size_after_bytes"] < packed.lossless["size_before_bytes"]
     assert packed.result.spec == plain.result.spec
+    files = {
+        name: [
+            (tmp_path / folder / file).stat().st_size
+            for folder, file in (("plain", name), ("packed", stored))
+        ]
+        for name in json.loads((tmp_path / "plain" / "delta.json").read_text())["files"]
+        for stored in (name, f"{name}.zst")
+        if (tmp_path / "packed" / stored).exists()
+    }
+    saved = {name: before - after for name, (before, after) in files.items()}
+    assert packed.result.size_bytes == plain.result.size_bytes - sum(saved.values())
+    assert packed.result.table_bytes == plain.result.table_bytes - saved["full.safetensors"]
+    assert packed.result.ratio > plain.result.ratio
     for name in ("plain", "packed"):
         merge(models / "base", tmp_path / name, tmp_path / f"{name} merged")
     file = "model.safetensors"
     assert (tmp_path / "packed merged" / file).read_bytes() == (tmp_path / "plain merged" / file).read_bytes()
+
+
+def test_files_that_were_packed_before_a_kill_are_told_of(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed when all is packed and nothing has its name; the same command ends as one that was not."""
+    asked = request(models, tmp_path / "out", lossless=True, storage_mb_per_s=SLOW_STORAGE)
+    expected = run(replace(asked, out=tmp_path / "at once"))
+
+    def killed(source: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("workers.compression.run.rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(asked)
+    report = run(asked)
+    sizes = ("files", "compressed_files", "size_before_bytes", "size_after_bytes")
+    assert [report.lossless[each] for each in sizes] == [expected.lossless[each] for each in sizes]
+    assert report.result.size_bytes == expected.result.size_bytes
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 import resource
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,11 @@ HALF_BYTES = 2  # what papers count for an uncompressed weight
 class Result:
     """`spec` is the variant in `folder`, None for a plain checkpoint.
 
-    `size_bytes` is what the method stores, `table_bytes` the part of it that embedding and head take.
-    `finetune_bytes` and `finetune_table_bytes` are the same of the fine-tune in 16 bits. `layer_errors` is
-    equation 1's error relative to the base's, by kind of module, the mean over the layers: 0 is the
-    fine-tune, 1 the base; over calibration's inputs, or, without, over inputs that are all alike.
+    `size_bytes` is what is stored, of packed files as they are packed; `table_bytes` the part of it that
+    embedding and head take. `finetune_bytes` and `finetune_table_bytes` are the same of the fine-tune in 16
+    bits. `layer_errors` is equation 1's error relative to the base's, by kind of module, the mean over the
+    layers: 0 is the fine-tune, 1 the base; over calibration's inputs, or, without, over inputs that are all
+    alike.
     `seconds` counts a resumed job's earlier runs. Peaks are of this process.
     """
 
@@ -52,6 +53,14 @@ class Result:
     def ratio_without_tables(self) -> float:
         """The same without embedding and head."""
         return (self.finetune_bytes - self.finetune_table_bytes) / max(1, self.size_bytes - self.table_bytes)
+
+    def packed(self, saved_bytes: int, saved_table_bytes: int) -> Result:
+        """The same once files take so much less; of it the second is of the file with embedding and head."""
+        return replace(
+            self,
+            size_bytes=max(0, self.size_bytes - saved_bytes),
+            table_bytes=max(0, self.table_bytes - saved_table_bytes),
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Everything but what the folder itself says."""

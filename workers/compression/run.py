@@ -23,7 +23,7 @@ from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
 from profiler.evaluation.tasks import Task, read_tasks
 from profiler.files import is_file, read_json
-from profiler.variants.delta import DELTA
+from profiler.variants.delta import DELTA, FULL_FILE
 from profiler.variants.reading import read_variant
 from profiler.variants.types import VariantLimits
 from workers.compression.auto import CANDIDATES, Artefact, Candidate, LossTooLarge, Refused, smallest
@@ -194,7 +194,9 @@ class _Run:
         if losses and is_file(folder / DELTA):
             write_quality(folder, losses)
         if self.request.lossless:
-            lossless = compress_files(folder, self.request.storage_mb_per_s).facts()
+            packed = compress_files(folder, self.request.storage_mb_per_s)
+            result = result.packed(packed.saved_bytes(), packed.saved_bytes(FULL_FILE))
+            lossless = packed.facts()
         shutil.rmtree(self.work.artefact, ignore_errors=True)
         rename(folder, self.work.artefact)
         report = Report(result, best.options, described(losses), tried, lossless)
