@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,8 +143,10 @@ class _Run:
             records,
             added_bytes,
             checked["seconds"] + sum(record.seconds for record in records),
-            [*self.warnings, *checked["warnings"], *_worse_than_base(records)],
+            self.job.device,
         )
+        warnings = (*self.warnings, *checked["warnings"], *_worse_than_base(records))
+        result = replace(result, warnings=warnings)
         work.publish(result.as_json())
         return result
 

@@ -42,7 +42,7 @@ class Result:
     seconds: float
     peak_memory_bytes: int
     peak_device_bytes: int
-    warnings: Sequence[str]
+    warnings: Sequence[str] = ()
 
     @property
     def ratio(self) -> float:
@@ -76,9 +76,9 @@ def result_of(
     records: Sequence[PartRecord],
     added_bytes: int,
     seconds: float,
-    warnings: Sequence[str],
+    device: str,
 ) -> Result:
-    """`added_bytes` are of rows for tokens that the base does not have."""
+    """`added_bytes` are of rows for tokens that the base does not have. `device` is where torch computed."""
     held = tables(tuned)
     table_bytes = sum(size for record in records for name, size in record.whole.items() if name in held)
     table_values = sum(math.prod(shape) for name, shape in tuned.other_shapes.items() if name in held)
@@ -92,9 +92,13 @@ def result_of(
         layer_errors=mean_errors(records),
         seconds=seconds,
         peak_memory_bytes=_peak_memory_bytes(),
-        peak_device_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0,
-        warnings=tuple(warnings),
+        peak_device_bytes=_peak_device_bytes(device),
     )
+
+
+def _peak_device_bytes(device: str) -> int:
+    """0 where torch computes in the process's own memory."""
+    return torch.cuda.max_memory_allocated(device) if torch.device(device).type == "cuda" else 0
 
 
 def _peak_memory_bytes() -> int:
