@@ -26,7 +26,7 @@ from profiler.files import is_file, read_json
 from profiler.variants.delta import DELTA, FULL_FILE
 from profiler.variants.reading import read_variant
 from profiler.variants.types import VariantLimits
-from workers.compression.auto import CANDIDATES, Artefact, Candidate, LossTooLarge, Refused, smallest
+from workers.compression.auto import CANDIDATES, Candidate, LossTooLarge, Refused, Sizes, smallest
 from workers.compression.choose import MethodName, Options, method_of
 from workers.compression.durable import rename
 from workers.compression.evaluated import Evaluation, Open, torch_answerer
@@ -130,7 +130,7 @@ class _Run:
             prefix = f"{candidate.name}: " if len(candidates) > 1 else ""
             self.tell((number[candidate.name] + share) / len(candidates), f"{prefix}{what}")
 
-        def compressed(candidate: Candidate) -> Artefact:
+        def compressed(candidate: Candidate) -> Sizes:
             return self._compress(candidate, lambda s, what: at(candidate, s * EVALUATED_SHARE, what))
 
         def measured(candidate: Candidate) -> tuple[Loss, ...]:
@@ -139,7 +139,7 @@ class _Run:
 
         return compressed, measured
 
-    def _compress(self, candidate: Candidate, tell: Progress) -> Artefact:
+    def _compress(self, candidate: Candidate, tell: Progress) -> Sizes:
         note = f"{TRIED}/{candidate.name}.json"
         known = self.work.note(note)
         if known is None:
@@ -152,17 +152,17 @@ class _Run:
             self.work.write_note(note, known)
         if "refused" in known:
             raise Refused(known["refused"])
-        return Artefact(**known)
+        return Sizes(**known)
 
-    def _made(self, candidate: Candidate, tell: Progress) -> Artefact:
+    def _made(self, candidate: Candidate, tell: Progress) -> Sizes:
         """The candidate's folder, and its sizes."""
         result = self._folder(candidate, tell)
         if result.spec is None:
-            return Artefact(result.size_bytes, result.size_bytes, result.finetune_bytes)
+            return Sizes(result.size_bytes, result.size_bytes, result.finetune_bytes)
         modules = read_json(result.folder / DELTA)["modules"]
         shapes = (self.spec.linear_shapes[name.rpartition(".")[2]] for name in modules)
         code_bytes = result.spec.weight_bytes - result.spec.full_bytes
-        return Artefact(result.size_bytes, code_bytes, HALF_BYTES * sum(map(math.prod, shapes)))
+        return Sizes(result.size_bytes, code_bytes, HALF_BYTES * sum(map(math.prod, shapes)))
 
     def _folder(self, candidate: Candidate, tell: Progress) -> Result:
         """The candidate compressed, now or before."""

@@ -1,4 +1,4 @@
-"""From a request of the control plane to an artefact: the one place that knows both."""
+"""From a recipe of the control plane (recipe.py) to an artefact, by way of a user's request (request.py)."""
 
 from __future__ import annotations
 
