@@ -44,6 +44,8 @@ def _tried(tried: Mapping[str, Any]) -> str:
 
 
 def _lossless(facts: Mapping[str, Any]) -> str:
+    if not facts["files"]:
+        return "no files to compress"
     rate = "measured" if facts["storage_measured"] else "as given"
     before, after = size(facts["size_before_bytes"]), size(facts["size_after_bytes"])
     return (

@@ -44,6 +44,15 @@ def write_finetune(base: Path, folder: Path, steps: int = 120) -> Path:
     return _save(model, folder)
 
 
+def write_renamed(tuned: Path, folder: Path) -> Path:
+    """The same fine-tune with a tokenizer of its own, of which the letters have their numbers backwards."""
+    model = LlamaForCausalLM.from_pretrained(tuned, dtype=torch.float32)
+    words = {letter: len(LETTERS) - 1 - LETTERS.index(letter) for letter in LETTERS}
+    embedding = model.get_input_embeddings().weight.data
+    embedding[: len(LETTERS)] = embedding[: len(LETTERS)].flip(0)
+    return _save(model, folder, VOCABULARY | words)
+
+
 def write_tasks(file: Path, count: int = 150) -> Path:
     """What the fine-tune was trained for."""
     lines = [{"task": "next letters", "maxTokens": 3, "stop": ["\n"]}]
@@ -86,9 +95,9 @@ def _train(model: LlamaForCausalLM, answer: Callable[[str], str], steps: int, ra
         optimizer.step()
 
 
-def _save(model: LlamaForCausalLM, folder: Path) -> Path:
+def _save(model: LlamaForCausalLM, folder: Path, vocabulary: dict[str, int] = VOCABULARY) -> Path:
     model.save_pretrained(folder)
-    tokenizer = Tokenizer(models.WordLevel(VOCABULARY, unk_token="\n"))
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="\n"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="\n").save_pretrained(folder)

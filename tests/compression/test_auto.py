@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from profiler.errors import AdapterError
 from profiler.evaluation.results import Metric
-from workers.compression.auto import CANDIDATES, Artefact, Candidate, Chosen, LossTooLarge, Refused, smallest
+from workers.compression.auto import CANDIDATES, Candidate, Chosen, LossTooLarge, Refused, Sizes, smallest
 from workers.compression.choose import MethodName, Options, check
 from workers.compression.quality import Loss
 
@@ -46,12 +46,12 @@ class World:
         self.full_bytes = full_bytes
         self.log: list[tuple[str, str]] = []
 
-    def compress(self, candidate: Candidate) -> Artefact:
+    def compress(self, candidate: Candidate) -> Sizes:
         self.log.append(("compress", candidate.name))
         made = self.made[candidate.name]
         if not made.losses:
             raise Refused(f"{candidate.name} cannot")
-        return Artefact(self.full_bytes + made.code_bytes, made.code_bytes, DENSE)
+        return Sizes(self.full_bytes + made.code_bytes, made.code_bytes, DENSE)
 
     def quality(self, candidate: Candidate) -> tuple[Loss, ...]:
         self.log.append(("quality", candidate.name))
@@ -91,8 +91,8 @@ def test_the_smallest_of_all_within_the_limit_is_chosen(world: World, max_loss: 
     within = world.within(max_loss)
     if within:
         chosen = world.search(max_loss)
-        assert chosen.best.artefact is not None
-        assert chosen.best.artefact.size_bytes == within[0]
+        assert chosen.best.sizes is not None
+        assert chosen.best.sizes.size_bytes == within[0]
         assert chosen.best.within(max_loss)
         assert chosen.best in chosen.tried
     elif all(not each.losses for each in world.made.values()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def spied(inner: Method, problems: dict[str, Problem]) -> Method:
         problems[problem.name] = problem
         return inner.step(problem)
 
-    return Method(inner.name, inner.kind, True, step, inner.facts)
+    return replace(inner, calibrated=True, step=step)
 
 
 def inputs_by_transformers(folder: Path, texts: Path, rows: int, tokens: int) -> dict[str, torch.Tensor]:

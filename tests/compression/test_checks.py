@@ -12,10 +12,10 @@ import torch
 
 from profiler.errors import AdapterError, CheckpointError
 from workers.compression import checks
+from workers.compression.from_recipe import artifact_of
 from workers.compression.job import Job, compress
 from workers.compression.methods.magnitude import magnitude
 from workers.compression.recipe import CompressRequest, Recipe
-from workers.compression.requested import artifact_of
 from workers.compression.rope import rope_of
 from workers.compression.sources import Checkpoint
 

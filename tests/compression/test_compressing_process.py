@@ -29,6 +29,7 @@ from workers.compression.__main__ import may_pass
 from workers.compression.lines import Artifact, Done, Failed, Line, Progress, from_line, left_s, to_line
 from workers.compression.process import CompressingError, carry_out
 from workers.compression.recipe import CompressRequest, Recipe
+from workers.compression.work_folder import path_for
 
 LAYERS = 120  # enough to be killed between two of them
 CONFIG = checkpoints.config(
@@ -135,6 +136,28 @@ def test_one_that_is_killed_goes_on_and_makes_the_same(folders: tuple[Path, Path
             kill_at(request, share)
     lines = lines_of(request)
     assert any(isinstance(line, Progress) and "before" in line.doing for line in lines), lines
+    artifact_of(lines)
+    assert contents(request.artifact) == contents(undisturbed.artifact)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["killed", "published"])
+def test_what_another_device_has_begun_is_done_anew(
+    folders: tuple[Path, Path], tmp_path: Path, end: str
+) -> None:
+    """As the cluster may choose another one after a kill; layers of both would not be those of either."""
+    undisturbed, request = (request_for(folders, tmp_path / name) for name in ("undisturbed", "work"))
+    artifact_of(lines_of(undisturbed))
+    with pytest.raises(CompressingError, match="SIGKILL"):
+        kill_at(request, 0.3)
+    work = path_for(request.artifact)
+    job = json.loads((work / "job.json").read_text())
+    (work / "job.json").write_text(json.dumps(job | {"computed by": "cuda, bfloat16"}))
+    if end == "published":
+        (work / "result.json").write_text("{}")
+        request.artifact.mkdir()
+    lines = lines_of(request)
+    assert not any(isinstance(line, Progress) and "before" in line.doing for line in lines), lines
     artifact_of(lines)
     assert contents(request.artifact) == contents(undisturbed.artifact)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,15 @@ import torch
 from word_models import write_pair, write_texts
 
 from profiler.errors import CheckpointError
+from workers.compression import job as job_module
 from workers.compression.job import CalibrationOptions, Job, compress
+from workers.compression.methods.delta_come import delta_come
 from workers.compression.methods.deltacompress import deltacompress
+from workers.compression.methods.deltamix import deltamix
+from workers.compression.methods.low_rank import low_rank
 from workers.compression.methods.magnitude import magnitude
 from workers.compression.types import Compressed, Method, Problem
-from workers.compression.work_folder import work_folder
+from workers.compression.work_folder import WorkFolder, work_folder
 
 KILLED = 9
 # What each process would import for itself: seconds of transformers.
@@ -74,7 +81,7 @@ def counted(inner: Method, seen: list[str]) -> Method:
         seen.append(problem.name)
         return inner.step(problem)
 
-    return Method(inner.name, inner.kind, inner.calibrated, step, inner.facts)
+    return replace(inner, step=step)
 
 
 def compress_until(base: Path, tuned: Path, out: Path, kind: str, calls: int) -> None:
@@ -161,6 +168,110 @@ def test_other_options_do_not_mix_with_what_lies_there(tmp_path: Path, base: Pat
     result = compress(Job(base, tuned, out, magnitude(4)))
     assert result.spec is not None
     assert result.spec.bits == (4,)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "others"),
+    [
+        (deltamix, {"ratio": 1 / 4}, {"ratio": 1 / 2}),
+        (deltamix, {"ratio": 1 / 4, "max_widths": 4}, {"ratio": 1 / 4, "max_widths": 1}),
+        (delta_come, {"ratio": 1 / 4}, {"ratio": 1 / 2}),
+        (low_rank, {"ratio": 1 / 4}, {"ratio": 1 / 2}),
+    ],
+)
+def test_layers_of_two_ratios_do_not_mix(
+    tmp_path: Path,
+    base: Path,
+    tuned: Path,
+    method: Callable[..., Method],
+    options: dict[str, Any],
+    others: dict[str, Any],
+) -> None:
+    """Every one of a method's options tells its layers from others'."""
+    uncalibrated = [replace(method(**each), calibrated=False) for each in (options, others)]
+    stop_at(Job(base, tuned, tmp_path / "out", uncalibrated[0]), "layer 1")
+    with pytest.raises(CheckpointError, match=r"unfinished.*options"):
+        compress(Job(base, tuned, tmp_path / "out", uncalibrated[1]))
+
+
+def test_of_another_job_nothing_stays(tmp_path: Path) -> None:
+    """Files without a record, candidates and outcomes: all are of the inputs of before."""
+    with work_folder(tmp_path / "out") as work:
+        work.begin({"fine-tune": "a"})
+        for left in (
+            "checked.json",
+            "artefact/layer-00000.safetensors",
+            "tried/x/delta.json",
+            "outcomes/x.json",
+        ):
+            (work.path / left).parent.mkdir(exist_ok=True, parents=True)
+            (work.path / left).write_text("{}")
+        work.begin({"fine-tune": "a"})
+        assert len(list(work.path.rglob("*.*"))) == 5
+        work.begin({"fine-tune": "b"})
+        assert {path.name for path in work.path.rglob("*")} == {"lock", "job.json", "artefact", "records"}
+
+
+def test_an_emptying_that_is_killed_leaves_nobody_s_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(path: Path) -> None:
+        raise Stopped
+
+    with work_folder(tmp_path / "out") as work:
+        work.begin({"fine-tune": "a"})
+        (work.artefact / "layer-00000.safetensors").touch()
+        with monkeypatch.context() as patched:
+            patched.setattr("shutil.rmtree", killed)
+            with pytest.raises(Stopped):
+                work.begin({"fine-tune": "b"})
+        work.begin({"fine-tune": "a"})
+        assert not list(work.artefact.iterdir())
+
+
+@pytest.mark.parametrize("name", ["layer-00009.safetensors", "layer-00009.safetensors.partial"])
+def test_files_without_a_record_are_not_published(tmp_path: Path, base: Path, tuned: Path, name: str) -> None:
+    out = tmp_path / "out"
+    stop_at(Job(base, tuned, out, magnitude()), "embedding")
+    (hidden(out) / "artefact" / name).write_bytes(b"half of a tensor")
+    compress(Job(base, tuned, out, magnitude()))
+    compress(Job(base, tuned, tmp_path / "undisturbed", magnitude()))
+    assert contents(out) == contents(tmp_path / "undisturbed")
+
+
+def test_one_that_was_taken_away_is_made_as_a_whole(
+    tmp_path: Path, base: Path, tuned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed when it was published already; then it is removed; and its repetition is stopped as well."""
+    job = Job(base, tuned, tmp_path / "out", magnitude())
+    with monkeypatch.context() as patched:
+        patched.setattr(WorkFolder, "discard", stopped)
+        with pytest.raises(Stopped):
+            compress(job)
+    shutil.rmtree(job.out)
+    stop_at(job, "layer 1")
+    compress(job)
+    compress(replace(job, out=tmp_path / "undisturbed"))
+    assert contents(job.out) == contents(tmp_path / "undisturbed")
+
+
+def stopped(work: WorkFolder) -> None:
+    raise Stopped
+
+
+def test_layers_of_two_versions_or_devices_do_not_mix(
+    tmp_path: Path, base: Path, tuned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_at(Job(base, tuned, tmp_path / "out", magnitude()), "layer 1")
+    with monkeypatch.context() as newer:
+        newer.setattr("workers.compression.job.METHODS", 2)
+        with pytest.raises(CheckpointError, match=r"unfinished.*methods 1 \(asked for now: 2\)"):
+            compress(Job(base, tuned, tmp_path / "out", magnitude()))
+    assert job_module.computed_by("cuda:1") == job_module.computed_by("cuda") == "cuda, bfloat16"
+    work = hidden(tmp_path / "out") / "job.json"  # as a GPU would have left it
+    work.write_text(work.read_text().replace(job_module.computed_by("cpu"), job_module.computed_by("cuda")))
+    with pytest.raises(CheckpointError, match=r"unfinished.*cuda, bfloat16 \(asked for now: cpu, float32\)"):
+        compress(Job(base, tuned, tmp_path / "out", magnitude()))
 
 
 def test_a_start_without_a_finished_layer_leaves_nothing(tmp_path: Path, base: Path, tuned: Path) -> None:

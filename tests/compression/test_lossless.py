@@ -91,12 +91,28 @@ def test_the_storage_is_measured_where_its_rate_is_not_given(delta: Path, tmp_pa
     assert made.load_after_s <= made.load_before_s
 
 
-def test_a_second_run_finds_nothing_to_do(delta: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rate", [SLOWEST, FASTEST, None])
+def test_a_second_run_changes_nothing_and_tells_the_same(
+    delta: Path, tmp_path: Path, rate: float | None
+) -> None:
+    """Of what is compressed already, too; the storage's rate is that of reading it as it is."""
     folder = shutil.copytree(delta, tmp_path / "v")
-    compress_files(folder, SLOWEST)
-    once = on_disk(folder)
-    assert compress_files(folder, SLOWEST).kept == frozenset()
+    first, once = compress_files(folder, SLOWEST), on_disk(folder)
+    again = compress_files(folder, rate)
     assert on_disk(folder) == once
+    assert again.kept == first.kept
+    assert (again.size_before_bytes, again.size_after_bytes) == (
+        first.size_before_bytes,
+        first.size_after_bytes,
+    )
+    assert 0 < again.storage_bytes_per_s < math.inf
+    assert json.loads(json.dumps(again.facts(), allow_nan=False))["compressed_files"] == len(first.kept)
+
+
+def test_a_delta_without_files_is_told_in_json(tmp_path: Path) -> None:
+    (tmp_path / "delta.json").write_text(json.dumps({"version": 1, "files": {}}))
+    facts = compress_files(tmp_path).facts()
+    assert json.loads(json.dumps(facts, allow_nan=False))["storage_mb_per_s"] is None
 
 
 @pytest.mark.parametrize("stop_at", [0, 1, 2])

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from profiler.errors import TaskError
 from profiler.evaluation.results import Metric
 from profiler.evaluation.tasks import Task
 from profiler.evaluation.types import (
@@ -25,6 +26,7 @@ from profiler.evaluation.types import (
     TaskKind,
     Text,
 )
+from workers.compression.evaluated import Evaluation
 from workers.compression.quality import (
     Outcome,
     described,
@@ -102,12 +104,14 @@ class Known:
     """An answerer whose answers are given; each text's logarithm of probability is by its length."""
 
     answers: dict[str, str]
+    tokens_per_letter: int = 1
 
     def generate(self, prompts: Sequence[str], settings: Settings) -> list[str]:
         return [self.answers[prompt] for prompt in prompts]
 
     def score(self, pairs: Sequence[Pair]) -> list[Scored]:
-        return [Scored(-0.5 * len(pair.continuation), len(pair.continuation)) for pair in pairs]
+        texts = [pair.continuation for pair in pairs]
+        return [Scored(-0.5 * len(text), len(text) * self.tokens_per_letter) for text in texts]
 
     def distributions(self, pairs: Sequence[Pair]) -> list[list[Distribution]]:
         raise AssertionError("no KL was asked for")
@@ -122,6 +126,18 @@ def test_outcomes_are_item_by_item() -> None:
     assert [each.tokens for each in found] == [(), (), (4, 2)]
     assert [each.figure for each in found] == [0.5, 1.0, pytest.approx(math.exp(0.5))]
     assert [each.digest for each in found] == [questions.digest, choices.digest, texts.digest]
+
+
+def test_two_tokenizers_are_named(tmp_path: Path) -> None:
+    """Of which one reads the same text as more tokens."""
+    task = Task("prose", TaskKind.PERPLEXITY, (Text("abcd"),))
+
+    def opened(folder: Path) -> Known:
+        return Known({}, tokens_per_letter=1 if folder.name == "fine-tune" else 2)
+
+    evaluation = Evaluation(tmp_path, tmp_path / "fine-tune", [task], tmp_path / "outcomes", "", opened)
+    with pytest.raises(TaskError, match=r"prose: the two models scored other .*Give both the same tokenizer"):
+        evaluation.losses((tmp_path / "fine-tune", "before"), (tmp_path / "delta", "after"))
 
 
 def test_the_losses_are_in_delta_json_beside_all_that_was_there(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from small_finetune import share_right, write_base, write_finetune, write_tasks, write_texts
+from small_finetune import share_right, write_base, write_finetune, write_renamed, write_tasks, write_texts
 
 from profiler.checkpoint import read_model
 from profiler.evaluation.types import Answerer, Distribution, Pair, Scored, Settings
@@ -20,6 +21,7 @@ from workers.compression.evaluated import torch_answerer
 from workers.compression.job import CalibrationOptions, Job, compress
 from workers.compression.request import Request
 from workers.compression.run import run
+from workers.compression.work_folder import OtherWork, WorkFolder
 from workers.deltas.merge import merge
 
 pytestmark = pytest.mark.slow
@@ -162,6 +164,62 @@ def test_a_search_goes_on_where_it_stopped(models: Path, tmp_path: Path, stop_at
     assert str(interrupted.value) == str(at_once.value)
 
 
+def interrupt_at(asked: Request, words: str) -> None:
+    """Run until this is said to come next."""
+
+    def stop(share: float, what: str) -> None:
+        if words in what:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(asked, stop)
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "named"),
+    [
+        (MAGNITUDE, {"tuned": "other"}, "fine-tune"),
+        (MAGNITUDE, {"options": replace(MAGNITUDE, group_size=16)}, "options"),
+        (MAGNITUDE, {"calibration": CalibrationOptions(None, rows=2, tokens=8)}, "calibration"),
+        (
+            Options(MethodName.deltamix, ratio=0.25),
+            {"options": Options(MethodName.deltamix, ratio=0.25, max_widths=1)},
+            "options",
+        ),
+    ],
+)
+def test_what_was_left_by_another_command_is_not_published(
+    models: Path, tmp_path: Path, options: Options, more: dict[str, object], named: str
+) -> None:
+    asked = request(models, tmp_path / "out", options, evaluation=models / "tasks.jsonl")
+    interrupt_at(asked, "evaluating")
+    if "tuned" in more:
+        more = {"tuned": write_finetune(models / "base", tmp_path / "other", steps=5)}
+    with pytest.raises(OtherWork, match=rf"unfinished compression into out with {named} "):
+        run(replace(asked, **more))  # type: ignore[arg-type]
+    assert not asked.out.exists()
+
+
+def test_one_that_was_taken_away_after_it_was_published_is_made_again(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(work: WorkFolder) -> None:
+        if work.out == asked.out:
+            raise KeyboardInterrupt
+        discard(work)
+
+    discard, asked = WorkFolder.discard, request(models, tmp_path / "out", evaluation=models / "tasks.jsonl")
+    with monkeypatch.context() as patched:
+        patched.setattr(WorkFolder, "discard", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(asked)
+    first = {path.name: path.read_bytes() for path in asked.out.iterdir()}
+    shutil.rmtree(asked.out)
+    report = run(asked)
+    assert report.result.spec is not None
+    assert {path.name: path.read_bytes() for path in asked.out.iterdir()} == first
+
+
 def test_any_method_s_quality_is_measured(models: Path, tmp_path: Path) -> None:
     report = run(request(models, tmp_path / "out", evaluation=models / "tasks.jsonl"))
     (quality,) = report.quality
@@ -169,6 +227,16 @@ def test_any_method_s_quality_is_measured(models: Path, tmp_path: Path) -> None:
     assert quality["after"] == pytest.approx(merged_share(models, tmp_path / "out", tmp_path / "merged"))
     assert report.options == MAGNITUDE
     assert not report.tried
+
+
+def test_a_fine_tune_s_own_tokenizer_is_that_of_what_is_made_of_it(models: Path, tmp_path: Path) -> None:
+    """The numbers of its letters are others, its linear layers the same: so are its answers."""
+    renamed = write_renamed(models / "tuned", tmp_path / "renamed")
+    tasks = models / "tasks.jsonl"
+    (expected,) = run(request(models, tmp_path / "plain", evaluation=tasks)).quality
+    (quality,) = run(request(models, tmp_path / "out", evaluation=tasks, tuned=renamed)).quality
+    assert expected["after"] > 0.5
+    assert (quality["before"], quality["after"]) == (expected["before"], expected["after"])
 
 
 def test_a_checkpoint_s_quality_is_measured(models: Path, tmp_path: Path) -> None:
@@ -185,10 +253,43 @@ def test_files_are_packed_and_read_alike(models: Path, tmp_path: Path) -> None:
     assert packed.lossless["compressed_files"] > 0
     assert packed.lossless["size_after_bytes"] < packed.lossless["size_before_bytes"]
     assert packed.result.spec == plain.result.spec
+    files = {
+        name: [
+            (tmp_path / folder / file).stat().st_size
+            for folder, file in (("plain", name), ("packed", stored))
+        ]
+        for name in json.loads((tmp_path / "plain" / "delta.json").read_text())["files"]
+        for stored in (name, f"{name}.zst")
+        if (tmp_path / "packed" / stored).exists()
+    }
+    saved = {name: before - after for name, (before, after) in files.items()}
+    assert packed.result.size_bytes == plain.result.size_bytes - sum(saved.values())
+    assert packed.result.table_bytes == plain.result.table_bytes - saved["full.safetensors"]
+    assert packed.result.ratio > plain.result.ratio
     for name in ("plain", "packed"):
         merge(models / "base", tmp_path / name, tmp_path / f"{name} merged")
     file = "model.safetensors"
     assert (tmp_path / "packed merged" / file).read_bytes() == (tmp_path / "plain merged" / file).read_bytes()
+
+
+def test_files_that_were_packed_before_a_kill_are_told_of(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed when all is packed and nothing has its name; the same command ends as one that was not."""
+    asked = request(models, tmp_path / "out", lossless=True, storage_mb_per_s=SLOW_STORAGE)
+    expected = run(replace(asked, out=tmp_path / "at once"))
+
+    def killed(source: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("workers.compression.run.rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(asked)
+    report = run(asked)
+    sizes = ("files", "compressed_files", "size_before_bytes", "size_after_bytes")
+    assert [report.lossless[each] for each in sizes] == [expected.lossless[each] for each in sizes]
+    assert report.result.size_bytes == expected.result.size_bytes
 
 
 @pytest.mark.parametrize(

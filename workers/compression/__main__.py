@@ -87,7 +87,7 @@ def run(request: CompressRequest, speaker: Speaker) -> Line:
     if result.exists() and request.artifact.is_dir():
         return Done(TypeAdapter(Artifact).validate_json(result.read_bytes()))
     try:
-        from workers.compression.requested import artifact_of  # here, as torch takes seconds
+        from workers.compression.from_recipe import artifact_of  # here, as torch takes seconds
 
         artifact = artifact_of(request, speaker.tell)
     except Exception as error:

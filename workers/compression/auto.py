@@ -49,9 +49,9 @@ CANDIDATES: tuple[Candidate, ...] = (
 
 
 @dataclass(frozen=True)
-class Artefact:
-    """`size_bytes` as stored, of which `code_bytes` are of linear layers; the rest no method changes.
-    `dense_bytes` is the 16-bit size of these layers."""
+class Sizes:
+    """Of a candidate's artefact: `size_bytes` as stored, of which `code_bytes` are of linear layers; the rest
+    no method changes. `dense_bytes` is the 16-bit size of these layers."""
 
     size_bytes: int
     code_bytes: int
@@ -64,7 +64,7 @@ class Tried:
     empty. `losses` are empty also for what turned out larger than another that is within the limit."""
 
     candidate: Candidate
-    artefact: Artefact | None = None
+    sizes: Sizes | None = None
     losses: tuple[Loss, ...] = ()
     refused: str = ""
 
@@ -75,16 +75,16 @@ class Tried:
     def as_json(self) -> dict[str, Any]:
         return {
             "name": self.candidate.name,
-            "size_bytes": self.artefact and self.artefact.size_bytes,
+            "size_bytes": self.sizes and self.sizes.size_bytes,
             "losses": described(self.losses),
             "refused": self.refused or None,
         }
 
     def __str__(self) -> str:
-        if self.artefact is None:
+        if self.sizes is None:
             return f"{self.candidate.name}: {self.refused}"
         lost = f"loses {worst(self.losses)}" if self.losses else "not measured, for it is no smaller"
-        return f"{self.candidate.name}: {self.artefact.size_bytes / 1e6:.3g} MB, {lost}"
+        return f"{self.candidate.name}: {self.sizes.size_bytes / 1e6:.3g} MB, {lost}"
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class LossTooLarge(AdapterError):
 
 def smallest(
     candidates: Sequence[Candidate],
-    compress: Callable[[Candidate], Artefact],
+    compress: Callable[[Candidate], Sizes],
     quality: Callable[[Candidate], tuple[Loss, ...]],
     max_loss: float,
 ) -> Chosen:
@@ -129,7 +129,7 @@ def smallest(
     tried: list[Tried] = []
     refusal: Refused | None = None
     for candidate in sorted(candidates, key=lambda each: each.least_share):
-        limit = None if best is None else best.artefact
+        limit = None if best is None else best.sizes
         if limit is not None and candidate.least_share * limit.dense_bytes >= limit.code_bytes:
             break
         try:

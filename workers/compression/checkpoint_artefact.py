@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from profiler.checkpoint import read_model
-from profiler.files import is_file, read_json
+from profiler.files import read_json
 from profiler.weight_files import INDEX, locate_in
 from workers.compression.artefacts import Stored, same
 from workers.compression.durable import Entry, held, write_bytes, write_json
 from workers.compression.records import PartRecord
 from workers.compression.sources import Source
 from workers.compression.types import Compressed, Problem
-from workers.deltas.merge import CONFIG, WEIGHTS
+from workers.deltas.merge import CONFIG, side_files
 from workers.deltas.tensors import read_tensor
 
 
@@ -55,9 +55,8 @@ class CheckpointArtefact:
         return found
 
     def finish(self, folder: Path, records: Sequence[PartRecord], notes: Mapping[str, Any]) -> int:
-        for path in sorted(self._tuned.folder.iterdir()):
-            if is_file(path) and path.suffix not in WEIGHTS and path.name not in (CONFIG, INDEX):
-                write_bytes(folder / path.name, path.read_bytes())
+        for path in side_files(self._tuned.folder):
+            write_bytes(folder / path.name, path.read_bytes())
         config = read_json(self._tuned.folder / CONFIG)
         if self._unties:
             config["tie_word_embeddings"] = False

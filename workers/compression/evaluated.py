@@ -17,26 +17,32 @@ from profiler.variants.peft import CONFIG
 from workers.compression.durable import write_json
 from workers.compression.quality import Loss, Outcome, losses_between, outcome, outcomes_of
 from workers.compression.types import Progress
-from workers.deltas.merge import merge
+from workers.deltas.merge import merge, side_files
 
 Open = Callable[[Path], Answerer]
 """From a folder with a plain checkpoint to a model that answers."""
 
 
 class Evaluation:
-    """`tasks` put to models of one base.
+    """`tasks` put to models of one base, in the words of the fine-tune `tuned`: its tokenizer and template.
 
     What they did is kept in `folder`, to go on behind it after a kill. `identity` tells the models meant
     from others that had the folder before.
     """
 
     def __init__(
-        self, base: Path, tasks: Sequence[Task], folder: Path, identity: str, open_answerer: Open
+        self,
+        base: Path,
+        tuned: Path,
+        tasks: Sequence[Task],
+        folder: Path,
+        identity: str,
+        open_answerer: Open,
     ) -> None:
-        self._base, self._tasks, self._folder, self._open = base, tasks, folder, open_answerer
+        self._base, self._tuned, self._tasks = base, tuned, tasks
+        self._folder, self._open = folder, open_answerer
         parts = " ".join((identity, *(task.digest for task in tasks)))
         self._key = hashlib.sha256(parts.encode()).hexdigest()
-        folder.mkdir(parents=True, exist_ok=True)
 
     def outcomes(self, model: Path, name: str, progress: Progress | None = None) -> tuple[Outcome, ...]:
         """What the model in the folder did, a checkpoint or a variant of the base. `name` tells it from the
@@ -45,6 +51,7 @@ class Evaluation:
         kept = self._folder / f"{name}.json"
         if self.knows(name):
             return tuple(map(outcome, read_json(kept)["outcomes"]))
+        self._folder.mkdir(parents=True, exist_ok=True)
         tell(0.0, f"loading {name}, to evaluate it")
         found: list[Outcome] = []
         with self._plain(model) as checkpoint:
@@ -67,24 +74,46 @@ class Evaluation:
     def losses(
         self, before: tuple[Path, str], after: tuple[Path, str], progress: Progress | None = None
     ) -> tuple[Loss, ...]:
-        """From one model to another, each a folder and a name."""
+        """From one model to another, each a folder and a name. Raises TaskError when the two read the tasks'
+        texts as other tokens, besides what `outcomes` raises."""
         tell = progress or (lambda share, what: None)
-        first = self.outcomes(*before, lambda share, what: tell(share / 2, what))
-        return losses_between(first, self.outcomes(*after, lambda share, what: tell((1 + share) / 2, what)))
+        had = self.outcomes(*before, lambda share, what: tell(share / 2, what))
+        has = self.outcomes(*after, lambda share, what: tell((1 + share) / 2, what))
+        try:
+            return losses_between(had, has)
+        except ValueError as error:
+            raise TaskError(
+                f"{before[0]} and what was made of it cannot be compared: {error}. Give both the same "
+                "tokenizer (tokenizer.json, tokenizer_config.json), or compress without an evaluation"
+            ) from error
 
     @contextmanager
     def _plain(self, model: Path) -> Iterator[Path]:
         """A folder with the model as a plain checkpoint, while it is needed."""
-        if not (is_file(model / DELTA) or is_file(model / CONFIG)):
+        if not _is_variant(model):
             yield model
             return
         merged = self._folder / "merged"
         shutil.rmtree(merged, ignore_errors=True)  # what a kill left
         try:
             merge(self._base, model, merged)
+            if not _is_variant(self._tuned):  # else the fine-tune itself is asked with the base's
+                replace_side_files(self._tuned, merged)
             yield merged
         finally:
             shutil.rmtree(merged, ignore_errors=True)
+
+
+def replace_side_files(source: Path, target: Path) -> None:
+    """Give a checkpoint another's tokenizer, chat template and generation defaults."""
+    for path in side_files(target):
+        path.unlink()
+    for path in side_files(source):
+        shutil.copyfile(path, target / path.name)
+
+
+def _is_variant(folder: Path) -> bool:
+    return is_file(folder / DELTA) or is_file(folder / CONFIG)
 
 
 def torch_answerer(device: str | None) -> Open:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from workers.compression.choose import OptionError
 from workers.compression.delta_artefact import DeltaArtefact
 from workers.compression.durable import Entry, write_tensors
 from workers.compression.layers import Blocks, LayerCompressor, LayerContents
+from workers.compression.methods import VERSION as METHODS
 from workers.compression.records import PartRecord, mean_errors
 from workers.compression.result import Result, result_of
 from workers.compression.sources import open_source
@@ -114,20 +115,18 @@ class _Run:
             "fine-tune": self.tuned.identity,
             "config": file_digest(self.tuned.folder / "config.json"),
             "method": self.method.name,
-            "options": dict(self.method.facts),
+            "options": {**self.method.facts, **self.method.options},
+            "methods": METHODS,
+            "computed by": computed_by(self.job.device),
             "calibration": None if self.texts is None else self.texts.digest,
             "written as": "checkpoint" if isinstance(self.artefact, CheckpointArtefact) else "delta",
         }
 
     def result_in(self, work: WorkFolder) -> Result | None:
         """Of a job that was done before, but for names."""
-        document = work.note(RESULT)
+        document = work.earlier()
         if document is None:
             return None
-        if not work.out.exists():
-            if not any(work.artefact.iterdir()):
-                return None  # it was published, and taken away since
-            work.publish(document)
         return Result(folder=work.out, spec=self.artefact.spec(work.out), **document)
 
     def work(self, work: WorkFolder) -> Result:
@@ -135,6 +134,7 @@ class _Run:
         records = self._layers(work)
         self.tell(LAYERS_SHARE, "embedding, last norm and head")
         records.append(self._rest(work))
+        work.sweep({record.file.name for record in records if record.file is not None})
         added_bytes = self.artefact.finish(work.artefact, records, self._notes(records))
         result = result_of(
             work.out,
@@ -143,8 +143,10 @@ class _Run:
             records,
             added_bytes,
             checked["seconds"] + sum(record.seconds for record in records),
-            [*self.warnings, *checked["warnings"], *_worse_than_base(records)],
+            self.job.device,
         )
+        warnings = (*self.warnings, *checked["warnings"], *_worse_than_base(records))
+        result = replace(result, warnings=warnings)
         work.publish(result.as_json())
         return result
 
@@ -242,14 +244,22 @@ class _Run:
             return None
         from workers.compression.calibration.blocks import open_blocks
 
-        half = torch.device(self.job.device).type == "cuda"
-        return open_blocks(self.tuned, self.texts, self.job.device, torch.bfloat16 if half else torch.float32)
+        return open_blocks(self.tuned, self.texts, self.job.device, _activations(self.job.device))
 
 
 def _write(work: WorkFolder, name: str, contents: LayerContents, started: float) -> PartRecord:
     entries: Mapping[str, Entry] = contents.entries
     file = write_tensors(work.artefact / name, entries) if entries else None
     return PartRecord(file, contents.modules, contents.whole, time.monotonic() - started)
+
+
+def computed_by(device: str) -> str:
+    """What rounding depends on: the kind of device, and the type of calibration's activations there."""
+    return f"{torch.device(device).type}, {str(_activations(device)).removeprefix('torch.')}"
+
+
+def _activations(device: str) -> torch.dtype:
+    return torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
 
 
 def require_device(device: str) -> None:

@@ -77,6 +77,14 @@ class Lossless:
     def size_after_bytes(self) -> int:
         return sum(f.compressed_bytes if f.name in self.kept else f.contents_bytes for f in self.files)
 
+    def saved_bytes(self, *names: str) -> int:
+        """By how much smaller these files are stored; without names: all."""
+        return sum(
+            file.contents_bytes - file.compressed_bytes
+            for file in self.files
+            if file.name in self.kept and (not names or file.name in names)
+        )
+
     @property
     def load_before_s(self) -> float:
         return sum(file.plain_load_s(self.storage_bytes_per_s) for file in self.files)
@@ -101,7 +109,7 @@ class Lossless:
             "compressed_files": len(self.kept),
             "size_before_bytes": self.size_before_bytes,
             "size_after_bytes": self.size_after_bytes,
-            "storage_mb_per_s": round(self.storage_bytes_per_s / MB, 1),
+            "storage_mb_per_s": round(self.storage_bytes_per_s / MB, 1) if self.files else None,
             "storage_measured": self.storage_measured,
             "decompressed_mb_per_s": round(self.decompressed_bytes_per_s / MB, 1),
             "load_before_s": self.load_before_s,
@@ -119,7 +127,8 @@ def compress_files(
 
     `storage_mb_per_s` is the rate (10^6 bytes per second) of the storage that engines read from; None: what
     a cold read of these files yields here. delta.json changes last and at once, so that the folder can be
-    read at any time, also after a crash; files that are compressed already stay so.
+    read at any time, also after a crash; files that are compressed already stay so,
+    and are timed like the others.
     Raises CheckpointError when the folder holds no sound delta or cannot be written.
     """
     if not 1 <= level <= MAX_LEVEL:
@@ -132,21 +141,23 @@ def compress_files(
     plain = [file for file in files.values() if file.compressed is None]
     try:
         if storage_mb_per_s is None:
-            rate = cold_read_bytes_per_s(folder / file.name for file in plain)
+            rate = cold_read_bytes_per_s(folder / file.stored_name for file in files.values())
         else:
             rate = storage_mb_per_s * MB
         tried = [_tried(folder, file, level, tell, number / len(plain)) for number, file in enumerate(plain)]
+        before = [_timed(folder, file, file.compressed) for file in files.values() if file.compressed]
         kept = {measured.name: stored for measured, stored in tried if measured.gains(rate)}
+        compressed = frozenset(kept) | {measured.name for measured in before}
         _keep(folder, raw, kept)
-        _sweep(folder, {file.name for file in files.values() if file.compressed} | kept.keys(), files)
+        _sweep(folder, compressed, files)
     except OSError as error:
         raise CheckpointError(
             f"cannot compress the files of {folder}: {error.strerror or error}; "
             "check its permissions and the space left"
         ) from error
     tell(1.0, "done")
-    measured = tuple(measured for measured, _ in tried)
-    return Lossless(measured, frozenset(kept), rate, storage_mb_per_s is None)
+    measured = (*before, *(measured for measured, _ in tried))
+    return Lossless(measured, compressed, rate, storage_mb_per_s is None)
 
 
 def cold_read_bytes_per_s(paths: Iterable[Path], clock: Callable[[], float] = time.perf_counter) -> float:
@@ -178,12 +189,17 @@ def _tried(
     """One file compressed beside itself, and decompressed again under the clock. Raises CheckpointError
     when that does not give its contents back."""
     tell(share, f"compressing {file.name}")
-    path = folder / f"{file.name}{SUFFIX}"
-    stored = _compress(folder / file.name, path, file.size_bytes, level)
-    seconds, digest = _decompress(path, file.size_bytes)
+    stored = _compress(folder / file.name, folder / f"{file.name}{SUFFIX}", file.size_bytes, level)
+    return _timed(folder, file, stored), stored
+
+
+def _timed(folder: Path, file: FileRef, stored: StoredFile) -> Measured:
+    """A compressed file, decompressed under the clock. Raises CheckpointError when that does not give its
+    contents."""
+    seconds, digest = _decompress(folder / f"{file.name}{SUFFIX}", file.size_bytes)
     if digest != file.sha256:
         raise CheckpointError(f"{folder / file.name} no longer has the checksum of {DELTA}; copy it again")
-    return Measured(file.name, file.size_bytes, stored.size_bytes, seconds), stored
+    return Measured(file.name, file.size_bytes, stored.size_bytes, seconds)
 
 
 def _compress(source: Path, target: Path, size_bytes: int, level: int) -> StoredFile:

@@ -6,7 +6,7 @@ import math
 import resource
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,11 @@ HALF_BYTES = 2  # what papers count for an uncompressed weight
 class Result:
     """`spec` is the variant in `folder`, None for a plain checkpoint.
 
-    `size_bytes` is what the method stores, `table_bytes` the part of it that embedding and head take.
-    `finetune_bytes` and `finetune_table_bytes` are the same of the fine-tune in 16 bits. `layer_errors` is
-    equation 1's error relative to the base's, by kind of module, the mean over the layers: 0 is the
-    fine-tune, 1 the base; over calibration's inputs, or, without, over inputs that are all alike.
+    `size_bytes` is what is stored, of packed files as they are packed; `table_bytes` the part of it that
+    embedding and head take. `finetune_bytes` and `finetune_table_bytes` are the same of the fine-tune in 16
+    bits. `layer_errors` is equation 1's error relative to the base's, by kind of module, the mean over the
+    layers: 0 is the fine-tune, 1 the base; over calibration's inputs, or, without, over inputs that are all
+    alike.
     `seconds` counts a resumed job's earlier runs. Peaks are of this process.
     """
 
@@ -41,7 +42,7 @@ class Result:
     seconds: float
     peak_memory_bytes: int
     peak_device_bytes: int
-    warnings: Sequence[str]
+    warnings: Sequence[str] = ()
 
     @property
     def ratio(self) -> float:
@@ -52,6 +53,14 @@ class Result:
     def ratio_without_tables(self) -> float:
         """The same without embedding and head."""
         return (self.finetune_bytes - self.finetune_table_bytes) / max(1, self.size_bytes - self.table_bytes)
+
+    def packed(self, saved_bytes: int, saved_table_bytes: int) -> Result:
+        """The same once files take so much less; of it the second is of the file with embedding and head."""
+        return replace(
+            self,
+            size_bytes=max(0, self.size_bytes - saved_bytes),
+            table_bytes=max(0, self.table_bytes - saved_table_bytes),
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Everything but what the folder itself says."""
@@ -67,9 +76,9 @@ def result_of(
     records: Sequence[PartRecord],
     added_bytes: int,
     seconds: float,
-    warnings: Sequence[str],
+    device: str,
 ) -> Result:
-    """`added_bytes` are of rows for tokens that the base does not have."""
+    """`added_bytes` are of rows for tokens that the base does not have. `device` is where torch computed."""
     held = tables(tuned)
     table_bytes = sum(size for record in records for name, size in record.whole.items() if name in held)
     table_values = sum(math.prod(shape) for name, shape in tuned.other_shapes.items() if name in held)
@@ -83,9 +92,13 @@ def result_of(
         layer_errors=mean_errors(records),
         seconds=seconds,
         peak_memory_bytes=_peak_memory_bytes(),
-        peak_device_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0,
-        warnings=tuple(warnings),
+        peak_device_bytes=_peak_device_bytes(device),
     )
+
+
+def _peak_device_bytes(device: str) -> int:
+    """0 where torch computes in the process's own memory."""
+    return torch.cuda.max_memory_allocated(device) if torch.device(device).type == "cuda" else 0
 
 
 def _peak_memory_bytes() -> int:

@@ -10,6 +10,7 @@ goes on where it stopped:
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -22,23 +23,26 @@ from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
 from profiler.evaluation.tasks import Task, read_tasks
 from profiler.files import is_file, read_json
-from profiler.variants.delta import DELTA
+from profiler.variants.delta import DELTA, FULL_FILE
 from profiler.variants.reading import read_variant
 from profiler.variants.types import VariantLimits
-from workers.compression.auto import CANDIDATES, Artefact, Candidate, LossTooLarge, Refused, smallest
+from workers.compression.auto import CANDIDATES, Candidate, LossTooLarge, Refused, Sizes, smallest
 from workers.compression.choose import MethodName, Options, method_of
 from workers.compression.durable import rename
 from workers.compression.evaluated import Evaluation, Open, torch_answerer
-from workers.compression.job import Job, compress
+from workers.compression.job import Job, compress, computed_by, require_device
 from workers.compression.lossless import compress_files
+from workers.compression.methods import VERSION as METHODS
 from workers.compression.quality import Loss, described, worst, write_quality
 from workers.compression.request import Report, Request, check_request
 from workers.compression.result import HALF_BYTES, Result
 from workers.compression.sources import open_source
 from workers.compression.types import Progress
 from workers.compression.work_folder import RESULT, WorkFolder, file_digest, path_for, work_folder
+from workers.deltas.merge import side_files
 
 TRIED, OUTCOMES, BEFORE = "tried", "outcomes", "fine-tune"
+WORDS = frozenset({".json", ".jinja", ".model", ".txt"})
 EVALUATED_SHARE = 0.6  # of a candidate's progress: until then it is compressed
 
 
@@ -50,6 +54,7 @@ def run(request: Request, progress: Progress | None = None, open_answerer: Open 
     `compress` does.
     """
     check_request(request)
+    require_device(request.device)
     if request.evaluation is None and not request.lossless:
         return Report(compress(_job(request, request.options, request.out), progress), request.options)
     out = request.out.absolute()
@@ -87,16 +92,14 @@ class _Run:
         self.spec = read_model(request.base)
         self.inputs = self._inputs()
         self.evaluation = Evaluation(
-            request.base, tasks, work.path / OUTCOMES, str(self.inputs), open_answerer
+            request.base, request.tuned, tasks, work.path / OUTCOMES, str(self.inputs), open_answerer
         )
 
     def earlier(self) -> Report | None:
         """Of a run that was done before, but for names."""
-        document = self.work.note(RESULT)
+        document = self.work.earlier()
         if document is None:
             return None
-        if not self.work.out.exists():
-            self.work.publish(document)
         options, result = document.pop("options"), document
         more = {name: result.pop(name) for name in ("quality", "tried", "lossless")}
         options["method"] = MethodName(options["method"])
@@ -127,7 +130,7 @@ class _Run:
             prefix = f"{candidate.name}: " if len(candidates) > 1 else ""
             self.tell((number[candidate.name] + share) / len(candidates), f"{prefix}{what}")
 
-        def compressed(candidate: Candidate) -> Artefact:
+        def compressed(candidate: Candidate) -> Sizes:
             def tell(share: float, what: str) -> None:
                 if share < 1:  # "done" is not for a user who waits for the evaluation
                     then = ", then the evaluation" if self.tasks and what.endswith(" left") else ""
@@ -143,7 +146,7 @@ class _Run:
 
         return compressed, measured
 
-    def _compress(self, candidate: Candidate, tell: Progress) -> Artefact:
+    def _compress(self, candidate: Candidate, tell: Progress) -> Sizes:
         note = f"{TRIED}/{candidate.name}.json"
         known = self.work.note(note)
         if known is None:
@@ -156,17 +159,17 @@ class _Run:
             self.work.write_note(note, known)
         if "refused" in known:
             raise Refused(known["refused"])
-        return Artefact(**known)
+        return Sizes(**known)
 
-    def _made(self, candidate: Candidate, tell: Progress) -> Artefact:
+    def _made(self, candidate: Candidate, tell: Progress) -> Sizes:
         """The candidate's folder, and its sizes."""
         result = self._folder(candidate, tell)
         if result.spec is None:
-            return Artefact(result.size_bytes, result.size_bytes, result.finetune_bytes)
+            return Sizes(result.size_bytes, result.size_bytes, result.finetune_bytes)
         modules = read_json(result.folder / DELTA)["modules"]
         shapes = (self.spec.linear_shapes[name.rpartition(".")[2]] for name in modules)
         code_bytes = result.spec.weight_bytes - result.spec.full_bytes
-        return Artefact(result.size_bytes, code_bytes, HALF_BYTES * sum(map(math.prod, shapes)))
+        return Sizes(result.size_bytes, code_bytes, HALF_BYTES * sum(map(math.prod, shapes)))
 
     def _folder(self, candidate: Candidate, tell: Progress) -> Result:
         """The candidate compressed, now or before."""
@@ -198,7 +201,9 @@ class _Run:
         if losses and is_file(folder / DELTA):
             write_quality(folder, losses)
         if self.request.lossless:
-            lossless = compress_files(folder, self.request.storage_mb_per_s).facts()
+            packed = compress_files(folder, self.request.storage_mb_per_s)
+            result = result.packed(packed.saved_bytes(), packed.saved_bytes(FULL_FILE))
+            lossless = packed.facts()
         shutil.rmtree(self.work.artefact, ignore_errors=True)
         rename(folder, self.work.artefact)
         report = Report(result, best.options, described(losses), tried, lossless)
@@ -212,11 +217,16 @@ class _Run:
     def _inputs(self) -> dict[str, Any]:
         """All that the outcomes follow from, besides the candidates."""
         request, base = self.request, open_source(self.request.base)
+        tuned = open_source(request.tuned, base)
         calibration = request.calibration
         return {
             "base": base.identity,
-            "fine-tune": open_source(request.tuned, base).identity,
+            "fine-tune": tuned.identity,
+            "config": file_digest(tuned.folder / "config.json"),
+            "tokenizer": _words_digest(tuned.folder),
             "options": asdict(request.options),
+            "methods": METHODS,
+            "computed by": computed_by(request.device),
             "calibration": calibration
             and [
                 None if calibration.file is None else file_digest(calibration.file),
@@ -225,6 +235,15 @@ class _Run:
             ],
             "evaluation": [task.digest for task in self.tasks],
         }
+
+
+def _words_digest(folder: Path) -> str:
+    """Of the tokenizer, the chat template and what else tasks are put with."""
+    digest = hashlib.sha256()
+    for path in side_files(folder):
+        if path.suffix in WORDS:
+            digest.update(f"{path.name} {file_digest(path)} ".encode())
+    return digest.hexdigest()
 
 
 def _job(request: Request, options: Options, out: Path) -> Job:

@@ -83,7 +83,8 @@ class Method:
 
     `name` and `facts` go into delta.json as they are. `kind` is the variant that engines serve; None: a
     method that others are judged against, which leaves a plain checkpoint. `calibrated` says whether `step`
-    needs `Problem.inputs`. `step` raises ValueError for a layer that it cannot code, saying why.
+    needs `Problem.inputs`. `step` raises ValueError for a layer that it cannot code, saying why. `options`
+    is what else its results follow from: layers of methods that differ in it are not mixed.
     """
 
     name: str
@@ -91,3 +92,4 @@ class Method:
     calibrated: bool
     step: Callable[[Problem], Compressed]
     facts: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)

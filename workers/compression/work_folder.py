@@ -5,6 +5,7 @@
                      checked.json, records/*.json   what was found and what is finished
                      artefact/   becomes OUT
                      result.json the job is done, but for names
+                     tried/      candidates, each by a job of its own (run.py)
 
 A record is written after its file, and each appears as a whole; so whatever has a record is finished.
 """
@@ -17,7 +18,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -31,7 +32,12 @@ from workers.compression.records import PartRecord, part_record
 LOCK, JOB, CHECKED, RECORDS, ARTEFACT, RESULT = (
     "lock", "job.json", "checked.json", "records", "artefact", "result.json",
 )  # fmt: skip
+FINISHED = (f"{RECORDS}/*.json", "tried/*.json", f"tried/.*/{RECORDS}/*.json")
 ATTEMPTS = 5
+
+
+class OtherWork(CheckpointError):
+    """Another job's, which would be lost. The message says how it differs."""
 
 
 class WorkFolder:
@@ -42,12 +48,13 @@ class WorkFolder:
         self.artefact = path / ARTEFACT
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Take up the job with these inputs. Raises CheckpointError when another one's work lies here."""
+        """Take up the job with these inputs; of one with others nothing stays. Raises OtherWork when
+        that one has finished parts."""
         there, wanted = self.note(JOB), json.loads(json.dumps(inputs))
         if there is not None and there != wanted:
             self._require_idle(there, wanted)
-            for name in (RESULT, CHECKED):
-                (self.path / name).unlink(missing_ok=True)
+        if there != wanted:
+            self.empty()
         self.artefact.mkdir(exist_ok=True)
         (self.path / RECORDS).mkdir(exist_ok=True)
         if there != wanted:
@@ -78,30 +85,58 @@ class WorkFolder:
 
     @property
     def has_parts(self) -> bool:
-        return any((self.path / RECORDS).glob("*.json"))
+        """Whether anything is finished, here or by a job for a candidate (run.py)."""
+        return any(any(self.path.glob(kept)) for kept in FINISHED)
+
+    def earlier(self) -> dict[str, Any] | None:
+        """The result of a job that was done before, but for names; None when its artefact has been taken away
+        since, too."""
+        document = self.note(RESULT)
+        if document is None or self.out.exists():
+            return document
+        if not any(self.artefact.iterdir()):
+            (self.path / RESULT).unlink()
+            return None
+        self.publish(document)
+        return document
+
+    def sweep(self, files: Collection[str]) -> None:
+        """Remove what a job that was killed has left in the artefact besides these files."""
+        for path in self.artefact.iterdir():
+            if path.name not in files:
+                path.unlink()
 
     def publish(self, result: Mapping[str, Any]) -> None:
         """The artefact takes its name. From `result` on, a job that is begun again is done at once."""
         write_json(self.path / RESULT, result)
         rename(self.artefact, self.out)
 
+    def empty(self) -> None:
+        """Remove all but the lock. What says whose work it is goes first: after a kill it is no one's."""
+        for name in (RESULT, JOB):
+            (self.path / name).unlink(missing_ok=True)
+        self._remove_all_but(LOCK)
+
     def discard(self) -> None:
         """Remove the folder; what says that all is done goes last, so that it outlives a kill."""
         last = (RESULT, JOB, LOCK)
-        for path in list(self.path.iterdir()):
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name not in last:
-                path.unlink()
+        self._remove_all_but(*last)
         for name in last:
             (self.path / name).unlink(missing_ok=True)
         with suppress(OSError):  # the next process has put its lock there already
             self.path.rmdir()
 
+    def _remove_all_but(self, *names: str) -> None:
+        for path in list(self.path.iterdir()):
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name not in names:
+                path.unlink()
+
     def _require_idle(self, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-        """Raises CheckpointError unless the other job that lies here has nothing to lose."""
+        """Raises OtherWork unless the other job that lies here has nothing to lose."""
         if self.out.exists():
-            raise CheckpointError(f"{self.out} exists already; choose another folder, or remove it first")
+            raise OtherWork(f"{self.out} exists already; choose another folder, or remove it first")
         if not self.has_parts:
             return
         lies = ", ".join(
@@ -109,7 +144,7 @@ class WorkFolder:
             for key in {**there, **wanted}
             if there.get(key) != wanted.get(key)
         )
-        raise CheckpointError(
+        raise OtherWork(
             f"{self.path} holds an unfinished compression into {self.out.name} with {lies}. Give that "
             "command again to finish it, choose another folder, or remove this one"
         )

@@ -54,6 +54,15 @@ def merge(base: Path, variant: Path, out: Path, progress: Progress | None = None
     job.tell(1.0, "done")
 
 
+def side_files(folder: Path) -> list[Path]:
+    """A checkpoint's tokenizer, chat template, generation defaults and such: all but weights and config."""
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if is_file(path) and path.suffix not in WEIGHTS and path.name not in (CONFIG, INDEX)
+    ]
+
+
 class _Job:
     """One run of `merge`."""
 
@@ -78,9 +87,8 @@ class _Job:
 
     def copy_side_files(self, folder: Path) -> None:
         """Everything that is not weights: config, tokenizer, chat template, generation defaults."""
-        for path in sorted(self.base.iterdir()):
-            if is_file(path) and path.suffix not in WEIGHTS and path.name not in (CONFIG, INDEX):
-                shutil.copyfile(path, folder / path.name)
+        for path in side_files(self.base):
+            shutil.copyfile(path, folder / path.name)
         config = read_json(self.base / CONFIG)
         if self.unties:
             config["tie_word_embeddings"] = False

@@ -43,7 +43,8 @@ def delta_come(ratio: float = 1 / 16, *, codes_only: bool = False) -> Method:
         u = quantize_columns(factors.u * factors.s, bits, hessian, search=False)
         return compressed(problem, group_codes(v, u, bits))
 
-    return Method("delta-come", VariantKind.SVD_DELTA, True, step, {"group_size": SVD_GROUP})
+    facts, options = {"group_size": SVD_GROUP}, {"ratio": ratio, "codes_only": codes_only}
+    return Method("delta-come", VariantKind.SVD_DELTA, True, step, facts, options)
 
 
 def widths(shape: tuple[int, int], ratio: float, *, codes_only: bool = False) -> list[int]:

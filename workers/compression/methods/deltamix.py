@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -118,7 +118,7 @@ def deltamix_with(settings: Settings) -> Method:
         v, u = layer.coded(factors, _chosen(tried, kept, bits), kept)
         return compressed(problem, group_codes(v, u, layer.widths))
 
-    return Method("deltamix", VariantKind.SVD_DELTA, True, step, {"group_size": SVD_GROUP})
+    return Method("deltamix", VariantKind.SVD_DELTA, True, step, {"group_size": SVD_GROUP}, asdict(settings))
 
 
 def simulate(

@@ -27,4 +27,5 @@ def low_rank(ratio: float = 1 / 16) -> Method:
         u = halves((factors.u * factors.s).T)
         return compressed(problem, group_codes(halves(factors.v), u, [HALF_BITS] * len(factors.s)))
 
-    return Method("low-rank", VariantKind.SVD_DELTA, False, step, {"group_size": SVD_GROUP})
+    facts = {"group_size": SVD_GROUP}
+    return Method("low-rank", VariantKind.SVD_DELTA, False, step, facts, {"ratio": ratio})

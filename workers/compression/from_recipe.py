@@ -1,4 +1,4 @@
-"""From a request of the control plane to an artefact: the one place that knows both."""
+"""From a recipe of the control plane (recipe.py) to an artefact, by way of a user's request (request.py)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workers.compression.recipe import CompressRequest, Recipe
 from workers.compression.request import Report, Request
 from workers.compression.run import run
 from workers.compression.types import Progress
-from workers.compression.work_folder import RESULT, path_for
+from workers.compression.work_folder import RESULT, OtherWork, path_for
 
 _LEFT = re.compile(r", about [^,]+ left$")  # a line of progress has it as a number
 
@@ -26,17 +26,26 @@ _LEFT = re.compile(r", about [^,]+ left$")  # a line of progress has it as a num
 def artifact_of(request: CompressRequest, progress: Progress) -> Artifact:
     """Do what is asked, or go on with it. Raises what `run` raises.
 
-    An artefact of which nothing is known (a kill came between its end and its being noted) is made again.
+    An artefact of which nothing is known (a kill came between its end and its being noted) is made again. So
+    are layers that cannot be gone on with: another kind of device made them, or another version.
     """
     if request.artifact.exists() and not (path_for(request.artifact) / RESULT).is_file():
         shutil.rmtree(request.artifact)
+
+    def tell(share: float, doing: str) -> None:
+        progress(share, _LEFT.sub("", doing))
+
     try:
-        report = run(_request(request), lambda share, doing: progress(share, _LEFT.sub("", doing)))
+        try:
+            return _artifact(run(_request(request), tell))
+        except OtherWork:
+            for left in (path_for(request.artifact), request.artifact):
+                shutil.rmtree(left, ignore_errors=True)
+        return _artifact(run(_request(request), tell))
     except ImplausibleBase as error:
         raise AdapterError(
             f"{error}, or make the delta by `ostinato compress --force` and register it as an adapter"
         ) from error
-    return _artifact(report)
 
 
 def _request(request: CompressRequest) -> Request:
