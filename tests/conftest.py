@@ -33,8 +33,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "thorough"))
 # tests/workers/test_families.py compiles it once all the same.
 os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
-# Kernels run in Triton's interpreter where there is no GPU. Triton reads this when it is first imported, which a test
-# of another folder may do.
+# Kernels run in Triton's interpreter where there is no GPU. Triton reads this when it is first imported,
+# which a test of another folder may do.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Several engines share the cores. A thread that waits by spinning takes them from those that work.
