@@ -26,7 +26,6 @@ from controlplane.management.schemas.models import (
     RegisterModelRequest,
     VariantView,
 )
-from workers.compression.choose import OptionError, parse_ratio
 
 Compression = Annotated[
     list[str] | None,
@@ -182,6 +181,8 @@ def _location(text: str | None) -> str | None:
 
 
 def _share(text: str) -> float:
+    from workers.compression.choose import OptionError, parse_ratio
+
     try:
         return parse_ratio(text)
     except OptionError as error:
