@@ -6,10 +6,10 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray import serve as ray_serve
@@ -44,6 +44,8 @@ from workers.messages import (
 )
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 COUNT_EVERY_S = 1.0
 COUNT_FRESH_S = 3.0
@@ -242,20 +244,12 @@ class RayCluster:
         node_id = (await living_node_ids([node])).get(node)
         if node_id is None:
             raise errors.ProfilingFailed(f"the node {node} is gone; profile again")
-        task = ray.remote(carry_out).options(
-            num_cpus=0,
-            max_retries=0,
-            num_returns="streaming",
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
-        )
-        lines = task.remote(request)
         try:
-            async for line in lines:
-                yield await line
+            async with aclosing(_lines(carry_out, request, node_id)) as lines:
+                async for line in lines:
+                    yield line
         except RayError as e:
             raise errors.ProfilingFailed(serve.first_line(e).removeprefix("MeasuringError: ")) from e
-        finally:
-            ray.cancel(lines, force=True)
 
     async def compress(self, request: CompressRequest, node: str) -> AsyncGenerator[str, None]:
         """Lines of what compresses a fine-tune, as they come, by a task on the named node.
@@ -267,20 +261,12 @@ class RayCluster:
         node_id = (await living_node_ids([node])).get(node)
         if node_id is None:
             raise errors.Unavailable(f"the node {node} is gone")
-        task = ray.remote(carry_out).options(
-            num_cpus=0,
-            max_retries=0,
-            num_returns="streaming",
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
-        )
-        lines = task.remote(request)
         try:
-            async for line in lines:
-                yield await line
+            async with aclosing(_lines(carry_out, request, node_id)) as lines:
+                async for line in lines:
+                    yield line
         except RayError as e:
             raise errors.Unavailable(serve.first_line(e).removeprefix("CompressingError: ")) from e
-        finally:
-            ray.cancel(lines, force=True)
 
     def convert_bundled(self, name: str) -> Path:
         """Make (once) the folder of a bundled model, in a process of its own: it needs torch. Blocking."""
@@ -335,6 +321,24 @@ async def _left_out(marker: str) -> AsyncIterator[None]:
 async def _answer_at_once(group_id: str, marker: str) -> list[str]:
     answers = await serve.ask_replicas(group_id, "answer_at_once", marker, timeout_s=ASK_TIMEOUT_S)
     return [str(answer) for answer in answers]
+
+
+async def _lines(
+    carry_out: Callable[[R], Iterator[str]], request: R, node_id: str
+) -> AsyncGenerator[str, None]:
+    """Lines of a task on that node as they come. Closing this kills the task's process. Errors: RayError."""
+    task = ray.remote(carry_out).options(
+        num_cpus=0,
+        max_retries=0,
+        num_returns="streaming",
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
+    )
+    lines = task.remote(request)
+    try:
+        async for line in lines:
+            yield await line
+    finally:
+        ray.cancel(lines, force=True)
 
 
 async def _end(task: Any) -> None:
