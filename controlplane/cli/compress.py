@@ -15,6 +15,7 @@ from controlplane.cli.compression_facts import report_facts
 from controlplane.cli.output import console, print_facts, print_json, print_text, size
 from controlplane.cli.session import Json, session
 from workers.compression.choose import MethodName, OptionError, Options, check, method_named, parse_ratio
+from workers.compression.recipe import ROWS, TOKENS
 
 if TYPE_CHECKING:
     from workers.compression.request import Report, Request
@@ -67,8 +68,8 @@ def compress(  # noqa: PLR0913 - typer reads a command's options from its parame
     group_size: GroupSize = None,
     max_widths: MaxWidths = None,
     calibration: Calibration = None,
-    rows: Rows = 128,
-    tokens: Tokens = 2048,
+    rows: Rows = ROWS,
+    tokens: Tokens = TOKENS,
     device: Device = "cpu",
     evaluation: Evaluation = None,
     max_loss: MaxLoss = None,

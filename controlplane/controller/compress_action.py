@@ -32,6 +32,7 @@ from controlplane.state.repository import Delete, Put, Repository, State, Versio
 from controlplane.state.transactions import Superseded, persist
 from placement.types import Inventory
 from workers.compression.lines import Done, Failed, Progress, from_line
+from workers.compression.timing import duration
 from workers.group import jobs
 
 log = logging.getLogger(__name__)
@@ -172,7 +173,7 @@ class CompressActions:
     async def _cut_off(self, name: str, uid: int, why: str) -> None:
         """Give the memory back until it is begun again."""
         log.warning("compressing '%s' was cut off: %s", name, why)
-        await self._edit(name, uid, lambda d: deltas.cut_off(d, why), release=True)
+        await self._edit(name, uid, lambda d: deltas.queued(d, why), release=True)
 
     async def _fail(self, name: str, uid: int, error: errors.OstinatoError) -> None:
         log.warning("'%s' cannot be compressed: %s", name, error.message)
@@ -244,14 +245,8 @@ def _described(delta: Delta) -> str:
     """The message for people who wait."""
     if not delta.node:
         return delta.doing
-    left = "" if delta.left_s is None else f", about {_duration(delta.left_s)} left"
+    left = "" if delta.left_s is None else f", about {duration(delta.left_s)} left"
     return f"compressing on {delta.node}: {delta.share:.0%}, {delta.doing}{left}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _remove(folder: Path) -> None:

@@ -16,13 +16,12 @@ from controlplane.state.records import Model, Phase
 from controlplane.state.repository import State
 from placement.types import CPU, Device, DeviceKey, Inventory, key_of
 from profiler.types import ModelSpec
-from workers.compression.recipe import CompressRequest, Recipe
+from workers.compression.recipe import ROWS, TOKENS, CompressRequest, Recipe
 
 MAX_ATTEMPTS = 3  # in a row that get no further
 RUNTIME_BYTES = 1 << 30  # torch itself, and what a GPU's libraries take
 FLOAT32_BYTES = 4
 LOGITS_BYTES = 1 << 30
-ROWS, TOKENS = 128, 2048  # of calibration, if nobody says
 
 SQUARES = 13
 """Float32 squares of the widest input that are in memory at once: the Gram matrix, and 12 while its inverse's

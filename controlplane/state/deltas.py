@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from workers.compression.lines import Artifact, Progress
 from workers.compression.recipe import Recipe
 
-__all__ = ["Artifact", "Delta", "Recipe", "at", "cut_off", "placed", "queued"]
+__all__ = ["Artifact", "Delta", "Recipe", "at", "placed", "queued"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ def placed(delta: Delta, node: str) -> Delta:
 
 
 def queued(delta: Delta, reason: str) -> Delta:
+    """The delta, waiting for its turn, or to be begun again after it was cut off."""
     return replace(delta, node="", doing=reason, left_s=None)
 
 
@@ -48,7 +49,3 @@ def at(delta: Delta, progress: Progress) -> Delta:
         left_s=progress.left_s,
         attempts=0 if further else delta.attempts,
     )
-
-
-def cut_off(delta: Delta, reason: str) -> Delta:
-    return replace(delta, node="", doing=reason, left_s=None)

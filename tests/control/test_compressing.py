@@ -166,7 +166,7 @@ def test_it_gives_up_after_attempts_that_got_no_further(settings: Settings, base
     delta = compressing.require_delta(model)
     for _ in range(compressing.MAX_ATTEMPTS):
         begun(decide(settings, "v", base, replace(model, delta=delta)))
-        delta = deltas.cut_off(deltas.placed(delta, "node"), "signal SIGKILL")
+        delta = deltas.queued(deltas.placed(delta, "node"), "signal SIGKILL")
     with pytest.raises(errors.CompressionFailed, match="SIGKILL"):
         decide(settings, "v", base, replace(model, delta=delta))
     further = deltas.at(delta, Progress(0.5, "layer 1 of 2"))

@@ -21,6 +21,7 @@ from workers.compression.delta_artefact import DeltaArtefact
 from workers.compression.durable import Entry, write_tensors
 from workers.compression.layers import Blocks, LayerCompressor, LayerContents
 from workers.compression.methods import VERSION as METHODS
+from workers.compression.recipe import ROWS, TOKENS
 from workers.compression.records import PartRecord, mean_errors
 from workers.compression.result import Result, result_of
 from workers.compression.sources import open_source
@@ -41,8 +42,8 @@ class CalibrationOptions:
     """Texts to calibrate with: at most `rows` of at most `tokens` of `file`, or of the bundled text."""
 
     file: Path | None = None
-    rows: int = 128
-    tokens: int = 2048
+    rows: int = ROWS
+    tokens: int = TOKENS
 
 
 @dataclass(frozen=True)

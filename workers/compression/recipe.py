@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+ROWS, TOKENS = 128, 2048  # of calibration, if nobody says: as many texts, each cut at so many tokens
+
 
 @dataclass(frozen=True)
 class Recipe:

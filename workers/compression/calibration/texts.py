@@ -14,9 +14,8 @@ from profiler.architectures.registry import describe
 from profiler.errors import CheckpointError
 from profiler.files import read_json
 from workers.compression.calibration.text_files import Document, read_documents
+from workers.compression.recipe import ROWS, TOKENS
 
-ROWS = 128
-TOKENS = 2048
 CHARACTERS_PER_TOKEN = 4
 BUNDLED = Path(__file__).with_name("default.txt")
 """Prose, questions and answers, code and arithmetic: for want of texts like those that the model is to serve.
