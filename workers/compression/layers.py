@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +18,9 @@ from workers.compression.layout import at_layer, layer_tensors, linear_modules
 from workers.compression.records import ModuleRecord, PartRecord, finite
 from workers.compression.sources import Source
 from workers.compression.types import Inputs, Method, Problem, Progress
+
+See = Callable[[], Inputs | None]
+"""Runs the block for a module's inputs; None when nothing is calibrated."""
 
 
 class Blocks(Protocol):
@@ -57,9 +61,9 @@ class LayerCompressor:
         """The layer's contents. Raises AdapterError, naming the module, when the method cannot code one."""
         found, modules = LayerContents(), linear_modules(self.base.spec)
         self._enter(layer)
-        for number, (module, inputs) in enumerate(self._modules(layer, modules)):
+        for number, (module, see) in enumerate(self._modules(modules)):
             tell(number / len(modules), f"{at_layer(self.base.spec, layer)}{module}")
-            self._module(layer, module, inputs, found)
+            self._module(layer, module, see, found)
         if self.blocks is not None:
             self.blocks.leave()
         self._others(layer, modules, found)
@@ -83,17 +87,16 @@ class LayerCompressor:
             spec, at = self.tuned.spec, at_layer(self.tuned.spec, layer)
             self.blocks.enter(layer, {name: self.tuned.tensor(f"{at}{name}") for name in layer_tensors(spec)})
 
-    def _modules(self, layer: int, modules: Sequence[str]) -> Iterator[tuple[str, Inputs | None]]:
-        """Each module, and what it is given by those before it as they are now."""
+    def _modules(self, modules: Sequence[str]) -> Iterator[tuple[str, See]]:
+        """Each module, and how to see what it is given by those before it as they are now."""
         if self.blocks is None:
-            yield from ((module, None) for module in modules)
+            yield from ((module, lambda: None) for module in modules)
             return
         left = set(modules)
         for group in self.blocks.groups:
             mine = [module for module in group if module in left]
-            differ = any(self._differs(f"{at_layer(self.base.spec, layer)}{module}") for module in mine)
-            inputs = self.blocks.inputs(mine) if differ else None
-            yield from ((module, inputs) for module in mine)
+            see = cache(partial(self.blocks.inputs, mine))  # once for the group, if any of it differs
+            yield from ((module, see) for module in mine)
             left -= set(mine)
         if left:
             raise AdapterError(
@@ -101,7 +104,7 @@ class LayerCompressor:
                 "take a method without calibration"
             )
 
-    def _module(self, layer: int, module: str, inputs: Inputs | None, found: LayerContents) -> None:
+    def _module(self, layer: int, module: str, see: See, found: LayerContents) -> None:
         name = f"{at_layer(self.base.spec, layer)}{module}"
         before, after = self.base.tensor(f"{name}.weight"), self.tuned.tensor(f"{name}.weight")
         if same(before, after):
@@ -109,6 +112,7 @@ class LayerCompressor:
             found.entries |= {tensor: held(value) for tensor, value in kept.items()}
             found.whole |= {tensor: value.numel() * value.element_size() for tensor, value in kept.items()}
             return
+        inputs = see()
         problem = Problem(name, self._wide(before), self._wide(after), inputs)
         dtype = before.dtype if before.element_size() < after.element_size() else after.dtype
         del before, after
@@ -138,9 +142,6 @@ class LayerCompressor:
 
     def _wide(self, weight: torch.Tensor) -> torch.Tensor:
         return weight.float().to(self.device)
-
-    def _differs(self, name: str) -> bool:
-        return not same(self.base.tensor(f"{name}.weight"), self.tuned.tensor(f"{name}.weight"))
 
 
 def _relative_error(problem: Problem, weight: torch.Tensor) -> float:
