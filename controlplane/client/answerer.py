@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from controlplane import errors
 from controlplane.client.client import Client
 from controlplane.client.responses import LONGEST_PAUSE_S
+from profiler.evaluation.scoring import first_scored
 from profiler.evaluation.types import Distribution, Form, Pair, Scored, Settings
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -153,11 +154,6 @@ def _by_id(row: Mapping[str, Any]) -> dict[int, float]:
 
 
 def _after(whole: Prompt, context: list[int]) -> list[tuple[int, Mapping[int, float]]]:
-    """The tokens after the longest common prefix, but never the first, which nothing predicts."""
-    common = 0
-    for ours, theirs in zip(whole.ids, context, strict=False):
-        if ours != theirs:
-            break
-        common += 1
-    start = max(common, 1)
+    """The continuation's tokens."""
+    start = first_scored(whole.ids, context)
     return list(zip(whole.ids[start:], whole.rows[start - 1 :], strict=True))

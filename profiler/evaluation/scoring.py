@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from profiler.evaluation.normalising import normalised
 from profiler.evaluation.types import Distribution, Likelihood, Multiple, Question, Scored, Settings
@@ -16,6 +17,13 @@ def is_right(question: Question, answer: str, settings: Settings) -> bool:
     """Whether it is one of the right answers once both are normalised."""
     given = normalised(answer, settings.normalise)
     return any(given == normalised(right, settings.normalise) for right in question.answers)
+
+
+def first_scored(whole: Sequence[int], context: Sequence[int]) -> int:
+    """Where the scored part of a text's tokens begins: after the longest prefix that it shares with those of
+    its context, but never at a first token, which nothing predicts."""
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(whole, context, strict=False))
+    return max(sum(1 for _ in alike), 1)
 
 
 def chosen(item: Multiple, scores: Sequence[Scored], likelihood: Likelihood) -> int:

@@ -14,6 +14,11 @@ from profiler.variants.peft import CONFIG
 from profiler.variants.types import Manifest, VariantKind, VariantLimits, VariantSpec
 
 
+def is_variant(folder: Path) -> bool:
+    """Whether the folder holds an adapter or a delta, by its files' names."""
+    return is_file(folder / DELTA) or is_file(folder / CONFIG)
+
+
 def read_variant(folder: Path, base: ModelSpec, limits: VariantLimits) -> VariantSpec:
     """What is known of the variant in `folder` once it is checked against `base`; raises as below."""
     return read_manifest(folder, base, limits).spec

@@ -10,15 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import checkpoints as make
-import numpy as np
 import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from variant_folders import CONFIG, LIMITS, store_as, store_compressed, write_delta
+from variant_folders import LIMITS, random_base, store_as, store_compressed, write_delta
 
-from profiler.checkpoint import read_model
 from profiler.contents import MAX_WINDOW_BYTES, opened
 from profiler.errors import AdapterError, CheckpointError
 from profiler.types import ModelSpec
@@ -32,10 +29,7 @@ LAYER = "layer-00000.safetensors"
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
-    shapes = make.tensors(CONFIG, qkv_bias=True)
-    rng = np.random.default_rng(0)
-    weights = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    return read_model(make.write_model(tmp_path_factory.mktemp("base"), CONFIG, weights))
+    return random_base(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
-from variant_folders import CONFIG, LIMITS, boft_weights, described, write_boft, write_delta
+from variant_folders import LIMITS, boft_weights, described, random_base, write_boft, write_delta
 
-from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
 from profiler.types import ModelSpec
 from profiler.variants import verifying
@@ -38,10 +37,7 @@ WORDS = {
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
-    shapes = make.tensors(CONFIG, qkv_bias=True)
-    rng = np.random.default_rng(0)
-    weights = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    return read_model(make.write_model(tmp_path_factory.mktemp("base"), CONFIG, weights))
+    return random_base(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import numpy as np
 import zstandard
 from safetensors.numpy import save_file
 
+from profiler.checkpoint import read_model
 from profiler.types import ModelSpec
 from profiler.variants.types import VariantLimits
 
@@ -29,6 +30,14 @@ BOFT = {
     "peft_type": "BOFT", "boft_block_size": 4, "boft_block_num": 0, "boft_n_butterfly_factor": 2,
     "bias": "none", "target_modules": ["q_proj", "down_proj"],
 }  # fmt: skip
+
+
+def random_base(folder: Path) -> ModelSpec:
+    """A base of `CONFIG` with random weights, biases of q, k and v among them."""
+    shapes = make.tensors(CONFIG, qkv_bias=True)
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    return read_model(make.write_model(folder, CONFIG, weights))
 
 
 def boft_weights(factors: int = 2) -> make.Tensors:

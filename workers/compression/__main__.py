@@ -87,7 +87,8 @@ def run(request: CompressRequest, speaker: Speaker) -> Line:
     if result.exists() and request.artifact.is_dir():
         return Done(TypeAdapter(Artifact).validate_json(result.read_bytes()))
     try:
-        from workers.compression.from_recipe import artifact_of  # here, as torch takes seconds
+        from workers.compression.durable import write_bytes  # here, as torch takes seconds
+        from workers.compression.from_recipe import artifact_of
 
         artifact = artifact_of(request, speaker.tell)
     except Exception as error:
@@ -96,15 +97,8 @@ def run(request: CompressRequest, speaker: Speaker) -> Line:
         traceback.print_exc()
         known = isinstance(error, ValueError | OSError)
         return Failed(str(error) or repr(error) if known else f"an unexpected error: {error!r}")
-    _write(result, TypeAdapter(Artifact).dump_json(artifact))
+    write_bytes(result, TypeAdapter(Artifact).dump_json(artifact))
     return Done(artifact)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Wholly or not at all."""
-    beside = path.with_suffix(".new")
-    beside.write_bytes(content)
-    beside.replace(path)
 
 
 def main() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-FIRST_SHARE = 1e-6
-ATTEMPTS = 7
+SHARES = tuple(10.0**power for power in range(-6, 1))  # of the mean diagonal: added until it is enough
 
 
 def lower_factor(matrix: torch.Tensor) -> torch.Tensor:
@@ -14,18 +13,18 @@ def lower_factor(matrix: torch.Tensor) -> torch.Tensor:
     Nothing is added where the matrix is positive definite; else 1e-6 of the mean diagonal, then ten times as
     much, up to all of it. Raises ValueError when that is not enough, or for values that are not finite.
     """
-    lower: torch.Tensor
-    lower, info = torch.linalg.cholesky_ex(matrix)
     mean = matrix.diagonal().mean().clamp_min(torch.finfo(matrix.dtype).tiny)
-    for attempt in range(ATTEMPTS):
+    for share in (0.0, *SHARES):
+        lower: torch.Tensor
+        lower, info = torch.linalg.cholesky_ex(_plus(matrix, share * mean) if share else matrix)
         if int(info) == 0:
             return lower
-        share = FIRST_SHARE * 10**attempt
-        lower, info = torch.linalg.cholesky_ex(
-            matrix + torch.eye(len(matrix), device=matrix.device) * (mean * share)
-        )
-    if int(info) == 0:
-        return lower
     raise ValueError(
         "expected inputs whose Gram matrix is positive, got one that is not; check the calibration text"
     )
+
+
+def _plus(matrix: torch.Tensor, on_diagonal: torch.Tensor) -> torch.Tensor:
+    found = matrix.clone()
+    found.diagonal().add_(on_diagonal)
+    return found

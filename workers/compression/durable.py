@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from profiler.variants.types import FileRef
+from workers.deltas.folders import sync
 from workers.deltas.writing import NAMES, SafetensorsWriter
 
 PARTIAL = ".partial"
@@ -62,15 +63,6 @@ def rename(source: Path, target: Path) -> None:
     """Give a folder its name. Raises OSError."""
     os.replace(source, target)
     sync(target.parent)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's names, are on the disk. Raises OSError."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _publish(partial: Path, path: Path) -> None:

@@ -12,8 +12,7 @@ from profiler.errors import CheckpointError, TaskError
 from profiler.evaluation.tasks import Task
 from profiler.evaluation.types import Answerer
 from profiler.files import is_file, read_json
-from profiler.variants.delta import DELTA
-from profiler.variants.peft import CONFIG
+from profiler.variants.reading import is_variant
 from workers.compression.durable import write_json
 from workers.compression.quality import Loss, Outcome, losses_between, outcome, outcomes_of
 from workers.compression.types import Progress
@@ -90,14 +89,14 @@ class Evaluation:
     @contextmanager
     def _plain(self, model: Path) -> Iterator[Path]:
         """A folder with the model as a plain checkpoint, while it is needed."""
-        if not _is_variant(model):
+        if not is_variant(model):
             yield model
             return
         merged = self._folder / "merged"
         shutil.rmtree(merged, ignore_errors=True)  # what a kill left
         try:
             merge(self._base, model, merged)
-            if not _is_variant(self._tuned):  # else the fine-tune itself is asked with the base's
+            if not is_variant(self._tuned):  # else the fine-tune itself is asked with the base's
                 replace_side_files(self._tuned, merged)
             yield merged
         finally:
@@ -110,10 +109,6 @@ def replace_side_files(source: Path, target: Path) -> None:
         path.unlink()
     for path in side_files(source):
         shutil.copyfile(path, target / path.name)
-
-
-def _is_variant(folder: Path) -> bool:
-    return is_file(folder / DELTA) or is_file(folder / CONFIG)
 
 
 def torch_answerer(device: str | None) -> Open:

@@ -21,8 +21,9 @@ from profiler.errors import CheckpointError
 from profiler.files import read_json
 from profiler.variants.delta import DELTA, ZSTD, ZSTD_VERSION, read_files
 from profiler.variants.types import FileRef, StoredFile
-from workers.compression.durable import sync, write_json
+from workers.compression.durable import write_json
 from workers.compression.types import Progress
+from workers.deltas.folders import sync
 
 LEVEL = 3  # of codes nothing but their frequencies can be used, which every level does
 MAX_LEVEL = 19  # above it, readers would need more memory than they give

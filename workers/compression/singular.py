@@ -11,6 +11,7 @@ from workers.compression.definite import lower_factor
 from workers.compression.factors import Codes
 from workers.compression.types import Compressed, Encoded, Problem
 from workers.deltas import svd
+from workers.deltas.parts import svd_parts
 
 _NOISE = 1e-9  # of the energy: float16 itself loses more
 
@@ -68,14 +69,7 @@ def require_finite(problem: Problem) -> None:
 
 def compressed(problem: Problem, groups: Sequence[svd.GroupCode]) -> Compressed:
     """What the groups decode to, beside their parts and facts as docs/formats.md names them."""
-    parts: dict[str, torch.Tensor] = {}
-    for number, group in enumerate(groups):
-        for side, factor in (("v", group.v), ("u", group.u)):
-            parts[f"g{number}.{side}"] = factor.codes
-            if factor.scales is not None and factor.zeros is not None:
-                parts[f"g{number}.{side}_scales"] = factor.scales
-                parts[f"g{number}.{side}_zeros"] = factor.zeros
-    encoded = Encoded(parts, {"groups": [{"bits": group.bits, "rank": group.rank} for group in groups]})
+    encoded = Encoded(*svd_parts(groups))
     out, into = problem.base.shape
     weight = problem.base + svd.decode(groups, (out, into))
     return Compressed(weight, encoded.size_bytes, encoded)

@@ -14,7 +14,7 @@ from profiler.files import is_file
 from profiler.types import ModelSpec
 from profiler.variants.delta import DELTA
 from profiler.variants.peft import CONFIG
-from profiler.variants.reading import read_manifest
+from profiler.variants.reading import is_variant, read_manifest
 from profiler.variants.types import VariantLimits
 from profiler.weight_files import locate
 from workers.deltas.merged import Module, merged_weight
@@ -47,7 +47,7 @@ def open_source(folder: Path, base: Source | None = None) -> Source:
     Raises CheckpointError when files are missing or cannot be used, AdapterError when an adapter does not
     fit the base. Reads headers, and of an adapter the data.
     """
-    if base is not None and (is_file(folder / CONFIG) or is_file(folder / DELTA)):
+    if base is not None and is_variant(folder):
         return Adapted(base, folder)
     return Checkpoint(folder)
 

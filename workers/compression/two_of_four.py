@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 
 from workers.compression.optimal_brain import FOUR, Round, eliminate
-from workers.compression.types import Encoded
 from workers.deltas import sparse
 
 SWEEPS = 3
@@ -87,11 +86,6 @@ def refitted(
             slopes.addcmul_(moved.unsqueeze(1), pushed, value=-1)
             wide[:, group] += moved
     return fitted
-
-
-def stored(code: sparse.SparseCode) -> Encoded:
-    """A sparse delta's parts, as docs/formats.md names them."""
-    return Encoded({"values": code.values, "indices": code.indices, "scales": code.scales})
 
 
 class _Grid:

@@ -26,7 +26,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         yield partial
         _to_disk(partial)
         partial.rename(target)
-        _sync(target.parent)
+        sync(target.parent)
     except OSError as error:
         raise CheckpointError(
             f"cannot write {target}: {error.strerror or error}; check its permissions and the space left"
@@ -37,10 +37,11 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 def _to_disk(folder: Path) -> None:
     for path in (*folder.iterdir(), folder):
-        _sync(path)
+        sync(path)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's names, are on the disk. Raises OSError."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

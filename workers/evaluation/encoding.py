@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from profiler.evaluation.scoring import first_scored
 from profiler.evaluation.types import Form, Pair
 
 
@@ -45,12 +46,18 @@ class Encoder:
     def _raw_pairs(self, pairs: Sequence[Pair]) -> list[EncodedPair]:
         wholes = self._ids([pair.context + pair.continuation for pair in pairs], True)
         contexts = self._ids([pair.context for pair in pairs], True)
-        return [_split(whole, before) for whole, before in zip(wholes, contexts, strict=True)]
+        return [
+            EncodedPair(whole, first_scored(whole, before))
+            for whole, before in zip(wholes, contexts, strict=True)
+        ]
 
     def _chat_pairs(self, pairs: Sequence[Pair]) -> list[EncodedPair]:
         wholes = self._ids([self._chat(pair.context, pair.continuation) for pair in pairs], False)
         contexts = self._ids([self._chat(pair.context) for pair in pairs], False)
-        return [_split(whole, before) for whole, before in zip(wholes, contexts, strict=True)]
+        return [
+            EncodedPair(whole, first_scored(whole, before))
+            for whole, before in zip(wholes, contexts, strict=True)
+        ]
 
     def _ids(self, texts: Sequence[str], special: bool) -> list[list[int]]:
         if not texts:
@@ -77,13 +84,7 @@ class Encoder:
 
 
 def _split(whole: list[int], context: list[int]) -> EncodedPair:
-    """Scored is what follows the longest common prefix, but never a first token, which nothing predicts."""
-    common = 0
-    for ours, theirs in zip(whole, context, strict=False):
-        if ours != theirs:
-            break
-        common += 1
-    return EncodedPair(whole, max(common, 1))
+    return EncodedPair(whole, first_scored(whole, context))
 
 
 def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:

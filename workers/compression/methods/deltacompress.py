@@ -8,9 +8,10 @@ sees to that. Columns are taken in their order, without sorting by activation.
 from __future__ import annotations
 
 from profiler.variants.types import VariantKind
-from workers.compression.two_of_four import encode, stored
-from workers.compression.types import Compressed, Method, Problem
+from workers.compression.two_of_four import encode
+from workers.compression.types import Compressed, Encoded, Method, Problem
 from workers.deltas import sparse
+from workers.deltas.parts import sparse_parts
 
 
 def deltacompress(bits: int = 4, group_size: int | None = None, refit: bool = True) -> Method:
@@ -23,7 +24,7 @@ def deltacompress(bits: int = 4, group_size: int | None = None, refit: bool = Tr
 
     def step(problem: Problem) -> Compressed:
         code = encode(problem.delta, problem.gram, bits, group_size, refit)
-        encoded = stored(code)
+        encoded = Encoded(*sparse_parts(code))
         return Compressed(problem.base + sparse.decode(code), encoded.size_bytes, encoded)
 
     name = f"deltacompress: SparseGPT on the difference, 2:4, {bits} bits{', scales fitted' if refit else ''}"

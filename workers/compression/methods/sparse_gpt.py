@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from workers.compression.two_of_four import encode, stored
-from workers.compression.types import Compressed, Method, Problem
+from workers.compression.two_of_four import encode
+from workers.compression.types import Compressed, Encoded, Method, Problem
 from workers.deltas import sparse
+from workers.deltas.parts import sparse_parts
 
 
 def sparse_gpt(bits: int = 4, group_size: int | None = None) -> Method:
@@ -15,7 +16,7 @@ def sparse_gpt(bits: int = 4, group_size: int | None = None) -> Method:
 
     def step(problem: Problem) -> Compressed:
         code = encode(problem.tuned, problem.gram, bits, group_size, refit=False)
-        return Compressed(sparse.decode(code), stored(code).size_bytes)
+        return Compressed(sparse.decode(code), Encoded(*sparse_parts(code)).size_bytes)
 
     facts = {"bits": bits, "group_size": group_size}
     return Method(f"sparse-gpt: whole weights, 2:4, {bits} bits", None, True, step, facts)
