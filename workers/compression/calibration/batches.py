@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from workers.evaluation.encoding import batches
+
 MAX_BATCH_TOKENS = {"cpu": 8192, "cuda": 16384}
 HALF = (torch.bfloat16, torch.float16)
 
@@ -39,12 +41,8 @@ class Batch:
 def batches_of(rows: Sequence[torch.Tensor], device: str) -> list[Batch]:
     """All rows, the longest first, so that little is filled up."""
     most = MAX_BATCH_TOKENS.get(torch.device(device).type, MAX_BATCH_TOKENS["cpu"])
-    batches: list[list[torch.Tensor]] = []
-    for row in sorted(rows, key=len, reverse=True):
-        if not batches or (len(batches[-1]) + 1) * len(batches[-1][0]) > most:
-            batches.append([])
-        batches[-1].append(row)
-    return [_batch(batch) for batch in batches]
+    lengths = [len(row) for row in rows]
+    return [_batch([rows[i] for i in batch]) for batch in batches(lengths, most)]
 
 
 def _batch(rows: list[torch.Tensor]) -> Batch:
