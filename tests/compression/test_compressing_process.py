@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -79,8 +80,9 @@ def compressors() -> list[psutil.Process]:
     """Processes of this test run that compress."""
     found = []
     for process in psutil.Process().children(recursive=True):
-        if "workers.compression" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(process)
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may end while it is looked at
+            if "workers.compression" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
     return found
 
 
