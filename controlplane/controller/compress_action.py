@@ -23,6 +23,7 @@ from controlplane.controller.stream_watchdog import watched
 from controlplane.controller.transitions import fail_registration, require_same
 from controlplane.planning import accuracy, compressing
 from controlplane.planning.compressing import CompressJob, Queued
+from controlplane.planning.reconcile import BEING_READ
 from controlplane.settings import Settings
 from controlplane.state import deltas
 from controlplane.state.deltas import Artifact, Delta
@@ -64,7 +65,7 @@ class CompressActions:
         def commit() -> None:
             state = self._repository.read()
             present = require_same(state.models, read.name, read.uid)
-            if present.record.phase is Phase.DELETING:
+            if present.record.phase not in BEING_READ:
                 raise Superseded(read.name)
             self._repository.commit([Put(read, present.version)])
 

@@ -36,6 +36,7 @@ from controlplane.controller.transitions import (
 )
 from controlplane.planning import rescheduling, retrying
 from controlplane.planning.reconcile import (
+    BEING_READ,
     Action,
     Admit,
     BeginProfile,
@@ -331,8 +332,8 @@ class Controller:
 
 
 def _being_read(model: Model) -> Model:
-    """Raises Superseded for one that is being deleted."""
-    if model.phase is Phase.DELETING:
+    """Raises Superseded for one that is read or is to go: a killed controller's thread may come late."""
+    if model.phase not in BEING_READ:
         raise Superseded(model.name)
     return replace(model, phase=Phase.PROFILING)
 

@@ -18,6 +18,8 @@ from controlplane.state.records import Deployment, Model, OperationKind, Phase
 from controlplane.state.repository import State
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_of, is_spare
 
+BEING_READ = (Phase.PENDING, Phase.PROFILING)  # phases of a model whose files are read next, or once more
+
 
 @dataclass(frozen=True)
 class Observed:
@@ -164,9 +166,7 @@ def _cancellations(state: State) -> Iterator[Action]:
 def _profiles(state: State) -> Iterator[Action]:
     for versioned in state.models.values():
         model: Model = versioned.record
-        if model.phase not in (Phase.PENDING, Phase.PROFILING) or _cancelled(
-            state, OperationKind.REGISTER, model.name
-        ):
+        if model.phase not in BEING_READ or _cancelled(state, OperationKind.REGISTER, model.name):
             continue
         if model.profile is None:
             yield ReadModel(model.name)

@@ -32,6 +32,7 @@ from controlplane.state import Entry, Snapshot, StateStore, Write
 from controlplane.state.records import Deployment, Model, Operation, OperationKind, Phase
 from controlplane.state.repository import Repository
 from controlplane.state.stores import open_store
+from controlplane.state.transactions import Superseded
 from controlplane.state.worker_groups import GroupPhase
 from placement.types import Inventory
 
@@ -494,6 +495,16 @@ async def test_killed_while_it_runs(world: World) -> None:
             await world.end(operations[-1])
     assert [world.phase(o) for o in operations] == [Phase.READY, Phase.READY, Phase.DEPLOYED, Phase.DELETED]
     assert set(world.cluster.engines) == {"base"}
+
+
+async def test_a_killed_controllers_thread_that_comes_late_reads_no_model_again(world: World) -> None:
+    """It would be Profiling after its registration has ended, and its variants refused."""
+    async with world.controlled():
+        await world.end(world.register("base"))
+    late = Controller(world.settings, world.repository, world.cluster, ControllerMetrics(CollectorRegistry()))
+    with pytest.raises(Superseded):
+        await late._read_model("base")
+    assert world.repository.read().models["base"].record.phase is Phase.READY
 
 
 async def test_failures_are_counted_in_a_row(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
