@@ -52,10 +52,33 @@ def register(cluster: Cluster, name: str, folder: Path) -> None:
 
 def refused(cluster: Cluster, name: str) -> dict[str, Any]:
     """The error that deploying a variant ends with, after one attempt; nothing is left of the deployment."""
+    return _refusal(cluster, name, _deployed(cluster, name))
+
+
+def refused_when_read_again(cluster: Cluster, name: str) -> dict[str, Any]:
+    """The same of a variant that was served until now. An engine forgets it when the last batch with it has
+    ended: a deployment before that finds it in memory."""
+
+    def ended() -> dict[str, Any] | None:
+        operation = _deployed(cluster, name)
+        if operation["phase"] != "Deployed":
+            return operation
+        cluster.perform("DELETE", f"/deployments/{name}")
+        return None
+
+    return _refusal(cluster, name, until(ended, BOUND_S, f"{name} to be read again"))
+
+
+def _deployed(cluster: Cluster, name: str) -> dict[str, Any]:
+    """The operation, ended."""
     operation = cluster.submit("POST", "/deploy_model", {"model": name, "maxOutputLength": 16})
     path = f"/operations/{operation}"
     until(lambda: cluster.get(path)["done"], BOUND_S, f"the end of the deployment of {name}")
-    ended = cluster.get(path)
+    ended: dict[str, Any] = cluster.get(path)
+    return ended
+
+
+def _refusal(cluster: Cluster, name: str, ended: dict[str, Any]) -> dict[str, Any]:
     assert ended["phase"] == "Failed", ended
     error: dict[str, Any] = ended["error"]["error"]
     assert ended["reason"] == error["message"]

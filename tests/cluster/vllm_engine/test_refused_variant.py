@@ -15,7 +15,7 @@ import random_adapters
 from clusters import Cluster, until
 from random_adapters import ATTENTION, RandomLora
 from random_variants import RandomDelta, write_delta
-from refusing import BOUND_S, asked_meanwhile, ostinato, refused, register
+from refusing import BOUND_S, asked_meanwhile, ostinato, refused, refused_when_read_again, register
 from safetensors import safe_open
 from served import BASE
 
@@ -117,7 +117,7 @@ def test_values_that_are_not_finite(cluster: Cluster, lora: Path) -> None:
         body = {"model": "damaged", "prompt": "Hello", "max_tokens": 2}
         assert cluster.http.post("/v1/completions", json=body).status_code == 200
         cluster.perform("DELETE", "/deployments/damaged")
-        assert named in refused(cluster, "damaged")["message"]
+        assert named in refused_when_read_again(cluster, "damaged")["message"]
 
 
 @pytest.mark.usefixtures("others")
