@@ -22,6 +22,7 @@ import functools
 import json
 import shutil
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -246,7 +247,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _work(wanted: Sequence[Cell], judge: Judge) -> None:
-    """Take one cell after another that no other process has."""
+    """Take one cell after another that no other process has. One that fails is said at the end, by an error."""
+    failed = []
     for cell in wanted:
         path = judge.work / f"{cell.name}.json"
         with (judge.work / f"{cell.name}.lock").open("w") as lock:
@@ -256,9 +258,16 @@ def _work(wanted: Sequence[Cell], judge: Judge) -> None:
                 continue
             if path.exists():
                 continue
-            row = judge.row(cell)
+            try:
+                row = judge.row(cell)
+            except Exception:  # the cells after it are worth having
+                traceback.print_exc()
+                failed.append(cell.name)
+                continue
             rehearsing.write_result(path, row)
             print(_line(row), flush=True)
+    if failed:
+        raise SystemExit(f"these failed: {', '.join(failed)}")
 
 
 def _processes(given: argparse.Namespace) -> int:

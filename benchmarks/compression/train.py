@@ -11,7 +11,7 @@ Plans (tokens of a run are the same for all weights and for LoRA):
 - `first`: every task once with all weights; the facts with tables of three sizes and LoRA of rank 16, too.
 - `seeds`: two more seeds of three tasks, and the other LoRA adapters. --facts says which table, --lora-lr how
   LoRA learns: what `first` shows to be best.
-- `three`: three tasks with all weights and three seeds, LoRA once on each: what fits into ten minutes.
+- `three`: three tasks with all weights and three seeds; LoRA with three seeds of the facts, once on the others.
 - `gemma`: one task, all weights and LoRA, one seed.
 """
 
@@ -64,9 +64,10 @@ def seeds_plan(given: argparse.Namespace) -> list[Run]:
 
 
 def three_plan(given: argparse.Namespace) -> list[Run]:
-    """Three tasks with three seeds; LoRA once on each."""
+    """Three tasks with three seeds; LoRA as often on the facts, once on the other two."""
     full = [task_run(task, seed) for seed in (0, 1, 2) for task in (given.facts, "sorting", "cipher")]
-    return [*full, *(lora(run, given.lora_lr) for run in full[:3])]
+    adapted = [run for run in full if run.seed == 0 or run.task == given.facts]
+    return [*full, *(lora(run, given.lora_lr) for run in adapted)]
 
 
 def gemma_plan(given: argparse.Namespace) -> list[Run]:
