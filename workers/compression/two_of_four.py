@@ -6,10 +6,14 @@ What comes out is stored as `workers/deltas/sparse.py` stores it, whatever the m
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
-from workers.compression.optimal_brain import FOUR, Round, eliminate
+from workers.compression.optimal_brain import Fix, eliminate
 from workers.deltas import sparse
+from workers.kernels import column_loop
+from workers.kernels.column_loop import FOUR
 
 SWEEPS = 3
 """Turns that each group's scale gets in `refitted`; a row with one scale needs one."""
@@ -36,7 +40,7 @@ def encode(
     shares = SHARES if refit else (1.0,)
     tried = matrix.repeat(len(shares), 1)  # rows do not touch each other: one loop for all shares
     grid = _Grid(bits, matrix.new_tensor(shares).repeat_interleave(len(matrix)))
-    rounded, kept = eliminate(tried, gram, keep_two, grid.start_group, group_size)
+    rounded, kept = eliminate(tried, gram, grid.start_group, group_size)
     scales = torch.stack(grid.scales, dim=1)
     if refit:
         steps = (rounded / _each(_or_one(scales), matrix)).round()
@@ -44,19 +48,6 @@ def encode(
         best = _least(steps * _each(fitted, matrix) - tried, gram, len(shares))
         rounded, kept, scales, fitted = rounded[best], kept[best], scales[best], fitted[best]
     return _pack(rounded, kept, scales, fitted if refit else scales, bits)
-
-
-def keep_two(weights: torch.Tensor, deviations: torch.Tensor) -> torch.Tensor:
-    """bool [4, out]: of four columns [4, out] the two with the largest w^2 / U_jj^2, the earlier of equals.
-
-    That is what their loss would cost once the columns behind have made up for it (SparseGPT, section 3.3).
-    """
-    cost = (weights / deviations).abs()
-    rank = torch.arange(FOUR, device=cost.device)
-    earlier = (rank.unsqueeze(0) < rank.unsqueeze(1)).unsqueeze(2)  # [this, other, 1]
-    mine, other = cost.unsqueeze(1), cost.unsqueeze(0)
-    ahead = (other > mine) | (earlier & (other == mine))
-    return ahead.sum(dim=1) < 2
 
 
 def refitted(
@@ -95,16 +86,10 @@ class _Grid:
         self.bits, self.shares = bits, shares
         self.scales: list[torch.Tensor] = []
 
-    def start_group(self, weights: torch.Tensor) -> Round:
+    def start_group(self, weights: torch.Tensor) -> Fix:
         scale = sparse.scales_of(weights.T * self.shares.unsqueeze(1), self.bits, None).flatten()
         self.scales.append(scale)
-        wide, half = scale.to(weights.dtype), 2 ** (self.bits - 1)
-        divisor = _or_one(wide)
-
-        def round_column(column: torch.Tensor) -> torch.Tensor:
-            return (column / divisor).round_().clamp_(-half, half - 1).mul_(wide)
-
-        return round_column
+        return functools.partial(column_loop.apply, scales=scale, bits=self.bits)
 
 
 def _pack(
