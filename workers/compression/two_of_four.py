@@ -44,26 +44,30 @@ def encode(
     scales = torch.stack(grid.scales, dim=1)
     if refit:
         steps = (rounded / _each(_or_one(scales), matrix)).round()
-        fitted = refitted(tried, gram, steps, scales)
-        best = _least(steps * _each(fitted, matrix) - tried, gram, len(shares))
+        fitted, errors = refitted(matrix, gram, steps, scales)
+        best = _least(errors, len(shares))
         rounded, kept, scales, fitted = rounded[best], kept[best], scales[best], fitted[best]
     return _pack(rounded, kept, scales, fitted if refit else scales, bits)
 
 
 def refitted(
     matrix: torch.Tensor, gram: torch.Tensor, steps: torch.Tensor, scales: torch.Tensor
-) -> torch.Tensor:
-    """Scales, float16 [out, groups], that fit the codes better: least squares of |(d - s q) X|_F^2 in s.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales, float16 [tries * out, groups], that fit the codes better: least squares of |(d - s q) X|_F^2 in
+    s; and what each row loses with them.
 
-    `matrix` is d, `steps` q, both [out, in]. One scale per row has the closed form s = q H d / (q H q).
+    `matrix` is d [out, in], `steps` are q [tries * out, in] of several tries at it. One scale per row has the
+    closed form s = q H d / (q H q), whatever it was before; so H d is all that is needed, once for all tries.
     Groups take turns in their order: each gets its best scale given the others', so the error never grows.
     A scale stays when its codes are all 0 or its best would not be positive.
     """
     groups = scales.shape[1]
     size = matrix.shape[1] // groups
-    fitted = scales.clone()
-    wide = fitted.to(matrix.dtype)
-    slopes = (matrix - steps * _each(wide, matrix)) @ gram
+    fitted, tries = scales.clone(), len(steps) // len(matrix)
+    wide = fitted.to(matrix.dtype) if groups > 1 else torch.zeros_like(fitted, dtype=matrix.dtype)
+    slopes = (matrix @ gram).repeat(tries, 1)
+    if groups > 1:
+        slopes.addmm_(steps * _each(wide, matrix), gram, alpha=-1)
     for _ in range(SWEEPS if groups > 1 else 1):
         for group in range(groups):
             at = slice(group * size, (group + 1) * size)
@@ -76,7 +80,8 @@ def refitted(
             moved = fitted[:, group].to(wide.dtype) - wide[:, group]
             slopes.addcmul_(moved.unsqueeze(1), pushed, value=-1)
             wide[:, group] += moved
-    return fitted
+    left = matrix.repeat(tries, 1).addcmul_(steps, _each(wide, matrix), value=-1)
+    return fitted, (slopes * left).sum(dim=1)
 
 
 class _Grid:
@@ -102,9 +107,9 @@ def _pack(
     return sparse.pack(sparse.codes_of(values, grid, bits), positions, scales, bits)
 
 
-def _least(differences: torch.Tensor, gram: torch.Tensor, tries: int) -> torch.Tensor:
-    """For each of the rows, tried [tries * out, in], the index of the try that loses least."""
-    errors = ((differences @ gram) * differences).sum(dim=1).view(tries, -1)
+def _least(errors: torch.Tensor, tries: int) -> torch.Tensor:
+    """For each of the rows, whose errors are [tries * out], the index of the try that loses least."""
+    errors = errors.view(tries, -1)
     rows = torch.arange(errors.shape[1], device=errors.device)
     return errors.argmin(dim=0) * errors.shape[1] + rows
 

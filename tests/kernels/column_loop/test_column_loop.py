@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from workers.compression.two_of_four import encode
@@ -24,12 +24,13 @@ def drawn(values: Sequence[float], shape: Sequence[int], seed: int) -> torch.Ten
 
 
 @given(
-    fours=st.one_of(st.integers(1, 4), st.just(MAX_COLUMNS // 4)),
+    fours=st.integers(1, 4),
     fours_behind=FEW,
     outputs=st.integers(1, 20),
     bits=st.sampled_from((4, 2)),
     seed=st.integers(0, 2**31),
 )
+@example(fours=MAX_COLUMNS // 4, fours_behind=0, outputs=5, bits=4, seed=1)
 def test_it_does_as_torch_does_bit_for_bit(
     fours: int, fours_behind: int, outputs: int, bits: int, seed: int
 ) -> None:
@@ -41,7 +42,7 @@ def test_it_does_as_torch_does_bit_for_bit(
     weights *= drawn((0, 1, 1, 1), (size, 1), seed + 1)
     scales = drawn((0, 0.25, 0.5, 0.75, 1.5), (outputs,), seed + 2).half()
     deviations = drawn((0.5, 1, 2), (columns, 1), seed + 3)
-    answers = drawn((0, 0, 0, 0, 0, 0, 1, -1), (columns, size), seed + 4).triu(1) + torch.eye(columns, size)
+    answers = drawn((*[0] * 22, 1, -1), (columns, size), seed + 4).triu(1) + torch.eye(columns, size)
     done = []
     for name in ("kernel", "torch"):
         work = weights.clone()
