@@ -1,4 +1,5 @@
-"""Every kernel that an engine needs, compiled for an H200 without one: CPU seconds, registers and spills.
+"""Every kernel of engines and of compression, compiled for an H200 without one: CPU seconds, registers,
+spills.
 
     python -m benchmarks.kernels.compiling
 
@@ -7,6 +8,7 @@ The kernels' own host code is run on tensors without memory, and what it would l
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -30,6 +32,8 @@ from benchmarks import rehearsing
 from workers.kernels import bias, boft, full, low_rank, sparse_delta
 from workers.kernels.bias import kernel as bias_kernel
 from workers.kernels.boft import kernel as boft_kernel
+from workers.kernels.column_loop import MAX_COLUMNS
+from workers.kernels.column_loop import kernel as column_kernel
 from workers.kernels.full import kernel as full_kernel
 from workers.kernels.lora import kernel as lora_kernel
 from workers.kernels.lora import layout as lora_layout
@@ -90,7 +94,7 @@ class Compiled:
 
 
 def launches(dtype: torch.dtype = torch.bfloat16) -> list[Launch]:
-    """What an engine for a Llama-2-7B launches, each specialisation once."""
+    """What is launched to serve a Llama-2-7B, and to compress a fine-tune, each specialisation once."""
     found: dict[Launch, None] = {}
     for operation, launch in _operations(dtype):
         with _recorded(operation, found):
@@ -193,10 +197,24 @@ def _operations(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], None]]]:
 
         return launch
 
+    def of_columns(outputs: int, inputs: int, bits: int) -> Callable[[], None]:
+        def some(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device=META)
+
+        def launch() -> None:
+            size = min(inputs, MAX_COLUMNS)
+            work, kept = some(size, outputs), some(size, outputs, dtype=torch.bool)
+            answers, scales = some(inputs, inputs)[:size, :size], some(outputs, dtype=torch.float16)
+            column_kernel.apply(work, kept, some(size, outputs), some(size, 1), answers, scales, bits)
+
+        return launch
+
     for count in BATCHES:
         for inputs, slices in LINEARS:
             yield from of_linear(count, inputs, slices)
         yield "full", of_whole(count)
+    for outputs, inputs, bits in itertools.product((HIDDEN, WIDE, 72 + 1), (HIDDEN, 72 + 4), (4, 2)):
+        yield "column_loop", of_columns(outputs, inputs, bits)
 
 
 @contextmanager

@@ -264,8 +264,8 @@ def test_layers_of_two_versions_or_devices_do_not_mix(
 ) -> None:
     stop_at(Job(base, tuned, tmp_path / "out", magnitude()), "layer 1")
     with monkeypatch.context() as newer:
-        newer.setattr("workers.compression.job.METHODS", 2)
-        with pytest.raises(CheckpointError, match=r"unfinished.*methods 1 \(asked for now: 2\)"):
+        newer.setattr("workers.compression.job.METHODS", 3)
+        with pytest.raises(CheckpointError, match=r"unfinished.*methods 2 \(asked for now: 3\)"):
             compress(Job(base, tuned, tmp_path / "out", magnitude()))
     assert job_module.computed_by("cuda:1") == job_module.computed_by("cuda") == "cuda, bfloat16"
     work = hidden(tmp_path / "out") / "job.json"  # as a GPU would have left it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -11,8 +12,8 @@ from compression_brute_force import Array, correlated
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.compression.optimal_brain import blocks, dead_columns, eliminate, inverse_factor
-from workers.compression.two_of_four import keep_two
+from workers.compression.optimal_brain import Fix, blocks, dead_columns, eliminate, inverse_factor
+from workers.kernels.column_loop import reference
 
 
 def damped(gram: Array, damping: float = 0.01) -> Array:
@@ -53,9 +54,9 @@ def steps_of(group: Array, levels: int = 7) -> Callable[[Array], Array]:
     return lambda column: np.round(column / scale) * scale
 
 
-def steps_of_tensors(group: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+def steps_of_tensors(group: torch.Tensor) -> Fix:
     scale = group.abs().amax(dim=0) / 7
-    return lambda column: (column / scale).round() * scale
+    return functools.partial(reference.apply, round_column=lambda column: (column / scale).round() * scale)
 
 
 @given(
@@ -71,7 +72,7 @@ def test_it_is_the_surgeon_with_explicit_inverses(
     columns = 4 * fours
     weights = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).double()
     gram = correlated(columns, seed + 1).double()
-    found, kept = eliminate(weights, gram, keep_two, steps_of_tensors, group)
+    found, kept = eliminate(weights, gram, steps_of_tensors, group)
     expected, kept_by_hand = by_hand(weights.numpy(), gram.numpy(), steps_of, group or columns)
     assert np.array_equal(kept.numpy(), kept_by_hand)
     assert np.allclose(found.numpy(), expected, rtol=0, atol=1e-7)
@@ -89,7 +90,7 @@ def test_the_factor_is_the_inverses_upper_one(columns: int, seed: int) -> None:
 def test_a_matrix_on_the_grid_and_in_the_pattern_stays() -> None:
     """Nothing is lost, so nothing is to make up for."""
     codes = torch.tensor([[7.0, 0, -3, 0, 0, 1, 0, 2], [0, 0, 0, 0, -7, 0, 0, 4]])
-    found, kept = eliminate(codes, correlated(8, 1), keep_two, steps_of_tensors)
+    found, kept = eliminate(codes, correlated(8, 1), steps_of_tensors)
     assert torch.equal(found, codes)
     assert bool(kept[codes != 0].all())
     assert bool((kept.view(2, 2, 4).sum(dim=2) == 2).all())
@@ -100,7 +101,7 @@ def test_float32_loses_no_more_than_float64() -> None:
     gram = correlated(256, 1)
     errors = []
     for dtype in (torch.float32, torch.float64):
-        found, _ = eliminate(weights.to(dtype), gram, keep_two, steps_of_tensors)
+        found, _ = eliminate(weights.to(dtype), gram, steps_of_tensors)
         difference = found.double() - weights.double()
         errors.append(float(((difference @ gram.double()) * difference).sum()))
     assert errors[0] == pytest.approx(errors[1], rel=0.01)
@@ -113,7 +114,7 @@ def test_dead_inputs_get_no_weights_and_no_say() -> None:
     gram[dead] = 0
     gram[:, dead] = 0
     assert dead_columns(gram).nonzero().flatten().tolist() == dead
-    found, kept = eliminate(weights, gram, keep_two, steps_of_tensors)
+    found, kept = eliminate(weights, gram, steps_of_tensors)
     assert bool((found[:, dead] == 0).all())
     assert bool((~kept[:, [1, 8]]).all())  # two of their four's others live
     weights[:, dead] = 0
@@ -124,8 +125,8 @@ def test_dead_inputs_get_no_weights_and_no_say() -> None:
 
 def test_inputs_that_were_all_dead_count_alike() -> None:
     weights = torch.randn(3, 8, generator=torch.Generator().manual_seed(3))
-    found, _ = eliminate(weights, torch.zeros(8, 8), keep_two, steps_of_tensors)
-    expected, _ = eliminate(weights, torch.eye(8), keep_two, steps_of_tensors)
+    found, _ = eliminate(weights, torch.zeros(8, 8), steps_of_tensors)
+    expected, _ = eliminate(weights, torch.eye(8), steps_of_tensors)
     assert torch.equal(found, expected)
 
 
@@ -158,4 +159,4 @@ def test_damping_rises_until_the_hessian_is_positive() -> None:
 )
 def test_what_cannot_be_done_is_said(weights: torch.Tensor, gram: torch.Tensor, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        eliminate(weights, gram, keep_two, steps_of_tensors)
+        eliminate(weights, gram, steps_of_tensors)

@@ -16,29 +16,26 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from workers.kernels.column_loop import FOUR, MAX_COLUMNS
+
 DAMPINGS = (0.01, 0.1, 1.0)
 """Of the diagonal's mean, added to it (`percdamp` of SparseGPT is 0.01); more where Cholesky fails."""
 
-BLOCK = 128
+BLOCK = MAX_COLUMNS
 """Columns after which the columns behind are updated."""
 
-FOUR = 4
+Fix = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""Choose from and round the first columns of some, and have those behind them answer, as
+`column_loop.apply` does: given are `work`, `kept`, `errors`, `deviations` and `answers`."""
 
-Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Which weights to keep, bool [4, out], of four columns [4, out]; U's diagonal for them is [4, 1]."""
-
-Round = Callable[[torch.Tensor], torch.Tensor]
-"""The nearest values of the grid for one column [out]."""
-
-StartGroup = Callable[[torch.Tensor], Round]
-"""How to round the columns of a group; given are their weights [group size, out] before the first one is
-rounded, with all earlier columns' errors made up for."""
+StartGroup = Callable[[torch.Tensor], Fix]
+"""How to fix the columns of a group; given are their weights [group size, out] before the first one is
+fixed, with all earlier columns' errors made up for."""
 
 
 def eliminate(
     weights: torch.Tensor,
     gram: torch.Tensor,
-    choose: Choose,
     start_group: StartGroup,
     group_size: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,21 +51,19 @@ def eliminate(
     size = group_size or columns
     work = weights.T.contiguous().clone()
     work[dead_columns(gram)] = 0
-    factor = inverse_factor(gram).to(weights.dtype)
-    deviations = factor.diagonal().unsqueeze(1)
+    factor = inverse_factor(gram).to(weights.dtype, memory_format=torch.contiguous_format)
+    deviations = factor.diagonal().unsqueeze(1).contiguous()
     answers = factor / deviations  # row j: how the columns behind answer an error in column j
     kept = torch.empty_like(work, dtype=torch.bool)
     errors = torch.empty(BLOCK, work.shape[1], dtype=work.dtype, device=work.device)
-    round_column: Round | None = None
+    fix: Fix | None = None
     for start, end in blocks(columns, size):
-        for at in range(start, end, FOUR):
-            four, here = slice(at, at + FOUR), slice(at - start, at - start + FOUR)
-            if at % size == 0 or round_column is None:
-                round_column = start_group(work[at : at + size])
-            kept[four] = choose(work[four], deviations[four])
-            _round_four(work[four], kept[four], answers[four, four], round_column, errors[here])
-            behind = slice(at + FOUR, end)
-            work[behind].addmm_(answers[four, behind].T, errors[here], alpha=-1)
+        for at in range(start, end, size):
+            if at % size == 0 or fix is None:
+                fix = start_group(work[at : at + size])
+            these = slice(at, min(at + size, end))
+            lost = errors[at - start : these.stop - start]
+            fix(work[at:end], kept[these], lost, deviations[these], answers[these, at:end])
         work[end:].addmm_(answers[start:end, end:].T, errors[: end - start], alpha=-1)
     return work.T.contiguous(), kept.T.contiguous()
 
@@ -116,17 +111,6 @@ def blocks(columns: int, group_size: int) -> Iterator[tuple[int, int]]:
     for group in range(0, columns, group_size):
         stop = min(group + group_size, columns)
         yield from ((start, min(start + BLOCK, stop)) for start in range(group, stop, BLOCK))
-
-
-def _round_four(
-    work: torch.Tensor, kept: torch.Tensor, answers: torch.Tensor, round_column: Round, errors: torch.Tensor
-) -> None:
-    """Fix four columns in place, [4, out]; `errors` gets what each lost."""
-    for i in range(FOUR):
-        rounded = round_column(work[i] * kept[i])
-        torch.sub(work[i], rounded, out=errors[i])
-        work[i] = rounded
-        work[i + 1 :].addr_(answers[i, i + 1 :], errors[i], alpha=-1)
 
 
 def _check(weights: torch.Tensor, gram: torch.Tensor, group_size: int | None) -> None:

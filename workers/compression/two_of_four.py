@@ -6,10 +6,14 @@ What comes out is stored as `workers/deltas/sparse.py` stores it, whatever the m
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
-from workers.compression.optimal_brain import FOUR, Round, eliminate
+from workers.compression.optimal_brain import Fix, eliminate
 from workers.deltas import sparse
+from workers.kernels import column_loop
+from workers.kernels.column_loop import FOUR
 
 SWEEPS = 3
 """Turns that each group's scale gets in `refitted`; a row with one scale needs one."""
@@ -36,43 +40,34 @@ def encode(
     shares = SHARES if refit else (1.0,)
     tried = matrix.repeat(len(shares), 1)  # rows do not touch each other: one loop for all shares
     grid = _Grid(bits, matrix.new_tensor(shares).repeat_interleave(len(matrix)))
-    rounded, kept = eliminate(tried, gram, keep_two, grid.start_group, group_size)
+    rounded, kept = eliminate(tried, gram, grid.start_group, group_size)
     scales = torch.stack(grid.scales, dim=1)
     if refit:
         steps = (rounded / _each(_or_one(scales), matrix)).round()
-        fitted = refitted(tried, gram, steps, scales)
-        best = _least(steps * _each(fitted, matrix) - tried, gram, len(shares))
+        fitted, errors = refitted(matrix, gram, steps, scales)
+        best = _least(errors, len(shares))
         rounded, kept, scales, fitted = rounded[best], kept[best], scales[best], fitted[best]
     return _pack(rounded, kept, scales, fitted if refit else scales, bits)
 
 
-def keep_two(weights: torch.Tensor, deviations: torch.Tensor) -> torch.Tensor:
-    """bool [4, out]: of four columns [4, out] the two with the largest w^2 / U_jj^2, the earlier of equals.
-
-    That is what their loss would cost once the columns behind have made up for it (SparseGPT, section 3.3).
-    """
-    cost = (weights / deviations).abs()
-    rank = torch.arange(FOUR, device=cost.device)
-    earlier = (rank.unsqueeze(0) < rank.unsqueeze(1)).unsqueeze(2)  # [this, other, 1]
-    mine, other = cost.unsqueeze(1), cost.unsqueeze(0)
-    ahead = (other > mine) | (earlier & (other == mine))
-    return ahead.sum(dim=1) < 2
-
-
 def refitted(
     matrix: torch.Tensor, gram: torch.Tensor, steps: torch.Tensor, scales: torch.Tensor
-) -> torch.Tensor:
-    """Scales, float16 [out, groups], that fit the codes better: least squares of |(d - s q) X|_F^2 in s.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales, float16 [tries * out, groups], that fit the codes better: least squares of |(d - s q) X|_F^2 in
+    s; and what each row loses with them.
 
-    `matrix` is d, `steps` q, both [out, in]. One scale per row has the closed form s = q H d / (q H q).
+    `matrix` is d [out, in], `steps` are q [tries * out, in] of several tries at it. One scale per row has the
+    closed form s = q H d / (q H q), whatever it was before; so H d is all that is needed, once for all tries.
     Groups take turns in their order: each gets its best scale given the others', so the error never grows.
     A scale stays when its codes are all 0 or its best would not be positive.
     """
     groups = scales.shape[1]
     size = matrix.shape[1] // groups
-    fitted = scales.clone()
-    wide = fitted.to(matrix.dtype)
-    slopes = (matrix - steps * _each(wide, matrix)) @ gram
+    fitted, tries = scales.clone(), len(steps) // len(matrix)
+    wide = fitted.to(matrix.dtype) if groups > 1 else torch.zeros_like(fitted, dtype=matrix.dtype)
+    slopes = (matrix @ gram).repeat(tries, 1)
+    if groups > 1:
+        slopes.addmm_(steps * _each(wide, matrix), gram, alpha=-1)
     for _ in range(SWEEPS if groups > 1 else 1):
         for group in range(groups):
             at = slice(group * size, (group + 1) * size)
@@ -85,7 +80,8 @@ def refitted(
             moved = fitted[:, group].to(wide.dtype) - wide[:, group]
             slopes.addcmul_(moved.unsqueeze(1), pushed, value=-1)
             wide[:, group] += moved
-    return fitted
+    left = matrix.repeat(tries, 1).addcmul_(steps, _each(wide, matrix), value=-1)
+    return fitted, (slopes * left).sum(dim=1)
 
 
 class _Grid:
@@ -95,16 +91,10 @@ class _Grid:
         self.bits, self.shares = bits, shares
         self.scales: list[torch.Tensor] = []
 
-    def start_group(self, weights: torch.Tensor) -> Round:
+    def start_group(self, weights: torch.Tensor) -> Fix:
         scale = sparse.scales_of(weights.T * self.shares.unsqueeze(1), self.bits, None).flatten()
         self.scales.append(scale)
-        wide, half = scale.to(weights.dtype), 2 ** (self.bits - 1)
-        divisor = _or_one(wide)
-
-        def round_column(column: torch.Tensor) -> torch.Tensor:
-            return (column / divisor).round_().clamp_(-half, half - 1).mul_(wide)
-
-        return round_column
+        return functools.partial(column_loop.apply, scales=scale, bits=self.bits)
 
 
 def _pack(
@@ -117,9 +107,9 @@ def _pack(
     return sparse.pack(sparse.codes_of(values, grid, bits), positions, scales, bits)
 
 
-def _least(differences: torch.Tensor, gram: torch.Tensor, tries: int) -> torch.Tensor:
-    """For each of the rows, tried [tries * out, in], the index of the try that loses least."""
-    errors = ((differences @ gram) * differences).sum(dim=1).view(tries, -1)
+def _least(errors: torch.Tensor, tries: int) -> torch.Tensor:
+    """For each of the rows, whose errors are [tries * out], the index of the try that loses least."""
+    errors = errors.view(tries, -1)
     rows = torch.arange(errors.shape[1], device=errors.device)
     return errors.argmin(dim=0) * errors.shape[1] + rows
 

@@ -1,0 +1,43 @@
+"""The column loop of compression: some columns of a matrix pruned 2:4 and rounded, one after the other.
+
+What a column loses is made up for by the columns behind it (`workers/compression/optimal_brain.py` says how).
+Matrices are transposed, [columns, outputs]; outputs do not touch each other.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from workers.kernels.column_loop import reference
+from workers.kernels.column_loop.reference import FOUR, MAX_COLUMNS
+
+__all__ = ["FOUR", "MAX_COLUMNS", "apply"]
+
+
+def apply(
+    work: torch.Tensor,  # [M, N]
+    kept: torch.Tensor,  # bool [K, N]
+    errors: torch.Tensor,  # [K, N]
+    deviations: torch.Tensor,  # [K, 1]
+    answers: torch.Tensor,  # [K, M]
+    scales: torch.Tensor,  # float16 [N]
+    bits: int,
+) -> None:
+    """Fix the first K columns of M and have the M - K behind them answer, in place.
+
+    `kept` and `errors` are written. Of every four columns the two are kept whose |weight / deviation| is
+    largest, the earlier of equals. Values are multiples of the output's scale from -2^(bits-1) to
+    2^(bits-1) - 1. Row j of `answers` says how columns answer an error in column j: 0 before j, 1 at j.
+    """
+    columns, behind = len(kept), len(work) - len(kept)
+    if columns % FOUR or behind < 0 or len(work) > MAX_COLUMNS:
+        raise ValueError(
+            f"{columns} columns to fix of {len(work)}; expected a multiple of {FOUR}, and no more than "
+            f"{MAX_COLUMNS} in all."
+        )
+    if work.device.type == "cpu" or work.dtype != torch.float32:
+        rounded = reference.steps(scales.to(work.dtype), bits)
+        return reference.apply(work, kept, errors, deviations, answers, rounded)
+    from workers.kernels.column_loop import kernel
+
+    return kernel.apply(work, kept, errors, deviations, answers, scales, bits)
