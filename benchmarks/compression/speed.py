@@ -1,14 +1,14 @@
 """Times the methods on layers of a 7B model: seconds and peak memory a layer, and what a whole model takes.
 
     python -m benchmarks.compression.speed --out FILE [--shapes llama-2-7b] [--device cuda] [--limit-s 480]
-        [--only "deltamix-1/16;deltacompress-4"]
+        [--only "deltamix-1/16;deltacompress-4"] [--texts 256]
 
 Weights and inputs are random (a delta with a decaying spectrum, inputs with correlated channels of unlike
 sizes), so times count and errors do not. Each shape is timed once for each method, after a warm-up on a small
 layer; a model's time is that of its layers, one after another, plus the calibration texts' run through its
-blocks (128 texts of 2,048 tokens, as DeltaMix has them), of which one block is timed. Reading and writing
-files are not in it. DeltaZip gives 30 minutes for 7B on an RTX 3090 (256 texts), DeltaMix 1.2 hours on an
-L20.
+blocks (128 texts of 2,048 tokens, as DeltaMix has them; DeltaZip takes 256), of which one block is timed.
+Reading and writing files are not in it. DeltaZip gives 30 minutes for 7B on an RTX 3090, DeltaMix 1.2 hours
+on an L20.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shapes", choices=MODELS, default="llama-2-7b")
     parser.add_argument("--only", help="labels of contenders, with semicolons between")
+    parser.add_argument("--texts", type=int, help="of calibration, if not as many as the model says")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="start no other layer after this")
     return parser
@@ -74,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     given = parser().parse_args(argv)
     model, end = MODELS[given.shapes], time.monotonic() + given.limit_s
+    model = replace(model, texts=given.texts or model.texts)
     record: dict[str, Any] = {
         "command": rehearsing.command(MODULE, argv),
         "device": models.device_name(given.device),
@@ -204,7 +206,7 @@ def _calibration(model: Model, device: str) -> dict[str, float]:
 def rehearse(folder: Path) -> None:
     """Every method on layers of a tiny model."""
     out = folder / "speed.json"
-    main(["--out", str(out), "--shapes", "tiny", "--device", "cpu"])
+    main(["--out", str(out), "--shapes", "tiny", "--device", "cpu", "--texts", "1"])
     record = rehearsing.check(out, "rows", "calibration")
     assert [row["method"] for row in record["rows"]] == [*contenders.OURS]
     assert all(row["model_s"] > 0 for row in record["rows"])
