@@ -29,6 +29,11 @@ ABLATIONS: Mapping[str, Settings] = {
     "deltamix-1/32 without RTC": Settings(ratio=1 / 32, correct_target=False),
     "deltamix-1/16 as published": AS_PUBLISHED,
     "deltamix-1/16 as published, without RTC": replace(AS_PUBLISHED, correct_target=False),
+    "deltamix-1/16 as published, all bytes counted": replace(AS_PUBLISHED, codes_only=False),
+    "deltamix-1/16 of the matrix itself": Settings(whiten=False),
+    "deltamix-1/16 of the matrix itself, once": Settings(whiten=False, sweeps=0),
+    "deltamix-1/16 once": Settings(sweeps=0),
+    "deltamix-1/16 damped by 1": Settings(sweeps=0, damping=1.0),
 }
 
 CORRECTION = ("deltamix-1/16 without RTC", "deltamix-1/32 without RTC")
