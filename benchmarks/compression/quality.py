@@ -247,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _work(wanted: Sequence[Cell], judge: Judge) -> None:
-    """Take one cell after another that no other process has. One that fails is said at the end, by an error."""
+    """Take one cell after another that no other process has. Those that fail are named at the end."""
     failed = []
     for cell in wanted:
         path = judge.work / f"{cell.name}.json"

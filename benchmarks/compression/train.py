@@ -11,7 +11,7 @@ Plans (tokens of a run are the same for all weights and for LoRA):
 - `first`: every task once with all weights; the facts with tables of three sizes and LoRA of rank 16, too.
 - `seeds`: two more seeds of three tasks, and the other LoRA adapters. --facts says which table, --lora-lr how
   LoRA learns: what `first` shows to be best.
-- `three`: three tasks with all weights and three seeds; LoRA with three seeds of the facts, once on the others.
+- `three`: three tasks with all weights and three seeds; LoRA thrice on the facts, once on the others.
 - `gemma`: one task, all weights and LoRA, one seed.
 """
 

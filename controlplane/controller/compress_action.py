@@ -197,7 +197,7 @@ class CompressActions:
                 model,
                 phase=Phase.PENDING,
                 adapter=str(folder),
-                compression=accuracy.registered(model.compression, artifact),
+                compression=accuracy.registered(model.compression, artifact.quality),
                 delta=replace(done, artifact=artifact),
                 reason="compressed; to be read",
             )

@@ -11,14 +11,18 @@ from pathlib import Path
 
 from controlplane import errors
 from controlplane.controller import sources
-from controlplane.state.deltas import Artifact, Delta
+from controlplane.planning import accuracy
+from controlplane.state.deltas import Artifact, Delta, Quality
 from controlplane.state.records import Model, Phase
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
+from profiler.files import is_file, read_json, shown
+from profiler.variants.delta import DELTA
 from profiler.variants.held import held_bytes
 from profiler.variants.reading import read_manifest
 from profiler.variants.types import VariantKind, VariantLimits, VariantSpec
 from profiler.variants.verifying import verify_data
+from workers.compression.lines import quality_of
 
 Convert = Callable[[str], Path]
 
@@ -103,13 +107,34 @@ def _variant(model: Model, base: Model | None, limits: Limits) -> Model:
     reason = f"{_described(spec)} on {', '.join(spec.target_modules) or 'no module'}, fits '{base.name}'"
     if model.delta is not None and model.delta.artifact is not None:
         reason += f"; {_made(model.delta.artifact)}"
+    elif (quality := _measured(folder)) is not None:
+        reason += f"; by its {DELTA} {_keeps(quality)}"
+        model = replace(model, compression=accuracy.registered(model.compression, quality))
     return replace(model, phase=Phase.READY, path=str(folder), variant_spec=spec, reason=reason)
+
+
+def _measured(folder: Path) -> Quality | None:
+    """What who compressed a delta elsewhere measured. Raises CheckpointError when that is unreadable."""
+    where = folder / DELTA
+    if not is_file(where):
+        return None
+    found = read_json(where).get("quality")
+    try:
+        return quality_of(found)
+    except (KeyError, TypeError, ValueError) as e:
+        raise CheckpointError(
+            f'{where}: expected "quality" as docs/formats.md has it, got {shown(found)}; compress again, or '
+            "take it out"
+        ) from e
 
 
 def _made(artifact: Artifact) -> str:
     text = f"made by {artifact.method}, {artifact.ratio:.1f} times smaller than the fine-tune"
-    quality = artifact.quality
-    return text if quality is None else f"{text}, keeps {quality.accuracy:.1f}% of its accuracy"
+    return text if artifact.quality is None else f"{text}, {_keeps(artifact.quality)}"
+
+
+def _keeps(quality: Quality) -> str:
+    return f"keeps {quality.accuracy:.1f}% of its accuracy"
 
 
 def _described(spec: VariantSpec) -> str:

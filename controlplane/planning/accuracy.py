@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from controlplane import errors
 from controlplane.planning import infeasibility
-from controlplane.state.deltas import Artifact
+from controlplane.state.deltas import Quality
 from controlplane.state.records import Deployment, Model
 from controlplane.state.terms import GroupPhase
 from placement.solver import concessions
@@ -22,11 +22,11 @@ from profiler.quantization import ALIASES, UNCOMPRESSED, canonical
 WHOLE = 100.0
 
 
-def registered(given: Mapping[str, float], artifact: Artifact) -> dict[str, float]:
-    """The accuracies of a variant that was made here: those that its user gave, else the measured one."""
-    if given or artifact.quality is None:
+def registered(given: Mapping[str, float], measured: Quality | None) -> dict[str, float]:
+    """The accuracies of a variant: those that its user gave, else the one that compressing measured."""
+    if given or measured is None:
         return dict(given)
-    return {UNCOMPRESSED: artifact.quality.accuracy}
+    return {UNCOMPRESSED: measured.accuracy}
 
 
 def of_variant(model: Model) -> float | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from workers.compression.lines import Artifact, Progress
+from workers.compression.lines import Artifact, Progress, Quality
 from workers.compression.recipe import Recipe
 
-__all__ = ["Artifact", "Delta", "Recipe", "at", "placed", "queued"]
+__all__ = ["Artifact", "Delta", "Quality", "Recipe", "at", "placed", "queued"]
 
 
 @dataclass(frozen=True)

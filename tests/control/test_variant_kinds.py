@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import random_variants as make
@@ -14,7 +16,9 @@ from random_variants import EVERY_KIND, RandomVariant
 from controlplane import errors
 from controlplane.controller.registration import Limits, read_model_files
 from controlplane.management.schemas.models import ModelView
+from controlplane.planning import accuracy
 from controlplane.state.records import Model, Phase, dump, load
+from profiler.variants.delta import DELTA
 from profiler.variants.types import VariantKind
 
 WORDS = {
@@ -64,3 +68,52 @@ def test_a_delta_of_another_base_is_a_mismatch(base: Model) -> None:
     early = replace(base, spec=replace(base.spec, fingerprint=""))
     with pytest.raises(errors.AdapterMismatch, match="register it again"):
         read_model_files(asked, early, Limits((root,), 16), no_bundles)
+
+
+LOSS = {"task": "sums", "metric": "exact_match", "before": 0.8, "after": 0.6, "value": 20.0, "low": 15.0}
+PERPLEXITY = {
+    "task": "prose",
+    "metric": "perplexity",
+    "before": 9.0,
+    "after": 10.0,
+    "value": 11.1,
+    "low": 1.0,
+}
+
+
+def registered_with(base: Model, folder: Path, quality: Any, **given: Any) -> Model:
+    """A delta whose delta.json has this `quality`."""
+    assert base.path is not None
+    make.write(Path(base.path), folder, make.RandomDelta("d", 1))
+    raw = json.loads((folder / DELTA).read_text())
+    (folder / DELTA).write_text(json.dumps({**raw, "quality": quality}))
+    asked = Model("v", 2, Phase.PROFILING, base="b", adapter=str(folder), **given)
+    return read_model_files(asked, base, Limits((folder.parent,), 16), no_bundles)
+
+
+def test_what_a_delta_was_measured_to_keep_is_its_accuracy(base: Model, tmp_path: Path) -> None:
+    losses = [{**each, "high": None, "items": 5, "digest": "d"} for each in (PERPLEXITY, LOSS)]
+    ready = registered_with(base, tmp_path / "measured", losses)
+    assert accuracy.of_variant(ready) == pytest.approx(75)  # 0.6 of 0.8, which is less than 9 of 10
+    assert "keeps 75.0% of its accuracy" in ready.reason
+
+
+def test_what_its_user_says_it_keeps_counts_instead(base: Model, tmp_path: Path) -> None:
+    losses = [{**LOSS, "high": 25.0, "items": 5}]
+    ready = registered_with(base, tmp_path / "said", losses, compression={"none": 99.0})
+    assert accuracy.of_variant(ready) == 99
+
+
+@pytest.mark.parametrize(
+    "quality",
+    [
+        "good",
+        [3],
+        [{"task": "sums"}],
+        [{**LOSS, "high": 25.0, "items": 5, "before": "most"}],
+        [{**LOSS, "high": 25.0, "items": 5, "after": -1}],
+    ],
+)
+def test_a_measurement_that_cannot_be_read_is_refused(base: Model, tmp_path: Path, quality: Any) -> None:
+    with pytest.raises(errors.SourceUnreadable, match="quality"):
+        registered_with(base, tmp_path / "bad", quality)

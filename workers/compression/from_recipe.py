@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from profiler.errors import AdapterError
 from workers.compression.checks import ImplausibleBase
 from workers.compression.choose import MethodName, Options
 from workers.compression.job import CalibrationOptions
-from workers.compression.lines import Artifact, Quality, TaskLoss
+from workers.compression.lines import Artifact, quality_of
 from workers.compression.recipe import CompressRequest, Recipe
 from workers.compression.request import Report, Request
 from workers.compression.run import run
@@ -87,7 +84,7 @@ def _artifact(report: Report) -> Artifact:
         layer_errors=dict(result.layer_errors),
         warnings=tuple(result.warnings),
         seconds=result.seconds,
-        quality=_quality(report.quality),
+        quality=quality_of(report.quality),
     )
 
 
@@ -96,27 +93,3 @@ def _named(options: Options) -> str:
     if options.ratio is not None:
         return f"{options.method} ({options.ratio:g})"
     return f"{options.method} ({options.bits} bits)" if options.bits is not None else options.method.value
-
-
-def _quality(losses: Any) -> Quality | None:
-    """None where nothing was evaluated."""
-    return Quality(tuple(map(_loss, losses))) if losses else None
-
-
-def _loss(raw: Mapping[str, Any]) -> TaskLoss:
-    """As `quality.described` writes one."""
-    return TaskLoss(
-        task=raw["task"],
-        metric=str(raw["metric"]),
-        before=_finite(raw["before"]),
-        after=_finite(raw["after"]),
-        loss=_finite(raw["value"]),
-        low=raw["low"],
-        high=raw["high"],
-        items=raw["items"],
-    )
-
-
-def _finite(value: float | None) -> float:
-    """A perplexity beyond all numbers is None there."""
-    return sys.float_info.max if value is None else value

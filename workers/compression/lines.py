@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -41,8 +42,38 @@ def _kept(task: TaskLoss) -> float:
     """Of a perplexity, which is better when it is less, its inverse counts."""
     before, after = task.before, task.after
     if task.metric == "perplexity":
-        before, after = 1 / before, 1 / after
+        before, after = 1 / max(before, 1.0), 1 / max(after, 1.0)
     return 100.0 if after >= before else 100 * after / before
+
+
+def quality_of(losses: Sequence[Mapping[str, Any]] | None) -> Quality | None:
+    """Of the entries of delta.json (docs/formats.md, quality); None where there are none.
+
+    Errors: KeyError, TypeError or ValueError for what is no such list.
+    """
+    return Quality(tuple(map(_loss, losses))) if losses else None
+
+
+def _loss(entry: Mapping[str, Any]) -> TaskLoss:
+    found = {
+        **{name: entry[name] for name in ("task", "metric", "low", "high", "items")},
+        **{name: _finite(entry[name]) for name in ("before", "after")},
+        "loss": _finite(entry["value"]),
+    }
+    loss = _loss_adapter().validate_python(found)
+    if not all(0 <= each <= sys.float_info.max for each in (loss.before, loss.after)):
+        raise ValueError(f"expected shares of right answers or perplexities, got {loss.before}, {loss.after}")
+    return loss
+
+
+def _finite(value: float | None) -> float:
+    """A perplexity beyond all numbers is None there."""
+    return sys.float_info.max if value is None else value
+
+
+@cache
+def _loss_adapter() -> TypeAdapter[TaskLoss]:
+    return TypeAdapter(TaskLoss)
 
 
 @dataclass(frozen=True)
