@@ -8,10 +8,13 @@ does not notice that a function changed which another one calls.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -28,6 +31,7 @@ Records: TypeAlias = Any
 DIRECTORY_VARIABLE = "OSTINATO_COMPILED_DIR"
 _MARK = b"profiler.compiled import"
 _ROOT = Path(__file__).resolve().parent.parent
+LONGEST_WAIT_S = 300.0  # for another process that compiles: several times as long as that takes
 _PACKAGES = ("profiler", "workers/scheduling", "controlplane/routing", "controlplane/simulation")
 
 
@@ -41,6 +45,28 @@ def compiled(function: Function) -> Function:
     _use_cache()
     made: Function = numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)(function)
     return made
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Of processes that would compile the same at once, as the gateways of a node do that start together, one
+    does, and the others then read what it kept. Where that cannot be agreed on, each goes on by itself."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            folder = _directory() / _digest()
+            folder.mkdir(parents=True, exist_ok=True)
+            _lock(held.enter_context((folder / "lock").open("w")).fileno())
+        yield
+
+
+def _lock(file: int) -> None:
+    """The kernel frees it when the file is closed or its process ends."""
+    until_s = time.monotonic() + LONGEST_WAIT_S
+    while time.monotonic() < until_s:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(0.1)
 
 
 def records(dtype: npt.DTypeLike, shape: int | Sequence[int]) -> Records:

@@ -23,7 +23,7 @@ from controlplane.traffic.host_router import (
     equal_rows,
 )
 from controlplane.traffic.request_terms import RequestTerms
-from profiler.compiled import Records
+from profiler.compiled import Records, one_at_a_time
 from workers.messages import WorkerLoad
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,8 @@ class _Models:
 def _warm() -> None:
     begun_s = time.perf_counter()
     try:
-        run_through()
+        with one_at_a_time():
+            run_through()
     except Exception:  # without it requests still go where the fewest are
         log.exception("the routing policies could not be compiled; requests go where the fewest are")
         return
