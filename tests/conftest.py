@@ -40,6 +40,10 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 # Several engines share the cores. A thread that waits by spinning takes them from those that work.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Ray runs its workers, which are our control plane and engines, at a niceness of 15: beside a test that
+# computes they get a thirtieth of its time, and the clusters' tests take longest as it is.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """`make unit` is for quick answers, `make test` for many examples."""

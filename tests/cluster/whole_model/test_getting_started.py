@@ -14,6 +14,7 @@ import pytest
 
 from controlplane.runtime import local
 from controlplane.settings import Settings
+from profiler.compiled import DIRECTORY_VARIABLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -33,13 +34,17 @@ def blocks(guide: str) -> list[str]:
 
 @pytest.fixture
 def environment(tmp_path: Path, smollm2_folder: Path) -> Iterator[dict[str, str]]:
-    """A reader's, with a home of their own, a free port, few steps of training and nothing measured."""
+    """A reader's, with a home of their own, a free port, few steps of training and nothing measured. What was
+    compiled on this machine before need not be compiled again."""
     home = Path(f"/tmp/ost-guide-{os.getpid()}")  # Ray's socket paths may not be long
     shutil.copytree(smollm2_folder, tmp_path / "shelves/models/smollm2-135m-instruct")
+    caches = os.environ.get("XDG_CACHE_HOME") or f"{Path.home()}/.cache"
     port = str(local.free_port())
     yield {
         **os.environ,
         "HOME": str(tmp_path),
+        "XDG_CACHE_HOME": caches,
+        DIRECTORY_VARIABLE: f"{caches}/ostinato/compiled",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "PYTHONPATH": str(ROOT),
