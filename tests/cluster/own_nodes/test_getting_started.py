@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from clusters import COMPILED
 
 from controlplane.runtime import local
 from controlplane.settings import Settings
-from profiler.compiled import DIRECTORY_VARIABLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -38,13 +38,12 @@ def environment(tmp_path: Path, smollm2_folder: Path) -> Iterator[dict[str, str]
     compiled on this machine before need not be compiled again."""
     home = Path(f"/tmp/ost-guide-{os.getpid()}")  # Ray's socket paths may not be long
     shutil.copytree(smollm2_folder, tmp_path / "shelves/models/smollm2-135m-instruct")
-    caches = os.environ.get("XDG_CACHE_HOME") or f"{Path.home()}/.cache"
     port = str(local.free_port())
     yield {
         **os.environ,
         "HOME": str(tmp_path),
-        "XDG_CACHE_HOME": caches,
-        DIRECTORY_VARIABLE: f"{caches}/ostinato/compiled",
+        "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"),
+        **COMPILED,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "PYTHONPATH": str(ROOT),
