@@ -22,6 +22,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 from llvmlite.binding import ffi
+from numba.core import caching
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -95,6 +96,33 @@ _hide_special_names()
 def _use_cache() -> None:
     if not numba.config.DISABLE_JIT:
         numba.config.CACHE_DIR = str(_directory() / _digest())
+        _of_numba("CacheImpl")._locator_classes.insert(0, _Place)
+
+
+def _of_numba(name: str) -> Any:
+    """A class of numba's cache, whose older versions have it with an underscore."""
+    return getattr(caching, name, None) or getattr(caching, f"_{name}")
+
+
+class _Place(_of_numba("UserProvidedCacheLocator")):  # type: ignore[misc]
+    """Where a function's machine code is kept. Numba tells sources apart by their paths and times: the same
+    release in another folder would be compiled anew. Ours are told apart by the digest of what is in them."""
+
+    def __init__(self, function: Callable[..., Any], file: str) -> None:
+        super().__init__(function, file)
+        folder = Path(file).resolve().parent.relative_to(_ROOT)
+        self._cache_path = str(Path(numba.config.CACHE_DIR, *folder.parts))
+
+    def get_source_stamp(self) -> str:
+        """None is needed: the folder is named after what is in the sources."""
+        return ""
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any], file: str) -> Any:
+        """None for a file that the digest does not tell of."""
+        path = Path(file).resolve()
+        known = any(path.is_relative_to(_ROOT / package) for package in _PACKAGES)
+        return super().from_function(function, file) if known else None
 
 
 def _directory() -> Path:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -52,3 +55,37 @@ def test_where_no_file_can_be_written_each_compiles(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(compiled.DIRECTORY_VARIABLE, str(tmp_path / "file"))
     with compiled.one_at_a_time(), compiled.one_at_a_time():
         pass
+
+
+@pytest.mark.slow
+def test_the_same_sources_in_another_folder_are_compiled_once(tmp_path: Path) -> None:
+    """As of an installation beside another, or made anew; what differs is compiled for itself."""
+    source = "from profiler.compiled import compiled\n\n\n@compiled\ndef twice(n):\n    return 2 * n\n"
+    others = source.replace("2 * n", "3 * n")
+    found = [
+        counted(tmp_path, name, text)
+        for name, text in {"first": source, "second": source, "other": others}.items()
+    ]
+    assert found == ["14 compiled", "14 read", "21 compiled"]
+
+
+def counted(folder: Path, name: str, source: str) -> str:
+    """What the function gives for 7, in a process of its own, and whether it was compiled for that."""
+    package = folder / name / "profiler"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    shutil.copy(compiled.__file__, package)
+    (package / "numbers.py").write_text(source)
+    code = (
+        "from profiler.numbers import twice; import profiler; assert profiler.__path__ == [%r]; "
+        "print(twice(7), 'read' if sum(twice.stats.cache_hits.values()) else 'compiled')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code % str(package)],
+        env={**os.environ, "PYTHONPATH": str(package.parent), compiled.DIRECTORY_VARIABLE: str(folder)},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
