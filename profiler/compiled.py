@@ -8,13 +8,10 @@ does not notice that a function changed which another one calls.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import functools
 import hashlib
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -32,7 +29,6 @@ Records: TypeAlias = Any
 DIRECTORY_VARIABLE = "OSTINATO_COMPILED_DIR"
 _MARK = b"profiler.compiled import"
 _ROOT = Path(__file__).resolve().parent.parent
-LONGEST_WAIT_S = 300.0  # for another process that compiles: several times as long as that takes
 _PACKAGES = ("profiler", "workers/scheduling", "controlplane/routing", "controlplane/simulation")
 
 
@@ -46,28 +42,6 @@ def compiled(function: Function) -> Function:
     _use_cache()
     made: Function = numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)(function)
     return made
-
-
-@contextlib.contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """Of processes that would compile the same at once, as the gateways of a node do that start together, one
-    does, and the others then read what it kept. Where that cannot be agreed on, each goes on by itself."""
-    with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError):
-            folder = _directory() / _digest()
-            folder.mkdir(parents=True, exist_ok=True)
-            _lock(held.enter_context((folder / "lock").open("w")).fileno())
-        yield
-
-
-def _lock(file: int) -> None:
-    """The kernel frees it when the file is closed or its process ends."""
-    until_s = time.monotonic() + LONGEST_WAIT_S
-    while time.monotonic() < until_s:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        time.sleep(0.1)
 
 
 def records(dtype: npt.DTypeLike, shape: int | Sequence[int]) -> Records:
@@ -95,7 +69,7 @@ _hide_special_names()
 @functools.cache
 def _use_cache() -> None:
     if not numba.config.DISABLE_JIT:
-        numba.config.CACHE_DIR = str(_directory() / _digest())
+        numba.config.CACHE_DIR = str(folder())
         _of_numba("CacheImpl")._locator_classes.insert(0, _Place)
 
 
@@ -110,8 +84,8 @@ class _Place(_of_numba("UserProvidedCacheLocator")):  # type: ignore[misc]
 
     def __init__(self, function: Callable[..., Any], file: str) -> None:
         super().__init__(function, file)
-        folder = Path(file).resolve().parent.relative_to(_ROOT)
-        self._cache_path = str(Path(numba.config.CACHE_DIR, *folder.parts))
+        package = Path(file).resolve().parent.relative_to(_ROOT)
+        self._cache_path = str(Path(numba.config.CACHE_DIR, *package.parts))
 
     def get_source_stamp(self) -> str:
         """None is needed: the folder is named after what is in the sources."""
@@ -123,6 +97,11 @@ class _Place(_of_numba("UserProvidedCacheLocator")):  # type: ignore[misc]
         path = Path(file).resolve()
         known = any(path.is_relative_to(_ROOT / package) for package in _PACKAGES)
         return super().from_function(function, file) if known else None
+
+
+def folder() -> Path:
+    """Where machine code of these sources is kept."""
+    return _directory() / _digest()
 
 
 def _directory() -> Path:
