@@ -2,8 +2,8 @@
 
 A compiled function is a plain function of numbers and of arrays of records. It runs as Python, too, when
 `NUMBA_DISABLE_JIT=1` is set. Machine code is kept between processes in `OSTINATO_COMPILED_DIR` (default:
-`~/.cache/ostinato/compiled`), in a folder named after all sources that have compiled functions: numba itself
-does not notice that a function changed which another one calls.
+`~/.cache/ostinato/compiled`), in a folder named after all sources of the packages that have compiled functions:
+numba itself does not notice that a function changed which another one calls, or a number that it reads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Records: TypeAlias = Any
 
 DIRECTORY_VARIABLE = "OSTINATO_COMPILED_DIR"
-_MARK = b"profiler.compiled import"
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("profiler", "workers/scheduling", "controlplane/routing", "controlplane/simulation")
 
@@ -88,7 +87,7 @@ class _Place(_of_numba("UserProvidedCacheLocator")):  # type: ignore[misc]
         self._cache_path = str(Path(numba.config.CACHE_DIR, *package.parts))
 
     def get_source_stamp(self) -> str:
-        """None is needed: the folder is named after what is in the sources."""
+        """Always the same: the folder is named after what is in the sources."""
         return ""
 
     @classmethod
@@ -112,7 +111,5 @@ def _directory() -> Path:
 def _digest() -> str:
     digest = hashlib.sha256(f"{numba.__version__} {np.__version__}".encode())
     for path in sorted(path for package in _PACKAGES for path in (_ROOT / package).rglob("*.py")):
-        source = path.read_bytes()
-        if _MARK in source or path.name == "compiled.py":
-            digest.update(str(path.relative_to(_ROOT)).encode() + source)
+        digest.update(str(path.relative_to(_ROOT)).encode() + path.read_bytes())
     return digest.hexdigest()[:16]
