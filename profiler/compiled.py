@@ -2,7 +2,7 @@
 
 A compiled function is a plain function of numbers and of arrays of records. It runs as Python, too, when
 `NUMBA_DISABLE_JIT=1` is set. Machine code is kept between processes in `OSTINATO_COMPILED_DIR` (default:
-`~/.cache/ostinato/compiled`), in a folder named after all sources of the packages that have compiled functions:
+`~/.cache/ostinato/compiled`), in a folder named after all sources of the packages that have such functions:
 numba itself does not notice that a function changed which another one calls, or a number that it reads.
 """
 
