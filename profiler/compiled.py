@@ -2,8 +2,8 @@
 
 A compiled function is a plain function of numbers and of arrays of records. It runs as Python, too, when
 `NUMBA_DISABLE_JIT=1` is set. Machine code is kept between processes in `OSTINATO_COMPILED_DIR` (default:
-`~/.cache/ostinato/compiled`), in a folder named after all sources that have compiled functions: numba itself
-does not notice that a function changed which another one calls.
+`~/.cache/ostinato/compiled`), in a folder named after all sources of the packages that have such functions:
+numba itself does not notice that a function changed which another one calls, or a number that it reads.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 from llvmlite.binding import ffi
+from numba.core import caching
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -26,7 +27,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Records: TypeAlias = Any
 
 DIRECTORY_VARIABLE = "OSTINATO_COMPILED_DIR"
-_MARK = b"profiler.compiled import"
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("profiler", "workers/scheduling", "controlplane/routing", "controlplane/simulation")
 
@@ -68,7 +68,39 @@ _hide_special_names()
 @functools.cache
 def _use_cache() -> None:
     if not numba.config.DISABLE_JIT:
-        numba.config.CACHE_DIR = str(_directory() / _digest())
+        numba.config.CACHE_DIR = str(folder())
+        _of_numba("CacheImpl")._locator_classes.insert(0, _Place)
+
+
+def _of_numba(name: str) -> Any:
+    """A class of numba's cache, whose older versions have it with an underscore."""
+    return getattr(caching, name, None) or getattr(caching, f"_{name}")
+
+
+class _Place(_of_numba("UserProvidedCacheLocator")):  # type: ignore[misc]
+    """Where a function's machine code is kept. Numba tells sources apart by their paths and times: the same
+    release in another folder would be compiled anew. Ours are told apart by the digest of what is in them."""
+
+    def __init__(self, function: Callable[..., Any], file: str) -> None:
+        super().__init__(function, file)
+        package = Path(file).resolve().parent.relative_to(_ROOT)
+        self._cache_path = str(Path(numba.config.CACHE_DIR, *package.parts))
+
+    def get_source_stamp(self) -> str:
+        """Always the same: the folder is named after what is in the sources."""
+        return ""
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any], file: str) -> Any:
+        """None for a file that the digest does not tell of."""
+        path = Path(file).resolve()
+        known = any(path.is_relative_to(_ROOT / package) for package in _PACKAGES)
+        return super().from_function(function, file) if known else None
+
+
+def folder() -> Path:
+    """Where machine code of these sources is kept."""
+    return _directory() / _digest()
 
 
 def _directory() -> Path:
@@ -79,7 +111,5 @@ def _directory() -> Path:
 def _digest() -> str:
     digest = hashlib.sha256(f"{numba.__version__} {np.__version__}".encode())
     for path in sorted(path for package in _PACKAGES for path in (_ROOT / package).rglob("*.py")):
-        source = path.read_bytes()
-        if _MARK in source or path.name == "compiled.py":
-            digest.update(str(path.relative_to(_ROOT)).encode() + source)
+        digest.update(str(path.relative_to(_ROOT)).encode() + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -37,8 +37,14 @@ os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 # which a test of another folder may do.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Several engines share the cores. A thread that waits by spinning takes them from those that work.
+# Several engines and tests share the cores. A thread that waits by spinning takes them from those that work,
+# and several threads for tensors as small as those here take half as much CPU again.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Ray runs its workers, which are our control plane and engines, at a niceness of 15: beside a test that
+# computes they get a thirtieth of its time, and the clusters' tests take longest as it is.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,7 +2,7 @@
 
 A unit is what one process runs in a row: a folder whose tests share what takes long to make, or a file.
 Only the first two processes start engines: each may need 8 GiB. The others take what starts none,
-among it the clusters whose engines echo.
+among it the clusters whose engines echo; when no engine is to be started any more, the first two help them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,29 @@ from typing import Any
 
 from xdist.scheduler import LoadScopeScheduling
 
-SHARING = ("tests/cluster/", "tests/workers/every_kind")  # folders whose tests share a cluster or an engine
+# Folders whose tests share a cluster or an engine.
+SHARING = (
+    "tests/cluster/echo_engine",
+    "tests/cluster/vllm_engine",
+    "tests/cluster/whole_model",
+    "tests/workers/every_kind",
+)
 STARTING_ENGINES = tuple(
     f"tests/{folder}"
-    for folder in ("cluster/vllm_engine", "cluster/whole_model", "workers/", "benchmarks/", "deploy/")
+    for folder in (
+        "benchmarks/test_engine_rehearsals.py",
+        "cluster/own_nodes",
+        "cluster/vllm_engine",
+        "cluster/whole_model",
+        "workers/every_kind",
+        "workers/group/test_group_engine.py",
+        "workers/measuring",
+        "workers/scheduling/test_engine.py",
+        "workers/test_batch_correctness.py",
+        "workers/test_bundled",  # what converts a model takes as much memory
+        "workers/test_families.py",
+        "workers/test_vllm_load.py",
+    )
 )
 PROCESSES_WITH_ENGINES = ("gw0", "gw1")
 

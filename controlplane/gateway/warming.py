@@ -5,10 +5,12 @@ The first start on a machine compiles (a minute on a slow one), later ones read 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -23,10 +25,13 @@ from controlplane.traffic.host_router import (
     equal_rows,
 )
 from controlplane.traffic.request_terms import RequestTerms
+from profiler import compiled
 from profiler.compiled import Records
 from workers.messages import WorkerLoad
 
 log = logging.getLogger(__name__)
+
+LONGEST_WAIT_S = 300.0  # for another process that compiles: several times as long as that takes
 
 _ready = threading.Event()
 
@@ -54,12 +59,35 @@ class _Models:
 def _warm() -> None:
     begun_s = time.perf_counter()
     try:
-        run_through()
+        with one_at_a_time():
+            run_through()
     except Exception:  # without it requests still go where the fewest are
         log.exception("the routing policies could not be compiled; requests go where the fewest are")
         return
     log.info("the routing policies were ready after %.1f s", time.perf_counter() - begun_s)
     _ready.set()
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Of processes that would compile the same at once, as the gateways of a node do that start together, one
+    does, and the others then read what it kept. Where that cannot be agreed on, each goes on by itself."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            kept_in = compiled.folder()
+            kept_in.mkdir(parents=True, exist_ok=True)
+            _lock(held.enter_context((kept_in / "lock").open("w")).fileno())
+        yield
+
+
+def _lock(file: int) -> None:
+    """The kernel frees it when the file is closed or its process ends."""
+    until_s = time.monotonic() + LONGEST_WAIT_S
+    while time.monotonic() < until_s:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(0.1)
 
 
 def run_through() -> None:

@@ -17,8 +17,13 @@ from controlplane import errors
 from controlplane.runtime import local
 from controlplane.runtime.local import LocalCluster
 from controlplane.settings import Settings
+from profiler.compiled import DIRECTORY_VARIABLE
 from tests.conftest import free_port
 
+# For a process whose home is another folder: what this machine has compiled, which takes half a minute.
+COMPILED = {
+    DIRECTORY_VARIABLE: os.environ.get(DIRECTORY_VARIABLE, str(Path.home() / ".cache/ostinato/compiled"))
+}
 OPERATION_TIMEOUT_S = 600.0  # registering measures the model, which a busy machine takes long for
 
 
@@ -202,8 +207,9 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def until(check: Callable[[], Any], timeout_s: float, what: str, every_s: float = 0.1) -> Any:
-    """The first true result of `check`, which may also fail on the way.
+def until(check: Callable[[], Any], timeout_s: float, what: str, every_s: float = 0.25) -> Any:
+    """The first true result of `check`, which may also fail on the way. A check may take the cluster, or what
+    looks at all processes, several hundredths of a second of CPU, which it waits for.
 
     `timeout_s` is of a machine that does nothing else: where others compute, it is as much longer.
     """

@@ -1,7 +1,7 @@
 """What tests of real clusters share: a model and adapters of it, and the order of the folders.
 
 Each folder has one cluster, which ends with the folder's last test: vLLM with a small model, vLLM with all of
-SmolLM2, and one that echoes.
+SmolLM2, and one that echoes. In `own_nodes` each test starts what it needs.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import random_adapters
 import small_models
 from random_adapters import RandomLora
 from served import BASE, LAYERS, LORAS
+from side_by_side import starts_engines, unit_of
 
 # In the order in which they begin side by side; "quick" is all that starts neither an engine nor a cluster.
-ORDER = ("vllm_engine", "echo_engine", "quick", "whole_model", "engines")
-WITH_ENGINES = {"workers", "benchmarks", "deploy"}
+ORDER = ("vllm_engine", "own_nodes", "whole_model", "echo_engine", "engines", "quick")
 SHARED = {"cluster", "echo_cluster", "whole"}
 # They kill processes, or leave an engine of another name.
 LAST = ("test_chaos.py", "test_engine_killed.py", "test_room_for_variants.py")
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def order(item: pytest.Item) -> tuple[int, bool, bool]:
         folder = item.path.parent.relative_to(TESTS).parts
         if folder[:1] != ("cluster",):
-            kind = "engines" if WITH_ENGINES.intersection(folder) else "quick"
+            kind = "engines" if starts_engines(unit_of(item.nodeid)) else "quick"
             return ORDER.index(kind) if side_by_side else 0, False, False
         place = ORDER.index(folder[-1] if folder[-1] in ORDER else "engines") + (not side_by_side)
         shares = not SHARED.isdisjoint(getattr(item, "fixturenames", ()))

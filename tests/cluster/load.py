@@ -15,6 +15,7 @@ import httpx
 CLIENTS = 8
 CUT = "stream ended without [DONE] or an error"
 HUNG = "hung"
+PAUSE_S = 0.3  # after an error: what takes the place of a process that died needs the cores, too
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Load:
                 self.outcomes.append(Outcome(begun, ended, error))
                 turn += 1
                 if error is not None:
-                    time.sleep(0.1)
+                    time.sleep(PAUSE_S)
 
     def _ask(self, http: httpx.Client, body: dict[str, Any]) -> str | None:
         try:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import numba  # noqa: F401 - what it brings is looked through
 import pytest
 
-import profiler.compiled  # noqa: F401
+from profiler import compiled
 
 
 def test_all_that_modules_hold_can_be_looked_through() -> None:
@@ -24,3 +28,37 @@ def test_functions_of_the_library_are_still_found() -> None:
     assert callable(ffi.lib.LLVMPY_GetVersionInfo)
     with pytest.raises(AttributeError):
         _ = ffi.lib.there_is_no_such_function
+
+
+@pytest.mark.slow
+def test_the_same_sources_in_another_folder_are_compiled_once(tmp_path: Path) -> None:
+    """As of an installation beside another, or made anew; what differs is compiled for itself."""
+    source = "from profiler.compiled import compiled\n\n\n@compiled\ndef twice(n):\n    return 2 * n\n"
+    others = source.replace("2 * n", "3 * n")
+    found = [
+        counted(tmp_path, name, text)
+        for name, text in {"first": source, "second": source, "other": others}.items()
+    ]
+    assert found == ["14 compiled", "14 read", "21 compiled"]
+
+
+def counted(folder: Path, name: str, source: str) -> str:
+    """What the function gives for 7, in a process of its own, and whether it was compiled for that."""
+    package = folder / name / "profiler"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    shutil.copy(compiled.__file__, package)
+    (package / "numbers.py").write_text(source)
+    code = (
+        "from profiler.numbers import twice; import profiler; assert profiler.__path__ == [%r]; "
+        "print(twice(7), 'read' if sum(twice.stats.cache_hits.values()) else 'compiled')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code % str(package)],
+        env={**os.environ, "PYTHONPATH": str(package.parent), compiled.DIRECTORY_VARIABLE: str(folder)},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from clusters import Cluster
+from clusters import COMPILED, Cluster
 
 from controlplane import errors
 from controlplane.runtime import local
@@ -80,6 +80,7 @@ def bare(tmp_path: Path) -> Iterator[dict[str, str]]:
         "OSTINATO_HOME": str(home),
         "OSTINATO_HTTP_PORT": str(free_port()),
         "OSTINATO_ENGINE": "echo",
+        **COMPILED,
     }
     local.end_leftovers(Settings(home=home), lambda message: None)
     shutil.rmtree(home, ignore_errors=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from clusters import COMPILED
 
 from controlplane.runtime import local
 from controlplane.settings import Settings
@@ -33,13 +34,16 @@ def blocks(guide: str) -> list[str]:
 
 @pytest.fixture
 def environment(tmp_path: Path, smollm2_folder: Path) -> Iterator[dict[str, str]]:
-    """A reader's, with a home of their own, a free port, few steps of training and nothing measured."""
+    """A reader's, with a home of their own, a free port, few steps of training and nothing measured. What was
+    compiled on this machine before need not be compiled again."""
     home = Path(f"/tmp/ost-guide-{os.getpid()}")  # Ray's socket paths may not be long
     shutil.copytree(smollm2_folder, tmp_path / "shelves/models/smollm2-135m-instruct")
     port = str(local.free_port())
     yield {
         **os.environ,
         "HOME": str(tmp_path),
+        "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"),
+        **COMPILED,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "PYTHONPATH": str(ROOT),

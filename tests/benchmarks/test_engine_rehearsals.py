@@ -1,0 +1,34 @@
+"""Rehearsals of benchmarks that start engines of vLLM, as test_rehearsals.py has them of the others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from all_rehearsals import ROOT, STARTING_AN_ENGINE, WITH_ENGINE, rehearse
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", sorted(STARTING_AN_ENGINE))
+def test_it_runs(name: str, tmp_path: Path) -> None:
+    rehearse(name, tmp_path)
+
+
+def test_those_that_measure_inside_an_engine_run(tmp_path: Path) -> None:
+    """In a process of its own, with one engine for all of them."""
+    command = [sys.executable, "-m", "benchmarks.rehearsal_engine", *WITH_ENGINE, "--folder", str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+    found = subprocess.run(
+        command,
+        env={**environment, "PYTHONPATH": path},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout[-2000:] + found.stderr[-4000:]
