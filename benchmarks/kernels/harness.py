@@ -142,7 +142,7 @@ def slots_for(distribution: str, rows: int, variants: int, seed: int = 0) -> Int
         requests = slots_for(distribution, PREFILL_REQUESTS, variants, seed)
         return np.repeat(requests, math.ceil(rows / PREFILL_REQUESTS))[:rows]
     if distribution == MIXED:
-        return np.maximum(np.arange(rows) - (rows - variants), 0).astype(np.int32)
+        return np.maximum(np.arange(rows, dtype=np.int32) - (rows - variants), np.int32(0))
     random = np.random.default_rng(seed)
     slots: npt.NDArray[np.integer]
     if distribution == "identical":

@@ -312,15 +312,15 @@ def test_tiles_cover_each_variants_rows_once(slots: list[int], block: int) -> No
 def test_variants_of_few_rows_and_of_many_are_cut_apart(slots: list[int]) -> None:
     grouping = group(np.array(slots, np.int32))
     rows = {slot: [row for row, own in enumerate(slots) if own == slot] for slot in set(slots) - {BASE}}
-    for tiles, block, belongs in (
-        (grouping.few, SMALL_BLOCK, lambda count: count <= FEW_ROWS),
-        (grouping.many, LARGE_BLOCK, lambda count: count > FEW_ROWS),
+    for tiles, block, counts in (
+        (grouping.few, SMALL_BLOCK, range(1, FEW_ROWS + 1)),
+        (grouping.many, LARGE_BLOCK, range(FEW_ROWS + 1, len(slots) + 1)),
     ):
         covered: dict[int, list[int]] = {}
         for slot, first, count in tiles.tolist():
             assert 0 < count <= block
             covered.setdefault(slot, []).extend(grouping.order[first : first + count].tolist())
-        assert covered == {slot: own for slot, own in rows.items() if belongs(len(own))}
+        assert covered == {slot: own for slot, own in rows.items() if len(own) in counts}
     assert len(grouping.few) <= max_few_tiles(len(slots), SLOTS)
     assert len(grouping.many) <= max_many_tiles(len(slots), SLOTS)
 
