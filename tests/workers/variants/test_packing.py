@@ -30,7 +30,7 @@ from workers.variants.kinds import open_variant
 from workers.variants.layer_weights import LayerWeights
 from workers.variants.loader_threads import MAX_THREADS, LoaderThreads, threads_for
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice
-from workers.variants.tensors import Buffers
+from workers.variants.tensors import Buffers, File
 
 WAIT_S = 60
 HIDDEN, INNER, LAYERS = 64, 128, 2
@@ -142,7 +142,9 @@ def test_what_never_fits_is_refused_before_it_is_read(base: Path, tmp_path: Path
 def test_weights_of_several_files_wait_for_all_of_them(base: Path, delta: Path) -> None:
     """None of our own writers makes such a delta."""
     opened = open_variant(delta, base, CONFIG)
-    files = {f for layer in layers() for p in opened.layer_weights(layer, torch.float32) for f in p.files}
+    held = {f for layer in layers() for p in opened.layer_weights(layer, torch.float32) for f in p.files}
+    files = {each for each in held if isinstance(each, File)}
+    assert files == held
     seen: list[bool] = []
 
     class Spread:
