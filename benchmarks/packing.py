@@ -1,8 +1,9 @@
-"""How fast a delta becomes a variant in host memory: read, verified, packed and, with a GPU, page-locked.
+"""How fast a variant gets into host memory: read, verified, packed and, with a GPU, page-locked.
 
     python -m benchmarks.packing --threads 1,2,4,8 --out RESULT.json
 
-A delta of random codes for some layers of a Llama-2-7B; its files come from the page cache. GB are of files.
+Deltas of random codes, and LoRA adapters of random weights on q, k, v and o, for layers of a Llama-2-7B;
+their files come from the page cache. GB are of files.
 `cpu_s_per_gb` counts all threads, and is what other work on the machine disturbs least.
 """
 
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import gpu_engine, rehearsing
+from benchmarks import gpu_engine, gpu_lora, rehearsing
 from benchmarks.serving import deltas
 from benchmarks.serving.settings import SHAPES
 from workers.variant_config import VariantConfig
@@ -49,14 +50,14 @@ def layers(shape: dict[str, int]) -> Iterator[LayerShape]:
             yield LinearShape(at + "+".join(names), slices, 0, parts[0][2], parts[0][2])
 
 
-def measured(base: Path, delta: Path, shape: dict[str, int], threads: int, rounds: int) -> dict[str, Any]:
+def measured(base: Path, variant: Path, shape: dict[str, int], threads: int, rounds: int) -> dict[str, Any]:
     """Medians over `rounds`, after one that is not counted."""
-    config, loader = VariantConfig(1, 0, 0, 8), LoaderThreads(threads)
-    gigabytes = sum(path.stat().st_size for path in delta.glob("*.safetensors")) / 1e9
+    config, loader = VariantConfig(1, 0, 0, 256), LoaderThreads(threads)
+    gigabytes = sum(path.stat().st_size for path in variant.glob("*.safetensors")) / 1e9
     walls, cpus = [], []
     for _ in range(rounds + 1):
         start, cpu = time.perf_counter(), time.process_time()
-        opened, pinned = open_variant(delta, base, config), torch.cuda.is_available()
+        opened, pinned = open_variant(variant, base, config), torch.cuda.is_available()
         held = pack(opened, list(layers(shape)), torch.bfloat16, pinned, loader)
         walls.append(time.perf_counter() - start)
         cpus.append(time.process_time() - cpu)
@@ -76,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     options.add_argument("--shape", choices=SHAPES, default="7b")
     options.add_argument("--layers", type=int, default=32)
-    options.add_argument("--bits", default="4,2")
+    options.add_argument("--bits", default="4,2", help="of deltas")
+    options.add_argument("--ranks", default="64", help="of LoRA adapters")
     options.add_argument("--threads", default="1,2,4,8")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--out", type=Path, required=True, help="JSON")
@@ -85,20 +87,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         base = gpu_engine.write_dummy_base(Path(folder) / "base", shape)
-        for bits in map(int, given.bits.split(",")):
-            delta = deltas.write(base, shape, Path(folder) / f"delta-{bits}bit", bits, 0)
+        for what, variant in _variants(given, base, shape, Path(folder)):
             for threads in map(int, given.threads.split(",")):
-                rows.append({"bits": bits, **measured(base, delta, shape, threads, given.rounds)})
+                rows.append({**what, **measured(base, variant, shape, threads, given.rounds)})
                 print(json.dumps(rows[-1]), flush=True)
     command = rehearsing.command("benchmarks.packing", argv)
     rehearsing.write_result(given.out, {"command": command, "rows": rows})
 
 
+def _variants(
+    given: argparse.Namespace, base: Path, shape: dict[str, int], folder: Path
+) -> Iterator[tuple[dict[str, int], Path]]:
+    for bits in map(int, filter(None, given.bits.split(","))):
+        yield {"bits": bits}, deltas.write(base, shape, folder / f"delta-{bits}bit", bits, 0)
+    for rank in map(int, filter(None, given.ranks.split(","))):
+        yield {"rank": rank}, gpu_lora.write_adapter(folder / f"lora-{rank}", rank, 0, shape)
+
+
 def rehearse(folder: Path) -> None:
-    """Deltas of both widths of a tiny model, by one thread and by two."""
+    """Deltas of both widths, and an adapter, of a tiny model, by one thread and by two."""
     out = folder / "packing.json"
-    main(["--shape", "tiny", "--layers", "1", "--threads", "1,2", "--rounds", "1", "--out", str(out)])
-    assert len(rehearsing.check(out)["rows"]) == 4
+    sizes = ["--shape", "tiny", "--layers", "1", "--ranks", "8"]
+    main([*sizes, "--threads", "1,2", "--rounds", "1", "--out", str(out)])
+    assert len(rehearsing.check(out)["rows"]) == 6
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ BATCHES = (1, 8, 32, 128)
 PREFILL = 2048
 PREFILL_REQUESTS = 16
 DISTRIBUTIONS = ("identical", "uniform", "zipf-1.5", "distinct")
+MIXED = "mixed"  # one variant's prefill, and a row of each other one that decodes
+MIXED_ROWS, MIXED_VARIANTS = 930 + 27, 1 + 27
 
 Int32s = npt.NDArray[np.int32]
 Labels = dict[str, str | int]  # of a case, for the report
@@ -139,6 +141,8 @@ def slots_for(distribution: str, rows: int, variants: int, seed: int = 0) -> Int
     if rows >= PREFILL:
         requests = slots_for(distribution, PREFILL_REQUESTS, variants, seed)
         return np.repeat(requests, math.ceil(rows / PREFILL_REQUESTS))[:rows]
+    if distribution == MIXED:
+        return np.maximum(np.arange(rows, dtype=np.int32) - (rows - variants), np.int32(0))
     random = np.random.default_rng(seed)
     slots: npt.NDArray[np.integer]
     if distribution == "identical":
@@ -151,7 +155,7 @@ def slots_for(distribution: str, rows: int, variants: int, seed: int = 0) -> Int
         weights = np.arange(1, variants + 1) ** -1.5
         slots = random.choice(variants, rows, p=weights / weights.sum())
     else:
-        raise ValueError(f"a distribution named {distribution!r}; expected one of {DISTRIBUTIONS}")
+        raise ValueError(f"a distribution named {distribution!r}; expected one of {(*DISTRIBUTIONS, MIXED)}")
     return np.asarray(slots, np.int32)
 
 

@@ -12,6 +12,9 @@ from benchmarks.kernels import linears
 from benchmarks.kernels.harness import (
     BATCHES,
     DISTRIBUTIONS,
+    MIXED,
+    MIXED_ROWS,
+    MIXED_VARIANTS,
     PREFILL,
     SHAPES,
     Case,
@@ -43,6 +46,7 @@ def cases(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
                         usual = variants == 8 and distribution == "distinct"
                         if usual or (shape.name in CLOSER and batch == 32):
                             found.append(_case(shape, bits, batch, variants, distribution))
+            found.append(_case(shape, bits, MIXED_ROWS, MIXED_VARIANTS, MIXED))
     return found
 
 

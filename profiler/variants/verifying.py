@@ -11,6 +11,7 @@ when the weights are read. PEFT's folders carry no checksums; their values are c
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -65,12 +66,39 @@ def read_file(folder: Path, file: FileRef, into: memoryview | None = None) -> me
     return data
 
 
+def read_tensors(
+    folder: Path, file: FileRef, refs: Iterable[TensorRef], into: memoryview
+) -> dict[TensorRef, int]:
+    """Tensors of a file that is stored as it is, one after the other into `into`: where each begins there.
+
+    The file's size is verified, and that floating-point values are finite. Raises CheckpointError.
+    """
+    path, begins, at = folder / file.name, dict[TensorRef, int](), 0
+    try:
+        with path.open("rb", buffering=0) as source:
+            if os.fstat(source.fileno()).st_size != file.size_bytes:
+                raise _other_size(path, file)
+            for ref in refs:
+                here = into[at : at + ref.size_bytes]
+                if os.preadv(source.fileno(), [here], ref.offset) != ref.size_bytes:
+                    raise _other_size(path, file)
+                _check_values(here, ref, folder)
+                begins[ref], at = at, at + ref.size_bytes
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return begins
+
+
 def check_finite(data: memoryview, refs: Iterable[TensorRef], folder: Path) -> None:
     """Raises CheckpointError if a floating-point tensor in a file's `data` holds a NaN or an infinity."""
     for ref in refs:
-        at = _not_finite(data[ref.offset : ref.offset + ref.size_bytes], ref.dtype)
-        if at is not None:
-            raise _bad_value(folder, ref, at)
+        _check_values(data[ref.offset : ref.offset + ref.size_bytes], ref, folder)
+
+
+def _check_values(data: memoryview, ref: TensorRef, folder: Path) -> None:
+    at = _not_finite(data, ref.dtype)
+    if at is not None:
+        raise _bad_value(folder, ref, at)
 
 
 def verify_data(manifest: Manifest) -> None:

@@ -19,10 +19,13 @@ SMALL_BLOCK = 16
 LARGE_BLOCK = 64
 # Above this many rows a launch uses large tiles (a prefill), otherwise small ones (decoding).
 LARGE_FROM = 512
+# In such a launch a variant of at most so many rows may have small tiles of its own (`tiles_by_count`).
+FEW_ROWS = 2 * SMALL_BLOCK
 # Batches whose copies to the device may be under way at once.
 STAGINGS = 4
 
 Int32s = npt.NDArray[np.int32]
+Integers = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,10 @@ class Grouping:
 
     slots: Int32s
     order: Int32s
-    small: Int32s
+    small: Int32s  # tiles of all variants
     large: Int32s
+    few: Int32s  # small tiles of those with at most FEW_ROWS rows
+    many: Int32s  # large ones of the others
 
 
 def max_tiles(num_rows: int, num_slots: int, block: int) -> int:
@@ -55,20 +60,39 @@ def max_tiles(num_rows: int, num_slots: int, block: int) -> int:
     return distinct + (num_rows - distinct) // block
 
 
+def max_few_tiles(num_rows: int, num_slots: int) -> int:
+    """The most tiles of SMALL_BLOCK rows that variants of at most FEW_ROWS rows each can need."""
+    most = -(-FEW_ROWS // SMALL_BLOCK) * num_slots
+    return min(most, max_tiles(num_rows, num_slots, SMALL_BLOCK))
+
+
+def max_many_tiles(num_rows: int, num_slots: int) -> int:
+    """The most tiles of LARGE_BLOCK rows that variants of more than FEW_ROWS rows each can need."""
+    return max_tiles(num_rows, min(num_slots, num_rows // (FEW_ROWS + 1)), LARGE_BLOCK)
+
+
 def group(slots: Int32s) -> Grouping:
     """Group rows by slot. `slots`: [rows], the slot of each row, -1 for the base."""
     order = np.argsort(slots, kind="stable").astype(np.int32)
     first = int(np.count_nonzero(slots == BASE))
     order = order[first:]
     used, counts = np.unique(slots[order], return_counts=True)
-    return Grouping(slots, order, _cut(used, counts, SMALL_BLOCK), _cut(used, counts, LARGE_BLOCK))
+    starts = np.concatenate(([0], np.cumsum(counts)))[:-1]
+    few = counts <= FEW_ROWS
+    return Grouping(
+        slots,
+        order,
+        _cut(used, starts, counts, SMALL_BLOCK),
+        _cut(used, starts, counts, LARGE_BLOCK),
+        _cut(used[few], starts[few], counts[few], SMALL_BLOCK),
+        _cut(used[~few], starts[~few], counts[~few], LARGE_BLOCK),
+    )
 
 
-def _cut(used: npt.NDArray[np.integer], counts: npt.NDArray[np.integer], block: int) -> Int32s:
-    """Tiles [n, 3] of at most `block` rows for groups of `counts` rows that follow one another."""
+def _cut(used: Integers, starts: Integers, counts: Integers, block: int) -> Int32s:
+    """Tiles [n, 3] of at most `block` rows for groups of `counts` rows that begin at `starts`."""
     per_group = -(-counts // block)
     total = int(per_group.sum())
-    starts = np.concatenate(([0], np.cumsum(counts)))[:-1]
     group_of = np.repeat(np.arange(len(used)), per_group)
     within = np.arange(total) - np.repeat(np.cumsum(per_group) - per_group, per_group)
     tiles = np.empty((total, 3), np.int32)
@@ -92,6 +116,8 @@ class Rows:
             "order": max_rows,
             "small": 3 * max_tiles(max_rows, num_slots, SMALL_BLOCK),
             "large": 3 * max_tiles(max_rows, num_slots, LARGE_BLOCK),
+            "few": 3 * max_few_tiles(max_rows, num_slots),
+            "many": 3 * max_many_tiles(max_rows, num_slots),
         }
         self._device = torch.full((sum(sizes.values()),), BASE, dtype=torch.int32, device=device)
         self._parts = _split(self._device, sizes)
@@ -119,9 +145,22 @@ class Rows:
         """The tiles for a launch over the first `num_rows` rows (a graph's padded size included)."""
         small = num_rows < LARGE_FROM
         block = SMALL_BLOCK if small else LARGE_BLOCK
-        most = max_tiles(num_rows, self.num_slots, block)
-        tiles = self._parts["small" if small else "large"].view(-1, 3)[:most]
-        return Tiles(block, most, tiles, self._parts["order"])
+        return self._tiles("small" if small else "large", block, max_tiles(num_rows, self.num_slots, block))
+
+    def tiles_by_count(self, num_rows: int) -> tuple[Tiles, ...]:
+        """The tiles for several launches that together do what one over `tiles` does.
+
+        Among many rows a variant that has few, which decodes beside another's prefill, has small tiles: its
+        rows' results are then those of any batch that only decodes, and cost as little.
+        """
+        if num_rows < LARGE_FROM:
+            return (self.tiles(num_rows),)
+        few = self._tiles("few", SMALL_BLOCK, max_few_tiles(num_rows, self.num_slots))
+        many = self._tiles("many", LARGE_BLOCK, max_many_tiles(num_rows, self.num_slots))
+        return (many, few)
+
+    def _tiles(self, name: str, block: int, most: int) -> Tiles:
+        return Tiles(block, most, self._parts[name].view(-1, 3)[:most], self._parts["order"])
 
     def groups(self) -> list[tuple[int, torch.Tensor]]:
         """(slot, its rows int64 [n]) on the host: what torch references iterate over."""

@@ -18,7 +18,7 @@ from workers.variant_config import REMEDY
 from workers.variants.layer_weights import Contents, LayerWeights, Row
 from workers.variants.loader_threads import LoaderThreads
 from workers.variants.shapes import LayerShape
-from workers.variants.tensors import Buffers, File, loaded
+from workers.variants.tensors import Buffers, Holding, loaded
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def pack(
 
 
 def _fill(
-    files: Sequence[File], all_weights: Sequence[Placed], memory: torch.Tensor, buffers: Buffers
+    files: Sequence[Holding], all_weights: Sequence[Placed], memory: torch.Tensor, buffers: Buffers
 ) -> None:
     with loaded(files, buffers):
         for weights, start in all_weights:
@@ -104,10 +104,10 @@ def _fill(
                 raise ValueError(f"{weights.layer}: {e}") from e
 
 
-def _by_files(placed: Iterable[Placed]) -> list[tuple[tuple[File, ...], list[Placed]]]:
+def _by_files(placed: Iterable[Placed]) -> list[tuple[tuple[Holding, ...], list[Placed]]]:
     """What can be written by itself: some files, and the weights that come of these alone. Of weights that
     share their memory the first are among them. Largest first, so that none is left over at the end."""
-    groups: list[tuple[tuple[File, ...], list[Placed]]] = []
+    groups: list[tuple[tuple[Holding, ...], list[Placed]]] = []
     filled: set[str] = set()
     for weights, start in placed:
         if weights.source in filled:

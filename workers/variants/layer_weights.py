@@ -13,7 +13,7 @@ import torch
 
 from workers.kernels.types import Part, total_bytes
 from workers.variants.shapes import LayerShape
-from workers.variants.tensors import File
+from workers.variants.tensors import Holding
 
 Fill = Callable[[Mapping[str, torch.Tensor]], None]
 Row = Callable[[Mapping[str, int]], tuple[int, ...]]
@@ -34,7 +34,7 @@ class LayerWeights:
     fill: Fill
     row: Row
     source: str = ""
-    files: tuple[File, ...] = ()
+    files: tuple[Holding, ...] = ()
 
     @property
     def size_bytes(self) -> int:

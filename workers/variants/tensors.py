@@ -1,4 +1,8 @@
-"""Tensors of a variant's files. A file is read whole and verified before anyone sees a tensor of it."""
+"""Tensors of a variant's files, verified before anyone sees them.
+
+A file with a checksum is read whole. Of one without (PEFT's, one for all layers) each layer's tensors are
+read by themselves, so that several threads read it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +18,8 @@ import torch
 
 from profiler.types import TensorRef
 from profiler.variants.types import FileRef, Manifest
-from profiler.variants.verifying import check_finite, read_file, tensors_of
+from profiler.variants.verifying import check_finite, read_file, read_tensors, tensors_of
+from workers.kernels.types import ALIGNMENT, aligned
 
 _DTYPES = {
     "F64": torch.float64,
@@ -27,27 +33,59 @@ EVERYTHING = slice(None)
 Memory = npt.NDArray[np.uint8]
 
 
+class Holding(Protocol):
+    """Some bytes of a variant's files that are read together; its tensors are there while it is loaded."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def load(self, memory: Memory) -> None:
+        """Read into `memory` [size_bytes], verified. Raises CheckpointError when it is not sound."""
+
+    def drop(self) -> None:
+        """Its memory will hold something else."""
+
+
 @dataclass(eq=False)
 class File:
-    """One file, whose tensors are there while it is loaded."""
+    """A whole file: its checksum can be verified over all of it alone."""
 
     folder: Path
     ref: FileRef
     tensors: list[TensorRef] = field(default_factory=list)
-    data: Memory | None = None
+    data: dict[int, Memory] = field(default_factory=dict)  # of loaded tensors, by where they begin
 
     @property
     def size_bytes(self) -> int:
         return self.ref.size_bytes
 
     def load(self, memory: Memory) -> None:
-        """Read into `memory` [size_bytes], verified. Raises CheckpointError when it is not sound."""
         check_finite(read_file(self.folder, self.ref, memory.data), self.tensors, self.folder)
-        self.data = memory
+        self.data.update({t.offset: memory[t.offset : t.offset + t.size_bytes] for t in self.tensors})
 
     def drop(self) -> None:
-        """Its memory will hold something else."""
-        self.data = None
+        self.data.clear()
+
+
+@dataclass(frozen=True, eq=False)
+class SomeTensors:
+    """Some tensors of a file without a checksum, which are read beside others of the same file."""
+
+    file: File
+    refs: tuple[TensorRef, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(ref.size_bytes for ref in self.refs)
+
+    def load(self, memory: Memory) -> None:
+        data = read_tensors(self.file.folder, self.file.ref, self.refs, memory.data)
+        for ref, start in data.items():
+            self.file.data[ref.offset] = memory[start : start + ref.size_bytes]
+
+    def drop(self) -> None:
+        for ref in self.refs:
+            self.file.data.pop(ref.offset, None)
 
 
 class Files:
@@ -58,19 +96,26 @@ class Files:
         for tensor in tensors_of(manifest):
             self._files[tensor.file].tensors.append(tensor)
 
-    def holding(self, refs: Iterable[TensorRef]) -> tuple[File, ...]:
-        """The files these tensors lie in."""
-        return tuple(self._files[name] for name in dict.fromkeys(ref.file for ref in refs))
+    def holding(self, refs: Iterable[TensorRef]) -> tuple[Holding, ...]:
+        """What to load for these tensors, each of which nobody else asks for at the same time."""
+        by_file: dict[str, dict[int, TensorRef]] = {}
+        for ref in refs:
+            by_file.setdefault(ref.file, {})[ref.offset] = ref
+        return tuple(self._held(self._files[name], tuple(own.values())) for name, own in by_file.items())
+
+    def _held(self, file: File, refs: tuple[TensorRef, ...]) -> Holding:
+        whole = file.ref.sha256 is not None or file.ref.compressed is not None
+        return file if whole else SomeTensors(file, refs)
 
     def read(self, ref: TensorRef, rows: slice = EVERYTHING, columns: slice = EVERYTHING) -> torch.Tensor:
-        """Rows (first dimension) and columns (last) of a tensor of a file that is loaded.
+        """Rows (first dimension) and columns (last) of a tensor that is loaded.
 
-        Not to be written to, nor kept: where all of a row is asked for it is the file's own memory.
+        Not to be written to, nor kept: where all of a row is asked for it is the memory that was read into.
         """
-        data = self._files[ref.file].data
+        data = self._files[ref.file].data.get(ref.offset)
         if data is None:
-            raise RuntimeError(f"{ref.name} was asked for while {ref.file} was not loaded")
-        raw = torch.from_numpy(data[ref.offset : ref.offset + ref.size_bytes])
+            raise RuntimeError(f"{ref.name} was asked for while it was not loaded")
+        raw = torch.from_numpy(data)
         picked = raw.view(_DTYPES[ref.dtype]).view(ref.shape)[rows]
         return (picked[..., columns] if len(ref.shape) > 1 else picked).contiguous()
 
@@ -94,15 +139,15 @@ class Buffers:
 
 
 @contextmanager
-def loaded(files: Sequence[File], buffers: Buffers) -> Iterator[None]:
-    """Within, the tensors of these files are there. Raises CheckpointError when a file is not sound."""
-    with buffers.borrowed(sum(file.size_bytes for file in files)) as memory:
+def loaded(holdings: Sequence[Holding], buffers: Buffers) -> Iterator[None]:
+    """Within, their tensors are there. Raises CheckpointError when a file is not sound."""
+    with buffers.borrowed(sum(ALIGNMENT + each.size_bytes for each in holdings)) as memory:
         try:
             at = 0
-            for file in files:
-                file.load(memory[at : at + file.size_bytes])
-                at += file.size_bytes
+            for each in holdings:
+                each.load(memory[at : at + each.size_bytes])
+                at += aligned(each.size_bytes)
             yield
         finally:
-            for file in files:
-                file.drop()
+            for each in holdings:
+                each.drop()

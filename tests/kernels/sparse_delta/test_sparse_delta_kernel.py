@@ -93,13 +93,32 @@ def test_any_number_of_inputs(inputs: int) -> None:
     _check(slots, [1, 0, -1], torch.float32, inputs=inputs)
 
 
+def _small_deltas(count: int, inputs: int = 16) -> Slots:
+    random = np.random.default_rng(0)
+    return [[random_delta(Shape(width, inputs, 4), random) for width in SLICES] for _ in range(count)]
+
+
 @pytest.mark.slow
 def test_large_tiles() -> None:
-    of_rows = [0] * 70 + [-1] * (LARGE_FROM - 80) + [2] * 10
-    slots = [
-        [random_delta(Shape(width, 16, 4), np.random.default_rng(0)) for width in SLICES] for _ in range(3)
-    ]
-    _check(slots, of_rows, torch.float16, kernel.Config(32, 16, 64, 1, 4, 2), inputs=16)
+    """A variant with a prefill's rows beside two that decode."""
+    of_rows = [0] * 70 + [-1] * (LARGE_FROM - 91) + [2] * 10 + [1] + [2] * 10
+    _check(_small_deltas(3), of_rows, torch.float16, kernel.Config(32, 16, 16, 1, 4, 2), inputs=16)
+
+
+@pytest.mark.slow
+def test_a_decoding_row_does_not_depend_on_a_prefill_beside_it() -> None:
+    """In a step of many rows a variant with few is cut as in a step that only decodes: to the bit."""
+    arena, table = load(_small_deltas(2), DEVICE)
+    x = torch.randn(3, 16, device=DEVICE, dtype=torch.float16)
+    results = []
+    for others in (0, LARGE_FROM):
+        rows = Rows(LARGE_FROM + 3, 2, DEVICE)
+        rows.update(np.array([*[0] * others, 1, 1, 1], np.int32))
+        inputs = torch.cat((torch.randn(others, 16, device=DEVICE).half(), x))
+        out = torch.ones(len(inputs), sum(SLICES), device=DEVICE, dtype=torch.float16)
+        kernel.apply(inputs, out, arena, table, rows, SLICES, None if ON_GPU else WHOLE)
+        results.append(out[-3:])
+    assert torch.equal(*results)
 
 
 @pytest.mark.slow

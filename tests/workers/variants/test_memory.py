@@ -15,7 +15,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.kernels.rows import BASE, LARGE_BLOCK, SMALL_BLOCK, Rows, group, max_tiles
+from workers.kernels.rows import (
+    BASE,
+    FEW_ROWS,
+    LARGE_BLOCK,
+    SMALL_BLOCK,
+    Rows,
+    group,
+    max_few_tiles,
+    max_many_tiles,
+    max_tiles,
+)
 from workers.kernels.types import Part
 from workers.variants.arena_allocator import ArenaAllocator
 from workers.variants.batch import Batch
@@ -296,6 +306,23 @@ def test_tiles_cover_each_variants_rows_once(slots: list[int], block: int) -> No
     used = set(slots) - {BASE}
     assert covered == {s: [row for row, own in enumerate(slots) if own == s] for s in used}
     assert len(tiles) <= max_tiles(len(slots), SLOTS, block)
+
+
+@given(ROWS)
+def test_variants_of_few_rows_and_of_many_are_cut_apart(slots: list[int]) -> None:
+    grouping = group(np.array(slots, np.int32))
+    rows = {slot: [row for row, own in enumerate(slots) if own == slot] for slot in set(slots) - {BASE}}
+    for tiles, block, counts in (
+        (grouping.few, SMALL_BLOCK, range(1, FEW_ROWS + 1)),
+        (grouping.many, LARGE_BLOCK, range(FEW_ROWS + 1, len(slots) + 1)),
+    ):
+        covered: dict[int, list[int]] = {}
+        for slot, first, count in tiles.tolist():
+            assert 0 < count <= block
+            covered.setdefault(slot, []).extend(grouping.order[first : first + count].tolist())
+        assert covered == {slot: own for slot, own in rows.items() if len(own) in counts}
+    assert len(grouping.few) <= max_few_tiles(len(slots), SLOTS)
+    assert len(grouping.many) <= max_many_tiles(len(slots), SLOTS)
 
 
 @given(st.lists(ROWS, min_size=1, max_size=6))

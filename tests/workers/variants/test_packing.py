@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import math
 import mmap
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -15,8 +17,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import random_adapters
 import random_variants
 import torch
+from random_adapters import MLP, RandomLora
 from random_variants import RandomDelta
 
 from workers.kernels.types import Part
@@ -26,11 +30,12 @@ from workers.variants.kinds import open_variant
 from workers.variants.layer_weights import LayerWeights
 from workers.variants.loader_threads import MAX_THREADS, LoaderThreads, threads_for
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice
-from workers.variants.tensors import Buffers
+from workers.variants.tensors import Buffers, File
 
 WAIT_S = 60
 HIDDEN, INNER, LAYERS = 64, 128, 2
 CONFIG = VariantConfig(1, 1 << 30, 1 << 30, 16)
+LORA = RandomLora("l", 8, seed=1, modules=MLP)
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +75,38 @@ def test_threads_change_nothing(base: Path, delta: Path) -> None:
     assert all(torch.equal(alone.memory[span], together.memory[span]) for span in spans)
 
 
+@pytest.fixture(scope="module")
+def lora(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_adapters.write(base, tmp_path_factory.mktemp("lora") / "lora", LORA)
+
+
+def test_layers_of_one_file_are_read_beside_each_other(base: Path, lora: Path) -> None:
+    """An adapter's file has no checksum: nobody has to read all of it in turn."""
+    opened = open_variant(lora, base, CONFIG)
+    weights = [w for layer in layers() for w in opened.layer_weights(layer, torch.float32)]
+    assert len(weights) == 2 * LAYERS
+    assert len({id(each) for own in weights for each in own.files}) == len(weights)
+    alone, together = packed(lora, base, None), packed(lora, base, LoaderThreads(3))
+    assert len(alone.entries) == len(weights)
+    for one, other in zip(alone.entries, together.entries, strict=True):
+        assert (one.key, one.parts, one.row_at(0)) == (other.key, other.parts, other.row_at(0))
+        span = slice(one.start, one.start + sum(part.size_bytes for part in one.parts))
+        assert torch.equal(alone.memory[span], together.memory[span])
+
+
+def test_of_one_file_too_what_is_not_sound_is_refused(base: Path, tmp_path: Path) -> None:
+    folder = random_adapters.write(base, tmp_path / "lora", LORA)
+    opened = open_variant(folder, base, CONFIG)
+    (path,) = folder.glob("*.safetensors")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-4] + struct.pack("<f", math.inf))
+    with pytest.raises(ValueError, match="not finite"):
+        pack(opened, layers(), torch.float32, False, LoaderThreads(2))
+    os.truncate(path, len(whole) - 4)
+    with pytest.raises(ValueError, match="no longer has"):
+        pack(opened, layers(), torch.float32, False, LoaderThreads(2))
+
+
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_damaged_file_is_refused_before_any_of_it_is_used(
     base: Path, delta: Path, tmp_path: Path, count: int
@@ -105,7 +142,9 @@ def test_what_never_fits_is_refused_before_it_is_read(base: Path, tmp_path: Path
 def test_weights_of_several_files_wait_for_all_of_them(base: Path, delta: Path) -> None:
     """None of our own writers makes such a delta."""
     opened = open_variant(delta, base, CONFIG)
-    files = {f for layer in layers() for p in opened.layer_weights(layer, torch.float32) for f in p.files}
+    held = {f for layer in layers() for p in opened.layer_weights(layer, torch.float32) for f in p.files}
+    files = {each for each in held if isinstance(each, File)}
+    assert files == held
     seen: list[bool] = []
 
     class Spread:
@@ -117,7 +156,7 @@ def test_weights_of_several_files_wait_for_all_of_them(base: Path, delta: Path) 
                     layer.name,
                     "norm",
                     parts,
-                    lambda into: seen.append(all(file.data is not None for file in used)),
+                    lambda into: seen.append(all(file.data for file in used)),
                     lambda at: (1, at["x"]),
                     files=used,
                 )
@@ -125,7 +164,7 @@ def test_weights_of_several_files_wait_for_all_of_them(base: Path, delta: Path) 
 
     pack(Spread(), [NormShape(name, 8) for name in "aba"], torch.float32, False, LoaderThreads(2))
     assert seen == [True] * 3
-    assert all(file.data is None for file in files)
+    assert not any(file.data for file in files)
 
 
 def test_buffers_are_used_again_and_never_shared() -> None:

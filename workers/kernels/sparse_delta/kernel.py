@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from workers.kernels.low_rank.kernel import dot
-from workers.kernels.rows import LARGE_BLOCK, Rows
+from workers.kernels.rows import LARGE_BLOCK, Rows, Tiles
 from workers.kernels.sparse_delta.layout import ALIGNED_COLUMNS, FIELDS, GROUP
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
@@ -435,7 +435,19 @@ def apply(
 ) -> None:
     if len(x) == 0:
         return
-    tiles = rows.tiles(len(x))
+    for tiles in rows.tiles_by_count(len(x)):
+        _launch(x, out, arena, table, tiles, slices, config)
+
+
+def _launch(
+    x: torch.Tensor,  # [M, K]
+    out: torch.Tensor,  # [M, sum(slices)]
+    arena: torch.Tensor,
+    table: torch.Tensor,
+    tiles: Tiles,
+    slices: Sequence[int],
+    config: Config | None,
+) -> None:
     num_groups = x.shape[1] // GROUP
     config = config or config_for(len(x), num_groups, slices, tiles.block)
     cuts = triton.cdiv(tiles.block, config.rows)
