@@ -24,6 +24,7 @@ import torch
 from benchmarks import gpu_engine, gpu_lora, rehearsing
 from benchmarks.serving import deltas
 from benchmarks.serving.settings import SHAPES
+from profiler.checkpoint import read_model
 from workers.variant_config import VariantConfig
 from workers.variants.host import pack
 from workers.variants.kinds import open_variant
@@ -54,10 +55,10 @@ def measured(base: Path, variant: Path, shape: dict[str, int], threads: int, rou
     """Medians over `rounds`, after one that is not counted."""
     config, loader = VariantConfig(1, 0, 0, 256), LoaderThreads(threads)
     gigabytes = sum(path.stat().st_size for path in variant.glob("*.safetensors")) / 1e9
-    walls, cpus = [], []
+    spec, walls, cpus = read_model(base), [], []
     for _ in range(rounds + 1):
         start, cpu = time.perf_counter(), time.process_time()
-        opened, pinned = open_variant(variant, base, config), torch.cuda.is_available()
+        opened, pinned = open_variant(variant, spec, config), torch.cuda.is_available()
         held = pack(opened, list(layers(shape)), torch.bfloat16, pinned, loader)
         walls.append(time.perf_counter() - start)
         cpus.append(time.process_time() - cpu)

@@ -34,6 +34,7 @@ ABLATIONS: Mapping[str, Settings] = {
     "deltamix-1/16 of the matrix itself, once": Settings(whiten=False, sweeps=0),
     "deltamix-1/16 once": Settings(sweeps=0),
     "deltamix-1/16 damped by 1": Settings(sweeps=0, damping=1.0),
+    "deltamix-1/16 damped by 10": Settings(sweeps=0, damping=10.0),
 }
 
 CORRECTION = ("deltamix-1/16 without RTC", "deltamix-1/32 without RTC")

@@ -6,6 +6,7 @@ keep vLLM's names. Of its own LoRA layers, stacks and kernels nothing is used.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from profiler.checkpoint import read_model
 from workers.group import plan
 from workers.variant_config import VariantConfig, from_additional
 from workers.variants import hooking, loader_threads, prompt_scoring, warming
@@ -60,10 +62,10 @@ class VariantManager:
             if op in self._all
         }
         memory = DeviceMemory(widths, self.config.slots, self._arena_bytes(), self._device)
-        base = Path(vllm_config.model_config.model)
+        base = functools.cache(lambda: read_model(Path(vllm_config.model_config.model)))  # for all variants
 
         def opener(folder: Path) -> Contents:
-            return open_variant(folder, base, self.config)
+            return open_variant(folder, base(), self.config)
 
         shapes = [shape for _, shape in layers]
         threads = loader_threads.LoaderThreads(loader_threads.threads_for(self._parallel.world_size))

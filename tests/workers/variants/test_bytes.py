@@ -126,7 +126,7 @@ def test_what_is_set_aside_for_a_variant_holds_it(
     ready = read_model_files(asked, registered, Limits((tmp_path,), 16), Path)
     settings = Settings(max_variants=1, max_lora_rank=1)
     for dtype, ranks in itertools.product((torch.float32, torch.bfloat16), (1, 2)):
-        opened = open_variant(folder, base, VariantConfig(1, 1 << 30, 1 << 30, 16))
+        opened = open_variant(folder, read_model(base), VariantConfig(1, 1 << 30, 1 << 30, 16))
         taken = pack(opened, rank_of(ranks), dtype, pinned=False).size_bytes
         spec = served_spec(read_model(base), str(dtype).removeprefix("torch."))
         plan = with_room_for_variants(Plan(ranks, (1,), "none", 64, 64, 0, 0), spec, settings, [ready])
@@ -143,6 +143,6 @@ def in_type(path: Path, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("variant", EVERY_KIND, ids=lambda v: v.name)
 def test_a_slot_takes_what_the_format_says(base: Path, tmp_path: Path, variant: RandomVariant) -> None:
     folder = random_variants.write(base, tmp_path / variant.name, variant)
-    opened = open_variant(folder, base, VariantConfig(1, 1 << 30, 1 << 30, 16))
+    opened = open_variant(folder, read_model(base), VariantConfig(1, 1 << 30, 1 << 30, 16))
     held = pack(opened, layers(), torch.bfloat16, pinned=False).size_bytes
     assert held == pytest.approx(bytes_by_the_format(variant), rel=0.02)

@@ -23,6 +23,7 @@ import torch
 from random_adapters import MLP, RandomLora
 from random_variants import RandomDelta
 
+from profiler.checkpoint import read_model
 from workers.kernels.types import Part
 from workers.variant_config import VariantConfig
 from workers.variants.host import HostVariant, pack
@@ -63,7 +64,7 @@ def layers() -> list[LayerShape]:
 
 
 def packed(folder: Path, base: Path, threads: LoaderThreads | None) -> HostVariant:
-    return pack(open_variant(folder, base, CONFIG), layers(), torch.float32, False, threads)
+    return pack(open_variant(folder, read_model(base), CONFIG), layers(), torch.float32, False, threads)
 
 
 def test_threads_change_nothing(base: Path, delta: Path) -> None:
@@ -82,7 +83,7 @@ def lora(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_layers_of_one_file_are_read_beside_each_other(base: Path, lora: Path) -> None:
     """An adapter's file has no checksum: nobody has to read all of it in turn."""
-    opened = open_variant(lora, base, CONFIG)
+    opened = open_variant(lora, read_model(base), CONFIG)
     weights = [w for layer in layers() for w in opened.layer_weights(layer, torch.float32)]
     assert len(weights) == 2 * LAYERS
     assert len({id(each) for own in weights for each in own.files}) == len(weights)
@@ -96,7 +97,7 @@ def test_layers_of_one_file_are_read_beside_each_other(base: Path, lora: Path) -
 
 def test_of_one_file_too_what_is_not_sound_is_refused(base: Path, tmp_path: Path) -> None:
     folder = random_adapters.write(base, tmp_path / "lora", LORA)
-    opened = open_variant(folder, base, CONFIG)
+    opened = open_variant(folder, read_model(base), CONFIG)
     (path,) = folder.glob("*.safetensors")
     whole = path.read_bytes()
     path.write_bytes(whole[:-4] + struct.pack("<f", math.inf))
@@ -125,7 +126,7 @@ def test_a_damaged_file_is_refused_before_any_of_it_is_used(
 def test_a_file_that_shrinks_after_it_was_opened_is_an_error(base: Path, tmp_path: Path) -> None:
     """Not a signal that ends the engine, as reading mapped memory would be."""
     folder = random_variants.write(base, tmp_path / "delta", RandomDelta("d", 1))
-    opened = open_variant(folder, base, CONFIG)
+    opened = open_variant(folder, read_model(base), CONFIG)
     os.truncate(folder / "layer-00000.safetensors", 100)
     with pytest.raises(ValueError, match="no longer has"):
         pack(opened, layers(), torch.float32, pinned=False)
@@ -133,7 +134,7 @@ def test_a_file_that_shrinks_after_it_was_opened_is_an_error(base: Path, tmp_pat
 
 def test_what_never_fits_is_refused_before_it_is_read(base: Path, tmp_path: Path) -> None:
     folder = random_variants.write(base, tmp_path / "delta", RandomDelta("d", 1))
-    opened = open_variant(folder, base, CONFIG)
+    opened = open_variant(folder, read_model(base), CONFIG)
     os.truncate(folder / "layer-00000.safetensors", 100)
     with pytest.raises(ValueError, match="only 1000 are set aside"):
         pack(opened, layers(), torch.float32, False, None, 1000)
@@ -141,7 +142,7 @@ def test_what_never_fits_is_refused_before_it_is_read(base: Path, tmp_path: Path
 
 def test_weights_of_several_files_wait_for_all_of_them(base: Path, delta: Path) -> None:
     """None of our own writers makes such a delta."""
-    opened = open_variant(delta, base, CONFIG)
+    opened = open_variant(delta, read_model(base), CONFIG)
     held = {f for layer in layers() for p in opened.layer_weights(layer, torch.float32) for f in p.files}
     files = {each for each in held if isinstance(each, File)}
     assert files == held
@@ -195,7 +196,7 @@ def test_memory_is_page_locked_once_it_is_full_and_unlocked_when_it_goes(
 
     runtime = SimpleNamespace(cudaHostRegister=lock, cudaHostUnregister=unlock)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    held = pack(open_variant(delta, base, CONFIG), layers(), torch.float32, pinned=True)
+    held = pack(open_variant(delta, read_model(base), CONFIG), layers(), torch.float32, pinned=True)
     address, there = held.memory.data_ptr(), bytes(expected.memory[first][:16].tolist())
     assert address % mmap.PAGESIZE == 0
     assert calls == [("lock", address, expected.size_bytes, there)]

@@ -16,6 +16,7 @@ import torch
 from random_variants import EVERY_KIND, RandomVariant
 from torch.nn.functional import linear
 
+from profiler.checkpoint import read_model
 from workers.deltas.merge import merge
 from workers.variant_config import VariantConfig
 from workers.variants import layer_context, operators
@@ -104,7 +105,7 @@ def context_of(folder: Path, base: Path, shape: LayerShape) -> LayerContext:
     widths = {(shape.name, op): operators.table_width(op, shape) for op in ops if op in ALL}
     memory = DeviceMemory(widths, CONFIG.slots, CONFIG.arena_bytes, CPU)
     memory.arena.fill_(0xA5)
-    held = pack(open_variant(folder, base, CONFIG), [shape], torch.float32, pinned=False)
+    held = pack(open_variant(folder, read_model(base), CONFIG), [shape], torch.float32, pinned=False)
     memory.place(SLOT, held)
     batch = Batch(2 * ROWS, ROWS, CONFIG.slots, CPU)
     uids = [0, 7] * ROWS  # rows of the base and of the variant
@@ -181,7 +182,9 @@ def test_shards_of_a_vocabulary_are_the_tuned_ones(folders: Any, ranks: int) -> 
         cut = (rank * size, size, VOCABULARY, HIDDEN)
         embedding = VocabularyShape("model.embed_tokens", *cut, is_head=False, tied=True)
         head = VocabularyShape("lm_head", *cut, is_head=True, tied=True)
-        held = pack(open_variant(folder, base, CONFIG), [embedding, head], torch.float32, pinned=False)
+        held = pack(
+            open_variant(folder, read_model(base), CONFIG), [embedding, head], torch.float32, pinned=False
+        )
         assert held.size_bytes == size * HIDDEN * 4
         assert torch.equal(held.memory.view(torch.float32).view(size, HIDDEN), tuned[embedding.rows])
         (first, second) = (entry.row_at(1 << 20) for entry in held.entries)
@@ -190,7 +193,7 @@ def test_shards_of_a_vocabulary_are_the_tuned_ones(folders: Any, ranks: int) -> 
 
 def test_stages_divide_a_variant_and_share_nothing(folders: Any) -> None:
     base, folder, _ = folders("llama", EVERY_KIND[3])
-    opened = open_variant(folder, base, CONFIG)
+    opened = open_variant(folder, read_model(base), CONFIG)
     norms = [NormShape(f"model.layers.{n}.input_layernorm", HIDDEN) for n in range(2)]
     linears = [s for shapes in layers(1).values() for s in shapes]
     first: list[LayerShape] = [linears[0], norms[0]]

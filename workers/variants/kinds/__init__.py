@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from profiler.checkpoint import read_model
+from profiler.types import ModelSpec
 from profiler.variants.reading import read_manifest
 from profiler.variants.types import Manifest, SvdManifest, VariantKind, VariantLimits
 from workers.variant_config import REMEDY, VariantConfig
@@ -43,13 +43,13 @@ class OpenVariant:
         return [*_KINDS[self._manifest.spec.kind](*given), *full.layer_weights(*given)]
 
 
-def open_variant(folder: Path, base: Path, config: VariantConfig) -> OpenVariant:
-    """What lies in `folder`, checked for the base in folder `base`; its data is checked when it is packed.
+def open_variant(folder: Path, base: ModelSpec, config: VariantConfig) -> OpenVariant:
+    """What lies in `folder`, checked for the base; its data is checked when it is packed.
 
     Raises CheckpointError when it is not sound; another ValueError when it does not fit, or is not what the
     engine was started for.
     """
-    manifest = read_manifest(folder, read_model(base), VariantLimits(config.max_rank))
+    manifest = read_manifest(folder, base, VariantLimits(config.max_rank))
     spec = manifest.spec
     if spec.kind not in config.kinds:
         raise ValueError(
