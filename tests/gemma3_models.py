@@ -39,7 +39,7 @@ GEMMA3 = Tiny(
 
 
 def write_gemma3(folder: Path, **changes: Any) -> Path:
-    """A checkpoint. Its norms differ from the zeros that transformers begins with, which would hide errors."""
+    """A checkpoint. Its norms are not the zeros that transformers begins with: those would hide errors."""
     torch.manual_seed(1)
     GEMMA3.write(folder, **changes)
     file = folder / "model.safetensors"
