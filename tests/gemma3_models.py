@@ -39,16 +39,20 @@ GEMMA3 = Tiny(
 
 
 def write_gemma3(folder: Path, **changes: Any) -> Path:
-    """A checkpoint. Its norms are not the zeros that transformers begins with: those would hide errors."""
+    """A checkpoint. Norms are not the zeros that transformers begins with, which would hide errors; the
+    embedding is small enough that the tied head does not repeat each token."""
     torch.manual_seed(1)
     GEMMA3.write(folder, **changes)
     file = folder / "model.safetensors"
-    tensors = {
-        name: weight + 0.3 * torch.randn_like(weight) if name.endswith("norm.weight") else weight
-        for name, weight in load_file(file).items()
-    }
+    tensors = {name: _livelier(name, weight) for name, weight in load_file(file).items()}
     save_file(tensors, file, metadata={"format": "pt"})
     words = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w2"))
     words.pre_tokenizer = WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w2").save_pretrained(folder)
     return folder
+
+
+def _livelier(name: str, weight: torch.Tensor) -> torch.Tensor:
+    if name.endswith("norm.weight"):
+        return weight + 0.3 * torch.randn_like(weight)
+    return 0.4 * weight if name == "model.embed_tokens.weight" else weight
