@@ -29,7 +29,8 @@ FALCON = {
 MOE = {**SIZES, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 BIASES = {"attention_bias": True, "mlp_bias": True}
 WINDOW = {"use_sliding_window": True, "sliding_window": 8}
-GEMMA3 = {**SIZES, "tie_word_embeddings": False}
+GEMMA3 = {**SIZES, "sliding_window": 8}
+UNTIED_GEMMA3 = {"tie_word_embeddings": False, "num_key_value_heads": 1, "attention_bias": True}
 GPTJ = {"n_layer": 3, "n_embd": 16, "n_head": 4, "n_positions": 64, "rotary_dim": 4, "vocab_size": 40}
 
 
@@ -95,7 +96,8 @@ TINY: tuple[Tiny, ...] = (
     _tiny("Gemma2", SIZES, head_dim=6),
     _tiny("Gemma2", SIZES, "biases", head_dim=6, attention_bias=True),
     _tiny("Gemma3", SIZES, config="Gemma3Text", head_dim=6),
-    _tiny("Gemma3", GEMMA3, "untied, pattern of 2", config="Gemma3Text", sliding_window_pattern=2),
+    _tiny("Gemma3", GEMMA3, "window, every second", "Gemma3Text", sliding_window_pattern=2),
+    _tiny("Gemma3", GEMMA3, "untied, one KV head", "Gemma3Text", **UNTIED_GEMMA3),
     _tiny("Phi", NO_GROUPS, intermediate_size=64),
     _tiny("Phi3", SIZES),
     _tiny("Phi3", SIZES, "tied, window", tie_word_embeddings=True, sliding_window=8),

@@ -19,6 +19,7 @@ from profiler.errors import AdapterError, CheckpointError
 from profiler.files import is_file, read_json, shown
 from profiler.variants.delta import DELTA
 from profiler.variants.held import held_bytes
+from profiler.variants.modules import require_adaptable
 from profiler.variants.reading import read_manifest
 from profiler.variants.types import VariantKind, VariantLimits, VariantSpec
 from profiler.variants.verifying import verify_data
@@ -62,12 +63,13 @@ def _fine_tune(model: Model, delta: Delta, base: Model | None, limits: Limits, c
         folder = convert(source.name)
     else:
         folder = sources.require_folder(source, "source")
-    if not base.spec.adaptable:
+    try:
+        require_adaptable(base.spec)
+    except AdapterError as e:
         raise errors.AdapterMismatch(
-            f"variants of '{base.name}' ({base.spec.architecture}) cannot be served; register the fine-tune "
-            "as a base of its own",
+            f"variants of '{base.name}' cannot be served: {e}; or register the fine-tune as a base",
             param="base",
-        )
+        ) from e
     recipe = replace(
         delta.recipe,
         calibration=_file(delta.recipe.calibration, limits, "compression.calibration"),

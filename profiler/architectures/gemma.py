@@ -31,7 +31,7 @@ def gemma3(reader: ConfigReader) -> Description:
     window = parts.window(reader, layers, _window_tokens(reader), lambda layer: (layer + 1) % pattern != 0)
     dim = _heads(reader, hidden).dim
     norms = rms_norms(hidden, *SANDWICH) | rms_norms(dim, "self_attn.q_norm", "self_attn.k_norm")
-    return _decoder(reader, norms, window)
+    return _decoder(reader, norms, window, adaptable=True)
 
 
 def _window_tokens(reader: ConfigReader) -> int | None:
@@ -48,7 +48,9 @@ def _heads(reader: ConfigReader, hidden: int) -> Heads:
     return parts.read_heads(reader, hidden, default_dim=HEAD_DIM)
 
 
-def _decoder(reader: ConfigReader, more_norms: Shapes, window: Window) -> Description:
+def _decoder(
+    reader: ConfigReader, more_norms: Shapes, window: Window, *, adaptable: bool = False
+) -> Description:
     both_ways = reader.flag("use_bidirectional_attention")
     reader.must("use_bidirectional_attention", not both_ways, "false", "such a model does not generate text")
     hidden, width = reader.positive("hidden_size"), reader.positive("intermediate_size")
@@ -69,4 +71,5 @@ def _decoder(reader: ConfigReader, more_norms: Shapes, window: Window) -> Descri
         outer=rms_norms(hidden, "model.norm"),
         tied=reader.flag("tie_word_embeddings", True),
         window=window,
+        adaptable=adaptable,
     )

@@ -14,16 +14,23 @@ from profiler.variants.types import ModuleFacts
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 MODULE_NAME = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,3})\.(self_attn|mlp)\.(\w+)", re.ASCII)
+NEWLY_ADAPTABLE = ("Gemma3ForCausalLM",)  # older records of such bases name no modules
 LAYER_TENSOR = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,3})\.([\w.]+)", re.ASCII)
 
 
 def require_adaptable(base: ModelSpec) -> None:
     """Raises AdapterError when no variant of this base can be served, whatever it is."""
-    if not base.adaptable:
+    if base.adaptable:
+        return
+    if base.architecture in NEWLY_ADAPTABLE:
         raise AdapterError(
-            f"adapters and deltas on {base.architecture} are not supported yet; supported bases are Llama, "
-            "Mistral, Qwen2 and Qwen3"
+            f"the base ({base.architecture}) was registered by a version that served no variants of it; "
+            "delete it and register it again"
         )
+    raise AdapterError(
+        f"adapters and deltas on {base.architecture} are not supported yet; supported bases are Llama, "
+        "Mistral, Qwen2, Qwen3 and Gemma 3"
+    )
 
 
 def module_names(base: ModelSpec) -> list[str]:

@@ -18,8 +18,8 @@ from profiler.variants.types import VariantLimits
 from workers.compression.job import Job, compress
 from workers.compression.methods.magnitude import magnitude
 
-LLAMA_LIKE = {"Llama", "Mistral", "Qwen2", "Qwen3"}
-OTHERS = [tiny for tiny in TINY if tiny.family not in LLAMA_LIKE and not tiny.title]
+ADAPTABLE = {"Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3"}
+OTHERS = [tiny for tiny in TINY if tiny.family not in ADAPTABLE and not tiny.title]
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +46,9 @@ def test_no_delta_of_them_is_written(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(AdapterError, match="not supported yet"):
         compress(Job(folder, folder, tmp_path / "delta", magnitude()))
     assert not (tmp_path / "delta").exists()
+
+
+def test_a_gemma_of_an_older_record_is_to_be_registered_again(base: ModelSpec, tmp_path: Path) -> None:
+    older = replace(base, architecture="Gemma3ForCausalLM", linear_shapes={})
+    with pytest.raises(AdapterError, match="served no variants of it; delete it and register it again"):
+        read_variant(tmp_path, older, VariantLimits(64))

@@ -199,8 +199,8 @@ def test_every_family_gets_plans_and_slots_only_where_variants_can_be(tiny: Tiny
     spec = spec_from(tiny)
     plans = candidate_plans(spec, ("none",), 4, 64, 2, 4, 16)
     assert plans
-    llama_like = tiny.family in ("Llama", "Mistral", "Qwen2", "Qwen3")
-    assert {(p.max_variants, p.max_lora_rank) for p in plans} == {(4, 16) if llama_like else (0, 0)}
+    adaptable = tiny.family in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3")
+    assert {(p.max_variants, p.max_lora_rank) for p in plans} == {(4, 16) if adaptable else (0, 0)}
     for p in plans:
         made = estimate(spec, p, [RATES] * p.world_size, Workload(2, 16, 16), 1.0)
         assert 0 < made.tpot_s < made.ttft_s * 100

@@ -10,7 +10,7 @@ import random_variants as make
 import torch
 from test_going_on import contents, hidden, stop_at
 from transformers import AutoModelForCausalLM
-from word_models import write_pair, write_texts
+from word_models import write_gemma3_pair, write_pair, write_texts
 
 from profiler.errors import CheckpointError
 from profiler.variants.types import VariantKind
@@ -33,9 +33,12 @@ SERVED = {
 }
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return write_pair(tmp_path_factory.mktemp("models"))
+FAMILIES = {"llama": write_pair, "gemma3": write_gemma3_pair}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return FAMILIES[request.param](tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import random_variants as make
 import torch
+from gemma3_models import write_gemma3
 
 from profiler.errors import AdapterError, CheckpointError
 from workers.compression import checks
@@ -155,6 +157,7 @@ LONGER = {"rope_parameters": {**NEW_LLAMA3["rope_parameters"], "factor": 32.0}}
         ({"rms_norm_eps": 1e-5}, {"rms_norm_eps": 1e-6}, ["rms_norm_eps 1e-06, the base has 1e-05"]),
         ({"sliding_window": None}, {"sliding_window": 512}, ["sliding_window 512, the base has None"]),
         ({"sliding_window": 512}, {"sliding_window": None}, ["sliding_window None, the base has 512"]),
+        ({"query_pre_attn_scalar": 8}, {"query_pre_attn_scalar": 4}, ["query_pre_attn_scalar 4"]),
     ],
 )
 def test_settings_that_engines_take_from_the_base(
@@ -189,6 +192,30 @@ def test_settings_as_transformers_saves_them_again(tmp_path: Path, old: dict[str
     tuned = make.copy_model(base, tmp_path / "tuned", lambda name, weight: weight)
     AutoConfig.from_pretrained(base).save_pretrained(tuned)
     assert checks.check_alike(Checkpoint(base), Checkpoint(tuned)) == []
+
+
+def test_a_gemma3_as_transformers_saves_it_again(tmp_path: Path) -> None:
+    """Its published configs have one rope_theta for each kind of layer, and a pattern of windows."""
+    from transformers import AutoConfig
+
+    base = write_gemma3(tmp_path / "base")
+    config = json.loads((base / "config.json").read_text())
+    newer = ("rope_parameters", "layer_types", "_sliding_window_pattern")
+    old = {key: value for key, value in config.items() if key not in newer}
+    ropes = {
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8},
+    }
+    (base / "config.json").write_text(json.dumps({**old, **ropes, "sliding_window_pattern": 2}))
+    tuned = make.copy_model(base, tmp_path / "tuned", lambda name, weight: weight)
+    AutoConfig.from_pretrained(base).save_pretrained(tuned)
+    assert checks.check_alike(Checkpoint(base), Checkpoint(tuned)) == []
+    again = json.loads((tuned / "config.json").read_text())
+    again["rope_parameters"]["sliding_attention"]["rope_theta"] = 2e4
+    (tuned / "config.json").write_text(json.dumps(again))
+    (warning,) = checks.check_alike(Checkpoint(base), Checkpoint(tuned))
+    assert "20000.0" in warning
 
 
 OLD = {

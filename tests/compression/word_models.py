@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import random_variants as make
+from gemma3_models import write_gemma3
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -21,6 +22,12 @@ def write_pair(folder: Path, strength: float = 0.12) -> tuple[Path, Path]:
     words.pre_tokenizer = WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(base)
     return base, make.write_tuned(base, folder / "tuned", 1, strength)
+
+
+def write_gemma3_pair(folder: Path) -> tuple[Path, Path]:
+    """The same of Gemma 3, whose layers slide in turn."""
+    base = write_gemma3(folder / "base", num_hidden_layers=2)
+    return base, make.write_tuned(base, folder / "tuned", 1)
 
 
 def write_texts(path: Path, rows: int = 24, words: int = 40) -> Path:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import random_variants
 from builders import base, model, no_bundles, ready_base, variant
+from gemma3_models import write_gemma3
+from random_variants import RandomDelta
 
 from controlplane import errors
 from controlplane.controller.registration import Limits, read_model_files
+from controlplane.state.deltas import Delta, Recipe
 from controlplane.state.records import Model, Phase
 
 
@@ -64,6 +69,22 @@ def test_a_variant_that_does_not_do(files: Path, folder: str, error: type[errors
         read_model_files(variant(files, folder), ready_base(files), Limits((files,), 16), no_bundles)
     assert refusal.value.param == "adapter"
     assert 400 <= refusal.value.status < 500
+
+
+def test_variants_of_gemma3(tmp_path: Path) -> None:
+    """Made or to be made; of a record that was written when there were none, both say what to do."""
+    folder, limits = write_gemma3(tmp_path / "base"), Limits((tmp_path,), 16)
+    random_variants.write(folder, tmp_path / "delta", RandomDelta("delta", 4))
+    ready = ready_base(tmp_path)
+    fine_tune = replace(
+        variant(tmp_path, ""), adapter=None, source=str(folder), delta=Delta(Recipe("magnitude"))
+    )
+    for asked, phase in ((variant(tmp_path, "delta"), Phase.READY), (fine_tune, Phase.COMPRESSING)):
+        assert read_model_files(asked, ready, limits, no_bundles).phase is phase
+        assert ready.spec is not None
+        older = replace(ready, spec=replace(ready.spec, linear_shapes={}))
+        with pytest.raises(errors.AdapterMismatch, match="delete it and register it again"):
+            read_model_files(asked, older, limits, no_bundles)
 
 
 def test_a_rank_above_the_limit(files: Path) -> None:

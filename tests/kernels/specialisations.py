@@ -35,7 +35,7 @@ def layers(biased: bool) -> Iterator[tuple[Any, LayerShape]]:
     yield SimpleNamespace(bias=bias), linear(HIDDEN, HIDDEN, HIDDEN, HIDDEN)
     for shape in (linear(HIDDEN, HIDDEN), linear(HIDDEN, WIDE, WIDE), linear(WIDE, HIDDEN)):
         yield SimpleNamespace(bias=None), shape
-    yield SimpleNamespace(), NormShape("n", HIDDEN)
+    yield from ((SimpleNamespace(), NormShape("n", HIDDEN, zero_centred)) for zero_centred in (False, True))
     module = SimpleNamespace(weight=torch.empty(VOCABULARY, HIDDEN, device=META))
     for head in (False, True):
         yield module, VocabularyShape("v", 0, VOCABULARY, VOCABULARY, HIDDEN, head, False)

@@ -1,4 +1,4 @@
-"""Families other than Llama, from a checkpoint that transformers wrote, through read_model and our worker:
+"""Families without variants, from a checkpoint that transformers wrote, through read_model and our worker:
 the engine gives each token the log-probability that transformers gives it."""
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ SIZES = {
     "pad_token_id": 2,
 }
 GROUPED = {**SIZES, "num_key_value_heads": 1, "intermediate_size": 128, "max_position_embeddings": 256}
-GEMMA3 = {**GROUPED, "head_dim": 64, "sliding_window": 8, "sliding_window_pattern": 2}
 FAMILIES = {
-    "a window in half the layers": Tiny("Gemma3", {**GEMMA3, "tie_word_embeddings": False}, "Gemma3Text"),
     "no adapters in vLLM": Tiny("Falcon", SIZES),
     "mixture of experts": Tiny("Mixtral", {**GROUPED, "num_local_experts": 4}),
 }

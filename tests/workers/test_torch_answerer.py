@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import random_variants
 import torch
+from gemma3_models import WINDOW, write_gemma3
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from profiler.evaluation.evaluate import compare, pair_of
@@ -70,6 +71,24 @@ def test_continuations_are_scored_as_one_at_a_time(answerer: TorchAnswerer, fold
         assert scored.tokens == len(expected)
         assert scored.logprob == pytest.approx(sum(expected), abs=1e-3)
     assert answerer.score(PAIRS)[-1].tokens == 0
+
+
+def test_windows_are_those_of_each_text(tmp_path: Path) -> None:
+    """Of texts longer than Gemma 3's windows, filled up to the longest."""
+    folder = write_gemma3(tmp_path / "gemma3")
+    alone, answerer = Alone(folder), TorchAnswerer.open(folder, "cpu")
+    texts = [" ".join(f"w{3 + (i * i + n) % 90}" for i in range(n)) for n in (3 * WINDOW, 4 * WINDOW, 5)]
+    for text, scored in zip(texts, answerer.score([Pair("", text) for text in texts]), strict=True):
+        ids, logprobs = alone.logprobs(text)
+        expected = logprobs.gather(1, torch.tensor(ids[1:])[:, None]).sum()
+        assert scored.logprob == pytest.approx(float(expected), abs=1e-3)
+    for text, answer in zip(texts, answerer.generate(texts, Settings(max_tokens=4)), strict=True):
+        ids = alone.tokenizer(text).input_ids
+        assert answer
+        for word in answer.split():
+            best = alone.model(torch.tensor([ids])).logits[0, -1].argmax()
+            assert alone.tokenizer.decode([best]) == word
+            ids.append(int(best))
 
 
 def test_distributions_hold_the_likeliest_tokens_and_the_one_that_is_there(

@@ -68,6 +68,7 @@ RELIED_ON = [
     (VOCABULARY, "VocabParallelEmbeddingShardIndices", ("org_vocab_start_index", "org_vocab_end_index")),
     (VOCABULARY, "ParallelLMHead", ("__init__",)),
     ("model_executor/layers/layernorm.py", "RMSNorm", ("variance_epsilon", "weight")),
+    ("model_executor/layers/layernorm.py", "GemmaRMSNorm", ("variance_epsilon", "weight")),
     # workers.variants.prompt_scoring
     ("v1/worker/gpu_model_runner.py", "GPUModelRunner", ("_get_prompt_logprobs_dict",)),
     ("v1/worker/gpu/sample/prompt_logprob.py", "PromptLogprobsWorker", ("compute_prompt_logprobs",)),

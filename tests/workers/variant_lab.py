@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from profiler.variants.types import VariantKind
 from workers.deltas.merge import merge
 from workers.messages import EngineCall, EngineConfig, VariantRef
 from workers.server.worker import Worker
+
+Prompt = str | list[int]
 
 BASE = "base"
 TOKENS = 12
@@ -61,7 +63,11 @@ class Checkpoints:
 
 def written(smollm2: Path, folder: Path) -> Checkpoints:
     """Few layers of SmolLM2 and their variants, in `folder`."""
-    base = random_variants.first_layers(smollm2, folder / BASE, LAYERS)
+    return with_variants(random_variants.first_layers(smollm2, folder / BASE, LAYERS), folder)
+
+
+def with_variants(base: Path, folder: Path) -> Checkpoints:
+    """Variants of every kind of `base`, in `folder`."""
     variants, merged = {}, {BASE: base}
     for uid, variant in enumerate(random_variants.EVERY_KIND, 1):
         made = random_variants.write(base, folder / variant.name, variant)
@@ -80,7 +86,7 @@ class Lab:
     def run(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float = 600) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
 
-    async def ask(self, model: str, prompt: str, salt: str | None) -> Answer:
+    async def ask(self, model: str, prompt: Prompt, salt: str | None) -> Answer:
         body = {
             "model": model,
             "prompt": prompt,
@@ -97,7 +103,7 @@ class Lab:
         choice = json.loads(reply.body)["choices"][0]
         return Answer(choice["prompt_token_ids"], choice["token_ids"], choice["logprobs"]["token_logprobs"])
 
-    async def ask_all(self, rows: list[tuple[str, str]], salted: bool) -> list[Answer]:
+    async def ask_all(self, rows: Sequence[tuple[str, Prompt]], salted: bool) -> list[Answer]:
         asked = [self.ask(m, p, f"{m}{i}" if salted else None) for i, (m, p) in enumerate(rows)]
         return list(await asyncio.gather(*asked))
 

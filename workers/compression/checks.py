@@ -24,6 +24,12 @@ SUSPICIOUS = 0.2
 IMPLAUSIBLE = 0.5
 """|W - W_base| / |W_base| over the linear layers: fine-tunes lie below 0.1, unrelated models near 1.4."""
 
+COMPUTING = (
+    *("rms_norm_eps", "hidden_act", "hidden_activation", "sliding_window", "layer_types"),
+    *("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
+)
+"""Keys of config.json, beside RoPE's, that change what the same weights compute."""
+
 CHUNK = 1 << 24  # values looked at together: 64 MiB in float32
 
 
@@ -146,8 +152,7 @@ def _computing(config: dict[str, Any]) -> dict[str, Any]:
     """What changes the meaning of the same weights. A number that is left out is its family's, which is not
     known here."""
     rope = rope_of(config)
-    plain = ("rms_norm_eps", "hidden_act", "sliding_window")
-    said = {key: config[key] for key in plain if key in config}
+    said = {key: config[key] for key in COMPUTING if key in config}
     if config.get("use_sliding_window") is False:
         said["sliding_window"] = None
     return {"rope_theta": rope.pop("rope_theta", None), "rope_scaling": rope or None, **said}

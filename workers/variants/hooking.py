@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
 from vllm.model_executor.layers.linear import (
     LinearBase,
     MergedColumnParallelLinear,
@@ -47,6 +47,8 @@ def _shape(
         parts = packed.get(last, [last])
         if all(part in ADAPTED for part in parts):
             yield _linear(name, [f"{parent}.{part}" for part in parts], module)
+    elif isinstance(module, GemmaRMSNorm):
+        yield NormShape(name, module.weight.shape[0], zero_centred=True)
     elif isinstance(module, RMSNorm) and getattr(module, "has_weight", True):
         yield NormShape(name, module.weight.shape[0])
 

@@ -173,7 +173,7 @@ class NormHook:
             return
         pairs = [(out, source)] if out.ndim == 2 else zip(out.unbind(1), source.unbind(1), strict=True)
         for normed, before in pairs:
-            operators.norm(normed, before, self._epsilon, self._context)
+            operators.norm(normed, before, self._epsilon, self._context, self._shape)
 
 
 # --- the operators torch.compile sees ----------------------------------------------------------

@@ -98,8 +98,11 @@ def embed(ids: torch.Tensor, out: torch.Tensor, context: LayerContext) -> None:
     full.embed(ids, out, 0, context.arena, context.tables["embedding"], context.batch.tokens)
 
 
-def norm(out: torch.Tensor, source: torch.Tensor, epsilon: float, context: LayerContext) -> None:
-    full.norm(source, out, epsilon, context.arena, context.tables["norm"], context.batch.tokens)
+def norm(
+    out: torch.Tensor, source: torch.Tensor, epsilon: float, context: LayerContext, shape: NormShape
+) -> None:
+    table, rows = context.tables["norm"], context.batch.tokens
+    full.norm(source, out, epsilon, context.arena, table, rows, shape.zero_centred)
 
 
 def head(x: torch.Tensor, out: torch.Tensor, context: LayerContext, rows: Rows) -> None:

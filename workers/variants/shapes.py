@@ -72,10 +72,14 @@ class VocabularyShape:
 
 @dataclass(frozen=True)
 class NormShape:
-    """A normalisation of `width` values; every rank has all of it."""
+    """A normalisation of `width` values; every rank has all of it.
+
+    `zero_centred`: the weights are added to one before they multiply (Gemma).
+    """
 
     name: str
     width: int
+    zero_centred: bool = False
 
 
 LayerShape = LinearShape | VocabularyShape | NormShape

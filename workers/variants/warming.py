@@ -50,7 +50,7 @@ def _kind(module: Any, shape: LayerShape) -> tuple[Any, ...]:
         case LinearShape():
             return (shape.widths, shape.in_start, shape.in_size, shape.in_full, _bias(module) is None)
         case NormShape():
-            return ("norm", shape.width)
+            return ("norm", shape.width, shape.zero_centred)
         case VocabularyShape():
             return (shape.is_head, *module.weight.shape)
 
@@ -65,7 +65,7 @@ def _run(module: Any, shape: LayerShape, context: LayerContext, count: int, dtyp
         case LinearShape():
             _linear(shape, context, values(shape.in_full), values(shape.out_size), _bias(module))
         case NormShape() if "norm" in context.tables:
-            operators.norm(values(shape.width), values(shape.width), 1e-6, context)
+            operators.norm(values(shape.width), values(shape.width), 1e-6, context, shape)
         case VocabularyShape(is_head=True) if "head" in context.tables:
             operators.head(values(shape.width), values(module.weight.shape[0]), context, context.batch.scored)
         case VocabularyShape(is_head=False) if "embedding" in context.tables:

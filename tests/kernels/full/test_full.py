@@ -59,21 +59,22 @@ def _rows(device: torch.device) -> Rows:
     return rows
 
 
+@pytest.mark.parametrize("zero_centred", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_norms(operations: ModuleType, dtype: torch.dtype) -> None:
+def test_norms(operations: ModuleType, dtype: torch.dtype, zero_centred: bool) -> None:
     device = _device(operations)
     weights = [torch.randn(WIDTH).to(dtype), None, torch.zeros(WIDTH, dtype=dtype)]
     x = 3 * torch.randn(24, WIDTH).to(device, dtype)  # two rows of padding
     before = torch.randn(24, WIDTH).to(device, dtype)
     out = before.clone()
-    operations.norm(x, out, 1e-5, *_load(weights, device), _rows(device))
+    operations.norm(x, out, 1e-5, *_load(weights, device), _rows(device), zero_centred)
     exact = x.double() * torch.rsqrt(x.double().square().mean(dim=1, keepdim=True) + 1e-5)
     for row, slot in enumerate([*OF_ROWS, -1, -1]):
         weight = weights[slot] if slot >= 0 else None
         if weight is None:
             assert torch.equal(out[row], before[row])
         else:
-            want = exact[row] * weight.to(device).double()
+            want = exact[row] * (weight.to(device).double() + zero_centred)
             torch.testing.assert_close(out[row].double(), want, rtol=3e-3, atol=1e-5)
 
 

@@ -21,9 +21,13 @@ def norm(
     arena: torch.Tensor,
     table: torch.Tensor,
     rows: Rows,
+    zero_centred: bool = False,
 ) -> None:
-    """out = source / sqrt(mean(source^2) + epsilon) * w. `source`: the base norm's own input (the residual
-    added), so that nothing is divided by the base's weights, which may be zero."""
+    """out = source / sqrt(mean(source^2) + epsilon) * w; if `zero_centred` (Gemma) * (1 + w), then rounded.
+
+    `source`: the base norm's own input (the residual added), so that nothing is divided by the base's
+    weights, which may be zero.
+    """
     if source.shape != out.shape or source.ndim != 2 or source.dtype != out.dtype:
         raise ValueError(
             f"A norm of {list(source.shape)}, {source.dtype}, into {list(out.shape)}, {out.dtype};"
@@ -31,10 +35,10 @@ def norm(
         )
     _check(table)
     if out.device.type == "cpu":
-        return reference.norm(source, out, epsilon, arena, table, rows)
+        return reference.norm(source, out, epsilon, arena, table, rows, zero_centred)
     from workers.kernels.full import kernel
 
-    return kernel.norm(source, out, epsilon, arena, table, rows)
+    return kernel.norm(source, out, epsilon, arena, table, rows, zero_centred)
 
 
 def embed(

@@ -22,7 +22,7 @@ def _tensor(arena, table, slot, WIDTH: tl.constexpr, like):
 
 @triton.jit
 def _norm(source, out, epsilon, arena, table, slots, source_stride, out_stride, width,
-          WIDTH: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+          ZERO_CENTRED: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     if slot < 0:
@@ -34,10 +34,12 @@ def _norm(source, out, epsilon, arena, table, slots, source_stride, out_stride, 
     mask = columns < width
     x = tl.load(source + row * source_stride + columns, mask=mask, other=0).to(tl.float32)
     x *= tl.rsqrt(tl.sum(x * x) / width + epsilon)
-    # Rounded before the weight is applied, as the base's norms do.
-    rounded = x.to(out.dtype.element_ty).to(tl.float32)
-    result = rounded * tl.load(weight + columns, mask=mask, other=0).to(tl.float32)
-    tl.store(out + row * out_stride + columns, result.to(out.dtype.element_ty), mask=mask)
+    factors = tl.load(weight + columns, mask=mask, other=0).to(tl.float32)
+    if ZERO_CENTRED:
+        x *= 1 + factors
+    else:  # rounded before the weight is applied, as the base's norms do
+        x = x.to(out.dtype.element_ty).to(tl.float32) * factors
+    tl.store(out + row * out_stride + columns, x.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -98,6 +100,7 @@ def norm(
     arena: torch.Tensor,
     table: torch.Tensor,
     rows: Rows,
+    zero_centred: bool = False,
 ) -> None:
     if len(out) == 0:
         return
@@ -112,6 +115,7 @@ def norm(
         source.stride(0),
         out.stride(0),
         width,
+        ZERO_CENTRED=zero_centred,
         WIDTH=WIDTH,
         COLUMNS=triton.next_power_of_2(width),
         num_warps=4 if width <= 4096 else 8,

@@ -18,11 +18,15 @@ def norm(
     arena: torch.Tensor,
     table: torch.Tensor,
     rows: Rows,
+    zero_centred: bool = False,
 ) -> None:
     for members, weight in _replaced(source, arena, table, rows):
         x = source[members].float()
         x = x * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + epsilon)
-        out[members] = x.to(out.dtype) * weight[0]
+        if zero_centred:
+            out[members] = (x * (1 + weight[0].float())).to(out.dtype)
+        else:
+            out[members] = x.to(out.dtype) * weight[0]
 
 
 def embed(
