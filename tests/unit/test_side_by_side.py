@@ -9,7 +9,7 @@ import pytest
 from side_by_side import FoldersAndFiles
 from xdist.remote import Producer
 
-ENGINES = [f"tests/workers/test_{name}.py::test" for name in "abcd"]
+ENGINES = [f"tests/workers/measuring/test_{name}.py::test" for name in "abcd"]
 OTHERS = [f"tests/unit/test_{name}.py::test" for name in "efghij"]
 
 
