@@ -89,6 +89,13 @@ def merged_model(base: Path, adapter: Path | None) -> Any:
     return model
 
 
+def falls_short(model: Any, prompt: list[int], answer: list[int]) -> float:
+    """By how much the worst token is less likely than the best one there, in log-probability."""
+    expected = log_probabilities(model, prompt, answer)
+    chosen = expected[torch.arange(len(answer)), torch.tensor(answer)]
+    return float((expected.max(dim=-1).values - chosen).max())
+
+
 @torch.inference_mode()
 def log_probabilities(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
     """[len(answer), vocabulary]: what `model` gives for each token of the answer, given those before."""

@@ -112,6 +112,7 @@ def test_what_its_user_says_it_keeps_counts_instead(base: Model, tmp_path: Path)
         [{"task": "sums"}],
         [{**LOSS, "high": 25.0, "items": 5, "before": "most"}],
         [{**LOSS, "high": 25.0, "items": 5, "after": -1}],
+        [{**PERPLEXITY, "high": 25.0, "items": 5, "after": 0.5}],
     ],
 )
 def test_a_measurement_that_cannot_be_read_is_refused(base: Model, tmp_path: Path, quality: Any) -> None:

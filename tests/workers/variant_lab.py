@@ -27,6 +27,8 @@ Prompt = str | list[int]
 
 BASE = "base"
 TOKENS = 12
+LOGPROB_TOLERANCE = 5e-4
+TIE = 1e-4
 PROMPTS = ("The capital of France is", "Once upon a time, in a village by the sea, there lived")
 KINDS = tuple(variant.name for variant in random_variants.EVERY_KIND)
 MODELS = (BASE, *KINDS)
@@ -102,6 +104,18 @@ class Lab:
         assert reply.status == 200, reply.body
         choice = json.loads(reply.body)["choices"][0]
         return Answer(choice["prompt_token_ids"], choice["token_ids"], choice["logprobs"]["token_logprobs"])
+
+    def check(self, rows: Sequence[tuple[str, Prompt]], passes: Sequence[Sequence[Answer]]) -> None:
+        """Each model's answers are those of its merged weights.
+
+        Float32 throughout: the engine sums in another order than transformers, no more.
+        """
+        for model in MODELS:
+            mine = [a for answers in passes for a, (m, _) in zip(answers, rows, strict=True) if m == model]
+            short, error = self.checkpoints.differences(model, mine)
+            print(f"{model}: largest |delta log-probability| {error:.1e}")
+            assert short < TIE, f"{model}: a token is worse than the reference's best by {short:.4f}"
+            assert error < LOGPROB_TOLERANCE
 
     async def ask_all(self, rows: Sequence[tuple[str, Prompt]], salted: bool) -> list[Answer]:
         asked = [self.ask(m, p, f"{m}{i}" if salted else None) for i, (m, p) in enumerate(rows)]

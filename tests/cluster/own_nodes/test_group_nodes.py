@@ -15,7 +15,6 @@ import psutil
 import pytest
 import random_adapters
 import small_models
-import torch
 
 from controlplane.runtime import local, loopback
 from controlplane.settings import Settings
@@ -87,9 +86,7 @@ def test_a_group_on_two_nodes_lives_and_dies_together(
     print(json.dumps(facts, indent=1))
     assert facts["ranks"] == [[0, "one", 1], [1, "two", 2]]
     prompt, tokens = facts["answer"]
-    expected = random_adapters.log_probabilities(random_adapters.merged_model(model, None), prompt, tokens)
-    chosen = expected[torch.arange(len(tokens)), torch.tensor(tokens)]
-    assert (expected.max(dim=-1).values - chosen).max() < 1e-4
+    assert random_adapters.falls_short(random_adapters.merged_model(model, None), prompt, tokens) < 1e-4
     struck = facts["replica"]
     assert struck["left"] == [], "the group outlived its replica"
     assert struck["answer"] == facts["answer"]

@@ -7,13 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 from gemma3_models import LAYERS, VOCABULARY, WINDOW, write_gemma3
-from variant_lab import BASE, KINDS, MODELS, Lab, engine_config, running, with_variants
+from variant_lab import BASE, KINDS, LOGPROB_TOLERANCE, MODELS, Lab, engine_config, running, with_variants
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-# Float32 throughout: the engine sums in another order than transformers, no more.
-LOGPROB_TOLERANCE = 5e-4
-TIE = 1e-4
 PROMPTS = [[3 + (i * i + n) % (VOCABULARY - 3) for i in range(n)] for n in (WINDOW - 3, 4 * WINDOW + 1)]
 
 
@@ -30,11 +27,7 @@ def test_one_batch_equals_merged_weights(lab: Lab) -> None:
     for name in KINDS:
         lab.run(lab.worker.load_variant(lab.checkpoints.variants[name]))
     answers = lab.run(lab.ask_all(rows, True))
-    for model in MODELS:
+    lab.check(rows, [answers])
+    for model in KINDS:
         mine = [answer for answer, (asked, _) in zip(answers, rows, strict=True) if asked == model]
-        short, error = lab.checkpoints.differences(model, mine)
-        print(f"{model}: largest |delta log-probability| {error:.1e}")
-        assert short < TIE, f"{model}: a token is worse than the reference's best by {short:.4f}"
-        assert error < LOGPROB_TOLERANCE
-        if model != BASE:
-            assert lab.checkpoints.differences(BASE, mine)[1] > 20 * LOGPROB_TOLERANCE, "hardly a variant"
+        assert lab.checkpoints.differences(BASE, mine)[1] > 20 * LOGPROB_TOLERANCE, "hardly a variant"
