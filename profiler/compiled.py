@@ -108,6 +108,7 @@ def _directory() -> Path:
     return Path(chosen) if chosen else Path.home() / ".cache" / "ostinato" / "compiled"
 
 
+@functools.cache
 def _digest() -> str:
     digest = hashlib.sha256(f"{numba.__version__} {np.__version__}".encode())
     for path in sorted(path for package in _PACKAGES for path in (_ROOT / package).rglob("*.py")):

@@ -6,7 +6,6 @@ The first start on a machine compiles (a minute on a slow one), later ones read 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import threading
 import time
@@ -27,6 +26,7 @@ from controlplane.traffic.host_router import (
 from controlplane.traffic.request_terms import RequestTerms
 from profiler import compiled
 from profiler.compiled import Records
+from workers.group import jobs
 from workers.messages import WorkerLoad
 
 log = logging.getLogger(__name__)
@@ -73,21 +73,11 @@ def one_at_a_time() -> Iterator[None]:
     """Of processes that would compile the same at once, as the gateways of a node do that start together, one
     does, and the others then read what it kept. Where that cannot be agreed on, each goes on by itself."""
     with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError):
-            kept_in = compiled.folder()
-            kept_in.mkdir(parents=True, exist_ok=True)
-            _lock(held.enter_context((kept_in / "lock").open("w")).fileno())
+        with contextlib.suppress(OSError, jobs.FolderBusy):
+            folder = compiled.folder()
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(jobs.alone(folder, LONGEST_WAIT_S))
         yield
-
-
-def _lock(file: int) -> None:
-    """The kernel frees it when the file is closed or its process ends."""
-    until_s = time.monotonic() + LONGEST_WAIT_S
-    while time.monotonic() < until_s:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        time.sleep(0.1)
 
 
 def run_through() -> None:

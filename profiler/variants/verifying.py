@@ -75,12 +75,14 @@ def read_tensors(
     """
     path, begins, at = folder / file.name, dict[TensorRef, int](), 0
     try:
-        with path.open("rb", buffering=0) as source:
-            if os.fstat(source.fileno()).st_size != file.size_bytes:
+        with path.open("rb", buffering=0) as raw:
+            source = Source(os.fstat(raw.fileno()).st_size, raw.readinto)
+            if source.size_bytes != file.size_bytes:
                 raise _other_size(path, file)
             for ref in refs:
                 here = into[at : at + ref.size_bytes]
-                if os.preadv(source.fileno(), [here], ref.offset) != ref.size_bytes:
+                raw.seek(ref.offset)
+                if source.fill(here) != ref.size_bytes:
                     raise _other_size(path, file)
                 _check_values(here, ref, folder)
                 begins[ref], at = at, at + ref.size_bytes

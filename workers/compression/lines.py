@@ -42,7 +42,7 @@ def _kept(task: TaskLoss) -> float:
     """Of a perplexity, which is better when it is less, its inverse counts."""
     before, after = task.before, task.after
     if task.metric == "perplexity":
-        before, after = 1 / max(before, 1.0), 1 / max(after, 1.0)
+        before, after = 1 / before, 1 / after
     return 100.0 if after >= before else 100 * after / before
 
 
@@ -61,8 +61,9 @@ def _loss(entry: Mapping[str, Any]) -> TaskLoss:
         "loss": _finite(entry["value"]),
     }
     loss = _loss_adapter().validate_python(found)
-    if not all(0 <= each <= sys.float_info.max for each in (loss.before, loss.after)):
-        raise ValueError(f"expected shares of right answers or perplexities, got {loss.before}, {loss.after}")
+    least = 1.0 if loss.metric == "perplexity" else 0.0
+    if not all(least <= each <= sys.float_info.max for each in (loss.before, loss.after)):
+        raise ValueError(f"expected a {loss.metric} from {least:g} on, got {loss.before} and {loss.after}")
     return loss
 
 

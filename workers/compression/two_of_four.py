@@ -13,7 +13,7 @@ import torch
 from workers.compression.optimal_brain import Fix, eliminate
 from workers.deltas import sparse
 from workers.kernels import column_loop
-from workers.kernels.column_loop import FOUR
+from workers.kernels.column_loop import FOUR, or_one
 
 SWEEPS = 3
 """Turns that each group's scale gets in `refitted`; a row with one scale needs one."""
@@ -43,7 +43,7 @@ def encode(
     rounded, kept = eliminate(tried, gram, grid.start_group, group_size)
     scales = torch.stack(grid.scales, dim=1)
     if refit:
-        steps = (rounded / _each(_or_one(scales), matrix)).round()
+        steps = (rounded / _each(or_one(scales), matrix)).round()
         fitted, errors = refitted(matrix, gram, steps, scales)
         best = _least(errors, len(shares))
         rounded, kept, scales, fitted = rounded[best], kept[best], scales[best], fitted[best]
@@ -117,8 +117,3 @@ def _least(errors: torch.Tensor, tries: int) -> torch.Tensor:
 def _each(scales: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
     """[out, groups] as [out, in], in the matrix's type."""
     return scales.to(matrix.dtype).repeat_interleave(matrix.shape[1] // scales.shape[1], dim=1)
-
-
-def _or_one(scales: torch.Tensor) -> torch.Tensor:
-    """Scales to divide by: a group of zeros has scale 0."""
-    return torch.where(scales > 0, scales, 1.0)

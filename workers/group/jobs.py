@@ -23,19 +23,19 @@ class FolderBusy(RuntimeError):
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[int]:
+def alone(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[int]:
     """One job at a time works in a folder: that of a killed control plane may still be ending.
 
     Gives the lock's descriptor: a process that inherits it has the lock, too, until it ends.
-    Errors: FolderBusy after LOCK_WAIT_S.
+    Errors: FolderBusy after `wait_s`, OSError where no file can be written or locked.
     """
     with (folder / "lock").open("w") as lock:
-        deadline = time.monotonic() + LOCK_WAIT_S
+        deadline = time.monotonic() + wait_s
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except OSError as e:
+            except BlockingIOError as e:
                 if time.monotonic() > deadline:
                     raise FolderBusy(str(folder)) from e
                 time.sleep(POLL_S)

@@ -77,29 +77,25 @@ def group(slots: Int32s) -> Grouping:
     first = int(np.count_nonzero(slots == BASE))
     order = order[first:]
     used, counts = np.unique(slots[order], return_counts=True)
-    starts = np.concatenate(([0], np.cumsum(counts)))[:-1]
+    small, of_small = _cut(used, counts, SMALL_BLOCK)
+    large, of_large = _cut(used, counts, LARGE_BLOCK)
     few = counts <= FEW_ROWS
-    return Grouping(
-        slots,
-        order,
-        _cut(used, starts, counts, SMALL_BLOCK),
-        _cut(used, starts, counts, LARGE_BLOCK),
-        _cut(used[few], starts[few], counts[few], SMALL_BLOCK),
-        _cut(used[~few], starts[~few], counts[~few], LARGE_BLOCK),
-    )
+    return Grouping(slots, order, small, large, small[few[of_small]], large[~few[of_large]])
 
 
-def _cut(used: Integers, starts: Integers, counts: Integers, block: int) -> Int32s:
-    """Tiles [n, 3] of at most `block` rows for groups of `counts` rows that begin at `starts`."""
+def _cut(used: Integers, counts: Integers, block: int) -> tuple[Int32s, Integers]:
+    """Tiles [n, 3] of at most `block` rows for groups of `counts` rows that follow one another, and the group
+    of each."""
     per_group = -(-counts // block)
     total = int(per_group.sum())
+    starts = np.concatenate(([0], np.cumsum(counts)))[:-1]
     group_of = np.repeat(np.arange(len(used)), per_group)
     within = np.arange(total) - np.repeat(np.cumsum(per_group) - per_group, per_group)
     tiles = np.empty((total, 3), np.int32)
     tiles[:, 0] = used[group_of]
     tiles[:, 1] = starts[group_of] + within * block
     tiles[:, 2] = np.minimum(counts[group_of] - within * block, block)
-    return tiles
+    return tiles, group_of
 
 
 class Rows:

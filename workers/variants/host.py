@@ -107,17 +107,19 @@ def _fill(
 def _by_files(placed: Iterable[Placed]) -> list[tuple[tuple[Holding, ...], list[Placed]]]:
     """What can be written by itself: some files, and the weights that come of these alone. Of weights that
     share their memory the first are among them. Largest first, so that none is left over at the end."""
-    groups: list[tuple[tuple[Holding, ...], list[Placed]]] = []
+    groups: dict[int, tuple[tuple[Holding, ...], list[Placed]]] = {}
+    group_of: dict[Holding, int] = {}
     filled: set[str] = set()
-    for weights, start in placed:
+    for number, (weights, start) in enumerate(placed):
         if weights.source in filled:
             continue
         filled.update([weights.source] if weights.source else ())
-        joined = [group for group in groups if not set(weights.files).isdisjoint(group[0])]
+        joined = [groups.pop(n) for n in sorted({group_of[f] for f in weights.files if f in group_of})]
         files = tuple(dict.fromkeys([*(f for group in joined for f in group[0]), *weights.files]))
         own = [*(entry for group in joined for entry in group[1]), (weights, start)]
-        groups = [*(group for group in groups if group not in joined), (files, own)]
-    return sorted(groups, key=lambda group: -sum(file.size_bytes for file in group[0]))
+        groups[number] = files, own
+        group_of.update(dict.fromkeys(files, number))
+    return sorted(groups.values(), key=lambda group: -sum(file.size_bytes for file in group[0]))
 
 
 def _whole_pages(size: int) -> torch.Tensor:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 
 from workers.kernels.column_loop import reference
-from workers.kernels.column_loop.reference import FOUR, MAX_COLUMNS
+from workers.kernels.column_loop.reference import FOUR, MAX_COLUMNS, or_one
 
-__all__ = ["FOUR", "MAX_COLUMNS", "apply"]
+__all__ = ["FOUR", "MAX_COLUMNS", "apply", "or_one"]
 
 
 def apply(

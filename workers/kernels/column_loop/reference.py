@@ -46,13 +46,17 @@ def keep_two(weights: torch.Tensor, deviations: torch.Tensor) -> torch.Tensor:
 
 def steps(scales: torch.Tensor, bits: int) -> Round:
     """Multiples of the outputs' scales, of `bits` bits; those of scale 0 are 0."""
-    half = 2 ** (bits - 1)
-    divisor = torch.where(scales > 0, scales, 1.0)
+    half, divisor = 2 ** (bits - 1), or_one(scales)
 
     def round_column(column: torch.Tensor) -> torch.Tensor:
         return (column / divisor).round_().clamp_(-half, half - 1).mul_(scales)
 
     return round_column
+
+
+def or_one(scales: torch.Tensor) -> torch.Tensor:
+    """Scales to divide by: what is all zeros has scale 0."""
+    return torch.where(scales > 0, scales, 1.0)
 
 
 def _round_four(
