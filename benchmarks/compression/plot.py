@@ -66,9 +66,10 @@ def draw(rows: Iterable[dict[str, Any]], target: Path, base: str) -> None:
 
 def _label(row: dict[str, Any]) -> str | None:
     """What a row is drawn as; None: an ablation, which tables show."""
-    if row["calibration"] == BUNDLED or "without RTC" in row["method"] or "as published" in row["method"]:
-        return None
     method: str = row["method"]
+    is_variation = method.startswith("deltamix") and " " in method and not row["adapter"]
+    if row["calibration"] == BUNDLED or is_variation:
+        return None
     return f"{method} of LoRA" if row["adapter"] and method != LORA else method
 
 
