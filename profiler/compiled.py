@@ -28,7 +28,13 @@ Records: TypeAlias = Any
 
 DIRECTORY_VARIABLE = "OSTINATO_COMPILED_DIR"
 _ROOT = Path(__file__).resolve().parent.parent
-_PACKAGES = ("profiler", "workers/scheduling", "controlplane/routing", "controlplane/simulation")
+_PACKAGES = (
+    "profiler",
+    "workers/scheduling",
+    "workers/kernels/sparse_delta",
+    "controlplane/routing",
+    "controlplane/simulation",
+)
 
 
 def compiled(function: Function) -> Function:

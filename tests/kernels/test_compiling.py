@@ -39,7 +39,7 @@ SLOW = [
 ]
 
 
-@pytest.mark.parametrize("operation", ["bias", "column_loop", *SLOW])
+@pytest.mark.parametrize("operation", ["bias", "column_loop", "tensor_cores", *SLOW])
 def test_compiles_for_an_h200(operation: str, tmp_path: Path) -> None:
     kernels = compiled(operation, tmp_path)
     assert kernels

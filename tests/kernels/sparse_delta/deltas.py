@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -52,10 +53,13 @@ def dense(delta: Delta) -> torch.Tensor:
 
 
 def load(
-    slots: Sequence[Sequence[Delta | None]], device: str | torch.device = "cpu"
+    slots: Sequence[Sequence[Delta | None]], device: str | torch.device = "cpu", *, squares: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Arena and table that hold every slot's deltas; the memory between them is poisoned."""
-    shapes = [[None if delta is None else delta.shape for delta in deltas] for deltas in slots]
+    shapes = [
+        [None if delta is None else replace(delta.shape, squares=squares) for delta in deltas]
+        for deltas in slots
+    ]
     sizes = [total_bytes(sparse_delta.parts(slot)) for slot in shapes]
     arena = torch.full((256 + sum(sizes),), 0xFF, dtype=torch.uint8)
     table = []

@@ -24,9 +24,11 @@ from profiler.checkpoint import read_model
 from profiler.roofline import variant_bytes
 from profiler.types import Plan
 from workers.deltas.svd import default_groups
+from workers.kernels.sparse_delta.layout import FIELDS, IN_SQUARES, Shape
+from workers.kernels.sparse_delta.reference import unpack
 from workers.variant_config import VariantConfig
-from workers.variants.host import pack
-from workers.variants.kinds import open_variant
+from workers.variants.host import HostVariant, pack
+from workers.variants.kinds import open_variant, sparse_delta
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice, VocabularyShape
 
 HIDDEN, INNER, KV, VOCABULARY = 1024, 2816, 512, 4096
@@ -146,3 +148,32 @@ def test_a_slot_takes_what_the_format_says(base: Path, tmp_path: Path, variant: 
     opened = open_variant(folder, read_model(base), VariantConfig(1, 1 << 30, 1 << 30, 16))
     held = pack(opened, layers(), torch.bfloat16, pinned=False).size_bytes
     assert held == pytest.approx(bytes_by_the_format(variant), rel=0.02)
+
+
+@pytest.mark.parametrize("bits", [4, 2])
+def test_in_squares_a_delta_takes_as_many_bytes_and_means_the_same(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int
+) -> None:
+    folder = random_variants.write(base, tmp_path / "delta", RandomDelta("delta", 3, "sparse", bits))
+    opened = open_variant(folder, read_model(base), VariantConfig(1, 1 << 30, 1 << 30, 16))
+    rows = pack(opened, layers(), torch.bfloat16, pinned=False)
+    monkeypatch.setattr(sparse_delta, "in_squares", lambda *layer: True)
+    squares = pack(opened, layers(), torch.bfloat16, pinned=False)
+    assert squares.size_bytes == rows.size_bytes
+    for layer, first, second in zip(layers(), entries_of(rows), entries_of(squares), strict=True):
+        for i, width in enumerate(layer.widths):
+            deltas = [slice_of(each, i, width, layer.in_size) for each in (first, second)]
+            assert torch.equal(*deltas)
+            assert deltas[0].any()
+
+
+def entries_of(held: HostVariant) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
+    """Of each layer's sparse delta the memory and its table row there."""
+    return [(held.memory, entry.row_at(0)) for entry in held.entries if entry.key[1] == "sparse_delta"]
+
+
+def slice_of(entry: tuple[torch.Tensor, tuple[int, ...]], i: int, outputs: int, inputs: int) -> torch.Tensor:
+    memory, row = entry
+    bits, *places, scales = row[FIELDS * i : FIELDS * (i + 1)]
+    shape = Shape(outputs, inputs, bits % IN_SQUARES, scales, squares=bits >= IN_SQUARES)
+    return unpack(memory, shape, places)

@@ -12,10 +12,17 @@ from collections.abc import Sequence
 import torch
 
 from workers.kernels.rows import Rows
-from workers.kernels.sparse_delta import reference
+from workers.kernels.sparse_delta import reference, squares, tensor_cores
 from workers.kernels.sparse_delta.layout import FIELDS, Delta, Shape, describe, pack, parts, width
 
-__all__ = ["FIELDS", "Delta", "Shape", "apply", "describe", "pack", "parts", "width"]
+__all__ = ["FIELDS", "Delta", "Shape", "apply", "describe", "in_squares", "pack", "parts", "width"]
+
+
+def in_squares(inputs: int, slices: Sequence[int], dtype: torch.dtype) -> bool:
+    """Whether the deltas of such a layer lie in squares here, for activations of `dtype`: packing and `apply`
+    agree by it."""
+    can = dtype in tensor_cores.DTYPES and all(squares.fits(inputs, outputs) for outputs in slices)
+    return can and tensor_cores.chosen()
 
 
 def apply(
@@ -38,6 +45,8 @@ def apply(
         )
     if x.device.type == "cpu":
         return reference.apply(x, out, arena, table, rows, slices)
+    if in_squares(x.shape[1], slices, x.dtype):
+        return tensor_cores.apply(x, out, arena, table, rows, slices)
     from workers.kernels.sparse_delta import kernel
 
     return kernel.apply(x, out, arena, table, rows, slices)

@@ -7,6 +7,8 @@ With 4 bits the arena holds a byte of two values for each group of each row, as 
 that says which columns were kept (bit j: column j); rows o and o + ceil(outputs / 2) share a byte of those.
 With 2 bits the indices cost as much as the zeros they avoid: the arena then holds all four columns' codes
 in one byte, code 2 where nothing was kept. Both take `bits / 2 + 1` bits per element of the dense matrix.
+
+For sparse tensor cores the same bytes lie in another order (`Shape.squares`, squares.py).
 """
 
 from __future__ import annotations
@@ -17,9 +19,13 @@ from dataclasses import dataclass
 
 import torch
 
+from workers.kernels.sparse_delta import squares
 from workers.kernels.types import Part
 
-FIELDS = 5  # of a slice in a table row: bits (0: no delta), where values, masks and scales lie, scales a row
+# Of a slice in a table row: bits (0: no delta), where values, masks and scales lie, scales a row. In squares:
+# bits + IN_SQUARES, where squares lie, 0, and where scales lie.
+FIELDS = 5
+IN_SQUARES = 8
 
 GROUP = 4  # columns of which two are kept
 ALIGNED_COLUMNS = 64  # whose bytes a GPU loads at once
@@ -34,12 +40,14 @@ def width(num_slices: int) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """Of one slice's delta: [outputs, inputs], with `scales` scales in each row."""
+    """Of one slice's delta: [outputs, inputs], with `scales` scales in each row. `squares`: it lies in the
+    arena as sparse tensor cores want it."""
 
     outputs: int
     inputs: int
     bits: int
     scales: int = 1
+    squares: bool = False
 
     def __post_init__(self) -> None:
         if self.bits not in (2, 4):
@@ -55,6 +63,10 @@ class Shape:
             raise ValueError(
                 f"A scale serves {self.columns_per_scale} of {self.inputs} columns; expected a multiple of"
                 f" {ALIGNED_COLUMNS}, or one scale a row."
+            )
+        if self.squares and not squares.fits(self.inputs, self.outputs):
+            raise ValueError(
+                f"[{self.outputs}, {self.inputs}] in squares; expected multiples of {squares.SIDE}."
             )
 
     @property
@@ -100,6 +112,12 @@ def parts(slices: Sequence[Shape | None]) -> tuple[Part, ...]:
 
 
 def _parts(i: int, shape: Shape) -> list[Part]:
+    if shape.squares:
+        cut = shape.outputs // squares.SIDE, shape.inputs // squares.SIDE
+        return [
+            Part(f"squares{i}", torch.uint8, (*cut, squares.square_bytes(shape.bits))),
+            Part(f"scales{i}", torch.float16, (shape.scales, shape.outputs)),
+        ]
     groups = shape.inputs // GROUP
     made = [Part(f"values{i}", torch.uint8, (shape.outputs, groups))]
     if shape.bits == 4:
@@ -114,6 +132,8 @@ def describe(slices: Sequence[Shape | None], offsets: Mapping[str, int]) -> tupl
     for i, shape in enumerate(slices):
         if shape is None:
             row += [0] * FIELDS
+        elif shape.squares:
+            row += [shape.bits + IN_SQUARES, offsets[f"squares{i}"], 0, offsets[f"scales{i}"], shape.scales]
         else:
             at = (offsets[f"values{i}"], offsets.get(f"masks{i}", 0), offsets[f"scales{i}"])
             row += [shape.bits, *at, shape.scales]
@@ -121,9 +141,13 @@ def describe(slices: Sequence[Shape | None], offsets: Mapping[str, int]) -> tupl
 
 
 def pack(slices: Sequence[Delta | None], into: Mapping[str, torch.Tensor]) -> None:
-    """Write deltas to their parts' memory."""
+    """Write deltas to their parts' memory, in squares where there are parts for those."""
     for i, delta in enumerate(slices):
         if delta is None:
+            continue
+        if f"squares{i}" in into:
+            made = into[f"squares{i}"], into[f"scales{i}"]
+            squares.pack(delta.values, delta.indices, delta.scales, delta.shape.bits, *made)
             continue
         pack_slice = _pack_four_bits if delta.shape.bits == 4 else _pack_two_bits
         pack_slice(delta, i, into)

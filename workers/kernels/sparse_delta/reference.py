@@ -8,7 +8,8 @@ from functools import cache
 import torch
 
 from workers.kernels.rows import Rows
-from workers.kernels.sparse_delta.layout import FIELDS, GROUP, Shape, parts
+from workers.kernels.sparse_delta import squares
+from workers.kernels.sparse_delta.layout import FIELDS, GROUP, IN_SQUARES, Shape, parts
 from workers.kernels.types import view
 
 
@@ -27,13 +28,18 @@ def apply(
         for i, columns in enumerate(torch.split(out, list(slices), dim=1)):
             bits, *offsets, scales = fields[FIELDS * i : FIELDS * (i + 1)]
             if bits:
-                shape = Shape(columns.shape[1], x.shape[1], bits, scales)
+                in_squares, bits = divmod(bits, IN_SQUARES)
+                shape = Shape(columns.shape[1], x.shape[1], bits, scales, bool(in_squares))
                 sum = columns[members].float() + inputs @ unpack(arena, shape, offsets).T
                 columns[members] = sum.to(out.dtype)
 
 
 def unpack(arena: torch.Tensor, shape: Shape, offsets: Sequence[int]) -> torch.Tensor:
-    """The dense delta, float32 [outputs, inputs]. `offsets`: of values, masks and scales in the arena."""
+    """The dense delta, float32 [outputs, inputs]. `offsets`: of values (or squares), masks and scales in the
+    arena."""
+    if shape.squares:
+        made, scales = (view(arena, part, at) for part, at in zip(parts([shape]), offsets[::2], strict=True))
+        return squares.unpack(made, scales, shape.bits)
     at = dict(zip(("values0", "masks0", "scales0"), offsets, strict=True))
     stored = {part.name: view(arena, part, at[part.name]) for part in parts([shape])}
     index = stored["values0"].int()

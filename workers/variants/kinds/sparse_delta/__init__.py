@@ -12,7 +12,7 @@ import torch
 
 from profiler.variants.types import SparseManifest, SparseModule
 from profiler.variants.verifying import refs_of
-from workers.kernels.sparse_delta import layout
+from workers.kernels.sparse_delta import in_squares, layout
 from workers.variants.layer_weights import LayerWeights
 from workers.variants.shapes import LayerShape, LinearShape, Slice
 from workers.variants.tensors import Files
@@ -28,7 +28,7 @@ def layer_weights(
         return ()
     modules = [manifest.modules.get(part.name) for part in layer.slices]
     shapes = [
-        _shape(module, part, layer) if module else None
+        _shape(module, part, layer, dtype) if module else None
         for module, part in zip(modules, layer.slices, strict=True)
     ]
     if not any(shapes):
@@ -49,7 +49,7 @@ def layer_weights(
     return (LayerWeights(layer.name, "sparse_delta", parts, fill, row, files=files.holding(refs)),)
 
 
-def _shape(module: SparseModule, part: Slice, layer: LinearShape) -> layout.Shape:
+def _shape(module: SparseModule, part: Slice, layer: LinearShape, dtype: torch.dtype) -> layout.Shape:
     """What this rank holds of a module. Raises ValueError when its share cuts through a group."""
     whole_row = module.group_size == layer.in_full
     unit = COLUMNS_PER_BYTE if whole_row else module.group_size
@@ -59,7 +59,8 @@ def _shape(module: SparseModule, part: Slice, layer: LinearShape) -> layout.Shap
             f"{layer.in_full}, but {unit} columns belong together; use another tensor parallelism"
         )
     scales = 1 if whole_row else layer.in_size // module.group_size
-    return layout.Shape(part.size, layer.in_size, module.bits, scales)
+    squares = in_squares(layer.in_size, layer.widths, dtype)
+    return layout.Shape(part.size, layer.in_size, module.bits, scales, squares)
 
 
 def _delta(files: Files, module: SparseModule, part: Slice, layer: LinearShape) -> layout.Delta:

@@ -1,0 +1,96 @@
+"""CUDA C++ for what Triton cannot say: compiled by NVRTC when it is first needed, launched on torch's stream.
+
+NVRTC and the driver are called through `cuda.bindings`, which torch's CUDA builds bring along.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import torch
+
+Argument = ctypes.Structure | ctypes.c_int | ctypes.c_int64 | ctypes.c_void_p
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled function that is loaded on a device, and the shared memory that a block of it takes."""
+
+    function: Any
+    shared_bytes: int
+
+
+def compiled(package: str, file: str, architecture: str, options: Sequence[str]) -> bytes:
+    """The machine code (cubin) of `file` in `package` for `architecture`, such as sm_90a. Needs no GPU.
+
+    Raises RuntimeError with the compiler's words.
+    """
+    from cuda.bindings import nvrtc
+
+    source = files(package).joinpath(file).read_bytes()
+    program = _checked(nvrtc.nvrtcCreateProgram(source, file.encode(), 0, [], []))
+    arguments = [f"--gpu-architecture={architecture}", "--std=c++17", *options]
+    result = nvrtc.nvrtcCompileProgram(program, len(arguments), [a.encode() for a in arguments])
+    if int(result[0]) != 0:
+        log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise RuntimeError(f"{file} could not be compiled for {architecture}: {log.decode().strip()}")
+    cubin: bytes = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
+    _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
+    nvrtc.nvrtcDestroyProgram(program)
+    return cubin
+
+
+@functools.cache
+def kernel(
+    package: str,
+    file: str,
+    name: str,
+    architecture: str,
+    options: tuple[str, ...],
+    shared_bytes: int,
+    device: int,
+) -> Kernel:
+    """The function `name`, loaded on `device`, the current one. Raises ImportError where there is no
+    `cuda.bindings`, and RuntimeError."""
+    from cuda.bindings import driver
+
+    module = _checked(driver.cuModuleLoadData(compiled(package, file, architecture, options)))
+    function = _checked(driver.cuModuleGetFunction(module, name.encode()))
+    most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    _checked(driver.cuFuncSetAttribute(function, most, shared_bytes))
+    return Kernel(function, shared_bytes)
+
+
+def launch(kernel: Kernel, grid: tuple[int, int], threads: int, arguments: Sequence[Argument]) -> None:
+    """On torch's current stream; graphs capture it. Raises RuntimeError."""
+    from cuda.bindings import driver
+
+    addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+    stream = torch.cuda.current_stream().cuda_stream
+    _checked(
+        driver.cuLaunchKernel(
+            kernel.function,
+            *grid,
+            1,
+            threads,
+            1,
+            1,
+            kernel.shared_bytes,
+            stream,
+            ctypes.addressof(addresses),
+            0,
+        )
+    )
+
+
+def _checked(result: Sequence[Any]) -> Any:
+    """What a call gave back besides its status."""
+    if int(result[0]) != 0:
+        raise RuntimeError(f"{type(result[0]).__name__}: {result[0].name}")
+    return result[1] if len(result) == 2 else result[1:]

@@ -1,0 +1,322 @@
+// Sparse deltas on sparse tensor cores: out[rows of a slot] += x[rows] D^T for 2:4 deltas of 4 or 2 bits.
+//
+// A block of threads has OUTPUT_WARPS strips of 64 outputs of a slice, for at most 8 * TILES rows of one slot, and
+// PARTS = 8 / OUTPUT_WARPS parts of the inputs. A warp computes one strip over one part, 64 columns at a time (a
+// square); the parts' sums are added in their order. Decoding has OUTPUT_WARPS = 1, so that a row's result
+// follows from the number of columns alone; where rows are many, warps share the rows' inputs instead.
+//
+// Weights are the product's first operand, packed by squares.py as each lane wants them; the batch's rows are
+// the second. Both come through rings in shared memory: each warp fills its own of weights, the warps of a part
+// together that of the rows' inputs.
+//
+// Compiled with TILES (of 8 rows), OUTPUT_WARPS, STAGES (squares in a ring), BLOCKS (at least, of a
+// multiprocessor), BF16 (1: bfloat16, 0: float16).
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned char u8;
+typedef long long i64;
+
+#define WARPS 8
+#define PARTS (WARPS / OUTPUT_WARPS)
+#define STRIP 64
+#define SQUARE 64
+#define ROWS (8 * TILES)
+#define INDICES 512              // bytes of a square's indices
+#define WEIGHTS (1024 + INDICES)  // of a square of 4 bits; the room of a stage
+#define X_BYTES (ROWS * SQUARE * 2)
+#define COPIES (2 * TILES / OUTPUT_WARPS)  // of 16 bytes of inputs, by each thread for a square
+#define PADDED (STRIP + 4)                 // of a row of sums, so that no two lanes meet in a bank
+#define FIELDS 5
+
+#if BF16
+#define KIND "bf16"
+#define MAGIC 0x43004300u  // 128, where 1 is the last bit
+#define ONE 0x3f803f80u
+#define QUARTER 0x3e803e80u
+#define SIXTEENTH 0x3d803d80u
+#define LESS_4 0xc308c308u   // -(128 + 8)
+#define LESS_2A 0xc302c302u  // -(128 + 2), -(128 / 4 + 2), -(128 / 16 + 2)
+#define LESS_2B 0xc208c208u
+#define LESS_2C 0xc120c120u
+#else
+#define KIND "f16"
+#define MAGIC 0x64006400u  // 1024
+#define ONE 0x3c003c00u
+#define QUARTER 0x34003400u
+#define SIXTEENTH 0x2c002c00u
+#define LESS_4 0xe408e408u
+#define LESS_2A 0xe402e402u
+#define LESS_2B 0xdc08dc08u
+#define LESS_2C 0xd420d420u
+#endif
+
+#define MAX_SLICES 4
+struct Slices { int count; int outputs[MAX_SLICES]; };
+
+__device__ __forceinline__ void copy_16(u32 to, const void *from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
+}
+
+__device__ __forceinline__ void copy_16_once(u32 to, const void *from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
+
+// The warps that fill a ring together wait for one another.
+__device__ __forceinline__ void meet(int part) {
+  if (OUTPUT_WARPS == 1)
+    __syncwarp();
+  else
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + part), "n"(32 * OUTPUT_WARPS) : "memory");
+}
+
+__device__ __forceinline__ uint4 shared_16(u32 from) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from));
+  return v;
+}
+
+__device__ __forceinline__ u32 times_plus(u32 a, u32 b, u32 c) {
+  u32 d;
+  asm("fma.rn." KIND "x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+__device__ __forceinline__ u32 with_magic(u32 word, u32 mask) {
+  u32 d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(word), "r"(mask), "r"(MAGIC));
+  return d;
+}
+
+// Eight codes of 4 bits: those of register r are nibbles r and 4 + r.
+__device__ __forceinline__ void four_bits(u32 word, u32 *a) {
+#pragma unroll
+  for (int r = 0; r < 4; r++) a[r] = times_plus(with_magic(word >> (4 * r), 0x000f000fu), ONE, LESS_4);
+}
+
+// Sixteen codes of 2 bits: those of register r are bits 2r and 16 + 2r. Three in a row fit a mantissa.
+__device__ __forceinline__ void two_bits(u32 word, u32 *a) {
+#pragma unroll
+  for (int r = 0; r < 8; r++) {
+    const int place = r % 3;
+    u32 made = with_magic(word >> (6 * (r / 3)), 0x00030003u << (2 * place));
+    a[r] = place == 0 ? times_plus(made, ONE, LESS_2A)
+         : place == 1 ? times_plus(made, QUARTER, LESS_2B)
+                      : times_plus(made, SIXTEENTH, LESS_2C);
+  }
+}
+
+template <int HALF>
+__device__ __forceinline__ void multiply(float (&c)[4], const u32 *a, const uint4 &b, u32 kept) {
+  asm volatile(
+      "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32." KIND "." KIND ".f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, %13;"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(b.z), "r"(b.w), "r"(kept), "n"(HALF));
+}
+
+__device__ __forceinline__ uint4 columns_of_rows(u32 x, int lane, int half, int tile) {
+  uint4 b;
+  const int row = lane & 7, chunk = half * 4 + (lane >> 3);
+  const u32 at = x + (tile * 8 + row) * (SQUARE * 2) + ((chunk ^ row) << 4);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(b.x), "=r"(b.y), "=r"(b.z), "=r"(b.w) : "r"(at));
+  return b;
+}
+
+__device__ __forceinline__ float widened(u16 half) {
+  float f;
+#if BF16
+  f = __uint_as_float((u32)half << 16);
+#else
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(half));
+#endif
+  return f;
+}
+
+__device__ __forceinline__ u16 narrowed(float value) {
+  u16 half;
+  asm("cvt.rn." KIND ".f32 %0, %1;" : "=h"(half) : "f"(value));
+  return half;
+}
+
+__device__ __forceinline__ float scale_of(const uint4 &scales, int number) {
+  const u32 word = number < 2 ? scales.x : number < 4 ? scales.y : number < 6 ? scales.z : scales.w;
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"((u16)(number & 1 ? word >> 16 : word)));
+  return f;
+}
+
+// Where a warp's weights and the inputs of its rows come from, and where its rings are.
+struct Source {
+  const u8 *weights, *scales;
+  i64 scale_stride;
+  int squares_per_scale;
+  const u16 *x[COPIES];
+  u32 given;  // bit i: row of copy i is one of the batch's
+  u32 weight_ring, x_ring;
+  int first, last;  // squares
+};
+
+// A warp's sums over its squares, into `total` [tiles of 16 outputs][tiles of 8 rows][4].
+template <int BITS>
+__device__ __forceinline__ void sums(float (&total)[4][TILES][4], const Source &from) {
+  const int weight_bytes = BITS * 256 + INDICES, lane = threadIdx.x & 31;
+  const int part = (threadIdx.x >> 5) / OUTPUT_WARPS, member = threadIdx.x % (32 * OUTPUT_WARPS);
+  float sum[4][TILES][4];
+#pragma unroll
+  for (int m = 0; m < 4; m++)
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) sum[m][n][i] = total[m][n][i] = 0.f;
+  if (from.first >= from.last) return;
+
+  auto fetch = [&](int square) {
+    if (square < from.last) {
+      const u32 stage = (u32)((square - from.first) % STAGES);
+      const u32 to = from.weight_ring + stage * WEIGHTS + lane * 16;
+      const u8 *weights = from.weights + (i64)square * weight_bytes + lane * 16;
+#pragma unroll
+      for (int i = 0; i < weight_bytes / 512; i++) copy_16_once(to + i * 512, weights + i * 512);
+#pragma unroll
+      for (int i = 0; i < COPIES; i++) {
+        const int place = member + i * 32 * OUTPUT_WARPS, row = place >> 3, chunk = place & 7;
+        const u32 at = from.x_ring + stage * X_BYTES + row * (SQUARE * 2) + ((chunk ^ (row & 7)) << 4);
+        copy_16(at, from.x[i] + square * SQUARE + chunk * 8, from.given >> i & 1 ? 16 : 0);
+      }
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  };
+
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; i++) fetch(from.first + i);
+  int scale = from.first / from.squares_per_scale, until = (scale + 1) * from.squares_per_scale;
+  const u8 *scale_at = from.scales + (lane >> 2) * 16;
+  uint4 factor = *(const uint4 *)(scale_at + scale * from.scale_stride);
+
+  for (int square = from.first; square < from.last; square++) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+    meet(part);
+    fetch(square + STAGES - 1);
+    const u32 stage = (u32)((square - from.first) % STAGES);
+    const u32 weights = from.weight_ring + stage * WEIGHTS + lane * 16, x_at = from.x_ring + stage * X_BYTES;
+    const uint4 kept = shared_16(weights + BITS * 256);
+    const u32 keep[4] = {kept.x, kept.y, kept.z, kept.w};
+    uint4 b[2][TILES];
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+      b[0][n] = columns_of_rows(x_at, lane, 0, n);
+      b[1][n] = columns_of_rows(x_at, lane, 1, n);
+    }
+    const uint4 low = shared_16(weights);
+    const uint4 high = BITS == 4 ? shared_16(weights + 512) : low;
+    const u32 codes[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int m = 0; m < 4; m++) {
+      u32 a[8];
+      if (BITS == 4) {
+        four_bits(codes[2 * m], a);
+        four_bits(codes[2 * m + 1], a + 4);
+      } else {
+        two_bits(codes[m], a);
+      }
+#pragma unroll
+      for (int n = 0; n < TILES; n++) {
+        multiply<0>(sum[m][n], a, b[0][n], keep[m]);
+        multiply<1>(sum[m][n], a + 4, b[1][n], keep[m]);
+      }
+    }
+    if (square + 1 == until || square + 1 == from.last) {
+#pragma unroll
+      for (int m = 0; m < 4; m++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const float s = scale_of(factor, 2 * m + (i >> 1));
+#pragma unroll
+          for (int n = 0; n < TILES; n++) {
+            total[m][n][i] = fmaf(s, sum[m][n][i], total[m][n][i]);
+            sum[m][n][i] = 0.f;
+          }
+        }
+      scale++;
+      until += from.squares_per_scale;
+      if (square + 1 < from.last) factor = *(const uint4 *)(scale_at + scale * from.scale_stride);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
+sbmm(u16 *out, const u16 *x, const u8 *arena, const i64 *table, const int *tiles, const int *order, i64 out_stride,
+     i64 x_stride, int inputs, int table_width, int cuts, Slices slices) {
+  extern __shared__ __align__(128) u8 shared[];
+  const int *tile = tiles + 3 * (blockIdx.x / cuts), skipped = (blockIdx.x % cuts) * ROWS;
+  const int slot = tile[0], count = min(tile[2] - skipped, ROWS);
+  if (slot < 0 || count <= 0) return;
+  int group = blockIdx.y, slice = 0, column = 0, outputs = slices.outputs[0];
+  const int wide = STRIP * OUTPUT_WARPS;  // outputs of a block
+#pragma unroll
+  for (int i = 0; i < MAX_SLICES - 1; i++) {
+    const int groups = (slices.outputs[i] + wide - 1) / wide;
+    if (slice == i && i + 1 < slices.count && group >= groups) {
+      group -= groups;
+      column += slices.outputs[i];
+      outputs = slices.outputs[i + 1];
+      slice = i + 1;
+    }
+  }
+  const i64 *fields = table + (i64)slot * table_width + slice * FIELDS;
+  const int bits = (int)fields[0] & 7;
+  if (bits == 0) return;
+
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, part = warp / OUTPUT_WARPS;
+  const int squares = inputs / SQUARE, strips = outputs / STRIP;
+  const int strip = min(group * OUTPUT_WARPS + warp % OUTPUT_WARPS, strips - 1);  // some may be computed twice
+  const int *numbers = order + tile[1] + skipped;
+  Source from;
+  from.given = 0;
+#pragma unroll
+  for (int i = 0; i < COPIES; i++) {
+    const int row = (threadIdx.x % (32 * OUTPUT_WARPS) + i * 32 * OUTPUT_WARPS) >> 3;
+    from.x[i] = x + (i64)numbers[row < count ? row : 0] * x_stride;
+    from.given |= (row < count ? 1u : 0u) << i;
+  }
+  from.weights = arena + fields[1] + (i64)strip * squares * (bits * 256 + INDICES);
+  from.scales = arena + fields[3] + strip * 128;
+  from.scale_stride = (i64)strips * 128;
+  from.squares_per_scale = squares / (int)fields[4];
+  from.weight_ring = (u32)__cvta_generic_to_shared(shared) + warp * STAGES * WEIGHTS;
+  from.x_ring = (u32)__cvta_generic_to_shared(shared) + WARPS * STAGES * WEIGHTS + part * STAGES * X_BYTES;
+  from.first = part * squares / PARTS;
+  from.last = (part + 1) * squares / PARTS;
+  float total[4][TILES][4];
+  if (bits == 4)
+    sums<4>(total, from);
+  else
+    sums<2>(total, from);
+
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  __syncthreads();
+  float *left = (float *)shared;  // [WARPS][ROWS][PADDED]
+  const int g = lane >> 2, t = lane & 3;
+#pragma unroll
+  for (int m = 0; m < 4; m++)
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        left[(warp * ROWS + n * 8 + 2 * t + (i & 1)) * PADDED + m * 16 + g + 8 * (i >> 1)] = total[m][n][i];
+  __syncthreads();
+  for (int w = 0; w < OUTPUT_WARPS; w++) {
+    const int output = (group * OUTPUT_WARPS + w) * STRIP + threadIdx.x % STRIP;
+    if (output >= outputs) return;
+    for (int row = threadIdx.x / STRIP; row < count; row += 32 * WARPS / STRIP) {
+      float sum = 0.f;
+#pragma unroll
+      for (int p = 0; p < PARTS; p++)
+        sum += left[((p * OUTPUT_WARPS + w) * ROWS + row) * PADDED + threadIdx.x % STRIP];
+      u16 *at = out + numbers[row] * out_stride + column + output;
+      *at = narrowed(widened(*at) + sum);
+    }
+  }
+}

@@ -1,0 +1,146 @@
+"""The product on sparse tensor cores (`sbmm.cu`): whether this process has it, and how it is launched."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from workers.kernels import nvrtc
+from workers.kernels.rows import LARGE_BLOCK, Rows, Tiles
+from workers.kernels.sparse_delta import squares
+
+log = logging.getLogger(__name__)
+
+SWITCH = "OSTINATO_SPARSE_TENSOR_CORES"
+ARCHITECTURE = "sm_90a"  # what it was measured on
+DTYPES = (torch.bfloat16, torch.float16)
+MAX_SLICES = 4
+WARPS = 8
+WEIGHTS, ROW_BYTES = 1536, 2 * squares.SIDE  # of a square, and of its columns of a row of the batch
+PADDED = squares.SIDE + 4
+WIDE = 128  # strips of a layer that keep a GPU busy with fewer columns under way in each block of threads
+
+
+@dataclass(frozen=True)
+class Config:
+    """What `sbmm.cu` is compiled with."""
+
+    tiles: int
+    output_warps: int
+    stages: int
+    blocks: int
+
+    @property
+    def rows(self) -> int:
+        return 8 * self.tiles
+
+    @property
+    def shared_bytes(self) -> int:
+        rings = WARPS * WEIGHTS + WARPS // self.output_warps * self.rows * ROW_BYTES
+        return max(self.stages * rings, 4 * WARPS * self.rows * PADDED)
+
+    def options(self, dtype: torch.dtype) -> tuple[str, ...]:
+        values = {
+            "TILES": self.tiles,
+            "OUTPUT_WARPS": self.output_warps,
+            "STAGES": self.stages,
+            "BLOCKS": self.blocks,
+            "BF16": int(dtype == torch.bfloat16),
+        }
+        return tuple(f"-D{name}={value}" for name, value in values.items())
+
+
+MANY_ROWS = Config(tiles=4, output_warps=8, stages=4, blocks=1)
+SOME_ROWS = Config(tiles=2, output_warps=1, stages=4, blocks=2)
+FEW_ROWS = Config(tiles=1, output_warps=1, stages=4, blocks=2)
+FEW_ROWS_WIDE = Config(tiles=1, output_warps=1, stages=2, blocks=3)
+CONFIGS = (MANY_ROWS, SOME_ROWS, FEW_ROWS, FEW_ROWS_WIDE)
+
+
+def config_for(num_rows: int, slices: Sequence[int], block: int) -> Config:
+    """By measurements on an H100. All that decoding uses sum in the same order: a row's result is the same
+    to the bit in every batch that has small tiles for it."""
+    if block == LARGE_BLOCK:
+        return MANY_ROWS
+    if num_rows > 32:
+        return SOME_ROWS
+    return FEW_ROWS_WIDE if sum(slices) >= WIDE * squares.SIDE else FEW_ROWS
+
+
+class _Slices(ctypes.Structure):
+    _fields_ = (("count", ctypes.c_int), ("outputs", ctypes.c_int * MAX_SLICES))
+
+
+@functools.cache
+def chosen() -> bool:
+    """Whether sparse deltas lie in squares in this process: it was asked for, the GPU is a Hopper, and here
+    the kernel gives what plain arithmetic gives. Where it does not, the log says why, and Triton serves."""
+    if os.environ.get(SWITCH) != "1":
+        return False
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        log.warning("%s=1 has no effect: only Hopper GPUs have been tried", SWITCH)
+        return False
+    from workers.kernels.sparse_delta.tensor_cores_check import problem
+
+    if found := problem():
+        log.error("sparse deltas are not multiplied on sparse tensor cores: %s", found)
+    return not found
+
+
+def apply(
+    x: torch.Tensor,  # [M, K]
+    out: torch.Tensor,  # [M, sum(slices)]
+    arena: torch.Tensor,
+    table: torch.Tensor,
+    rows: Rows,
+    slices: Sequence[int],
+    config: Config | None = None,
+) -> None:
+    """Add every row's delta, of those in squares. `config`: instead of `config_for`'s."""
+    if len(slices) > MAX_SLICES:
+        raise ValueError(f"{len(slices)} slices in a layer; expected at most {MAX_SLICES}.")
+    if len(x) == 0:
+        return
+    inputs = x if x.stride(1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0 else x.contiguous()
+    for tiles in rows.tiles_by_count(len(x)):
+        _launch(inputs, out, arena, table, tiles, slices, config or config_for(len(x), slices, tiles.block))
+
+
+def _launch(
+    x: torch.Tensor,
+    out: torch.Tensor,
+    arena: torch.Tensor,
+    table: torch.Tensor,
+    tiles: Tiles,
+    slices: Sequence[int],
+    config: Config,
+) -> None:
+    cuts = -(-tiles.block // config.rows)
+    groups = sum(-(-outputs // (squares.SIDE * config.output_warps)) for outputs in slices)
+    tensors = (out, x, arena, table, tiles.tiles, tiles.order)
+    nvrtc.launch(
+        compiled(config, x.dtype, x.device.index),
+        (tiles.max_tiles * cuts, groups),
+        32 * WARPS,
+        [
+            *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors),
+            ctypes.c_int64(out.stride(0)),
+            ctypes.c_int64(x.stride(0)),
+            ctypes.c_int(x.shape[1]),
+            ctypes.c_int(table.shape[1]),
+            ctypes.c_int(cuts),
+            _Slices(len(slices), (ctypes.c_int * MAX_SLICES)(*slices)),
+        ],
+    )
+
+
+def compiled(config: Config, dtype: torch.dtype, device: int) -> nvrtc.Kernel:
+    return nvrtc.kernel(
+        __package__, "sbmm.cu", "sbmm", ARCHITECTURE, config.options(dtype), config.shared_bytes, device
+    )
