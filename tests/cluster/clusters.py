@@ -53,14 +53,14 @@ class Cluster:
 
     def _up(self) -> LocalCluster:
         """Ray gives its own start 30 s, which a busy machine may not have: then it is started again."""
-        for _ in range(3):
+        for _ in range(6):
             try:
                 return local.up(self.settings, lambda message: None)
             except errors.Unavailable as e:
                 if "timed out during startup" not in e.message:
                     raise
                 local.end_leftovers(self.settings, lambda message: None)
-        raise AssertionError("Ray did not start within its 30 s, three times: this machine is too busy")
+        raise AssertionError("Ray did not start within its 30 s, six times: this machine is too busy")
 
     def down(self) -> float:
         """End it. Returns the seconds that took; fails if a process of it is left."""

@@ -27,10 +27,10 @@ def greedy(cluster: Cluster, model: str) -> list[int]:
 @pytest.mark.parametrize(
     ("asked", "layers", "tensor_parallel"),
     [
-        ({"layersPerStage": [2, 4]}, [2, 4], 1),
-        ({"tensorParallel": [3], "pipelineParallel": [1]}, [6], 3),
+        # Stages are put on two nodes by tests/cluster/own_nodes/test_group_nodes.py.
+        pytest.param({"layersPerStage": [2, 4]}, [2, 4], 1, id="two stages", marks=pytest.mark.long),
+        pytest.param({"tensorParallel": [3], "pipelineParallel": [1]}, [6], 3, id="three-way tensors"),
     ],
-    ids=["two stages", "three-way tensors"],
 )
 def test_a_split_model_answers_like_the_whole(
     cluster: Cluster, base_folder: Path, asked: dict[str, Any], layers: list[int], tensor_parallel: int

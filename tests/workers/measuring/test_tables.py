@@ -35,7 +35,9 @@ FAMILIES = (
 )
 
 
-@pytest.mark.parametrize("tiny", FAMILIES, ids=lambda tiny: tiny.family)
+@pytest.mark.parametrize(
+    "tiny", [FAMILIES[0], pytest.param(FAMILIES[1], marks=pytest.mark.long)], ids=lambda tiny: tiny.family
+)
 def test_tables_are_where_they_were_predicted(tiny: Tiny, tmp_path: Path) -> None:
     folder = tiny.write(tmp_path / "model")
     job = job_of(folder, tmp_path, Setting(STAGES), (Point(1, 16),))
