@@ -236,6 +236,7 @@ def _admit(world: World, rules: Rules, g: int, now_s: float) -> bool:
     admission = policy.Rules(limit, rules.longest_wait_s, rules.almost_done_tokens)
     _decide(now_s, rows, queue, occurring, admission)
     _load(world, g, now_s)
+    _read_ahead(world, g, len(queue), now_s)
     before = engine.running
     for i in range(engine.running - 1, -1, -1):
         if world.rows[g, i].preempts:
@@ -344,6 +345,26 @@ def _load(world: World, g: int, now_s: float) -> None:
 
 
 @compiled
+def _read_ahead(world: World, g: int, known: int, now_s: float) -> None:
+    """The first blocked request's variant is read into the host's memory, one at a time."""
+    engine = world.engines[g]
+    if engine.ahead != NOBODY and engine.ahead_s <= now_s:
+        _keep(world, g, engine.ahead)
+        world.seen.held[engine.ahead, g].where = IN_HOST_MEMORY
+        engine.ahead = NOBODY
+    if engine.ahead != NOBODY:
+        return
+    for i in range(known):
+        if world.queue[g, i].blocked:
+            variant = world.occurring[g, world.queue[g, i].variant].variant
+            where = world.where[g, variant]
+            if where.slot == NOBODY and not where.in_host:
+                engine.ahead = variant
+                engine.ahead_s = now_s + world.truth.variants[engine.model, variant].fetch_s
+            return
+
+
+@compiled
 def _place(world: World, g: int, place: int, now_s: float) -> None:
     for s in range(world.slots.shape[1]):
         slot = world.slots[g, s]
@@ -364,6 +385,9 @@ def _place(world: World, g: int, place: int, now_s: float) -> None:
     where = world.where[g, occurring.variant]
     variant = world.truth.variants[engine.model, occurring.variant]
     fetch_s = 0.0 if where.in_host else variant.fetch_s
+    if engine.ahead == occurring.variant:
+        fetch_s = max(0.0, engine.ahead_s - now_s)
+        engine.ahead = NOBODY
     engine.load_free_s = max(engine.load_free_s, now_s + fetch_s) + variant.load_s
     engine.clock += 1
     slot.variant, slot.used, slot.ready_s = occurring.variant, engine.clock, engine.load_free_s

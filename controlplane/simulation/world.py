@@ -91,7 +91,8 @@ LOADED = np.dtype([*((name, SLOT[name]) for name in SLOT.names or ()), ("ready_s
 
 # An engine. It makes `steps` steps from `start_s` on, the first of `step_s` and each of the others by
 # `growth_s` longer than the one before; `ticks` counts all steps. `reserved`: tokens of KV cache of prompts
-# that are being filled. `batch`: the rows that decode.
+# that are being filled. `batch`: the rows that decode. `ahead`: a variant that is read into the host's memory
+# before it has a slot, and is there at `ahead_s`.
 ENGINE = np.dtype(
     [
         ("batch", BATCH),
@@ -99,6 +100,7 @@ ENGINE = np.dtype(
         ("step_s", "f8"),
         ("growth_s", "f8"),
         ("load_free_s", "f8"),
+        ("ahead_s", "f8"),
         ("busy_s", "f8"),
         ("reserved", "f8"),
         ("tokens", "f8"),
@@ -117,6 +119,7 @@ ENGINE = np.dtype(
         ("loading", "i4"),
         ("oldest", "i4"),
         ("newest", "i4"),
+        ("ahead", "i4"),
         ("model", "i4"),
         ("fills", "u1"),
     ],
@@ -189,7 +192,7 @@ def new_world(asked: Records, truth: Snapshot, seen: Snapshot, state: RouterStat
     slots = max(1, int(truth.models.slots.max()))
     engines = records(ENGINE, groups)
     engines.host_limit = np.inf
-    engines.oldest = engines.newest = NOBODY
+    engines.oldest = engines.newest = engines.ahead = NOBODY
     engines.model = truth.groups.model
     where = records(WHERE, (groups, variants))
     where.local = where.slot = where.older = where.newer = NOBODY

@@ -69,6 +69,21 @@ def test_without_a_bound_all_stay(sizes: list[int]) -> None:
     assert world.where.in_host[0].all()
 
 
+@pytest.mark.parametrize("fetch_s", [0.0, 0.5, 50.0])
+def test_who_waits_for_a_slot_is_fetched_meanwhile(fetch_s: float) -> None:
+    """One slot; the second request comes while the first runs, and begins when its variant is there."""
+    world = new([1] * VARIANTS, 1.0, [Asked(0.0, 1, 100, 1), Asked(0.2, 1, 1, 2)])
+    world.truth.models.slots = 1
+    world.slots.variant[0, 1:], world.slots.busy[0, 1:] = 0, 1
+    world.truth.variants.fetch_s[0, 2] = fetch_s
+    world.where.in_host[0, 2] = 0
+    run(world, worlds.rules(limit=1), math.inf, room_for_ended(world))
+    first, second = world.outcomes
+    free_s, seen_s = first.end_s, 0.2
+    begins_s = max(free_s, seen_s + fetch_s) + 0.1  # where 0.1 is the load from the host's memory
+    assert second.first_s - MACHINE.prefill_s(1) == pytest.approx(begins_s, abs=0.03)  # a step of the first
+
+
 @pytest.mark.parametrize(("limit", "fetched"), [(2.0, False), (1.0, True)])
 def test_what_left_is_fetched_again(limit: float, fetched: bool) -> None:
     """Two variants of one byte, asked in turn, in an engine with one slot."""

@@ -112,6 +112,8 @@ class _Variants:
             self._records.see(self.running, waiting, self._residency.readiness)
             self._records.decide(time.time(), self._rules())
             self._load(self._records.loads(), waiting)
+            if next_one := self._records.first_blocked():
+                self._residency.read_ahead(variant_of(next_one), next_one.lora_request.lora_path)
             self._flush()
         self._preempt(self._records.preempted())
         admitted = self._records.admitted()

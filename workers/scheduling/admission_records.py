@@ -139,6 +139,11 @@ class AdmissionRecords:
         blocked = self._waiting.rows["blocked"].tolist()
         return [request.request_id for request, waits in zip(self._line, blocked, strict=False) if waits]
 
+    def first_blocked(self) -> Request | None:
+        """The first of those that wait for a running variant to end, and will get a slot next."""
+        blocked = self._waiting.rows["blocked"]
+        return self._line[int(blocked.argmax())] if blocked.any() else None
+
     def loads(self) -> list[int]:
         """Uids of variants that should get a slot, in this order."""
         order = self._variants.rows["load"]

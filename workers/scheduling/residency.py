@@ -53,6 +53,7 @@ class Residency:
         self._host: dict[int, dict[int, int]] = {}  # by rank: bytes by uid
         self._failing: set[int] = set()
         self._departing: set[int] = set()
+        self._ahead: int | None = None  # the last variant that was read ahead
         self._clock = 0
         self._orders = 0
         self.outbox: list[dict[str, Any]] = []
@@ -123,6 +124,20 @@ class Residency:
         variant.preparing = self._order({"do": PREPARE, "uid": uid, "path": path})
         variant.unprepared = set(self._ranks)
 
+    def read_ahead(self, uid: int, path: str) -> None:
+        """Have a variant in host memory that waits for others to leave their slots: so its slot is not kept
+        waiting for a disk. One is read ahead at a time: more could drive each other from host memory."""
+        variant = self._known(uid, path)
+        if variant.slot is not None or self._in_host(uid) or uid in self._failing:
+            return
+        if not variant.unprepared and not self._is_reading_ahead():
+            self.prepare(uid, path)
+            self._ahead = uid
+
+    def _is_reading_ahead(self) -> bool:
+        variant = None if self._ahead is None else self._variants.get(self._ahead)
+        return variant is not None and bool(variant.unprepared)
+
     def _known(self, uid: int, path: str) -> Variant:
         variant = self._variants.setdefault(uid, Variant(uid, path))
         variant.path = path
@@ -180,7 +195,9 @@ class Residency:
             return
         if message["did"] == PREPARED:
             variant.unprepared.discard(rank)
-        elif self.readiness(variant.uid) != READY:  # what runs does not need its files
+            return
+        variant.preparing, variant.unprepared = 0, set()  # nothing comes of this order
+        if self.readiness(variant.uid) != READY:  # what runs does not need its files
             self._fail(variant, message)
 
     def _place_reported(self, variant: Variant, rank: int, message: Mapping[str, Any]) -> None:

@@ -100,6 +100,8 @@ class Steps:
         assert [int(r.request_id) for r in self.records.preempted()] == decision.preempt
         assert self.records.loads() == decision.load
         assert [int(i) for i in self.records.blocked()] == decision.blocked
+        first = self.records.first_blocked()
+        assert (None if first is None else [number(first)]) == (decision.blocked[:1] or None)
         assert self.records.active() == decision.active
 
     def preempt(self, decision: Decision) -> None:

@@ -155,6 +155,28 @@ def test_requests_of_a_variant_whose_files_are_gone_end_and_others_go_on(
     assert narrow.scheduler._residency.take_failures() == {}
 
 
+def test_who_waits_for_a_seat_is_read_meanwhile(
+    narrow: Engine, variants: dict[str, Any], tmp_path: Path
+) -> None:
+    from vllm.lora.request import LoRARequest
+
+    folder = shutil.copytree(variants["lora-r8"].lora_path, tmp_path / "unread")
+    residency = narrow.scheduler._residency
+
+    def tier() -> str | None:
+        return next((v["tier"] for v in residency.snapshot() if v["uid"] == 102), None)
+
+    narrow.add("holds", PROMPTS[0], variants["boft-m1"], 200)
+    narrow.until(lambda: "holds" in narrow.tokens)
+    narrow.add("waits", PROMPTS[0], LoRARequest("unread", 102, str(folder)), 8)
+    narrow.until(lambda: tier() == "host" or "holds" in narrow.ended)
+    assert "holds" not in narrow.ended
+    narrow.run()
+    narrow.add("again", PROMPTS[0], variants["lora-r8"], 8)
+    narrow.run()
+    assert narrow.tokens["waits"] == narrow.tokens["again"]
+
+
 def test_held_requests_count_and_may_be_aborted(narrow: Engine, variants: dict[str, Any]) -> None:
     scheduler = narrow.scheduler
     narrow.add("runs", PROMPTS[0], variants["lora-r8"], 40)

@@ -133,7 +133,7 @@ class World:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["load", "prepare", "wait", "break", "mend", "forget"]),
+        st.sampled_from(["load", "prepare", "ahead", "wait", "break", "mend", "forget"]),
         st.sampled_from(sorted(SIZES)),
     ),
     max_size=40,
@@ -153,6 +153,9 @@ def test_what_may_run_is_on_every_rank(
                 world.load(uid, busy)
             case "prepare":
                 world.residency.prepare(uid, f"/{uid}")
+                world.send()
+            case "ahead":
+                world.residency.read_ahead(uid, f"/{uid}")
                 world.send()
             case "forget":
                 world.residency.forget(uid)
@@ -269,6 +272,34 @@ def test_prepared_means_that_every_rank_has_read_it_even_if_one_forgot_it_since(
     residency.reported(1, {**report, "host": {"1": 5}})
     assert residency.prepared(1)
     assert residency.snapshot()[0]["tier"] == "disk"  # not on rank 0 any more
+
+
+def test_one_variant_at_a_time_is_read_ahead() -> None:
+    """Of those that have no slot and are not in host memory on every rank."""
+    residency = Residency(1, 2)
+    ordered = residency.outbox
+
+    def report(uid: int, rank: int, **what: Any) -> None:
+        order = next(m["order"] for m in reversed(ordered) if m["uid"] == uid)
+        residency.reported(rank, {"uid": uid, "slot": None, "order": order, "host": {str(uid): 5}, **what})
+
+    residency.read_ahead(1, "/1")
+    assert [(m["do"], m["uid"], m["path"]) for m in ordered] == [("prepare", 1, "/1")]
+    residency.read_ahead(1, "/1")
+    residency.read_ahead(2, "/2")
+    report(1, 0, did="prepared")
+    residency.read_ahead(2, "/2")
+    assert len(ordered) == 1  # rank 1 still reads
+    report(1, 1, did="prepared")
+    residency.read_ahead(1, "/1")  # it is there
+    residency.load(3, "/3", NOBODY)
+    residency.read_ahead(3, "/3")  # it has a slot
+    residency.read_ahead(2, "/2")
+    assert [(m["do"], m["uid"]) for m in ordered[1:]] == [("place", 3), ("prepare", 2)]
+    report(2, 0, did="failed", error="gone")
+    assert residency.error(2) == "gone"
+    residency.read_ahead(4, "/4")  # the failed one holds up nobody
+    assert ordered[-1]["uid"] == 4
 
 
 def test_a_slot_is_taken_from_who_was_used_longest_ago() -> None:

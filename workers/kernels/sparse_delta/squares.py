@@ -81,5 +81,6 @@ def _two_bits_of(codes: torch.Tensor, count: int, across: int) -> torch.Tensor:
     """[outputs, groups, 2]: codes less 2."""
     bytes_ = codes.reshape(count, across, 8, 4, 4, 2, 2)  # strip, square, g, t, m, value, half
     each = torch.stack([(bytes_ >> 2 * r) & 3 for r in range(4)]).unflatten(0, (2, 2))
-    ordered: torch.Tensor = each.permute(2, 6, 1, 4, 3, 8, 0, 5, 7)  # u, h, strip, square, g, t, m, value, half
+    # of u, h, strip, square, g, t, m, value, half
+    ordered: torch.Tensor = each.permute(2, 6, 1, 4, 3, 8, 0, 5, 7)
     return ordered.reshape(count * SIDE, -1, 2).float() - 2
