@@ -101,7 +101,7 @@ class Steps:
         assert self.records.loads() == decision.load
         assert [int(i) for i in self.records.blocked()] == decision.blocked
         first = self.records.first_blocked()
-        assert (None if first is None else [number(first)]) == (decision.blocked[:1] or None)
+        assert (None if first is None else [int(first.request_id)]) == (decision.blocked[:1] or None)
         assert self.records.active() == decision.active
 
     def preempt(self, decision: Decision) -> None:
