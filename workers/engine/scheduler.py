@@ -189,16 +189,21 @@ class _Variants:
                     self._socket.send(sender, {"id": message["id"], **self._state()})
                 case "forget":
                     self._residency.forget(message["uid"])
-                    if not self.requests and not self._uses:  # no step would come to do it
-                        self._residency.let_go(frozenset())
+                    self._let_go_if_idle()
                     self._socket.send(sender, {"id": message["id"]})
                 case "limit":
                     self._limit = min(max(1, message["limit"]), self._residency.slots)
                     self._socket.send(sender, {"id": message["id"], "limit": self._limit})
                 case _:
                     self._residency.reported(message["rank"], message)
+                    self._let_go_if_idle()
                     self._answer_askers()
             self._flush()
+
+    def _let_go_if_idle(self) -> None:
+        """No step would come to do it."""
+        if self._residency.departing and not self.requests and not self._uses:
+            self._residency.let_go(frozenset())
 
     def _answer_askers(self) -> None:
         """Answer whoever waits for a variant: that it is there, or why it cannot be loaded."""

@@ -35,15 +35,18 @@ def compiled(package: str, file: str, architecture: str, options: Sequence[str])
     source = files(package).joinpath(file).read_bytes()
     program = _checked(nvrtc.nvrtcCreateProgram(source, file.encode(), 0, [], []))
     arguments = [f"--gpu-architecture={architecture}", "--std=c++17", *options]
-    result = nvrtc.nvrtcCompileProgram(program, len(arguments), [a.encode() for a in arguments])
-    if int(result[0]) != 0:
-        log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
-        nvrtc.nvrtcGetProgramLog(program, log)
-        raise RuntimeError(f"{file} could not be compiled for {architecture}: {log.decode().strip()}")
-    cubin: bytes = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
-    _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
-    nvrtc.nvrtcDestroyProgram(program)
-    return cubin
+    try:
+        result = nvrtc.nvrtcCompileProgram(program, len(arguments), [a.encode() for a in arguments])
+        if int(result[0]) != 0:
+            log = bytearray(_checked(nvrtc.nvrtcGetProgramLogSize(program)))
+            _checked(nvrtc.nvrtcGetProgramLog(program, log))
+            said = log.decode(errors="replace").strip("\0 \n")
+            raise RuntimeError(f"{file} could not be compiled for {architecture}: {said}")
+        cubin = bytearray(_checked(nvrtc.nvrtcGetCUBINSize(program)))
+        _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
+        return bytes(cubin)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
 
 
 @functools.cache
@@ -67,7 +70,7 @@ def kernel(
     return Kernel(function, shared_bytes)
 
 
-def launch(kernel: Kernel, grid: tuple[int, int], threads: int, arguments: Sequence[Argument]) -> None:
+def launch(made: Kernel, grid: tuple[int, int], threads: int, arguments: Sequence[Argument]) -> None:
     """On torch's current stream; graphs capture it. Raises RuntimeError."""
     from cuda.bindings import driver
 
@@ -75,13 +78,13 @@ def launch(kernel: Kernel, grid: tuple[int, int], threads: int, arguments: Seque
     stream = torch.cuda.current_stream().cuda_stream
     _checked(
         driver.cuLaunchKernel(
-            kernel.function,
+            made.function,
             *grid,
             1,
             threads,
             1,
             1,
-            kernel.shared_bytes,
+            made.shared_bytes,
             stream,
             ctypes.addressof(addresses),
             0,
@@ -93,4 +96,4 @@ def _checked(result: Sequence[Any]) -> Any:
     """What a call gave back besides its status."""
     if int(result[0]) != 0:
         raise RuntimeError(f"{type(result[0]).__name__}: {result[0].name}")
-    return result[1] if len(result) == 2 else result[1:]
+    return result[1] if len(result) == 2 else None

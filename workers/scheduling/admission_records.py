@@ -140,7 +140,7 @@ class AdmissionRecords:
         return [request.request_id for request, waits in zip(self._line, blocked, strict=False) if waits]
 
     def first_blocked(self) -> Request | None:
-        """The first of those that wait for a running variant to end, and will get a slot next."""
+        """The first of those that wait for a running variant to end."""
         blocked = self._waiting.rows["blocked"]
         return self._line[int(blocked.argmax())] if blocked.any() else None
 

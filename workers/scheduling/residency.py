@@ -37,6 +37,16 @@ class Variant:
     error: str = ""
     fault: str = ""  # what kind of failure the error is (`faults.Fault`)
     no_memory: bool = False  # some rank had no room for it in its slot
+    ahead: bool = False  # it was read ahead since it was last placed
+
+
+@dataclass
+class _ReadAhead:
+    """The newest order to read a variant ahead, and the ranks that have not answered it."""
+
+    uid: int = 0
+    order: int = 0
+    ranks: set[int] = field(default_factory=set)
 
 
 class Residency:
@@ -53,7 +63,7 @@ class Residency:
         self._host: dict[int, dict[int, int]] = {}  # by rank: bytes by uid
         self._failing: set[int] = set()
         self._departing: set[int] = set()
-        self._ahead: int | None = None  # the last variant that was read ahead
+        self._ahead = _ReadAhead()
         self._clock = 0
         self._orders = 0
         self.outbox: list[dict[str, Any]] = []
@@ -101,7 +111,7 @@ class Residency:
     def load(self, uid: int, path: str, busy: frozenset[int]) -> bool:
         """Have a variant in a slot, with room in every rank's memory; taken, if need be, from one
         that is not `busy`. False while there is none to take it from."""
-        variant = self._known(uid, path)
+        variant = self._variant(uid, path)
         slot = variant.slot
         if slot is None:
             slot = self._free_slot(busy)
@@ -117,8 +127,9 @@ class Residency:
         return True
 
     def prepare(self, uid: int, path: str) -> None:
-        """Have the ranks read and check a variant. Starts anew after an error."""
-        variant = self._known(uid, path)
+        """Have the ranks read and check a variant that is asked for. Starts anew after an error."""
+        variant = self._variant(uid, path)
+        self._departing.discard(uid)
         self.forgive(uid)
         variant.error = ""
         variant.preparing = self._order({"do": PREPARE, "uid": uid, "path": path})
@@ -126,22 +137,18 @@ class Residency:
 
     def read_ahead(self, uid: int, path: str) -> None:
         """Have a variant in host memory that waits for others to leave their slots: so its slot is not kept
-        waiting for a disk. One is read ahead at a time: more could drive each other from host memory."""
-        variant = self._known(uid, path)
-        if variant.slot is not None or self._in_host(uid) or uid in self._failing:
+        waiting for a disk. One is read ahead at a time, for more could drive each other from host memory, and
+        once for each slot that it gets. What comes of it is told when it is placed."""
+        variant = self._variant(uid, path)
+        if self._ahead.ranks or variant.ahead or variant.slot is not None or self._in_host(uid):
             return
-        if not variant.unprepared and not self._is_reading_ahead():
-            self.prepare(uid, path)
-            self._ahead = uid
+        variant.ahead = True
+        order = self._order({"do": PREPARE, "uid": uid, "path": path})
+        self._ahead = _ReadAhead(uid, order, set(self._ranks))
 
-    def _is_reading_ahead(self) -> bool:
-        variant = None if self._ahead is None else self._variants.get(self._ahead)
-        return variant is not None and bool(variant.unprepared)
-
-    def _known(self, uid: int, path: str) -> Variant:
+    def _variant(self, uid: int, path: str) -> Variant:
         variant = self._variants.setdefault(uid, Variant(uid, path))
         variant.path = path
-        self._departing.discard(uid)
         return variant
 
     def forget(self, uid: int) -> None:
@@ -155,7 +162,8 @@ class Residency:
 
     def let_go(self, wanted: frozenset[int]) -> None:
         """Those to be forgotten, but for the `wanted`, leave their slots and every rank's memory."""
-        for uid in self._departing - wanted:
+        reading = {self._ahead.uid} if self._ahead.ranks else set()  # it would be kept when it is read
+        for uid in self._departing - wanted - reading:
             leaving = self._variants.pop(uid)
             if leaving.slot is not None:
                 self._clear(leaving)
@@ -163,7 +171,7 @@ class Residency:
             self._failing.discard(uid)
             for held in self._host.values():
                 held.pop(uid, None)
-        self._departing &= wanted
+        self._departing &= wanted | reading
 
     def prepared(self, uid: int) -> bool:
         """True once every rank has read it as `prepare` asked, or it may run anyway."""
@@ -182,6 +190,9 @@ class Residency:
     def reported(self, rank: int, message: Mapping[str, Any]) -> None:
         """What became of a PREPARE or PLACE on a rank; `host` tells all it holds in host memory."""
         self._host[rank] = {int(uid): size for uid, size in message["host"].items()}
+        if message.get("order") == self._ahead.order:
+            self._ahead.ranks.discard(rank)
+            return
         variant = self._variants.get(message["uid"])
         if variant is None:
             return
@@ -195,9 +206,7 @@ class Residency:
             return
         if message["did"] == PREPARED:
             variant.unprepared.discard(rank)
-            return
-        variant.preparing, variant.unprepared = 0, set()  # nothing comes of this order
-        if self.readiness(variant.uid) != READY:  # what runs does not need its files
+        elif self.readiness(variant.uid) != READY:  # what runs does not need its files
             self._fail(variant, message)
 
     def _place_reported(self, variant: Variant, rank: int, message: Mapping[str, Any]) -> None:
@@ -242,7 +251,7 @@ class Residency:
 
     def _place(self, variant: Variant, slot: int) -> None:
         self._use(slot)
-        variant.error = ""
+        variant.error, variant.ahead = "", False
         self.forgive(variant.uid)
         variant.device.clear()
         variant.unplaced = set(self._ranks)

@@ -135,11 +135,3 @@ def test_a_batch_of_several_slots() -> None:
 def test_other_shapes_are_refused(shape: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="multiples of 64"):
         Shape(*shape, 4, squares=True)
-
-
-def test_without_a_gpu_nothing_lies_in_squares(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OSTINATO_SPARSE_TENSOR_CORES", "1")
-    sparse_delta.tensor_cores.chosen.cache_clear()
-    if not torch.cuda.is_available():
-        assert not sparse_delta.in_squares(128, (64,), torch.bfloat16)
-    sparse_delta.tensor_cores.chosen.cache_clear()

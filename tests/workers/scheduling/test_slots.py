@@ -274,32 +274,68 @@ def test_prepared_means_that_every_rank_has_read_it_even_if_one_forgot_it_since(
     assert residency.snapshot()[0]["tier"] == "disk"  # not on rank 0 any more
 
 
+class Ahead:
+    """A Residency of one slot and two ranks, which are told nothing but what `report` says."""
+
+    def __init__(self) -> None:
+        self.residency = Residency(1, 2)
+
+    def read(self, uid: int) -> None:
+        self.residency.read_ahead(uid, f"/{uid}")
+
+    def report(self, uid: int, rank: int, did: str = "prepared", **what: Any) -> None:
+        order = next(m["order"] for m in reversed(self.residency.outbox) if m["uid"] == uid)
+        told = {"uid": uid, "slot": None, "order": order, "did": did, "host": {str(uid): 5}}
+        self.residency.reported(rank, {**told, **what})
+
+    def ordered(self) -> list[tuple[str, int]]:
+        return [(m["do"], m["uid"]) for m in self.residency.outbox]
+
+
 def test_one_variant_at_a_time_is_read_ahead() -> None:
-    """Of those that have no slot and are not in host memory on every rank."""
-    residency = Residency(1, 2)
-    ordered = residency.outbox
+    """Of those that have no slot and are not in host memory on every rank; once for each slot they get."""
+    ahead = Ahead()
+    for uid in (1, 1, 2):
+        ahead.read(uid)
+    ahead.report(1, 0)
+    ahead.read(2)
+    assert ahead.ordered() == [("prepare", 1)]  # rank 1 still reads
+    ahead.report(1, 1)
+    ahead.read(1)  # it is there
+    ahead.residency.load(3, "/3", NOBODY)
+    ahead.read(3)  # it has a slot
+    ahead.read(2)
+    assert ahead.ordered()[1:] == [("place", 3), ("prepare", 2)]
 
-    def report(uid: int, rank: int, **what: Any) -> None:
-        order = next(m["order"] for m in reversed(ordered) if m["uid"] == uid)
-        residency.reported(rank, {"uid": uid, "slot": None, "order": order, "host": {str(uid): 5}, **what})
 
-    residency.read_ahead(1, "/1")
-    assert [(m["do"], m["uid"], m["path"]) for m in ordered] == [("prepare", 1, "/1")]
-    residency.read_ahead(1, "/1")
-    residency.read_ahead(2, "/2")
-    report(1, 0, did="prepared")
-    residency.read_ahead(2, "/2")
-    assert len(ordered) == 1  # rank 1 still reads
-    report(1, 1, did="prepared")
-    residency.read_ahead(1, "/1")  # it is there
-    residency.load(3, "/3", NOBODY)
-    residency.read_ahead(3, "/3")  # it has a slot
-    residency.read_ahead(2, "/2")
-    assert [(m["do"], m["uid"]) for m in ordered[1:]] == [("place", 3), ("prepare", 2)]
-    report(2, 0, did="failed", error="gone")
-    assert residency.error(2) == "gone"
-    residency.read_ahead(4, "/4")  # the failed one holds up nobody
-    assert ordered[-1]["uid"] == 4
+def test_what_cannot_be_read_ahead_holds_up_nobody_and_ends_nothing() -> None:
+    """Placing it is another try, and tells."""
+    ahead = Ahead()
+    ahead.read(1)
+    for rank in range(2):
+        ahead.report(1, rank, "failed", error="no file", host={})
+    assert not ahead.residency.failing
+    ahead.read(1)
+    ahead.read(2)
+    assert ahead.ordered() == [("prepare", 1), ("prepare", 2)]
+    ahead.residency.load(1, "/1", NOBODY)
+    ahead.report(1, 0, "failed", slot=0, error="no file", host={})
+    assert ahead.residency.error(1) == "no file"
+
+
+def test_a_forgotten_variant_that_is_read_ahead_goes_when_it_was_read() -> None:
+    """Else its memory would be taken for good: it is kept when it has been read."""
+    ahead = Ahead()
+    ahead.residency.prepare(1, "/1")
+    ahead.residency.forget(1)  # a request of it still waits
+    ahead.read(1)
+    ahead.residency.let_go(NOBODY)
+    assert ("forget", 1) not in ahead.ordered()
+    for rank in range(2):
+        ahead.report(1, rank)
+    ahead.residency.let_go(NOBODY)
+    assert ahead.ordered()[-1] == ("forget", 1)
+    assert not ahead.residency.departing
 
 
 def test_a_slot_is_taken_from_who_was_used_longest_ago() -> None:

@@ -8,8 +8,8 @@
 6. Not in the paper: once more V, for U as it is now, and U (`sweeps`), kept if the layer's error falls.
 
 Less error over calibration's inputs does not mean better answers. With all that `Settings` has beyond the
-paper a third less error is left, and a fine-tune that kept 54% of its facts keeps 33%
-(docs/benchmarks-details.md). So none of it is done unless asked for.
+paper, and its damping of 0.01, a third less error is left, and a fine-tune that kept 54% of its facts keeps
+33% (docs/benchmarks-details.md). So none of it is done unless asked for.
 """
 
 from __future__ import annotations

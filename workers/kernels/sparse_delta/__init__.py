@@ -21,8 +21,8 @@ __all__ = ["FIELDS", "Delta", "Shape", "apply", "describe", "in_squares", "pack"
 def in_squares(inputs: int, slices: Sequence[int], dtype: torch.dtype) -> bool:
     """Whether the deltas of such a layer lie in squares here, for activations of `dtype`: packing and `apply`
     agree by it."""
-    can = dtype in tensor_cores.DTYPES and all(squares.fits(inputs, outputs) for outputs in slices)
-    return can and tensor_cores.chosen()
+    can = dtype in tensor_cores.DTYPES and len(slices) <= tensor_cores.MAX_SLICES
+    return can and all(squares.fits(inputs, outputs) for outputs in slices) and tensor_cores.chosen(dtype)
 
 
 def apply(

@@ -8,7 +8,7 @@ that says which columns were kept (bit j: column j); rows o and o + ceil(outputs
 With 2 bits the indices cost as much as the zeros they avoid: the arena then holds all four columns' codes
 in one byte, code 2 where nothing was kept. Both take `bits / 2 + 1` bits per element of the dense matrix.
 
-For sparse tensor cores the same bytes lie in another order (`Shape.squares`, squares.py).
+For sparse tensor cores as many bytes hold kept values and their indices (`Shape.squares`, squares.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from workers.kernels.sparse_delta import squares
 from workers.kernels.types import Part
 
 # Of a slice in a table row: bits (0: no delta), where values, masks and scales lie, scales a row. In squares:
-# bits + IN_SQUARES, where squares lie, 0, and where scales lie.
+# bits + IN_SQUARES, where squares lie, 0, where scales lie, scales a row.
 FIELDS = 5
 IN_SQUARES = 8
 

@@ -10,24 +10,22 @@
 // together that of the rows' inputs.
 //
 // Compiled with TILES (of 8 rows), OUTPUT_WARPS, STAGES (squares in a ring), BLOCKS (at least, of a
-// multiprocessor), BF16 (1: bfloat16, 0: float16).
+// multiprocessor), BF16 (1: bfloat16, 0: float16); and with what tensor_cores.py counts memory and table by:
+// WARPS of a block, WEIGHTS (bytes of a square of 4 bits), PADDED (floats of a row of sums, more than a strip's so
+// that no two lanes meet in a bank), FIELDS of a slice in a table row, MAX_SLICES.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;
 typedef long long i64;
 
-#define WARPS 8
 #define PARTS (WARPS / OUTPUT_WARPS)
 #define STRIP 64
 #define SQUARE 64
 #define ROWS (8 * TILES)
 #define INDICES 512              // bytes of a square's indices
-#define WEIGHTS (1024 + INDICES)  // of a square of 4 bits; the room of a stage
 #define X_BYTES (ROWS * SQUARE * 2)
 #define COPIES (2 * TILES / OUTPUT_WARPS)  // of 16 bytes of inputs, by each thread for a square
-#define PADDED (STRIP + 4)                 // of a row of sums, so that no two lanes meet in a bank
-#define FIELDS 5
 
 #if BF16
 #define KIND "bf16"
@@ -51,7 +49,6 @@ typedef long long i64;
 #define LESS_2C 0xd420d420u
 #endif
 
-#define MAX_SLICES 4
 struct Slices { int count; int outputs[MAX_SLICES]; };
 
 __device__ __forceinline__ void copy_16(u32 to, const void *from, int bytes) {

@@ -14,15 +14,17 @@ import torch
 from workers.kernels import nvrtc
 from workers.kernels.rows import LARGE_BLOCK, Rows, Tiles
 from workers.kernels.sparse_delta import squares
+from workers.kernels.sparse_delta.layout import FIELDS
 
 log = logging.getLogger(__name__)
 
 SWITCH = "OSTINATO_SPARSE_TENSOR_CORES"
-ARCHITECTURE = "sm_90a"  # what it was measured on
+ARCHITECTURE = "sm_90a"  # the only one it was tried on
 DTYPES = (torch.bfloat16, torch.float16)
 MAX_SLICES = 4
 WARPS = 8
-WEIGHTS, ROW_BYTES = 1536, 2 * squares.SIDE  # of a square, and of its columns of a row of the batch
+WEIGHTS = squares.square_bytes(4)  # the larger of the two
+ROW_BYTES = 2 * squares.SIDE  # of a square's columns in a row of the batch
 PADDED = squares.SIDE + 4
 WIDE = 128  # strips of a layer that keep a GPU busy with fewer columns under way in each block of threads
 
@@ -52,6 +54,11 @@ class Config:
             "STAGES": self.stages,
             "BLOCKS": self.blocks,
             "BF16": int(dtype == torch.bfloat16),
+            "WARPS": WARPS,
+            "WEIGHTS": WEIGHTS,
+            "PADDED": PADDED,
+            "FIELDS": FIELDS,
+            "MAX_SLICES": MAX_SLICES,
         }
         return tuple(f"-D{name}={value}" for name, value in values.items())
 
@@ -64,8 +71,8 @@ CONFIGS = (MANY_ROWS, SOME_ROWS, FEW_ROWS, FEW_ROWS_WIDE)
 
 
 def config_for(num_rows: int, slices: Sequence[int], block: int) -> Config:
-    """By measurements on an H100. All that decoding uses sum in the same order: a row's result is the same
-    to the bit in every batch that has small tiles for it."""
+    """All that decoding uses sum in the same order: a row's result is the same to the bit in every batch that
+    has small tiles for it."""
     if block == LARGE_BLOCK:
         return MANY_ROWS
     if num_rows > 32:
@@ -78,9 +85,10 @@ class _Slices(ctypes.Structure):
 
 
 @functools.cache
-def chosen() -> bool:
-    """Whether sparse deltas lie in squares in this process: it was asked for, the GPU is a Hopper, and here
-    the kernel gives what plain arithmetic gives. Where it does not, the log says why, and Triton serves."""
+def chosen(dtype: torch.dtype) -> bool:
+    """Whether sparse deltas lie in squares in this process, for activations of `dtype`: it was asked for, the
+    GPU is a Hopper, and here the kernel gives what plain arithmetic gives. Where it does not, the log says
+    why, and Triton serves."""
     if os.environ.get(SWITCH) != "1":
         return False
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
@@ -88,7 +96,7 @@ def chosen() -> bool:
         return False
     from workers.kernels.sparse_delta.tensor_cores_check import problem
 
-    if found := problem():
+    if found := problem(dtype, torch.device("cuda", torch.cuda.current_device())):
         log.error("sparse deltas are not multiplied on sparse tensor cores: %s", found)
     return not found
 

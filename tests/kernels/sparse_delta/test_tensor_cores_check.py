@@ -1,0 +1,100 @@
+"""Whether this process may multiply on sparse tensor cores, with torch in the place of the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from workers.kernels import sparse_delta
+from workers.kernels.sparse_delta import reference, tensor_cores
+from workers.kernels.sparse_delta import tensor_cores_check as check
+
+CPU = torch.device("cpu")
+Apply = Callable[..., None]
+
+
+def right(x: torch.Tensor, out: torch.Tensor, *others: Any) -> None:
+    reference.apply(x, out, *others[:-1])
+
+
+def not_a_number(x: torch.Tensor, out: torch.Tensor, *others: Any) -> None:
+    right(x, out, *others)
+    out[-1, 0] = torch.nan
+
+
+def a_square_lost(x: torch.Tensor, out: torch.Tensor, *others: Any) -> None:
+    right(x.clone().index_fill_(1, torch.arange(64), 0), out, *others)
+
+
+def not_added(x: torch.Tensor, out: torch.Tensor, *others: Any) -> None:
+    right(x, out.zero_(), *others)
+
+
+def does_not_compile(*given: Any) -> None:
+    raise RuntimeError("sbmm.cu could not be compiled")
+
+
+@pytest.mark.parametrize("dtype", tensor_cores.DTYPES)
+def test_what_is_right_passes(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    monkeypatch.setattr(tensor_cores, "apply", right)
+    assert check.problem(dtype, CPU) is None
+
+
+@pytest.mark.parametrize(
+    ("apply", "says"),
+    [
+        (not_a_number, "differ by"),
+        (a_square_lost, "differ by"),
+        (not_added, "differ by"),
+        (does_not_compile, "could not be compiled"),
+    ],
+)
+def test_what_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch, apply: Apply, says: str) -> None:
+    monkeypatch.setattr(tensor_cores, "apply", apply)
+    assert says in (check.problem(torch.bfloat16, CPU) or "")
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """A process that says it has one, and is asked to use it."""
+    monkeypatch.setenv(tensor_cores.SWITCH, "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    tensor_cores.chosen.cache_clear()
+    yield monkeypatch
+    tensor_cores.chosen.cache_clear()
+
+
+def in_squares(slices: tuple[int, ...] = (64, 128), inputs: int = 128) -> bool:
+    return sparse_delta.in_squares(inputs, slices, torch.bfloat16)
+
+
+def test_a_kernel_that_passed_is_used_where_it_can_be(hopper: pytest.MonkeyPatch) -> None:
+    hopper.setattr(check, "problem", lambda dtype, device: None)
+    assert in_squares()
+    assert not in_squares(inputs=96)
+    assert not in_squares(slices=(64, 96))
+    assert not in_squares(slices=(64,) * 5)
+    assert not sparse_delta.in_squares(128, (64,), torch.float32)
+
+
+def test_triton_serves_where_the_kernel_does_not_pass(
+    hopper: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hopper.setattr(check, "problem", lambda dtype, device: "results differ by 7")
+    assert not in_squares()
+    assert "results differ by 7" in caplog.text
+
+
+def test_other_gpus_and_who_does_not_ask_have_it_not(hopper: pytest.MonkeyPatch) -> None:
+    hopper.setattr(check, "problem", lambda dtype, device: None)
+    hopper.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    assert not in_squares()
+    tensor_cores.chosen.cache_clear()
+    hopper.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    hopper.delenv(tensor_cores.SWITCH)
+    assert not in_squares()
