@@ -17,7 +17,7 @@ from kernels.sparse_delta.deltas import PAIRS, delta_of, dense, expected, load, 
 
 from workers.kernels import sparse_delta
 from workers.kernels.rows import Rows
-from workers.kernels.sparse_delta import Delta, Shape, squares
+from workers.kernels.sparse_delta import Delta, Shape, square_packing, squares
 from workers.kernels.types import total_bytes
 
 SHAPES = st.builds(
@@ -34,7 +34,7 @@ def packed(delta: Delta) -> tuple[torch.Tensor, torch.Tensor]:
     cut = shape.outputs // 64, shape.inputs // 64
     into = torch.full((*cut, squares.square_bytes(shape.bits)), 0xFF, dtype=torch.uint8)
     scales = torch.full((shape.scales, shape.outputs), torch.nan, dtype=torch.float16)
-    squares.pack(delta.values, delta.indices, delta.scales, shape.bits, into, scales)
+    square_packing.pack(delta.values, delta.indices, delta.scales, shape.bits, into, scales)
     return into, scales
 
 

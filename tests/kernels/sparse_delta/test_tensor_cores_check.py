@@ -60,13 +60,13 @@ def test_what_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch, apply: Apply, sa
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """A process that says it has one, and is asked to use it."""
-    monkeypatch.setenv(tensor_cores.SWITCH, "1")
+    monkeypatch.setenv(check.SWITCH, "1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    tensor_cores.chosen.cache_clear()
+    check.chosen.cache_clear()
     yield monkeypatch
-    tensor_cores.chosen.cache_clear()
+    check.chosen.cache_clear()
 
 
 def in_squares(slices: tuple[int, ...] = (64, 128), inputs: int = 128) -> bool:
@@ -94,7 +94,7 @@ def test_other_gpus_and_who_does_not_ask_have_it_not(hopper: pytest.MonkeyPatch)
     hopper.setattr(check, "problem", lambda dtype, device: None)
     hopper.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     assert not in_squares()
-    tensor_cores.chosen.cache_clear()
+    check.chosen.cache_clear()
     hopper.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    hopper.delenv(tensor_cores.SWITCH)
+    hopper.delenv(check.SWITCH)
     assert not in_squares()

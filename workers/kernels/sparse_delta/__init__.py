@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from workers.kernels.rows import Rows
-from workers.kernels.sparse_delta import reference, squares, tensor_cores
+from workers.kernels.sparse_delta import reference, squares, tensor_cores, tensor_cores_check
 from workers.kernels.sparse_delta.layout import FIELDS, Delta, Shape, describe, pack, parts, width
 
 __all__ = ["FIELDS", "Delta", "Shape", "apply", "describe", "in_squares", "pack", "parts", "width"]
@@ -22,7 +22,9 @@ def in_squares(inputs: int, slices: Sequence[int], dtype: torch.dtype) -> bool:
     """Whether the deltas of such a layer lie in squares here, for activations of `dtype`: packing and `apply`
     agree by it."""
     can = dtype in tensor_cores.DTYPES and len(slices) <= tensor_cores.MAX_SLICES
-    return can and all(squares.fits(inputs, outputs) for outputs in slices) and tensor_cores.chosen(dtype)
+    return (
+        can and all(squares.fits(inputs, outputs) for outputs in slices) and tensor_cores_check.chosen(dtype)
+    )
 
 
 def apply(

@@ -146,8 +146,10 @@ def pack(slices: Sequence[Delta | None], into: Mapping[str, torch.Tensor]) -> No
         if delta is None:
             continue
         if f"squares{i}" in into:
+            from workers.kernels.sparse_delta import square_packing  # numba: only where squares are made
+
             made = into[f"squares{i}"], into[f"scales{i}"]
-            squares.pack(delta.values, delta.indices, delta.scales, delta.shape.bits, *made)
+            square_packing.pack(delta.values, delta.indices, delta.scales, delta.shape.bits, *made)
             continue
         pack_slice = _pack_four_bits if delta.shape.bits == 4 else _pack_two_bits
         pack_slice(delta, i, into)

@@ -5,10 +5,29 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from profiler.compiled import compiled
-from workers.kernels.sparse_delta.squares import SIDE
+from workers.kernels.sparse_delta.squares import OUTPUTS, SIDE
 
 Bytes = Any  # numpy arrays of uint8
+
+
+def pack(
+    values: torch.Tensor,
+    indices: torch.Tensor,
+    scales: torch.Tensor,
+    bits: int,
+    into: torch.Tensor,
+    scales_into: torch.Tensor,
+) -> None:
+    """Write a delta, as `layout.Delta` has it, to `into` and `scales_into`, as `squares.unpack` has them. All on
+    the host."""
+    write = four_bits if bits == 4 else two_bits
+    write(values.contiguous().numpy(), indices.contiguous().numpy(), into.numpy())
+    count = len(into)
+    by_output = scales.T.reshape(-1, count, *OUTPUTS)
+    scales_into.view(-1, count, 8, 4, 2).copy_(by_output.permute(0, 1, 4, 2, 3))
 
 
 @compiled

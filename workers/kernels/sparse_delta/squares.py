@@ -33,27 +33,9 @@ def square_bytes(bits: int) -> int:
     return SIDE * SIDE // 2 * bits // 8 + INDICES_BYTES
 
 
-def pack(
-    values: torch.Tensor,
-    indices: torch.Tensor,
-    scales: torch.Tensor,
-    bits: int,
-    into: torch.Tensor,
-    scales_into: torch.Tensor,
-) -> None:
-    """Write a delta (as `layout.Delta` has it) to `into` uint8 [strips, inputs / 64, square_bytes] and
-    `scales_into` fp16 [scales, outputs], a strip's scales in the order (g, m, h). All on the host."""
-    from workers.kernels.sparse_delta import square_packing  # numba: only where squares are made
-
-    write = square_packing.four_bits if bits == 4 else square_packing.two_bits
-    write(values.contiguous().numpy(), indices.contiguous().numpy(), into.numpy())
-    count = len(into)
-    by_output = scales.T.reshape(-1, count, *OUTPUTS)
-    scales_into.view(-1, count, 8, 4, 2).copy_(by_output.permute(0, 1, 4, 2, 3))
-
-
 def unpack(squares: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
-    """The dense delta, float32 [outputs, inputs], of what `pack` wrote."""
+    """The dense delta, float32 [outputs, inputs]. `squares`: uint8 [strips, inputs / 64, square_bytes];
+    `scales`: fp16 [scales, outputs], those of a strip in the order (g, m, h)."""
     count, across = squares.shape[:2]
     split = squares.shape[2] - INDICES_BYTES
     values = (_four_bits_of if bits == 4 else _two_bits_of)(squares[..., :split], count, across)

@@ -1,11 +1,8 @@
-"""The product on sparse tensor cores (`sbmm.cu`): whether this process has it, and how it is launched."""
+"""The product on sparse tensor cores (`sbmm.cu`): how it is cut up and launched."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,9 +13,6 @@ from workers.kernels.rows import LARGE_BLOCK, Rows, Tiles
 from workers.kernels.sparse_delta import squares
 from workers.kernels.sparse_delta.layout import FIELDS
 
-log = logging.getLogger(__name__)
-
-SWITCH = "OSTINATO_SPARSE_TENSOR_CORES"
 ARCHITECTURE = "sm_90a"  # the only one it was tried on
 DTYPES = (torch.bfloat16, torch.float16)
 MAX_SLICES = 4
@@ -82,23 +76,6 @@ def config_for(num_rows: int, slices: Sequence[int], block: int) -> Config:
 
 class _Slices(ctypes.Structure):
     _fields_ = (("count", ctypes.c_int), ("outputs", ctypes.c_int * MAX_SLICES))
-
-
-@functools.cache
-def chosen(dtype: torch.dtype) -> bool:
-    """Whether sparse deltas lie in squares in this process, for activations of `dtype`: it was asked for, the
-    GPU is a Hopper, and here the kernel gives what plain arithmetic gives. Where it does not, the log says
-    why, and Triton serves."""
-    if os.environ.get(SWITCH) != "1":
-        return False
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        log.warning("%s=1 has no effect: only Hopper GPUs have been tried", SWITCH)
-        return False
-    from workers.kernels.sparse_delta.tensor_cores_check import problem
-
-    if found := problem(dtype, torch.device("cuda", torch.cuda.current_device())):
-        log.error("sparse deltas are not multiplied on sparse tensor cores: %s", found)
-    return not found
 
 
 def apply(

@@ -1,8 +1,12 @@
-"""Whether the product on sparse tensor cores gives here what plain arithmetic gives."""
+"""Whether this process multiplies sparse deltas on sparse tensor cores: if it was asked to, and they give
+what plain arithmetic gives here."""
 
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,11 +17,29 @@ from workers.kernels.sparse_delta import layout, reference, squares, tensor_core
 from workers.kernels.sparse_delta.layout import Delta, Shape
 from workers.kernels.types import offsets, total_bytes, views
 
+log = logging.getLogger(__name__)
+
+SWITCH = "OSTINATO_SPARSE_TENSOR_CORES"
 SLICES = (64, 640)  # fewer strips than a block of threads may have, and more
 SQUARES = 49  # of a row: enough for every warp to go around its ring, and not as many for each
 SCALES = (1, 7)  # of a row, by slot: one for all squares, and some that a warp's part cuts
 TOLERANCE = 0.02  # of a row's length; bfloat16 alone loses up to 0.004
 SORTED_PAIRS = tuple(i0 | i1 << 2 for i0, i1 in itertools.combinations(range(4), 2))
+
+
+@functools.cache
+def chosen(dtype: torch.dtype) -> bool:
+    """Whether sparse deltas lie in squares in this process, for activations of `dtype`: it was asked for, the
+    GPU is a Hopper, and here the kernel gives what plain arithmetic gives. Where it does not, the log says
+    why, and Triton serves."""
+    if os.environ.get(SWITCH) != "1":
+        return False
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        log.warning("%s=1 has no effect: only Hopper GPUs have been tried", SWITCH)
+        return False
+    if found := problem(dtype, torch.device("cuda", torch.cuda.current_device())):
+        log.error("sparse deltas are not multiplied on sparse tensor cores: %s", found)
+    return not found
 
 
 def problem(dtype: torch.dtype, device: torch.device) -> str | None:
