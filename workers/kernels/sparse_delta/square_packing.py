@@ -21,7 +21,7 @@ def pack(
     into: torch.Tensor,
     scales_into: torch.Tensor,
 ) -> None:
-    """Write a delta, as `layout.Delta` has it, to `into` and `scales_into`, as `squares.unpack` has them. All on
+    """Write a delta, as `layout.Delta` has it, to `into` and `scales_into`, as `squares.unpack` has them; on
     the host."""
     write = four_bits if bits == 4 else two_bits
     write(values.contiguous().numpy(), indices.contiguous().numpy(), into.numpy())
