@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -128,7 +128,7 @@ class _Lanes:
         if self._is_too_late(run):
             return
         run.start = self._start(run.slot, number)
-        with run.start.log.open("wb") as log:
+        with run.start.log.open("wb") as log, _on(run.start.cores):
             run.process = subprocess.Popen(
                 run.start.command,
                 env=run.start.environment,
@@ -137,8 +137,6 @@ class _Lanes:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        if run.start.cores:
-            os.sched_setaffinity(run.process.pid, run.start.cores)
         run.state = State.PREPARING
 
     def _open(self, run: _Run) -> None:
@@ -200,3 +198,17 @@ def show_stacks(leader: int) -> None:
     deadline = time.monotonic() + STACKS_S
     while processes.in_session(leader) and time.monotonic() < deadline:
         time.sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def _on(cores: frozenset[int]) -> Iterator[None]:
+    """Processes begun within have these cores from their first instruction on; without any they have this
+    thread's."""
+    own = os.sched_getaffinity(0) if cores else frozenset()
+    try:
+        if cores:
+            os.sched_setaffinity(0, cores)
+        yield
+    finally:
+        if cores:
+            os.sched_setaffinity(0, own)
