@@ -191,13 +191,23 @@ class _Lanes:
 
 def show_stacks(leader: int) -> None:
     """Have every process of a session write where it is, those started last first: they are the ranks, which
-    the others wait for. `python -X faulthandler` does when it is aborted."""
-    for pid in processes.in_session(leader):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGABRT)
+    the others wait for. `python -X faulthandler` does when it is aborted.
+
+    One after another, for they write to one log; the others stand still meanwhile, whoever ends."""
+    members = processes.in_session(leader)
+    for pid in members:
+        _signal(pid, signal.SIGSTOP)
     deadline = time.monotonic() + STACKS_S
-    while processes.in_session(leader) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
+    for pid in members:
+        _signal(pid, signal.SIGABRT)
+        _signal(pid, signal.SIGCONT)
+        while pid in processes.in_session(leader) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 @contextlib.contextmanager
