@@ -12,6 +12,7 @@ import pytest
 import torch
 from svd_problems import inputs, problem
 
+from benchmarks.compression.contenders import FITTED
 from workers.compression import singular
 from workers.compression.factors import (
     error_feedback,
@@ -168,7 +169,6 @@ def best_rank_one(layer: Problem) -> float:
     return float(wanted.square().sum() - gains.max())
 
 
-FITTED = Settings(whiten=True, search=True, count_u=True, sweeps=1, damping=0.01)
 TINY = replace(FITTED, ratio=80 / 128, widths=(2,))  # a matrix of 2 x 4 has one rank of two bits
 
 

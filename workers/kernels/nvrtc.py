@@ -6,7 +6,6 @@ NVRTC and the driver are called through `cuda.bindings`, which torch's CUDA buil
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -49,17 +48,10 @@ def compiled(package: str, file: str, architecture: str, options: Sequence[str])
         nvrtc.nvrtcDestroyProgram(program)
 
 
-@functools.cache
 def kernel(
-    package: str,
-    file: str,
-    name: str,
-    architecture: str,
-    options: tuple[str, ...],
-    shared_bytes: int,
-    device: int,
+    package: str, file: str, name: str, architecture: str, options: Sequence[str], shared_bytes: int
 ) -> Kernel:
-    """The function `name`, loaded on `device`, the current one. Raises ImportError where there is no
+    """The function `name`, loaded on the current device. Raises ImportError where there is no
     `cuda.bindings`, and RuntimeError."""
     from cuda.bindings import driver
 

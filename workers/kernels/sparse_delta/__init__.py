@@ -21,10 +21,9 @@ __all__ = ["FIELDS", "Delta", "Shape", "apply", "describe", "in_squares", "pack"
 def in_squares(inputs: int, slices: Sequence[int], dtype: torch.dtype) -> bool:
     """Whether the deltas of such a layer lie in squares here, for activations of `dtype`: packing and `apply`
     agree by it."""
-    can = dtype in tensor_cores.DTYPES and len(slices) <= tensor_cores.MAX_SLICES
-    return (
-        can and all(squares.fits(inputs, outputs) for outputs in slices) and tensor_cores_check.chosen(dtype)
-    )
+    if dtype not in tensor_cores.DTYPES or not tensor_cores_check.chosen(dtype):
+        return False  # known after the first time: this is asked at every launch
+    return len(slices) <= tensor_cores.MAX_SLICES and all(squares.fits(inputs, width) for width in slices)
 
 
 def apply(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -125,7 +126,9 @@ def _launch(
     )
 
 
+@functools.cache
 def compiled(config: Config, dtype: torch.dtype, device: int) -> nvrtc.Kernel:
+    """Loaded on `device`, the current one; once."""
     return nvrtc.kernel(
-        __package__, "sbmm.cu", "sbmm", ARCHITECTURE, config.options(dtype), config.shared_bytes, device
+        __package__, "sbmm.cu", "sbmm", ARCHITECTURE, config.options(dtype), config.shared_bytes
     )

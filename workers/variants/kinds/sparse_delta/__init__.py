@@ -27,8 +27,9 @@ def layer_weights(
     if not isinstance(layer, LinearShape):
         return ()
     modules = [manifest.modules.get(part.name) for part in layer.slices]
+    squares = in_squares(layer.in_size, layer.widths, dtype)
     shapes = [
-        _shape(module, part, layer, dtype) if module else None
+        _shape(module, part, layer, squares) if module else None
         for module, part in zip(modules, layer.slices, strict=True)
     ]
     if not any(shapes):
@@ -49,7 +50,7 @@ def layer_weights(
     return (LayerWeights(layer.name, "sparse_delta", parts, fill, row, files=files.holding(refs)),)
 
 
-def _shape(module: SparseModule, part: Slice, layer: LinearShape, dtype: torch.dtype) -> layout.Shape:
+def _shape(module: SparseModule, part: Slice, layer: LinearShape, squares: bool) -> layout.Shape:
     """What this rank holds of a module. Raises ValueError when its share cuts through a group."""
     whole_row = module.group_size == layer.in_full
     unit = COLUMNS_PER_BYTE if whole_row else module.group_size
@@ -59,7 +60,6 @@ def _shape(module: SparseModule, part: Slice, layer: LinearShape, dtype: torch.d
             f"{layer.in_full}, but {unit} columns belong together; use another tensor parallelism"
         )
     scales = 1 if whole_row else layer.in_size // module.group_size
-    squares = in_squares(layer.in_size, layer.widths, dtype)
     return layout.Shape(part.size, layer.in_size, module.bits, scales, squares)
 
 
