@@ -128,11 +128,17 @@ def compiled(launch: Launch) -> Compiled:
 
 def on_tensor_cores() -> Iterator[Compiled]:
     """The product of sparse deltas on sparse tensor cores, which NVRTC compiles."""
-    for config, dtype in itertools.product(tensor_cores.CONFIGS, tensor_cores.DTYPES):
-        begun, options = _cpu_s(), config.options(dtype)
-        cubin = nvrtc.compiled(sparse_delta.__name__, "sbmm.cu", tensor_cores.ARCHITECTURE, options)
-        seconds, used = round(_cpu_s() - begun, 1), _registers_and_stack(cubin)
-        yield Compiled(f"{TENSOR_CORES}.sbmm", seconds, *used, config.shared_bytes, " ".join(options))
+    for dtype in tensor_cores.DTYPES:
+        for config in tensor_cores.CONFIGS:
+            yield _by_nvrtc("sbmm", config.options(dtype), config.shared_bytes)
+        yield _by_nvrtc("merge", tensor_cores.options(dtype), 0)
+
+
+def _by_nvrtc(name: str, options: tuple[str, ...], shared_bytes: int) -> Compiled:
+    begun = _cpu_s()
+    cubin = nvrtc.compiled(sparse_delta.__name__, f"{name}.cu", tensor_cores.ARCHITECTURE, options)
+    seconds, used = round(_cpu_s() - begun, 1), _registers_and_stack(cubin)
+    return Compiled(f"{TENSOR_CORES}.{name}", seconds, *used, shared_bytes, " ".join(options))
 
 
 def _registers_and_stack(cubin: bytes) -> tuple[int, int]:

@@ -18,24 +18,27 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
-from controlplane.api.app import create_app, inference_only
-from controlplane.api.services import Services
-from controlplane.controller.controller import Controller
-from controlplane.controller.metrics import ControllerMetrics
-from controlplane.gateway import warming
-from controlplane.gateway.line_metrics import LineMetrics
-from controlplane.gateway.metrics import Metrics
-from controlplane.gateway.route_book import RouteBook
-from controlplane.gateway.tenants_file import tenants_of
-from controlplane.runtime.cluster import RayCluster
-from controlplane.runtime.loopback import keep_replica_on_loopback
-from controlplane.runtime.replica_http import answer_first
-from controlplane.runtime.replica_logs import log_at_once
-from controlplane.runtime.step_models import StepModelBook
-from controlplane.settings import Settings
-from controlplane.state.repository import Repository
-from controlplane.state.stores import open_store
-from workers.server.metrics_server import serve_metrics
+from workers.imports import uncollected
+
+with uncollected():
+    from controlplane.api.app import create_app, inference_only
+    from controlplane.api.services import Services
+    from controlplane.controller.controller import Controller
+    from controlplane.controller.metrics import ControllerMetrics
+    from controlplane.gateway import warming
+    from controlplane.gateway.line_metrics import LineMetrics
+    from controlplane.gateway.metrics import Metrics
+    from controlplane.gateway.route_book import RouteBook
+    from controlplane.gateway.tenants_file import tenants_of
+    from controlplane.runtime.cluster import RayCluster
+    from controlplane.runtime.loopback import keep_replica_on_loopback
+    from controlplane.runtime.replica_http import answer_first
+    from controlplane.runtime.replica_logs import log_at_once
+    from controlplane.runtime.step_models import StepModelBook
+    from controlplane.settings import Settings
+    from controlplane.state.repository import Repository
+    from controlplane.state.stores import open_store
+    from workers.server.metrics_server import serve_metrics
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,6 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from controlplane.errors import InvalidRequest
 from controlplane.state.base import StateStore
-from controlplane.state.redis import DEFAULT_PREFIX, RedisStore
 from controlplane.state.sqlite import SqliteStore
 
 _ACCEPTED = (
@@ -42,8 +41,10 @@ def _sqlite_path(url: str) -> str:
     return path
 
 
-def _open_redis(url: str) -> RedisStore:
-    """Take `prefix` out of the query; what else it holds is for redis-py."""
+def _open_redis(url: str) -> StateStore:
+    """Take `prefix` out of the query; what else it holds is for redis-py, which only its users import."""
+    from controlplane.state.redis import DEFAULT_PREFIX, RedisStore
+
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     prefix = options.pop("prefix", DEFAULT_PREFIX)

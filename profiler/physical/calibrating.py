@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy.optimize import minimize_scalar
+import scipy  # which imports a part of itself when that is first used
 
 from profiler.measurements import Footprint, Measurement, Timing
 from profiler.physical.calibration import HOP_S, Calibration, Cut, CutTimes
@@ -231,7 +231,7 @@ def _lost_share(calibration: Calibration, quantization: str, several: Sequence[T
         here = dataclasses.replace(calibration, lost_pace={quantization: share})
         return sum(abs(math.log(_predicted(here, timing).ttft_s / timing.ttft_s)) for timing in several)
 
-    best = minimize_scalar(miss, bounds=(0.0, MAX_LOST), method="bounded")
+    best = scipy.optimize.minimize_scalar(miss, bounds=(0.0, MAX_LOST), method="bounded")
     return min(0.0, float(best.x), key=miss)
 
 

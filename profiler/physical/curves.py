@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
+import scipy  # which imports a part of itself when that is first used
 
 Floats = npt.NDArray[np.float64]
 Prior = tuple[Floats, Floats | float]  # rows of a least squares problem, and what they should come to
@@ -231,7 +231,7 @@ class _Problem:
         wanted = [np.ones(len(rows)), *(np.broadcast_to(value, len(prior)) for prior, value in priors)]
         for name in unused:
             everything[:, 2 * len(self.knots) + OTHERS.index(name)] = 0.0
-        solution, _ = nnls(everything, np.concatenate(wanted))
+        solution, _ = scipy.optimize.nnls(everything, np.concatenate(wanted))
         rest, layer, others = np.split(solution, [len(self.knots), 2 * len(self.knots)])
         named = dict(zip(OTHERS, (others / self.units).tolist(), strict=True))
         return StepTime(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import nnls
+import scipy  # which imports a part of itself when that is first used
 
 from profiler.measurements import Footprint, RankMemory
 from profiler.physical.calibration import Calibration, Cut
@@ -255,7 +255,7 @@ def _graphs(seen: Sequence[_Seen], every: Sequence[_Seen]) -> tuple[float, float
 
 def _line(seen: Sequence[_Seen]) -> tuple[float, float]:
     matrix = np.array([[1.0, rank.layers] for rank in seen])
-    solution, _ = nnls(matrix, np.array([float(rank.memory.graphs) for rank in seen]))
+    solution, _ = scipy.optimize.nnls(matrix, np.array([float(rank.memory.graphs) for rank in seen]))
     return float(solution[0]), float(solution[1])
 
 

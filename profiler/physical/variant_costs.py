@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
+import scipy  # which imports a part of itself when that is first used
 
 from profiler.measurements import Point, Setting, Timing
 from profiler.physical.calibration import Calibration, Cut, VariantCost, VariantCosts
@@ -114,5 +114,5 @@ def _fit(seen: Sequence[Seen]) -> VariantCost:
     targets = [*(step.longer_s / step.whole_s for step in seen), PRIOR_WEIGHT, 0.0]
     matrix = np.array([*rows, *priors])
     scale = np.maximum(np.abs(matrix).max(axis=0), 1e-30)  # columns differ by orders of magnitude
-    solution, _ = nnls(matrix / scale, np.array(targets))
+    solution, _ = scipy.optimize.nnls(matrix / scale, np.array(targets))
     return VariantCost(*(solution / scale).tolist())

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from workers.kernels.sparse_delta import tensor_cores
+
 MAX_SECONDS = 20  # on a slow and busy machine; see benchmarks/kernels/compiling.py for what it takes
 # An engine's start waits for each of them.
 MAX_SPECIALISATIONS = {"svd_delta": 4, "lora": 16, "sparse_delta": 9, "boft": 9}
@@ -33,6 +35,13 @@ def compiled(operation: str, tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in found.stdout.splitlines()]
 
 
+def allowed_to_spill(kernel: dict[str, Any]) -> int:
+    """Two blocks of threads a multiprocessor are faster for many rows, measured on an H100, even where groups
+    have scales of their own and registers are spilled."""
+    many_rows = f"-DTILES={tensor_cores.MANY_ROWS.tiles} "
+    return 512 if kernel["name"] == "tensor_cores.sbmm" and many_rows in kernel["constants"] else 0
+
+
 SLOW = [
     pytest.param(name, marks=pytest.mark.slow)
     for name in ("boft", "full", "lora", "sparse_delta", "svd_delta")
@@ -46,4 +55,4 @@ def test_compiles_for_an_h200(operation: str, tmp_path: Path) -> None:
     assert len(kernels) <= MAX_SPECIALISATIONS.get(operation, 20)
     for kernel in kernels:
         assert kernel["seconds"] < MAX_SECONDS, kernel
-        assert kernel["spilled_bytes"] == 0, kernel
+        assert kernel["spilled_bytes"] <= allowed_to_spill(kernel), kernel

@@ -31,8 +31,11 @@ def compiled(package: str, file: str, architecture: str, options: Sequence[str])
     """
     from cuda.bindings import nvrtc
 
-    source = files(package).joinpath(file).read_bytes()
-    program = _checked(nvrtc.nvrtcCreateProgram(source, file.encode(), 0, [], []))
+    folder = files(package)
+    headers = {h.name.encode(): h.read_bytes() for h in folder.iterdir() if h.name.endswith(".cuh")}
+    included = len(headers), list(headers.values()), list(headers)
+    source = folder.joinpath(file).read_bytes()
+    program = _checked(nvrtc.nvrtcCreateProgram(source, file.encode(), *included))
     arguments = [f"--gpu-architecture={architecture}", "--std=c++17", *options]
     try:
         result = nvrtc.nvrtcCompileProgram(program, len(arguments), [a.encode() for a in arguments])

@@ -7,7 +7,8 @@ at CUDA graph capture holds for every later batch; unused tiles have slot -1 and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,6 +97,26 @@ def _cut(used: Integers, counts: Integers, block: int) -> tuple[Int32s, Integers
     tiles[:, 1] = starts[group_of] + within * block
     tiles[:, 2] = np.minimum(counts[group_of] - within * block, block)
     return tiles, group_of
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows [start, end) of a batch, which are all of one slot."""
+
+    slot: int
+    start: int
+    end: int
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.end)
+
+
+def long_runs(slots: Int32s, of: Collection[int], at_least: int) -> tuple[Run, ...]:
+    """The runs of `at_least` rows or more whose slot is one `of` those, in order."""
+    cuts = [0, *(np.flatnonzero(np.diff(slots)) + 1).tolist(), len(slots)]
+    runs = (Run(int(slots[a]), a, b) for a, b in itertools.pairwise(cuts) if b - a >= max(1, at_least))
+    return tuple(run for run in runs if run.slot in of)
 
 
 class Rows:

@@ -15,7 +15,8 @@ from typing import Any, cast
 import torch
 from vllm.forward_context import get_forward_context
 
-from workers.variants import operators
+from workers.kernels.rows import Run
+from workers.variants import merged_product, operators
 from workers.variants.layer_context import LayerContext
 from workers.variants.shapes import LinearShape, NormShape, VocabularyShape
 
@@ -46,13 +47,29 @@ class VariantLinear:
         if not self._context.batch.operations:
             return self._base(x, bias)
         rows = x.reshape(-1, x.shape[-1])
-        out = self._rotated(rows, bias) if self._context.has("boft") else self._base(rows, bias)
+        runs = self._merged_runs(rows)
+        out = self._product(rows, bias, runs)
         for op in operators.ADDITIONS:
             if self._context.has(op):
-                operators.add(op, rows, out, self._context, self._shape.widths)
+                operators.add(op, rows, out, self._context, self._shape.widths, but_merged=bool(runs))
         if self._context.has("bias"):
             operators.replace_bias(out, bias, self._context)
         return out.view(*x.shape[:-1], out.shape[-1])
+
+    def _merged_runs(self, x: torch.Tensor) -> tuple[Run, ...]:
+        runs = merged_product.merged_runs(self._context, self._shape, x.dtype)
+        return runs if runs and self._plain_weight(x) is not None else ()
+
+    def _plain_weight(self, x: torch.Tensor) -> torch.Tensor | None:
+        return merged_product.plain_weight(self._layer, self._shape, x.dtype)
+
+    def _product(self, x: torch.Tensor, bias: torch.Tensor | None, runs: tuple[Run, ...]) -> torch.Tensor:
+        if self._context.has("boft"):
+            return self._rotated(x, bias)
+        weight = self._plain_weight(x) if runs else None
+        if weight is None:
+            return self._base(x, bias)
+        return merged_product.product(x, weight, bias, runs, self._context, self._shape)
 
     def _base(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return cast(torch.Tensor, self._inner.apply(self._layer, x, bias))
@@ -60,18 +77,16 @@ class VariantLinear:
     def _rotated(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """The base's product with rows of some variants rotated before and rescaled after it."""
         rotated = operators.rotate(self._whole_input(x), self._context, self._shape)  # [slices, rows, in]
-        out = self._product(rotated, bias)
+        out = self._product_of_slices(rotated, bias)
         operators.rescale(out, bias, self._context, self._shape.widths)
         return out
 
-    def _product(self, rotated: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def _product_of_slices(self, rotated: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Each slice's input meets its slice of the weight."""
         if len(rotated) == 1:
             return self._base(rotated[0], bias)
-        weight = getattr(self._layer, "weight", None)
-        whole = (self._shape.out_size, rotated.shape[-1])
-        plain = weight is not None and weight.shape == whole and weight.dtype == rotated.dtype
-        if weight is not None and plain and rotated.device.type == "cuda":
+        weight = self._plain_weight(rotated)
+        if weight is not None and rotated.device.type == "cuda":
             return self._by_slices(rotated, weight, bias)
         # A packed or quantised weight cannot be cut: the whole product for each slice's input.
         products = [self._base(part, bias) for part in rotated]

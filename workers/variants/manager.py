@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from vllm import envs
 
 from profiler.checkpoint import read_model
 from workers.group import plan
+from workers.kernels import sparse_delta
 from workers.variant_config import VariantConfig, from_additional
 from workers.variants import hooking, loader_threads, prompt_scoring, warming
 from workers.variants.batch import Batch
@@ -45,7 +47,11 @@ class VariantManager:
         self._parallel = vllm_config.parallel_config
         limits = vllm_config.scheduler_config
         self.batch = Batch(
-            limits.max_num_batched_tokens, limits.max_num_seqs, self.config.slots, self._device
+            limits.max_num_batched_tokens,
+            limits.max_num_seqs,
+            self.config.slots,
+            self._device,
+            self._largest_graph(vllm_config.compilation_config),
         )
         self._dummies: dict[int, int] = {}
         self._last: Any = None
@@ -72,7 +78,7 @@ class VariantManager:
         self.variant_cache = VariantCache(
             opener, memory, shapes, self._dtype, self.config.host_bytes, threads
         )
-        workspace = Workspace(self.config, self.batch.tokens.max_rows, 3, self._device)
+        workspace = Workspace(self.config, self.batch.tokens.max_rows, 3, self._device, self.batch.merges)
         context = vllm_config.compilation_config.static_forward_context
 
         def register(module: Any, made: Any) -> None:
@@ -90,6 +96,14 @@ class VariantManager:
             warming.warm_up(hooked, self._dtype)
         self._loader = Loader.connect(self._parallel.rank, self.variant_cache)
         return model
+
+    def _largest_graph(self, compilation: Any) -> int | None:
+        """The most rows of a batch that runs from a CUDA graph; None: deltas are never merged into weights
+        here, as where vLLM promises results that do not depend on the others in a batch."""
+        possible = "sparse_delta" in self.config.kinds and sparse_delta.on_tensor_cores(self._dtype)
+        if not possible or envs.VLLM_BATCH_INVARIANT:
+            return None
+        return int(compilation.max_cudagraph_capture_size or 0)
 
     def _arena_bytes(self) -> int:
         """This rank's part of a planned group: stages of fewer layers take less of every variant."""
@@ -111,6 +125,7 @@ class VariantManager:
             mapping.prompt_mapping,
             {uid: self._slot(uid) for uid in uids},
             self._operations(uids),
+            self._sparse(uids),
         )
 
     def _slot(self, uid: int) -> int:
@@ -121,6 +136,12 @@ class VariantManager:
         if uids & self._dummies.keys():
             return self._all
         return frozenset().union(*(self.variant_cache.operations_of[uid] for uid in uids)) & self._all
+
+    def _sparse(self, uids: set[int]) -> list[int]:
+        """The slots of those that are sparse deltas; stand-ins are none."""
+        cache = self.variant_cache
+        real = uids - self._dummies.keys()
+        return [cache.slot_of[uid] for uid in real if "sparse_delta" in cache.operations_of[uid]]
 
     def _ensure(self, uid: int, path: str, running: set[int]) -> None:
         """Our scheduler runs only what lies in a slot. Under vLLM's own, slots are taken in turn here."""

@@ -63,14 +63,23 @@ _WIDTHS: dict[str, Callable[[int], int]] = {
 }
 
 
-def add(op: str, x: torch.Tensor, out: torch.Tensor, context: LayerContext, widths: tuple[int, ...]) -> None:
-    """out [T, O] += what `op` makes of x [T, K], on the rows of variants."""
+def add(
+    op: str,
+    x: torch.Tensor,
+    out: torch.Tensor,
+    context: LayerContext,
+    widths: tuple[int, ...],
+    but_merged: bool = False,
+) -> None:
+    """out [T, O] += what `op` makes of x [T, K], on the rows of variants. `but_merged`: not on those of
+    `Batch.merged`, for sparse deltas."""
     rows, table, space = context.batch.tokens, context.tables[op], context.workspace
     match op:
         case "lora":
             lora.apply(x, out, context.arena, table, rows, widths, space.lora)
         case "sparse_delta":
-            sparse_delta.apply(x, out, context.arena, table, rows, widths)
+            others = context.batch.others if but_merged else rows
+            sparse_delta.apply(x, out, context.arena, table, others, widths)
         case "svd_delta":
             svd_delta.apply(x, out, context.arena, table, rows, widths, space.svd)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from workers.kernels import sparse_delta
-from workers.kernels.sparse_delta import reference, tensor_cores
+from workers.kernels.sparse_delta import merging, reference, tensor_cores
 from workers.kernels.sparse_delta import tensor_cores_check as check
 
+merge = merging.merge
 CPU = torch.device("cpu")
 Apply = Callable[..., None]
 
@@ -31,6 +33,13 @@ def a_square_lost(x: torch.Tensor, out: torch.Tensor, *others: Any) -> None:
 
 def not_added(x: torch.Tensor, out: torch.Tensor, *others: Any) -> None:
     right(x, out.zero_(), *others)
+
+
+def merged_twice(into: torch.Tensor, weights: merging.Weights, first: int) -> None:
+    merge(into, weights, first)
+    once = into.clone()
+    merge(into, replace(weights, base=into.new_zeros(weights.base.shape)), first)
+    into.add_(once)
 
 
 def does_not_compile(*given: Any) -> None:
@@ -57,10 +66,16 @@ def test_what_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch, apply: Apply, sa
     assert says in (check.problem(torch.bfloat16, CPU) or "")
 
 
+def test_weights_that_are_merged_wrongly_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_cores, "apply", right)
+    monkeypatch.setattr(merging, "merge", merged_twice)
+    assert "merged weights" in (check.problem(torch.bfloat16, CPU) or "")
+
+
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """A process that says it has one, and is asked to use it."""
-    monkeypatch.setenv(check.SWITCH, "1")
+    """A process that says it has one."""
+    monkeypatch.delenv(check.SWITCH, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -90,11 +105,11 @@ def test_triton_serves_where_the_kernel_does_not_pass(
     assert "results differ by 7" in caplog.text
 
 
-def test_other_gpus_and_who_does_not_ask_have_it_not(hopper: pytest.MonkeyPatch) -> None:
+def test_other_gpus_and_who_says_no_have_it_not(hopper: pytest.MonkeyPatch) -> None:
     hopper.setattr(check, "problem", lambda dtype, device: None)
     hopper.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     assert not in_squares()
     check.chosen.cache_clear()
     hopper.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    hopper.delenv(check.SWITCH)
+    hopper.setenv(check.SWITCH, "0")
     assert not in_squares()

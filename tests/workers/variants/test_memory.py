@@ -21,11 +21,14 @@ from workers.kernels.rows import (
     LARGE_BLOCK,
     SMALL_BLOCK,
     Rows,
+    Run,
     group,
+    long_runs,
     max_few_tiles,
     max_many_tiles,
     max_tiles,
 )
+from workers.kernels.sparse_delta import MERGED_FROM
 from workers.kernels.types import Part
 from workers.variants.arena_allocator import ArenaAllocator
 from workers.variants.batch import Batch
@@ -347,6 +350,40 @@ def test_a_batch_turns_uids_into_slots(uids: list[int]) -> None:
     assert batch.tokens.slots(len(uids)).tolist() == expected
     assert batch.samples.slots(len(uids)).tolist() == expected[::-1]
     assert batch.operations == {"lora"}
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([BASE, 0, 1, 2]), st.integers(1, 5)), max_size=12), st.integers(1, 6)
+)
+def test_long_runs_are_all_that_cannot_be_longer(pieces: list[tuple[int, int]], at_least: int) -> None:
+    slots, of = [slot for slot, count in pieces for _ in range(count)], {0, 2}
+    found = long_runs(np.array(slots, np.int32), of, at_least)
+    expected = [
+        Run(slots[start], start, end)
+        for start in range(len(slots))
+        for end in range(start + at_least, len(slots) + 1)
+        if set(slots[start:end]) <= {slots[start]} & of
+        if start == 0 or slots[start - 1] != slots[start]
+        if end == len(slots) or slots[end] != slots[start]
+    ]
+    assert list(found) == expected
+
+
+def test_long_runs_of_sparse_deltas_are_merged_in_batches_that_no_graph_runs() -> None:
+    most, enough = 3 * MERGED_FROM, MERGED_FROM
+    batch, slot_of = Batch(most, 4, SLOTS, CPU, largest_graph=enough), {11: 2, 22: 0, 33: 3}
+    uids = [22, 11, *[22] * enough, 0, *[11] * enough]
+    batch.describe(uids, (), slot_of, frozenset({"sparse_delta"}), sparse=[0])
+    assert list(batch.merged) == [Run(0, 2, 2 + enough)]
+    assert batch.tokens.slots(len(uids)).tolist() == [slot_of.get(uid, BASE) for uid in uids]
+    assert batch.others.slots(len(uids)).tolist() == [0, 2, *[BASE] * (enough + 1), *[2] * enough]
+    for small, operations in ((uids[:enough], {"sparse_delta"}), (uids, set())):
+        batch.describe(small, (), slot_of, frozenset(operations), sparse=[0])
+        assert not batch.merged
+    never = Batch(most, 4, SLOTS, CPU)
+    never.describe(uids, (), slot_of, frozenset({"sparse_delta"}), sparse=[0])
+    assert not never.merged
+    assert not never.merges
 
 
 def test_more_rows_than_there_is_room_for_are_refused() -> None:

@@ -14,16 +14,35 @@ import torch
 from workers.kernels.rows import Rows
 from workers.kernels.sparse_delta import reference, squares, tensor_cores, tensor_cores_check
 from workers.kernels.sparse_delta.layout import FIELDS, Delta, Shape, describe, pack, parts, width
+from workers.kernels.sparse_delta.merging import MERGED_FROM
 
-__all__ = ["FIELDS", "Delta", "Shape", "apply", "describe", "in_squares", "pack", "parts", "width"]
+__all__ = [
+    "FIELDS",
+    "MERGED_FROM",
+    "Delta",
+    "Shape",
+    "apply",
+    "describe",
+    "in_squares",
+    "on_tensor_cores",
+    "pack",
+    "parts",
+    "width",
+]
 
 
 def in_squares(inputs: int, slices: Sequence[int], dtype: torch.dtype) -> bool:
     """Whether the deltas of such a layer lie in squares here, for activations of `dtype`: packing and `apply`
     agree by it."""
-    if dtype not in tensor_cores.DTYPES or not tensor_cores_check.chosen(dtype):
-        return False  # known after the first time: this is asked at every launch
+    if not on_tensor_cores(dtype):
+        return False
     return len(slices) <= tensor_cores.MAX_SLICES and all(squares.fits(inputs, width) for width in slices)
+
+
+def on_tensor_cores(dtype: torch.dtype) -> bool:
+    """Whether this process multiplies sparse deltas on sparse tensor cores, for activations of `dtype`."""
+    # Known after the first time: this is asked at every launch.
+    return dtype in tensor_cores.DTYPES and tensor_cores_check.chosen(dtype)
 
 
 def apply(

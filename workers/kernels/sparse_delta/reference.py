@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import torch
@@ -23,15 +23,33 @@ def apply(
 ) -> None:
     """DeltaZip's selective batched matrix product: out[rows of a slot] += x D^T of each of its slices."""
     for slot, members in rows.groups():
-        fields = table[slot].tolist()
         inputs = x[members].float()  # [rows of this slot, K]
-        for i, columns in enumerate(torch.split(out, list(slices), dim=1)):
-            bits, *offsets, scales = fields[FIELDS * i : FIELDS * (i + 1)]
-            if bits:
-                in_squares, bits = divmod(bits, IN_SQUARES)
-                shape = Shape(columns.shape[1], x.shape[1], bits, scales, bool(in_squares))
-                sum = columns[members].float() + inputs @ unpack(arena, shape, offsets).T
+        deltas = _deltas(arena, table[slot], slices, x.shape[1])
+        for columns, delta in zip(torch.split(out, list(slices), dim=1), deltas, strict=True):
+            if delta is not None:
+                sum = columns[members].float() + inputs @ delta.T
                 columns[members] = sum.to(out.dtype)
+
+
+def merged(
+    base: torch.Tensor, arena: torch.Tensor, fields: torch.Tensor, slices: Sequence[int]
+) -> torch.Tensor:
+    """base + D [sum(slices), K], of the variant whose row of the layer's table is `fields`."""
+    deltas = _deltas(arena, fields, slices, base.shape[1])
+    parts = zip(torch.split(base, list(slices)), deltas, strict=True)
+    return torch.cat([w if d is None else (w.float() + d).to(w.dtype) for w, d in parts])
+
+
+def _deltas(
+    arena: torch.Tensor, fields: torch.Tensor, slices: Sequence[int], inputs: int
+) -> Iterator[torch.Tensor | None]:
+    """Of each slice, dense."""
+    for outputs, (kind, *offsets, scales) in zip(slices, fields.view(-1, FIELDS).tolist(), strict=True):
+        in_squares, bits = divmod(kind, IN_SQUARES)
+        if bits == 0:
+            yield None
+        else:
+            yield unpack(arena, Shape(outputs, inputs, bits, scales, bool(in_squares)), offsets)
 
 
 def unpack(arena: torch.Tensor, shape: Shape, offsets: Sequence[int]) -> torch.Tensor:

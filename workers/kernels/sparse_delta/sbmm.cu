@@ -14,21 +14,14 @@
 // WARPS of a block, WEIGHTS (bytes of a square of 4 bits), PADDED (floats of a row of sums, more than a strip's so
 // that no two lanes meet in a bank), FIELDS of a slice in a table row, MAX_SLICES.
 
-typedef unsigned int u32;
-typedef unsigned short u16;
-typedef unsigned char u8;
-typedef long long i64;
+#include "squares.cuh"
 
 #define PARTS (WARPS / OUTPUT_WARPS)
-#define STRIP 64
-#define SQUARE 64
 #define ROWS (8 * TILES)
-#define INDICES 512              // bytes of a square's indices
 #define X_BYTES (ROWS * SQUARE * 2)
 #define COPIES (2 * TILES / OUTPUT_WARPS)  // of 16 bytes of inputs, by each thread for a square
 
 #if BF16
-#define KIND "bf16"
 #define MAGIC 0x43004300u  // 128, where 1 is the last bit
 #define ONE 0x3f803f80u
 #define QUARTER 0x3e803e80u
@@ -38,7 +31,6 @@ typedef long long i64;
 #define LESS_2B 0xc208c208u
 #define LESS_2C 0xc120c120u
 #else
-#define KIND "f16"
 #define MAGIC 0x64006400u  // 1024
 #define ONE 0x3c003c00u
 #define QUARTER 0x34003400u
@@ -48,8 +40,6 @@ typedef long long i64;
 #define LESS_2B 0xdc08dc08u
 #define LESS_2C 0xd420d420u
 #endif
-
-struct Slices { int count; int outputs[MAX_SLICES]; };
 
 __device__ __forceinline__ void copy_16(u32 to, const void *from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
@@ -121,29 +111,6 @@ __device__ __forceinline__ uint4 columns_of_rows(u32 x, int lane, int half, int 
   return b;
 }
 
-__device__ __forceinline__ float widened(u16 half) {
-  float f;
-#if BF16
-  f = __uint_as_float((u32)half << 16);
-#else
-  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(half));
-#endif
-  return f;
-}
-
-__device__ __forceinline__ u16 narrowed(float value) {
-  u16 half;
-  asm("cvt.rn." KIND ".f32 %0, %1;" : "=h"(half) : "f"(value));
-  return half;
-}
-
-__device__ __forceinline__ float scale_of(const uint4 &scales, int number) {
-  const u32 word = number < 2 ? scales.x : number < 4 ? scales.y : number < 6 ? scales.z : scales.w;
-  float f;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"((u16)(number & 1 ? word >> 16 : word)));
-  return f;
-}
-
 // Where a warp's weights and the inputs of its rows come from, and where its rings are.
 struct Source {
   const u8 *weights, *scales;
@@ -155,12 +122,14 @@ struct Source {
   int first, last;  // squares
 };
 
-// A warp's sums over its squares, into `total` [tiles of 16 outputs][tiles of 8 rows][4].
-template <int BITS>
+// A warp's sums over its squares, into `total` [tiles of 16 outputs][tiles of 8 rows][4]. ONE_SCALE: a row of D has
+// one for all its columns, and one sum is kept in place of two.
+template <int BITS, bool ONE_SCALE>
 __device__ __forceinline__ void sums(float (&total)[4][TILES][4], const Source &from) {
   const int weight_bytes = BITS * 256 + INDICES, lane = threadIdx.x & 31;
   const int part = (threadIdx.x >> 5) / OUTPUT_WARPS, member = threadIdx.x % (32 * OUTPUT_WARPS);
-  float sum[4][TILES][4];
+  float scaled_later[4][TILES][4];
+  auto &sum = ONE_SCALE ? total : scaled_later;
 #pragma unroll
   for (int m = 0; m < 4; m++)
 #pragma unroll
@@ -224,7 +193,7 @@ __device__ __forceinline__ void sums(float (&total)[4][TILES][4], const Source &
         multiply<1>(sum[m][n], a + 4, b[1][n], keep[m]);
       }
     }
-    if (square + 1 == until || square + 1 == from.last) {
+    if (square + 1 == from.last || (!ONE_SCALE && square + 1 == until)) {
 #pragma unroll
       for (int m = 0; m < 4; m++)
 #pragma unroll
@@ -232,15 +201,27 @@ __device__ __forceinline__ void sums(float (&total)[4][TILES][4], const Source &
           const float s = scale_of(factor, 2 * m + (i >> 1));
 #pragma unroll
           for (int n = 0; n < TILES; n++) {
-            total[m][n][i] = fmaf(s, sum[m][n][i], total[m][n][i]);
-            sum[m][n][i] = 0.f;
+            if (ONE_SCALE) {
+              total[m][n][i] *= s;
+            } else {
+              total[m][n][i] = fmaf(s, sum[m][n][i], total[m][n][i]);
+              sum[m][n][i] = 0.f;
+            }
           }
         }
       scale++;
       until += from.squares_per_scale;
-      if (square + 1 < from.last) factor = *(const uint4 *)(scale_at + scale * from.scale_stride);
+      if (!ONE_SCALE && square + 1 < from.last) factor = *(const uint4 *)(scale_at + scale * from.scale_stride);
     }
   }
+}
+
+template <int BITS>
+__device__ __forceinline__ void sums_of(float (&total)[4][TILES][4], const Source &from, bool one_scale) {
+  if (one_scale)
+    sums<BITS, true>(total, from);
+  else
+    sums<BITS, false>(total, from);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
@@ -250,25 +231,15 @@ sbmm(u16 *out, const u16 *x, const u8 *arena, const i64 *table, const int *tiles
   const int *tile = tiles + 3 * (blockIdx.x / cuts), skipped = (blockIdx.x % cuts) * ROWS;
   const int slot = tile[0], count = min(tile[2] - skipped, ROWS);
   if (slot < 0 || count <= 0) return;
-  int group = blockIdx.y, slice = 0, column = 0, outputs = slices.outputs[0];
   const int wide = STRIP * OUTPUT_WARPS;  // outputs of a block
-#pragma unroll
-  for (int i = 0; i < MAX_SLICES - 1; i++) {
-    const int groups = (slices.outputs[i] + wide - 1) / wide;
-    if (slice == i && i + 1 < slices.count && group >= groups) {
-      group -= groups;
-      column += slices.outputs[i];
-      outputs = slices.outputs[i + 1];
-      slice = i + 1;
-    }
-  }
-  const i64 *fields = table + (i64)slot * table_width + slice * FIELDS;
+  const Place at = place_of(blockIdx.y, wide, slices);
+  const i64 *fields = table + (i64)slot * table_width + at.slice * FIELDS;
   const int bits = (int)fields[0] & 7;
   if (bits == 0) return;
 
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, part = warp / OUTPUT_WARPS;
-  const int squares = inputs / SQUARE, strips = outputs / STRIP;
-  const int strip = min(group * OUTPUT_WARPS + warp % OUTPUT_WARPS, strips - 1);  // some may be computed twice
+  const int squares = inputs / SQUARE, strips = at.outputs / STRIP;
+  const int strip = min(at.group * OUTPUT_WARPS + warp % OUTPUT_WARPS, strips - 1);  // some may be computed twice
   const int *numbers = order + tile[1] + skipped;
   Source from;
   from.given = 0;
@@ -288,9 +259,9 @@ sbmm(u16 *out, const u16 *x, const u8 *arena, const i64 *table, const int *tiles
   from.last = (part + 1) * squares / PARTS;
   float total[4][TILES][4];
   if (bits == 4)
-    sums<4>(total, from);
+    sums_of<4>(total, from, fields[4] == 1);
   else
-    sums<2>(total, from);
+    sums_of<2>(total, from, fields[4] == 1);
 
   asm volatile("cp.async.wait_all;" ::: "memory");
   __syncthreads();
@@ -305,15 +276,15 @@ sbmm(u16 *out, const u16 *x, const u8 *arena, const i64 *table, const int *tiles
         left[(warp * ROWS + n * 8 + 2 * t + (i & 1)) * PADDED + m * 16 + g + 8 * (i >> 1)] = total[m][n][i];
   __syncthreads();
   for (int w = 0; w < OUTPUT_WARPS; w++) {
-    const int output = (group * OUTPUT_WARPS + w) * STRIP + threadIdx.x % STRIP;
-    if (output >= outputs) return;
+    const int output = (at.group * OUTPUT_WARPS + w) * STRIP + threadIdx.x % STRIP;
+    if (output >= at.outputs) return;
     for (int row = threadIdx.x / STRIP; row < count; row += 32 * WARPS / STRIP) {
       float sum = 0.f;
 #pragma unroll
       for (int p = 0; p < PARTS; p++)
         sum += left[((p * OUTPUT_WARPS + w) * ROWS + row) * PADDED + threadIdx.x % STRIP];
-      u16 *at = out + numbers[row] * out_stride + column + output;
-      *at = narrowed(widened(*at) + sum);
+      u16 *sum_at = out + numbers[row] * out_stride + at.column + output;
+      *sum_at = narrowed(widened(*sum_at) + sum);
     }
   }
 }

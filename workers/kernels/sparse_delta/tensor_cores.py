@@ -17,11 +17,23 @@ from workers.kernels.sparse_delta.layout import FIELDS
 ARCHITECTURE = "sm_90a"  # the only one it was tried on
 DTYPES = (torch.bfloat16, torch.float16)
 MAX_SLICES = 4
-WARPS = 8
+WARPS = 8  # of a block of threads
 WEIGHTS = squares.square_bytes(4)  # the larger of the two
 ROW_BYTES = 2 * squares.SIDE  # of a square's columns in a row of the batch
 PADDED = squares.SIDE + 4
 WIDE = 128  # strips of a layer that keep a GPU busy with fewer columns under way in each block of threads
+
+
+def options(dtype: torch.dtype, **more: int) -> tuple[str, ...]:
+    """The compiler's, for a kernel on squares."""
+    values = {
+        "BF16": int(dtype == torch.bfloat16),
+        "WARPS": WARPS,
+        "FIELDS": FIELDS,
+        "MAX_SLICES": MAX_SLICES,
+        **more,
+    }
+    return tuple(f"-D{name}={value}" for name, value in values.items())
 
 
 @dataclass(frozen=True)
@@ -48,20 +60,16 @@ class Config:
             "OUTPUT_WARPS": self.output_warps,
             "STAGES": self.stages,
             "BLOCKS": self.blocks,
-            "BF16": int(dtype == torch.bfloat16),
-            "WARPS": WARPS,
             "WEIGHTS": WEIGHTS,
             "PADDED": PADDED,
-            "FIELDS": FIELDS,
-            "MAX_SLICES": MAX_SLICES,
         }
-        return tuple(f"-D{name}={value}" for name, value in values.items())
+        return options(dtype, **values)
 
 
-MANY_ROWS = Config(tiles=4, output_warps=8, stages=4, blocks=1)
-SOME_ROWS = Config(tiles=2, output_warps=1, stages=4, blocks=2)
+MANY_ROWS = Config(tiles=4, output_warps=8, stages=3, blocks=2)
+SOME_ROWS = Config(tiles=2, output_warps=1, stages=3, blocks=2)
 FEW_ROWS = Config(tiles=1, output_warps=1, stages=4, blocks=2)
-FEW_ROWS_WIDE = Config(tiles=1, output_warps=1, stages=2, blocks=3)
+FEW_ROWS_WIDE = Config(tiles=1, output_warps=1, stages=3, blocks=3)
 CONFIGS = (MANY_ROWS, SOME_ROWS, FEW_ROWS, FEW_ROWS_WIDE)
 
 
@@ -77,6 +85,11 @@ def config_for(num_rows: int, slices: Sequence[int], block: int) -> Config:
 
 class _Slices(ctypes.Structure):
     _fields_ = (("count", ctypes.c_int), ("outputs", ctypes.c_int * MAX_SLICES))
+
+
+def slices_argument(slices: Sequence[int]) -> _Slices:
+    """`Slices` of squares.cuh."""
+    return _Slices(len(slices), (ctypes.c_int * MAX_SLICES)(*slices))
 
 
 def apply(
@@ -121,7 +134,7 @@ def _launch(
             ctypes.c_int(x.shape[1]),
             ctypes.c_int(table.shape[1]),
             ctypes.c_int(cuts),
-            _Slices(len(slices), (ctypes.c_int * MAX_SLICES)(*slices)),
+            slices_argument(slices),
         ],
     )
 

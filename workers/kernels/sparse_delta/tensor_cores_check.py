@@ -1,5 +1,5 @@
-"""Whether this process multiplies sparse deltas on sparse tensor cores: if it was asked to, and they give
-what plain arithmetic gives here."""
+"""Whether this process multiplies sparse deltas on sparse tensor cores: where they give what plain arithmetic
+gives."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import itertools
 import logging
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from workers.kernels.rows import LARGE_FROM, Rows
-from workers.kernels.sparse_delta import layout, reference, squares, tensor_cores
+from workers.kernels.sparse_delta import layout, merging, reference, squares, tensor_cores
 from workers.kernels.sparse_delta.layout import Delta, Shape
 from workers.kernels.types import offsets, total_bytes, views
 
 log = logging.getLogger(__name__)
 
-SWITCH = "OSTINATO_SPARSE_TENSOR_CORES"
+SWITCH = "OSTINATO_SPARSE_TENSOR_CORES"  # 0: no
 SLICES = (64, 640)  # fewer strips than a block of threads may have, and more
 SQUARES = 49  # of a row: enough for every warp to go around its ring, and not as many for each
 SCALES = (1, 7)  # of a row, by slot: one for all squares, and some that a warp's part cuts
@@ -29,13 +30,11 @@ SORTED_PAIRS = tuple(i0 | i1 << 2 for i0, i1 in itertools.combinations(range(4),
 
 @functools.cache
 def chosen(dtype: torch.dtype) -> bool:
-    """Whether sparse deltas lie in squares in this process, for activations of `dtype`: it was asked for, the
-    GPU is a Hopper, and here the kernel gives what plain arithmetic gives. Where it does not, the log says
-    why, and Triton serves."""
-    if os.environ.get(SWITCH) != "1":
-        return False
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        log.warning("%s=1 has no effect: only Hopper GPUs have been tried", SWITCH)
+    """Whether sparse deltas lie in squares in this process, for activations of `dtype`: the GPU is a Hopper,
+    the only one that was tried, nobody said no, and the kernels give here what plain arithmetic gives. Where
+    they do not, the log says why, and Triton serves."""
+    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    if not hopper or os.environ.get(SWITCH) == "0":
         return False
     if found := problem(dtype, torch.device("cuda", torch.cuda.current_device())):
         log.error("sparse deltas are not multiplied on sparse tensor cores: %s", found)
@@ -45,22 +44,37 @@ def chosen(dtype: torch.dtype) -> bool:
 def problem(dtype: torch.dtype, device: torch.device) -> str | None:
     """None if it does for activations of `dtype`; else what is wrong."""
     try:
-        errors = {config: error_of(config, dtype, device) for config in tensor_cores.CONFIGS}
+        errors: dict[Any, float] = {
+            config: error_of(config, dtype, device) for config in tensor_cores.CONFIGS
+        }
+        errors["merged weights"] = error_of_merging(dtype, device)
     except (ImportError, OSError, RuntimeError) as e:
         return str(e)
     bad = {config: error for config, error in errors.items() if not error < TOLERANCE}  # NaN, too
     return f"results differ by {bad}" if bad else None
 
 
+def error_of_merging(dtype: torch.dtype, device: torch.device) -> float:
+    """The largest error of an output's merged weights, relative to their length; or NaN."""
+    random = torch.Generator().manual_seed(0)
+    arena, table = loaded(_slots(), random)
+    base = (0.02 * torch.randn(sum(SLICES), SQUARES * squares.SIDE, generator=random)).to(dtype)
+    lost = []
+    for fields in table:
+        want = reference.merged(base.float(), arena, fields, SLICES)
+        for first in (0, squares.SIDE):
+            into = base.new_empty(len(base) - first, base.shape[1], device=device)
+            at = merging.Weights(base.to(device), arena.to(device), fields.to(device), SLICES)
+            merging.merge(into, at, first)
+            differ = (into.float().cpu() - want[first:]).norm(dim=1)
+            lost.append((differ / want[first:].norm(dim=1)).max())
+    return float(torch.stack(lost).max())
+
+
 def error_of(config: tensor_cores.Config, dtype: torch.dtype, device: torch.device) -> float:
     """The largest error of a row, relative to its length, in batches of few rows and of many; or NaN."""
-    inputs, random = SQUARES * squares.SIDE, torch.Generator().manual_seed(0)
-    slots: list[list[Shape | None]] = [
-        [Shape(outputs, inputs, bits, scales, squares=True) for outputs in SLICES]
-        for bits, scales in zip((4, 2), SCALES, strict=True)
-    ]
-    slots.append([None, slots[0][1]])
-    arena, table = loaded(slots, random)
+    random = torch.Generator().manual_seed(0)
+    arena, table = loaded(_slots(), random)
     batches = ([0, 1, 1, 2, -1], [0] * 40 + [1] * 3, [0] * 70 + [1] * LARGE_FROM + [2] * 3)
     errors = [_error(config, dtype, device, arena, table, of_rows, random) for of_rows in batches]
     return float(torch.stack(errors).max())
@@ -86,6 +100,16 @@ def _error(
     tensor_cores.apply(x.to(device), out, arena.to(device), table.to(device), rows, SLICES, config)
     lost: torch.Tensor = (out.float().cpu() - want).norm(dim=1) / want.norm(dim=1)
     return lost.max()
+
+
+def _slots() -> list[list[Shape | None]]:
+    """Of 4 bits, of 2 bits, and one that leaves a slice as it is."""
+    inputs = SQUARES * squares.SIDE
+    both: list[list[Shape | None]] = [
+        [Shape(outputs, inputs, bits, scales, squares=True) for outputs in SLICES]
+        for bits, scales in zip((4, 2), SCALES, strict=True)
+    ]
+    return [*both, [None, both[0][1]]]
 
 
 def loaded(

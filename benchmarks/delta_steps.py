@@ -1,0 +1,230 @@
+"""What sparse deltas cost in an engine's steps: one alone, many decoding, a prefill among them.
+
+    python -m benchmarks.delta_steps --out RESULT.json [--variants 28] [--bits 4,2] [--switches 1,0]
+
+A 7B shape with dummy weights in bfloat16 and deltas of random codes, CUDA graphs on; each engine in a process
+of its own. The base's rows are those of a merged model: its steps are the same. A switch is
+OSTINATO_SPARSE_TENSOR_CORES: 0 has the Triton kernel in place of sparse tensor cores and merged weights.
+
+- `alone`: one request; TTFT for each length of prompt, and TPOT.
+- `together`: one stream of each variant; TPOT.
+- `mixed`: the same, but for one that arrives with a prompt of MIXED tokens while the others decode: the gap
+  that the others see.
+
+Milliseconds, medians; a stream's gaps are those between its tokens' arrivals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import gpu_engine, rehearsing
+from benchmarks.rehearsal_engine import SHAPE as REHEARSED
+from benchmarks.rehearsal_engine import base_of
+from benchmarks.serving import deltas
+from workers.group.cuda_graphs import graph_sizes, sizes_for
+from workers.variant_config import VariantConfig
+
+GIB = 1 << 30
+SWITCH = "OSTINATO_SPARSE_TENSOR_CORES"
+DISTINCT = 4  # deltas on disk; variants take them in turn
+STEP_TOKENS, KV_GIB = 8192, 7
+SHORT, MIXED = 64, 930  # tokens of a prompt
+TIMEOUT_S = 400
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """`alone`: of its prompts; `tokens`: of a stream that decodes; `rounds` of each measurement."""
+
+    alone: tuple[int, ...] = (128, MIXED, 2048, 8000)
+    short: int = SHORT
+    mixed: int = MIXED
+    tokens: int = 160
+    rounds: int = 5
+
+
+@dataclass
+class Stream:
+    """A request: `after`, it is sent once all before it have so many tokens."""
+
+    prompt: int
+    tokens: int
+    variant: Any = None
+    after: int = 0
+    sent_s: float = 0.0
+    arrivals_s: list[float] = field(default_factory=list)
+
+    @property
+    def ttft_ms(self) -> float:
+        return (self.arrivals_s[0] - self.sent_s) * 1e3
+
+    def gaps_ms(self, since_s: float = 0.0) -> list[float]:
+        return [(b - a) * 1e3 for a, b in itertools.pairwise(self.arrivals_s) if b >= since_s]
+
+
+class Player:
+    """Sends streams to an engine and notes when each token arrives."""
+
+    def __init__(self, llm: Any, vocabulary: int) -> None:
+        self._engine, self._vocabulary = llm.llm_engine, vocabulary
+        self._sent = 0
+
+    def play(self, streams: Sequence[Stream]) -> None:
+        running: dict[str, Stream] = {}
+        waiting = list(streams)
+        while waiting or self._engine.has_unfinished_requests():
+            while waiting and all(len(s.arrivals_s) >= waiting[0].after for s in running.values()):
+                stream = waiting.pop(0)
+                running[self._send(stream)] = stream
+            for output in self._engine.step():
+                now, tokens = time.perf_counter(), len(output.outputs[0].token_ids)
+                stream = running[output.request_id]
+                stream.arrivals_s += [now] * (tokens - len(stream.arrivals_s))
+
+    def _send(self, stream: Stream) -> str:
+        from vllm import SamplingParams
+
+        self._sent += 1
+        name = f"stream-{self._sent}"
+        prompt = [5 + (37 * i + 101 * self._sent) % (self._vocabulary - 5) for i in range(stream.prompt)]
+        sampling = SamplingParams(max_tokens=stream.tokens, temperature=0, ignore_eos=True, detokenize=False)
+        stream.sent_s = time.perf_counter()
+        self._engine.add_request(name, {"prompt_token_ids": prompt}, sampling, lora_request=stream.variant)
+        return name
+
+
+def measured(player: Player, variants: Sequence[Any], lengths: Lengths) -> dict[str, Any]:
+    """`variants`: what to ask with, or None for the base, as many times."""
+    player.play([Stream(lengths.short, 4, variant) for variant in variants])  # all are in their slots
+    return {
+        "alone": _alone(player, variants[0], lengths),
+        "together": {"rows": len(variants), "tpot_ms": _together(player, variants, lengths)},
+        "mixed": {"rows": len(variants) - 1, "prompt": lengths.mixed, **_mixed(player, variants, lengths)},
+    }
+
+
+def _alone(player: Player, variant: Any, lengths: Lengths) -> dict[str, Any]:
+    ttft_ms: dict[str, float] = {}
+    for prompt in lengths.alone:
+        streams = [Stream(prompt, 2, variant) for _ in range(lengths.rounds + 1)]  # the first one warms
+        for stream in streams:
+            player.play([stream])
+        ttft_ms[str(prompt)] = _median(stream.ttft_ms for stream in streams[1:])
+    streams = [Stream(lengths.short, lengths.tokens, variant) for _ in range(lengths.rounds)]
+    for stream in streams:
+        player.play([stream])
+    return {"ttft_ms": ttft_ms, "tpot_ms": _median(gap for stream in streams for gap in stream.gaps_ms())}
+
+
+def _together(player: Player, variants: Sequence[Any], lengths: Lengths) -> float:
+    streams = [Stream(lengths.short, lengths.tokens, variant) for variant in variants]
+    player.play(streams)
+    last_began_s = max(stream.arrivals_s[0] for stream in streams)
+    return _median(gap for stream in streams for gap in stream.gaps_ms(last_began_s)[1:])
+
+
+def _mixed(player: Player, variants: Sequence[Any], lengths: Lengths) -> dict[str, float]:
+    gaps, ttfts = [], []
+    for _ in range(lengths.rounds + 1):
+        streams = [Stream(lengths.short, lengths.tokens, variant) for variant in variants[1:]]
+        late = Stream(lengths.mixed, 2, variants[0], after=lengths.tokens // 4)
+        player.play([*streams, late])
+        gaps.append(_median(max(stream.gaps_ms(late.sent_s)) for stream in streams))
+        ttfts.append(late.ttft_ms)
+    return {"gap_ms": _median(gaps[1:]), "ttft_ms": _median(ttfts[1:])}
+
+
+def _median(values: Any) -> float:
+    return round(float(statistics.median(values)), 3)
+
+
+def one(bits: int, count: int, work: Path) -> None:
+    """One engine: prints JSON lines."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"  # as it is served
+    shape, lengths = gpu_engine.LLAMA_7B, Lengths()
+    base = gpu_engine.write_dummy_base(work / "base", shape)
+    folders = [deltas.write(base, shape, work / f"{bits}bit-{n}", bits, n) for n in range(DISTINCT)]
+    size = sum(path.stat().st_size for path in folders[0].glob("*.safetensors"))
+    arena = int(count * size * 1.01) + (64 << 20)
+    start_s = time.perf_counter()
+    llm = gpu_engine.make_engine(
+        base,
+        VariantConfig(count, arena, 8 * GIB, 8, kinds=("sparse_delta",)),
+        load_format="dummy",
+        max_model_len=STEP_TOKENS,
+        max_num_seqs=count,
+        max_num_batched_tokens=STEP_TOKENS,
+        enable_prefix_caching=False,
+        gpu_memory_utilization=0.95,
+        kv_cache_memory_bytes=KV_GIB * GIB,
+        compilation_config={"cudagraph_capture_sizes": _graphs(count, lengths)},
+    )
+    print(json.dumps({"started_s": round(time.perf_counter() - start_s, 1)}), flush=True)
+    player = Player(llm, shape["vocab_size"])
+    for name, asked in (("delta", _requests(folders, count)), ("base", [None] * count)):
+        print(json.dumps({"of": name, **measured(player, asked, lengths)}), flush=True)
+
+
+def _graphs(count: int, lengths: Lengths) -> list[int]:
+    """Of those that are captured when we serve, the ones that are run here."""
+    steps = (1, count, lengths.short, *lengths.alone, count - 1 + lengths.mixed)
+    return sizes_for(steps, graph_sizes(count, STEP_TOKENS))
+
+
+def _requests(folders: Sequence[Path], count: int) -> list[Any]:
+    from vllm.lora.request import LoRARequest
+
+    return [LoRARequest(f"delta-{n}", n, str(folders[n % len(folders)])) for n in range(1, count + 1)]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--work", type=Path, default=Path("/tmp/delta-steps"))
+    parser.add_argument("--variants", type=int, default=28)
+    parser.add_argument("--bits", default="4,2")
+    parser.add_argument("--switches", default="1,0")
+    parser.add_argument("--one", type=int)
+    given = parser.parse_args(argv)
+    if given.one:
+        one(given.one, given.variants, given.work)
+        return
+    import torch
+
+    record: dict[str, Any] = {"command": rehearsing.command("benchmarks.delta_steps", argv)}
+    record |= {"device": torch.cuda.get_device_name(0), "rows": []}
+    for bits, switch in itertools.product(given.bits.split(","), given.switches.split(",")):
+        os.environ[SWITCH] = switch
+        command = ("--one", bits, "--variants", str(given.variants), "--work", str(given.work))
+        for row in gpu_engine.in_own_process("benchmarks.delta_steps", *command, timeout_s=TIMEOUT_S):
+            print(json.dumps({"bits": int(bits), "switch": switch, **row}), flush=True)
+            record["rows"].append({"bits": int(bits), "switch": switch, **row})
+            rehearsing.write_result(given.out, record)
+
+
+def rehearse(folder: Path, llm: Any) -> None:
+    """Two deltas in the engine that rehearsals share."""
+    paths = [deltas.write(base_of(llm), REHEARSED, folder / f"{n}", 4, n) for n in range(2)]
+    requests = _requests(paths, 2)
+    for number, request in enumerate(requests):
+        request.lora_int_id = 6000 + number  # a number of its own among the rehearsals'
+    lengths = Lengths(alone=(12,), short=6, mixed=40, tokens=8, rounds=1)
+    player = Player(llm, REHEARSED["vocab_size"])
+    rows = [{"of": "delta", **measured(player, requests, lengths)}]
+    assert rows[0]["mixed"]["gap_ms"] > 0
+    rehearsing.write_result(folder / "delta_steps.json", {"rows": rows})
+    rehearsing.check(folder / "delta_steps.json", "rows")
+
+
+if __name__ == "__main__":
+    rehearsing.run(main, rehearse)
