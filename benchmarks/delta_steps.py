@@ -37,7 +37,7 @@ from workers.variant_config import VariantConfig
 GIB = 1 << 30
 SWITCH = "OSTINATO_SPARSE_TENSOR_CORES"
 DISTINCT = 4  # deltas on disk; variants take them in turn
-STEP_TOKENS, KV_GIB = 8192, 7
+STEP_TOKENS, KV_GIB = 4096, 7
 SHORT, MIXED = 64, 930  # tokens of a prompt
 TIMEOUT_S = 400
 
@@ -46,7 +46,7 @@ TIMEOUT_S = 400
 class Lengths:
     """`alone`: of its prompts; `tokens`: of a stream that decodes; `rounds` of each measurement."""
 
-    alone: tuple[int, ...] = (128, MIXED, 2048, 8000)
+    alone: tuple[int, ...] = (128, MIXED, 2048, 4000)
     short: int = SHORT
     mixed: int = MIXED
     tokens: int = 160
