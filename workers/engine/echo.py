@@ -27,7 +27,7 @@ class EchoEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._variants: dict[str, VariantRef] = {}
+        self._variants: dict[int, VariantRef] = {}
         self._limit = config.max_variants
         self.observer = StepObserver()
         self._running = 0
@@ -37,16 +37,19 @@ class EchoEngine:
         return self._serve
 
     def variants(self) -> tuple[str, ...]:
-        return tuple(self._variants)
+        return tuple(dict.fromkeys(variant.name for variant in self._variants.values()))
+
+    async def answer(self, variant: VariantRef, scope: Message, receive: Any, send: Any) -> None:
+        await self.app(scope, receive, send)
 
     async def ensure_variant(self, variant: VariantRef) -> None:
-        self._variants[variant.name] = variant
+        self._variants[variant.uid] = variant
 
     async def load_failure(self, variant: VariantRef) -> Exception | None:
         return None
 
     async def forget_variant(self, variant: VariantRef) -> None:
-        self._variants.pop(variant.name, None)
+        self._variants.pop(variant.uid, None)
 
     async def prefetch(self, variant: VariantRef) -> None:
         await self.ensure_variant(variant)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
-from workers.asgi import AsgiApp
+from workers.asgi import AsgiApp, Message
 from workers.engine.step_observer import StepObserver
 from workers.messages import EngineResidency, RankReport, VariantRef
 
@@ -26,6 +26,10 @@ class Engine(Protocol):
     @property
     def observer(self) -> StepObserver:
         """What its steps take, as they are made."""
+        ...
+
+    async def answer(self, variant: VariantRef, scope: Message, receive: Any, send: Any) -> None:
+        """As `app` does, for a request of this variant and of no other that has its name."""
         ...
 
     def variants(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
-from workers.asgi import AsgiApp
+from workers.asgi import AsgiApp, Message
 from workers.bus.client import VariantClient
 from workers.bus.faults import LoadFailed, exception_of, fault_of
 from workers.engine import torch_check
@@ -21,6 +21,7 @@ from workers.engine.no_variants import NoVariants
 from workers.engine.residency_cache import residency_of
 from workers.engine.step_observer import StepObserver
 from workers.engine.variant_metrics import READ_SECONDS
+from workers.engine.variant_table import VariantTable, asking
 from workers.engine.vllm_stats import stat_loggers
 from workers.group.launch import Launch, LaunchError, reports_of
 from workers.group.vllm_arguments import engine_arguments
@@ -34,7 +35,7 @@ FAILURE_WAIT_S = 2.0  # a request that failed waits no longer for the reason
 
 
 class VllmEngine:
-    """One AsyncLLM, its application, and the LoRA requests by variant name."""
+    """One AsyncLLM, its application, and vLLM's LoRA requests of the variants that are loaded."""
 
     def __init__(
         self,
@@ -54,7 +55,8 @@ class VllmEngine:
         self._client = client
         self.version = version
         self._locks: dict[str, asyncio.Lock] = {}
-        self._uids: dict[str, int] = {}
+        self._table = VariantTable()
+        app.state.openai_serving_models.lora_requests = self._table  # what vLLM resolves `model` with
         self._instant = InstantAnswers(llm.engine_core)
 
     @classmethod
@@ -96,26 +98,24 @@ class VllmEngine:
     def app(self) -> AsgiApp:
         return cast(AsgiApp, self._app)
 
-    @property
-    def _requests(self) -> dict[str, Any]:
-        """vLLM's own table of adapters by name, which its application resolves `model` with."""
-        return cast("dict[str, Any]", self._app.state.openai_serving_models.lora_requests)
+    async def answer(self, variant: VariantRef, scope: Message, receive: Any, send: Any) -> None:
+        with asking(variant):
+            await self._app(scope, receive, send)
 
     def variants(self) -> tuple[str, ...]:
-        return tuple(self._requests)
+        return self._table.names()
 
     async def ensure_variant(self, variant: VariantRef) -> None:
-        if self._uids.get(variant.name) == variant.uid:
+        if self._table.has(variant.uid):
             return
         async with self._locks.setdefault(variant.name, asyncio.Lock()):
-            if self._uids.get(variant.name) != variant.uid:
+            if not self._table.has(variant.uid):
                 await self._load(variant)
 
     async def _load(self, variant: VariantRef) -> None:
         """Every rank reads and checks it; requests wait in the scheduler until it has a slot."""
         from vllm.lora.request import LoRARequest
 
-        self._remove(variant.name)
         try:
             with READ_SECONDS.time():
                 await self._prepare(variant)
@@ -123,8 +123,10 @@ class VllmEngine:
             with suppress(TimeoutError):
                 await self._client.forget(variant.uid)  # of other ranks, which may have read it
             raise
-        self._requests[variant.name] = LoRARequest(variant.name, variant.uid, variant.path)
-        self._uids[variant.name] = variant.uid
+        self._table.load(variant, LoRARequest(variant.name, variant.uid, variant.path))
+        for uid in self._table.predecessors(variant)[:-1]:  # the last one may still be asked for
+            with suppress(TimeoutError):
+                await self._forget(uid)
         log.info("variant %s (uid %d) read from %s", variant.name, variant.uid, variant.path)
 
     async def _prepare(self, variant: VariantRef) -> None:
@@ -148,18 +150,15 @@ class VllmEngine:
 
     async def forget_variant(self, variant: VariantRef) -> None:
         async with self._locks.setdefault(variant.name, asyncio.Lock()):
-            if self._uids.get(variant.name) == variant.uid:
-                self._remove(variant.name)
-                await self._client.forget(variant.uid)
+            await self._forget(variant.uid)
 
-    def _remove(self, name: str) -> None:
-        """From now on no request can name it."""
-        self._requests.pop(name, None)
-        self._uids.pop(name, None)
+    async def _forget(self, uid: int) -> None:
+        if self._table.drop(uid):
+            await self._client.forget(uid)
 
     async def prefetch(self, variant: VariantRef) -> None:
         """A variant that was loaded before may have lost its place in host memory: have it read again."""
-        if self._uids.get(variant.name) != variant.uid:
+        if not self._table.has(variant.uid):
             await self.ensure_variant(variant)
             return
         await self._prepare(variant)

@@ -105,7 +105,7 @@ class Worker:
             await respond_with(send, e)
         else:
             explaining = ExplainingSend(send, lambda: self.engine.load_failure(variant))
-            await self.engine.app(scope, receive, explaining)
+            await self.engine.answer(variant, scope, receive, explaining)
 
     async def call(self, call: EngineCall) -> EngineReply:
         """`answer` in this process, without a socket: one request as a whole."""
