@@ -15,7 +15,7 @@ import pytest
 
 from workers.bus.client import VariantClient
 from workers.engine.step_observer import StepObserver
-from workers.engine.variant_table import VariantTable, asking
+from workers.engine.variant_table import VariantTable
 from workers.engine.vllm_engine import VllmEngine
 from workers.group.launch import Launch
 from workers.messages import VariantRef
@@ -110,12 +110,20 @@ async def test_what_is_forgotten_is_the_one_that_was_named(engine: VllmEngine, c
 
 
 async def test_of_those_before_the_newest_only_one_stays(engine: VllmEngine, client: Client) -> None:
-    """Whoever forgets to say so: an engine does not fill with what a name once meant."""
-    for uid in range(1, 6):
+    """Whoever forgets to say so: an engine does not fill with what a name once meant. Uids have no order."""
+    for uid in (30, 10, 50, 20, 40):
         assert await asked(engine, VariantRef("mine", uid, "/x")) == uid
-    assert client.forgotten == [1, 2, 3]
-    assert await asked(engine, VariantRef("mine", 4, "/x")) == 4
-    assert client.prepared == [1, 2, 3, 4, 5]
+    assert client.forgotten == [30, 10, 50]
+    assert await asked(engine, VariantRef("mine", 20, "/x")) == 20
+    assert client.prepared == [30, 10, 50, 20, 40]
+
+
+async def test_a_request_finds_what_is_dropped_while_it_is_under_way(engine: VllmEngine) -> None:
+    await engine.ensure_variant(OLD)
+    answering = asyncio.create_task(asked(engine, OLD, pauses=9))
+    await asyncio.sleep(0)  # it has begun
+    await engine.forget_variant(OLD)
+    assert await answering == 7
 
 
 async def test_the_base_is_never_a_variant(engine: VllmEngine) -> None:
@@ -137,15 +145,17 @@ def test_it_is_a_dict_of_what_is_asked_for() -> None:
     assert list(table.values()) == ["old", "new", "other"]
     assert list(table) == ["mine", "other"]
     assert "mine" not in table
-    with asking(NEW):
+    with table.asking(NEW):
         assert "mine" in table
         assert table["mine"] == "new"
         assert "other" not in table
         with pytest.raises(KeyError, match="other"):
             table["other"]
-        with asking(OLD):
+        with table.asking(OLD):
             assert table.get("mine") == "old"
         assert table.get("mine") == "new"
         assert table.drop(8)
+        assert table.get("mine") == "new"
+    with table.asking(NEW):
         assert table.get("mine", "none") == "none"
     assert not table.drop(8)

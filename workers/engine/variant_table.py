@@ -13,41 +13,40 @@ from typing import Any
 
 from workers.messages import VariantRef
 
-_ASKED: ContextVar[VariantRef | None] = ContextVar("ostinato_variant", default=None)
-
-
-@contextmanager
-def asking(variant: VariantRef) -> Iterator[None]:
-    """What this task looks up inside, and tasks and threads that it starts, is for a request of `variant`."""
-    token = _ASKED.set(variant)
-    try:
-        yield
-    finally:
-        _ASKED.reset(token)
+_ASKED: ContextVar[tuple[str, Any] | None] = ContextVar("ostinato_variant", default=None)
 
 
 class VariantTable(dict[str, Any]):
-    """As a dict, by name: of what was loaded, the one that is asked for. Its values are all of them."""
+    """As a dict, by name: the variant that is asked for. Its values are all that are loaded."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._loaded: dict[int, tuple[str, Any]] = {}
+        self._loaded: dict[int, tuple[str, Any]] = {}  # by uid, in the order of loading
+
+    @contextmanager
+    def asking(self, variant: VariantRef) -> Iterator[None]:
+        """Inside, this task and what it starts are for a request of `variant`, which is loaded now; it may be
+        dropped meanwhile."""
+        token = _ASKED.set(self._loaded.get(variant.uid))
+        try:
+            yield
+        finally:
+            _ASKED.reset(token)
 
     def load(self, variant: VariantRef, request: Any) -> None:
         """From now on requests of `variant` find `request`."""
         self._loaded[variant.uid] = (variant.name, request)
 
     def drop(self, uid: int) -> bool:
-        """From now on no request finds it. Whether one would have."""
+        """No request that comes now finds it. Whether one would have."""
         return self._loaded.pop(uid, None) is not None
 
     def has(self, uid: int) -> bool:
         return uid in self._loaded
 
-    def predecessors(self, variant: VariantRef) -> list[int]:
-        """Uids of those that had its name before it, the newest last."""
-        of_name = (uid for uid, (name, _) in self._loaded.items() if name == variant.name)
-        return sorted(uid for uid in of_name if uid < variant.uid)
+    def of_name(self, name: str) -> list[int]:
+        """Their uids, in the order of loading."""
+        return [uid for uid, (known, _) in self._loaded.items() if known == name]
 
     def names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for name, _ in self._loaded.values()))
@@ -56,9 +55,7 @@ class VariantTable(dict[str, Any]):
 
     def get(self, name: str, default: Any = None) -> Any:
         asked = _ASKED.get()
-        if asked is None or asked.name != name or asked.uid not in self._loaded:
-            return default
-        return self._loaded[asked.uid][1]
+        return default if asked is None or asked[0] != name else asked[1]
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self.get(name) is not None

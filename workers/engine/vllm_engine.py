@@ -21,7 +21,7 @@ from workers.engine.no_variants import NoVariants
 from workers.engine.residency_cache import residency_of
 from workers.engine.step_observer import StepObserver
 from workers.engine.variant_metrics import READ_SECONDS
-from workers.engine.variant_table import VariantTable, asking
+from workers.engine.variant_table import VariantTable
 from workers.engine.vllm_stats import stat_loggers
 from workers.group.launch import Launch, LaunchError, reports_of
 from workers.group.vllm_arguments import engine_arguments
@@ -31,6 +31,7 @@ from workers.messages import EngineConfig, EngineResidency, RankReport, VariantR
 
 log = logging.getLogger(__name__)
 
+KEPT_OF_A_NAME = 2  # a name that was registered again, and what it meant before: gateways may lag
 FAILURE_WAIT_S = 2.0  # a request that failed waits no longer for the reason
 
 
@@ -99,7 +100,7 @@ class VllmEngine:
         return cast(AsgiApp, self._app)
 
     async def answer(self, variant: VariantRef, scope: Message, receive: Any, send: Any) -> None:
-        with asking(variant):
+        with self._table.asking(variant):
             await self._app(scope, receive, send)
 
     def variants(self) -> tuple[str, ...]:
@@ -124,7 +125,7 @@ class VllmEngine:
                 await self._client.forget(variant.uid)  # of other ranks, which may have read it
             raise
         self._table.load(variant, LoRARequest(variant.name, variant.uid, variant.path))
-        for uid in self._table.predecessors(variant)[:-1]:  # the last one may still be asked for
+        for uid in self._table.of_name(variant.name)[:-KEPT_OF_A_NAME]:
             with suppress(TimeoutError):
                 await self._forget(uid)
         log.info("variant %s (uid %d) read from %s", variant.name, variant.uid, variant.path)

@@ -96,6 +96,19 @@ def test_every_variant_answers_the_same_with_one_seat(
     narrow.scheduler.reset_prefix_cache()
 
 
+def test_two_variants_of_one_name_in_a_batch(roomy: Engine, variants: dict[str, Any]) -> None:
+    """As when a name was registered again. To vLLM requests for adapters of one name are equal."""
+    from vllm.lora.request import LoRARequest
+
+    of = ("lora-r8", "sparse-4bit")
+    expected = answers(roomy, {name: (PROMPTS[1], variants[name], 12) for name in of})
+    same = [LoRARequest("mine", 100 + i, variants[name].lora_path) for i, name in enumerate(of)]
+    assert same[0] == same[1]
+    found = answers(roomy, {f"mine{i}": (PROMPTS[1], request, 12) for i, request in enumerate(same)})
+    assert list(found.values()) == list(expected.values())
+    assert found["mine0"] != found["mine1"]
+
+
 def stream(engine: Engine, of: Any, blocked: Any, length: int) -> None:
     """Requests of one variant that overlap without end, and one of another that comes soon after."""
     for number in range(length):
