@@ -6,6 +6,7 @@ OstinatoError
 |  |- NoChatTemplate 400       messages for a model that only completes text
 |  `- SourceUnreadable 400     missing or corrupt checkpoint or adapter files
 |- Unauthorized 401            a missing or wrong API key
+|- HostNotAllowed 403         a browser's request under a name that is not this installation's
 |- PathNotAllowed 403          a path outside the allowed roots
 |- ModelNotFound 404           no such model, deployment or operation
 |  `- NotDeployed 404
@@ -14,6 +15,7 @@ OstinatoError
 |- NotReady 409                deploying what is still being registered
 |- IdempotencyConflict 409     the same key with another request
 |- StaleWrite 409              somebody else changed it first
+|- BodyTooSlow 408            its body did not arrive in time
 |- BodyTooLarge 413
 |- AdapterMismatch 422         an adapter that does not fit its base
 |- LossTooLarge 422            no compression keeps the quality that was asked for
@@ -88,6 +90,10 @@ class Unauthorized(OstinatoError):
     status, code, openai_type = 401, "unauthorized", "authentication_error"
 
 
+class HostNotAllowed(OstinatoError):
+    status, code, openai_type = 403, "host_not_allowed", "permission_error"
+
+
 class PathNotAllowed(OstinatoError):
     status, code, openai_type = 403, "path_not_allowed", "permission_error"
 
@@ -122,6 +128,10 @@ class IdempotencyConflict(OstinatoError):
 
 class StaleWrite(OstinatoError):
     status, code, openai_type = 409, "stale_write", "invalid_request_error"
+
+
+class BodyTooSlow(OstinatoError):
+    status, code, openai_type = 408, "body_too_slow", "invalid_request_error"
 
 
 class BodyTooLarge(OstinatoError):

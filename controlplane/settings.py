@@ -11,6 +11,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from placement.types import CostMeasure
 from workers.addresses import Ports
 
+MAX_SEQUENCES = 16  # of a request, as many as an engine holds by default
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+
 NO_GPUS = "none"
 # As controlplane.routing.policies.choose names them.
 RoutingPolicy = Literal[
@@ -37,6 +40,11 @@ class Settings(BaseSettings):
     home: Path = Field(default=Path.home() / ".ostinato", description="Caches, logs and the SQLite file.")
     store_url: str = Field(default="", description="sqlite:///FILE or redis://HOST; empty: SQLite in home.")
     allowed_roots: str = Field(default="", description="Folders (':'-separated) sources may be read from.")
+    allowed_hosts: str = Field(
+        default="",
+        description="Names by which the API may be asked, by comma. Empty: any; but only this machine's where"
+        " there is no key and the API listens on loopback.",
+    )
     http_host: str = Field(default="127.0.0.1", description="Where the API listens.")
     metrics_host: str = Field(
         default="127.0.0.1",
@@ -132,6 +140,12 @@ class Settings(BaseSettings):
     routing_policy: RoutingPolicy = Field(
         default="least-harm", description="How gateways choose among the worker groups of a base."
     )
+    max_sequences: int = Field(
+        default=MAX_SEQUENCES, ge=1, description="Answers that one request may ask for: n of each prompt."
+    )
+    body_timeout_s: float = Field(
+        default=10.0, gt=0, description="Longest that a request's body may take to arrive."
+    )
     max_body_bytes: int = Field(default=4 << 20, ge=1024)
     engine_start_timeout_s: float = Field(default=900.0, gt=0)
     start_limit_s: float = Field(
@@ -165,6 +179,15 @@ class Settings(BaseSettings):
     @property
     def metrics_port_range(self) -> Ports:
         return Ports.parse(self.metrics_ports)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names by which the API may be asked; none: any."""
+        named = tuple(part.strip() for part in self.allowed_hosts.split(",") if part.strip())
+        local = self.http_host in ("127.0.0.1", "localhost", "::1")
+        if not named and (self.api_key or not local):
+            return ()
+        return (*LOOPBACK_NAMES, *named)
 
     @property
     def resolved_store_url(self) -> str:

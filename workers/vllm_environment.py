@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 LOOPBACK = "127.0.0.1"
+MAX_SEQUENCES = 1024  # of one request, whatever gateways let through
 V2_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 BINDING, UNBOUND = "VLLM_CPU_OMP_THREADS_BIND", "nobind"
@@ -28,6 +29,7 @@ def environment(
         START_METHOD: "spawn",  # a process with Ray's threads must not be forked
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_MAX_N_SEQUENCES": str(MAX_SEQUENCES),
         "VLLM_HOST_IP": host_ip,
         "HF_HUB_OFFLINE": "1",
         "TRITON_CACHE_DIR": triton_cache(),

@@ -50,8 +50,13 @@ async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
 
 def _guarding(services: Services) -> dict[str, Any]:
     settings = services.settings
-    limits = {"api_key": settings.api_key, "max_body_bytes": settings.max_body_bytes}
-    return {**limits, "tenants": services.tenants}
+    return {
+        "api_key": settings.api_key,
+        "max_body_bytes": settings.max_body_bytes,
+        "body_timeout_s": settings.body_timeout_s,
+        "hosts": settings.hosts,
+        "tenants": services.tenants,
+    }
 
 
 def _lifespan(services: Services) -> Callable[[FastAPI], Any]:
@@ -79,8 +84,8 @@ def _add_probes(app: FastAPI, services: Services) -> None:
 
     @app.get("/readyz", tags=["probes"], responses=management.ERRORS)
     async def readyz() -> dict[str, Any]:
-        """Ready when the state store answers."""
-        return {"status": "ok", "revision": (await services.routes.refresh()).revision}
+        """Ready once it knows the routes: they stay in force while the state store is away."""
+        return {"status": "ok", "revision": (await services.routes.some()).revision}
 
     @app.get("/metrics", tags=["probes"], response_class=Response)
     async def metrics() -> Response:

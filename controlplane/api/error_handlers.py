@@ -25,6 +25,8 @@ def respond(error: errors.OstinatoError) -> JSONResponse:
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
     if isinstance(error, errors.Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, errors.BodyTooSlow):
+        headers["Connection"] = "close"  # what is left of it is not waited for
     if isinstance(error, errors.Late):
         headers["x-should-retry"] = "false"
     return _ErrorResponse(error.body(), status_code=error.status, headers=headers)

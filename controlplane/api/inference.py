@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -21,6 +21,7 @@ from controlplane.api.services import Services
 from controlplane.api.time_limit import TimeLimit
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
 from controlplane.gateway.metrics import UNKNOWN
+from controlplane.settings import MAX_SEQUENCES
 from controlplane.traffic.attainment import Outcome, attained
 from controlplane.traffic.request_terms import (
     NO_TERMS,
@@ -29,6 +30,7 @@ from controlplane.traffic.request_terms import (
     estimated_prompt,
     estimated_tokens,
     request_terms,
+    sequences_of,
 )
 from controlplane.traffic.route_table import Route
 from controlplane.traffic.tenants import DEFAULT, Tenant
@@ -62,15 +64,22 @@ def _is_plain(raw: bytes) -> bool:
 
 
 def engine_call(
-    path: str, body: dict[str, Any], route: Route, raw: bytes = b"", counted: bool = True
+    path: str,
+    body: dict[str, Any],
+    route: Route,
+    raw: bytes = b"",
+    counted: bool = True,
+    max_sequences: int = MAX_SEQUENCES,
 ) -> EngineCall:
     """The body as the engine should see it: its own name for the model, a bounded answer, and, for a
     variant, a cache salt that keeps its KV blocks from those of an earlier variant of the same name.
 
     `raw` is what `body` was read from, which is sent as it came where it needs no change but additions.
 
-    Errors: InvalidRequest for an answer longer than the deployment's maxOutputLength.
+    Errors: InvalidRequest for an answer longer than the deployment's maxOutputLength, and for more than
+    `max_sequences` of them.
     """
+    _check_sequences(body, max_sequences)
     changes: dict[str, str | int] = {**_bounded(path, body, route.max_output_tokens)}
     if body["model"] != route.model:
         changes["model"] = route.model
@@ -120,6 +129,16 @@ def _bounded(path: str, body: dict[str, Any], max_tokens: int) -> dict[str, int]
                 param=name,
             )
     return {} if requested or path != CHAT else {"max_completion_tokens": max_tokens}
+
+
+def _check_sequences(body: Mapping[str, Any], most: int) -> None:
+    """An engine runs each answer as a sequence of its own: one request must not take all its places."""
+    if (asked := sequences_of(body)) > most:
+        raise errors.InvalidRequest(
+            f"{asked} answers were asked for (`n` of each prompt); one request may ask for at most {most}"
+            " (OSTINATO_MAX_SEQUENCES): send several requests",
+            param="n" if body.get("n") not in (None, 1) else "prompt",
+        )
 
 
 @dataclass(slots=True)
@@ -188,7 +207,8 @@ async def answer(
         prompt = estimated_prompt(len(raw))
         watch.terms = request_terms(headers, body, route.targets, tenant, tokens, prompt)
         watch.streams = body.get("stream") is True
-        call = engine_call(path, body, route, raw, watch.counted)
+        most = services.settings.max_sequences
+        call = engine_call(path, body, route, raw, watch.counted, most)
         if watch.streams:
             return await _streamed(services, route, call, watch)
         return await _whole(services, route, call, watch)

@@ -16,8 +16,9 @@ from controlplane import errors
 from controlplane.api import inference
 from controlplane.api.departure import unless_client_leaves
 from controlplane.api.error_handlers import respond, unexpected
-from controlplane.api.middleware import tenant_of
+from controlplane.api.middleware import body_too_slow, tenant_of
 from controlplane.api.services import Services
+from controlplane.api.time_limit import TimeLimit
 from workers.asgi import DIRECT, DirectRequest
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class InferencePath:
             await self._app(scope, receive, send)
             return
         try:
-            raw = await _body(receive)
+            raw = await _body(receive, self._services.settings.body_timeout_s)
             if raw is None:
                 return  # the client left
             answering = inference.answer(
@@ -114,13 +115,17 @@ def _new_id() -> bytes:
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}".encode()
 
 
-async def _body(receive: Receive) -> bytes | None:
-    """All of it; None when the client leaves before that."""
+async def _body(receive: Receive, limit_s: float) -> bytes | None:
+    """All of it; None when the client leaves before that. Errors: BodyTooSlow."""
     parts = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
+    try:
+        with TimeLimit(limit_s):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                parts.append(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError as e:
+        raise body_too_slow(limit_s) from e

@@ -6,7 +6,10 @@ are.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import math
+from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,6 +19,8 @@ from controlplane.traffic.tenants import DEFAULT, ONE_TENANT, Tenant, Tenants
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 ASKING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/inference_model"})
+# Whose bodies are read at once, in `inference_path`, which times that itself for less.
+TIMED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 MODELS_PATH = "/v1/models"
 _TENANT = "ostinato.tenant"
 _BEARER = b"Bearer "
@@ -32,9 +37,18 @@ class Guard:
     """Pure ASGI, so that streaming and disconnects pass through untouched."""
 
     def __init__(
-        self, app: ASGIApp, api_key: str, max_body_bytes: int, tenants: Tenants = ONE_TENANT
+        self,
+        app: ASGIApp,
+        api_key: str,
+        max_body_bytes: int,
+        tenants: Tenants = ONE_TENANT,
+        body_timeout_s: float = math.inf,
+        hosts: Collection[str] = (),
     ) -> None:
+        """`hosts`: the names by which it may be asked, without ports; none: any."""
         self._app = app
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._body_timeout_s = body_timeout_s
         self._tenants = tenants
         self._key = f"Bearer {api_key}".encode() if api_key else b""
         self._limit = max_body_bytes
@@ -50,18 +64,36 @@ class Guard:
             await respond(e)(scope, receive, send)
             return
         bounded = b"content-length" in headers and b"transfer-encoding" not in headers
-        await self._app(scope, receive if bounded else self._counted(receive), send)
+        if not bounded:
+            receive = self._counted(receive)
+        if scope["path"] not in TIMED_PATHS:
+            receive = in_time(receive, self._body_timeout_s)
+        await self._app(scope, receive, send)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         if self._key and scope["path"] not in OPEN_PATHS:
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, self._key):
                 scope[_TENANT] = self._tenant(scope, given)
+        if self._hosts and scope["path"] not in OPEN_PATHS:
+            self._check_host(headers)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
             raise errors.InvalidRequest("Content-Length is not a number")
         if int(length) > self._limit:
             raise self._too_large(int(length))
+
+    def _check_host(self, headers: dict[bytes, bytes]) -> None:
+        """A browser names who it believes to ask, and whose page asks. Errors: HostNotAllowed."""
+        named = [headers.get(b"host", b"").decode("latin-1")]
+        if (origin := headers.get(b"origin")) is not None:
+            named.append(origin.decode("latin-1").partition("://")[2])
+        for name in named:
+            if _without_port(name).lower() not in self._hosts:
+                raise errors.HostNotAllowed(
+                    f"this installation is asked as {', '.join(sorted(self._hosts))}, got {name[:200]!r};"
+                    " OSTINATO_ALLOWED_HOSTS adds names, and with an API key any name will do"
+                )
 
     def _tenant(self, scope: Scope, given: bytes) -> Tenant:
         """Errors: Unauthorized, for a key that nobody has, and for what a tenant's key does not open."""
@@ -92,6 +124,36 @@ class Guard:
             return message
 
         return counted
+
+
+def body_too_slow(limit_s: float) -> errors.BodyTooSlow:
+    return errors.BodyTooSlow(f"the body did not arrive within {limit_s:g} s (OSTINATO_BODY_TIMEOUT_S)")
+
+
+def in_time(receive: Receive, limit_s: float) -> Receive:
+    """Bodies arrive within `limit_s` of the first look at them. Errors: BodyTooSlow."""
+    ends_s, is_whole = math.inf, limit_s == math.inf
+
+    async def timed() -> Message:
+        nonlocal ends_s, is_whole
+        if is_whole:
+            return await receive()
+        ends_s = min(ends_s, asyncio.get_running_loop().time() + limit_s)
+        try:
+            async with asyncio.timeout_at(ends_s):
+                message = await receive()
+        except TimeoutError as e:
+            raise body_too_slow(limit_s) from e
+        is_whole = not message.get("more_body", False)
+        return message
+
+    return timed
+
+
+def _without_port(host: str) -> str:
+    """Of a Host header; an IPv6 address stands in brackets."""
+    end = host.find("]") + 1
+    return host[:end] if end else host.partition(":")[0]
 
 
 def _asks(method: str, path: str) -> bool:

@@ -93,6 +93,8 @@ def _answered(state: State, key: str, digest: str) -> Operation | None:
         raise errors.IdempotencyConflict(
             f"Idempotency-Key '{key}' was used for another request; use a new key for a new request"
         )
+    if known.record.answer is not None:
+        return known.record.answer
     return queries.find_operation(state, known.record.operation_id).record
 
 
@@ -120,10 +122,11 @@ def failure_of(operation: Operation) -> errors.OstinatoError:
 async def watch(services: Services, operation_id: str) -> AsyncGenerator[bytes, None]:
     """Server-sent events: the operation at every change, the last time when it is done."""
     queries.find_operation(await services.read(), operation_id)
+    read = services.repository.get  # of one record: many may watch, and there may be many operations
     last: Operation | None = None
     quiet_s = 0.0
     while last is None or not last.done:
-        operation = (await services.read()).operations.get(operation_id)
+        operation = await asyncio.to_thread(read, Operation, operation_id)
         if operation is None:
             return
         if operation.record != last:

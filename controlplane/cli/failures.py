@@ -43,6 +43,8 @@ HINTS: dict[str, str] = {
     "not_ready": "wait until it is Ready; `ostinato operations` shows its progress",
     "idempotency_conflict": "send a different request under a fresh Idempotency-Key",
     "stale_write": "look at the present state and try again",
+    "host_not_allowed": "ask by the machine's own name, or add this one to OSTINATO_ALLOWED_HOSTS",
+    "body_too_slow": "try again, or raise OSTINATO_BODY_TIMEOUT_S",
     "body_too_large": "send a shorter request, or raise OSTINATO_MAX_BODY_BYTES",
     "adapter_mismatch": "register the adapter with the base it was trained on",
     "loss_too_large": "allow more with --max-loss, or serve the fine-tune as a model of its own",

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from controlplane.state.records import NodeLedger, Phase, Reservation
+from controlplane.state.records import Deployment, Model, ModelProfile, NodeLedger, Phase, Reservation
 from controlplane.state.repository import Change, Delete, Put, State, Versioned
 from controlplane.state.worker_groups import host_of
 from placement.types import Device, DeviceKey, Inventory, Placement, key_of
@@ -112,7 +112,8 @@ def being_measured(ledgers: Ledgers) -> dict[DeviceKey, str]:
 def orphans(state: State) -> list[str]:
     """Holders whose group, deployment, measuring or compressing is gone, or is an earlier one of its name."""
     held = {(r.holder, r.uid) for ledger in state.ledgers.values() for r in ledger.record.reservations}
-    return sorted({holder for holder, uid in held if uid != _uid_of(state, holder)})
+    gone = {holder for holder, uid in held if uid != _uid_of(state, holder)}
+    return sorted(holder for holder in gone if not _is_unreadable(state, holder))
 
 
 def without_orphans(state: State, holder: str) -> list[Change]:
@@ -136,6 +137,15 @@ def _uid_of(state: State, holder: str) -> int | None:
         return _uid_compressing(state, holder.removeprefix(COMPRESSING))
     deployment = state.deployments.get(host_of(holder))
     return deployment.record.uid if deployment and holder in deployment.record.group_ids() else None
+
+
+def _is_unreadable(state: State, holder: str) -> bool:
+    """Whether the record that would tell is there, but cannot be read."""
+    if is_measuring(holder):
+        return state.unreadable(ModelProfile, holder.removeprefix(MEASURING))
+    if holder.startswith(COMPRESSING):
+        return state.unreadable(Model, holder.removeprefix(COMPRESSING))
+    return state.unreadable(Deployment, host_of(holder))
 
 
 def _uid_compressing(state: State, name: str) -> int | None:

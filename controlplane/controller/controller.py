@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -68,7 +68,7 @@ from controlplane.profiling import request_paths
 from controlplane.settings import Settings
 from controlplane.state.operations import End, advance, open_operation
 from controlplane.state.records import IdempotencyKey, Model, Operation, OperationKind, Phase
-from controlplane.state.repository import Change, Delete, Repository, State
+from controlplane.state.repository import Change, Delete, Put, Repository, State
 from controlplane.state.transactions import Superseded, edit, persist
 from controlplane.state.worker_groups import host_of
 
@@ -326,9 +326,17 @@ class Controller:
         changes: list[Change] = []
         if (operation := state.operations.get(key)) is not None:
             changes.append(Delete(Operation, key, operation.version))
+            changes.extend(_kept_with_keys(state, operation.record))
         if (idempotency := state.idempotency.get(key)) is not None:
             changes.append(Delete(IdempotencyKey, key, idempotency.version))
         await asyncio.to_thread(self._repository.commit, changes)
+
+
+def _kept_with_keys(state: State, operation: Operation) -> Iterator[Put]:
+    """Whoever repeats the request of a forgotten operation learns how it ended, without its events."""
+    for key in state.idempotency.values():
+        if key.record.operation_id == operation.id:
+            yield Put(replace(key.record, answer=replace(operation, events=())), key.version)
 
 
 def _being_read(model: Model) -> Model:

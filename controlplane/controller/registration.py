@@ -62,7 +62,7 @@ def _fine_tune(model: Model, delta: Delta, base: Model | None, limits: Limits, c
     if isinstance(source, sources.BundledSource):
         folder = convert(source.name)
     else:
-        folder = sources.require_folder(source, "source")
+        folder = sources.require_folder(source, limits.roots, "source")
     try:
         require_adaptable(base.spec)
     except AdapterError as e:
@@ -90,7 +90,7 @@ def _base(model: Model, limits: Limits, convert: Convert) -> Model:
     if isinstance(source, sources.BundledSource):
         folder = convert(source.name)
     else:
-        folder = sources.require_folder(source, "source")
+        folder = sources.require_folder(source, limits.roots, "source")
     spec = read_model(folder)
     reason = f"{spec.architecture}, {spec.num_layers} layers, {spec.weight_bytes / 2**20:.0f} MiB of weights"
     return replace(model, phase=Phase.READY, path=str(folder), spec=spec, reason=reason)
@@ -102,7 +102,7 @@ def _variant(model: Model, base: Model | None, limits: Limits) -> Model:
     source = sources.parse(model.adapter or "", limits.roots, "adapter")
     if isinstance(source, sources.BundledSource):
         raise errors.InvalidRequest("there are no bundled adapters; give a folder", param="adapter")
-    folder = sources.require_folder(source, "adapter")
+    folder = sources.require_folder(source, limits.roots, "adapter")
     manifest = read_manifest(folder, base.spec, VariantLimits(limits.max_lora_rank))
     verify_data(manifest)
     spec = replace(manifest.spec, held=held_bytes(manifest))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ def _allowed(path: Path, roots: Sequence[Path], param: str) -> Path:
         real = path.resolve()
     except (OSError, RuntimeError, ValueError) as e:
         raise errors.InvalidRequest(f"'{path}' is not a usable path: {e}", param=param) from e
-    if not any(real.is_relative_to(root) for root in roots):
+    if not _is_inside(real, roots):
         raise errors.PathNotAllowed(
             f"'{path}' is outside the folders this installation reads from "
             f"({', '.join(map(str, roots))}); move it there or add its folder to OSTINATO_ALLOWED_ROOTS",
@@ -58,10 +59,12 @@ def _allowed(path: Path, roots: Sequence[Path], param: str) -> Path:
     return real
 
 
-def require_folder(path: Path, param: str) -> Path:
-    """Errors: SourceUnreadable when there is no such folder, or none that may be looked at."""
+def require_folder(path: Path, roots: Sequence[Path], param: str) -> Path:
+    """Errors: SourceUnreadable when there is no such folder, or none that may be looked at; PathNotAllowed
+    when a link in it leads out of the `roots`."""
     try:
         if path.is_dir():
+            _require_inside(path, roots, param)
             return path
         problem = "is not a folder"
     except OSError as e:
@@ -69,6 +72,29 @@ def require_folder(path: Path, param: str) -> Path:
     raise errors.SourceUnreadable(
         f"'{path}' {problem}; expected a folder holding the model's or adapter's files", param=param
     )
+
+
+def _require_inside(folder: Path, roots: Sequence[Path], param: str) -> None:
+    """Links among the roots stay: caches of the Hugging Face hub consist of them."""
+    for where, folders, files in os.walk(folder):
+        for entry in (Path(where, name) for name in (*folders, *files)):
+            if entry.is_symlink() and not _leads_inside(entry, roots):
+                raise errors.PathNotAllowed(
+                    f"'{entry}' links to a place outside the folders this installation reads from; put the"
+                    " file itself there, or add its folder to OSTINATO_ALLOWED_ROOTS",
+                    param=param,
+                )
+
+
+def _leads_inside(link: Path, roots: Sequence[Path]) -> bool:
+    try:
+        return _is_inside(link.resolve(), roots)
+    except (OSError, RuntimeError):  # it leads in a circle
+        return False
+
+
+def _is_inside(real: Path, roots: Sequence[Path]) -> bool:
+    return any(real.is_relative_to(root) for root in roots)
 
 
 def require_file(uri: str, roots: Sequence[Path], param: str, folders: bool = False) -> Path:
@@ -81,7 +107,7 @@ def require_file(uri: str, roots: Sequence[Path], param: str, folders: bool = Fa
         raise errors.InvalidRequest(f"'{uri}' is a model; give a file", param=param)
     try:
         if folders and path.is_dir():
-            return path
+            return require_folder(path, roots, param)
         with path.open("rb"):
             return path
     except OSError as e:

@@ -33,8 +33,19 @@ class RouteBook:
         revision = await asyncio.to_thread(self._repository.revision)
         if revision != self._table.revision:
             state = await self._repository.read_async()
-            self._table, self._state = build_table(state), state
+            self._table, self._state = build_table(state, self._table), state
         return self._table
+
+    async def some(self) -> RouteTable:
+        """The table as it is, which may lag a little. Errors: Unavailable, where there is none yet."""
+        return self._table if self._state is not None else await self.refresh()
+
+    async def newest(self) -> RouteTable:
+        """The table of now; while the store is away, the last one. Errors: Unavailable, without one."""
+        try:
+            return await self.refresh()
+        except errors.Unavailable:
+            return await self.some()
 
     def known(self, name: str) -> Route | None:
         """As `resolve`, of a name that is served; None: of any other."""

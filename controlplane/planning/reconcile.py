@@ -14,9 +14,9 @@ from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState
 from controlplane.planning import autoscaling, path_measuring, rescheduling, retrying
 from controlplane.state.operations import open_operation
-from controlplane.state.records import Deployment, Model, OperationKind, Phase
+from controlplane.state.records import Deployment, Model, ModelProfile, NodeLedger, OperationKind, Phase
 from controlplane.state.repository import State
-from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_of, is_spare
+from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_of, host_of, is_spare
 
 BEING_READ = (Phase.PENDING, Phase.PROFILING)  # phases of a model whose files are read next, or once more
 
@@ -136,6 +136,7 @@ class Forget(Action):
     """Drop an operation that ended long ago, or an idempotency key that expired."""
 
 
+TAKES_MEMORY = (Launch, Measure, Compress, LoadVariant, Replan, Scale)
 KEEP_OPERATIONS = 1000
 KEEP_KEYS_S = 24 * 3600.0
 
@@ -153,6 +154,8 @@ def reconcile(state: State, observed: Observed) -> tuple[Action, ...]:
         *(Release(holder) for holder in reservations.orphans(state)),
         *_leftovers(state, observed.now_s),
     ]
+    if state.any_unreadable(NodeLedger):  # nobody knows what memory is promised there
+        wanted = [action for action in wanted if not isinstance(action, TAKES_MEMORY)]
     once = {action.key: action for action in wanted}
     return tuple(action for key, action in once.items() if key not in observed.busy)
 
@@ -187,6 +190,8 @@ def _deltas(state: State, observed: Observed) -> Iterator[Action]:
 
 def _is_settled(state: State, model: Model) -> bool:
     """Whether there is nothing to wait for; a profile that is gone will not come."""
+    if state.unreadable(ModelProfile, model.profile or ""):
+        return False
     profile = state.profiles.get(model.profile or "")
     return profile is None or profile.record.settled
 
@@ -202,6 +207,8 @@ def _measurements(state: State) -> Iterator[Action]:
             requested.setdefault(op.target, op.phase)
     for name, phase in requested.items():
         model = state.models.get(name)
+        if state.unreadable(Model, name):
+            continue
         if phase is Phase.PENDING:
             yield BeginProfile(name)
         elif model is None or _is_settled(state, model.record):
@@ -217,7 +224,7 @@ def _engines(state: State, observed: Observed) -> Iterator[Action]:
     cluster = rescheduling.cluster_key(observed.nodes, state.ledgers)
     for host, versioned in state.deployments.items():
         deployment: Deployment = versioned.record
-        if deployment.host != host:
+        if deployment.host != host or state.unreadable(Model, host):
             continue
         if deployment.phase is Phase.DELETING:
             yield Undeploy(host)
@@ -280,7 +287,7 @@ def _is_to_fail(deployment: Deployment, group: WorkerGroup, engine: EngineView, 
 def _variants(state: State, observed: Observed) -> Iterator[Action]:
     for name, versioned in state.deployments.items():
         deployment: Deployment = versioned.record
-        if deployment.host == name:
+        if deployment.host == name or _host_is_unreadable(state, deployment.host):
             continue
         host = state.deployments.get(deployment.host)
         if deployment.phase is Phase.DELETING:
@@ -289,6 +296,10 @@ def _variants(state: State, observed: Observed) -> Iterator[Action]:
             yield FailDeployment(name)
         elif _may_load(state, deployment, host.record, observed):
             yield LoadVariant(name)
+
+
+def _host_is_unreadable(state: State, host: str) -> bool:
+    return state.unreadable(Deployment, host) or state.unreadable(Model, host)
 
 
 def _may_load(state: State, variant: Deployment, host: Deployment, observed: Observed) -> bool:
@@ -324,6 +335,8 @@ def _orphans(state: State, observed: Observed) -> Iterator[Action]:
     }
     for group_id, engine in observed.engines.items():
         launching = Launch(group_id).key in observed.busy
+        if state.unreadable(Deployment, host_of(group_id)):
+            continue
         if group_id not in known and engine.status is not EngineStatus.DELETING and not launching:
             yield StopGroup(group_id)
 

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -63,6 +64,7 @@ def up(settings: Settings, progress: Progress, dashboard_port: int = 0) -> Local
     end_leftovers(settings, progress)
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     cluster = _describe(settings, dashboard_port)
+    _make_private(_temp_dir(cluster.mark).parent)
     try:
         progress("starting a Ray node")
         _start_ray(cluster, settings)
@@ -119,7 +121,7 @@ def end_leftovers(settings: Settings, progress: Progress) -> bool:
         alive = [*alive, *_marked(mark)]
     if alive:
         raise errors.Unavailable(f"processes {[p.pid for p in alive]} do not end; end them by hand")
-    shutil.rmtree(_temp_dir(mark), ignore_errors=True)
+    shutil.rmtree(_temp_dir(mark).parent, ignore_errors=True)
     if leftovers:
         progress(f"ended {len(leftovers)} processes")
     return bool(leftovers)
@@ -151,8 +153,23 @@ def _mark(settings: Settings) -> str:
 
 
 def _temp_dir(mark: str) -> Path:
-    """Ray's sockets lie below it, and a socket's path may have 107 characters: keep it short."""
-    return Path(f"/tmp/ostinato-{mark}")
+    """Ray's sockets lie below it, and a socket's path may have 107 characters: keep it short. Ray opens it to
+    everybody; the folder around it is ours alone."""
+    return Path(f"/tmp/ostinato-{mark}/r")
+
+
+def _make_private(folder: Path) -> None:
+    """Errors: Unavailable when somebody else made it: its name can be foreseen."""
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise errors.Unavailable(
+                f"{folder} is somebody else's, expected a folder of ours; remove it, or choose another home"
+                " (OSTINATO_HOME)"
+            ) from None
+        folder.chmod(0o700)
 
 
 def _file(settings: Settings) -> Path:
@@ -233,6 +250,8 @@ def ray_switches(settings: Settings) -> dict[str, str]:
         "RAY_SERVE_PROXY_USE_GRPC": "1",  # which that means, but Ray reads it before
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if settings.haproxy else "0",
+        # Serve's proxy asks it for middlewares before it listens.
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "workers.server.head_limits:bound_every_head",
         **loopback.ENVIRONMENT,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

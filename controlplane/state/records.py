@@ -373,6 +373,7 @@ class IdempotencyKey:
     request_sha256: str
     operation_id: str
     created_at_s: float
+    answer: Operation | None = None  # the operation as it ended, once it is forgotten itself
 
 
 Record = Model | Deployment | Operation | IdempotencyKey | ModelProfile | NodeLedger | PathProfile

@@ -44,8 +44,8 @@ class Versioned(Generic[T]):
 class State:
     """All records at one revision, by their key.
 
-    `undecodable` names, as "kind/key", entries that this software cannot read. They still exist:
-    writing them with `expected_version` 0 fails.
+    `undecodable` names, as "kind/key", entries that this software cannot read. They still exist: writing them
+    with `expected_version` 0 fails, and what they may be about is left as it is.
     """
 
     revision: int
@@ -57,6 +57,13 @@ class State:
     ledgers: Mapping[str, Versioned[NodeLedger]] = field(default_factory=dict)
     paths: Mapping[str, Versioned[PathProfile]] = field(default_factory=dict)
     undecodable: tuple[str, ...] = ()
+
+    def unreadable(self, cls: type[Any], key: str) -> bool:
+        """Whether there is such a record, of which nothing else is known."""
+        return f"{KINDS[cls]}/{key}" in self.undecodable
+
+    def any_unreadable(self, cls: type[Any]) -> bool:
+        return any(name.startswith(f"{KINDS[cls]}/") for name in self.undecodable)
 
     def variants_of(self, base: str) -> list[Model]:
         return [model.record for model in self.models.values() if model.record.base == base]

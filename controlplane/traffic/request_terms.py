@@ -118,9 +118,16 @@ def estimated_tokens(body_bytes: int, body: Mapping[str, Any], max_output_tokens
         if type(value) is int:
             limit = value
             break
-    choices = body.get("n")
-    times = choices if type(choices) is int and 1 <= choices <= max_output_tokens else 1
-    return estimated_prompt(body_bytes) + times * max(0, limit)
+    return estimated_prompt(body_bytes) + sequences_of(body) * max(0, limit)
+
+
+def sequences_of(body: Mapping[str, Any]) -> int:
+    """How many answers it asks for: its choices, of each of its prompts."""
+    choices, prompts = body.get("n"), body.get("prompt")
+    each = choices if type(choices) is int and choices > 1 else 1
+    if not isinstance(prompts, list) or not prompts or isinstance(prompts[0], int):
+        return each  # a list of numbers is one prompt's tokens
+    return each * len(prompts)
 
 
 def estimated_prompt(body_bytes: int) -> int:

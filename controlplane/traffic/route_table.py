@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from controlplane import errors
 from controlplane.state.queries import variant_ref
 from controlplane.state.records import Deployment, Model, Phase, ServingTargets
 from controlplane.state.repository import State
-from controlplane.state.worker_groups import GroupPhase
+from controlplane.state.worker_groups import GroupPhase, host_of
 from workers.messages import VariantRef
 
 
@@ -73,7 +73,30 @@ class RouteTable:
         return name == bare or (model is not None and name == f"{model.base}:{bare}")
 
 
-def build_table(state: State) -> RouteTable:
+def build_table(state: State, last: RouteTable | None = None) -> RouteTable:
+    """`last`: the table before, of which stays what the state has no readable records of any more."""
+    made = _of_state(state)
+    if last is None or not state.undecodable:
+        return made
+
+    def is_kept(*names: str) -> bool:
+        return any(state.unreadable(cls, name) for name in names for cls in (Deployment, Model))
+
+    missing = {name: route for name, route in last.routes.items() if name not in made.routes}
+    routes = {name: route for name, route in missing.items() if is_kept(route.model, route.host)}
+    groups = {host: ids for host, ids in last.groups.items() if host not in made.groups and is_kept(host)}
+    alive = {group_id for group_id in last.alive if is_kept(host_of(group_id))}
+    waiting = {name: d for name, d in made.waiting.items() if name not in routes}
+    return replace(
+        made,
+        routes={**made.routes, **routes},
+        waiting=waiting,
+        groups={**made.groups, **groups},
+        alive=made.alive | alive,
+    )
+
+
+def _of_state(state: State) -> RouteTable:
     models = {name: versioned.record for name, versioned in state.models.items()}
     routes: dict[str, Route] = {}
     waiting: dict[str, Deployment] = {}

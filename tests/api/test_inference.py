@@ -384,7 +384,7 @@ def test_a_client_that_leaves_frees_its_place(served: Installation) -> None:
 def ask_and_leave(served: Installation, body: dict[str, Any]) -> None:
     """A client that goes away when the engine has its request, and has read nothing."""
     raw, seen = json.dumps(body).encode(), len(served.cluster.scripted("base").calls)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\ncontent-length: {len(raw)}\r\n\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(raw)}\r\n\r\n"
     with socket.create_connection(served.socket.getsockname()) as client:
         client.sendall(head.encode() + raw)
         wait_for(lambda: len(served.cluster.scripted("base").calls) > seen)

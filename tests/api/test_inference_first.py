@@ -37,7 +37,7 @@ def ask(
 
     async def asking() -> httpx.Response:
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             return await http.request(method, path, content=content, headers=headers)
 
     return asyncio.run_coroutine_threadsafe(asking(), installation.loop).result(60)

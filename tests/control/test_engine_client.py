@@ -102,6 +102,15 @@ async def test_a_request_brings_its_variant(worker: Worker) -> None:
         assert worker.engine.variants() == ("v",)
 
 
+async def test_a_worker_whose_engine_has_failed_takes_nothing(worker: Worker) -> None:
+    """Until it is replaced it would answer at once, and so with errors draw more requests than others."""
+    worker.engine.failed = True  # type: ignore[misc]
+    async with opened(answering) as door:
+        async with client_of(Cluster(await worker.report(), report(door))) as client:
+            replies = [await client.call("b", EngineCall(ASK.path, ASK.body, v)) for v in (None, V) * 5]
+        assert [reply.body for reply in replies] == [b"here"] * 10
+
+
 async def test_an_engine_that_raises_has_failed() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise ZeroDivisionError

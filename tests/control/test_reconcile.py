@@ -32,7 +32,16 @@ from controlplane.planning.reconcile import (
     reconcile,
 )
 from controlplane.state.operations import open_operation
-from controlplane.state.records import IdempotencyKey, NodeLedger, OperationKind, Phase, Reservation
+from controlplane.state.records import (
+    KINDS,
+    IdempotencyKey,
+    ModelProfile,
+    NodeLedger,
+    OperationKind,
+    Phase,
+    Reservation,
+    key_of,
+)
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup
 from placement.types import RankPlacement
 
@@ -219,6 +228,20 @@ RECORDS = st.one_of(
         st.booleans(),
     ),
 )
+KEPT_IN_RECORDS = st.one_of(
+    st.builds(model, NAMES, st.sampled_from(Phase)),
+    st.builds(deployment, NAMES, st.sampled_from(Phase), st.none() | NAMES, st.sampled_from([None, PLACED])),
+    st.builds(
+        ModelProfile,
+        NAMES,
+        *map(st.just, ("llama", "float32", "cpu", "0")),
+        st.sampled_from([Phase.PROFILING, Phase.READY]),
+    ),
+    st.builds(
+        lambda holders: NodeLedger("n", tuple(Reservation(h, 1, 0, "cpu", 0, 1, 0.0) for h in holders)),
+        st.lists(st.sampled_from(["a", "b", "b@1", "measuring:a", "compressing:v"]), unique=True),
+    ),
+)
 ENGINES = st.dictionaries(NAMES, st.builds(EngineView, st.sampled_from(EngineStatus)))
 
 
@@ -234,3 +257,22 @@ def test_keys_are_unique_and_busy_ones_left_alone(
     still = {a.key for a in reconcile(everything, Observed(engines, busy, 0.0))}
     assert not still & busy
     assert still <= set(keys)
+
+
+@given(st.lists(KEPT_IN_RECORDS, min_size=1, max_size=8), ENGINES, st.data())
+def test_what_cannot_be_read_is_no_reason_to_do_anything(
+    records: list[Any], engines: dict[str, EngineView], data: st.DataObject
+) -> None:
+    """Not of a record that is readable and asks for it, nor because one seems to be gone."""
+    distinct = list({(type(r), key_of(r)): r for r in records}.values())
+    hidden = data.draw(st.sampled_from(distinct))
+    name = f"{KINDS[type(hidden)]}/{key_of(hidden)}"
+    left = replace(state(*(r for r in distinct if r is not hidden)), undecodable=(name,))
+    observed = Observed(engines, frozenset(), 0.0, NODES)
+    assert set(reconcile(left, observed)) <= set(reconcile(state(*distinct), observed))
+
+
+def test_while_promises_of_memory_cannot_be_read_none_are_made() -> None:
+    waiting = state(deployment("b", Phase.PENDING, placed=None), model("x", Phase.COMPRESSING))
+    assert len(reconcile(waiting, Observed({}, frozenset(), 0.0))) == 2
+    assert reconcile(replace(waiting, undecodable=("ledger/n",)), Observed({}, frozenset(), 0.0)) == ()

@@ -69,3 +69,19 @@ def test_only_ready_variants_have_a_reference() -> None:
     for wrong in (BASE, replace(V, path=None)):
         with pytest.raises(errors.InvalidRequest):
             variant_ref(wrong)
+
+
+@pytest.mark.parametrize("lost", ["deployment/b", "model/b"])
+def test_what_cannot_be_read_any_more_keeps_its_routes(lost: str) -> None:
+    """As a rollback leaves it. Its variants' deployments are readable, and hang on it."""
+    last, other = table(), (replace(BASE, name="o"), deployment("o", Phase.DEPLOYED))
+    readable = {"model/b": deployment("b", Phase.DEPLOYED), "deployment/b": BASE}[lost]
+    now = state(readable, V, deployment("v", Phase.DEPLOYED, "b"), *other)
+    found = build_table(replace(now, undecodable=(lost,)), last)
+    for name in ("b", "v", "b:v"):
+        assert found.resolve(name) == last.resolve(name)
+    assert found.resolve("o").host == "o"
+    assert found.groups["b"] == last.groups["b"]
+    assert last.alive <= found.alive
+    with pytest.raises(errors.OstinatoError):
+        build_table(now, last).resolve("b")  # it is gone

@@ -102,4 +102,32 @@ def test_a_file_is_no_folder(root: Path) -> None:
     (root / "file").write_text("")
     for path in (root / "file", root / "missing", root / ("long" * 100), root / "file/below"):
         with pytest.raises(errors.SourceUnreadable):
-            sources.require_folder(path, "source")
+            sources.require_folder(path, [path], "source")
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "deeper/one.safetensors", "deeper/folder"])
+@pytest.mark.parametrize("to", ["outside/secret", "outside", "/etc/passwd", "circle"])
+def test_links_out_of_the_roots_are_not_followed(root: Path, name: str, to: str) -> None:
+    """Who may write to a root must not read with our rights what lies elsewhere."""
+    (root.parent / "outside/secret").write_text("s3cret")
+    folder = root / "my model"
+    (folder / "deeper").mkdir()
+    (folder / name).symlink_to((folder / name) if to == "circle" else root.parent / to)
+    with pytest.raises(errors.PathNotAllowed, match=name.rpartition("/")[2]):
+        sources.require_folder(folder, [root], "adapter")
+    with pytest.raises(errors.PathNotAllowed):
+        sources.require_file(str(folder), [root], "evaluation", folders=True)
+
+
+def test_links_among_the_roots_are(root: Path) -> None:
+    """As in a cache of the Hugging Face hub."""
+    blobs, other = root / "blobs", root.parent / "root-too"
+    blobs.mkdir()
+    for place in (blobs, other):
+        (place / "blob").write_text("weights")
+    folder = root / "my model"
+    (folder / "near").symlink_to("../blobs/blob")
+    (folder / "far").symlink_to(other / "blob")
+    assert sources.require_folder(folder, [root, other], "source") == folder
+    with pytest.raises(errors.PathNotAllowed, match="far"):
+        sources.require_folder(folder, [root], "source")

@@ -24,6 +24,7 @@ class EchoEngine:
 
     version = "echo"
     ranks: tuple[RankReport, ...] = ()  # its memory is negligible
+    failed = False
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config

@@ -67,6 +67,11 @@ class Engine(Protocol):
         """Answer requests whose id holds `marker` with one token, and without generating it; "": none."""
         ...
 
+    @property
+    def failed(self) -> bool:
+        """Whether it will answer no request any more."""
+        ...
+
     async def check_health(self) -> None:
         """Raises when the engine cannot answer any more."""
         ...

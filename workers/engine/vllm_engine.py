@@ -173,6 +173,10 @@ class VllmEngine:
     def answer_at_once(self, marker: str) -> None:
         self._instant.expect(marker)
 
+    @property
+    def failed(self) -> bool:
+        return bool(self._launch.reason or self._llm.errored)
+
     async def check_health(self) -> None:
         if self._launch.reason:
             raise LaunchError(self._launch.reason)

@@ -10,14 +10,13 @@ import asyncio
 import math
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
+from workers.server.head_limits import BoundedHead
 from workers.server.plain_requests import PlainCycle, plain_scope
 
 # So much leaves at once, before the turn ends.
 LIMIT_BYTES = 64 * 1024
 # Another uvicorn than was tested may begin a request in another way: then all are uvicorn's own.
-_FITS = hasattr(HttpToolsProtocol, "_start_asgi_task")
+_FITS = hasattr(BoundedHead, "_start_asgi_task")
 
 
 class GatheredWrites:
@@ -63,7 +62,7 @@ class GatheredWrites:
         return getattr(self._transport, name)
 
 
-class GatheringProtocol(HttpToolsProtocol):
+class GatheringProtocol(BoundedHead):
     """uvicorn's protocol over such a transport. A whole answer does not wait for the turn's end.
 
     One timer per connection closes it when it is idle, in place of one for each request.
@@ -88,6 +87,7 @@ class GatheringProtocol(HttpToolsProtocol):
         super().data_received(data)
 
     def on_headers_complete(self) -> None:
+        self._end_head()
         if not self._begin_plain():
             super().on_headers_complete()
 

@@ -55,9 +55,9 @@ class Door:
     async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
         given = dict(scope["headers"]).get(_SECRET, b"")
         if not hmac.compare_digest(given, self._expected):
-            await _refuse(send, 401, "this port answers its gateway only")
+            await refuse(send, 401, "this port answers its gateway only")
         elif self.closing:
-            await _refuse(send, 503, "this worker is stopping")
+            await refuse(send, 503, "this worker is stopping")
         elif self._feed is not None and scope["path"] == load_lines.PATH and scope["method"] == "GET":
             await self._feed.answer(receive, send)
         else:
@@ -127,7 +127,7 @@ def _config(app: Door) -> uvicorn.Config:
     )
 
 
-async def _refuse(send: Any, status: int, message: str) -> None:
+async def refuse(send: Any, status: int, message: str) -> None:
     headers = [(b"content-type", b"application/json"), (request_headers.REFUSED.encode(), b"1")]
     await respond(send, status, headers, json.dumps({"error": {"message": message}}).encode())
 

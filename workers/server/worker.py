@@ -33,7 +33,7 @@ from workers.messages import (
     WorkerReport,
 )
 from workers.server import process_logs
-from workers.server.http_server import Door
+from workers.server.http_server import Door, refuse
 from workers.server.load_errors import ExplainingSend, respond_with
 from workers.server.load_feed import LoadFeed
 from workers.server.metrics_server import ANY, serve_metrics
@@ -94,7 +94,11 @@ class Worker:
         await self._door.open(host, self._node_ip)
 
     async def answer(self, scope: Message, receive: Any, send: Any) -> None:
-        """The engine's ASGI application, with the variant that a header names loaded first."""
+        """The engine's ASGI application, with the variant that a header names loaded first. An engine that
+        failed takes no request: gateways send it elsewhere, before Ray has replaced this worker."""
+        if self.engine.failed:
+            await refuse(send, 503, "this worker's engine has failed")
+            return
         if (variant := request_headers.variant_of(scope["headers"])) is None:
             await self.engine.app(scope, receive, send)
             return

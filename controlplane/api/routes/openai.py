@@ -75,12 +75,12 @@ def router(services: Services) -> APIRouter:
 
     @routes.get("/models")
     async def models() -> dict[str, Any]:
-        table = await services.routes.refresh()
+        table = await services.routes.newest()
         return {"object": "list", "data": model_cards(table)}
 
     @routes.get("/models/{name}")
     async def model(name: str) -> dict[str, Any]:
-        table = await services.routes.refresh()
+        table = await services.routes.newest()
         served = table.resolve(name).model
         return next(card for card in model_cards(table) if card["id"] == served)
 

@@ -140,9 +140,9 @@ def _counting(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     for name in LAUNCHERS:
         run = getattr(operators, name)
 
-        def counts(*args: Any, _run: Any = run, _name: str = name) -> Any:
+        def counts(*args: Any, _run: Any = run, _name: str = name, **named: Any) -> Any:
             counted[args[0] if _name == "add" else _name] += 1
-            return _run(*args)
+            return _run(*args, **named)
 
         monkeypatch.setattr(operators, name, counts)
     return counted

@@ -1,0 +1,223 @@
+"""What a stranger, a browser or a careless client may not do to a gateway, over real connections."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from installations import Installation, wait_for
+
+from controlplane import errors
+from controlplane.api import operations
+from controlplane.planning import reconcile
+from controlplane.state.base import Write
+from controlplane.state.records import Operation, OperationKind, Phase
+from controlplane.state.repository import Put, Repository
+
+Start = Callable[..., Installation]
+WAIT_S = 60
+
+
+def code(reply: httpx.Response) -> tuple[int, str, str | None]:
+    error = reply.json()["error"]
+    return reply.status_code, error["code"], error["param"]
+
+
+def ask(to: Installation, **body: Any) -> httpx.Response:
+    return to.post("/v1/completions", {"model": "base", "max_tokens": 2, **body})
+
+
+# --- bodies --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/register_model"])
+@pytest.mark.parametrize("framing", ["Content-Length: 1000", "Transfer-Encoding: chunked"])
+def test_a_body_that_does_not_come_ends_its_connection(start: Start, path: str, framing: str) -> None:
+    installation = start(body_timeout_s=0.2)
+    where = urlsplit(installation.url)
+    with socket.create_connection((where.hostname, where.port), WAIT_S) as connection:
+        half = b"{" if framing.startswith("Content") else b"1\r\n{\r\n"
+        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{framing}\r\n\r\n".encode() + half)
+        reply = b""
+        while piece := connection.recv(4096):  # until it is closed
+            reply += piece
+    head, _, body = reply.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408")
+    assert json.loads(body)["error"]["code"] == "body_too_slow"
+    assert installation.http.get("/healthz").status_code == 200
+
+
+def test_one_that_comes_piece_by_piece_in_time_is_read(served: Installation) -> None:
+    body = json.dumps({"model": "base", "prompt": "a b", "max_tokens": 4}).encode()
+
+    def pieces() -> Iterator[bytes]:
+        for start in range(0, len(body), 7):
+            yield body[start : start + 7]
+
+    headers = {"content-type": "application/json"}
+    assert served.http.post("/v1/completions", content=pieces(), headers=headers).status_code == 200
+
+
+# --- answers of one request ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": "a", "n": 5}, "n"),
+        ({"prompt": "a", "n": 10**9}, "n"),
+        ({"prompt": ["a", "b", "c"], "n": 2}, "n"),
+        ({"prompt": ["a"] * 5}, "prompt"),
+        ({"prompt": [[1], [2], [3], [4], [5]]}, "prompt"),
+    ],
+)
+def test_more_answers_than_a_request_may_ask_for(start: Start, body: dict[str, Any], param: str) -> None:
+    installation = start(max_sequences=4)
+    installation.up()
+    assert code(ask(installation, **body)) == (400, "invalid_request", param)
+    for fine in ({"prompt": "a", "n": 4}, {"prompt": ["a", "b"], "n": 2}, {"prompt": [1, 2, 3, 4, 5]}):
+        assert ask(installation, **fine).status_code == 200
+
+
+# --- browsers ------------------------------------------------------------------------------------------
+
+
+def test_without_a_key_only_this_machines_names_will_do(served: Installation) -> None:
+    port = urlsplit(served.url).port
+    for host in ("localhost", f"localhost:{port}", f"127.0.0.1:{port}", "[::1]:80", "LOCALHOST"):
+        assert served.http.get("/models", headers={"host": host}).status_code == 200
+    for host in (
+        "evil.example",
+        f"evil.example:{port}",
+        "localhost.evil.example",
+        "[::2]",
+        "127.0.0.1.nip.io",
+    ):
+        refused = served.http.get("/models", headers={"host": host})
+        assert code(refused) == (403, "host_not_allowed", None)
+        assert ask_as(served, {"host": host}).status_code == 403
+    assert served.http.get("/healthz", headers={"host": "10.1.2.3"}).status_code == 200  # a kubelet's
+
+
+def test_nor_may_a_page_from_elsewhere_ask(served: Installation) -> None:
+    for origin in ("https://evil.example", "null", "http://localhost.evil.example:8000"):
+        assert code(ask_as(served, {"origin": origin})) == (403, "host_not_allowed", None)
+    assert ask_as(served, {"origin": "http://localhost:3000"}).status_code == 200
+
+
+def ask_as(to: Installation, headers: dict[str, str]) -> httpx.Response:
+    body = {"model": "base", "prompt": "a", "max_tokens": 2}
+    return to.http.post("/v1/completions", json=body, headers=headers)
+
+
+def test_names_can_be_added_and_a_key_opens_all(start: Start) -> None:
+    named = start(allowed_hosts="models.example, other.example")
+    for host, status in (("models.example:80", 200), ("localhost", 200), ("evil.example", 403)):
+        assert named.http.get("/models", headers={"host": host}).status_code == status
+
+
+def test_with_a_key_any_name_will_do(start: Start) -> None:
+    keyed = start(api_key="secret")
+    assert keyed.http.get("/models", headers={"host": "models.example"}).status_code == 200
+
+
+# --- the store -----------------------------------------------------------------------------------------
+
+
+def test_while_the_store_is_away_gateways_stay_ready_and_answer(
+    served: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for(lambda: served.http.get("/readyz").json()["revision"] == served.repository.revision())
+
+    def away(*given: Any) -> Any:
+        raise errors.Unavailable("the state store does not answer")
+
+    for name in ("revision", "snapshot", "get"):
+        monkeypatch.setattr(served.store, name, away)
+    assert served.http.get("/readyz").status_code == 200
+    assert {card["id"] for card in served.http.get("/v1/models").json()["data"]} == {"base", "v1"}
+    assert served.http.get("/v1/models/v1").json()["parent"] == "base"
+    assert ask(served, prompt="a b").status_code == 200
+    assert served.http.get("/models").status_code == 503
+
+
+def test_one_that_never_saw_the_store_is_not_ready(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    installation = start()
+    book = installation.services.routes
+    monkeypatch.setattr(book, "_state", None)
+    monkeypatch.setattr(book, "refresh", _away)
+    assert installation.http.get("/readyz").status_code == 503
+
+
+async def _away() -> Any:
+    raise errors.Unavailable("the state store does not answer")
+
+
+async def test_who_watches_an_operation_reads_that_one(
+    fresh: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operation = Operation("op-1", OperationKind.REGISTER, "x", Phase.PENDING)
+    fresh.repository.commit([Put(operation, 0)])
+    own = Repository(fresh.store)
+    watching = operations.watch(replace(fresh.services, repository=own), "op-1")
+    assert b"op-1" in await anext(watching)
+    monkeypatch.setattr(own, "read", None)  # of everything, for each watcher, ten times a second
+    fresh.repository.commit([Put(Operation("op-1", OperationKind.REGISTER, "x", Phase.READY), 1)])
+    assert b"Ready" in await anext(watching)
+    with pytest.raises(StopAsyncIteration):
+        await anext(watching)
+
+
+def test_a_retry_is_answered_when_its_operation_is_forgotten(
+    fresh: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"model": "base", "source": str(fresh.files / "base")}
+    key = {"idempotency-key": "once"}
+    first = fresh.end(fresh.post("/register_model", body, headers=key))
+    monkeypatch.setattr(reconcile, "KEEP_OPERATIONS", 0)
+    wait_for(lambda: fresh.http.get(f"/operations/{first['id']}").status_code == 404)
+    again = fresh.post("/register_model", body, headers=key)
+    assert again.status_code in (200, 202)
+    assert {k: again.json()[k] for k in ("id", "phase", "done")} == {
+        k: first[k] for k in ("id", "phase", "done")
+    }
+    other = fresh.post("/register_model", {**body, "model": "other"}, headers=key)
+    assert code(other)[:2] == (409, "idempotency_conflict")
+
+
+def test_an_unreadable_record_stops_no_engine_and_no_traffic(
+    served: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a version that was rolled back may have written it."""
+    observed: list[int] = []
+    observe = served.cluster.observe
+
+    async def counted() -> Any:
+        observed.append(served.store.revision())
+        return await observe()
+
+    monkeypatch.setattr(served.cluster, "observe", counted)
+    before = served.store.get("deployment", "base")
+    assert before is not None
+    engines = dict(served.cluster.engines)
+    written = before.value.replace('"Deployed"', '"Hibernated"', 1)
+    assert written != before.value
+    served.store.commit([Write("deployment", "base", written, before.version)])
+    wait_for(lambda: "deployment/base" in served.repository.read().undecodable)
+    revision = served.repository.revision()
+    wait_for(lambda: served.services.routes.table.revision >= revision)
+    wait_for(lambda: observed.count(revision) > 3)  # the controller had time to act on it
+    assert served.cluster.engines == engines
+    for name in ("base", "v1", "base:v1"):
+        assert ask(served, model=name, prompt="a").status_code == 200
+    now = served.store.get("deployment", "base")
+    assert now is not None
+    served.store.commit([Write("deployment", "base", before.value, now.version)])
+    wait_for(lambda: not served.repository.read().undecodable)
+    assert served.http.get("/deployments/v1").json()["phase"] == "Deployed"

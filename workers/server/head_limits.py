@@ -1,0 +1,85 @@
+"""uvicorn's protocol with bounds on what comes before a request is known: its head, in bytes and in time.
+
+Without them one connection keeps a server's loop busy, or its memory full, before anybody looks at a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 64 << 10
+HEAD_S = 8.0  # from the first byte of a head to its last, and from a connection to its first head
+_TOO_LARGE = b"431 Request Header Fields Too Large"
+_LATE = b"408 Request Timeout"
+
+
+class BoundedHead(HttpToolsProtocol):
+    """A connection whose next head is larger, or takes longer, is told so and closed."""
+
+    _head_since_s = math.inf  # inf: no head is under way
+    _head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._begin_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._head_since_s != math.inf:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_bytes > MAX_HEAD_BYTES and self._head_since_s != math.inf:
+            self._refuse(_TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._head_since_s == math.inf:  # not the first of a connection
+            self._begin_head()
+
+    def on_headers_complete(self) -> None:
+        self._end_head()
+        super().on_headers_complete()
+
+    def _end_head(self) -> None:
+        self._head_since_s, self._head_bytes = math.inf, 0
+
+    def _begin_head(self) -> None:
+        self._head_since_s, self._head_bytes = self.loop.time(), 0
+        if self._head_timer is None:  # one in all that time, however many heads come
+            self._head_timer = self.loop.call_later(HEAD_S, self._look)
+
+    def _look(self) -> None:
+        self._head_timer = None
+        if self._head_since_s == math.inf:
+            return
+        left_s = self._head_since_s + HEAD_S - self.loop.time()
+        if left_s > 0:
+            self._head_timer = self.loop.call_later(left_s, self._look)
+        elif self._head_bytes:
+            self._refuse(_LATE)
+        else:  # nothing came: nobody waits for an answer
+            self.transport.close()
+
+    def _refuse(self, status: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
+            self.transport.close()
+
+
+def bound_every_head() -> list[Any]:
+    """Have servers that uvicorn starts in this process from now on bound heads. Returns no middlewares, which
+    Serve's proxy asks for: they would come too late."""
+    from uvicorn.protocols.http import auto
+
+    auto.AutoHTTPProtocol = BoundedHead
+    return []
