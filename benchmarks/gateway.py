@@ -184,7 +184,8 @@ def echo_against_bare(rounds: int, haproxy: bool, loads: list[Load]) -> list[dic
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
     with cluster("echo", haproxy) as running:
         command = [sys.executable, "-m", "benchmarks.bare_app", running.ray_address]
-        switches = local.ray_switches(Settings(haproxy=haproxy))
+        settings = Settings(haproxy=haproxy, home=Path(running.home))
+        switches = local.ray_switches(settings) | local.ray_authentication(settings)
         subprocess.run(command, check=True, env={**os.environ, **switches})
         proxy = "HAProxy" if haproxy else "Serve's proxy"
         ours = Side(f"ostinato, echo engine, {proxy}", running.url + CHAT, body)

@@ -27,6 +27,11 @@ COMMANDS = (
     ),
     LazyCommand("down", "controlplane.cli.start_stop", "Stop what `up` started; state and caches stay."),
     LazyCommand(
+        "dashboard",
+        "controlplane.cli.start_stop",
+        "Say where the Ray dashboard of this machine's cluster is, and the token that it asks for.",
+    ),
+    LazyCommand(
         "demo",
         "controlplane.cli.start_stop",
         "Register, deploy and ask a base model and its variants, on this machine.",

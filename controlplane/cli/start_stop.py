@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import webbrowser
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
@@ -37,7 +38,32 @@ def up(
     if cli.json:
         print_json(asdict(cluster))
     else:
-        print_text(f"Ostinato answers at {cluster.url}; the Ray dashboard at {cluster.dashboard_url}")
+        print_text(
+            f"Ostinato answers at {cluster.url}; the Ray dashboard at {cluster.dashboard_url}"
+            " (`ostinato dashboard` has its token)"
+        )
+
+
+def dashboard(
+    ctx: typer.Context,
+    home: Home = None,
+    open_: Annotated[bool, typer.Option("--open/--no-open", help="In a browser.")] = False,
+    json: Json = False,
+) -> None:
+    """Say where the Ray dashboard of this machine's cluster is, and the token that it asks for."""
+    from controlplane import errors
+    from controlplane.runtime import local
+
+    cli, settings = session(ctx), _settings(None, home)
+    if (cluster := local.find(settings)) is None:
+        raise errors.Unavailable(f"no cluster of {settings.home} answers; start one with `ostinato up`")
+    token = local.ray_token(settings)
+    if cli.json:
+        print_json({"url": cluster.dashboard_url, "token": token})
+    else:
+        print_text(f"{cluster.dashboard_url} asks for this token:\n{token}")
+    if open_:
+        webbrowser.open(cluster.dashboard_url)
 
 
 def down(ctx: typer.Context, home: Home = None, json: Json = False) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -233,14 +234,31 @@ def cluster_environment(settings: Settings) -> dict[str, str]:
     """What the cluster's processes inherit: our settings, and Ray's switches for the request path."""
     mark = _mark(settings)
     return {
-        # Where a token of Ray's lies about, its commands would ask for it, and its `init` would not show it.
-        "RAY_AUTH_MODE": "disabled",
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name != "RAY_AUTH_TOKEN"},  # some other's
         **settings.as_env(),
         **ray_switches(settings),
+        **ray_authentication(settings),
         MARK: mark,
         "RAY_TMPDIR": str(_temp_dir(mark)),
     }
+
+
+def ray_authentication(settings: Settings) -> dict[str, str]:
+    """Whoever may speak to Ray may run anything in our name. So it asks for a token, which lies in a file of
+    this home that others cannot read; made now, if it is not there."""
+    where = settings.home / "ray-token"
+    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (
+        contextlib.suppress(FileExistsError),
+        os.fdopen(os.open(where, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file,
+    ):
+        file.write(secrets.token_hex(32))
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(where)}
+
+
+def ray_token(settings: Settings) -> str:
+    """Raises OSError where no cluster was started from this home."""
+    return (settings.home / "ray-token").read_text()
 
 
 def ray_switches(settings: Settings) -> dict[str, str]:

@@ -39,6 +39,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
         return len(seen) == 1
 
     monkeypatch.setattr(local, "up", up)
+    monkeypatch.setattr(local, "find", lambda settings: up(settings, lambda message: None))
+    monkeypatch.setattr(local, "ray_token", lambda settings: "token")
     monkeypatch.setattr(local, "down", down)
     return seen
 
@@ -76,6 +78,7 @@ JSON_COMMANDS: dict[str, tuple[list[str], set[str]]] = {
     "prefetch": (["prefetch", "v1"], {"deployments"}),
     "logs": (["logs", "smol"], {"model", "lines"}),
     "up": (["up"], {"home", "url", "dashboard_url", "ray_address", "temp_dir", "mark"}),
+    "dashboard": (["dashboard"], {"url", "token"}),
     "down": (["down"], {"stopped"}),
     "demo": (["demo"], {"ok"}),
     "version": (["version"], {"version"}),

@@ -11,6 +11,8 @@ import pytest
 from clusters import Cluster, until
 from scraping import Prometheus
 
+from controlplane.runtime import local
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 BASE = "smol"
@@ -67,10 +69,10 @@ def test_the_controller_counts_its_records(prometheus: Prometheus) -> None:
 
 def test_the_dashboard_lists_the_applications(cluster: Cluster) -> None:
     """Its first answer can take long: it starts an actor to ask Serve."""
-    url = f"{cluster.local.dashboard_url}/api/serve/applications/"
+    url, token = f"{cluster.local.dashboard_url}/api/serve/applications/", local.ray_token(cluster.settings)
 
     def listed() -> bool:
-        reply = httpx.get(url, timeout=60, trust_env=False)
+        reply = httpx.get(url, timeout=60, trust_env=False, headers={"Authorization": f"Bearer {token}"})
         assert reply.status_code == 200, reply.text
         states = {name: app["status"] for name, app in reply.json()["applications"].items()}
         assert states == {"ostinato": "RUNNING", f"model-{BASE}": "RUNNING"}

@@ -1,0 +1,148 @@
+"""What somebody gets who may use this machine, but has neither a key nor Ray's token."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+import pytest
+from clusters import Cluster
+
+from controlplane import errors
+from controlplane.runtime import local
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+JOB = {"entrypoint": "touch /tmp/ostinato-was-here"}
+
+
+def dashboard(cluster: Cluster, **headers: str) -> httpx.Client:
+    return httpx.Client(base_url=cluster.local.dashboard_url, headers=headers, timeout=60, trust_env=False)
+
+
+def submitted(cluster: Cluster) -> list[str]:
+    """Jobs by their ids, but for our own start."""
+    with dashboard(cluster, authorization=f"Bearer {local.ray_token(cluster.settings)}") as http:
+        jobs = http.get("/api/jobs/").json()
+    assert jobs
+    return [job["submission_id"] for job in jobs if job["submission_id"]]
+
+
+def ports_of(cluster: Cluster) -> set[tuple[str, int]]:
+    """All that its processes listen on."""
+    found: set[tuple[str, int]] = set()
+    for process in cluster.processes():
+        try:
+            connections = process.net_connections(kind="tcp")
+        except psutil.NoSuchProcess:
+            continue
+        found |= {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
+    return found
+
+
+def test_ray_runs_nothing_for_a_stranger(echo_cluster: Cluster) -> None:
+    for headers in ({}, {"authorization": "Bearer " + "0" * 64}):
+        with dashboard(echo_cluster, **headers) as http:
+            assert http.post("/api/jobs/", json=JOB).status_code in (401, 403)
+            assert http.get("/api/jobs/").status_code in (401, 403)
+            assert http.get("/api/serve/applications/").status_code in (401, 403)
+    assert submitted(echo_cluster) == []
+
+
+def test_nor_on_any_other_port(echo_cluster: Cluster) -> None:
+    """Job and Serve APIs of Ray, asked of every port there is. Our own API has neither."""
+    asked = sorted(ports_of(echo_cluster))
+    assert len(asked) > 5
+    with ThreadPoolExecutor(len(asked)) as pool:
+        taken = [answer for answers in pool.map(_taken, asked) for answer in answers]
+    assert taken == []
+    assert submitted(echo_cluster) == []
+    assert not Path("/tmp/ostinato-was-here").exists()
+
+
+def _taken(port: tuple[str, int]) -> list[tuple[str, int]]:
+    """Answers of one port that are no refusals."""
+    ip, number = port
+    where = f"[{ip}]:{number}" if ":" in ip else f"{ip}:{number}"
+    found = []
+    for path in ("/api/jobs/", "/api/serve/applications/", "/api/job_agent/jobs/"):
+        with contextlib.suppress(httpx.HTTPError):  # it does not speak HTTP
+            reply = httpx.post(f"http://{where}{path}", json=JOB, timeout=20, trust_env=False)
+            found.append((where + path, reply.status_code))
+    return [(path, status) for path, status in found if status < 400]
+
+
+def test_a_driver_without_the_token_is_turned_away(echo_cluster: Cluster, tmp_path: Path) -> None:
+    """Or tries for ever: it does so no longer here than one that has the token takes."""
+    script = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False); print('connected')"
+    command = [sys.executable, "-c", script, echo_cluster.local.ray_address]
+    friend = local.cluster_environment(echo_cluster.settings)
+    stranger = {n: v for n, v in friend.items() if n != "RAY_AUTH_TOKEN_PATH"} | {
+        "HOME": str(tmp_path),
+        "RAY_AUTH_MODE": "disabled",
+    }
+    with subprocess.Popen(command, env=stranger, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as outside:
+        inside = subprocess.run(command, env=friend, capture_output=True, timeout=200, check=False)
+        outside.kill()
+        said, _ = outside.communicate()
+    assert b"connected" in inside.stdout, inside.stderr.decode()
+    assert b"connected" not in said
+
+
+def test_the_token_and_rays_files_are_ours_alone(echo_cluster: Cluster) -> None:
+    token = echo_cluster.settings.home / "ray-token"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert stat.S_IMODE(Path(echo_cluster.local.temp_dir).parent.stat().st_mode) == 0o700
+    secret = token.read_text()
+    assert len(secret) == 64
+    told = [
+        *echo_cluster.settings.home.glob("*.log"),
+        *Path(echo_cluster.local.temp_dir).glob("session_*/logs/*"),
+    ]
+    told = [path for path in told if path.is_file()]
+    assert told
+    assert [path for path in told if secret in path.read_text(errors="replace")] == []
+    for process in echo_cluster.processes():
+        try:
+            assert secret not in " ".join(process.cmdline())
+        except psutil.NoSuchProcess:
+            continue
+
+
+def test_who_may_read_it_is_told_where_the_dashboard_is(echo_cluster: Cluster) -> None:
+    start = "from controlplane.cli.main import main; main()"
+    command = [sys.executable, "-c", start, "dashboard", "--json", "--home", str(echo_cluster.settings.home)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found == {"url": echo_cluster.local.dashboard_url, "token": local.ray_token(echo_cluster.settings)}
+
+
+def test_the_proxy_does_not_read_a_head_without_end(echo_cluster: Cluster) -> None:
+    where, sent = urlsplit(echo_cluster.url), 0
+    with socket.create_connection((where.hostname, where.port), 60) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\nx-long: ")
+        with contextlib.suppress(ConnectionError):
+            while sent < 64 << 20:
+                connection.sendall(b"a" * 65536)
+                sent += 65536
+    assert sent < 32 << 20  # sockets' buffers hold some
+    assert echo_cluster.http.get("/healthz").status_code == 200
+
+
+def test_nobody_elses_folder_is_taken_for_ours(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(errors.Unavailable, match="somebody else's"):
+        local._make_private(tmp_path / "link")
+    folder = tmp_path / "open"
+    folder.mkdir(mode=0o777)
+    local._make_private(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
