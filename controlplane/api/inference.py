@@ -133,6 +133,8 @@ def _bounded(path: str, body: dict[str, Any], max_tokens: int) -> dict[str, int]
 
 def _check_sequences(body: Mapping[str, Any], most: int) -> None:
     """An engine runs each answer as a sequence of its own: one request must not take all its places."""
+    if body.get("n") is not None and type(body["n"]) is not int:
+        raise errors.InvalidRequest(f"n: expected an integer, got {body['n']!r:.200}", param="n")
     if (asked := sequences_of(body)) > most:
         raise errors.InvalidRequest(
             f"{asked} answers were asked for (`n` of each prompt); one request may ask for at most {most}"

@@ -57,7 +57,12 @@ def dashboard(
     cli, settings = session(ctx), _settings(None, home)
     if (cluster := local.find(settings)) is None:
         raise errors.Unavailable(f"no cluster of {settings.home} answers; start one with `ostinato up`")
-    token = local.ray_token(settings)
+    try:
+        token = local.ray_token(settings)
+    except OSError as e:
+        raise errors.Unavailable(
+            "this cluster was started by a version without Ray's token: `ostinato down`, then `ostinato up`"
+        ) from e
     if cli.json:
         print_json({"url": cluster.dashboard_url, "token": token})
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,14 +75,21 @@ def require_folder(path: Path, roots: Sequence[Path], param: str) -> Path:
 
 def _require_inside(folder: Path, roots: Sequence[Path], param: str) -> None:
     """Links among the roots stay: caches of the Hugging Face hub consist of them."""
-    for where, folders, files in os.walk(folder):
-        for entry in (Path(where, name) for name in (*folders, *files)):
+    left, seen = [folder], set()
+    while left:
+        here = left.pop()
+        if (real := here.resolve()) in seen:
+            continue
+        seen.add(real)
+        for entry in here.iterdir():
             if entry.is_symlink() and not _leads_inside(entry, roots):
                 raise errors.PathNotAllowed(
                     f"'{entry}' links to a place outside the folders this installation reads from; put the"
                     " file itself there, or add its folder to OSTINATO_ALLOWED_ROOTS",
                     param=param,
                 )
+            if entry.is_dir():
+                left.append(entry)
 
 
 def _leads_inside(link: Path, roots: Sequence[Path]) -> bool:

@@ -246,14 +246,26 @@ def cluster_environment(settings: Settings) -> dict[str, str]:
 def ray_authentication(settings: Settings) -> dict[str, str]:
     """Whoever may speak to Ray may run anything in our name. So it asks for a token, which lies in a file of
     this home that others cannot read; made now, if it is not there."""
-    where = settings.home / "ray-token"
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (
-        contextlib.suppress(FileExistsError),
-        os.fdopen(os.open(where, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file,
-    ):
-        file.write(secrets.token_hex(32))
+    where = settings.home / "ray-token"
+    if not where.exists():
+        _write_token(where)
+    found = where.lstat()
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise errors.Unavailable(
+            f"{where} could have been made or read by others, expected ours alone, mode 600; remove it"
+        )
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(where)}
+
+
+def _write_token(where: Path) -> None:
+    """Whole or not at all, also if another process does it now."""
+    part = where.with_name(f"{where.name}.{os.getpid()}")
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    with contextlib.suppress(FileExistsError):
+        os.link(part, where)
+    part.unlink()
 
 
 def ray_token(settings: Settings) -> str:

@@ -79,13 +79,23 @@ def build_table(state: State, last: RouteTable | None = None) -> RouteTable:
     if last is None or not state.undecodable:
         return made
 
-    def is_kept(*names: str) -> bool:
-        return any(state.unreadable(cls, name) for name in names for cls in (Deployment, Model))
+    def is_kept(route: Route) -> bool:
+        """Its own records are there, or unreadable; and it hangs on one that is."""
+        own = state.deployments.get(route.model)
+        is_deployed = own is not None and own.record.phase is Phase.DEPLOYED
+        hangs_on = (
+            state.unreadable(cls, n) for n in (route.model, route.host) for cls in (Deployment, Model)
+        )
+        return (
+            (is_deployed or state.unreadable(Deployment, route.model))
+            and (route.model in state.models or state.unreadable(Model, route.model))
+            and any(hangs_on)
+        )
 
     missing = {name: route for name, route in last.routes.items() if name not in made.routes}
-    routes = {name: route for name, route in missing.items() if is_kept(route.model, route.host)}
-    groups = {host: ids for host, ids in last.groups.items() if host not in made.groups and is_kept(host)}
-    alive = {group_id for group_id in last.alive if is_kept(host_of(group_id))}
+    routes = {name: route for name, route in missing.items() if is_kept(route)}
+    groups = {host: ids for host, ids in last.groups.items() if state.unreadable(Deployment, host)}
+    alive = {group_id for group_id in last.alive if state.unreadable(Deployment, host_of(group_id))}
     waiting = {name: d for name, d in made.waiting.items() if name not in routes}
     return replace(
         made,

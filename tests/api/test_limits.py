@@ -72,6 +72,8 @@ def test_one_that_comes_piece_by_piece_in_time_is_read(served: Installation) -> 
     [
         ({"prompt": "a", "n": 5}, "n"),
         ({"prompt": "a", "n": 10**9}, "n"),
+        ({"prompt": "a", "n": "1000"}, "n"),
+        ({"prompt": "a", "n": 1000.0}, "n"),
         ({"prompt": ["a", "b", "c"], "n": 2}, "n"),
         ({"prompt": ["a"] * 5}, "prompt"),
         ({"prompt": [[1], [2], [3], [4], [5]]}, "prompt"),

@@ -87,7 +87,7 @@ def test_a_chat_without_a_template_is_refused_in_openai_s_shape(served: Installa
 def test_logs_and_probes(served: Installation) -> None:
     assert served.http.get("/deployments/v1/logs", params={"lines": 2}).text == "a line\na line\n"
     assert served.http.get("/healthz").json() == {"status": "ok"}
-    assert served.http.get("/readyz").json()["revision"] == served.repository.revision()
+    wait_for(lambda: served.http.get("/readyz").json()["revision"] == served.repository.revision())
     assert "python_info" in served.http.get("/metrics").text
     assert served.http.get("/metrics/targets").json() == [
         {"targets": ["127.0.0.1:1"], "labels": {"component": "gateway"}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from builders import deployment, model, state
@@ -85,3 +86,25 @@ def test_what_cannot_be_read_any_more_keeps_its_routes(lost: str) -> None:
     assert last.alive <= found.alive
     with pytest.raises(errors.OstinatoError):
         build_table(now, last).resolve("b")  # it is gone
+
+
+@pytest.mark.parametrize("lost", ["deployment/b", "model/b"])
+@pytest.mark.parametrize(
+    "left", [[V], [deployment("v", Phase.DEPLOYED, "b")], [V, deployment("v", Phase.DELETING, "b")]]
+)
+def test_but_what_is_readable_and_gone_has_none(lost: str, left: list[Any]) -> None:
+    """A variant that is undeployed, or deleted, while its base's record cannot be read."""
+    readable = {"model/b": deployment("b", Phase.DEPLOYED), "deployment/b": BASE}[lost]
+    found = build_table(replace(state(readable, *left), undecodable=(lost,)), table())
+    assert found.resolve("b").host == "b"
+    with pytest.raises(errors.OstinatoError):
+        found.resolve("v")
+
+
+def test_groups_of_a_readable_deployment_are_those_that_it_says() -> None:
+    last, now = (
+        table(),
+        replace(state(V, deployment("b", Phase.DEPLOYED, placed=None)), undecodable=("model/b",)),
+    )
+    assert last.alive
+    assert build_table(now, last).alive == build_table(now).alive

@@ -119,6 +119,18 @@ def test_links_out_of_the_roots_are_not_followed(root: Path, name: str, to: str)
         sources.require_file(str(folder), [root], "evaluation", folders=True)
 
 
+def test_nor_are_those_behind_a_link(root: Path) -> None:
+    other, folder = root / "other", root / "my model"
+    other.mkdir()
+    (other / "x").symlink_to("/etc/passwd")
+    (other / "back").symlink_to(folder)
+    (folder / "sub").symlink_to(other)
+    with pytest.raises(errors.PathNotAllowed, match="sub/x"):
+        sources.require_folder(folder, [root], "source")
+    (other / "x").unlink()
+    assert sources.require_folder(folder, [root], "source") == folder
+
+
 def test_links_among_the_roots_are(root: Path) -> None:
     """As in a cache of the Hugging Face hub."""
     blobs, other = root / "blobs", root.parent / "root-too"

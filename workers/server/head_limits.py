@@ -18,10 +18,11 @@ _LATE = b"408 Request Timeout"
 
 
 class BoundedHead(HttpToolsProtocol):
-    """A connection whose next head is larger, or takes longer, is told so and closed."""
+    """A connection whose next head, or what follows a body, is larger, or whose head takes longer, is told so
+    and closed."""
 
     _head_since_s = math.inf  # inf: no head is under way
-    _head_bytes = 0
+    _unread_bytes = 0  # since a head, a piece of a body or a request was complete
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -35,10 +36,9 @@ class BoundedHead(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._head_since_s != math.inf:
-            self._head_bytes += len(data)
+        self._unread_bytes += len(data)
         super().data_received(data)
-        if self._head_bytes > MAX_HEAD_BYTES and self._head_since_s != math.inf:
+        if self._unread_bytes > MAX_HEAD_BYTES:
             self._refuse(_TOO_LARGE)
 
     def on_message_begin(self) -> None:
@@ -50,13 +50,21 @@ class BoundedHead(HttpToolsProtocol):
         self._end_head()
         super().on_headers_complete()
 
-    def _end_head(self) -> None:
-        self._head_since_s, self._head_bytes = math.inf, 0
+    def on_body(self, body: bytes) -> None:
+        self._unread_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unread_bytes = 0
+        super().on_message_complete()
 
     def _begin_head(self) -> None:
-        self._head_since_s, self._head_bytes = self.loop.time(), 0
+        self._head_since_s = self.loop.time()
         if self._head_timer is None:  # one in all that time, however many heads come
             self._head_timer = self.loop.call_later(HEAD_S, self._look)
+
+    def _end_head(self) -> None:
+        self._head_since_s, self._unread_bytes = math.inf, 0
 
     def _look(self) -> None:
         self._head_timer = None
@@ -65,15 +73,22 @@ class BoundedHead(HttpToolsProtocol):
         left_s = self._head_since_s + HEAD_S - self.loop.time()
         if left_s > 0:
             self._head_timer = self.loop.call_later(left_s, self._look)
-        elif self._head_bytes:
+        elif self._is_answering():  # requests that came in a row wait for one another, and are not read on
+            self._head_timer = self.loop.call_later(HEAD_S, self._look)
+        elif self._unread_bytes:
             self._refuse(_LATE)
         else:  # nothing came: nobody waits for an answer
             self.transport.close()
 
+    def _is_answering(self) -> bool:
+        return bool(self.pipeline) or (self.cycle is not None and not self.cycle.response_complete)
+
     def _refuse(self, status: bytes) -> None:
-        if not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if not self._is_answering():  # else it would be read as a part of that answer
             self.transport.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
-            self.transport.close()
+        self.transport.close()
 
 
 def bound_every_head() -> list[Any]:

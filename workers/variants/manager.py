@@ -51,7 +51,7 @@ class VariantManager:
             limits.max_num_seqs,
             self.config.slots,
             self._device,
-            self._largest_graph(vllm_config.compilation_config),
+            self._largest_graph(vllm_config.compilation_config, limits.max_num_batched_tokens),
         )
         self._dummies: dict[int, int] = {}
         self._last: Any = None
@@ -97,13 +97,14 @@ class VariantManager:
         self._loader = Loader.connect(self._parallel.rank, self.variant_cache)
         return model
 
-    def _largest_graph(self, compilation: Any) -> int | None:
+    def _largest_graph(self, compilation: Any, most_rows: int) -> int | None:
         """The most rows of a batch that runs from a CUDA graph; None: deltas are never merged into weights
-        here, as where vLLM promises results that do not depend on the others in a batch."""
+        here, as where all batches do, or vLLM promises results that do not depend on the others in one."""
         possible = "sparse_delta" in self.config.kinds and sparse_delta.on_tensor_cores(self._dtype)
         if not possible or envs.VLLM_BATCH_INVARIANT:
             return None
-        return int(compilation.max_cudagraph_capture_size or 0)
+        largest = int(compilation.max_cudagraph_capture_size or 0)
+        return largest if largest < most_rows else None
 
     def _arena_bytes(self) -> int:
         """This rank's part of a planned group: stages of fewer layers take less of every variant."""

@@ -83,7 +83,9 @@ def _taken(port: tuple[str, int]) -> list[tuple[str, int]]:
 
 def test_a_driver_without_the_token_is_turned_away(echo_cluster: Cluster, tmp_path: Path) -> None:
     """Or tries for ever: it does so no longer here than one that has the token takes."""
-    script = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False); print('connected')"
+    script = (
+        "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False); print('connected', flush=True)"
+    )
     command = [sys.executable, "-c", script, echo_cluster.local.ray_address]
     friend = local.cluster_environment(echo_cluster.settings)
     stranger = {n: v for n, v in friend.items() if n != "RAY_AUTH_TOKEN_PATH"} | {
