@@ -209,8 +209,7 @@ async def answer(
         prompt = estimated_prompt(len(raw))
         watch.terms = request_terms(headers, body, route.targets, tenant, tokens, prompt)
         watch.streams = body.get("stream") is True
-        most = services.settings.max_sequences
-        call = engine_call(path, body, route, raw, watch.counted, most)
+        call = engine_call(path, body, route, raw, watch.counted, services.settings.max_sequences)
         if watch.streams:
             return await _streamed(services, route, call, watch)
         return await _whole(services, route, call, watch)

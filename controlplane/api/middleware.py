@@ -18,9 +18,9 @@ from controlplane.api.error_handlers import respond
 from controlplane.traffic.tenants import DEFAULT, ONE_TENANT, Tenant, Tenants
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-ASKING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/inference_model"})
 # Whose bodies are read at once, in `inference_path`, which times that itself for less.
 TIMED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+ASKING_PATHS = TIMED_PATHS | {"/inference_model"}
 MODELS_PATH = "/v1/models"
 _TENANT = "ostinato.tenant"
 _BEARER = b"Bearer "
@@ -67,7 +67,7 @@ class Guard:
         if not bounded:
             receive = self._counted(receive)
         if scope["path"] not in TIMED_PATHS:
-            receive = in_time(receive, self._body_timeout_s)
+            receive = _within(receive, self._body_timeout_s)
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
@@ -130,7 +130,7 @@ def body_too_slow(limit_s: float) -> errors.BodyTooSlow:
     return errors.BodyTooSlow(f"the body did not arrive within {limit_s:g} s (OSTINATO_BODY_TIMEOUT_S)")
 
 
-def in_time(receive: Receive, limit_s: float) -> Receive:
+def _within(receive: Receive, limit_s: float) -> Receive:
     """Bodies arrive within `limit_s` of the first look at them. Errors: BodyTooSlow."""
     ends_s, is_whole = math.inf, limit_s == math.inf
 

@@ -29,6 +29,10 @@ from workers.variant_config import ADDRESS_VARIABLE, from_additional
 
 log = logging.getLogger(__name__)
 
+# Pause after a step in which nothing could be computed, as all who wait do so for their variants: the threads
+# that read those would hardly run beside a loop that tries again at once. vLLM's own loop pauses, too, but
+# not one that steps an engine in its own process, as measuring does.
+IDLE_S = 0.001
 QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")
 Held = tuple[Any, list[Any]]  # a queue of vLLM, and requests taken out of it
 
@@ -144,6 +148,8 @@ class _Variants:
             self._records.forget(request_id)
         self.skips += self._records.began(output.num_scheduled_tokens)
         step = frozenset(variant_of(self.requests[i]) for i in output.num_scheduled_tokens) - {BASE}
+        if not output.num_scheduled_tokens and not self._in_flight:
+            time.sleep(IDLE_S)
         self._in_flight.append(step)
         self._uses.update(step)
         with self._lock:

@@ -15,7 +15,6 @@ from typing import Any, cast
 import torch
 from vllm.forward_context import get_forward_context
 
-from workers.kernels.rows import Run
 from workers.variants import merged_product, operators
 from workers.variants.layer_context import LayerContext
 from workers.variants.shapes import LinearShape, NormShape, VocabularyShape
@@ -47,29 +46,29 @@ class VariantLinear:
         if not self._context.batch.operations:
             return self._base(x, bias)
         rows = x.reshape(-1, x.shape[-1])
-        runs = self._merged_runs(rows)
-        out = self._product(rows, bias, runs)
+        runs = merged_product.merged_runs(self._context, self._shape, rows.dtype)
+        merging = self._plain_weight(rows) if runs else None
+        out = self._product(rows, bias, merging)
         for op in operators.ADDITIONS:
             if self._context.has(op):
-                operators.add(op, rows, out, self._context, self._shape.widths, but_merged=bool(runs))
+                operators.add(op, rows, out, self._context, self._shape.widths, merging is not None)
         if self._context.has("bias"):
             operators.replace_bias(out, bias, self._context)
         return out.view(*x.shape[:-1], out.shape[-1])
 
-    def _merged_runs(self, x: torch.Tensor) -> tuple[Run, ...]:
-        runs = merged_product.merged_runs(self._context, self._shape, x.dtype)
-        return runs if runs and self._plain_weight(x) is not None else ()
-
     def _plain_weight(self, x: torch.Tensor) -> torch.Tensor | None:
         return merged_product.plain_weight(self._layer, self._shape, x.dtype)
 
-    def _product(self, x: torch.Tensor, bias: torch.Tensor | None, runs: tuple[Run, ...]) -> torch.Tensor:
+    def _product(
+        self, x: torch.Tensor, bias: torch.Tensor | None, merging: torch.Tensor | None
+    ) -> torch.Tensor:
+        """`merging`: the base's weight, if deltas are merged into it in this batch."""
         if self._context.has("boft"):
             return self._rotated(x, bias)
-        weight = self._plain_weight(x) if runs else None
-        if weight is None:
+        if merging is None:
             return self._base(x, bias)
-        return merged_product.product(x, weight, bias, runs, self._context, self._shape)
+        runs = self._context.batch.merged
+        return merged_product.product(x, merging, bias, runs, self._context, self._shape)
 
     def _base(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return cast(torch.Tensor, self._inner.apply(self._layer, x, bias))

@@ -127,7 +127,7 @@ class VariantManager:
             mapping.prompt_mapping,
             {uid: self._slot(uid) for uid in uids},
             self._operations(uids),
-            self._sparse(uids),
+            self._sparse(uids) if self.batch.merges else (),
         )
 
     def _slot(self, uid: int) -> int:

@@ -15,6 +15,7 @@ import random_variants
 from engines import BLOCK, DEADLINE_S, SURROUNDINGS, Engine, write_base
 
 from workers.bus.client import VariantClient
+from workers.engine.scheduler import IDLE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -194,6 +195,23 @@ def test_who_waits_for_a_seat_is_read_meanwhile(
     narrow.add("again", PROMPTS[0], variants["lora-r8"], 8)
     narrow.run()
     assert narrow.tokens["waits"] == narrow.tokens["again"]
+
+
+def test_while_a_variant_is_read_the_engine_is_not_stepped_without_pause(
+    base: Path, narrow: Engine, tmp_path: Path
+) -> None:
+    """Or the threads that read it hardly run, where engine and caller are one process."""
+    from vllm.lora.request import LoRARequest
+
+    rare = random_variants.write(base, tmp_path / "rare", random_variants.EVERY_KIND[0])
+    narrow.add("rare", PROMPTS[0], LoRARequest("rare", 501, str(rare)), 2)
+    began_s, steps = time.monotonic(), 0
+    while "rare" not in narrow.tokens:
+        for output in narrow.llm.llm_engine.step():
+            narrow.tokens[output.request_id] = list(output.outputs[0].token_ids)
+        steps += 1
+    narrow.run()
+    assert steps <= (time.monotonic() - began_s) / IDLE_S + 10
 
 
 def test_held_requests_count_and_may_be_aborted(narrow: Engine, variants: dict[str, Any]) -> None:
