@@ -15,6 +15,7 @@ from installations import Installation, wait_for
 
 from controlplane import errors
 from controlplane.api import operations
+from controlplane.gateway.route_book import RouteBook
 from controlplane.planning import reconcile
 from controlplane.state.base import Write
 from controlplane.state.records import Operation, OperationKind, Phase
@@ -150,15 +151,11 @@ def test_while_the_store_is_away_gateways_stay_ready_and_answer(
 
 
 def test_one_that_never_saw_the_store_is_not_ready(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    installation = start()
-    book = installation.services.routes
-    monkeypatch.setattr(book, "_state", None)
-    monkeypatch.setattr(book, "refresh", _away)
-    assert installation.http.get("/readyz").status_code == 503
+    async def away(book: RouteBook) -> Any:
+        raise errors.Unavailable("the state store does not answer")
 
-
-async def _away() -> Any:
-    raise errors.Unavailable("the state store does not answer")
+    monkeypatch.setattr(RouteBook, "refresh", away)
+    assert start().http.get("/readyz").status_code == 503
 
 
 async def test_who_watches_an_operation_reads_that_one(
@@ -197,6 +194,7 @@ def test_an_unreadable_record_stops_no_engine_and_no_traffic(
     served: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a version that was rolled back may have written it."""
+    wait_for(lambda: "v1" in served.services.routes.table.routes)  # what a gateway never saw, it cannot keep
     observed: list[int] = []
     observe = served.cluster.observe
 
