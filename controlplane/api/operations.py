@@ -7,14 +7,13 @@ import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from controlplane import errors
-from controlplane.api.services import Services, fresh_context, until
-from controlplane.gateway.route_book import REFRESH_S
+from controlplane.api.services import Services, fresh_context
 from controlplane.management import commands
 from controlplane.management.schemas.deploy import DeployModelRequest
 from controlplane.management.schemas.models import OperationView, RegisterModelRequest
 from controlplane.state import queries, transactions
 from controlplane.state.records import IdempotencyKey, Operation, Phase
-from controlplane.state.repository import Put, State
+from controlplane.state.repository import Put, State, Versioned
 from controlplane.state.transactions import Context, Outcome
 
 KEEP_ALIVE_S = 10.0
@@ -99,19 +98,24 @@ def _answered(state: State, key: str, digest: str) -> Operation | None:
 
 
 async def run(services: Services, submitted: Awaitable[Operation]) -> Operation:
-    """Wait for an operation's end. Raises what it failed with."""
-    operation = await submitted
-
-    def ended(state: State) -> Operation | None:
-        current = state.operations.get(operation.id)
-        return current.record if current and current.record.done else None
-
-    done: Operation = await until(services, ended, services.settings.engine_start_timeout_s)
+    """Wait for an operation's end. Raises what it failed with, or TimedOut."""
+    done = await _ended(services, await submitted, services.settings.engine_start_timeout_s)
     if done.error is not None:
         raise failure_of(done)
     if done.phase is Phase.CANCELLED:
         raise errors.NotReady(f"'{done.target}': {done.reason}")
     return done
+
+
+async def _ended(services: Services, operation: Operation, limit_s: float) -> Operation:
+    loop = asyncio.get_running_loop()
+    ends_s = loop.time() + limit_s
+    known: Versioned[Operation] | None = queries.find_operation(await services.read(), operation.id)
+    while known is not None and not known.record.done and (left_s := ends_s - loop.time()) > 0:
+        known = await services.routes.operations.changed(operation.id, known, left_s)
+    if known is None or not known.record.done:
+        raise errors.TimedOut(f"nothing came of it within {limit_s:.0f} s; it goes on in the background")
+    return known.record
 
 
 def failure_of(operation: Operation) -> errors.OstinatoError:
@@ -121,19 +125,14 @@ def failure_of(operation: Operation) -> errors.OstinatoError:
 
 async def watch(services: Services, operation_id: str) -> AsyncGenerator[bytes, None]:
     """Server-sent events: the operation at every change, the last time when it is done."""
-    queries.find_operation(await services.read(), operation_id)
-    read = services.repository.get  # of one record: many may watch, and there may be many operations
-    last: Operation | None = None
-    quiet_s = 0.0
-    while last is None or not last.done:
-        operation = await asyncio.to_thread(read, Operation, operation_id)
-        if operation is None:
-            return
-        if operation.record != last:
-            last, quiet_s = operation.record, 0.0
-            yield b"data: " + OperationView.of(last).model_dump_json().encode() + b"\n\n"
-        elif quiet_s >= KEEP_ALIVE_S:
-            quiet_s = 0.0
+    known: Versioned[Operation] | None = queries.find_operation(await services.read(), operation_id)
+    told: Versioned[Operation] | None = None
+    while known is not None:
+        if known is told:
             yield b": still at it\n\n"
-        await asyncio.sleep(REFRESH_S)
-        quiet_s += REFRESH_S
+        else:
+            told = known
+            yield b"data: " + OperationView.of(known.record).model_dump_json().encode() + b"\n\n"
+        if known.record.done:
+            return
+        known = await services.routes.operations.changed(operation_id, known, KEEP_ALIVE_S)

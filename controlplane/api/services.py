@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from controlplane import errors
 from controlplane.cluster.engine_status import EngineView
 from controlplane.cluster.inventory import NodeState
 from controlplane.gateway.metrics import Metrics
-from controlplane.gateway.route_book import REFRESH_S, RouteBook
+from controlplane.gateway.route_book import RouteBook
 from controlplane.settings import Settings
 from controlplane.state.repository import Repository, State
 from controlplane.state.transactions import Context
@@ -79,18 +77,3 @@ def fresh_context() -> Context:
     """Ids and the time for one command."""
     uids = tuple(secrets.randbelow(2**31 - 2) + 1 for _ in range(2))
     return Context(f"op-{uuid.uuid4().hex[:16]}", uids, time.time())
-
-
-async def until(
-    services: Services, ready: Callable[[State], Any], timeout_s: float, every_s: float = REFRESH_S
-) -> Any:
-    """The first true result of `ready` on the state. Raises TimedOut."""
-    deadline = time.monotonic() + timeout_s
-    revision = -1
-    while time.monotonic() < deadline:
-        if (now := await asyncio.to_thread(services.repository.revision)) != revision:
-            revision = now
-            if result := ready(await services.read()):
-                return result
-        await asyncio.sleep(every_s)
-    raise errors.TimedOut(f"nothing came of it within {timeout_s:.0f} s; it goes on in the background")

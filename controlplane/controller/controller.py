@@ -61,6 +61,7 @@ from controlplane.planning.reconcile import (
     StopGroup,
     Undeploy,
     UnloadVariant,
+    old_records,
     reconcile,
 )
 from controlplane.planning.retrying import RetryLimits
@@ -78,6 +79,7 @@ TICK_S = 0.1
 OBSERVE_EVERY_S = 1.0
 RETRY_S = 3.0  # after an action that failed; then twice as long each time
 MAX_RETRY_S = 60.0
+FORGET_AT_ONCE = 500
 # Whose open operations tell of a failure. (Loading a variant counts its attempts itself, in its record.)
 OPERATION_OF: Mapping[type[Action], OperationKind] = {
     ReadModel: OperationKind.REGISTER,
@@ -321,22 +323,24 @@ class Controller:
             op.kind, op.target, End(Phase.CANCELLED, message), lambda s: undo_operation(s, op.id)
         )
 
-    async def _forget(self, key: str) -> None:
+    async def _forget(self, _: str) -> None:
+        """Some at a time: a commit holds up the others."""
         state = await self._repository.read_async()
-        changes: list[Change] = []
-        if (operation := state.operations.get(key)) is not None:
-            changes.append(Delete(Operation, key, operation.version))
-            changes.extend(_kept_with_keys(state, operation.record))
-        if (idempotency := state.idempotency.get(key)) is not None:
-            changes.append(Delete(IdempotencyKey, key, idempotency.version))
+        operations, keys = old_records(state, time.time())
+        old = set(operations[:FORGET_AT_ONCE])
+        changes: list[Change] = [Delete(Operation, name, state.operations[name].version) for name in old]
+        gone = keys[:FORGET_AT_ONCE]
+        changes.extend(Delete(IdempotencyKey, key, state.idempotency[key].version) for key in gone)
+        changes.extend(_kept_with_keys(state, old, frozenset(gone)))
         await asyncio.to_thread(self._repository.commit, changes)
 
 
-def _kept_with_keys(state: State, operation: Operation) -> Iterator[Put]:
+def _kept_with_keys(state: State, operations: Collection[str], gone: Collection[str]) -> Iterator[Put]:
     """Whoever repeats the request of a forgotten operation learns how it ended, without its events."""
-    for key in state.idempotency.values():
-        if key.record.operation_id == operation.id:
-            yield Put(replace(key.record, answer=replace(operation, events=())), key.version)
+    for name, key in state.idempotency.items():
+        if key.record.operation_id in operations and name not in gone:
+            answer = replace(state.operations[key.record.operation_id].record, events=())
+            yield Put(replace(key.record, answer=answer), key.version)
 
 
 def _being_read(model: Model) -> Model:

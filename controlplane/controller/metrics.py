@@ -23,6 +23,11 @@ class ControllerMetrics:
             "ostinato_controller_actions", "Actions carried out.", ["action", "outcome"], registry=registry
         )
         self.engines = Gauge("ostinato_engines", "Engines by status.", ["status"], registry=registry)
+        self.leads = Gauge(
+            "ostinato_controller_leads",
+            "1 where this controller acts, 0 where it stands by.",
+            registry=registry,
+        )
         self.devices = DeviceMetrics(registry)
 
 

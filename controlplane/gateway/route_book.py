@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from controlplane import errors
+from controlplane.gateway.operation_watch import OperationWatch
 from controlplane.state.repository import Repository, State
 from controlplane.traffic.route_table import Route, RouteTable, build_table
 
 REFRESH_S = 0.1
+# What of a state `build_table` looks at.
+_OF_ROUTES = ("models", "deployments", "undecodable")
 
 
 class RouteBook:
-    """The newest route table, refreshed in the background and, for an unknown name, on demand."""
+    """The newest route table, refreshed in the background and, for an unknown name, on demand.
+
+    `operations` sees every state that it reads.
+    """
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
+        self.operations = OperationWatch()
         self._table = RouteTable(-1, {}, {}, {})
         self._state: State | None = None
 
@@ -30,11 +38,20 @@ class RouteBook:
         return self._table
 
     async def refresh(self) -> RouteTable:
-        revision = await asyncio.to_thread(self._repository.revision)
-        if revision != self._table.revision:
-            state = await self._repository.read_async()
-            self._table, self._state = build_table(state, self._table), state
+        state = await self._repository.read_async()
+        if self._state is not None and state.revision < self._state.revision:
+            state = await self._repository.read_async()  # another was faster, or the store lost something
+        if state is not self._state:
+            self._table, self._state = self._made_of(state), state
+            self.operations.look(state)
         return self._table
+
+    def _made_of(self, state: State) -> RouteTable:
+        """Most commits are about operations: records that are the same objects make the same table."""
+        last = self._state
+        if last is not None and all(getattr(last, name) is getattr(state, name) for name in _OF_ROUTES):
+            return replace(self._table, revision=state.revision)
+        return build_table(state, self._table)
 
     async def some(self) -> RouteTable:
         """The table as it is, which may lag a little. Errors: Unavailable, where there is none yet."""

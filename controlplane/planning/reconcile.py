@@ -133,7 +133,7 @@ class Cancel(Action):
 
 
 class Forget(Action):
-    """Drop an operation that ended long ago, or an idempotency key that expired."""
+    """Drop operations that ended long ago and idempotency keys that expired."""
 
 
 TAKES_MEMORY = (Launch, Measure, Compress, LoadVariant, Replan, Scale)
@@ -342,9 +342,14 @@ def _orphans(state: State, observed: Observed) -> Iterator[Action]:
 
 
 def _leftovers(state: State, now_s: float) -> Iterator[Action]:
+    if any(old_records(state, now_s)):
+        yield Forget("old records")
+
+
+def old_records(state: State, now_s: float) -> tuple[list[str], list[str]]:
+    """The operations and the idempotency keys that need not be kept any more."""
+    keys = [key for key, one in state.idempotency.items() if now_s - one.record.created_at_s > KEEP_KEYS_S]
+    if len(state.operations) <= KEEP_OPERATIONS:
+        return [], keys
     ended = sorted((o.record.updated_at_s, o.record.id) for o in state.operations.values() if o.record.done)
-    for _, operation_id in ended[: max(0, len(ended) - KEEP_OPERATIONS)]:
-        yield Forget(operation_id)
-    for key, idempotency in state.idempotency.items():
-        if now_s - idempotency.record.created_at_s > KEEP_KEYS_S:
-            yield Forget(key)
+    return [name for _, name in ended[: max(0, len(ended) - KEEP_OPERATIONS)]], keys

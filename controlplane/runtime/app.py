@@ -24,6 +24,7 @@ with uncollected():
     from controlplane.api.app import create_app, inference_only
     from controlplane.api.services import Services
     from controlplane.controller.controller import Controller
+    from controlplane.controller.leadership import Leadership
     from controlplane.controller.metrics import ControllerMetrics
     from controlplane.gateway import warming
     from controlplane.gateway.line_metrics import LineMetrics
@@ -136,18 +137,22 @@ class Gateway:
 
 @serve.deployment(name="Controller", num_replicas=1, health_check_period_s=2)
 class ControllerReplica:
-    """Runs one Controller for as long as the replica lives."""
+    """Runs a Controller whenever it is this one that acts, for as long as the replica lives."""
 
     def __init__(self) -> None:
         keep_replica_on_loopback()
         log_at_once()
         settings = Settings()
-        repository = Repository(open_store(settings.resolved_store_url))
         self._metrics_address = _serve_metrics(settings)
         cluster = RayCluster(settings, starts_agents=True)
-        controller = Controller(settings, repository, cluster, ControllerMetrics())
+        metrics = ControllerMetrics()
+        leadership = Leadership(
+            open_store(settings.resolved_store_url),
+            lambda store: Controller(settings, Repository(store), cluster, metrics),
+            metrics.leads.set,
+        )
         loop = asyncio.get_running_loop()
-        loops = (controller.run(), cluster.keep_agents(), cluster.keep_counting())
+        loops = (leadership.run(), cluster.keep_agents(), cluster.keep_counting())
         self._tasks = tuple(loop.create_task(work) for work in loops)
 
     async def metrics_address(self) -> str:

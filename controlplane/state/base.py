@@ -1,7 +1,10 @@
 """The state store's contract: a few kinds of keyed JSON records, changed by atomic compare-and-set.
 
 A store has one revision, raised by every commit; an entry's version is the revision that wrote it.
-Readers poll `revision()` (cheap) and take a `snapshot()` when it moved.
+Readers poll `revision()` (cheap), and take the `changes()` since the one they know when it moved.
+
+One of several processes may hold a lease, a right of which there is one. Its epoch grows with each new
+holder, and a commit that carries the lease is refused once somebody else has it (a fencing token).
 """
 
 from __future__ import annotations
@@ -26,6 +29,14 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class Changes:
+    """What was written after an earlier revision, as it is at `revision`; None: deleted."""
+
+    revision: int
+    entries: Mapping[str, Mapping[str, Entry | None]]
+
+
+@dataclass(frozen=True)
 class Write:
     """Set (or, with value None, delete) one entry.
 
@@ -36,6 +47,22 @@ class Write:
     key: str
     value: str | None
     expected_version: int | None
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Who holds the right called `name`. No two holders of it ever had the same epoch."""
+
+    name: str
+    holder: str
+    epoch: int
+
+
+class Fenced(Exception):
+    """A commit carried a lease that is another's by now. Nothing was written, nor will be with this lease."""
+
+    def __init__(self, lease: Lease) -> None:
+        super().__init__(f"the lease '{lease.name}' is not {lease.holder}'s any more (epoch {lease.epoch})")
 
 
 class StateStore(Protocol):
@@ -49,10 +76,28 @@ class StateStore(Protocol):
 
     def snapshot(self, kinds: Sequence[str]) -> Snapshot: ...
 
+    def changes(self, kinds: Sequence[str], since: int) -> Changes | None:
+        """What was written to entries of `kinds` after the revision `since`. None: not known (any more)."""
+        ...
+
     def get(self, kind: str, key: str) -> Entry | None: ...
 
-    def commit(self, writes: Sequence[Write]) -> int:
-        """Apply all writes or none; returns the new revision. An empty sequence changes nothing."""
+    def commit(self, writes: Sequence[Write], lease: Lease | None = None) -> int:
+        """Apply all writes or none; returns the new revision. An empty sequence changes nothing.
+
+        Errors: `Fenced` when `lease` is another's by now (nothing is written).
+        """
+        ...
+
+    def take_lease(self, name: str, holder: str, seconds: float, gone: str | None = None) -> Lease:
+        """Take or prolong a lease, for so long from now by the store's own clock; returns whose it is.
+
+        It stays another's who still has it, unless that is `gone`. It raises no revision.
+        """
+        ...
+
+    def release_lease(self, lease: Lease) -> None:
+        """Let others have it at once; does nothing when they already do."""
         ...
 
     def close(self) -> None: ...

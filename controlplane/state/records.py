@@ -5,6 +5,7 @@ A field with an alias is stored under that name: it is the one of an earlier ver
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
@@ -379,6 +380,10 @@ class IdempotencyKey:
 Record = Model | Deployment | Operation | IdempotencyKey | ModelProfile | NodeLedger | PathProfile
 R = TypeVar("R", Model, Deployment, Operation, IdempotencyKey, ModelProfile, NodeLedger, PathProfile)
 
+# To be raised with a change that older software would misread. It ignores fields that it does not know.
+SCHEMA = 1
+_SCHEMA = re.compile(r'\{"schema":(\d{1,9}),')
+
 KINDS: dict[type[Any], str] = {
     Model: "model",
     Deployment: "deployment",
@@ -409,9 +414,15 @@ def key_of(record: Record) -> str:
 
 
 def dump(record: Record) -> str:
-    return _adapter(type(record)).dump_json(record, by_alias=True).decode()
+    """JSON, whose first field says what must be understood to read it."""
+    fields = _adapter(type(record)).dump_json(record, by_alias=True).decode()
+    return f'{{"schema":{SCHEMA},{fields[1:]}'
 
 
 def load(cls: type[R], text: str) -> R:
+    """Errors: ValueError, for what is no such record, and for one that newer software wrote for itself."""
+    schema = _SCHEMA.match(text)  # none: of before there were any
+    if schema is not None and int(schema[1]) > SCHEMA:
+        raise ValueError(f"its schema is {schema[1]}, and this version reads up to {SCHEMA}")
     record: R = _adapter(cls).validate_json(text)
     return record

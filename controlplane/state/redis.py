@@ -1,15 +1,23 @@
 """The state store on Redis: for a control plane whose processes are on several hosts.
 
-Redis runs a script as one step, so a commit is one script and a snapshot another. Keys:
-`{prefix}:revision`, and per kind the hash `{prefix}:entries:KIND` of key -> "VERSION:VALUE".
+A commit is one script (redis_scripts.py), and so is a reading. Keys:
+- `{prefix}:revision`, and per kind the hash `{prefix}:entries:KIND` of key -> "VERSION:VALUE";
+- `{prefix}:changes`, a sorted set of "KIND:KEY" by the revision that wrote it last, deletions included, and
+  the hash `{prefix}:log`: up to which revision that set is complete, from which on, and by which server;
+- `{prefix}:lease:NAME`, a hash: holder, epoch, until (milliseconds of the server's clock).
 "{prefix}" is literal: the braces make it the hash tag that keeps all keys in one slot of a cluster.
+
+A failover. A replica that becomes the primary may lack the last commits. With `?replicas=N` a commit is
+acknowledged when N replicas have it (WAIT). Whatever was lost, no revision is used twice: the first commit on
+a server with another history skips to the next multiple of 2^32 (an epoch in the high bits). Who sees the
+revision fall says so.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -24,56 +32,33 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from controlplane.errors import InvalidRequest, StaleWrite, Unavailable
-from controlplane.state.base import Entry, Snapshot, Write
+from controlplane.state.base import Changes, Entry, Fenced, Lease, Snapshot, Write
+from controlplane.state.redis_scripts import CHANGES, COMMIT, RELEASE_LEASE, SNAPSHOT, TAKE_LEASE
 
 DEFAULT_PREFIX = "ostinato"
 
 log = logging.getLogger(__name__)
 
-# KEYS: the revision, then one hash per kind. ARGV, five per write: the hash's place in KEYS, the
-# key, the expected version ("" for any), "1" to set or "0" to delete, the value.
-# Scripts are not rolled back, so everything that can fail (a stale or mistyped key, a revision
-# that is no number) comes before the first write.
-_COMMIT = """
-for i = 1, #ARGV, 5 do
-  local stored = redis.call('HGET', KEYS[tonumber(ARGV[i])], ARGV[i + 1])
-  local version = stored and string.match(stored, '^(%d+):') or '0'
-  if ARGV[i + 2] ~= '' and ARGV[i + 2] ~= version then
-    return {0, (i - 1) / 5, version}
-  end
-end
-local revision = string.format('%.0f', redis.call('INCR', KEYS[1]))
-for i = 1, #ARGV, 5 do
-  local hash = KEYS[tonumber(ARGV[i])]
-  if ARGV[i + 3] == '1' then
-    redis.call('HSET', hash, ARGV[i + 1], revision .. ':' .. ARGV[i + 4])
-  else
-    redis.call('HDEL', hash, ARGV[i + 1])
-  end
-end
-return {1, 0, revision}
-"""
-
-_SNAPSHOT = """
-local found = {redis.call('GET', KEYS[1]) or '0'}
-for i = 2, #KEYS do
-  found[i] = redis.call('HGETALL', KEYS[i])
-end
-return found
-"""
+EPOCH = 1 << 32  # revisions
+KEPT_CHANGES = 20_000  # who is further behind reads everything
+WAIT_MS = 1_000
+_PERHAPS = " (a commit without an answer may have been applied: read again first)"
 
 
 class RedisStore:
     """A `StateStore` under `{prefix}` on the Redis server or cluster at `url`.
 
     Safe to share between threads. A command is never sent twice: a commit whose answer was lost may
-    have been applied, and only its caller can tell, by reading again.
+    have been applied, and only its caller can tell, by reading again. The same goes for one that fewer than
+    `replicas` replicas of the server have after WAIT_MS.
 
-    Errors: `InvalidRequest` for a malformed url or prefix; `Unavailable` when Redis does not answer
-    within `timeout_s`, refuses the login, or cannot write.
+    Errors: `InvalidRequest` for a malformed url, prefix or number of replicas; `Unavailable` when Redis does
+    not answer within `timeout_s`, refuses the login, or cannot write.
     """
 
-    def __init__(self, url: str, *, prefix: str = DEFAULT_PREFIX, timeout_s: float = 3.0) -> None:
+    def __init__(
+        self, url: str, *, prefix: str = DEFAULT_PREFIX, replicas: int = 0, timeout_s: float = 3.0
+    ) -> None:
         # A brace in the prefix would end the hash tag early.
         if not re.fullmatch(r"[\w.:-]+", prefix):
             raise InvalidRequest(
@@ -81,19 +66,24 @@ class RedisStore:
                 param="state",
             )
         self._prefix = f"{{{prefix}}}"
+        self._replicas = replicas
+        self._seen = 0  # the highest revision
         self._client = self._connect(url, timeout_s)
-        self._commit = self._client.register_script(_COMMIT)
-        self._snapshot = self._client.register_script(_SNAPSHOT)
+        register = self._client.register_script
+        self._commit, self._snapshot = register(COMMIT), register(SNAPSHOT)
+        self._changes = register(CHANGES)
+        self._take, self._release = register(TAKE_LEASE), register(RELEASE_LEASE)
 
     def revision(self) -> int:
-        with _answering():
-            return int(cast("str | None", self._client.get(self._revision_key)) or 0)
+        with _answering(), self._moving() as moved:
+            return moved(int(cast("str | None", self._client.get(self._revision_key)) or 0))
 
     def snapshot(self, kinds: Sequence[str]) -> Snapshot:
         """All entries of `kinds`, read by one script."""
         keys = [self._revision_key, *map(self._hash_key, kinds)]
-        with _answering():
+        with _answering(), self._moving() as moved:
             revision, *hashes = cast(list[Any], self._snapshot(keys=keys))
+            moved(int(revision))
         # A script answers with a hash as a flat list: key, value, key, value ...
         entries = {
             kind: {key: _entry(stored) for key, stored in zip(flat[::2], flat[1::2], strict=True)}
@@ -101,30 +91,85 @@ class RedisStore:
         }
         return Snapshot(int(revision), entries)
 
+    def changes(self, kinds: Sequence[str], since: int) -> Changes | None:
+        """Read by one script. None: of a revision that is too old, or not of this server's history."""
+        keys = [self._revision_key, self._log_key, self._changes_key, *map(self._hash_key, kinds)]
+        with _answering(), self._moving() as moved:
+            found = cast("list[Any] | None", self._changes(keys=keys, args=[since, *kinds]))
+            if found is None:
+                return None
+            revision, *flat = found
+            moved(int(revision))
+        changed: dict[str, dict[str, Entry | None]] = {}
+        for name, stored in zip(flat[::2], flat[1::2], strict=True):
+            kind, _, key = name.partition(":")
+            changed.setdefault(kind, {})[key] = _entry(stored) if stored else None
+        return Changes(int(revision), changed)
+
     def get(self, kind: str, key: str) -> Entry | None:
         with _answering():
             stored = cast("str | None", self._client.hget(self._hash_key(kind), key))
         return None if stored is None else _entry(stored)
 
-    def commit(self, writes: Sequence[Write]) -> int:
+    def commit(self, writes: Sequence[Write], lease: Lease | None = None) -> int:
         """Apply all writes or none; returns the new revision.
 
         Expectations are about the state before the commit, also where two writes name one entry.
 
-        Errors: `StaleWrite` when one does not hold; `Unavailable` when there was no answer, and then
-        the commit may or may not have been applied.
+        Errors: `StaleWrite` when one does not hold; `Fenced`; `Unavailable` when there was no answer, or too
+        few replicas have it, and then the commit may or may not have been applied.
         """
         if not writes:
             return self.revision()
         kinds = sorted({write.kind for write in writes})
-        places = {kind: place for place, kind in enumerate(kinds, start=2)}
-        keys = [self._revision_key, *map(self._hash_key, kinds)]
-        arguments = [argument for write in writes for argument in _arguments(write, places[write.kind])]
-        with _answering(" (a commit without an answer may have been applied: read again first)"):
-            done, index, version = cast(list[Any], self._commit(keys=keys, args=arguments))
+        places = {kind: place for place, kind in enumerate(kinds, start=5)}
+        lease_key = self._lease_key(lease.name if lease else "")
+        keys = [self._revision_key, self._log_key, self._changes_key, lease_key]
+        holder, epoch = (lease.holder, lease.epoch) if lease else ("", 0)
+        arguments: list[int | str] = [holder, epoch, EPOCH, KEPT_CHANGES]
+        for write in writes:
+            arguments.extend(_arguments(write, places[write.kind]))
+        with _answering(_PERHAPS), self._moving() as moved:
+            (done, index, version), there = self._run([*keys, *map(self._hash_key, kinds)], arguments)
+            if done > 0:
+                moved(int(version))
+        if done < 0 and lease is not None:
+            raise Fenced(lease)
         if not done:
-            raise _stale(writes[int(index)], int(version))
+            raise _stale(writes[index], int(version))
+        if there < self._replicas:
+            raise Unavailable(
+                f"{there} of the {self._replicas} replicas that Redis should have told within {WAIT_MS} ms "
+                "that they have this commit: it was applied, and a failover may lose it; see whether they "
+                "are there",
+                retry_after_s=1.0,
+            )
         return int(version)
+
+    def _run(self, keys: list[str], arguments: list[int | str]) -> tuple[tuple[int, int, str], int]:
+        """What the commit's script answers, and how many replicas have what it did."""
+        if not self._replicas:
+            return cast(Any, self._commit(keys=keys, args=arguments)), 0
+        client = self._client
+        if isinstance(client, redis.RedisCluster):
+            node = cast(Any, client).get_node_from_key(keys[0])
+            client = client.get_redis_connection(node)
+        with client.pipeline(transaction=False) as on_one_connection:
+            self._commit(keys=keys, args=arguments, client=on_one_connection)
+            on_one_connection.wait(self._replicas, WAIT_MS)
+            outcome, there = on_one_connection.execute()
+        return outcome, int(there)
+
+    def take_lease(self, name: str, holder: str, seconds: float, gone: str | None = None) -> Lease:
+        """By the server's clock."""
+        arguments: list[int | str] = [holder, max(1, round(seconds * 1000)), gone or ""]
+        with _answering():
+            taken, epoch = cast("list[Any]", self._take(keys=[self._lease_key(name)], args=arguments))
+        return Lease(name, str(taken), int(epoch))
+
+    def release_lease(self, lease: Lease) -> None:
+        with _answering():
+            self._release(keys=[self._lease_key(lease.name)], args=[lease.holder, lease.epoch])
 
     def close(self) -> None:
         self._client.close()
@@ -133,8 +178,39 @@ class RedisStore:
     def _revision_key(self) -> str:
         return f"{self._prefix}:revision"
 
+    @property
+    def _log_key(self) -> str:
+        return f"{self._prefix}:log"
+
+    @property
+    def _changes_key(self) -> str:
+        return f"{self._prefix}:changes"
+
     def _hash_key(self, kind: str) -> str:
         return f"{self._prefix}:entries:{kind}"
+
+    def _lease_key(self, name: str) -> str:
+        return f"{self._prefix}:lease:{name}"
+
+    @contextmanager
+    def _moving(self) -> Iterator[Callable[[int], int]]:
+        """A context of one command, in which the revision that it answers is told. Says so when history was
+        lost: nobody who asks later may see less."""
+        before = self._seen
+
+        def moved(revision: int) -> int:
+            if revision < before:
+                log.error(
+                    "Redis' state went back from revision %d to %d (a failover, or an old copy of its data): "
+                    "commits between them are lost; with ?replicas=N in the store's URL a commit is "
+                    "acknowledged when N replicas have it",
+                    before,
+                    revision,
+                )
+            self._seen = revision if revision < before else max(self._seen, revision)
+            return revision
+
+        yield moved
 
     def _connect(self, url: str, timeout_s: float) -> redis.Redis | redis.RedisCluster:
         options: dict[str, Any] = {
@@ -150,6 +226,7 @@ class RedisStore:
                 client = redis.Redis.from_url(url, health_check_interval=30, **options)
                 client.ping()
                 _warn_if_not_durable(client)
+                _warn_of_failovers(client, self._replicas)
                 if not _is_cluster(client):
                     return client
                 client.close()
@@ -196,6 +273,28 @@ def _warn_if_not_durable(client: redis.Redis) -> None:
         log.warning("Redis' appendfsync is not `always`: a power cut loses its last acknowledged commits")
     if settings.get("maxmemory-policy", "").startswith("allkeys-"):
         log.warning("Redis may evict the state when memory is short; set `maxmemory-policy noeviction`")
+
+
+def _warn_of_failovers(client: redis.Redis, replicas: int) -> None:
+    """Say so when a replica may become the primary without the last acknowledged commits."""
+    try:
+        there = int(client.info("replication").get("connected_slaves", 0))
+    except ResponseError as error:  # INFO is not allowed
+        log.info("whether Redis has replicas cannot be read: %s", error)
+        return
+    if there > 0 and not replicas:
+        log.warning(
+            "Redis has %d replicas, and commits are acknowledged before they have them: a failover loses the "
+            "last ones; add ?replicas=1 to the store's URL",
+            there,
+        )
+    if there < replicas:
+        log.warning(
+            "Redis has %d replicas, and the store's URL asks that %d have each commit: none will be "
+            "acknowledged until they are there",
+            there,
+            replicas,
+        )
 
 
 def _is_cluster(client: redis.Redis) -> bool:

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from controlplane.errors import Unavailable
-from controlplane.state.base import Snapshot, StateStore, Write
+from controlplane.state.base import Changes, Entry, Snapshot, StateStore, Write
 from controlplane.state.records import (
     KINDS,
     Deployment,
@@ -92,34 +92,33 @@ Change = Put | Delete
 class Repository:
     """Typed access to a `StateStore`, which stays its owner's to close. Safe between threads.
 
+    It keeps the state that it read last, and reads what changed since. Whatever did not is the same object.
+
     Errors of every method: `Unavailable` when the store does not answer.
     """
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
         self._reported: set[str] = set()
-        self._reported_lock = threading.Lock()
+        self._lock = threading.Lock()  # of what follows; never held while the store is asked
+        self._last: _Read | None = None
 
     def revision(self) -> int:
         return self._store.revision()
 
     def read(self) -> State:
         """Everything, consistently. Entries that do not decode are left out and reported once."""
-        snapshot = self._store.snapshot(tuple(KINDS.values()))
-        broken: dict[str, str] = {}
-        state = State(
-            revision=snapshot.revision,
-            models=_decode(Model, snapshot, broken),
-            deployments=_decode(Deployment, snapshot, broken),
-            operations=_decode(Operation, snapshot, broken),
-            idempotency=_decode(IdempotencyKey, snapshot, broken),
-            profiles=_decode(ModelProfile, snapshot, broken),
-            ledgers=_decode(NodeLedger, snapshot, broken),
-            paths=_decode(PathProfile, snapshot, broken),
-            undecodable=tuple(broken),
-        )
-        self._report(broken)
-        return state
+        last, kinds = self._last, tuple(KINDS.values())
+        changes = None if last is None else self._store.changes(kinds, last.state.revision)
+        if last is None or changes is None:
+            now = _read_anew(self._store.snapshot(kinds))
+        else:
+            now = _read_further(last, changes)
+        with self._lock:
+            if self._last is last:  # and not what another thread read meanwhile
+                self._last = now
+        self._report(now.broken)
+        return now.state
 
     async def read_async(self) -> State:
         """`read`, in a thread."""
@@ -153,7 +152,9 @@ class Repository:
 
     def _report(self, broken: Mapping[str, str], *, forget: bool = True) -> None:
         """Log what was not logged before; with `forget`, `broken` is all there is and the rest was mended."""
-        with self._reported_lock:
+        if not broken and not self._reported:
+            return
+        with self._lock:
             new = [name for name in broken if name not in self._reported]
             self._reported = set(broken) if forget else self._reported | set(broken)
         for name in new:
@@ -161,15 +162,62 @@ class Repository:
             log.error("the stored %s %r does not decode and is ignored: %s", kind, key, broken[name])
 
 
-def _decode(cls: type[R], snapshot: Snapshot, broken: dict[str, str]) -> dict[str, Versioned[R]]:
-    """The records of one kind; why an entry does not decode goes to `broken`."""
-    records: dict[str, Versioned[R]] = {}
-    for key, entry in snapshot.entries[KINDS[cls]].items():
+@dataclass(frozen=True)
+class _Read:
+    """A state, and why entries do not decode, by "kind/key"."""
+
+    state: State
+    broken: Mapping[str, str]
+
+
+# Where a State has the records of each class.
+_FIELDS: Mapping[type[Any], str] = {
+    Model: "models",
+    Deployment: "deployments",
+    Operation: "operations",
+    IdempotencyKey: "idempotency",
+    ModelProfile: "profiles",
+    NodeLedger: "ledgers",
+    PathProfile: "paths",
+}
+
+
+def _read_anew(snapshot: Snapshot) -> _Read:
+    nothing = _Read(State(snapshot.revision, {}, {}, {}, {}), {})
+    return _read_further(nothing, Changes(snapshot.revision, snapshot.entries))
+
+
+def _read_further(last: _Read, changes: Changes) -> _Read:
+    if changes.revision == last.state.revision and not changes.entries:
+        return last
+    broken = dict(last.broken)
+    fields: dict[str, Any] = {}
+    for cls, field_name in _FIELDS.items():
+        if entries := changes.entries.get(KINDS[cls]):
+            fields[field_name] = _updated(cls, getattr(last.state, field_name), entries, broken)
+    state = replace(last.state, revision=changes.revision, undecodable=tuple(broken), **fields)
+    return _Read(state, broken)
+
+
+def _updated(
+    cls: type[R],
+    records: Mapping[str, Versioned[R]],
+    entries: Mapping[str, Entry | None],
+    broken: dict[str, str],
+) -> dict[str, Versioned[R]]:
+    """Why an entry does not decode goes to `broken`."""
+    updated = dict(records)
+    for key, entry in entries.items():
+        broken.pop(name := f"{KINDS[cls]}/{key}", None)
+        if entry is None:
+            updated.pop(key, None)
+            continue
         try:
-            records[key] = Versioned(load(cls, entry.value), entry.version)
+            updated[key] = Versioned(load(cls, entry.value), entry.version)
         except ValueError as error:  # pydantic's ValidationError is one
-            broken[f"{KINDS[cls]}/{key}"] = str(error)
-    return records
+            broken[name] = str(error)
+            updated.pop(key, None)
+    return updated
 
 
 def _write(change: Change) -> Write:

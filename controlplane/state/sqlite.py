@@ -15,9 +15,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from controlplane.errors import StaleWrite, Unavailable
-from controlplane.state.base import Entry, Snapshot, Write
+from controlplane.state.base import Changes, Entry, Fenced, Lease, Snapshot, Write
 
 SCHEMA_VERSION = 1
+# Deletions are known for so many revisions; who is further behind reads everything.
+KEPT_DELETIONS = 10_000
 
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)",
@@ -25,6 +27,16 @@ _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS entries (
         kind TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, version INTEGER NOT NULL,
         PRIMARY KEY (kind, key))""",
+    "CREATE INDEX IF NOT EXISTS entries_by_version ON entries (version)",
+    "CREATE TABLE IF NOT EXISTS deletions (kind TEXT NOT NULL, key TEXT NOT NULL, version INTEGER NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS deletions_by_version ON deletions (version)",
+    # A trigger, as older software that shares the file writes none. A commit raises the revision first.
+    """CREATE TRIGGER IF NOT EXISTS note_deletion AFTER DELETE ON entries BEGIN
+        INSERT INTO deletions SELECT OLD.kind, OLD.key, value FROM revision;
+        END""",
+    """CREATE TABLE IF NOT EXISTS leases (
+        name TEXT PRIMARY KEY, holder TEXT NOT NULL, epoch INTEGER NOT NULL,
+        boot TEXT NOT NULL, until_s REAL NOT NULL)""",
 )
 
 
@@ -65,6 +77,14 @@ class SqliteStore:
         with self._transaction("BEGIN") as db:
             return Snapshot(_revision(db), {kind: _entries(db, kind) for kind in kinds})
 
+    def changes(self, kinds: Sequence[str], since: int) -> Changes | None:
+        """Read in one transaction. None: of a revision that is too old, or not of this file."""
+        with self._transaction("BEGIN") as db:
+            revision = _revision(db)
+            if not max(0, revision - KEPT_DELETIONS) <= since <= revision:
+                return None
+            return Changes(revision, _changed(db, kinds, since) if since < revision else {})
+
     def get(self, kind: str, key: str) -> Entry | None:
         with self._connection() as db:
             row = db.execute(
@@ -72,25 +92,47 @@ class SqliteStore:
             ).fetchone()
         return Entry(*row) if row else None
 
-    def commit(self, writes: Sequence[Write]) -> int:
+    def commit(self, writes: Sequence[Write], lease: Lease | None = None) -> int:
         """Apply all writes or none; returns the new revision, after it is on disk.
 
         Expectations are about the state before the commit, also where two writes name one entry.
 
-        Errors: `StaleWrite` when one does not hold; `Unavailable` when locked for too long or the
+        Errors: `StaleWrite` when one does not hold; `Fenced`; `Unavailable` when locked for too long or the
         disk fails.
         """
         if not writes:
             return self.revision()
         # IMMEDIATE: a read lock that is raised later could meet another writer and fail half-way.
         with self._commit_lock, self._transaction("BEGIN IMMEDIATE") as db:
+            if lease is not None:
+                _check_lease(db, lease)
             for write in writes:
                 _check(db, write)
             revision = _revision(db) + 1
             db.execute("UPDATE revision SET value = ?", (revision,))
             for write in writes:
                 _apply(db, write, revision)
+            if revision % KEPT_DELETIONS == 0:
+                db.execute("DELETE FROM deletions WHERE version <= ?", (revision - KEPT_DELETIONS,))
         return revision
+
+    def take_lease(self, name: str, holder: str, seconds: float, gone: str | None = None) -> Lease:
+        """By the clock that the host's processes share since it started; a restart ends every lease."""
+        boot, now_s = _boot(), time.clock_gettime(time.CLOCK_BOOTTIME)
+        with self._commit_lock, self._transaction("BEGIN IMMEDIATE") as db:
+            known = _lease(db, name)
+            last = Lease(name, known[0], known[1]) if known else Lease(name, "", 0)
+            if known and last.holder not in (holder, "", gone) and known[2] == boot and now_s < known[3]:
+                return last
+            lease = last if last.holder == holder else Lease(name, holder, last.epoch + 1)
+            row = (name, lease.holder, lease.epoch, boot, now_s + seconds)
+            db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)", row)
+        return lease
+
+    def release_lease(self, lease: Lease) -> None:
+        with self._commit_lock, self._transaction("BEGIN IMMEDIATE") as db:
+            where = (lease.name, lease.holder, lease.epoch)
+            db.execute("UPDATE leases SET holder = '' WHERE name = ? AND holder = ? AND epoch = ?", where)
 
     def close(self) -> None:
         """Release all connections; those in use are closed by their call's end."""
@@ -246,6 +288,37 @@ def _revision(db: sqlite3.Connection) -> int:
 def _entries(db: sqlite3.Connection, kind: str) -> dict[str, Entry]:
     with closing(db.execute("SELECT key, value, version FROM entries WHERE kind = ?", (kind,))) as rows:
         return {key: Entry(value, version) for key, value, version in rows}
+
+
+def _changed(db: sqlite3.Connection, kinds: Sequence[str], since: int) -> dict[str, dict[str, Entry | None]]:
+    """An entry that was deleted and then made again is there."""
+    changed: dict[str, dict[str, Entry | None]] = {}
+    deleted = db.execute("SELECT kind, key FROM deletions WHERE version > ?", (since,))
+    for kind, key in deleted:
+        changed.setdefault(kind, {})[key] = None
+    written = db.execute("SELECT kind, key, value, version FROM entries WHERE version > ?", (since,))
+    for kind, key, value, version in written:
+        changed.setdefault(kind, {})[key] = Entry(value, version)
+    return {kind: entries for kind, entries in changed.items() if kind in kinds}
+
+
+def _lease(db: sqlite3.Connection, name: str) -> tuple[str, int, str, float] | None:
+    row: tuple[str, int, str, float] | None = db.execute(
+        "SELECT holder, epoch, boot, until_s FROM leases WHERE name = ?", (name,)
+    ).fetchone()
+    return row
+
+
+def _check_lease(db: sqlite3.Connection, lease: Lease) -> None:
+    """It may have run out, as long as nobody else took it."""
+    known = _lease(db, lease.name)
+    if known is None or known[:2] != (lease.holder, lease.epoch):
+        raise Fenced(lease)
+
+
+def _boot() -> str:
+    """Which start of the host this is."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _check(db: sqlite3.Connection, write: Write) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from controlplane.errors import InvalidRequest
@@ -9,7 +10,7 @@ from controlplane.state.base import StateStore
 from controlplane.state.sqlite import SqliteStore
 
 _ACCEPTED = (
-    "sqlite:///absolute/path.db, redis://host:port/db[?prefix=name], rediss://host:port/db[?prefix=name] "
+    "sqlite:///absolute/path.db, redis://host:port/db[?prefix=name&replicas=n], rediss://host:port/db[?...] "
     "or unix:///path/redis.sock[?db=0&prefix=name]"
 )
 
@@ -42,15 +43,20 @@ def _sqlite_path(url: str) -> str:
 
 
 def _open_redis(url: str) -> StateStore:
-    """Take `prefix` out of the query; what else it holds is for redis-py, which only its users import."""
+    """The query's `prefix` and `replicas` are ours, the rest redis-py's, which only its users import."""
     from controlplane.state.redis import DEFAULT_PREFIX, RedisStore
 
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    prefix = options.pop("prefix", DEFAULT_PREFIX)
+    prefix, replicas = options.pop("prefix", DEFAULT_PREFIX), options.pop("replicas", "0")
+    if not re.fullmatch(r"\d{1,2}", replicas):
+        raise InvalidRequest(
+            f"replicas={replicas!r} is no number of replicas: expected 0 to 99", param="state"
+        )
     # redis-py would silently use database 0 for a path that is no number.
     if parts.scheme != "unix" and parts.path.strip("/") and not parts.path.strip("/").isdecimal():
         raise InvalidRequest(f"{parts.path!r} is no database number: expected {_ACCEPTED}", param="state")
     # Not geturl(): it loses the slashes of unix:///path.
     base = url.partition("?")[0]
-    return RedisStore(f"{base}?{urlencode(options)}" if options else base, prefix=prefix)
+    url = f"{base}?{urlencode(options)}" if options else base
+    return RedisStore(url, prefix=prefix, replicas=int(replicas))

@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 from controlplane.api.app import create_app
 from controlplane.api.services import Services
 from controlplane.controller.controller import Controller
+from controlplane.controller.leadership import Leadership
 from controlplane.controller.metrics import ControllerMetrics
 from controlplane.gateway.metrics import Metrics
 from controlplane.gateway.route_book import RouteBook
@@ -62,14 +63,15 @@ class Installation:
 
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
-        controller = Controller(
-            self.settings, self.repository, self.cluster, ControllerMetrics(CollectorRegistry())
+        metrics = ControllerMetrics(CollectorRegistry())
+        leadership = Leadership(
+            self.store, lambda store: Controller(self.settings, Repository(store), self.cluster, metrics)
         )
-        running = asyncio.create_task(controller.run())
+        self.controlling = asyncio.create_task(leadership.run())
         await self.server.serve(sockets=[self.socket])
-        running.cancel()
+        self.controlling.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await running
+            await self.controlling
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Installation]:

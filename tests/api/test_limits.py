@@ -141,7 +141,7 @@ def test_while_the_store_is_away_gateways_stay_ready_and_answer(
     def away(*given: Any) -> Any:
         raise errors.Unavailable("the state store does not answer")
 
-    for name in ("revision", "snapshot", "get"):
+    for name in ("revision", "snapshot", "changes", "get"):
         monkeypatch.setattr(served.store, name, away)
     assert served.http.get("/readyz").status_code == 200
     assert {card["id"] for card in served.http.get("/v1/models").json()["data"]} == {"base", "v1"}
@@ -158,16 +158,22 @@ def test_one_that_never_saw_the_store_is_not_ready(start: Start, monkeypatch: py
     assert start().http.get("/readyz").status_code == 503
 
 
-async def test_who_watches_an_operation_reads_that_one(
+async def test_who_watches_an_operation_reads_nothing(
     fresh: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operation = Operation("op-1", OperationKind.REGISTER, "x", Phase.PENDING)
     fresh.repository.commit([Put(operation, 0)])
     own = Repository(fresh.store)
-    watching = operations.watch(replace(fresh.services, repository=own), "op-1")
+    book = RouteBook(own)
+    watching = operations.watch(replace(fresh.services, repository=own, routes=book), "op-1")
     assert b"op-1" in await anext(watching)
-    monkeypatch.setattr(own, "read", None)  # of everything, for each watcher, ten times a second
+    monkeypatch.setattr(operations, "KEEP_ALIVE_S", 0.001)
+    await book.refresh()
+    monkeypatch.setattr(own, "read", None)  # for each watcher, ten times a second
+    assert await anext(watching) == b": still at it\n\n"
+    monkeypatch.undo()
     fresh.repository.commit([Put(Operation("op-1", OperationKind.REGISTER, "x", Phase.READY), 1)])
+    await book.refresh()
     assert b"Ready" in await anext(watching)
     with pytest.raises(StopAsyncIteration):
         await anext(watching)

@@ -28,7 +28,7 @@ from controlplane.planning import retrying
 from controlplane.planning.reconcile import Observed, reconcile
 from controlplane.planning.retrying import RetryLimits
 from controlplane.settings import Settings
-from controlplane.state import Entry, Snapshot, StateStore, Write
+from controlplane.state import Changes, Entry, Lease, Snapshot, StateStore, Write
 from controlplane.state.records import Deployment, Model, Operation, OperationKind, Phase
 from controlplane.state.repository import Repository
 from controlplane.state.stores import open_store
@@ -313,11 +313,20 @@ class FusedStore:
     def get(self, kind: str, key: str) -> Entry | None:
         return self._store.get(kind, key)
 
-    def commit(self, writes: Sequence[Write]) -> int:
+    def changes(self, kinds: Sequence[str], since: int) -> Changes | None:
+        return self._store.changes(kinds, since)
+
+    def commit(self, writes: Sequence[Write], lease: Lease | None = None) -> int:
         self._fuse.burn()
-        revision = self._store.commit(writes)
+        revision = self._store.commit(writes, lease)
         self._fuse.burn()
         return revision
+
+    def take_lease(self, name: str, holder: str, seconds: float, gone: str | None = None) -> Lease:
+        return self._store.take_lease(name, holder, seconds, gone)
+
+    def release_lease(self, lease: Lease) -> None:
+        self._store.release_lease(lease)
 
     def close(self) -> None: ...
 

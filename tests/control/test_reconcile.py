@@ -29,6 +29,7 @@ from controlplane.planning.reconcile import (
     StopGroup,
     Undeploy,
     UnloadVariant,
+    old_records,
     reconcile,
 )
 from controlplane.state.operations import open_operation
@@ -199,7 +200,10 @@ def test_old_operations_and_expired_keys_are_forgotten() -> None:
     ]
     keys = [IdempotencyKey("old", "", "op", 0.0), IdempotencyKey("new", "", "op", KEEP_KEYS_S)]
     found = reconcile(state(*done, *keys), Observed({}, frozenset(), KEEP_KEYS_S + 1))
-    assert found == (Forget("op-00000"), Forget("op-00001"), Forget("old"))
+    assert found == (Forget("old records"),)
+    old = old_records(state(*done, *keys), KEEP_KEYS_S + 1)
+    assert old == (["op-00000", "op-00001"], ["old"])
+    assert old_records(state(*done[2:], keys[1]), KEEP_KEYS_S + 1) == ([], [])
 
 
 def test_the_oldest_open_operation_is_meant() -> None:

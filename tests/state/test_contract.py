@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from controlplane.errors import InvalidRequest, StaleWrite, Unavailable
-from controlplane.state import Entry, StateStore, Write
+from controlplane.state import Changes, Entry, Fenced, Lease, StateStore, Write
+from controlplane.state import redis as redis_module
+from controlplane.state import sqlite as sqlite_module
+from controlplane.state.records import Model, Phase, dump
 from controlplane.state.redis import RedisStore
+from controlplane.state.repository import Delete, Put, Repository
 from controlplane.state.sqlite import SqliteStore
 from controlplane.state.stores import open_store
 
@@ -185,6 +190,142 @@ def test_a_commit_of_many_writes(store: StateStore) -> None:
     store.commit([put(f"k{i}", str(i), 0) for i in range(2000)])
     assert len(contents(store)["model"]) == 2000
     assert store.revision() == 1
+
+
+# --- changes -------------------------------------------------------------------------------------
+
+
+def test_changes_since_a_revision(store: StateStore) -> None:
+    first = store.commit([put("a", "1"), put("b", "1"), put("c", "1", None, "deployment")])
+    second = store.commit([put("a", "2"), Write("model", "b", None, None), put("x", "1", None, "other")])
+    assert store.changes(KINDS, first) == Changes(second, {"model": {"a": Entry("2", second), "b": None}})
+    assert store.changes(KINDS, second) == Changes(second, {})
+    third = store.commit([put("b", "3", 0)])
+    assert store.changes(KINDS, second) == Changes(third, {"model": {"b": Entry("3", third)}})
+    assert store.changes(["deployment"], first) == Changes(third, {})
+    assert store.changes(KINDS, third + 1) is None  # another's history
+
+
+def test_changes_of_a_store_that_is_far_ahead_are_not_known(
+    store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_module, "KEPT_DELETIONS", 5)
+    monkeypatch.setattr(redis_module, "KEPT_CHANGES", 5)
+    for number in range(12):
+        store.commit([put(f"k{number}", "1")])
+        store.commit([Write("model", f"k{number - 1}", None, None)])
+    assert store.changes(KINDS, 0) is None
+    known = store.changes(KINDS, 21)
+    assert known is not None
+    assert known.entries["model"] == {"k9": None, "k10": None, "k11": Entry("1", 23)}
+
+
+def older_commit(url: str, key: str, value: str | None) -> None:
+    """As software before there were changes would write."""
+    if url.startswith("sqlite"):
+        with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite://"))) as db, db:
+            db.execute("UPDATE revision SET value = value + 1")
+            if value is None:
+                db.execute("DELETE FROM entries WHERE kind = 'model' AND key = ?", (key,))
+            else:
+                row = "INSERT OR REPLACE INTO entries SELECT 'model', ?, ?, value FROM revision"
+                db.execute(row, (key, value))
+        return
+    address, _, prefix = url.partition("?prefix=")
+    with redis.Redis.from_url(address) as client:
+        revision = client.incr(f"{{{prefix}}}:revision")
+        if value is None:
+            client.hdel(f"{{{prefix}}}:entries:model", key)
+        else:
+            client.hset(f"{{{prefix}}}:entries:model", key, f"{revision}:{value}")
+
+
+def test_what_older_software_writes_beside_us_is_seen(url: str) -> None:
+    store = open_store(url)
+    repository = Repository(store)
+    for number, name in enumerate(("a", "b", "c")):
+        model = Model(name, 1, Phase.READY)
+        older_commit(url, name, dump(model))
+        assert repository.read().models[name].record == model
+        if number:
+            repository.commit([Put(replace(model, uid=2), None)])
+            assert repository.read().models[name].record.uid == 2
+    older_commit(url, "a", None)
+    assert set(repository.read().models) == {"b", "c"}
+    repository.commit([Delete(Model, "b", None)])
+    older_commit(url, "d", dump(Model("d", 1, Phase.READY)))
+    repository.commit([Put(Model("e", 1, Phase.READY), 0)])
+    assert set(repository.read().models) == {"c", "d", "e"}
+    store.close()
+
+
+# --- leases --------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_one_holders_until_it_is_released(store: StateStore) -> None:
+    mine = store.take_lease("controller", "a", 60)
+    assert (mine.name, mine.holder) == ("controller", "a")
+    assert store.take_lease("controller", "b", 60) == mine
+    assert store.take_lease("controller", "a", 60) == mine
+    assert store.take_lease("other", "b", 60).holder == "b"
+    store.release_lease(Lease("controller", "b", mine.epoch))
+    assert store.take_lease("controller", "b", 60) == mine
+    store.release_lease(mine)
+    next_one = store.take_lease("controller", "b", 60)
+    assert next_one.holder == "b"
+    assert next_one.epoch > mine.epoch
+    assert store.revision() == 0
+
+
+def test_one_that_ran_out_or_whose_holder_is_gone_is_anothers(store: StateStore) -> None:
+    mine = store.take_lease("controller", "a", 60)
+    assert store.take_lease("controller", "b", 0.001, gone="c") == mine
+    second = store.take_lease("controller", "b", 0.001, gone="a")
+    assert (second.holder, second.epoch > mine.epoch) == ("b", True)
+    deadline = time.monotonic() + 60
+    while (third := store.take_lease("controller", "c", 60)).holder != "c":
+        assert time.monotonic() < deadline
+    assert third.epoch > second.epoch
+
+
+def test_only_who_holds_it_commits_with_it(store: StateStore) -> None:
+    mine = store.take_lease("controller", "a", 0.001)
+    time.sleep(0.002)
+    assert store.commit([put("a", "1")], mine) == 1  # it ran out, and nobody took it
+    deadline = time.monotonic() + 60
+    while (other := store.take_lease("controller", "b", 60)).holder != "b":
+        assert time.monotonic() < deadline
+    for late in (mine, Lease("controller", "a", other.epoch), Lease("controller", "b", mine.epoch)):
+        with pytest.raises(Fenced, match=f"'controller' is not {late.holder}'s"):
+            store.commit([put("a", "2"), put("b", "2")], late)
+    with pytest.raises(Fenced):
+        store.commit([put("a", "2", 99)], Lease("never", "a", 1))
+    assert contents(store)["model"] == {"a": Entry("1", 1)}
+    assert store.commit([put("a", "2")], other) == 2
+    assert store.commit([put("a", "3")]) == 3
+
+
+TAKE = """
+import sys
+from controlplane.state.stores import open_store
+store = open_store(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+print(store.take_lease("controller", sys.argv[2], 60).holder)
+"""
+
+
+def test_of_processes_that_want_a_lease_one_gets_it(url: str) -> None:
+    open_store(url).close()
+    children = [child(TAKE, url, name) for name in "pqr"]
+    for process in children:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in children:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert len({process.communicate(timeout=90)[0] for process in children}) == 1
 
 
 def test_it_is_there_after_closing(url: str) -> None:
@@ -433,6 +574,8 @@ class DictMachine(RuleBasedStateMachine):
         self.own = f"{self.url}.{name}" if is_file else f"{self.url}-{name}"
         self.store = open_store(self.own)
         self.model: dict[tuple[str, str], Entry] = {}
+        self.followed: dict[tuple[str, str], Entry] = {}  # by what changes tell
+        self.followed_to = 0
         self.revision = 0
 
     def teardown(self) -> None:
@@ -466,6 +609,20 @@ class DictMachine(RuleBasedStateMachine):
     @rule(kind=st.sampled_from(KINDS), key=KEYS)
     def get(self, kind: str, key: str) -> None:
         assert self.store.get(kind, key) == self.model.get((kind, key))
+
+    @rule()
+    def follow(self) -> None:
+        changes = self.store.changes(KINDS, self.followed_to)
+        assert changes is not None
+        assert changes.revision == self.revision
+        for kind, entries in changes.entries.items():
+            for key, entry in entries.items():
+                self.followed.pop((kind, key), None)
+                if entry is not None:
+                    self.followed[kind, key] = entry
+        assert self.followed == self.model
+        assert not any(changes.entries.values()) or self.followed_to < self.revision
+        self.followed_to = self.revision
 
     @rule()
     def open_again(self) -> None:
@@ -629,9 +786,11 @@ def test_redis_keys_share_one_hash_tag(redis_url: str) -> None:
     prefix = f"tag-{uuid.uuid4().hex}"
     store = open_store(f"{redis_url}?prefix={prefix}")
     store.commit([put("a", "1"), put("b", "1", None, "deployment")])
+    store.take_lease("c", "me", 9)
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
         keys = set(client.scan_iter(f"*{prefix}*"))
-    assert keys == {f"{{{prefix}}}:{end}" for end in ("revision", "entries:model", "entries:deployment")}
+    ends = ("revision", "log", "changes", "entries:model", "entries:deployment", "lease:c")
+    assert keys == {f"{{{prefix}}}:{end}" for end in ends}
     store.close()
 
 
@@ -714,7 +873,10 @@ def test_it_works_over_a_unix_socket(start_redis: Callable[..., Any], tmp_path: 
         assert client.exists("{u}:revision")
 
 
-def test_it_works_on_a_redis_cluster(start_redis: Callable[..., Any]) -> None:
+def test_it_works_on_a_redis_cluster(
+    start_redis: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_module, "WAIT_MS", 1)
     servers = [start_redis("--cluster-enabled", "yes", "--cluster-node-timeout", "2000") for _ in range(2)]
     clients: list[Any] = [redis.Redis(port=server.port, decode_responses=True) for server in servers]
     for client, slots in zip(clients, ((0, 8191), (8192, 16383)), strict=True):
@@ -730,7 +892,13 @@ def test_it_works_on_a_redis_cluster(start_redis: Callable[..., Any]) -> None:
         with pytest.raises(StaleWrite):
             store.commit([put("a", "1", 0)])
         assert contents(store) == {"model": {"a": Entry("1", 1)}, "deployment": {"b": Entry("1", 1)}}
+        assert store.changes(KINDS, 0) == Changes(1, contents(store))
         store.close()
+        waiting = open_store(f"{servers[0].url}?prefix={prefix}&replicas=1")
+        with pytest.raises(Unavailable, match=r"^0 of the 1 replicas .* it was applied"):
+            waiting.commit([put("a", "2", 1)])
+        assert waiting.get("model", "a") == Entry("2", 2)
+        waiting.close()
     assert all(client.dbsize() for client in clients)
     for client in clients:
         client.close()

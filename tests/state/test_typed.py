@@ -157,6 +157,22 @@ def test_it_can_be_mended_or_deleted_and_is_reported_when_it_breaks_again(
     assert repository.read().undecodable == ()
 
 
+def test_what_newer_software_wrote_for_itself_only_is_left_alone(
+    store: StateStore, repository: Repository
+) -> None:
+    text = dump(BASE)
+    assert text.startswith('{"schema":1,')
+    store.commit([Write("model", "base", text.replace('"schema":1', '"schema":2', 1), 0)])
+    assert repository.read().undecodable == ("model/base",)
+    with pytest.raises(Unavailable, match="cannot be read by this version"):
+        repository.get(Model, "base")
+
+
+def test_records_of_before_there_were_schemas(store: StateStore, repository: Repository) -> None:
+    store.commit([Write("model", "base", dump(BASE).replace('"schema":1,', "", 1), 0)])
+    assert repository.read().models["base"].record == BASE
+
+
 def test_newer_software_may_add_fields(store: StateStore, repository: Repository) -> None:
     store.commit([Write("model", "base", dump(BASE)[:-1] + ',"colour": "blue"}', 0)])
     assert repository.read().models["base"].record == BASE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import json
 from typing import Annotated, Any, Literal
 
@@ -151,9 +152,12 @@ def _operations(services: Services) -> APIRouter:
     routes = APIRouter(tags=["operations"])
 
     @routes.get("/operations")
-    async def list_operations() -> dict[str, list[OperationView]]:
-        state = await services.read()
-        newest = sorted((o.record for o in state.operations.values()), key=lambda o: -o.created_at_s)
+    async def list_operations(
+        limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+    ) -> dict[str, list[OperationView]]:
+        """The newest first."""
+        all_of_them = (o.record for o in (await services.read()).operations.values())
+        newest = heapq.nlargest(limit, all_of_them, key=lambda o: o.created_at_s)
         return {"operations": [OperationView.of(o) for o in newest]}
 
     @routes.get("/operations/{operation_id}")

@@ -1,0 +1,181 @@
+"""Which of several controllers acts: the one that has the store's lease. The others stand by.
+
+A new cluster beside the one that it replaces, or a successor of a controller that hangs, runs one on the
+same store. The holder renews its lease; another takes it when it ran out, or at once when the holder's
+process is gone from this machine. What the last holder still commits is refused, and it reads no more:
+whoever was stopped for a while does not act on what it knew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from controlplane.controller.controller import Controller
+from controlplane.errors import Unavailable
+from controlplane.state.base import Changes, Entry, Lease, Snapshot, StateStore, Write
+
+log = logging.getLogger(__name__)
+
+NAME = "controller"
+LEASE_S = 10.0
+RENEW_S = 2.0
+TRY_S = 0.5
+
+
+class LeasedStore:
+    """The store as the holder of `lease` uses it, until `until_s` (time.monotonic()).
+
+    Errors of all methods but `close`: `Unavailable` after that. A commit: `Fenced` when somebody else has it.
+    """
+
+    def __init__(self, store: StateStore, lease: Lease, until_s: float) -> None:
+        self._store = store
+        self._lease = lease
+        self.until_s = until_s
+
+    def revision(self) -> int:
+        return self._held().revision()
+
+    def snapshot(self, kinds: Sequence[str]) -> Snapshot:
+        return self._held().snapshot(kinds)
+
+    def changes(self, kinds: Sequence[str], since: int) -> Changes | None:
+        return self._held().changes(kinds, since)
+
+    def get(self, kind: str, key: str) -> Entry | None:
+        return self._held().get(kind, key)
+
+    def commit(self, writes: Sequence[Write], lease: Lease | None = None) -> int:
+        return self._held().commit(writes, lease or self._lease)
+
+    def take_lease(self, name: str, holder: str, seconds: float, gone: str | None = None) -> Lease:
+        return self._held().take_lease(name, holder, seconds, gone)
+
+    def release_lease(self, lease: Lease) -> None:
+        self._held().release_lease(lease)
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _held(self) -> StateStore:
+        if time.monotonic() > self.until_s:
+            raise Unavailable("this controller's lease ran out; another may act by now")
+        return self._store
+
+
+class Leadership:
+    """`run` until cancelled: whenever it has the lease, a controller of `make` acts.
+
+    `tell` learns whether it has it. `store` stays its owner's to close.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        make: Callable[[StateStore], Controller],
+        tell: Callable[[bool], None] = lambda leads: None,
+    ) -> None:
+        self._store = store
+        self._make = make
+        self._tell = tell
+        self._holder = f"{this_process()} {secrets.token_hex(4)}"
+        self._other = ""
+
+    async def run(self) -> None:
+        self._tell(False)
+        while True:
+            asked_s = time.monotonic()
+            lease = await self._take()
+            if lease is None:
+                await asyncio.sleep(TRY_S)
+                continue
+            try:
+                await self._lead(lease, asked_s + LEASE_S)
+            finally:
+                self._tell(False)
+
+    async def _take(self) -> Lease | None:
+        """Errors: none; an absent store has no lease to give."""
+        gone = self._other if is_gone(self._other) else None
+        try:
+            lease = await asyncio.to_thread(self._store.take_lease, NAME, self._holder, LEASE_S, gone)
+        except Unavailable as e:
+            log.warning("the state store is away: %s", e)
+            return None
+        if lease.holder == self._holder:
+            return lease
+        if lease.holder != self._other:
+            log.info("standing by: the controller of process %s acts", lease.holder)
+        self._other = lease.holder
+        return None
+
+    async def _lead(self, lease: Lease, until_s: float) -> None:
+        """Until the lease is lost. Raises RuntimeError when the controller ends before."""
+        log.info("acting, with epoch %d of the lease", lease.epoch)
+        store = LeasedStore(self._store, lease, until_s)
+        acting = asyncio.create_task(self._make(store).run())
+        self._tell(True)
+        try:
+            while await self._renewed(lease, store):
+                await asyncio.wait({acting}, timeout=RENEW_S)
+                if acting.done():
+                    raise RuntimeError("the controller ended") from acting.exception()
+            log.warning("another controller acts by now, or may; standing by")
+        except asyncio.CancelledError:
+            store.until_s = 0.0
+            self._release(lease)
+            raise
+        finally:
+            acting.cancel()
+            await asyncio.wait({acting})
+
+    async def _renewed(self, lease: Lease, store: LeasedStore) -> bool:
+        """False: it is another's, or the store has been away for as long as it lasts."""
+        asked_s = time.monotonic()
+        try:
+            now = await asyncio.to_thread(self._store.take_lease, NAME, self._holder, LEASE_S)
+        except Unavailable as e:
+            log.warning("the lease could not be renewed: %s", e)
+            return time.monotonic() < store.until_s
+        store.until_s = asked_s + LEASE_S
+        return now == lease
+
+    def _release(self, lease: Lease) -> None:
+        """At the end of this process: the next one need not wait. An absent store forgets it by itself."""
+        with suppress(Unavailable):
+            self._store.release_lease(lease)
+
+
+def this_process() -> str:
+    """Names a process among all of this machine: its start of the machine, namespace, number and start."""
+    return f"{_machine()} {os.getpid()} {_started(os.getpid())}"
+
+
+def is_gone(holder: str) -> bool:
+    """Whether what `this_process` named has ended. False where that cannot be known from here."""
+    boot, namespace, pid, started, *_ = [*holder.split(), "", "", "", ""]
+    if f"{boot} {namespace}" != _machine() or not pid.isdecimal():
+        return False
+    return _started(int(pid)) != started
+
+
+def _machine() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+
+
+def _started(pid: int) -> str:
+    """In clock ticks after the machine's start; "": there is no such process, or only its exit status."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    fields = stat.rpartition(")")[2].split()
+    return "" if fields[0] == "Z" else fields[19]

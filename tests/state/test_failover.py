@@ -1,0 +1,182 @@
+"""A Redis whose replica becomes the primary: real servers, and a proxy that leads to the one or the other."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import redis
+
+from controlplane.errors import Unavailable
+from controlplane.state import Entry, Write
+from controlplane.state.records import Model, Phase
+from controlplane.state.redis import EPOCH, RedisStore
+from controlplane.state.repository import Put, Repository
+from controlplane.state.stores import open_store
+
+pytestmark = pytest.mark.slow  # real servers
+
+
+class Forward(socketserver.BaseRequestHandler):
+    """What clients and the server at `port` say to each other."""
+
+    port: int
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)) as server:
+            threading.Thread(target=self._back, args=(server,), daemon=True).start()
+            while request := self.request.recv(65536):
+                server.sendall(request)
+
+    def _back(self, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while answer := server.recv(65536):
+                self.request.sendall(answer)
+            self.request.shutdown(socket.SHUT_RDWR)
+
+
+@dataclass
+class Pair:
+    primary: Any
+    replica: Any
+    address: str
+    forward: Any
+
+    def lag(self) -> None:
+        """From here on the replica gets nothing."""
+        with redis.Redis(port=self.replica.port) as client:
+            client.replicaof("127.0.0.1", 1)
+
+    def fail_over(self) -> None:
+        """Nobody stops the primary in order, and clients are led to the replica."""
+        self.primary.kill()
+        with redis.Redis(port=self.replica.port) as client:
+            client.replicaof("NO", "ONE")
+        self.forward.port = self.replica.port
+
+
+@pytest.fixture
+def pair(start_redis: Callable[..., Any]) -> Iterator[Pair]:
+    primary = start_redis()
+    replica = start_redis("--replicaof", f"127.0.0.1 {primary.port}")
+    with redis.Redis(port=replica.port) as client:
+        deadline = time.monotonic() + 60
+        while client.info("replication")["master_link_status"] != "up":
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    forward = type("To", (Forward,), {"port": primary.port})
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), forward) as proxy:
+        proxy.daemon_threads = True
+        threading.Thread(target=proxy.serve_forever, args=(0.02,), daemon=True).start()
+        yield Pair(primary, replica, f"redis://127.0.0.1:{proxy.server_address[1]}/0", forward)
+        proxy.shutdown()
+
+
+def put(key: str, value: str) -> Write:
+    return Write("model", key, value, None)
+
+
+def test_what_was_acknowledged_is_there_after_a_failover_in_the_middle_of_commits(pair: Pair) -> None:
+    acknowledged: list[str] = []
+    enough, over = threading.Event(), threading.Event()
+
+    def commit_on_and_on(name: str) -> None:
+        store = open_store(f"{pair.address}?replicas=1")
+        number = 0
+        while not over.is_set():
+            number += 1
+            with contextlib.suppress(Unavailable):
+                store.commit([put(f"{name}-{number}", "x" * 300)])
+                acknowledged.append(f"{name}-{number}")
+            if len(acknowledged) > 200:
+                enough.set()
+        store.close()
+
+    threads = [threading.Thread(target=commit_on_and_on, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    assert enough.wait(90)
+    pair.fail_over()
+    over.set()
+    for thread in threads:
+        thread.join(60)
+    store = open_store(f"redis://127.0.0.1:{pair.replica.port}/0")
+    there = store.snapshot(["model"]).entries["model"]
+    store.close()
+    assert len(acknowledged) > 200
+    assert [key for key in acknowledged if key not in there] == []
+
+
+def test_no_revision_is_used_twice_and_the_loss_is_told(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    store = open_store(pair.address)  # which waits for no replica
+    repository = Repository(store)
+    revisions = [repository.commit([Put(Model("kept", 1, Phase.READY), None)])]
+    with redis.Redis(port=pair.primary.port) as client:
+        client.wait(1, 60_000)
+    pair.lag()
+    revisions += [repository.commit([Put(Model(name, 1, Phase.READY), 0)]) for name in ("lost", "too")]
+    assert set(repository.read().models) == {"kept", "lost", "too"}
+    pair.fail_over()
+    with contextlib.suppress(Unavailable):  # on a connection to the dead
+        store.revision()
+    with caplog.at_level(logging.ERROR, "controlplane.state.redis"):
+        assert set(repository.read().models) == {"kept"}
+    assert [r.args for r in caplog.records if r.levelno == logging.ERROR] == [(3, 1)]
+    revisions.append(repository.commit([Put(Model("next", 1, Phase.READY), 0)]))
+    assert set(repository.read().models) == {"kept", "next"}
+    assert revisions == [1, 2, 3, EPOCH]
+    assert repository.commit([Put(Model("after", 1, Phase.READY), 0)]) == EPOCH + 1
+    assert set(repository.read().models) == {"kept", "next", "after"}
+    store.close()
+
+
+def test_a_commit_that_the_replica_does_not_have_is_not_acknowledged(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controlplane.state.redis.WAIT_MS", 50)
+    store = open_store(f"{pair.address}?replicas=1")
+    assert store.commit([put("a", "1")]) == 1
+    pair.replica.process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(Unavailable, match=r"^0 of the 1 replicas .* it was applied") as raised:
+            store.commit([put("a", "2")])
+        assert raised.value.retry_after_s
+    finally:
+        pair.replica.process.send_signal(signal.SIGCONT)
+    assert store.get("model", "a") == Entry("2", 2)
+    store.close()
+
+
+def test_it_warns_where_a_failover_would_lose_commits(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    def said(replicas: int) -> list[str]:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "controlplane.state.redis"):
+            RedisStore(pair.address, replicas=replicas).close()
+        return caplog.messages
+
+    assert ["acknowledged before they have them" in text for text in said(0)] == [True]
+    assert said(1) == []
+    assert ["none will be acknowledged until" in text for text in said(2)] == [True]
+
+
+def test_the_holder_of_a_lease_that_was_lost_is_not_mistaken(pair: Pair) -> None:
+    store = open_store(pair.address)
+    pair.lag()
+    lost = store.take_lease("controller", "a", 60)
+    pair.fail_over()
+    with contextlib.suppress(Unavailable):
+        store.revision()
+    other = store.take_lease("controller", "b", 60)
+    assert other.holder == "b"
+    assert other.epoch != lost.epoch
+    assert store.take_lease("controller", "a", 60) == other
+    store.close()
