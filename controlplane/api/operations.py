@@ -17,6 +17,7 @@ from controlplane.state.repository import Put, State, Versioned
 from controlplane.state.transactions import Context, Outcome
 
 KEEP_ALIVE_S = 10.0
+MAX_WATCHERS = 5_000  # of a gateway: less than its places, which requests for models need as well
 
 
 async def register(services: Services, request: RegisterModelRequest, key: str | None) -> Operation:
@@ -124,7 +125,21 @@ def failure_of(operation: Operation) -> errors.OstinatoError:
 
 
 async def watch(services: Services, operation_id: str) -> AsyncGenerator[bytes, None]:
-    """Server-sent events: the operation at every change, the last time when it is done."""
+    """Server-sent events: the operation at every change, the last time when it is done.
+
+    Errors: OperationNotFound; Overloaded, when very many watch. Both before the first event.
+    """
+    queries.find_operation(await services.read(), operation_id)
+    if services.routes.operations.waiting >= MAX_WATCHERS:
+        raise errors.Overloaded(
+            f"{MAX_WATCHERS} clients watch operations at this gateway; ask for the operation now and then",
+            details={"reason": "watchers"},
+            retry_after_s=5.0,
+        )
+    return _events(services, operation_id)
+
+
+async def _events(services: Services, operation_id: str) -> AsyncGenerator[bytes, None]:
     known: Versioned[Operation] | None = queries.find_operation(await services.read(), operation_id)
     told: Versioned[Operation] | None = None
     while known is not None:

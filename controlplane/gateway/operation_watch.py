@@ -21,6 +21,7 @@ class OperationWatch:
         self._operations: Mapping[str, Known] = {}
         self._revision = -1
         self._waiting: dict[str, set[asyncio.Event]] = {}
+        self.waiting = 0
 
     def look(self, state: State) -> None:
         last, self._operations, self._revision = self._operations, state.operations, state.revision
@@ -36,6 +37,7 @@ class OperationWatch:
         event = asyncio.Event()
         waiting = self._waiting.setdefault(operation_id, set())
         waiting.add(event)
+        self.waiting += 1
         try:
             async with asyncio.timeout(limit_s):
                 while True:
@@ -48,6 +50,7 @@ class OperationWatch:
         except TimeoutError:
             return known
         finally:
+            self.waiting -= 1
             waiting.discard(event)
             if not waiting:
                 self._waiting.pop(operation_id, None)

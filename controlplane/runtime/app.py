@@ -101,7 +101,7 @@ async def _as_it_should(task: asyncio.Task[None]) -> None:
 
 @serve.deployment(
     name="Gateway",
-    max_ongoing_requests=1000,
+    max_ongoing_requests=10_000,  # who waits or watches takes a place; probes come the same way
     health_check_period_s=2,
     logging_config=LoggingConfig(enable_access_log=False),  # a line costs; metrics count requests
 )

@@ -158,6 +158,21 @@ def test_one_that_never_saw_the_store_is_not_ready(start: Start, monkeypatch: py
     assert start().http.get("/readyz").status_code == 503
 
 
+def test_more_watchers_than_a_gateway_has_places_for(
+    fresh: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh.repository.commit([Put(Operation("op-1", OperationKind.REGISTER, "x", Phase.PENDING), 0)])
+    monkeypatch.setattr(operations, "MAX_WATCHERS", 1)
+    with fresh.http.stream("GET", "/operations/op-1/watch") as first:
+        assert first.status_code == 200
+        wait_for(lambda: fresh.services.routes.operations.waiting == 1)
+        refused = fresh.http.get("/operations/op-1/watch")
+        assert code(refused) == (429, "overloaded", None)
+        assert refused.headers["retry-after"]
+    wait_for(lambda: fresh.services.routes.operations.waiting == 0)
+    assert fresh.http.get("/operations/none/watch").status_code == 404
+
+
 async def test_who_watches_an_operation_reads_nothing(
     fresh: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +180,7 @@ async def test_who_watches_an_operation_reads_nothing(
     fresh.repository.commit([Put(operation, 0)])
     own = Repository(fresh.store)
     book = RouteBook(own)
-    watching = operations.watch(replace(fresh.services, repository=own, routes=book), "op-1")
+    watching = await operations.watch(replace(fresh.services, repository=own, routes=book), "op-1")
     assert b"op-1" in await anext(watching)
     monkeypatch.setattr(operations, "KEEP_ALIVE_S", 0.001)
     await book.refresh()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from workers.asgi import AsgiApp, Message
 from workers.engine.step_observer import StepObserver
@@ -17,6 +17,18 @@ from workers.messages import (
     VariantRef,
 )
 from workers.tiers import Tier
+
+
+# Told as the fingerprint of an answer: whoever looks sees which variant it was.
+_ANSWERER = "ostinato.answerer"
+
+
+class Speaker(NamedTuple):
+    """Of a stream: the name that was asked for, who answers, in which form."""
+
+    model: str
+    answerer: str
+    is_chat: bool
 
 
 class EchoEngine:
@@ -41,7 +53,7 @@ class EchoEngine:
         return tuple(dict.fromkeys(variant.name for variant in self._variants.values()))
 
     async def answer(self, variant: VariantRef, scope: Message, receive: Any, send: Any) -> None:
-        await self.app(scope, receive, send)
+        await self.app({**scope, _ANSWERER: f"uid-{variant.uid}"}, receive, send)
 
     async def ensure_variant(self, variant: VariantRef) -> None:
         self._variants[variant.uid] = variant
@@ -81,6 +93,7 @@ class EchoEngine:
         return None
 
     async def _serve(self, scope: Message, receive: Any, send: Any) -> None:
+        answerer = scope.get(_ANSWERER, "base")
         request = json.loads(await _body(receive))
         is_chat = scope["path"].endswith("/chat/completions")
         try:
@@ -92,9 +105,9 @@ class EchoEngine:
         self._run(1)
         try:
             if request.get("stream"):
-                await self._send_stream(send, request["model"], text, is_chat)
+                await self._send_stream(send, Speaker(request["model"], answerer, is_chat), text)
             else:
-                await _answer(send, whole_answer(request["model"], text, is_chat))
+                await _answer(send, whole_answer(request["model"], text, is_chat, answerer))
         finally:
             self._run(-1)
 
@@ -103,16 +116,16 @@ class EchoEngine:
         self._running += more
         self.observer.requests(self._running, 0, 0.0)
 
-    async def _send_stream(self, send: Any, model: str, text: str, is_chat: bool) -> None:
+    async def _send_stream(self, send: Any, speaker: Speaker, text: str) -> None:
         """A word is a token: to write the first one down is the prompt's step, each other one is a step."""
         began_s, words = time.perf_counter(), text.split(" ")
-        chunks = [_chunk(model, words[0], None, is_chat)]
+        chunks = [_chunk(speaker, words[0], None)]
         first_s = time.perf_counter()
-        chunks += [_chunk(model, word, None, is_chat) for word in words[1:]]
+        chunks += [_chunk(speaker, word, None) for word in words[1:]]
         if len(words) > 1:
             self.observer.steps(len(words) - 1, (time.perf_counter() - first_s) / (len(words) - 1))
         self.observer.prefill(len(words), first_s - began_s)
-        chunks.append(_chunk(model, "", "stop", is_chat))
+        chunks.append(_chunk(speaker, "", "stop"))
         await _respond(
             send, "text/event-stream", [*(b"data: " + c + b"\n\n" for c in chunks), b"data: [DONE]\n\n"]
         )
@@ -147,21 +160,19 @@ async def _respond(send: Any, content_type: str, parts: list[bytes]) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def whole_answer(model: str, text: str, is_chat: bool) -> bytes:
+def whole_answer(model: str, text: str, is_chat: bool, answerer: str = "base") -> bytes:
     choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "logprobs": None}
     choice |= {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
     count = len(text.split())
     usage = {"prompt_tokens": count, "completion_tokens": count, "total_tokens": 2 * count}
     kind = "chat.completion" if is_chat else "text_completion"
-    return json.dumps(
-        {"id": "echo", "object": kind, "created": 0, "model": model, "choices": [choice], "usage": usage}
-    ).encode()
+    answer = {"id": "echo", "object": kind, "created": 0, "model": model, "system_fingerprint": answerer}
+    return json.dumps({**answer, "choices": [choice], "usage": usage}).encode()
 
 
-def _chunk(model: str, text: str, finish: str | None, is_chat: bool) -> bytes:
+def _chunk(speaker: Speaker, text: str, finish: str | None) -> bytes:
     choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
-    choice |= {"delta": {"role": "assistant", "content": text}} if is_chat else {"text": text}
-    kind = "chat.completion.chunk" if is_chat else "text_completion"
-    return json.dumps(
-        {"id": "echo", "object": kind, "created": 0, "model": model, "choices": [choice]}
-    ).encode()
+    choice |= {"delta": {"role": "assistant", "content": text}} if speaker.is_chat else {"text": text}
+    kind = "chat.completion.chunk" if speaker.is_chat else "text_completion"
+    chunk = {"id": "echo", "object": kind, "created": 0, "model": speaker.model}
+    return json.dumps({**chunk, "system_fingerprint": speaker.answerer, "choices": [choice]}).encode()

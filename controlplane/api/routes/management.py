@@ -170,8 +170,7 @@ def _operations(services: Services) -> APIRouter:
         responses={200: {"content": {"text/event-stream": {}}, "description": "One event per change."}},
     )
     async def watch_operation(operation_id: NamePath) -> Response:
-        queries.find_operation(await services.read(), operation_id)
-        events = operations.watch(services, operation_id)
+        events = await operations.watch(services, operation_id)
         return ClosingStream(events, events.aclose, media_type="text/event-stream")
 
     @routes.post("/operations/{operation_id}/cancel")

@@ -1,0 +1,1 @@
+"""Attacks on a real local cluster, and what it does meanwhile."""

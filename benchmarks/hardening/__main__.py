@@ -1,0 +1,119 @@
+"""A real local cluster of engines that echo, attacked in several ways. Parts, by name, one after the other:
+
+- `slow`: heads without end, slow heads and slow bodies, at the API and at a door;
+- `crowd`: 100,000 operations and keys, and 1,000 watchers;
+- `kills`: processes killed at random under load, while names are registered again;
+- `soak`: an hour at 1.5 times the capacity, while variants come and go.
+
+    python -m benchmarks.hardening slow crowd kills --out benchmarks/results/hardening.json
+    python -m benchmarks.hardening soak --minutes 60 --out benchmarks/results/hardening.json
+
+The load generator shares the machine's cores. Writes the result; parts that were measured before and are not
+now stay in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import rehearsing
+from benchmarks.hardening import crowded_store, kills, slow_clients, soak
+from benchmarks.live import groups
+
+RESULT = rehearsing.RESULTS / "hardening.json"
+NAMES = ("slow", "crowd", "kills", "soak")
+
+
+def parts(
+    args: argparse.Namespace, running: groups.Running, store_url: str, adapters: Sequence[Path]
+) -> dict[str, Callable[[], Any]]:
+    sizes = slow_clients.Sizes(args.header_bytes, args.headers, args.connections)
+    return {
+        "slow": lambda: slow_clients.measure(running, sizes),
+        "crowd": lambda: crowded_store.measure(running, store_url, args.records, args.watchers, args.seconds),
+        "kills": lambda: kills.measure(running, store_url, adapters, args.kills, args.between, args.seed),
+        "soak": lambda: soak.measure(running, store_url, adapters, args.minutes, args.seconds),
+    }
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="+", choices=NAMES)
+    parser.add_argument("--header-bytes", type=int, default=1 << 30)
+    parser.add_argument("--headers", type=int, default=10_000)
+    parser.add_argument("--connections", type=int, default=2_000)
+    parser.add_argument("--records", type=int, default=100_000, help="operations, and as many keys")
+    parser.add_argument("--watchers", type=int, default=1_000)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each measuring")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--between", type=float, default=4.0, help="seconds between two kills")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of the soak")
+    parser.add_argument("--groups", type=int, default=2)
+    parser.add_argument("--gateways", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _arguments(argv)
+    served = groups.Served("echo", groups=args.groups, ranks=(8, 16), profile_s=0)
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="ostinato-hardening-") as name:
+        folder = Path(name)
+        store_url = f"sqlite://{folder}/home/state.db"
+        settings = {"store_url": store_url, "gateway_replicas": args.gateways}
+        with groups.serving(folder, served, **settings) as running:
+            adapters = sorted((folder / "adapters").iterdir())
+            measuring = parts(args, running, store_url, adapters)
+            for part in args.parts:
+                began_s = time.monotonic()
+                rows = measuring[part]()
+                found[part] = {
+                    "command": rehearsing.command("benchmarks.hardening", argv),
+                    "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+                    "gateways": args.gateways,
+                    "groups": args.groups,
+                    "took_s": round(time.monotonic() - began_s, 1),
+                    "found": rows,
+                }
+                print(part, json.dumps(found[part]["found"], indent=1)[:4000], flush=True)
+                _keep(args.out, found)
+    return 0
+
+
+def _keep(out: Path, found: dict[str, Any]) -> None:
+    before = json.loads(out.read_text()) if out.exists() else {}
+    before.pop("rehearsal", None)
+    rehearsing.write_result(out, {**before, **found})
+
+
+def rehearse(folder: Path) -> None:
+    """A few of each, on one cluster."""
+    out = folder / "hardening.json"
+    sizes = "--header-bytes 1048576 --headers 200 --connections 20 --records 1200 --watchers 20 --seconds 1"
+    few = "--kills 1 --between 1 --minutes 0.1 --groups 1 --gateways 1"
+    main([*NAMES, *sizes.split(), *few.split(), "--out", str(out)])
+    result = rehearsing.check(out, *NAMES)
+    for row in result["slow"]["found"]:
+        assert row["closed_after_s"] < slow_clients.LIMIT_S, row
+    assert result["crowd"]["found"]["watchers_told"] == 20
+    kills_found = result["kills"]["found"]
+    assert not kills_found["wrong"], kills_found["wrong"]
+    for operator in kills_found["operations"]:
+        assert not operator["lost"] + operator["doubled"], operator
+    assert sum(result["soak"]["found"]["requests"].values()) > 0
+
+
+if __name__ == "__main__":
+    rehearsing.run(main, rehearse)

@@ -1,0 +1,125 @@
+"""Many records and many watchers: what the management API and a request cost beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack, closing
+from itertools import islice
+from typing import Any
+
+import aiohttp
+
+from benchmarks.hardening.probing import Probe
+from benchmarks.live.groups import BASE, Running
+from controlplane.state.records import IdempotencyKey, Operation, OperationEvent, OperationKind, Phase
+from controlplane.state.repository import Put, Repository
+from controlplane.state.stores import open_store
+
+OPEN = 10  # operations that are watched, which nobody ends
+AT_ONCE = 1_000  # records of a commit
+
+
+def measure(running: Running, store_url: str, records: int, watchers: int, seconds: float) -> dict[str, Any]:
+    """Before; then beside `records` operations with a key each; then beside watchers as well."""
+    with closing(open_store(store_url)) as store:
+        repository = Repository(store)
+        alone = _asked(running, seconds)
+        began_s = time.monotonic()
+        old = iter(_old(records))
+        while some := [Put(record, 0) for record in islice(old, AT_ONCE)]:
+            repository.commit(some)
+        written_s = time.monotonic() - began_s
+        crowded = _asked(running, seconds)
+        repository.commit([Put(_open(number), 0) for number in range(OPEN)])
+        told, watched = asyncio.run(_watched(running, repository, watchers, seconds))
+        left = len(repository.read().operations)
+    return {
+        "records": 2 * records,
+        "watchers": watchers,
+        "written_s": round(written_s, 1),
+        "alone": alone,
+        "beside_records": crowded,
+        "beside_records_and_watchers": watched,
+        "watchers_told": told,
+        "operations_left": left,
+    }
+
+
+def _asked(running: Running, seconds: float) -> dict[str, Any]:
+    url, headers = running.cluster.url, _headers(running)
+    completion = {"model": BASE, "prompt": "w1 w2", "max_tokens": 2}
+    calls = {
+        "management": Probe(url, ("GET", f"/deployments/{BASE}", None), headers=headers),
+        "inference": Probe(url, ("POST", "/v1/completions", completion), headers=headers),
+    }
+    with ExitStack() as asking:
+        for probe in calls.values():
+            asking.enter_context(probe)
+        time.sleep(seconds)
+    return {name: probe.told() for name, probe in calls.items()}
+
+
+async def _watched(
+    running: Running, repository: Repository, watchers: int, seconds: float
+) -> tuple[int, dict[str, Any]]:
+    """Each watcher must be told of the change that is made at the end."""
+    ready, changed = asyncio.Semaphore(0), 0
+
+    async def watch(http: aiohttp.ClientSession, number: int) -> None:
+        nonlocal changed
+        path = f"/operations/{_open(number % OPEN).id}/watch"
+        async with http.get(running.cluster.url + path, headers=_headers(running)) as reply:
+            assert reply.status == 200, await reply.text()
+            seen = 0
+            async for line in reply.content:
+                if line.startswith(b"data: "):
+                    seen += 1
+                    ready.release()
+                if seen == 2:
+                    changed += 1
+                    return
+
+    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
+        tasks = [asyncio.create_task(watch(http, number)) for number in range(watchers)]
+        for _ in tasks:
+            await asyncio.wait_for(ready.acquire(), 120)
+        found = await asyncio.to_thread(_asked, running, seconds)
+        await asyncio.to_thread(
+            lambda: repository.commit([Put(_open(n, Phase.CANCELLED), None) for n in range(OPEN)])
+        )
+        _, late = await asyncio.wait(tasks, timeout=60)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return changed, found
+
+
+def _headers(running: Running) -> dict[str, str]:
+    return {"authorization": f"Bearer {running.api_key}"} if running.api_key else {}
+
+
+def _old(count: int) -> Iterable[Operation | IdempotencyKey]:
+    """As after many registrations of an hour ago."""
+    now_s = time.time() - 3600
+    for number in range(count):
+        events = tuple(OperationEvent(now_s, Phase.READY, "it is there") for _ in range(3))
+        name = f"op-old{number:09d}"
+        yield Operation(
+            name,
+            OperationKind.REGISTER,
+            f"gone{number}",
+            Phase.READY,
+            created_at_s=now_s,
+            updated_at_s=now_s + number * 1e-3,
+            events=events,
+        )
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        yield IdempotencyKey(f"key-{number:09d}", digest, name, time.time())
+
+
+def _open(number: int, phase: Phase = Phase.PENDING) -> Operation:
+    return Operation(f"op-open{number}", OperationKind.REGISTER, f"nobody{number}", phase)

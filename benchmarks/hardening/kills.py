@@ -1,0 +1,274 @@
+"""Processes of the cluster killed at random under load, while names are registered again and again.
+
+What was acknowledged must be there once, and every answer must be by a variant that the name meant.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+import psutil
+
+from benchmarks.hardening.probing import waiting_for
+from benchmarks.live.groups import BASE, Running
+from controlplane.state.repository import Repository
+from controlplane.state.stores import open_store
+
+AGAIN = "again"  # the name whose variant changes
+ROLES = {
+    "gateway": "ServeReplica:ostinato:Gateway",
+    "controller": "ServeReplica:ostinato:Controller",
+    "engine": "ServeReplica:model-",
+    "proxy": "ProxyActor",
+    "agent": "NodeAgent",
+}
+SETTLED_S = 180.0
+
+
+@dataclass
+class Answers:
+    """Of the clients: `at_s` of each that was right; what failed, by code; which were by a wrong variant."""
+
+    at_s: list[float] = field(default_factory=list)
+    failed: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    stale: int = 0  # by the variant that the name meant before
+
+
+@dataclass
+class Meanings:
+    """Which variants a name meant, each from when it was asked for until it was deleted."""
+
+    spans: list[tuple[int, float, float]] = field(default_factory=list)
+
+    def judge(self, uid: int, begun_s: float) -> str:
+        for known, _, until_s in list(self.spans):
+            if known == uid:
+                return "right" if begun_s <= until_s else "stale"
+        return "wrong"
+
+
+class Loop:
+    """`with Loop(work):` calls `work` again and again in a thread, until the block ends."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Loop:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._work()
+
+
+class Operator:
+    """Changes what is registered as a careful client does: with a key each, repeated until answered."""
+
+    def __init__(self, running: Running, adapters: Sequence[Path], repository: Repository) -> None:
+        self._http = _client(running)
+        self._adapters, self._repository = adapters, repository
+        self._number = 0
+        self.acknowledged: dict[str, tuple[str, str, Any, str]] = {}  # by key: method, path, body, operation
+        self.meanings = Meanings()
+
+    def change(self) -> None:
+        """Register a variant under a name of its own, and delete it."""
+        self._number += 1
+        name = f"made{self._number}"
+        self._register(name)
+        self._end(self._ask("DELETE", f"/models/{name}"))
+
+    def register_again(self) -> None:
+        """The same name, with another variant each time: registered, deployed, undeployed, deleted."""
+        self._number += 1
+        asked_s = time.monotonic()
+        self._register(AGAIN)
+        model = self._repository.read().models.get(AGAIN)
+        if model is None:
+            return
+        self.meanings.spans.append((model.record.uid, asked_s, float("inf")))
+        self._end(self._ask("POST", "/deploy_model", {"model": AGAIN, "maxOutputLength": 16}))
+        time.sleep(0.5)
+        self._end(self._ask("DELETE", f"/deployments/{AGAIN}"))
+        self._end(self._ask("DELETE", f"/models/{AGAIN}"))
+        self.meanings.spans[-1] = (model.record.uid, asked_s, time.monotonic())
+
+    def verify(self) -> dict[str, Any]:
+        """The same request again must name the same operation, which has ended."""
+        lost, doubled, open_still = [], [], []
+        for key, (method, path, body, operation) in self.acknowledged.items():
+            reply = self._http.request(method, path, json=body, headers={"idempotency-key": key})
+            if not reply.is_success:
+                lost.append(f"{method} {path}: {reply.status_code} {reply.text[:200]}")
+            elif reply.json()["id"] != operation:
+                doubled.append(f"{method} {path}: {operation}, then {reply.json()['id']}")
+            elif not reply.json()["done"]:
+                open_still.append(operation)
+        found = {"lost": lost, "doubled": doubled, "open": open_still}
+        return {"acknowledged": len(self.acknowledged), **{k: v[:5] for k, v in found.items()}}
+
+    def _register(self, name: str) -> None:
+        adapter = str(self._adapters[self._number % len(self._adapters)])
+        self._end(self._ask("POST", "/register_model", {"model": name, "base": BASE, "adapter": adapter}))
+
+    def _ask(self, method: str, path: str, body: Any = None) -> str | None:
+        key = f"{method}-{path}-{random.getrandbits(64):x}"
+        for _ in range(200):
+            with suppress(httpx.HTTPError):
+                reply = self._http.request(method, path, json=body, headers={"idempotency-key": key})
+                if reply.is_success:
+                    operation = str(reply.json()["id"])
+                    self.acknowledged[key] = (method, path, body, operation)
+                    return operation
+                if reply.status_code < 500:
+                    return None
+            time.sleep(0.2)
+        return None
+
+    def _end(self, operation: str | None) -> None:
+        deadline = time.monotonic() + SETTLED_S
+        while operation is not None and time.monotonic() < deadline:
+            with suppress(httpx.HTTPError, ValueError):
+                reply = self._http.get(f"/operations/{operation}")
+                if reply.status_code == 404 or (reply.is_success and reply.json()["done"]):
+                    return
+            time.sleep(0.05)
+
+
+def measure(
+    running: Running, store_url: str, adapters: Sequence[Path], kills: int, between_s: float, seed: int
+) -> dict[str, Any]:
+    choose = random.Random(seed)
+    with closing(open_store(store_url)) as store:
+        repository = Repository(store)
+        fixed = {m: repository.read().models[m].record.uid for m in running.models[1:]}
+        operators = [Operator(running, adapters, repository) for _ in range(2)]
+        answers, killed = Answers(), []
+        clients = [
+            _asking(running, answers, fixed, operators[1].meanings, random.Random(seed + n)) for n in range(4)
+        ]
+        with ExitStack() as loops:
+            for work in (*clients, operators[0].change, operators[1].register_again):
+                loops.enter_context(Loop(work))
+            for _ in range(kills):
+                time.sleep(between_s * choose.uniform(0.5, 1.5))
+                killed.append(_strike(running, answers, choose.choice(sorted(ROLES))))
+        time.sleep(1.0)
+        verified = [operator.verify() for operator in operators]
+    return {
+        "kills": dict(Counter(role for role, _, _ in killed)),
+        "gaps_s": {role: _gaps(killed, role) for role in ROLES},
+        "answers": len(answers.at_s),
+        "failed": dict(answers.failed),
+        "wrong": answers.wrong[:10],
+        "wrong_count": len(answers.wrong),
+        "by_the_one_before": answers.stale,
+        "registered_again": len(operators[1].meanings.spans),
+        "operations": verified,
+    }
+
+
+def _strike(running: Running, answers: Answers, role: str) -> tuple[str, float | None, float | None]:
+    """The role; seconds until the next right answer; until a new process of the role is there."""
+    victims = [p for p in running.processes() if ROLES[role] in _title(p)]
+    if not victims:
+        return role, None, None
+    before = {p.pid for p in victims}
+    random.choice(victims).kill()
+    killed_s = time.monotonic()
+    gap_s = waiting_for(lambda: bool(answers.at_s) and answers.at_s[-1] > killed_s + 0.02, SETTLED_S, 0.02)
+    back_s = waiting_for(lambda: _others(running, role, before), SETTLED_S)
+    return role, gap_s, back_s
+
+
+def _others(running: Running, role: str, before: set[int]) -> bool:
+    return any(p.pid not in before and ROLES[role] in _title(p) for p in running.processes())
+
+
+def _title(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
+
+
+def _gaps(killed: Sequence[tuple[str, float | None, float | None]], role: str) -> dict[str, float | None]:
+    gaps = sorted(gap for name, gap, _ in killed if name == role and gap is not None)
+    backs = sorted(back for name, _, back in killed if name == role and back is not None)
+    return {
+        "median": gaps[len(gaps) // 2] if gaps else None,
+        "largest": gaps[-1] if gaps else None,
+        "replaced_after_median": backs[len(backs) // 2] if backs else None,
+    }
+
+
+def _asking(
+    running: Running, answers: Answers, fixed: Mapping[str, int], meanings: Meanings, choose: random.Random
+) -> Callable[[], None]:
+    http = _client(running)
+    names = (BASE, *fixed, AGAIN, AGAIN)
+
+    def ask() -> None:
+        name, begun_s = choose.choice(names), time.monotonic()
+        body = {"model": name, "prompt": "w1 w2", "max_tokens": 2}
+        try:
+            reply = http.post("/v1/completions", json=body)
+            code = "" if reply.is_success else str(reply.json()["error"]["code"])
+        except (httpx.HTTPError, ValueError, LookupError) as e:
+            code = type(e).__name__
+        if code in ("model_not_found", "not_deployed") and name == AGAIN:
+            time.sleep(0.01)
+            return
+        if code:
+            answers.failed[code] += 1
+            time.sleep(0.05)
+            return
+        _judge(answers, name, reply.json()["system_fingerprint"], fixed, meanings, begun_s)
+
+    return ask
+
+
+def _judge(
+    answers: Answers,
+    name: str,
+    answerer: str,
+    fixed: Mapping[str, int],
+    meanings: Meanings,
+    begun_s: float,
+) -> None:
+    if name == AGAIN:
+        verdict = meanings.judge(int(answerer.removeprefix("uid-")), begun_s)
+    else:
+        expected = "base" if name == BASE else f"uid-{fixed[name]}"
+        verdict = "right" if answerer == expected else "wrong"
+    if verdict == "wrong":
+        answers.wrong.append(f"{name} was answered by {answerer}")
+    else:
+        answers.stale += verdict == "stale"
+        answers.at_s.append(time.monotonic())
+
+
+def _client(running: Running) -> httpx.Client:
+    headers = {"authorization": f"Bearer {running.api_key}"} if running.api_key else {}
+    return httpx.Client(
+        base_url=running.cluster.url, headers=headers, timeout=60, trust_env=False, verify=False
+    )
