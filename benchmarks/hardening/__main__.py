@@ -72,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="ostinato-hardening-") as name:
         folder = Path(name)
         store_url = f"sqlite://{folder}/home/state.db"
-        settings = {"store_url": store_url, "gateway_replicas": args.gateways}
+        settings: dict[str, Any] = {"store_url": store_url, "gateway_replicas": args.gateways}
+        if rehearsing.is_rehearsal():
+            settings["body_timeout_s"] = 1
         with groups.serving(folder, served, **settings) as running:
             adapters = sorted((folder / "adapters").iterdir())
             measuring = parts(args, running, store_url, adapters)

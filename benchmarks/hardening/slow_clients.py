@@ -18,7 +18,7 @@ from benchmarks.live.memory import MIB
 
 Address = tuple[str, int]
 LIMIT_S = 60.0  # nobody is waited for longer than this
-REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
 
 
 @dataclass(frozen=True)

@@ -62,14 +62,15 @@ class Files:
     def told(self) -> list[dict[str, Any]]:
         """Of processes that were there for most of the time, those that grew most first."""
         longest = max((len(at_s) for _, at_s, _ in self.series.values()), default=0)
-        rows = []
+        rows: list[tuple[float, dict[str, Any]]] = []
         for title, at_s, counts in self.series.values():
             if len(at_s) < max(4, longest // 2):
                 continue
             quarter = len(counts) // 4 or 1
             first, last = np.mean(counts[:quarter]), np.mean(counts[-quarter:])
-            rows.append({"process": title, "first": round(float(first), 1), "last": round(float(last), 1)})
-        return sorted(rows, key=lambda row: row["first"] - row["last"])[: memory.LARGEST]
+            row = {"process": title, "first": round(float(first), 1), "last": round(float(last), 1)}
+            rows.append((float(last - first), row))
+        return [row for _, row in sorted(rows, key=lambda one: -one[0])][: memory.LARGEST]
 
 
 def measure(

@@ -18,6 +18,7 @@ SLOW = {
     "compression.speed",
     "compression.train",
     "gateway",
+    "hardening",
     "kernels",
     "kernels.compiling",
     "overload",
