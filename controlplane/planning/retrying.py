@@ -61,9 +61,7 @@ def failed(
     return after
 
 
-def counted(
-    attempts: Attempts, reason: str, now_s: float, limits: RetryLimits, key: str = ""
-) -> Attempts:
+def counted(attempts: Attempts, reason: str, now_s: float, limits: RetryLimits, key: str = "") -> Attempts:
     """The attempts once another one has failed, of something that is never given up: only the pauses of
     `limits` hold."""
     count = attempts.failures + 1

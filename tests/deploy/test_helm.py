@@ -65,7 +65,7 @@ INGRESS: Object = {
         "annotations": {"nginx.ingress.kubernetes.io/proxy-read-timeout": "600"},
         "hosts": [{"host": "llm.example.com", "paths": [{"path": "/", "pathType": "Prefix"}]}],
         "tls": [{"secretName": "llm-tls", "hosts": ["llm.example.com"]}],
-    }
+    },
 }
 EVERYTHING: Object = {
     **INGRESS,
@@ -733,7 +733,10 @@ def test_an_upgrade_makes_no_second_cluster_by_itself(chart: Chart) -> None:
 
 
 def test_secrets_that_are_given_stand_in_secrets_alone(chart: Chart) -> None:
-    given = {"apiKey": {"value": "a-key-of-the-api-0123"}, "redis": {"auth": {"password": "aPasswordOfRedis01"}}}
+    given = {
+        "apiKey": {"value": "a-key-of-the-api-0123"},
+        "redis": {"auth": {"password": "aPasswordOfRedis01"}},
+    }
     found = {
         secret: {each["kind"] for each in chart.render(given) if _holds(each, secret)}
         for secret in ("a-key-of-the-api-0123", "aPasswordOfRedis01")
