@@ -132,8 +132,8 @@ def _name(process: psutil.Process) -> str:
 
 
 def with_gateways(settings: Settings, cores: int | None = None) -> Settings:
-    """With two gateways where nobody said how many and there are cores to spare: one's end then costs a client
-    a try, not the seconds that starting another takes."""
+    """With two gateways where nobody said how many and there are cores to spare: one's end then costs a
+    client a try, not the seconds that starting another takes."""
     if "gateway_replicas" in settings.model_fields_set:
         return settings
     many = (cores or _cores()) >= CORES_FOR_TWO_GATEWAYS
@@ -362,8 +362,8 @@ def ray_switches(settings: Settings) -> dict[str, str]:
         "RAY_SERVE_PROXY_USE_GRPC": "1",  # which that means, but Ray reads it before
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if settings.haproxy else "0",
-        # Serve's proxy asks it for middlewares before it listens.
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "workers.server.head_limits:bound_every_head",
+        # Serve's proxy asks it for middlewares before it listens: what a head may take, errors in our words.
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "controlplane.runtime.proxy_errors:prepare",
         **loopback.ENVIRONMENT,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

@@ -1,7 +1,8 @@
 """A file that names one process, held by a lock for as long as it lives.
 
-The lock says whether there is one: the kernel takes it away when the process ends, however it ends. The name is
-its number and when it started, so that a number that was given to another process since is not taken for it.
+The lock says whether there is one: the kernel takes it away when the process ends, however it ends. The name
+is its number and when it started, so that a number that was given to another process since is not taken for
+it.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def end(path: Path) -> bool:
 
 
 def _started(pid: int) -> str:
-    """In the kernel's ticks since the machine was started, where it says so: no setting of a clock changes them.
+    """In the kernel's ticks since the machine was started, where it says so: no setting of a clock changes
+    them.
 
     Errors: psutil.NoSuchProcess.
     """

@@ -1,7 +1,8 @@
 """When a local cluster is started again: a function of what is seen of it. Pure.
 
-Ray starts again what dies in its cluster: gateways, engines, agents, Serve's proxy and controller. Nothing does
-that for the node itself: its control store (GCS) and its raylet, without which all of it ends within a minute.
+Ray starts again what dies in its cluster: gateways, engines, agents, Serve's proxy and controller. Nothing
+does that for the node itself: its control store (GCS) and its raylet, without which all of it ends within a
+minute.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Starts a local cluster again when its head died: `python -m controlplane.runtime.supervisor HOME LOCK`.
 
-`ostinato up` starts it in the background, `ostinato up --foreground` becomes it (`hold`), and `ostinato down` ends
-it first (supervisor_process.py). It is no process of the cluster: it bears no mark, and outlives it. It ends and
+`ostinato up` starts it in the background, `ostinato up --foreground` becomes it (`hold`), and `ostinato down`
+ends it first (supervisor_process.py). It is no process of the cluster: it bears no mark, and outlives it. It
 starts what `up` and `down` would, by the same code. What was deployed comes back from the state store.
 """
 

@@ -40,7 +40,8 @@ def is_this_one(settings: Settings) -> bool:
 
 
 def end(settings: Settings) -> bool:
-    """End it, if one runs and is not the caller; its cluster stays. Errors: Unavailable if it does not end."""
+    """End it, if one runs and is not the caller; its cluster stays. Errors: Unavailable if it does not
+    end."""
     ended = pidfile.end(_file(settings))
     left = pidfile.living(_file(settings))
     if left is not None and left.pid != os.getpid():

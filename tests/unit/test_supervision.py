@@ -43,7 +43,8 @@ def test_what_is_a_fault(seen: Seen, why: str) -> None:
 
 @given(lives_s=st.lists(st.floats(0, CALM_S - 1), min_size=1, max_size=20))
 def test_starts_that_do_not_last_are_ever_further_apart(lives_s: list[float]) -> None:
-    """A cluster that dies after each start is started at once the first time, then after pauses that double."""
+    """A cluster that dies after each start is started at once the first time, then after pauses that
+    double."""
     starts, now_s = Starts(), 1000.0
     for number, life_s in enumerate(lives_s):
         waited_s = wait_s(starts, now_s)
