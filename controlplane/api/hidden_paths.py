@@ -16,7 +16,7 @@ from controlplane.settings import Settings
 Hide = Callable[[errors.OstinatoError], errors.OstinatoError]
 
 # Where a path ends in a sentence: at what no file of ours has in its name.
-_REST = r"(?:/[^\s'\"`,;:()\[\]<>]*)?(?![\w.-])"
+_REST = r"(?:/[^\s'\"`,;:()\[\]<>]*)?(?![\w-]|\.\w)"
 
 
 def for_managers(settings: Settings) -> Hide:
