@@ -35,6 +35,7 @@ Progress = Callable[[str], None]
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 30.0
+WITHOUT_HEAD_S = 2.0  # they would wait for it rather than end
 CORES_FOR_TWO_GATEWAYS = 4
 # Every process of the cluster inherits this variable, which is how `down` knows them.
 MARK = "OSTINATO_CLUSTER"
@@ -73,7 +74,7 @@ def up(
 def start_again(settings: Settings, progress: Progress) -> None:
     """What the supervisor does when the head died: end what is left of it, and start it anew, at the same
     ports if they are free. Errors: Unavailable."""
-    end_leftovers(settings, progress)
+    end_leftovers(settings, progress, kindly_s=WITHOUT_HEAD_S)
     _require_free_port(settings.http_host, settings.http_port)
     _start(settings, progress, _describe_again(settings))
 
@@ -163,13 +164,13 @@ def down(settings: Settings, progress: Progress) -> bool:
     return ended
 
 
-def end_leftovers(settings: Settings, progress: Progress) -> bool:
+def end_leftovers(settings: Settings, progress: Progress, kindly_s: float = STOP_TIMEOUT_S / 3) -> bool:
     """End all processes that carry this home's mark, first kindly; before them what would start them anew."""
     supervisor_process.end(settings)
     mark = _mark(settings)
     leftovers = _marked(mark)
     _signal(leftovers, signal.SIGTERM)
-    _, alive = psutil.wait_procs(leftovers, timeout=STOP_TIMEOUT_S / 3)
+    _, alive = psutil.wait_procs(leftovers, timeout=kindly_s)
     alive = [*alive, *_marked(mark)]  # a start that was under way goes on for a moment
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while alive and time.monotonic() < deadline:

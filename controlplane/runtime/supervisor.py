@@ -153,7 +153,7 @@ def _run(settings: Settings) -> None:
 
 def main() -> None:
     settings = Settings()
-    os.set_inheritable(int(sys.argv[2]), False)  # the lock is this process's alone
+    supervisor_process.started(int(sys.argv[2]))
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     log.info("watching over %s", settings.home)

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
 from controlplane import errors
 from controlplane.runtime import pidfile
 from controlplane.settings import Settings
@@ -22,6 +24,10 @@ def start(settings: Settings, environment: Mapping[str, str]) -> None:
         return
     try:
         pidfile.name(held, _spawn(settings, held, environment))
+    except psutil.NoSuchProcess as e:
+        raise errors.Unavailable(
+            f"what should start the cluster again ended at once (see {settings.home / LOG}); it runs without"
+        ) from e
     finally:
         os.close(held)  # the new process has it, too
 
@@ -31,6 +37,13 @@ def hold(settings: Settings) -> int | None:
     if (held := pidfile.take(_file(settings))) is not None:
         pidfile.name(held, os.getpid())
     return held
+
+
+def started(held: int) -> None:
+    """Called by the process that `start` made: whoever made it may not have named it yet. The lock is its
+    alone, and not that of processes which it starts."""
+    os.set_inheritable(held, False)
+    pidfile.name(held, os.getpid())
 
 
 def is_this_one(settings: Settings) -> bool:
