@@ -125,6 +125,10 @@ images have different Pythons, and Ray wants one.
 {{- if and $v.apiKey.value $v.apiKey.existingSecret }}
 {{- fail "apiKey.value and apiKey.existingSecret are both set: keep one" }}
 {{- end }}
+{{- /* Not in the schema: Helm would print the key. */}}
+{{- if and $v.apiKey.value (lt (len $v.apiKey.value) 16) }}
+{{- fail "apiKey.value is shorter than 16 characters: take a random one, e.g. of openssl rand -hex 32" }}
+{{- end }}
 {{- $hasKey := or $v.apiKey.value $v.apiKey.existingSecret }}
 {{- if and $v.tenants.existingSecret (not $hasKey) }}
 {{- fail "tenants.existingSecret needs apiKey.value or apiKey.existingSecret: tenants' keys open no management call" }}
