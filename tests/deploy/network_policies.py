@@ -74,7 +74,7 @@ def selects(selector: Object, labels: dict[str, str]) -> bool:
         assert each["operator"] == "In", each
         if labels.get(each["key"]) not in each["values"]:
             return False
-    return selector.get("matchLabels", {}).items() <= labels.items()
+    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
 
 
 def _ports(rule: Object) -> frozenset[int]:
