@@ -13,9 +13,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from controlplane import __version__
-from controlplane.api import error_handlers
+from controlplane.api import error_handlers, hidden_paths
+from controlplane.api.hidden_paths import Hide
 from controlplane.api.inference_path import InferencePath
-from controlplane.api.middleware import Guard
+from controlplane.api.middleware import ASKING_PATHS, Guard
 from controlplane.api.routes import management, openai
 from controlplane.api.services import Services
 
@@ -30,7 +31,7 @@ def create_app(make_services: Callable[[], Services]) -> FastAPI:
     app = FastAPI(
         title="Ostinato", version=__version__, description=_DESCRIPTION, lifespan=_lifespan(services)
     )
-    error_handlers.install(app)
+    error_handlers.install(app, _hiding(services))
     app.add_middleware(InferencePath, services=services)
     app.add_middleware(Guard, **_guarding(services))  # the last is the first that a request passes
     app.include_router(openai.router(services))  # first: routes are searched in order, by Serve as well
@@ -42,6 +43,12 @@ def create_app(make_services: Callable[[], Services]) -> FastAPI:
 def inference_only(services: Services) -> ASGIApp:
     """The calls of `inference_path.PATHS`, without FastAPI around them: for a server to ask first."""
     return Guard(InferencePath(_nothing, services), **_guarding(services))
+
+
+def _hiding(services: Services) -> Callable[[str], Hide]:
+    """What clients of a path are not told of the server's files."""
+    of_managers = hidden_paths.for_managers(services.settings)
+    return lambda path: services.hide if path in ASKING_PATHS else of_managers
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:

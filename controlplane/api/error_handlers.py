@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from controlplane import errors
+from controlplane.api.hidden_paths import Hide
 
 log = logging.getLogger(__name__)
 
@@ -39,16 +41,17 @@ class _ErrorResponse(JSONResponse):
         return json.dumps(content).encode()
 
 
-def install(app: FastAPI) -> None:
-    app.add_exception_handler(errors.OstinatoError, _ostinato)
+def install(app: FastAPI, hide_of: Callable[[str], Hide]) -> None:
+    """`hide_of(path)` takes out of an error what clients of that path are not to see."""
+
+    async def ostinato(request: Request, exc: Exception) -> JSONResponse:
+        assert isinstance(exc, errors.OstinatoError)
+        return respond(hide_of(request.url.path)(exc))
+
+    app.add_exception_handler(errors.OstinatoError, ostinato)
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _unexpected)
-
-
-async def _ostinato(request: Request, exc: Exception) -> JSONResponse:
-    assert isinstance(exc, errors.OstinatoError)
-    return respond(exc)
 
 
 async def _validation(request: Request, exc: Exception) -> JSONResponse:

@@ -297,7 +297,7 @@ async def _chunks(
     except errors.OstinatoError as e:
         code = e.code
         watch.fail(e)
-        yield _event(e)
+        yield _event(watch.services.hide(e))
     except Exception:
         log.exception("a stream of '%s' broke", watch.model)
         code = errors.OstinatoError.code

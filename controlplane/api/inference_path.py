@@ -54,7 +54,7 @@ class InferencePath:
                 return
             response = answer
         except errors.OstinatoError as e:
-            response = respond(e)
+            response = respond(self._services.hide(e))
         except Exception as e:
             response = unexpected(scope, e)
         await response(scope, receive, send)

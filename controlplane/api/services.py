@@ -7,8 +7,11 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
+from controlplane.api import hidden_paths
+from controlplane.api.hidden_paths import Hide
 from controlplane.cluster.engine_status import EngineView
 from controlplane.cluster.inventory import NodeState
 from controlplane.gateway.metrics import Metrics
@@ -68,6 +71,11 @@ class Services:
     engines: ClusterAccess
     metrics: Metrics
     tenants: Tenants = ONE_TENANT
+
+    @cached_property
+    def hide(self) -> Hide:
+        """Of an error, for whoever asks models."""
+        return hidden_paths.for_tenants(self.settings)
 
     async def read(self) -> State:
         return await self.repository.read_async()

@@ -27,14 +27,18 @@ def up(
     port: Port = None,
     home: Home = None,
     dashboard_port: Annotated[int, typer.Option(min=0, max=65535, help="Ray's; 0: a free one.")] = 0,
+    foreground: Annotated[
+        bool,
+        typer.Option("--foreground", help="Stay, and stop it with this process: for systemd and the like."),
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Start Ostinato on this machine and return when it answers."""
+    """Start Ostinato on this machine and return when it answers. It is started again when it dies."""
     from controlplane.runtime import local
 
-    cli = session(ctx)
+    cli, settings = session(ctx), _settings(port, home)
     with live_line(quiet=cli.json) as show:
-        cluster = local.up(_settings(port, home), show, dashboard_port=dashboard_port)
+        cluster = local.up(settings, show, dashboard_port=dashboard_port, supervised=not foreground)
     if cli.json:
         print_json(asdict(cluster))
     else:
@@ -42,6 +46,10 @@ def up(
             f"Ostinato answers at {cluster.url}; the Ray dashboard at {cluster.dashboard_url}"
             " (`ostinato dashboard` has its token)"
         )
+    if foreground:
+        from controlplane.runtime import supervisor
+
+        supervisor.hold(local.with_gateways(settings))
 
 
 def dashboard(
@@ -102,5 +110,8 @@ def _settings(port: int | None, home: Path | None) -> Settings:
 
     chosen = {"http_port": port, "home": home}
     return Settings.model_validate(
-        {**Settings().model_dump(), **{name: value for name, value in chosen.items() if value is not None}}
+        {
+            **Settings().model_dump(exclude_unset=True),
+            **{name: value for name, value in chosen.items() if value is not None},
+        }
     )

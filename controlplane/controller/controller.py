@@ -221,7 +221,7 @@ class Controller:
         """Before a failed action is tried again; its operation says why meanwhile."""
         self._failures[action.key] += 1
         limits = RetryLimits(first_pause_s=RETRY_S, max_pause_s=MAX_RETRY_S)
-        pause_s = retrying.pause_s(self._failures[action.key], limits)
+        pause_s = retrying.pause_s(self._failures[action.key], limits, action.key)
         log.warning("%s failed, trying again in %.0f s: %r", action.key, pause_s, error)
         if (kind := OPERATION_OF.get(type(action))) is not None:
             message = f"{retrying.cause(error)}; it is tried again after {pause_s:.0f} s"

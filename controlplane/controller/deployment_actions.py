@@ -203,12 +203,12 @@ class DeploymentActions:
         """Commit when the next attempt begins, with the reason in the operation; or end the deployment."""
         now_s, state = time.time(), await self._repository.read_async()
         loading = find_loading(state, name, variant.uid).record.loading
-        attempts = retrying.failed(loading, retrying.cause(error), now_s, retrying.LOADING)
+        attempts = retrying.failed(loading, retrying.cause(error), now_s, retrying.LOADING, name)
         if attempts is None:
             advice = f"`ostinato logs {host}` shows why, then deploy '{name}' again"
             await self._fail_one(name, retrying.given_up(loading, error, now_s, advice))
             return
-        message = retrying.describe(attempts, retrying.LOADING)
+        message = retrying.describe(attempts, retrying.LOADING, name)
         log.warning("'%s' could not be loaded: %s", name, message)
 
         def once() -> None:

@@ -51,8 +51,8 @@ def _allowed(path: Path, roots: Sequence[Path], param: str) -> Path:
         raise errors.InvalidRequest(f"'{path}' is not a usable path: {e}", param=param) from e
     if not _is_inside(real, roots):
         raise errors.PathNotAllowed(
-            f"'{path}' is outside the folders this installation reads from "
-            f"({', '.join(map(str, roots))}); move it there or add its folder to OSTINATO_ALLOWED_ROOTS",
+            f"'{path}' is outside the folders this installation reads from (OSTINATO_ALLOWED_ROOTS); move it"
+            " there or add its folder",
             param=param,
         )
     return real

@@ -47,4 +47,4 @@ def longest_prompt(deployment: Deployment) -> int:
 
 def failed(key: str, known: PathProfile | None, reason: str, now_s: float) -> PathProfile:
     before = known or PathProfile(key)
-    return replace(before, failed=retrying.counted(before.failed, reason, now_s, PAUSES))
+    return replace(before, failed=retrying.counted(before.failed, reason, now_s, PAUSES, key))

@@ -5,6 +5,7 @@ The attempts so far are in the record of what is attempted: a controller that wa
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 
 from controlplane import errors
@@ -24,6 +25,9 @@ class RetryLimits:
     total_s: float = 600.0
 
 
+# Of a pause, which is as much shorter by key: what failed together is not tried again together.
+SPREAD = 0.25
+
 LOADING = RetryLimits()  # a variant into the engines of its base
 
 
@@ -32,25 +36,37 @@ def may_pass(error: BaseException) -> bool:
     return isinstance(error, PASSING) or not isinstance(error, errors.OstinatoError)
 
 
-def pause_s(failures: int, limits: RetryLimits) -> float:
-    """Between the attempt that was the `failures`-th to fail in a row and the next one."""
-    return min(limits.max_pause_s, limits.first_pause_s * 2.0 ** min(max(0, failures - 1), 60))
+def pause_s(failures: int, limits: RetryLimits, key: str = "") -> float:
+    """Between the attempt that was the `failures`-th to fail in a row and the next one.
+
+    `key` names what is tried: each has a share of SPREAD of its own, other after each failure, and always the
+    same, whoever asks. Without one the pause is whole.
+    """
+    whole_s = min(limits.max_pause_s, limits.first_pause_s * 2.0 ** min(max(0, failures - 1), 60))
+    return whole_s * (1.0 - SPREAD * _share(f"{key} {failures}")) if key else whole_s
 
 
-def failed(attempts: Attempts, reason: str, now_s: float, limits: RetryLimits) -> Attempts | None:
+def _share(text: str) -> float:
+    """From 0 to below 1, evenly over texts."""
+    return zlib.crc32(text.encode("utf-8", "surrogatepass")) / 2**32
+
+
+def failed(
+    attempts: Attempts, reason: str, now_s: float, limits: RetryLimits, key: str = ""
+) -> Attempts | None:
     """The attempts once another one has failed, with the time of the next; None: there is no next one."""
-    after = counted(attempts, reason, now_s, limits)
+    after = counted(attempts, reason, now_s, limits, key)
     if after.failures >= limits.attempts or after.retry_at_s > after.since_s + limits.total_s:
         return None
     return after
 
 
-def counted(attempts: Attempts, reason: str, now_s: float, limits: RetryLimits) -> Attempts:
+def counted(attempts: Attempts, reason: str, now_s: float, limits: RetryLimits, key: str = "") -> Attempts:
     """The attempts once another one has failed, of something that is never given up: only the pauses of
     `limits` hold."""
     count = attempts.failures + 1
     since_s = attempts.since_s if attempts.failures else now_s
-    return Attempts(count, since_s, now_s + pause_s(count, limits), reason)
+    return Attempts(count, since_s, now_s + pause_s(count, limits, key), reason)
 
 
 def due(attempts: Attempts, now_s: float) -> bool:
@@ -58,12 +74,12 @@ def due(attempts: Attempts, now_s: float) -> bool:
     return now_s >= attempts.retry_at_s or now_s < attempts.since_s
 
 
-def describe(attempts: Attempts, limits: RetryLimits) -> str:
+def describe(attempts: Attempts, limits: RetryLimits, key: str = "") -> str:
     """Says the pause, not the time: the sentence stays true for whoever reads it later."""
-    pause = pause_s(attempts.failures, limits)
+    pause = pause_s(attempts.failures, limits, key)
     return (
         f"attempt {attempts.failures} of {limits.attempts} failed ({attempts.reason}); "
-        f"the next one begins after {pause:g} s"
+        f"the next one begins after {round(pause, 1):g} s"
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -276,9 +278,7 @@ class RayCluster:
         try:
             return Path(ray.get(convert.remote(name, self._settings.home / "models")))
         except RayError as e:
-            raise errors.SourceUnreadable(
-                f"the bundled model '{name}' could not be converted: {serve.first_line(e)}", param="source"
-            ) from e
+            raise not_converted(name, e) from e
 
     async def metrics_targets(self) -> list[tuple[str, str]]:
         """(address, component) of every process of ours that serves metrics and says where."""
@@ -361,3 +361,23 @@ def _sums(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def log_folder() -> str:
     """Where this cluster's processes write, on the node that asks."""
     return str(ray._private.worker._global_node.get_logs_dir_path())
+
+
+def not_converted(name: str, error: RayError) -> errors.OstinatoError:
+    """What became of a bundled model that was to be converted: the disk is full, or the package is not
+    sound."""
+    if _is_full(serve.cause(error)):
+        return errors.Unavailable(
+            f"the disk has no space left for the files of the bundled model '{name}'; free some where"
+            " OSTINATO_HOME is, then register it again"
+        )
+    return errors.SourceUnreadable(
+        f"the bundled model '{name}' could not be converted: {serve.first_line(error)}", param="source"
+    )
+
+
+def _is_full(error: BaseException) -> bool:
+    """safetensors raises an error of its own, which quotes the system's."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))

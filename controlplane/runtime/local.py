@@ -1,7 +1,7 @@
 """A local cluster: one Ray head node of our own, Ray Serve on it, and the application `ostinato`.
 
 `up` returns when the API answers; the cluster then runs until `down`, which ends every process of it
-and no other (another Ray on the same machine is left alone).
+and no other (another Ray on the same machine is left alone). A supervisor starts it again when its head dies.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import psutil
 
 from controlplane import errors
 from controlplane.gateway.tenants_file import tenants_of
-from controlplane.runtime import loopback
+from controlplane.runtime import loopback, supervision, supervisor_process
 from controlplane.settings import Settings
 from workers.engine import torch_check
 
@@ -35,6 +35,8 @@ Progress = Callable[[str], None]
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 30.0
+WITHOUT_HEAD_S = 2.0  # they would wait for it rather than end
+CORES_FOR_TWO_GATEWAYS = 4
 # Every process of the cluster inherits this variable, which is how `down` knows them.
 MARK = "OSTINATO_CLUSTER"
 # Ray's command line as a module: there may be no program `ray`, for instance after `pip install --target`.
@@ -53,18 +55,40 @@ class LocalCluster:
     mark: str
 
 
-def up(settings: Settings, progress: Progress, dashboard_port: int = 0) -> LocalCluster:
-    """Start the cluster, or find the one that runs already. Errors: Unavailable with what went wrong."""
-    running = find(settings)
-    if running is not None:
-        progress(f"already running at {running.url}")
-        return running
+def up(
+    settings: Settings, progress: Progress, dashboard_port: int = 0, *, supervised: bool = True
+) -> LocalCluster:
+    """Start the cluster, or find the one that runs already. `supervised`: with a process in the background
+    that starts it again when its head died. Errors: Unavailable with what went wrong."""
+    settings = with_gateways(settings)
+    cluster = find(settings)
+    if cluster is not None:
+        progress(f"already running at {cluster.url}")
+    else:
+        cluster = _first_start(settings, progress, dashboard_port)
+    if supervised:
+        supervisor_process.start(settings, _unmarked_environment(settings))
+    return cluster
+
+
+def start_again(settings: Settings, progress: Progress) -> None:
+    """What the supervisor does when the head died: end what is left of it, and start it anew, at the same
+    ports if they are free. Errors: Unavailable."""
+    end_leftovers(settings, progress, kindly_s=WITHOUT_HEAD_S)
+    _require_free_port(settings.http_host, settings.http_port)
+    _start(settings, progress, _describe_again(settings))
+
+
+def _first_start(settings: Settings, progress: Progress, dashboard_port: int) -> LocalCluster:
     _check_tenants(settings)
     _require_free_port(settings.http_host, settings.http_port)
     _check_torch(settings)
     end_leftovers(settings, progress)
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    cluster = _describe(settings, dashboard_port)
+    return _start(settings, progress, _describe(settings, dashboard_port))
+
+
+def _start(settings: Settings, progress: Progress, cluster: LocalCluster) -> LocalCluster:
     _make_private(_temp_dir(cluster.mark).parent)
     try:
         progress("starting a Ray node")
@@ -83,11 +107,42 @@ def up(settings: Settings, progress: Progress, dashboard_port: int = 0) -> Local
 
 def find(settings: Settings) -> LocalCluster | None:
     """The cluster of this home, if its API answers."""
+    cluster = _last(settings)
+    return cluster if cluster is not None and _answers(cluster.url) else None
+
+
+def _last(settings: Settings) -> LocalCluster | None:
+    """The cluster of this home that was started last, whether it runs or not."""
     try:
-        cluster = LocalCluster(**json.loads(_file(settings).read_text()))
+        return LocalCluster(**json.loads(_file(settings).read_text()))
     except (OSError, ValueError, TypeError):
         return None
-    return cluster if _answers(cluster.url) else None
+
+
+def head_processes(settings: Settings) -> dict[str, psutil.Process]:
+    """Those of this home's cluster without which it ends, by their names of `supervision.HEAD`."""
+    named = ((_name(process), process) for process in _marked(_mark(settings)))
+    return {name: process for name, process in named if name in supervision.HEAD}
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def with_gateways(settings: Settings, cores: int | None = None) -> Settings:
+    """With two gateways where nobody said how many and there are cores to spare: one's end then costs a
+    client a try, not the seconds that starting another takes."""
+    if "gateway_replicas" in settings.model_fields_set:
+        return settings
+    many = (cores or _cores()) >= CORES_FOR_TWO_GATEWAYS
+    return settings.model_copy(update={"gateway_replicas": 2 if many else 1})
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check_torch(settings: Settings) -> None:
@@ -109,12 +164,14 @@ def down(settings: Settings, progress: Progress) -> bool:
     return ended
 
 
-def end_leftovers(settings: Settings, progress: Progress) -> bool:
-    """End all processes that carry this home's mark, first kindly."""
+def end_leftovers(settings: Settings, progress: Progress, kindly_s: float = STOP_TIMEOUT_S / 3) -> bool:
+    """End all processes that carry this home's mark, first kindly; before them what would start them anew."""
+    supervisor_process.end(settings)
     mark = _mark(settings)
     leftovers = _marked(mark)
     _signal(leftovers, signal.SIGTERM)
-    _, alive = psutil.wait_procs(leftovers, timeout=STOP_TIMEOUT_S / 3)
+    _, alive = psutil.wait_procs(leftovers, timeout=kindly_s)
+    alive = [*alive, *_marked(mark)]  # a start that was under way goes on for a moment
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while alive and time.monotonic() < deadline:
         _signal(alive, signal.SIGKILL)
@@ -177,18 +234,32 @@ def _file(settings: Settings) -> Path:
     return settings.home / "cluster.json"
 
 
-def _describe(settings: Settings, dashboard_port: int) -> LocalCluster:
+def _describe(settings: Settings, dashboard_port: int = 0, ray_port: int = 0) -> LocalCluster:
+    """Ports of 0: free ones."""
     mark = _mark(settings)
     first, second, *_ = (p for p in free_ports(3) if p != settings.http_port)
-    dashboard = dashboard_port or second
+    first, dashboard = ray_port or first, dashboard_port or second
     return LocalCluster(
         home=str(settings.home),
-        url=f"http://{_reachable(settings.http_host)}:{settings.http_port}",
+        url=url_of(settings),
         dashboard_url=f"http://127.0.0.1:{dashboard}",
         ray_address=f"127.0.0.1:{first}",
         temp_dir=str(_temp_dir(mark)),
         mark=mark,
     )
+
+
+def _describe_again(settings: Settings) -> LocalCluster:
+    """With the ports of the last start that are free."""
+    if (last := _last(settings)) is None:
+        return _describe(settings)
+    ports = (int(_port(last.dashboard_url)), int(_port(last.ray_address)))
+    dashboard, ray = (port if _refusal(loopback.LOOPBACK, port) is None else 0 for port in ports)
+    return _describe(settings, dashboard, ray)
+
+
+def url_of(settings: Settings) -> str:
+    return f"http://{_reachable(settings.http_host)}:{settings.http_port}"
 
 
 def _reachable(host: str) -> str:
@@ -220,14 +291,26 @@ def _check_tenants(settings: Settings) -> None:
 
 
 def _require_free_port(host: str, port: int) -> None:
+    if (refusal := _refusal(host, port)) is not None:
+        raise errors.Unavailable(
+            f"{host}:{port} cannot be listened on ({refusal.strerror}); choose another with --port"
+        ) from refusal
+
+
+def _refusal(host: str, port: int) -> OSError | None:
+    """Why nobody can listen there; None: somebody can."""
     with socket.socket() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             s.bind((host, port))
         except OSError as e:
-            raise errors.Unavailable(
-                f"{host}:{port} cannot be listened on ({e.strerror}); choose another with --port"
-            ) from e
+            return e
+    return None
+
+
+def _unmarked_environment(settings: Settings) -> dict[str, str]:
+    """Of a process that belongs to no cluster and has these settings."""
+    return {name: value for name, value in os.environ.items() if name != MARK} | settings.as_env()
 
 
 def cluster_environment(settings: Settings) -> dict[str, str]:
@@ -280,8 +363,8 @@ def ray_switches(settings: Settings) -> dict[str, str]:
         "RAY_SERVE_PROXY_USE_GRPC": "1",  # which that means, but Ray reads it before
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if settings.haproxy else "0",
-        # Serve's proxy asks it for middlewares before it listens.
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "workers.server.head_limits:bound_every_head",
+        # Serve's proxy asks it for middlewares before it listens: what a head may take, errors in our words.
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "controlplane.runtime.proxy_errors:prepare",
         **loopback.ENVIRONMENT,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

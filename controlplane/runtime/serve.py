@@ -135,8 +135,8 @@ def _translated(e: Exception, group_id: str) -> errors.OstinatoError:
     match e:
         case errors.OstinatoError():
             return e
-        case RayTaskError() | ValueError() if isinstance(cause := _cause(e), ValueError):
-            return refused(cause)
+        case RayTaskError() | ValueError() if isinstance(refusal := cause(e), ValueError):
+            return refused(refusal)
         case RayActorError():
             return errors.EngineFailed(
                 f"the engine of '{group_id}' died during this call; it is being restarted, try again",
@@ -154,10 +154,11 @@ def _translated(e: Exception, group_id: str) -> errors.OstinatoError:
 
 def first_line(e: Exception) -> str:
     """The cause of an error of Ray's in one line."""
-    cause = _cause(e)
-    lines = str(cause).strip().splitlines()
-    return f"{type(cause).__name__}: {lines[0] if lines else ''}"[:300]
+    found = cause(e)
+    lines = str(found).strip().splitlines()
+    return f"{type(found).__name__}: {lines[0] if lines else ''}"[:300]
 
 
-def _cause(e: Exception) -> BaseException:
+def cause(e: Exception) -> BaseException:
+    """What an engine, an agent or a task raised, without Ray's words around it."""
     return e.cause if isinstance(e, RayTaskError) else e

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sysconfig
 from typing import Any
 
 import httpx
@@ -339,6 +340,26 @@ def test_an_adapter_that_left_its_engine_and_is_refused_there(served: Installati
         reply = served.chat("x", "v1", stream=stream)
         assert code(reply) == (400, "source_unreadable")
         assert "adapter_model.safetensors is corrupt; copy it again" in reply.text
+
+
+def test_who_asks_models_is_told_of_no_folder_of_the_server(served: Installation) -> None:
+    """Also one that may not manage the installation hears why, and which file it is about."""
+    folder = served.files / "v1"
+    home, packages = served.settings.home, sysconfig.get_path("purelib")
+    told = (
+        f"cannot read {folder}/adapter_model.safetensors: Permission denied; check its permissions"
+        f" (converted in {home}/models/x-1.2, by {packages}/vllm/lora/models.py:12)"
+    )
+    served.cluster.faults["v1"] = CheckpointError(told)
+    wanted = (
+        "cannot read adapter_model.safetensors: Permission denied; check its permissions"
+        " (converted in x-1.2, by models.py:12)"
+    )
+    replies = [served.chat("x", "v1", stream=stream) for stream in (False, True)]
+    replies.append(served.post("/inference_model", {"model": "v1", "inputText": "x"}))
+    for reply in replies:
+        assert code(reply) == (400, "source_unreadable")
+        assert reply.json()["error"]["message"] == wanted
 
 
 def test_a_stream_that_breaks_ends_with_an_error_event(served: Installation) -> None:

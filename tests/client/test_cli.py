@@ -28,7 +28,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """The settings that `up` and `down` were called with, in place of a cluster."""
     seen: list[Settings] = []
 
-    def up(settings: Settings, progress: local.Progress, dashboard_port: int = 0) -> local.LocalCluster:
+    def up(
+        settings: Settings, progress: local.Progress, dashboard_port: int = 0, supervised: bool = True
+    ) -> local.LocalCluster:
         progress("starting [really]")
         seen.append(settings)
         url, board = f"http://127.0.0.1:{settings.http_port}", f"http://127.0.0.1:{dashboard_port}"

@@ -14,7 +14,7 @@ import httpx
 import psutil
 
 from controlplane import errors
-from controlplane.runtime import local
+from controlplane.runtime import local, pidfile
 from controlplane.runtime.local import LocalCluster
 from controlplane.settings import Settings
 from profiler.compiled import DIRECTORY_VARIABLE
@@ -38,7 +38,7 @@ class Cluster:
             engine=engine,
             allowed_roots=allowed_roots,
             api_key="",
-            **{"store_url": "", **settings},
+            **{"store_url": "", "gateway_replicas": 1, **settings},
         )
         self.local: LocalCluster
 
@@ -71,6 +71,7 @@ class Cluster:
         took_s = time.monotonic() - started
         left = [p for p in {*members, *self.processes()} if _runs(p)]
         assert not left, f"local.down left {[(p.pid, title(p)) for p in left]}"
+        assert self.supervisor() is None
         assert not Path(self.local.temp_dir).exists()
         return took_s
 
@@ -135,6 +136,10 @@ class Cluster:
         return scrape(address, name)
 
     # --- its processes ---------------------------------------------------------------------------
+
+    def supervisor(self) -> psutil.Process | None:
+        """What starts it again; it is none of its processes."""
+        return pidfile.living(self.home / "supervisor.json")
 
     def processes(self) -> set[psutil.Process]:
         """Everything that bears the cluster's mark in its environment or its temporary folder on its

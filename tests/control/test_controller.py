@@ -522,7 +522,7 @@ async def test_failures_are_counted_in_a_row(world: World, monkeypatch: pytest.M
     looks: list[float] = []
     observe, inventory = world.cluster.observe, world.cluster.inventory
 
-    def pause_s(failures: int, limits: RetryLimits) -> float:
+    def pause_s(failures: int, limits: RetryLimits, key: str) -> float:
         counts.append(failures)
         return 0.001
 

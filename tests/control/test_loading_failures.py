@@ -152,7 +152,7 @@ async def test_while_it_waits_for_the_next_attempt_it_can_be_cancelled(
         waiting = deployments()["v1"].record
         assert waiting.reason == (
             "attempt 1 of 5 failed (the engine of 'base' died during this call); "
-            "the next one begins after 3600 s"
+            f"the next one begins after {round(retrying.pause_s(1, retrying.LOADING, 'v1'), 1):g} s"
         )
         assert world.repository.read().operations[begun.id].record.reason == waiting.reason
         cancel(world.repository, begun.id)

@@ -71,6 +71,33 @@ def test_a_pause_is_a_time(failures: int, limits: RetryLimits) -> None:
     assert 0 < retrying.pause_s(failures, limits) <= limits.max_pause_s
 
 
+KEYS = [f"load variant-{n}" for n in range(200)]
+
+
+@given(failures=st.integers(1, 100), limits=LIMITS)
+def test_what_failed_together_is_tried_again_apart(failures: int, limits: RetryLimits) -> None:
+    """Pauses of many things after as many failures: each the same whenever it is asked for, within their
+    share, and all over it."""
+    whole = retrying.pause_s(failures, limits)
+    pauses = sorted(retrying.pause_s(failures, limits, key) for key in KEYS)
+    assert pauses == sorted(retrying.pause_s(failures, limits, key) for key in reversed(KEYS))
+    shares = [(1 - pause / whole) / retrying.SPREAD for pause in pauses]
+    assert min(shares) == pytest.approx(0, abs=0.1)
+    assert max(shares) == pytest.approx(1, abs=0.1)
+    assert min(shares) > -1e-9
+    assert max(shares) < 1 + 1e-9
+    # Of 200 at random, one tenth of the share has 20 on average; 60 would be a herd.
+    assert max(sum(low <= share < low + 0.1 for share in shares) for low in shares) < 60
+
+
+def test_the_time_that_is_said_is_the_one_that_is_kept() -> None:
+    after = retrying.failed(Attempts(), "gone", 100.0, retrying.LOADING, "a variant")
+    assert after is not None
+    pause = retrying.pause_s(1, retrying.LOADING, "a variant")
+    assert after.retry_at_s == pytest.approx(100.0 + pause)
+    assert f"after {round(pause, 1):g} s" in retrying.describe(after, retrying.LOADING, "a variant")
+
+
 @given(back_s=st.floats(0.001, 1e9))
 def test_a_clock_that_was_set_back_puts_nothing_off(back_s: float) -> None:
     attempts = retrying.failed(Attempts(), "gone", 1e9, retrying.LOADING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import re
@@ -14,7 +15,9 @@ from typing import Any
 
 import jsonschema
 import pytest
+import redis
 import yaml
+from network_policies import EVERY_PORT, Pod, pod, reachable
 
 from tests.conftest import free_port, redis_binary
 from workers.addresses import Ports
@@ -27,6 +30,7 @@ ROOT = HERE.parents[1]
 CHART = ROOT / "helm" / "ostinato"
 RELEASE = "demo"
 NAME = "demo-ostinato"
+NAMESPACE = "llm"
 
 GPU_GROUP = {
     "name": "h200",
@@ -52,14 +56,16 @@ EXTERNAL: Object = {
     "home": {"existingClaim": "shared-home"},
     "artifacts": {"existingClaim": "shared-deltas"},
 }
+CONTROLLER = [{"namespaceSelector": {"matchLabels": {"name": "ingress"}}}]
 INGRESS: Object = {
+    "networkPolicy": {"gatewayFrom": CONTROLLER},
     "ingress": {
         "enabled": True,
         "className": "nginx",
         "annotations": {"nginx.ingress.kubernetes.io/proxy-read-timeout": "600"},
         "hosts": [{"host": "llm.example.com", "paths": [{"path": "/", "pathType": "Prefix"}]}],
         "tls": [{"secretName": "llm-tls", "hosts": ["llm.example.com"]}],
-    }
+    },
 }
 EVERYTHING: Object = {
     **INGRESS,
@@ -67,7 +73,7 @@ EVERYTHING: Object = {
     "commonAnnotations": {"owner": "serving"},
     "podAnnotations": {"rollout": "7"},
     "imagePullSecrets": [{"name": "pull"}],
-    "ray": {"version": "2.60.0", "authMode": "token"},
+    "ray": {"version": "2.60.0", "authMode": "token", "existingSecret": "ray-token"},
     "serve": {"gatewayReplicas": 4, "haproxy": True, "throughputOptimized": True},
     "settings": {
         "engine": "vllm",
@@ -103,7 +109,8 @@ EVERYTHING: Object = {
     "serviceAccount": {"annotations": {"example.com/role": "models"}},
     "networkPolicy": {
         "enabled": True,
-        "gatewayFrom": [{"namespaceSelector": {"matchLabels": {"name": "ingress"}}}],
+        "gatewayFrom": CONTROLLER,
+        "dashboardFrom": CONTROLLER,
         "metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
         "restrictEgress": True,
         "egress": [{"ports": [{"protocol": "TCP", "port": 443}]}],
@@ -122,9 +129,11 @@ VALUES: dict[str, Object] = {
     "ingress": INGRESS,
     "existing-secrets": EXTERNAL,
     "service-monitor": {"metrics": {"serviceMonitor": {"enabled": True}}},
-    "no-scrape-config": {
-        "metrics": {"podMonitor": {"enabled": True}, "scrapeConfig": {"enabled": False}},
-        "networkPolicy": {"enabled": True},
+    "no-scrape-config": {"metrics": {"podMonitor": {"enabled": True}, "scrapeConfig": {"enabled": False}}},
+    "trial": {
+        "apiKey": {"allowNone": True},
+        "ray": {"authMode": "disabled", "allowNoToken": True},
+        "networkPolicy": {"enabled": False},
     },
     "no-fault-tolerance": {
         "redis": {"enabled": False},
@@ -132,6 +141,7 @@ VALUES: dict[str, Object] = {
         "gcsFaultTolerance": {"enabled": False},
         "podDisruptionBudget": {"enabled": False},
         "serviceAccount": {"create": False},
+        "networkPolicy": {"enabled": False},
     },
     "everything": EVERYTHING,
 }
@@ -142,6 +152,10 @@ MONITORS = {
 }
 
 
+# What has no default, for values that do not say it.
+KEY: Object = {"apiKey": {"existingSecret": "ostinato-key"}}
+
+
 class Chart:
     """What the chart renders, kept for the module: a rendering takes helm a good part of a second."""
 
@@ -150,8 +164,8 @@ class Chart:
         self._kept: dict[str, list[Object]] = {}
 
     def run(self, values: Object, *options: str) -> subprocess.CompletedProcess[str]:
-        arguments = ["template", RELEASE, CHART, "--namespace", "llm", "--values", "-", *options]
-        return self.helm(*arguments, stdin=json.dumps(values))
+        arguments = ["template", RELEASE, CHART, "--namespace", NAMESPACE, "--values", "-", *options]
+        return self.helm(*arguments, stdin=json.dumps({**KEY, **values}))
 
     def render(self, values: Object, *options: str) -> list[Object]:
         key = json.dumps([values, options])
@@ -255,7 +269,7 @@ def _import_kubernetes_validate() -> Any:
 
 def test_lint(helm: Helm, values: Object, tmp_path: Path) -> None:
     given = tmp_path / "values.json"
-    given.write_text(json.dumps(values))
+    given.write_text(json.dumps({**KEY, **values}))
     done = helm("lint", "--strict", CHART, "--values", given)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -280,18 +294,19 @@ def test_objects_of_each_set(chart: Chart) -> None:
     def kinds(name: str) -> list[str]:
         return sorted(each["kind"] for each in chart.render(VALUES[name]))
 
-    plain = ["PodDisruptionBudget", "RayService", "Secret", "Service", "ServiceAccount", "StatefulSet"]
+    open_ = ["PodDisruptionBudget", "RayService", "Secret", "Service", "ServiceAccount", "StatefulSet"]
+    plain = sorted([*open_, "NetworkPolicy", "NetworkPolicy"])
     assert kinds("default") == plain
+    assert kinds("trial") == open_
     assert kinds("redis") == [kind for kind in plain if kind != "Secret"]
     assert kinds("ingress") == sorted([*plain, "Ingress"])
-    assert kinds("existing-secrets") == ["PodDisruptionBudget", "RayService", "ServiceAccount"]
+    theirs = ["NetworkPolicy", "PodDisruptionBudget", "RayService", "ServiceAccount"]
+    assert kinds("existing-secrets") == theirs
     assert kinds("service-monitor") == sorted([*plain, "ScrapeConfig", "Service", "ServiceMonitor"])
-    assert kinds("no-scrape-config") == sorted([*plain, "NetworkPolicy", "NetworkPolicy", "PodMonitor"])
+    assert kinds("no-scrape-config") == sorted([*plain, "PodMonitor"])
     assert kinds("no-fault-tolerance") == ["RayService"]
     more = [
         "Ingress",
-        "NetworkPolicy",
-        "NetworkPolicy",
         "PersistentVolumeClaim",
         "PodMonitor",
         "ScrapeConfig",
@@ -426,12 +441,12 @@ def test_the_store_is_the_charts_own_redis(chart: Chart) -> None:
     secret = variables["STORE_PASSWORD"]["valueFrom"]["secretKeyRef"]
     assert secret == {"name": f"{NAME}-redis", "key": "redis-password"}
     assert list(chart.one({}, "Secret")["data"]) == ["redis-password"]
-    redis = chart.one({}, "StatefulSet")
+    server = chart.one({}, "StatefulSet")
     service = chart.one({}, "Service")
-    labels = redis["spec"]["template"]["metadata"]["labels"]
+    labels = server["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= labels.items()
-    assert redis["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert redis["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] == "8Gi"
+    assert server["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert server["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] == "8Gi"
 
 
 def test_secrets_of_ones_own(chart: Chart) -> None:
@@ -549,8 +564,14 @@ def test_names(chart: Chart, given: Object, name: str) -> None:
         ({"redis": {"enabled": False}}, "store.existingSecret"),
         ({"store": {"url": "redis://elsewhere:6379/0"}}, "exactly one state store"),
         ({"redis": {"enabled": False}, "store": {"url": "redis://x:1/0"}}, "gcsFaultTolerance.redisAddress"),
-        ({"apiKey": {"value": "a", "existingSecret": "b"}}, "apiKey.existingSecret"),
-        ({"tenants": {"existingSecret": "customers"}}, "apiKey.value"),
+        ({"apiKey": {"value": "0123456789abcdef", "existingSecret": "b"}}, "apiKey.existingSecret"),
+        ({"apiKey": {}}, "Set apiKey.existingSecret"),
+        ({"apiKey": {"value": "short"}}, "apiKey.value is shorter than 16 characters"),
+        ({"ray": {"authMode": "disabled"}}, "Set ray.authMode=token"),
+        ({"ingress": {"enabled": True}}, "networkPolicy.gatewayFrom is empty"),
+        ({"service": {"type": "LoadBalancer"}}, "networkPolicy.gatewayFrom is empty"),
+        ({"networkPolicy": {"clientLabel": ""}}, "clientLabel"),
+        ({"tenants": {"existingSecret": "customers"}, "apiKey": {}}, "apiKey.value"),
         ({"tenants": {"existingSecret": "customers", "key": "../tenants"}}, "key"),
         ({"settings": {"engine": "vllm", "routingPolicy": "fastest"}}, "routingPolicy"),
         ({"workerGroups": [CPU_GROUP, CPU_GROUP]}, "two groups are called cpu"),
@@ -571,28 +592,18 @@ def test_wrong_values_are_refused_by_name(chart: Chart, given: Object, named: st
 # --- metrics -------------------------------------------------------------------------------------
 
 
-def opened(policy: Object, peers: list[Object] | None) -> list[tuple[int, int]]:
-    """First and last of each run of ports that a policy opens to these peers, or to everybody."""
-    rules = [rule for rule in policy["spec"]["ingress"] if rule.get("from") == peers]
-    return [(p["port"], p.get("endPort", p["port"])) for rule in rules for p in rule["ports"]]
-
-
 def test_ports_of_metrics_are_those_of_the_setting(chart: Chart) -> None:
-    """Said once by the setting's default and once by the chart's values: pods and policy follow these."""
+    """Said once by the setting's default and once by the chart's values: Pods and policy follow these."""
     from controlplane.settings import Settings
 
-    given: Object = {"networkPolicy": {"enabled": True}}
     default = Settings.model_fields["metrics_ports"].default
-    for template in pod_templates(chart.service(given)):
+    for template in pod_templates(chart.service({})):
         assert environment(template)["OSTINATO_METRICS_PORTS"]["value"] == default
     ports = Ports.parse(default)
-    assert (ports.first, ports.last) in opened(chart.one(given, "NetworkPolicy", NAME), None)
+    assert set(range(ports.first, ports.last + 1)) | {8080} == METRICS
 
 
-def test_whoever_scrapes_reaches_every_process_and_the_list_of_them(chart: Chart) -> None:
-    peers = EVERYTHING["networkPolicy"]["metricsFrom"]
-    policy = chart.one(EVERYTHING, "NetworkPolicy", NAME)
-    assert opened(policy, peers) == [(9090, 9090), (9700, 9731), (8000, 8000)]
+def test_whoever_scrapes_finds_the_list_of_processes(chart: Chart) -> None:
     for template in pod_templates(chart.service(EVERYTHING)):
         assert environment(template)["OSTINATO_METRICS_PORTS"]["value"] == "9700-9731"
     config = chart.one(EVERYTHING, "ScrapeConfig")
@@ -606,15 +617,136 @@ def test_whoever_scrapes_reaches_every_process_and_the_list_of_them(chart: Chart
     }
 
 
-def test_the_gateway_is_opened_to_nobody_else_for_that(chart: Chart) -> None:
-    """Where everybody may scrape, and where no list is asked for."""
-    closed = {"enabled": True, "gatewayFrom": EVERYTHING["networkPolicy"]["gatewayFrom"]}
-    monitored = {"podMonitor": {"enabled": True}}
-    plain = chart.one({"networkPolicy": closed, "metrics": monitored}, "NetworkPolicy", NAME)
-    assert opened(plain, None) == [(8080, 8080), (9464, 9527)]
-    peers = EVERYTHING["networkPolicy"]["metricsFrom"]
-    alone = chart.one({"networkPolicy": {**closed, "metricsFrom": peers}}, "NetworkPolicy", NAME)
-    assert opened(alone, peers) == [(8080, 8080), (9464, 9527)]
+# --- who reaches what ------------------------------------------------------------------------------
+
+API, DASHBOARD = {8000}, {8265}
+METRICS = {8080, *range(9464, 9528)}
+CLIENT = {"ostinato-client": "true"}
+OPERATOR = {"app.kubernetes.io/name": "kuberay-operator"}
+PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}
+
+
+def pods_of(chart: Chart, values: Object, release: str = RELEASE) -> dict[str, Pod]:
+    """The Pods that a release makes: head, worker, redis."""
+    templates = [*pod_templates(chart.service(values))]
+    if any(each["kind"] == "StatefulSet" for each in chart.render(values)):
+        templates.append(chart.one(values, "StatefulSet")["spec"]["template"])
+    every = [each["metadata"]["labels"] for each in templates]
+    return {
+        labels["app.kubernetes.io/component"]: pod(
+            NAMESPACE, {**labels, "app.kubernetes.io/instance": release}
+        )
+        for labels in every
+    }
+
+
+def policies(chart: Chart, values: Object) -> list[Object]:
+    return [each for each in chart.render(values) if each["kind"] == "NetworkPolicy"]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (pod(NAMESPACE, {}), set()),
+        (pod("elsewhere", {}), set()),
+        (pod(NAMESPACE, CLIENT), API),
+        (pod(NAMESPACE, {"ostinato-client": "false"}), set()),
+        (pod("elsewhere", CLIENT), set()),
+        (pod("kuberay", OPERATOR), API | DASHBOARD),
+        (pod("monitoring", PROMETHEUS), METRICS),
+        (pod(NAMESPACE, PROMETHEUS), set()),
+        (pod("monitoring", {}), set()),
+    ],
+    ids=lambda case: f"{case.namespace} {case.labels}" if isinstance(case, Pod) else "",
+)
+def test_pods_outside_the_release_reach_nothing_but_what_is_theirs(
+    chart: Chart, source: Pod, expected: set[int]
+) -> None:
+    """Not the GCS (6379), Ray's client and agents, nor engines' doors, wherever these listen."""
+    ours = pods_of(chart, {})
+    found = {name: reachable(policies(chart, {}), source, target) for name, target in ours.items()}
+    assert found == {"head": expected, "worker": expected, "redis": set()}
+
+
+def test_pods_of_the_release_reach_each_other_and_its_redis(chart: Chart) -> None:
+    ours = pods_of(chart, {})
+    rules = policies(chart, {})
+    for source in (ours["head"], ours["worker"]):
+        assert reachable(rules, source, ours["head"]) == EVERY_PORT  # Ray chooses them
+        assert reachable(rules, source, ours["worker"]) == EVERY_PORT
+        assert reachable(rules, source, ours["redis"]) == {6379}
+    for target in ours.values():
+        assert reachable(rules, ours["redis"], target) == set()
+    for other in pods_of(chart, {}, release="other").values():
+        assert {name: reachable(rules, other, target) for name, target in ours.items()} == {
+            "head": set(),
+            "worker": set(),
+            "redis": set(),
+        }
+
+
+def test_peers_that_are_named_reach_what_they_are_named_for(chart: Chart) -> None:
+    ours, rules = pods_of(chart, EVERYTHING), policies(chart, EVERYTHING)
+    controller = Pod("edge", {}, {"name": "ingress"})
+    prometheus = Pod("watch", {}, {"name": "monitoring"})
+    scraped = {9090, *range(9700, 9732)}
+    for target in (ours["head"], ours["worker"]):
+        assert reachable(rules, controller, target) == API | DASHBOARD
+        assert reachable(rules, prometheus, target) == scraped | API  # it asks for the list of targets
+        assert reachable(rules, pod("monitoring", PROMETHEUS), target) == set()
+    assert reachable(rules, controller, ours["redis"]) == set()
+
+
+@pytest.mark.parametrize("name", ["gatewayFrom", "dashboardFrom", "metricsFrom"])
+def test_a_list_of_nobody_lets_nobody_in(chart: Chart, name: str) -> None:
+    """Kubernetes takes a rule without peers for one that lets everybody in."""
+    given: Object = {"networkPolicy": {name: []}}
+    for target in pods_of(chart, given).values():
+        assert reachable(policies(chart, given), pod("elsewhere", {}), target) == set()
+        assert reachable(policies(chart, given), pod(NAMESPACE, {}), target) == set()
+
+
+def test_without_a_policy_everything_is_reached(chart: Chart) -> None:
+    """What the tests above would miss, if they asked for the wrong Pods."""
+    given: Object = {"networkPolicy": {"enabled": False}}
+    for target in pods_of(chart, given).values():
+        assert reachable(policies(chart, given), pod("elsewhere", {}), target) == EVERY_PORT
+
+
+# --- safe defaults ---------------------------------------------------------------------------------
+
+
+def test_by_default_ray_asks_for_a_token_and_the_api_for_a_key(chart: Chart) -> None:
+    service = chart.service({})
+    assert service["spec"]["rayClusterConfig"]["authOptions"] == {"mode": "token"}
+    for template in pod_templates(service):
+        assert environment(template)["OSTINATO_API_KEY"]["valueFrom"]["secretKeyRef"] == {
+            "name": "ostinato-key",
+            "key": "api-key",
+        }
+    named = chart.service(EVERYTHING)["spec"]["rayClusterConfig"]["authOptions"]
+    assert named == {"mode": "token", "secretName": "ray-token"}
+
+
+def test_an_upgrade_makes_no_second_cluster_by_itself(chart: Chart) -> None:
+    assert chart.service({})["spec"]["upgradeStrategy"] == {"type": "None"}
+
+
+def test_secrets_that_are_given_stand_in_secrets_alone(chart: Chart) -> None:
+    given = {
+        "apiKey": {"value": "a-key-of-the-api-0123"},
+        "redis": {"auth": {"password": "aPasswordOfRedis01"}},
+    }
+    found = {
+        secret: {each["kind"] for each in chart.render(given) if _holds(each, secret)}
+        for secret in ("a-key-of-the-api-0123", "aPasswordOfRedis01")
+    }
+    assert set().union(*found.values()) == {"Secret"}
+
+
+def _holds(found: Object, secret: str) -> bool:
+    text = json.dumps(found)
+    return secret in text or base64.b64encode(secret.encode()).decode() in text
 
 
 def test_every_value_is_explained_and_typed() -> None:
@@ -652,10 +784,14 @@ def _parts(schema: Object, path: str) -> Iterator[tuple[str, Object]]:
 
 
 def test_notes_name_the_service(helm: Helm) -> None:
-    done = helm("install", RELEASE, CHART, "--dry-run=client", "--namespace", "llm")
+    arguments = ["install", RELEASE, CHART, "--dry-run=client", "--namespace", NAMESPACE, "--values", "-"]
+    done = helm(*arguments, stdin=json.dumps(KEY))
     assert done.returncode == 0, done.stderr
     assert f"service/{NAME}-serve-svc 8000:8000" in done.stdout
-    assert "No API key is set" in done.stdout
+    assert 'label ostinato-client: "true"' in done.stdout
+    trial = helm(*arguments, stdin=json.dumps(VALUES["trial"]))
+    assert "No API key is set" in trial.stdout
+    assert "Ray asks for no token" in trial.stdout
 
 
 def test_redis_starts_with_the_charts_command(chart: Chart, tmp_path: Path) -> None:
@@ -676,6 +812,8 @@ def test_redis_starts_with_the_charts_command(chart: Chart, tmp_path: Path) -> N
         refused = subprocess.run(["sh", "-c", probe], env=wrong, capture_output=True, check=False)
         assert refused.returncode != 0
         assert (tmp_path / "appendonlydir").is_dir()
+        asked = redis.Redis(port=port, password="abc123").config_get("appendfsync", "maxmemory-policy")
+        assert asked == {"appendfsync": "always", "maxmemory-policy": "noeviction"}
     finally:
         server.terminate()
         server.wait(60)

@@ -125,8 +125,22 @@ images have different Pythons, and Ray wants one.
 {{- if and $v.apiKey.value $v.apiKey.existingSecret }}
 {{- fail "apiKey.value and apiKey.existingSecret are both set: keep one" }}
 {{- end }}
-{{- if and $v.tenants.existingSecret (not $v.apiKey.value) (not $v.apiKey.existingSecret) }}
+{{- /* Not in the schema: Helm would print the key. */}}
+{{- if and $v.apiKey.value (lt (len $v.apiKey.value) 16) }}
+{{- fail "apiKey.value is shorter than 16 characters: take a random one, e.g. of openssl rand -hex 32" }}
+{{- end }}
+{{- $hasKey := or $v.apiKey.value $v.apiKey.existingSecret }}
+{{- if and $v.tenants.existingSecret (not $hasKey) }}
 {{- fail "tenants.existingSecret needs apiKey.value or apiKey.existingSecret: tenants' keys open no management call" }}
+{{- end }}
+{{- if not (or $hasKey $v.apiKey.allowNone) }}
+{{- fail "no API key: whoever reaches the gateway could use and change everything. Set apiKey.existingSecret to the name of a Secret that holds one (key api-key), or apiKey.value; for a trial, apiKey.allowNone=true" }}
+{{- end }}
+{{- if and (ne $v.ray.authMode "token") (not $v.ray.allowNoToken) }}
+{{- fail "ray.authMode disabled: whoever reaches Ray's dashboard runs code in the cluster. Set ray.authMode=token (KubeRay 1.5.1 or newer); for a trial, ray.allowNoToken=true" }}
+{{- end }}
+{{- if and $v.networkPolicy.enabled (or $v.ingress.enabled (ne $v.service.type "ClusterIP")) (not $v.networkPolicy.gatewayFrom) }}
+{{- fail "networkPolicy.gatewayFrom is empty, so nothing outside the namespace reaches the gateway, nor does an ingress controller or a load balancer: name them there (NetworkPolicy peers, e.g. a namespaceSelector or an ipBlock)" }}
 {{- end }}
 {{- if and $v.metrics.podMonitor.enabled $v.metrics.serviceMonitor.enabled }}
 {{- fail "metrics.podMonitor and metrics.serviceMonitor are both enabled: every sample would be scraped twice" }}
@@ -228,9 +242,9 @@ applications:
 - name: RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD
   value: "0"
 {{- end }}
-# Serve's proxy asks it for middlewares before it listens; it bounds what a head may take.
+# Serve's proxy asks it for middlewares before it listens: what a head may take, and errors in our words.
 - name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
-  value: workers.server.head_limits:bound_every_head
+  value: controlplane.runtime.proxy_errors:prepare
 - name: RAY_SERVE_THROUGHPUT_OPTIMIZED
   value: {{ ternary "1" "0" .Values.serve.throughputOptimized | quote }}
 - name: RAY_SERVE_PROXY_USE_GRPC

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import grpc
 import httpx
 import psutil
 import pytest
@@ -71,14 +72,86 @@ def test_nor_on_any_other_port(echo_cluster: Cluster) -> None:
 
 def _taken(port: tuple[str, int]) -> list[tuple[str, int]]:
     """Answers of one port that are no refusals."""
-    ip, number = port
-    where = f"[{ip}]:{number}" if ":" in ip else f"{ip}:{number}"
-    found = []
+    where, found = _host(port), []
     for path in ("/api/jobs/", "/api/serve/applications/", "/api/job_agent/jobs/"):
         with contextlib.suppress(httpx.HTTPError):  # it does not speak HTTP
             reply = httpx.post(f"http://{where}{path}", json=JOB, timeout=20, trust_env=False)
             found.append((where + path, reply.status_code))
     return [(path, status) for path, status in found if status < 400]
+
+
+# What each kind of Ray's and Serve's servers tells whoever has the token; an empty message asks for it.
+CALLS = (
+    "ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
+    "ray.rpc.InternalKVGcsService/InternalKVKeys",
+    "ray.rpc.JobInfoGcsService/GetAllJobInfo",
+    "ray.rpc.NodeManagerService/GetNodeStats",
+    "ray.rpc.CoreWorkerService/GetCoreWorkerStats",
+    "ray.rpc.ObjectManagerService/Pull",
+    "ray.rpc.ReporterService/GetTraceback",
+    "ray.rpc.RayletDriver/Init",
+    "ray.serve.ASGIService/HandleRequest",
+    "ray.serve.RayServeAPIService/ListApplications",
+)
+# Those that are there for certain: the tests would see nothing, were these called otherwise.
+SEEN = {CALLS[0], "ray.rpc.NodeManagerService/GetNodeStats", "ray.rpc.CoreWorkerService/GetCoreWorkerStats"}
+UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
+REFUSED = {UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAVAILABLE}
+PATHS = ("/", "/metrics", "/nodes", "/logs/", "/v1/models", "/get_runtime_envs_info")
+
+
+def test_every_port_refuses_a_stranger_or_has_nothing_to_hide(echo_cluster: Cluster) -> None:
+    """Over HTTP and gRPC. Not asked is the API: without a key it is open to this machine, as documented."""
+    api = urlsplit(echo_cluster.url).port
+    asked = sorted(port for port in ports_of(echo_cluster) if port[1] != api)
+    with ThreadPoolExecutor(len(asked)) as pool:
+        by_http = [answer for answers in pool.map(_told_by_http, asked) for answer in answers]
+        by_grpc = dict(zip(asked, pool.map(_told_by_grpc, asked), strict=True))
+    told = {(port, kind) for port, _, kind in by_http}
+    print(
+        "\n",
+        *sorted(told),
+        *((p, sorted(c.name for c in set(f.values()))) for p, f in by_grpc.items()),
+        sep="\n",
+    )
+    page = urlsplit(echo_cluster.local.dashboard_url).port
+    harmless = {"metrics", "health"}
+    assert [each for each in by_http if each[2] not in harmless and each[:2] != (page, "/")] == []
+    assert {"metrics"} <= {kind for _, kind in told}
+    taken = {(p, call) for p, found in by_grpc.items() for call, code in found.items() if code not in REFUSED}
+    assert taken == set()
+    asking = {call for found in by_grpc.values() for call, code in found.items() if code is UNAUTHENTICATED}
+    assert asking >= SEEN, asking
+
+
+def _told_by_http(port: tuple[str, int]) -> list[tuple[int, str, str]]:
+    """(port, path, what kind of answer) of what a stranger is told by one port."""
+    found = []
+    with httpx.Client(base_url=f"http://{_host(port)}", timeout=20, trust_env=False) as http:
+        for path in PATHS:
+            with contextlib.suppress(httpx.HTTPError):  # it does not speak HTTP
+                reply = http.get(path)
+                if reply.status_code < 400:
+                    found.append((port[1], path, _kind(reply.text)))
+    return found
+
+
+def _kind(text: str) -> str:
+    if not text or text.startswith(("# HELP", "# TYPE")):
+        return "metrics"
+    return "health" if text.strip() in ("success", "ok") else text[:60]
+
+
+def _told_by_grpc(port: tuple[str, int]) -> dict[str, grpc.StatusCode]:
+    """What becomes of each call, at one port, of somebody without the token."""
+    with grpc.insecure_channel(_host(port), options=[("grpc.enable_http_proxy", 0)]) as channel:
+        calls = {call: channel.unary_unary(f"/{call}").future(b"", timeout=20) for call in CALLS}
+        return {call: future.code() for call, future in calls.items()}
+
+
+def _host(port: tuple[str, int]) -> str:
+    ip, number = port
+    return f"[{ip}]:{number}" if ":" in ip else f"{ip}:{number}"
 
 
 def test_a_driver_without_the_token_is_turned_away(echo_cluster: Cluster, tmp_path: Path) -> None:

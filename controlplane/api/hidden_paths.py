@@ -1,0 +1,50 @@
+"""Errors tell a client what is wrong, not where the server keeps its files: paths are cut to a file's name.
+
+Who manages the installation named the folders of models, and sees their paths; a tenant sees none.
+"""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from controlplane import errors
+from controlplane.settings import Settings
+
+Hide = Callable[[errors.OstinatoError], errors.OstinatoError]
+
+# Where a path ends in a sentence: at what no file of ours has in its name.
+_REST = r"(?:/[^\s'\"`,;:()\[\]<>]*)?(?![\w-]|\.\w)"
+
+
+def for_managers(settings: Settings) -> Hide:
+    """Hides the installation's own folders: its home, its code and Python's packages."""
+    return _hiding(_installation(settings))
+
+
+def for_tenants(settings: Settings) -> Hide:
+    """Hides the folders of models, too."""
+    return _hiding({*_installation(settings), *map(str, settings.roots)})
+
+
+def _installation(settings: Settings) -> set[str]:
+    packages = (sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
+    own = Path(__file__).parents[2]
+    return {str(settings.home), str(settings.artifacts_folder), str(own), *packages}
+
+
+def _hiding(roots: Iterable[str]) -> Hide:
+    longest_first = sorted((root for root in roots if root.strip("/")), key=len, reverse=True)
+    below = re.compile("(?<![\\w/.-])(?:" + "|".join(map(re.escape, longest_first)) + ")" + _REST)
+
+    def hide(error: errors.OstinatoError) -> errors.OstinatoError:
+        message = below.sub(_name, error.message)
+        return error if message == error.message else error.saying(message)
+
+    return hide
+
+
+def _name(found: re.Match[str]) -> str:
+    return found[0].rstrip("/.").rpartition("/")[2] + ("." if found[0].endswith(".") else "")

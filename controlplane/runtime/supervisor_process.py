@@ -1,0 +1,83 @@
+"""The process that watches over a local cluster (supervisor.py): one of each home, in the background."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from controlplane import errors
+from controlplane.runtime import pidfile
+from controlplane.settings import Settings
+
+MODULE = "controlplane.runtime.supervisor"
+LOG = "supervisor.log"
+
+
+def start(settings: Settings, environment: Mapping[str, str]) -> None:
+    """In the background, unless one runs. It outlives the caller and its terminal."""
+    if (held := pidfile.take(_file(settings))) is None:
+        return
+    try:
+        pidfile.name(held, _spawn(settings, held, environment))
+    except psutil.NoSuchProcess as e:
+        raise errors.Unavailable(
+            f"what should start the cluster again ended at once (see {settings.home / LOG}); it runs without"
+        ) from e
+    finally:
+        os.close(held)  # the new process has it, too
+
+
+def hold(settings: Settings) -> int | None:
+    """Have this process be it: the lock's descriptor, or None if another process is."""
+    if (held := pidfile.take(_file(settings))) is not None:
+        pidfile.name(held, os.getpid())
+    return held
+
+
+def started(held: int) -> None:
+    """Called by the process that `start` made: whoever made it may not have named it yet. The lock is its
+    alone, and not that of processes which it starts."""
+    os.set_inheritable(held, False)
+    pidfile.name(held, os.getpid())
+
+
+def is_this_one(settings: Settings) -> bool:
+    """False also once the home is gone."""
+    found = pidfile.living(_file(settings))
+    return found is not None and found.pid == os.getpid()
+
+
+def end(settings: Settings) -> bool:
+    """End it, if one runs and is not the caller; its cluster stays. Errors: Unavailable if it does not
+    end."""
+    ended = pidfile.end(_file(settings))
+    left = pidfile.living(_file(settings))
+    if left is not None and left.pid != os.getpid():
+        raise errors.Unavailable(
+            f"process {left.pid}, which would start the cluster again, does not end; end it by hand"
+        )
+    return ended
+
+
+def _spawn(settings: Settings, held: int, environment: Mapping[str, str]) -> int:
+    """Its process id. It has a session of its own, nobody's terminal, and the lock."""
+    command = [sys.executable, "-m", MODULE, str(settings.home), str(held)]
+    with (settings.home / LOG).open("a") as log:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            pass_fds=(held,),
+            start_new_session=True,
+        ).pid
+
+
+def _file(settings: Settings) -> Path:
+    return settings.home / "supervisor.json"

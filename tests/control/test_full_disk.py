@@ -1,0 +1,38 @@
+"""A bundled model that could not be converted, as its task tells: a full disk is nobody's mistake."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+from ray.exceptions import RayTaskError
+from safetensors import SafetensorError
+
+from controlplane import errors
+from controlplane.runtime.cluster import not_converted
+
+WHERE = "/srv/home/models/m/model.safetensors"
+FULL = [
+    OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), WHERE),
+    OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), WHERE),
+    # Rust's way to say so.
+    SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+]
+
+
+def told(cause: Exception) -> errors.OstinatoError:
+    return not_converted("m", RayTaskError("ensure", "a traceback", cause))
+
+
+@pytest.mark.parametrize("cause", FULL, ids=repr)
+def test_a_full_disk_is_no_fault_of_the_request(cause: Exception) -> None:
+    found = told(cause)
+    assert (type(found), found.status) == (errors.Unavailable, 503)
+    assert "no space left" in found.message
+    assert WHERE not in found.message
+
+
+@pytest.mark.parametrize("cause", [FileNotFoundError(2, "No such file", "x"), ValueError("torn")])
+def test_other_faults_are_the_sources(cause: Exception) -> None:
+    assert isinstance(told(cause), errors.SourceUnreadable)
