@@ -9,6 +9,7 @@ from enum import StrEnum
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
 from controlplane.cluster.memory_usage import DeviceMemory, NodeMemory
+from controlplane.gateway.metrics import audit_lost
 
 
 class ControllerMetrics:
@@ -24,6 +25,7 @@ class ControllerMetrics:
         )
         self.engines = Gauge("ostinato_engines", "Engines by status.", ["status"], registry=registry)
         self.devices = DeviceMetrics(registry)
+        self.audit_lost = audit_lost(registry)
 
 
 class DeviceMetrics:
