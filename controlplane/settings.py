@@ -69,8 +69,8 @@ class Settings(BaseSettings):
     )
     audit_log: str = Field(
         default="audit.jsonl",
-        description="A file that each change asked for is written to, as a line of JSON; a relative path is in"
-        " home. -: standard output; empty: none.",
+        description="A file of lines of JSON, one for each change asked for; a relative path is in home. "
+        "-: standard output; empty: none.",
     )
     gateway_replicas: int = Field(default=1, ge=1, le=64)
     engine: Literal["vllm", "echo"] = Field(

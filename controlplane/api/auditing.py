@@ -21,9 +21,7 @@ _MAX_TEXT = 200
 
 
 def is_audited(scope: Scope) -> bool:
-    return (
-        scope["type"] == "http" and scope["method"] not in _READING and scope["path"] not in ASKING_PATHS
-    )
+    return scope["type"] == "http" and scope["method"] not in _READING and scope["path"] not in ASKING_PATHS
 
 
 @dataclass

@@ -111,9 +111,7 @@ class Metrics:
     def refused_as(self, model: str, error: errors.OstinatoError) -> None:
         """Count it, if it is a refusal or a drop that says why."""
         reason = error.details.get("reason")
-        if reason is not None and isinstance(
-            error, errors.Overloaded | errors.RateLimited | errors.Late
-        ):
+        if reason is not None and isinstance(error, errors.Overloaded | errors.RateLimited | errors.Late):
             counter = self.dropped if isinstance(error, errors.Late) else self.refused
             counter.labels(model, reason).inc()
 

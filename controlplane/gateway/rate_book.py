@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,22 +13,47 @@ from controlplane.traffic import rate_limits
 from controlplane.traffic.rate_limits import Bucket
 from controlplane.traffic.tenants import Tenant
 
+_USAGE = re.compile(rb'"total_tokens":\s*(\d+)')
+# Of a stream's events one says that it begins or why it ends, and one that it has ended.
+_OTHER_EVENTS = 2
+_TAIL_BYTES = 4096
 REQUESTS, TOKENS = "requests_per_minute", "tokens_per_minute"
 
 
 @dataclass
 class Charge:
-    """Tokens that a request was charged; `settle` it once, when it is known what it used."""
+    """Tokens that a request was charged, until it is known what it used: the first word on that counts."""
 
     book: RateBook
     tenant: Tenant
     tokens: float
     settled: bool = False
+    events: int = 0
+    end: bytes = b""
+
+    def saw(self, piece: bytes) -> None:
+        """One of a stream's pieces, in their order."""
+        self.events += max(1, piece.count(b"\n\n"))
+        self.end = self.end[-_TAIL_BYTES:] + piece
+
+    def streamed(self, prompt_tokens: int) -> None:
+        """The stream is over: it cost what the engine says, or its prompt and a token for each event."""
+        self.settle(_said(self.end) or prompt_tokens + max(0, self.events - _OTHER_EVENTS))
+
+    def whole(self, body: bytes) -> None:
+        """The answer came whole; without a word of its cost it cost what was charged."""
+        self.settle(_said(body[-_TAIL_BYTES:]) or self.tokens)
 
     def settle(self, used: float) -> None:
         if not self.settled:
             self.settled = True
             self.book.settle(self.tenant, self.tokens, used)
+
+
+def _said(end: bytes) -> int | None:
+    """Tokens of the prompt and the answer, as the engine counted them; what models write is escaped."""
+    said = _USAGE.findall(end)
+    return int(said[-1]) if said else None
 
 
 class RateBook:

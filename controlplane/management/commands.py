@@ -109,9 +109,7 @@ def deploy_model(state: State, request: DeployModelRequest, ctx: Context) -> Out
         joins = host in state.deployments
         message += f"; '{host}' will serve it" + ("" if joins else " and is deployed with it")
     changes.append(_unchanged(state.models[model.name]))
-    operation = operations.begun(
-        ctx, OperationKind.DEPLOY, model.name, Phase.PENDING, message, model.tenant
-    )
+    operation = operations.begun(ctx, OperationKind.DEPLOY, model.name, Phase.PENDING, message, model.tenant)
     return Outcome(operation, [*changes, Put(operation, 0)])
 
 

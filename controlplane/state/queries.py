@@ -25,7 +25,7 @@ def find_operation(state: State, operation_id: str) -> Versioned[Operation]:
 
 
 def host_bytes(state: State, tenant: str, but_for: str = "") -> int:
-    """Of the tenant's registered variants, as their files hold them; those that are not read yet have none."""
+    """Of the tenant's registered variants, as their files hold them; those not read yet have none."""
     models = (versioned.record for versioned in state.models.values())
     return sum(
         m.variant_spec.weight_bytes
@@ -41,8 +41,8 @@ def require_host_bytes(state: State, model: Model) -> None:
     others, own = host_bytes(state, model.tenant, model.name), model.variant_spec.weight_bytes
     if others + own > model.max_host_bytes:
         raise errors.QuotaExceeded(
-            f"the variants of tenant '{model.tenant}' may hold {model.max_host_bytes} bytes; they hold {others}, "
-            f"and '{model.name}' has {own}; delete some first"
+            f"the variants of tenant '{model.tenant}' may hold {model.max_host_bytes} bytes; they hold {others} "
+            f"without the {own} of '{model.name}'; delete some first"
         )
 
 

@@ -21,8 +21,8 @@ from profiler.variants.types import VariantSpec
 
 __all__ = [
     "KINDS",
-    "Attempts",
     "Asker",
+    "Attempts",
     "AutoRelax",
     "Deployment",
     "Evaluation",

@@ -24,7 +24,7 @@ def full(per_minute: float, now_s: float) -> Bucket:
 
 
 def filled(bucket: Bucket, per_minute: float, now_s: float) -> Bucket:
-    """The bucket as it is now. A clock that goes back fills nothing; a limit that was lowered holds at once."""
+    """The bucket as it is now. A clock that goes back fills nothing; a lowered limit holds at once."""
     passed_s = max(0.0, now_s - bucket.at_s)
     level = min(per_minute, bucket.level + per_minute * passed_s / MINUTE_S)
     return Bucket(level, max(now_s, bucket.at_s))

@@ -74,7 +74,7 @@ DEFAULT = Tenant(role=Role.ADMIN)
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sent a request: a tenant, and the first digits of its key's SHA-256 ("" where none is asked for)."""
+    """Who sent a request: a tenant, and the first digits of its key's SHA-256 ("" where there is none)."""
 
     tenant: Tenant = DEFAULT
     key: str = ""
