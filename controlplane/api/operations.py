@@ -58,8 +58,8 @@ async def profile(services: Services, name: str, again: bool, key: str | None, c
     """A profile is of an architecture, whosesoever its models are: only admins have it measured once more."""
     if again and not caller.tenant.is_admin:
         raise errors.Forbidden(
-            f"tenant '{caller.tenant.name}' may have measured what is lacking; only an admin's key has all of it"
-            " measured again, which others use",
+            f"tenant '{caller.tenant.name}' may have measured what is lacking; what is measured already, "
+            "others use, too, and only an admin's key has it measured again",
             param="again",
         )
 
@@ -135,8 +135,8 @@ def _answered(state: State, key: str, digest: str) -> Operation | None:
         return None
     if known.record.request_sha256 != digest:
         raise errors.IdempotencyConflict(
-            f"Idempotency-Key '{key.rpartition(' ')[2]}' was used for another request; use a new key for a new "
-            "request"
+            f"Idempotency-Key '{key.rpartition(' ')[2]}' was used for another request; use a new key for a "
+            "new request"
         )
     if known.record.answer is not None:
         return known.record.answer

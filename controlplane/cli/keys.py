@@ -25,7 +25,8 @@ class Action(StrEnum):
 def _name(value: str) -> str:
     if not re.fullmatch(TENANT_NAME, value) or value == "default":
         raise typer.BadParameter(
-            "expected 1 to 63 letters, digits, '.', '_' or '-', and not 'default', which is the installation's"
+            "expected 1 to 63 letters, digits, '.', '_' or '-', and not 'default', the installation's own; "
+            f"got {value[:80]!r}"
         )
     return value
 
@@ -51,7 +52,7 @@ def keys(
         return
     print_text(
         f"{key}\n\n"
-        "This key is shown once. Its entry in the file of tenants (OSTINATO_TENANTS); of a tenant that is there "
-        "already, add the hash to its keys:\n\n"
+        "This key is shown once. Below is its entry in the file of tenants (OSTINATO_TENANTS); if the tenant "
+        "is there already, add the hash to its keys.\n\n"
         f'  - name: {tenant}\n    role: {role}\n    keys: ["{digest}"]'
     )

@@ -64,8 +64,8 @@ class TenantsBook:
         if problem != self._problem or self._clock() - self._told_s >= REMIND_S:
             self._problem, self._told_s = problem, self._clock()
             log.error(
-                "%s; the tenants and keys that were read before STAY IN FORCE, also those taken out since: mend "
-                "the file",
+                "%s; the tenants and keys that were read before STAY IN FORCE, also those taken out since: "
+                "mend the file",
                 problem,
             )
 

@@ -41,8 +41,8 @@ def require_host_bytes(state: State, model: Model) -> None:
     others, own = host_bytes(state, model.tenant, model.name), model.variant_spec.weight_bytes
     if others + own > model.max_host_bytes:
         raise errors.QuotaExceeded(
-            f"the variants of tenant '{model.tenant}' may hold {model.max_host_bytes} bytes; they hold {others} "
-            f"without the {own} of '{model.name}'; delete some first"
+            f"the variants of tenant '{model.tenant}' may hold {model.max_host_bytes} bytes; they hold "
+            f"{others} without the {own} of '{model.name}'; delete some first"
         )
 
 
