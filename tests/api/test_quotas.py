@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tenants
 from installations import Installation, Start
 from tenants import As, code, entry
+
+from controlplane.controller import registration
+from controlplane.state.records import Model
 
 
 class Clock:
@@ -110,7 +116,24 @@ def test_as_many_variants_as_a_tenant_may_have(start: Start, tmp_path: Path) -> 
     assert a.register("two", folder="v2")["phase"] == "Ready"
 
 
-def test_as_many_bytes_of_variants_as_a_tenant_may_have(start: Start, tmp_path: Path) -> None:
+@pytest.fixture
+def reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Files are read while it is set."""
+    may, read = threading.Event(), registration.read_model_files
+    may.set()
+
+    def read_then(*args: Any) -> Model:
+        may.wait()
+        return read(*args)
+
+    monkeypatch.setattr(registration, "read_model_files", read_then)
+    yield may
+    may.set()
+
+
+def test_as_many_bytes_of_variants_as_a_tenant_may_have(
+    start: Start, tmp_path: Path, reading: threading.Event
+) -> None:
     path = tmp_path / "t"
     made = tenants.started(start, path, entry("a", "deployer"))
     made.register("base")
@@ -120,10 +143,11 @@ def test_as_many_bytes_of_variants_as_a_tenant_may_have(start: Start, tmp_path: 
     made.services.tenants.refresh()
     a = As(made, "a")
     assert a.register("one")["phase"] == "Ready"
-    bodies = [
-        {"model": f"more-{n}", "base": "base", "adapter": str(made.files / "v2")} for n in range(3)
-    ]  # together, when none of them was read yet
-    ends = [a.end(each) for each in [a.ask("POST", "/register_model", body) for body in bodies]]
+    bodies = [{"model": f"more-{n}", "base": "base", "adapter": str(made.files / "v2")} for n in range(3)]
+    reading.clear()  # so they are read together
+    accepted = [a.ask("POST", "/register_model", body) for body in bodies]
+    reading.set()
+    ends = [a.end(each) for each in accepted]
     failed = [end for end in ends if end["phase"] == "Failed"]
     assert sorted(end["phase"] for end in ends) == ["Failed", "Failed", "Ready"]
     assert {end["error"]["error"]["code"] for end in failed} == {"quota_exceeded"}

@@ -1,4 +1,4 @@
-"""The file of tenants while gateways run: what is written there holds, what is wrong there changes nothing."""
+"""The file of tenants while gateways run: what is written there holds; what is wrong changes nothing."""
 
 from __future__ import annotations
 
