@@ -44,12 +44,13 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 _LIMIT_FIELDS = ("max_completion_tokens", "max_tokens")
 CLIENT_GONE = "client_disconnected"
-# Errors of requests that no engine worked at: they cost no tokens.
-_UNWORKED = (
+# What ends a request that no engine worked at, or in vain: it costs no tokens.
+_IN_VAIN = (
     errors.InvalidRequest,
     errors.NotReady,
     errors.Overloaded,
     errors.RateLimited,
+    errors.EngineFailed,
     errors.Unavailable,
 )
 
@@ -203,7 +204,7 @@ class Watch:
         """It ended with this error."""
         if self.counted and not self.ended:
             self.services.metrics.refused_as(self.model, error)
-        if self.charged is not None and not self.chunks and isinstance(error, _UNWORKED):
+        if self.charged is not None and not self.chunks and isinstance(error, _IN_VAIN):
             self.charged.settle(0)
         self.end(error.code)
 

@@ -126,7 +126,7 @@ images have different Pythons, and Ray wants one.
 {{- fail "apiKey.value and apiKey.existingSecret are both set: keep one" }}
 {{- end }}
 {{- if and $v.tenants.existingSecret (not $v.apiKey.value) (not $v.apiKey.existingSecret) }}
-{{- fail "tenants.existingSecret needs apiKey.value or apiKey.existingSecret: tenants' keys open no management call" }}
+{{- fail "tenants.existingSecret needs apiKey.value or apiKey.existingSecret: the installation's own key" }}
 {{- end }}
 {{- if and $v.metrics.podMonitor.enabled $v.metrics.serviceMonitor.enabled }}
 {{- fail "metrics.podMonitor and metrics.serviceMonitor are both enabled: every sample would be scraped twice" }}
