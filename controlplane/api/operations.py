@@ -55,7 +55,8 @@ async def delete(services: Services, name: str, key: str | None, caller: Caller)
 
 
 async def profile(services: Services, name: str, again: bool, key: str | None, caller: Caller) -> Operation:
-    """A profile is of an architecture, whosesoever its models are: only admins have it measured once more."""
+    """A profile is of an architecture, and other tenants' models may use it: only admins have all of it measured
+    again."""
     if again and not caller.tenant.is_admin:
         raise errors.Forbidden(
             f"tenant '{caller.tenant.name}' may have measured what is lacking; what is measured already, "
