@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any
 
 from fastapi.responses import Response, StreamingResponse
@@ -43,6 +44,7 @@ log = logging.getLogger(__name__)
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 _LIMIT_FIELDS = ("max_completion_tokens", "max_tokens")
+_MAX_SALT = 128  # characters that vLLM takes
 CLIENT_GONE = "client_disconnected"
 # What ends a request that no engine worked at, or in vain: it costs no tokens.
 _IN_VAIN = (
@@ -97,7 +99,7 @@ def engine_call(
     if body["model"] != route.model:
         changes["model"] = route.model
     if (own := _salt(route, salt)) is not None:
-        changes["cache_salt"] = f"{own}:{body.get('cache_salt') or ''}"
+        changes["cache_salt"] = _with_salt(own, body.get("cache_salt"))
     # A number is taken into the request's terms; vLLM would refuse it.
     sent = None if type(body.get("priority")) is int else _with_more(raw, body, changes)
     return EngineCall(
@@ -110,6 +112,12 @@ def _salt(route: Route, salt: str) -> str | None:
     if route.variant is None:
         return salt or None
     return f"{salt}:{route.variant.uid}" if salt else str(route.variant.uid)
+
+
+def _with_salt(own: str, given: object) -> str:
+    """A client's salt that is too long beside ours is sent as its hash."""
+    text = f"{own}:{given or ''}"
+    return text if len(text) <= _MAX_SALT else f"{own}:{sha256(text.encode(errors='replace')).hexdigest()}"
 
 
 def _with_more(raw: bytes, body: dict[str, Any], more: dict[str, str | int]) -> bytes | None:

@@ -55,7 +55,7 @@ async def delete(services: Services, name: str, key: str | None, caller: Caller)
 
 
 async def profile(services: Services, name: str, again: bool, key: str | None, caller: Caller) -> Operation:
-    """A profile is of an architecture, and other tenants' models may use it: only admins have all of it measured
+    """A profile is of an architecture, and other tenants have models of it: only admins have it all measured
     again."""
     if again and not caller.tenant.is_admin:
         raise errors.Forbidden(

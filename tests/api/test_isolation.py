@@ -223,8 +223,10 @@ def test_requests_of_tenants_share_no_prefix_cache(divided: Installation) -> Non
         assert As(divided, name).ask("POST", "/inference_model", asked).status_code == 200
         salts[name].add(calls[-1]["cache_salt"])
     of_maker = tuple(salts["maker"])
-    for own in ("x", ":", *of_maker, of_maker[0].partition(":")[0]):
+    for own in ("x", ":", *of_maker, of_maker[0].partition(":")[0], "l" * 128, "l" * 127):
         ask("other", "base", cache_salt=own)
+    assert len(salts["other"]) == 2 + len(of_maker) + 5, "its own salts stay apart"
+    assert max(len(salt) for salt in salts["other"]) <= 128, "vLLM takes no more"
     assert divided.chat("a").status_code == 200
     salts["installation"] = {calls[-1]["cache_salt"]}
     heads = {name: {salt.partition(":")[0] for salt in seen} for name, seen in salts.items()}
