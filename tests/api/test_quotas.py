@@ -65,7 +65,7 @@ def test_tokens_a_minute(
     """Charged are the most that a request may cost, and then what it did."""
     made = limited(start, tmp_path / "t", clock, monkeypatch, tokensPerMinute=150)
     a = As(made, "a")
-    body = {"model": "base", "prompt": "one two three four", "max_tokens": 20}
+    body: dict[str, Any] = {"model": "base", "prompt": "one two three four", "max_tokens": 20}
     charge = len(json.dumps({**body, "stream": stream}, separators=(",", ":"))) // 4 + 20
     prompt = charge - 20  # as a stream's is estimated
     left, answered = 150, 0
