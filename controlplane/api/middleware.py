@@ -44,10 +44,11 @@ def tenant_of(scope: Scope) -> Tenant:
 
 def given_key(scope: Scope) -> bytes:
     """The key that a request brought; empty: none."""
-    for name, value in scope["headers"]:
-        if name == b"authorization" and value.startswith(_BEARER):
-            return bytes(value.removeprefix(_BEARER))
-    return b""
+    return _key_in(dict(scope["headers"]).get(b"authorization", b""))
+
+
+def _key_in(given: bytes) -> bytes:
+    return given.removeprefix(_BEARER) if given.startswith(_BEARER) else b""
 
 
 class Guard:
@@ -120,7 +121,7 @@ class Guard:
             return INSTALLATION
         if hmac.compare_digest(given, self._key):
             return Caller(tenants.installation, self._own_digits)
-        key = given.removeprefix(_BEARER) if given.startswith(_BEARER) else b""
+        key = _key_in(given)
         tenant = tenants.of_key(key) if key else None
         if tenant is None:
             raise errors.Unauthorized("send an API key of this installation as `Authorization: Bearer KEY`")
