@@ -6,6 +6,8 @@ OstinatoError
 |  |- NoChatTemplate 400       messages for a model that only completes text
 |  `- SourceUnreadable 400     missing or corrupt checkpoint or adapter files
 |- Unauthorized 401            a missing or wrong API key
+|- Forbidden 403              what the key's role, or whose the model is, does not allow
+|- QuotaExceeded 403          a tenant has as many variants, or bytes of them, as it may have
 |- HostNotAllowed 403         a browser's request under a name that is not this installation's
 |- PathNotAllowed 403          a path outside the allowed roots
 |- ModelNotFound 404           no such model, deployment or operation
@@ -21,6 +23,7 @@ OstinatoError
 |- LossTooLarge 422            no compression keeps the quality that was asked for
 |- NoFeasiblePlan 422          no plan meets the intent on this cluster
 |- Overloaded 429               refused, or displaced in the line: `details.reason` says why
+|- RateLimited 429              a tenant asks more in a minute than it may
 |- EngineFailed 502            the engine died or answered nonsense
 |- ProfilingFailed 502         an architecture could not be measured
 |- CompressionFailed 502       a fine-tune could not be made a delta of its base
@@ -90,6 +93,14 @@ class Unauthorized(OstinatoError):
     status, code, openai_type = 401, "unauthorized", "authentication_error"
 
 
+class Forbidden(OstinatoError):
+    status, code, openai_type = 403, "forbidden", "permission_error"
+
+
+class QuotaExceeded(OstinatoError):
+    status, code, openai_type = 403, "quota_exceeded", "permission_error"
+
+
 class HostNotAllowed(OstinatoError):
     status, code, openai_type = 403, "host_not_allowed", "permission_error"
 
@@ -152,6 +163,12 @@ class NoFeasiblePlan(OstinatoError):
 
 class Overloaded(OstinatoError):
     status, code, openai_type = 429, "overloaded", "rate_limit_error"
+
+
+class RateLimited(OstinatoError):
+    """The code is OpenAI's."""
+
+    status, code, openai_type = 429, "rate_limit_exceeded", "rate_limit_error"
 
 
 class EngineFailed(OstinatoError):

@@ -67,6 +67,11 @@ class Settings(BaseSettings):
         default="",
         description="A YAML or JSON file of tenants and the SHA-256 of their keys; empty: one tenant.",
     )
+    audit_log: str = Field(
+        default="audit.jsonl",
+        description="A file of lines of JSON, one for each change asked for; a relative path is in home. "
+        "-: standard output; empty: none.",
+    )
     gateway_replicas: int = Field(default=1, ge=1, le=64)
     engine: Literal["vllm", "echo"] = Field(
         default="vllm", description="echo: an instant fake for benchmarks."

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from controlplane import __version__
 from controlplane.api import error_handlers, hidden_paths
+from controlplane.api.auditing import Audited
 from controlplane.api.hidden_paths import Hide
 from controlplane.api.inference_path import InferencePath
 from controlplane.api.middleware import ASKING_PATHS, Guard
@@ -33,7 +34,8 @@ def create_app(make_services: Callable[[], Services]) -> FastAPI:
     )
     error_handlers.install(app, _hiding(services))
     app.add_middleware(InferencePath, services=services)
-    app.add_middleware(Guard, **_guarding(services))  # the last is the first that a request passes
+    app.add_middleware(Guard, **_guarding(services))
+    app.add_middleware(Audited, audit=services.audit)  # the last is the first that a request passes
     app.include_router(openai.router(services))  # first: routes are searched in order, by Serve as well
     app.include_router(management.router(services))
     _add_probes(app, services)
@@ -62,20 +64,24 @@ def _guarding(services: Services) -> dict[str, Any]:
         "max_body_bytes": settings.max_body_bytes,
         "body_timeout_s": settings.body_timeout_s,
         "hosts": settings.hosts,
-        "tenants": services.tenants,
+        "tenants": lambda: services.tenants.tenants,
     }
 
 
 def _lifespan(services: Services) -> Callable[[FastAPI], Any]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        refreshing = asyncio.create_task(services.routes.keep_fresh(_report))
+        refreshing = (
+            asyncio.create_task(services.routes.keep_fresh(_report)),
+            asyncio.create_task(services.tenants.keep_fresh()),
+        )
         try:
             yield
         finally:
-            refreshing.cancel()
-            with suppress(asyncio.CancelledError):
-                await refreshing
+            for task in refreshing:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
 
     return lifespan
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any
 
 from fastapi.responses import Response, StreamingResponse
@@ -21,6 +22,7 @@ from controlplane.api.services import Services
 from controlplane.api.time_limit import TimeLimit
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
 from controlplane.gateway.metrics import UNKNOWN
+from controlplane.gateway.rate_book import Charge
 from controlplane.settings import MAX_SEQUENCES
 from controlplane.traffic.attainment import Outcome, attained
 from controlplane.traffic.request_terms import (
@@ -42,7 +44,17 @@ log = logging.getLogger(__name__)
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 _LIMIT_FIELDS = ("max_completion_tokens", "max_tokens")
+_MAX_SALT = 128  # characters that vLLM takes
 CLIENT_GONE = "client_disconnected"
+# What ends a request that no engine worked at, or in vain: it costs no tokens.
+_IN_VAIN = (
+    errors.InvalidRequest,
+    errors.NotReady,
+    errors.Overloaded,
+    errors.RateLimited,
+    errors.EngineFailed,
+    errors.Unavailable,
+)
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
@@ -70,9 +82,12 @@ def engine_call(
     raw: bytes = b"",
     counted: bool = True,
     max_sequences: int = MAX_SEQUENCES,
+    *,
+    salt: str = "",
 ) -> EngineCall:
-    """The body as the engine should see it: its own name for the model, a bounded answer, and, for a
-    variant, a cache salt that keeps its KV blocks from those of an earlier variant of the same name.
+    """The body as the engine should see it: its own name for the model, a bounded answer, and a cache salt
+    that keeps its KV blocks from those of other tenants (`salt` is the tenant's, "" where there is one) and,
+    for a variant, of an earlier one of the same name.
 
     `raw` is what `body` was read from, which is sent as it came where it needs no change but additions.
 
@@ -83,13 +98,26 @@ def engine_call(
     changes: dict[str, str | int] = {**_bounded(path, body, route.max_output_tokens)}
     if body["model"] != route.model:
         changes["model"] = route.model
-    if route.variant is not None:
-        changes["cache_salt"] = f"{route.variant.uid}:{body.get('cache_salt') or ''}"
+    if (own := _salt(route, salt)) is not None:
+        changes["cache_salt"] = _with_salt(own, body.get("cache_salt"))
     # A number is taken into the request's terms; vLLM would refuse it.
     sent = None if type(body.get("priority")) is int else _with_more(raw, body, changes)
     return EngineCall(
         path, _written(body, changes) if sent is None else sent, route.variant, route.variant_limit, counted
     )
+
+
+def _salt(route: Route, salt: str) -> str | None:
+    """What a client's own salt comes after: it reaches the caches of none but its tenant, and of this uid."""
+    if route.variant is None:
+        return salt or None
+    return f"{salt}:{route.variant.uid}" if salt else str(route.variant.uid)
+
+
+def _with_salt(own: str, given: object) -> str:
+    """A client's salt that is too long beside ours is sent as its hash."""
+    text = f"{own}:{given or ''}"
+    return text if len(text) <= _MAX_SALT else f"{own}:{sha256(text.encode(errors='replace')).hexdigest()}"
 
 
 def _with_more(raw: bytes, body: dict[str, Any], more: dict[str, str | int]) -> bytes | None:
@@ -156,6 +184,7 @@ class Watch:
     streams: bool = False
     first_s: float | None = None
     chunks: int = 0
+    charged: Charge | None = None
 
     def __post_init__(self) -> None:
         self.start_s = time.perf_counter()
@@ -165,9 +194,15 @@ class Watch:
         if self.counted:
             self.services.metrics.of(self.model).begin()
 
-    def chunk(self) -> None:
+    def charge(self, tenant: Tenant) -> None:
+        """By the most that its terms say it costs. Errors: RateLimited."""
+        self.charged = self.services.rates.charge(tenant, self.terms.tokens)
+
+    def chunk(self, item: EngineHead | bytes) -> None:
         """One of a stream came."""
         self.chunks += 1
+        if self.charged is not None and isinstance(item, bytes):
+            self.charged.saw(item)
         if self.first_s is None:
             self.first_s = time.perf_counter() - self.start_s
             if self.counted:
@@ -177,9 +212,13 @@ class Watch:
         """It ended with this error."""
         if self.counted and not self.ended:
             self.services.metrics.refused_as(self.model, error)
+        if self.charged is not None and not self.chunks and isinstance(error, _IN_VAIN):
+            self.charged.settle(0)
         self.end(error.code)
 
     def end(self, code: str) -> None:
+        if self.charged is not None and self.chunks:
+            self.charged.streamed(self.terms.prompt_tokens)
         if self.ended or not self.counted:
             return
         self.ended = True
@@ -201,15 +240,19 @@ async def answer(
     """Route one OpenAI request and answer it, streaming if it asks for that."""
     watch = Watch(services)
     try:
+        services.rates.request(tenant)
         body = parse_body(raw)
         watch.counted = not services.metrics.is_probe(body.get("request_id"))
-        route = services.routes.known(body["model"]) or await services.routes.resolve(body["model"])
+        name = body["model"]
+        route = services.routes.known(name, tenant) or await services.routes.resolve(name, tenant)
         watch.routed(route)
         tokens = estimated_tokens(len(raw), body, route.max_output_tokens)
         prompt = estimated_prompt(len(raw))
         watch.terms = request_terms(headers, body, route.targets, tenant, tokens, prompt)
         watch.streams = body.get("stream") is True
-        call = engine_call(path, body, route, raw, watch.counted, services.settings.max_sequences)
+        most, salt = services.settings.max_sequences, tenant.cache_salt
+        call = engine_call(path, body, route, raw, watch.counted, most, salt=salt)
+        watch.charge(tenant)
         if watch.streams:
             return await _streamed(services, route, call, watch)
         return await _whole(services, route, call, watch)
@@ -240,6 +283,8 @@ async def ask(services: Services, route: Route, call: EngineCall, terms: Request
 
 async def _whole(services: Services, route: Route, call: EngineCall, watch: Watch) -> Response:
     reply = await ask(services, route, call, watch.terms)
+    if watch.charged is not None:
+        watch.charged.whole(reply.body)
     watch.end("ok")
     return WholeAnswer(reply)
 
@@ -258,7 +303,7 @@ async def _streamed(services: Services, route: Route, call: EngineCall, watch: W
                 raise from_engine(head.status, b"".join(rest))
             if watch.terms.dropped_after_s is not None:  # it may yet be dropped, which is to have a status
                 async for item in items:
-                    watch.chunk()
+                    watch.chunk(item)
                     first = _checked(item)
                     break
     except BaseException as e:
@@ -288,7 +333,7 @@ async def _chunks(
             if first is not None:
                 yield first
             async for item in items:
-                watch.chunk()
+                watch.chunk(item)
                 yield _checked(item)
         code = "ok"
     except TimeoutError:

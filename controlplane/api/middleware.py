@@ -1,7 +1,7 @@
 """What every request passes before its route: an API key (if one is set) and a limit on its size.
 
-The installation's key opens everything. A tenant's key opens what asks models, and says whose requests they
-are.
+The installation's key opens everything. A tenant's key opens what its role may call, and says whose requests
+they are.
 """
 
 from __future__ import annotations
@@ -9,28 +9,46 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controlplane import errors
+from controlplane.api.access import OPEN_PATHS, require_role
 from controlplane.api.error_handlers import respond
-from controlplane.traffic.tenants import DEFAULT, ONE_TENANT, Tenant, Tenants
+from controlplane.traffic.tenants import INSTALLATION, ONE_TENANT, Caller, Tenant, Tenants, shown
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 # Whose bodies are read at once, in `inference_path`, which times that itself for less.
 TIMED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
-ASKING_PATHS = TIMED_PATHS | {"/inference_model"}
-MODELS_PATH = "/v1/models"
-_TENANT = "ostinato.tenant"
+_CALLER = "ostinato.caller"
 _BEARER = b"Bearer "
+
+
+def caller_of(scope: Scope) -> Caller:
+    """Who sent a request that passed the guard."""
+    caller = scope.get(_CALLER, INSTALLATION)
+    assert isinstance(caller, Caller)
+    return caller
+
+
+def known_caller(scope: Scope) -> Caller | None:
+    """Who sent a request, perhaps one that the guard refused; None: nobody knows."""
+    found: Caller | None = scope.get(_CALLER)
+    return found
 
 
 def tenant_of(scope: Scope) -> Tenant:
     """Whose request it is."""
-    tenant = scope.get(_TENANT, DEFAULT)
-    assert isinstance(tenant, Tenant)
-    return tenant
+    return caller_of(scope).tenant
+
+
+def given_key(scope: Scope) -> bytes:
+    """The key that a request brought; empty: none."""
+    return _key_in(dict(scope["headers"]).get(b"authorization", b""))
+
+
+def _key_in(given: bytes) -> bytes:
+    return given.removeprefix(_BEARER) if given.startswith(_BEARER) else b""
 
 
 class Guard:
@@ -41,16 +59,18 @@ class Guard:
         app: ASGIApp,
         api_key: str,
         max_body_bytes: int,
-        tenants: Tenants = ONE_TENANT,
+        tenants: Callable[[], Tenants] = lambda: ONE_TENANT,
         body_timeout_s: float = math.inf,
         hosts: Collection[str] = (),
     ) -> None:
-        """`hosts`: the names by which it may be asked, without ports; none: any."""
+        """`tenants` are asked at every request. `hosts`: the names by which it may be asked, without ports;
+        none: any."""
         self._app = app
         self._hosts = frozenset(host.lower() for host in hosts)
         self._body_timeout_s = body_timeout_s
         self._tenants = tenants
         self._key = f"Bearer {api_key}".encode() if api_key else b""
+        self._own_digits = shown(api_key.encode())
         self._limit = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,10 +91,9 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        if self._key and scope["path"] not in OPEN_PATHS:
-            given = headers.get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._key):
-                scope[_TENANT] = self._tenant(scope, given)
+        if scope["path"] not in OPEN_PATHS:
+            caller = scope[_CALLER] = self._caller(headers.get(b"authorization", b""))
+            require_role(caller.tenant, scope["method"], scope["path"])
         if self._hosts and scope["path"] not in OPEN_PATHS:
             self._check_host(headers)
         length = headers.get(b"content-length", b"0")
@@ -95,16 +114,18 @@ class Guard:
                     " OSTINATO_ALLOWED_HOSTS adds names, and with an API key any name will do"
                 )
 
-    def _tenant(self, scope: Scope, given: bytes) -> Tenant:
-        """Errors: Unauthorized, for a key that nobody has, and for what a tenant's key does not open."""
-        tenant = self._tenants.of_key(given.removeprefix(_BEARER)) if given.startswith(_BEARER) else None
+    def _caller(self, given: bytes) -> Caller:
+        """Errors: Unauthorized, for a key that nobody has."""
+        tenants = self._tenants()
+        if not self._key:
+            return INSTALLATION
+        if hmac.compare_digest(given, self._key):
+            return Caller(tenants.installation, self._own_digits)
+        key = _key_in(given)
+        tenant = tenants.of_key(key) if key else None
         if tenant is None:
-            raise errors.Unauthorized("send the installation's API key as `Authorization: Bearer KEY`")
-        if not _asks(scope["method"], scope["path"]):
-            raise errors.Unauthorized(
-                f"the key of tenant '{tenant.name}' is for asking models; this needs the installation's key"
-            )
-        return tenant
+            raise errors.Unauthorized("send an API key of this installation as `Authorization: Bearer KEY`")
+        return Caller(tenant, shown(key))
 
     def _too_large(self, size: int) -> errors.BodyTooLarge:
         return errors.BodyTooLarge(
@@ -154,10 +175,3 @@ def _without_port(host: str) -> str:
     """Of a Host header; an IPv6 address stands in brackets."""
     end = host.find("]") + 1
     return host[:end] if end else host.partition(":")[0]
-
-
-def _asks(method: str, path: str) -> bool:
-    """Whether it asks a model, or which models there are."""
-    if method == "POST":
-        return path in ASKING_PATHS
-    return method == "GET" and (path == MODELS_PATH or path.startswith(MODELS_PATH + "/"))

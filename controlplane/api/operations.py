@@ -8,80 +8,125 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from controlplane import errors
 from controlplane.api.services import Services, fresh_context
-from controlplane.management import commands
+from controlplane.management import commands, ownership
 from controlplane.management.schemas.deploy import DeployModelRequest
 from controlplane.management.schemas.models import OperationView, RegisterModelRequest
 from controlplane.state import queries, transactions
-from controlplane.state.records import IdempotencyKey, Operation, Phase
+from controlplane.state.records import IdempotencyKey, Model, Operation, Phase
 from controlplane.state.repository import Put, State, Versioned
 from controlplane.state.transactions import Context, Outcome
+from controlplane.traffic.tenants import Caller
 
 KEEP_ALIVE_S = 10.0
 MAX_WATCHERS = 5_000  # of a gateway: less than its places, which requests for models need as well
 
 
-async def register(services: Services, request: RegisterModelRequest, key: str | None) -> Operation:
-    return await _submit(
-        services,
-        key,
-        f"register_model {request.model_dump_json()}",
-        lambda state, ctx: commands.register_model(state, request, ctx),
-    )
+async def register(
+    services: Services, request: RegisterModelRequest, key: str | None, caller: Caller
+) -> Operation:
+    def decide(seen: State, ctx: Context) -> Outcome:
+        ownership.require_quota(caller.tenant, seen, request)
+        return commands.register_model(seen, request, ctx)
+
+    return await _submit(services, caller, key, f"register_model {request.model_dump_json()}", decide)
 
 
-async def deploy(services: Services, request: DeployModelRequest, key: str | None) -> Operation:
+async def deploy(
+    services: Services, request: DeployModelRequest, key: str | None, caller: Caller
+) -> Operation:
+    """A variant of the installation's base comes into its engines, and changes nothing else of it."""
     return await _submit(
         services,
+        caller,
         key,
         f"deploy_model {request.model_dump_json()}",
-        lambda state, ctx: commands.deploy_model(state, request, ctx),
+        _own(caller, request.model, lambda seen, ctx: commands.deploy_model(seen, request, ctx)),
     )
 
 
-async def undeploy(services: Services, name: str, key: str | None) -> Operation:
-    return await _submit(
-        services, key, f"undeploy {name}", lambda state, ctx: commands.undeploy_model(state, name, ctx)
-    )
+async def undeploy(services: Services, name: str, key: str | None, caller: Caller) -> Operation:
+    decide = _own(caller, name, lambda seen, ctx: commands.undeploy_model(seen, name, ctx))
+    return await _submit(services, caller, key, f"undeploy {name}", decide)
 
 
-async def delete(services: Services, name: str, key: str | None) -> Operation:
-    return await _submit(
-        services, key, f"delete {name}", lambda state, ctx: commands.delete_model(state, name, ctx)
-    )
+async def delete(services: Services, name: str, key: str | None, caller: Caller) -> Operation:
+    decide = _own(caller, name, lambda seen, ctx: commands.delete_model(seen, name, ctx))
+    return await _submit(services, caller, key, f"delete {name}", decide)
 
 
-async def profile(services: Services, name: str, again: bool, key: str | None) -> Operation:
-    return await _submit(
-        services,
-        key,
-        f"profile {name} {again}",
-        lambda state, ctx: commands.profile_model(state, name, again, ctx),
-    )
+async def profile(services: Services, name: str, again: bool, key: str | None, caller: Caller) -> Operation:
+    """A profile is of an architecture, and other tenants have models of it: only admins have it all measured
+    again."""
+    if again and not caller.tenant.is_admin:
+        raise errors.Forbidden(
+            f"tenant '{caller.tenant.name}' may have measured what is lacking; what is measured already, "
+            "others use, too, and only an admin's key has it measured again",
+            param="again",
+        )
+
+    def decide(seen: State, ctx: Context) -> Outcome:
+        outcome = commands.profile_model(seen, name, again, ctx)
+        ownership.require_change(caller.tenant, seen, outcome.operation.target)
+        return outcome
+
+    return await _submit(services, caller, key, f"profile {name} {again}", decide)
 
 
-async def cancel(services: Services, operation_id: str) -> Operation:
+async def cancel(services: Services, operation_id: str, caller: Caller) -> Operation:
     def decide(state: State) -> Outcome:
-        return commands.cancel_operation(state, operation_id, fresh_context().now_s)
+        seen = ownership.seen_by(caller.tenant, state)
+        return commands.cancel_operation(seen, operation_id, fresh_context().now_s)
 
     outcome = await asyncio.to_thread(transactions.submit, services.repository, decide)
     return outcome.operation
 
 
+Decide = Callable[[State, Context], Outcome]
+
+
+def _own(caller: Caller, name: str, decide: Decide) -> Decide:
+    """`decide`, where `name` is one that the caller may change. Errors: Forbidden."""
+
+    def decide_own(seen: State, ctx: Context) -> Outcome:
+        ownership.require_change(caller.tenant, seen, name)
+        return decide(seen, ctx)
+
+    return decide_own
+
+
 async def _submit(
-    services: Services, key: str | None, request: str, decide: Callable[[State, Context], Outcome]
+    services: Services, caller: Caller, key: str | None, request: str, decide: Decide
 ) -> Operation:
-    ctx = fresh_context()
+    """`decide` gets the records that are there for the caller."""
+    ctx = fresh_context(caller)
     digest = hashlib.sha256(request.encode()).hexdigest()
+    own_key = _own_key(caller, key) if key else None
 
     def once(state: State) -> Outcome:
-        known = _answered(state, key, digest) if key else None
-        return Outcome(known, []) if known else decide(state, ctx)
+        known = _answered(state, own_key, digest) if own_key else None
+        if known:
+            return Outcome(known, [])
+        seen = ownership.seen_by(caller.tenant, state)
+        outcome = decide(seen, ctx)
+        for change in outcome.changes:
+            if isinstance(change, Put) and isinstance(change.record, Model):
+                ownership.require_free(caller.tenant, state, change.record.name)
+        ownership.require_own_changes(caller.tenant, seen, outcome.changes)
+        return outcome
 
     def remember(outcome: Outcome) -> list[Put]:
-        return [Put(IdempotencyKey(key, digest, outcome.operation.id, ctx.now_s), 0)] if key else []
+        if own_key is None:
+            return []
+        return [Put(IdempotencyKey(own_key, digest, outcome.operation.id, ctx.now_s), 0)]
 
     outcome = await asyncio.to_thread(transactions.submit, services.repository, once, remember)
+    await asyncio.to_thread(services.audit.ends, outcome.changes)
     return outcome.operation
+
+
+def _own_key(caller: Caller, key: str) -> str:
+    """Tenants choose keys without knowing of each other. No key has a space, nor has a tenant's name."""
+    return f"{caller.tenant.owner} {key}" if caller.tenant.owner else key
 
 
 def _answered(state: State, key: str, digest: str) -> Operation | None:
@@ -91,7 +136,8 @@ def _answered(state: State, key: str, digest: str) -> Operation | None:
         return None
     if known.record.request_sha256 != digest:
         raise errors.IdempotencyConflict(
-            f"Idempotency-Key '{key}' was used for another request; use a new key for a new request"
+            f"Idempotency-Key '{key.rpartition(' ')[2]}' was used for another request; use a new key for a "
+            "new request"
         )
     if known.record.answer is not None:
         return known.record.answer

@@ -6,7 +6,7 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -14,13 +14,18 @@ from controlplane.api import hidden_paths
 from controlplane.api.hidden_paths import Hide
 from controlplane.cluster.engine_status import EngineView
 from controlplane.cluster.inventory import NodeState
+from controlplane.gateway.audit import AuditLog
 from controlplane.gateway.metrics import Metrics
+from controlplane.gateway.rate_book import RateBook
 from controlplane.gateway.route_book import RouteBook
+from controlplane.gateway.tenants_book import TenantsBook
+from controlplane.management.ownership import seen_by
 from controlplane.settings import Settings
+from controlplane.state.records import Asker
 from controlplane.state.repository import Repository, State
 from controlplane.state.transactions import Context
 from controlplane.traffic.request_terms import RequestTerms
-from controlplane.traffic.tenants import ONE_TENANT, Tenants
+from controlplane.traffic.tenants import INSTALLATION, Caller
 from placement.types import Inventory
 from workers.messages import (
     EngineCall,
@@ -70,7 +75,9 @@ class Services:
     routes: RouteBook
     engines: ClusterAccess
     metrics: Metrics
-    tenants: Tenants = ONE_TENANT
+    tenants: TenantsBook
+    audit: AuditLog
+    rates: RateBook = field(default_factory=RateBook)
 
     @cached_property
     def hide(self) -> Hide:
@@ -80,8 +87,20 @@ class Services:
     async def read(self) -> State:
         return await self.repository.read_async()
 
+    async def read_for(self, caller: Caller) -> State:
+        """What is there for who asks."""
+        return seen_by(caller.tenant, await self.read())
 
-def fresh_context() -> Context:
-    """Ids and the time for one command."""
+
+def fresh_context(caller: Caller = INSTALLATION) -> Context:
+    """Ids, the time and who asks, for one command."""
     uids = tuple(secrets.randbelow(2**31 - 2) + 1 for _ in range(2))
-    return Context(f"op-{uuid.uuid4().hex[:16]}", uids, time.time())
+    tenant = caller.tenant
+    return Context(
+        f"op-{uuid.uuid4().hex[:16]}",
+        uids,
+        time.time(),
+        tenant.owner,
+        Asker(tenant.name, tenant.role, caller.key),
+        tenant.quota.max_host_bytes,
+    )

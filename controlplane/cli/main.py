@@ -140,6 +140,9 @@ COMMANDS = (
         "controlplane.cli.cluster",
         "Show nodes and devices: memory used, reserved and free, load, and who holds what.",
     ),
+    LazyCommand(
+        "keys", "controlplane.cli.keys", "Make a new API key for a tenant: `keys new` prints it, once."
+    ),
     LazyCommand("version", "controlplane.cli.overview", "Print the version of this command."),
 )
 

@@ -34,6 +34,7 @@ from controlplane.controller.transitions import (
     note_open_operations,
     undo_operation,
 )
+from controlplane.gateway.audit import AuditLog
 from controlplane.planning import rescheduling, retrying
 from controlplane.planning.reconcile import (
     BEING_READ,
@@ -68,6 +69,7 @@ from controlplane.planning.retrying import RetryLimits
 from controlplane.profiling import request_paths
 from controlplane.settings import Settings
 from controlplane.state.operations import End, advance, open_operation
+from controlplane.state.queries import require_host_bytes
 from controlplane.state.records import IdempotencyKey, Model, Operation, OperationKind, Phase
 from controlplane.state.repository import Change, Delete, Put, Repository, State
 from controlplane.state.transactions import Superseded, edit, persist
@@ -107,6 +109,8 @@ class Controller:
         self._repository = repository
         self._runtime = runtime
         self._metrics = metrics
+        self._audit = AuditLog(settings, metrics.audit_lost)
+        self._admitting = asyncio.Lock()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failures: Counter[str] = Counter()  # in a row, by key of what is still to be done
         self._engines: dict[str, EngineView] = {}
@@ -268,12 +272,13 @@ class Controller:
         Raises Superseded when `change` does, and for a success of what is to be cancelled.
         """
 
-        def once() -> None:
+        def once() -> list[Change]:
             state = self._repository.read()
-            changes = list(change(state))
-            self._repository.commit([*changes, *end_open_operations(state, kind, target, end)])
+            changes = [*change(state), *end_open_operations(state, kind, target, end)]
+            self._repository.commit(changes)
+            return changes
 
-        await asyncio.to_thread(persist, once)
+        await asyncio.to_thread(lambda: self._audit.ends(persist(once)))
 
     # --- registration --------------------------------------------------------------------------
 
@@ -293,18 +298,32 @@ class Controller:
             if not isinstance(e, errors.OstinatoError):
                 log.exception("profiling '%s' failed", name)
                 e = errors.OstinatoError(f"an unexpected error while its files were read: {e!r}")
-            why = e.message
-            await self._conclude(
-                OperationKind.REGISTER,
-                name,
-                End.failed(e),
-                lambda s: fail_registration(s, name, model.uid, why),
-            )
+            await self._fail_registration(model, e)
             return
         if ready.phase is Phase.COMPRESSING:
             await self._compressing.begin(ready)
-        else:
+        elif ready.max_host_bytes is None:
             await self._profiles.admit_or_measure(ready)
+        else:
+            await self._admit_within(ready)
+
+    async def _admit_within(self, ready: Model) -> None:
+        """Admit a variant for which its tenant has room: one after the other, each counts those before."""
+        async with self._admitting:
+            try:
+                require_host_bytes(await self._repository.read_async(), ready)
+            except errors.QuotaExceeded as e:
+                await self._fail_registration(ready, e)
+                return
+            await self._profiles.admit_or_measure(ready)
+
+    async def _fail_registration(self, model: Model, error: errors.OstinatoError) -> None:
+        await self._conclude(
+            OperationKind.REGISTER,
+            model.name,
+            End.failed(error),
+            lambda s: fail_registration(s, model.name, model.uid, error.message),
+        )
 
     # --- cancelling and forgetting -------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
 from controlplane.cluster.memory_usage import DeviceMemory, NodeMemory
+from controlplane.gateway.metrics import audit_lost
 
 
 class ControllerMetrics:
@@ -29,6 +30,7 @@ class ControllerMetrics:
             registry=registry,
         )
         self.devices = DeviceMetrics(registry)
+        self.audit_lost = audit_lost(registry)
 
 
 class DeviceMetrics:

@@ -12,6 +12,12 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 UNKNOWN = "unknown"
 
 
+def audit_lost(registry: CollectorRegistry) -> Counter:
+    return Counter(
+        "ostinato_audit_lines_lost", "Lines of the audit log that could not be written.", registry=registry
+    )
+
+
 class ModelMetrics:
     """The metrics of one model: to look one up by its labels takes longer than to count."""
 
@@ -75,7 +81,7 @@ class Metrics:
         self.refused = Counter(
             "ostinato_requests_refused",
             "Requests answered 429, by why: the line, or the tenant's part of it, was full, another took its "
-            "place there, or it would have waited past its target.",
+            "place there, it would have waited past its target, or its tenant's quota was used up.",
             ["model", "reason"],
             registry=registry,
         )
@@ -91,6 +97,7 @@ class Metrics:
             ["model", "target", "kept"],
             registry=registry,
         )
+        self.audit_lost = audit_lost(registry)
         self.probe_marker = ""
         self._of: dict[str, ModelMetrics] = {}
 
@@ -104,7 +111,7 @@ class Metrics:
     def refused_as(self, model: str, error: errors.OstinatoError) -> None:
         """Count it, if it is a refusal or a drop that says why."""
         reason = error.details.get("reason")
-        if reason is not None and isinstance(error, errors.Overloaded | errors.Late):
+        if reason is not None and isinstance(error, errors.Overloaded | errors.RateLimited | errors.Late):
             counter = self.dropped if isinstance(error, errors.Late) else self.refused
             counter.labels(model, reason).inc()
 

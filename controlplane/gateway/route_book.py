@@ -10,6 +10,7 @@ from controlplane import errors
 from controlplane.gateway.operation_watch import OperationWatch
 from controlplane.state.repository import Repository, State
 from controlplane.traffic.route_table import Route, RouteTable, build_table
+from controlplane.traffic.tenants import DEFAULT, Tenant
 
 REFRESH_S = 0.1
 # What of a state `build_table` looks at.
@@ -64,15 +65,16 @@ class RouteBook:
         except errors.Unavailable:
             return await self.some()
 
-    def known(self, name: str) -> Route | None:
+    def known(self, name: str, tenant: Tenant = DEFAULT) -> Route | None:
         """As `resolve`, of a name that is served; None: of any other."""
-        return self._table.routes.get(name)
+        return self._table.known(name, tenant)
 
-    async def resolve(self, name: str) -> Route:
+    async def resolve(self, name: str, tenant: Tenant = DEFAULT) -> Route:
+        """Errors: as the table's."""
         try:
-            return self._table.resolve(name)
+            return self._table.resolve(name, tenant)
         except errors.OstinatoError:
-            return (await self.refresh()).resolve(name)
+            return (await self.refresh()).resolve(name, tenant)
 
     async def keep_fresh(self, on_error: Callable[[Exception], None]) -> None:
         while True:

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from controlplane.settings import Settings
-from controlplane.state.terms import Priority
-from controlplane.traffic.tenants import DEFAULT_NAME, ONE_TENANT, Tenant, Tenants
+from controlplane.state.terms import TENANT_NAME, Priority, Role
+from controlplane.traffic.tenants import (
+    DEFAULT,
+    DEFAULT_NAME,
+    ONE_TENANT,
+    Quota,
+    Tenant,
+    Tenants,
+    salt_of,
+)
 
-_FIELDS = ("name", "keys", "weight", "maxWaiting", "maxPriority")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_QUOTAS = ("requestsPerMinute", "tokensPerMinute", "maxVariants", "maxHostBytes")
+_FIELDS = ("name", "keys", "role", "weight", "maxWaiting", "maxPriority", *_QUOTAS)
+_NAME = re.compile(TENANT_NAME)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -34,13 +44,13 @@ def tenants_of(settings: Settings) -> Tenants:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
         raise ValueError(f"OSTINATO_TENANTS: {path} cannot be read: {e}") from e
     try:
-        return tenants_from(document)
+        return tenants_from(document, settings.api_key.encode())
     except ValueError as e:
         raise ValueError(f"OSTINATO_TENANTS: {path}: {e}") from e
 
 
-def tenants_from(document: Any) -> Tenants:
-    """Pure. Errors: ValueError."""
+def tenants_from(document: Any, secret: bytes = b"") -> Tenants:
+    """Pure. Salts are made of the `secret`, which all gateways have. Errors: ValueError."""
     listed = document.get("tenants") if isinstance(document, dict) else None
     if not isinstance(listed, list) or len(document) != 1:
         raise ValueError("expected one field, `tenants`, with a list")
@@ -48,7 +58,7 @@ def tenants_from(document: Any) -> Tenants:
     names: set[str] = {DEFAULT_NAME}
     for number, entry in enumerate(listed):
         where = f"tenants[{number}]"
-        tenant = _tenant(where, entry)
+        tenant = _tenant(where, entry, secret)
         if tenant.name in names:
             raise ValueError(f"{where}.name: expected a name of its own, got {tenant.name!r} again")
         names.add(tenant.name)
@@ -56,10 +66,10 @@ def tenants_from(document: Any) -> Tenants:
             if key in by_key:
                 raise ValueError(f"{where}.keys: {key[:8]}... is a key of '{by_key[key].name}' already")
             by_key[key] = tenant
-    return Tenants(by_key)
+    return Tenants(by_key, replace(DEFAULT, cache_salt=salt_of(DEFAULT_NAME, secret)) if by_key else DEFAULT)
 
 
-def _tenant(where: str, entry: Any) -> Tenant:
+def _tenant(where: str, entry: Any, secret: bytes) -> Tenant:
     if not isinstance(entry, dict):
         raise _unexpected(where, "an object", entry)
     for name in entry:
@@ -71,13 +81,30 @@ def _tenant(where: str, entry: Any) -> Tenant:
     weight = entry.get("weight", 1.0)
     if type(weight) not in (int, float) or not 0 < weight < math.inf:
         raise _unexpected(f"{where}.weight", "a number above 0", weight)
-    most = entry.get("maxWaiting")
-    if most is not None and (type(most) is not int or most < 1):
-        raise _unexpected(f"{where}.maxWaiting", "a whole number, 1 or more", most)
+    most = _count(where, entry, "maxWaiting")
     priority = entry.get("maxPriority", Priority.HIGH)
     if priority not in list(Priority):
         raise _unexpected(f"{where}.maxPriority", f"one of {', '.join(Priority)}", priority)
-    return Tenant(name, float(weight), most, Priority(priority))
+    role = entry.get("role", Role.INFERENCE)
+    if role not in list(Role):
+        raise _unexpected(f"{where}.role", f"one of {', '.join(Role)}", role)
+    quota = _quota(where, entry)
+    if role == Role.ADMIN and (quota.max_variants is not None or quota.max_host_bytes is not None):
+        raise ValueError(f"{where}: what an admin registers is the installation's: leave the maxima out")
+    salt = salt_of(name, secret)
+    return Tenant(name, float(weight), most, Priority(priority), Role(role), quota, salt)
+
+
+def _quota(where: str, entry: dict[str, Any]) -> Quota:
+    requests, tokens, variants, host_bytes = (_count(where, entry, name) for name in _QUOTAS)
+    return Quota(requests, tokens, variants, host_bytes)
+
+
+def _count(where: str, entry: dict[str, Any], name: str) -> int | None:
+    value = entry.get(name)
+    if value is not None and (type(value) is not int or value < 1):
+        raise _unexpected(f"{where}.{name}", "a whole number, 1 or more", value)
+    return value
 
 
 def _keys(where: str, entry: dict[str, Any]) -> list[str]:

@@ -39,6 +39,8 @@ def register_model(state: State, request: RegisterModelRequest, ctx: Context) ->
             param="model",
         )
     depends = [] if request.base is None else [_require_base(state, request.base)]
+    # Who may use a variant may use its base: one of a tenant's base is the tenant's, whoever registers it.
+    tenant = (state.models[request.base].record.tenant if request.base else "") or ctx.tenant
     model = Model(
         name=request.model,
         uid=ctx.uids[0],
@@ -49,9 +51,11 @@ def register_model(state: State, request: RegisterModelRequest, ctx: Context) ->
         compression=_accuracies(request),
         created_at_s=ctx.now_s,
         delta=requested.delta(request.compression),
+        tenant=tenant,
+        max_host_bytes=ctx.max_host_bytes,
     )
     operation = operations.begun(
-        ctx, OperationKind.REGISTER, request.model, Phase.PENDING, "registration accepted"
+        ctx, OperationKind.REGISTER, request.model, Phase.PENDING, "registration accepted", tenant
     )
     return Outcome(operation, [Put(model, 0), *depends, Put(operation, 0)])
 
@@ -105,7 +109,7 @@ def deploy_model(state: State, request: DeployModelRequest, ctx: Context) -> Out
         joins = host in state.deployments
         message += f"; '{host}' will serve it" + ("" if joins else " and is deployed with it")
     changes.append(_unchanged(state.models[model.name]))
-    operation = operations.begun(ctx, OperationKind.DEPLOY, model.name, Phase.PENDING, message)
+    operation = operations.begun(ctx, OperationKind.DEPLOY, model.name, Phase.PENDING, message, model.tenant)
     return Outcome(operation, [*changes, Put(operation, 0)])
 
 
@@ -183,7 +187,9 @@ def profile_model(state: State, name: str, again: bool, ctx: Context) -> Outcome
     base = find_model(state, model.base) if model.base else model
     if base.phase is not Phase.READY:
         raise errors.NotReady(f"'{base.name}' is {base.phase}; wait until it is Ready", param="model")
-    operation = operations.begun(ctx, OperationKind.PROFILE, base.name, Phase.PENDING, "profile asked for")
+    operation = operations.begun(
+        ctx, OperationKind.PROFILE, base.name, Phase.PENDING, "profile asked for", base.tenant
+    )
     changes: list[Change] = [_unchanged(state.models[base.name]), Put(operation, 0)]
     present = state.profiles.get(base.profile or "")
     if again and present is not None and present.record.settled:
@@ -220,7 +226,15 @@ def undeploy_model(state: State, name: str, ctx: Context) -> Outcome:
             f"'{name}' serves the variants {', '.join(sorted(users))}; undeploy them first",
             details={"used_by": sorted(users)},
         )
-    operation = operations.begun(ctx, OperationKind.UNDEPLOY, name, Phase.PENDING, "undeployment accepted")
+    model = state.models.get(name)
+    operation = operations.begun(
+        ctx,
+        OperationKind.UNDEPLOY,
+        name,
+        Phase.PENDING,
+        "undeployment accepted",
+        model.record.tenant if model else "",
+    )
     deleting = dataclasses.replace(present.record, phase=Phase.DELETING, reason="being undeployed")
     return Outcome(operation, [Put(deleting, present.version), Put(operation, 0)])
 
@@ -319,7 +333,7 @@ def delete_model(state: State, name: str, ctx: Context) -> Outcome:
     if model.phase is not Phase.READY:
         raise errors.InUse(f"'{name}' is {model.phase}; cancel its operation or wait for it")
     operation = operations.begun(
-        ctx, OperationKind.DELETE, name, Phase.DELETED, "model forgotten; its files stay"
+        ctx, OperationKind.DELETE, name, Phase.DELETED, "model forgotten; its files stay", model.tenant
     )
     operation = dataclasses.replace(operation, progress=1.0)
     return Outcome(operation, [Delete(Model, name, state.models[name].version), Put(operation, 0)])
@@ -331,7 +345,7 @@ def _delete_made(state: State, model: Model, ctx: Context) -> Outcome:
     if model.phase is Phase.DELETING:
         raise errors.InUse(f"'{name}' is being deleted; wait for it")
     message = "what was made of it is taken away; the fine-tune's files stay"
-    operation = operations.begun(ctx, OperationKind.DELETE, name, Phase.DELETING, message)
+    operation = operations.begun(ctx, OperationKind.DELETE, name, Phase.DELETING, message, model.tenant)
     deleting = dataclasses.replace(model, phase=Phase.DELETING, reason="being deleted")
     changes: list[Change] = [Put(deleting, state.models[name].version), Put(operation, 0)]
     if (registering := open_operation(state, OperationKind.REGISTER, name)) is not None:

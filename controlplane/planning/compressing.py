@@ -159,6 +159,7 @@ def _left(
     """The devices that no older model waits for. A node where an older one lacks nothing but its turn is left
     to it, too."""
     left, before = seen, ""
+    told = ("", model.tenant)  # of others' names nothing is said
     for older in _older(state, model):
         base = state.models.get(older.base or "")
         if base is None or base.record.spec is None:
@@ -167,8 +168,10 @@ def _left(
         keys = {key_of(s.device) for s in theirs}
         nodes = {s.device.node for s in _roomy(older, theirs)}
         kept = [s for s in left if key_of(s.device) not in keys and s.device.node not in nodes]
-        left, before = kept, before or (older.name if len(kept) < len(left) else "")
-    return left or Queued(f"waits until '{before}' has begun to be compressed")
+        if len(kept) < len(left) and not before:
+            before = f"'{older.name}'" if older.tenant in told else "an older one"
+        left = kept
+    return left or Queued(f"waits until {before} has begun to be compressed")
 
 
 def _older(state: State, model: Model) -> Iterator[Model]:

@@ -157,9 +157,11 @@ def _waiting_engine(state: State) -> str:
 
 
 def waiting_reason(state: State, keys: Iterable[str]) -> str:
-    """A sentence saying that these profiles are waited for, each named by a model that has it."""
+    """A sentence saying that these profiles are waited for, each named by a model that has it; but by no
+    tenant's, for other tenants may read it."""
     names = []
     for key in keys:
         model = progress.subject(state, key)
-        names.append(f"the architecture of '{model.name}' ({key})" if model else f"the profile {key}")
+        told = model.name if model is not None and not model.tenant else ""
+        names.append(f"the architecture of '{told}' ({key})" if told else f"the profile {key}")
     return f"waits until {' and '.join(names)} {'has' if len(names) == 1 else 'have'} been measured"

@@ -27,10 +27,12 @@ with uncollected():
     from controlplane.controller.leadership import Leadership
     from controlplane.controller.metrics import ControllerMetrics
     from controlplane.gateway import warming
+    from controlplane.gateway.audit import AuditLog
     from controlplane.gateway.line_metrics import LineMetrics
     from controlplane.gateway.metrics import Metrics
+    from controlplane.gateway.rate_book import RateBook
     from controlplane.gateway.route_book import RouteBook
-    from controlplane.gateway.tenants_file import tenants_of
+    from controlplane.gateway.tenants_book import TenantsBook
     from controlplane.runtime.cluster import RayCluster
     from controlplane.runtime.loopback import keep_replica_on_loopback
     from controlplane.runtime.replica_http import answer_first
@@ -77,10 +79,21 @@ def _metrics() -> Metrics:
     return Metrics()
 
 
+@cache
+def _tenants() -> TenantsBook:
+    return TenantsBook(Settings())
+
+
+@cache
+def _rates() -> RateBook:
+    return RateBook()
+
+
 def make_services() -> Services:
     """The gateway's services from the process's environment."""
     settings = Settings()
-    return Services(settings, _repository(), _routes(), _cluster(), _metrics(), tenants_of(settings))
+    audit = AuditLog(settings, _metrics().audit_lost)
+    return Services(settings, _repository(), _routes(), _cluster(), _metrics(), _tenants(), audit, _rates())
 
 
 def make_app() -> FastAPI:

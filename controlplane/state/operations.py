@@ -41,7 +41,10 @@ def advance(
     )
 
 
-def begun(ctx: Context, kind: OperationKind, target: str, phase: Phase, message: str) -> Operation:
+def begun(
+    ctx: Context, kind: OperationKind, target: str, phase: Phase, message: str, tenant: str = ""
+) -> Operation:
+    """`tenant`: whose the target is."""
     return Operation(
         id=ctx.operation_id,
         kind=kind,
@@ -51,6 +54,8 @@ def begun(ctx: Context, kind: OperationKind, target: str, phase: Phase, message:
         created_at_s=ctx.now_s,
         updated_at_s=ctx.now_s,
         events=(OperationEvent(ctx.now_s, phase, message),),
+        tenant=tenant,
+        asked_by=ctx.asked_by,
     )
 
 

@@ -24,6 +24,28 @@ def find_operation(state: State, operation_id: str) -> Versioned[Operation]:
     return operation
 
 
+def host_bytes(state: State, tenant: str, but_for: str = "") -> int:
+    """Of the tenant's registered variants, as their files hold them; those not read yet have none."""
+    models = (versioned.record for versioned in state.models.values())
+    return sum(
+        m.variant_spec.weight_bytes
+        for m in models
+        if m.tenant == tenant and m.name != but_for and m.variant_spec is not None
+    )
+
+
+def require_host_bytes(state: State, model: Model) -> None:
+    """That the variants of a model's tenant hold no more with it than they may. Errors: QuotaExceeded."""
+    if model.max_host_bytes is None or model.variant_spec is None:
+        return
+    others, own = host_bytes(state, model.tenant, model.name), model.variant_spec.weight_bytes
+    if others + own > model.max_host_bytes:
+        raise errors.QuotaExceeded(
+            f"the variants of tenant '{model.tenant}' may hold {model.max_host_bytes} bytes; they hold "
+            f"{others} without the {own} of '{model.name}'; delete some first"
+        )
+
+
 def variant_ref(model: Model) -> VariantRef:
     """The reference that travels with each request; only Ready variants have a path."""
     if not model.is_variant or model.path is None:

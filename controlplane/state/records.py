@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
 from controlplane.state.deltas import Delta
-from controlplane.state.terms import FINAL_PHASES, LatePolicy, Phase, Priority
+from controlplane.state.terms import FINAL_PHASES, LatePolicy, Phase, Priority, Role
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_of
 from placement.types import Intent, Placement, Scope, Slos
 from profiler.request_path import RequestPath
@@ -22,6 +22,7 @@ from profiler.variants.types import VariantSpec
 
 __all__ = [
     "KINDS",
+    "Asker",
     "Attempts",
     "AutoRelax",
     "Deployment",
@@ -78,6 +79,8 @@ class Model:
     `uid` is unique for ever, so that a name registered again never meets its predecessor's caches.
     `compression` maps each allowed technique to its accuracy (MaverIQ Table 1). `profile` is the key of the
     ModelProfile that its plans are estimated from. `evaluations` has one of each subject, the newest last.
+    `tenant` is whose it is, "" the installation's: then all may use it. `max_host_bytes` is what the variants
+    of its tenant may hold in all, as it was when this one was registered; None: any.
     """
 
     name: str
@@ -95,6 +98,8 @@ class Model:
     profile: str | None = None
     delta: Delta | None = None
     evaluations: tuple[Evaluation, ...] = ()
+    tenant: str = ""
+    max_host_bytes: int | None = None
 
     @property
     def is_variant(self) -> bool:
@@ -348,8 +353,20 @@ class OperationEvent:
 
 
 @dataclass(frozen=True)
+class Asker:
+    """Who asked for something: a tenant, and the first 8 hexadecimal digits of its key's SHA-256."""
+
+    tenant: str
+    role: Role
+    key: str = ""
+
+
+@dataclass(frozen=True)
 class Operation:
-    """A long-running request. `progress` is 0..1; `error` is an OpenAI error object when it failed."""
+    """A long-running request. `progress` is 0..1; `error` is an OpenAI error object when it failed.
+
+    `tenant` is that of the model that it is about. `asked_by` is None in older records.
+    """
 
     id: str
     kind: OperationKind
@@ -362,6 +379,8 @@ class Operation:
     created_at_s: float = 0.0
     updated_at_s: float = 0.0
     events: tuple[OperationEvent, ...] = ()
+    tenant: str = ""
+    asked_by: Asker | None = None
 
     @property
     def done(self) -> bool:

@@ -43,6 +43,18 @@ class Priority(StrEnum):
 _LEVELS = {priority: level for level, priority in enumerate(Priority)}
 
 
+class Role(StrEnum):
+    """What a key may do: ask models; manage those of its tenant too; everything."""
+
+    INFERENCE = "inference"
+    DEPLOYER = "deployer"
+    ADMIN = "admin"
+
+
+# Of tenants. No space is in it: keys of records are made of it and of something else.
+TENANT_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+
+
 class LatePolicy(StrEnum):
     """What becomes of a request that is late: it is answered all the same, or it ends with an error."""
 

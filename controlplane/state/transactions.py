@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from controlplane import errors
-from controlplane.state.records import Operation, R
+from controlplane.state.records import Asker, Operation, R
 from controlplane.state.repository import Change, Put, Repository, State, Versioned
 
 T = TypeVar("T")
@@ -23,11 +23,17 @@ class Superseded(Exception):
 
 @dataclass(frozen=True)
 class Context:
-    """What a pure function may not fetch itself: a fresh operation id, fresh uids, the time."""
+    """What a pure function may not fetch itself: a fresh operation id, fresh uids, the time, who asks.
+
+    `tenant` is whose a model is that is registered, and `max_host_bytes` what its variants may hold.
+    """
 
     operation_id: str
     uids: tuple[int, ...]
     now_s: float
+    tenant: str = ""
+    asked_by: Asker | None = None
+    max_host_bytes: int | None = None
 
 
 @dataclass(frozen=True)

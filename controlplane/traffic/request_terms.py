@@ -43,7 +43,8 @@ class RequestTerms:
 
     `session` is what requests of one conversation share, or "". `tokens` is what it is expected to cost:
     those of its prompt and of its longest answer, estimated; `prompt_tokens` of them are the prompt's.
-    `beginning` is a hash of how the prompt begins, with the model's name; 0: too short to be worth it.
+    `beginning` is a hash of how the prompt begins, with the model's name and the tenant's salt, as caches of
+    prefixes go by these; 0: too short to be worth it.
     """
 
     ttft_s: float | None = None
@@ -107,7 +108,7 @@ def request_terms(
         _body_session(body) if session is None else _session(session),
         max(tokens, 1),
         max(prompt_tokens, 1),
-        _beginning(body),
+        _beginning(body, tenant.cache_salt),
     )
 
 
@@ -135,7 +136,7 @@ def estimated_prompt(body_bytes: int) -> int:
     return max(1, body_bytes // BYTES_PER_TOKEN)
 
 
-def _beginning(body: Mapping[str, Any]) -> int:
+def _beginning(body: Mapping[str, Any], salt: str) -> int:
     """Of the prompt, or of its first message, which is the system's where there is one."""
     text = body.get("prompt")
     messages = body.get("messages")
@@ -143,7 +144,7 @@ def _beginning(body: Mapping[str, Any]) -> int:
         text = messages[0].get("content")
     if not isinstance(text, str) or len(text) < BEGINNING // 4:
         return 0
-    return hash((body.get("model"), text[:BEGINNING]))
+    return hash((body.get("model"), text[:BEGINNING], salt))
 
 
 def _ours(headers: Headers) -> dict[str, str]:

@@ -13,6 +13,7 @@ from controlplane.state.queries import variant_ref
 from controlplane.state.records import Deployment, Model, Phase, ServingTargets
 from controlplane.state.repository import State
 from controlplane.state.worker_groups import GroupPhase, host_of
+from controlplane.traffic.tenants import DEFAULT, Tenant
 from workers.messages import VariantRef
 
 
@@ -21,7 +22,7 @@ class Route:
     """`host` is the base whose engine serves `model`; `variant` is None for the base itself.
 
     At most `variant_limit` variants of the host run at once; None: as many as it has slots. `targets` are
-    what requests that say nothing else are served by.
+    what requests that say nothing else are served by. `tenant` is whose the model is, "" everybody's.
     """
 
     model: str
@@ -31,6 +32,7 @@ class Route:
     created_at_s: float
     variant_limit: int | None = None
     targets: ServingTargets = field(default_factory=ServingTargets)
+    tenant: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,21 @@ class RouteTable:
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     alive: frozenset[str] = frozenset()
 
-    def resolve(self, name: str) -> Route:
-        """Errors: ModelNotFound, NotDeployed, Unavailable (being deployed: with a time to retry)."""
+    def known(self, name: str, tenant: Tenant = DEFAULT) -> Route | None:
+        """Of a name that is served to this tenant; None: of any other."""
         route = self.routes.get(name)
-        if route is not None:
+        return route if route is not None and tenant.sees(route.tenant) else None
+
+    def resolve(self, name: str, tenant: Tenant = DEFAULT) -> Route:
+        """What another tenant has is not there.
+
+        Errors: ModelNotFound, NotDeployed, Unavailable (being deployed: with a time to retry).
+        """
+        if (route := self.known(name, tenant)) is not None:
             return route
         bare = name.rsplit(":", 1)[-1]
+        if not self._sees(tenant, bare):
+            bare = ""
         if (waiting := self.waiting.get(bare)) is not None and self._means(name, bare):
             raise errors.Unavailable(
                 f"'{name}' is {waiting.phase}{': ' + waiting.reason if waiting.reason else ''}; try again",
@@ -67,6 +78,11 @@ class RouteTable:
         raise errors.ModelNotFound(
             f"The model '{name}' does not exist; GET /v1/models lists those that are served", param="model"
         )
+
+    def _sees(self, tenant: Tenant, bare: str) -> bool:
+        """What has no readable record may be anybody's."""
+        model = self.registered.get(bare)
+        return tenant.is_admin if model is None else tenant.sees(model.tenant)
 
     def _means(self, name: str, bare: str) -> bool:
         model = self.registered.get(bare)
@@ -150,6 +166,7 @@ def _route(model: Model, deployment: Deployment, host: Deployment) -> Route:
         created_at_s=deployment.created_at_s,
         variant_limit=host.max_active_variants,
         targets=_targets(deployment, host),
+        tenant=model.tenant,
     )
 
 

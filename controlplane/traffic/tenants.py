@@ -1,17 +1,37 @@
-"""Who asks: tenants by their API keys, and what each may have. Pure.
+"""Who asks: tenants by their API keys, and what each may do and have. Pure.
 
 Keys are known by their SHA-256 only, so that neither a file of tenants nor a log holds one.
 """
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from controlplane.state.terms import Priority
+from controlplane.state.terms import Priority, Role
 
 DEFAULT_NAME = "default"
+# Of a key's SHA-256: what logs name a key by.
+SHOWN_DIGITS = 8
+
+
+@dataclass(frozen=True)
+class Quota:
+    """What a tenant may have; None: any.
+
+    Each gateway counts requests and tokens (of prompts and answers) for itself. `max_variants` may be
+    registered, with `max_host_bytes` in all.
+    """
+
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    max_variants: int | None = None
+    max_host_bytes: int | None = None
+
+
+NO_QUOTA = Quota()
 
 
 @dataclass(frozen=True)
@@ -19,16 +39,48 @@ class Tenant:
     """`weight` is its share of the engines beside other tenants whose requests wait.
 
     At most `max_waiting` of its requests wait for one base in one gateway (None: as many as there is room
-    for), none of them above `max_priority`.
+    for), none of them above `max_priority`. `cache_salt` keeps its KV blocks from other tenants'; "" where
+    there is one tenant.
     """
 
     name: str = DEFAULT_NAME
     weight: float = 1.0
     max_waiting: int | None = None
     max_priority: Priority = Priority.HIGH
+    role: Role = Role.INFERENCE
+    quota: Quota = NO_QUOTA
+    cache_salt: str = field(default="", compare=False)
+
+    @property
+    def is_admin(self) -> bool:
+        return self.role is Role.ADMIN
+
+    @property
+    def owner(self) -> str:
+        """Whose the models are that it registers; "": the installation's, which all may use."""
+        return "" if self.is_admin else self.name
+
+    def sees(self, owner: str) -> bool:
+        """Whether what is this owner's is there for it."""
+        return not owner or owner == self.name or self.role is Role.ADMIN
+
+    def may_change(self, owner: str) -> bool:
+        return owner == self.name or self.role is Role.ADMIN
 
 
-DEFAULT = Tenant()
+# Whose the installation's own key is, and all requests where there is no key.
+DEFAULT = Tenant(role=Role.ADMIN)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sent a request: a tenant, and the first digits of its key's SHA-256 ("" where there is none)."""
+
+    tenant: Tenant = DEFAULT
+    key: str = ""
+
+
+INSTALLATION = Caller()
 
 
 @dataclass(frozen=True)
@@ -36,6 +88,7 @@ class Tenants:
     """`by_key`: tenants by the SHA-256 of each of their keys, in hexadecimal digits."""
 
     by_key: Mapping[str, Tenant] = field(default_factory=dict)
+    installation: Tenant = DEFAULT
 
     def of_key(self, key: bytes) -> Tenant | None:
         """Whose key it is; None: nobody's."""
@@ -43,3 +96,13 @@ class Tenants:
 
 
 ONE_TENANT = Tenants()
+
+
+def shown(key: bytes) -> str:
+    """What logs name a key by."""
+    return sha256(key).hexdigest()[:SHOWN_DIGITS] if key else ""
+
+
+def salt_of(name: str, secret: bytes) -> str:
+    """Who does not know the secret finds no other tenant's."""
+    return hmac.new(secret, b"cache salt of " + name.encode(), sha256).hexdigest()[:32]

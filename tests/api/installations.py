@@ -23,9 +23,10 @@ from controlplane.api.services import Services
 from controlplane.controller.controller import Controller
 from controlplane.controller.leadership import Leadership
 from controlplane.controller.metrics import ControllerMetrics
+from controlplane.gateway.audit import AuditLog
 from controlplane.gateway.metrics import Metrics
 from controlplane.gateway.route_book import RouteBook
-from controlplane.gateway.tenants_file import tenants_of
+from controlplane.gateway.tenants_book import TenantsBook
 from controlplane.settings import Settings
 from controlplane.state.repository import Repository
 from controlplane.state.stores import open_store
@@ -50,7 +51,8 @@ class Installation:
             RouteBook(self.repository),
             self.cluster,
             self.metrics,
-            tenants_of(self.settings),
+            TenantsBook(self.settings),
+            AuditLog(self.settings, self.metrics.audit_lost),
         )
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"

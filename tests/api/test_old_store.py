@@ -35,7 +35,10 @@ def test_its_deployments_come_back(found: Installation) -> None:
     wait_for(lambda: serving(found) == {"base": 1, "other": 2, "v1": 0})
     assert found.http.get("/deployments/other").json()["intent"] == "minLat"
     assert found.http.get("/models/base").json()["evaluations"] == []
-    assert len(found.http.get("/operations").json()["operations"]) == 9
+    operations = found.http.get("/operations").json()["operations"]
+    assert len(operations) == 9
+    records = [*operations, *found.http.get("/models").json()["models"]]
+    assert {each["tenant"] for each in records} == {""}, "they are the installation's"
 
 
 def test_it_is_changed_as_one_of_today(found: Installation) -> None:

@@ -64,7 +64,7 @@ def test_a_key_says_whose_a_request_is_and_opens_no_more_than_asking(shared: Ins
         assert shared.http.get("/v1/models", headers=headers).status_code == 200
         for method, path in (("GET", "/status"), ("POST", "/deploy_model"), ("DELETE", "/models/base")):
             status = shared.http.request(method, path, headers=headers, json={}).status_code
-            assert (status == 401) is (key != "admin")
+            assert (status == 403) is (key != "admin")
     for key in ("none", "key-c", sha256(b"key-a").hexdigest()):
         reply = ask(shared, key)
         assert (reply.status_code, reply.json()["error"]["code"]) == (401, "unauthorized")

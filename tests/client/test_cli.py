@@ -83,6 +83,7 @@ JSON_COMMANDS: dict[str, tuple[list[str], set[str]]] = {
     "dashboard": (["dashboard"], {"url", "token"}),
     "down": (["down"], {"stopped"}),
     "demo": (["demo"], {"ok"}),
+    "keys": (["keys", "new"], {"key", "entry"}),
     "version": (["version"], {"version"}),
 }
 # These write a folder: run twice, they would find it there. test_checkpoints.py runs them.

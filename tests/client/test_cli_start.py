@@ -44,7 +44,7 @@ OF_OTHER_COMMANDS = {
 CALLS = (
     *("status", "status smol", "models", "describe smol", "cluster", "operations", "logs smol", "rebalance"),
     *("deploy smol", "undeploy smol", "delete smol", "register smol /a", "infer smol hello", "watch op-1"),
-    *("cancel op-1", "prefetch v1", "tune smol --max-active-variants 2"),
+    *("cancel op-1", "prefetch v1", "tune smol --max-active-variants 2", "keys new"),
 )
 # What a client cannot do without; the rest of a command should cost no more than as much again.
 BARE = "import httpx, pydantic, typer; pydantic.BaseModel"

@@ -11,8 +11,8 @@ import pytest
 
 from controlplane.gateway.tenants_file import tenants_from, tenants_of
 from controlplane.settings import Settings
-from controlplane.state.terms import Priority
-from controlplane.traffic.tenants import ONE_TENANT, Tenant
+from controlplane.state.terms import Priority, Role
+from controlplane.traffic.tenants import ONE_TENANT, Quota, Tenant
 
 KEYS = [sha256(key).hexdigest() for key in (b"one", b"two", b"three")]
 
@@ -37,6 +37,29 @@ def test_tenants_by_their_keys() -> None:
     assert ONE_TENANT.of_key(b"one") is None
 
 
+def test_roles_and_quotas() -> None:
+    quotas = {"requestsPerMinute": 1, "tokensPerMinute": 2, "maxVariants": 3, "maxHostBytes": 4}
+    tenant = tenants_from(of(role="deployer", **quotas)).of_key(b"one")
+    assert tenant == Tenant("a", role=Role.DEPLOYER, quota=Quota(1, 2, 3, 4))
+    for role in Role:
+        found = tenants_from(of(role=role)).of_key(b"one")
+        assert found is not None
+        assert (found.role, found.quota) == (role, Quota())
+
+
+def test_salts_are_one_for_each_tenant_and_secret() -> None:
+    def salts(secret: bytes) -> list[str]:
+        document = {"tenants": [*of()["tenants"], {"name": "b", "keys": KEYS[1:2]}]}
+        tenants = tenants_from(document, secret)
+        found = [tenants.installation, *tenants.by_key.values()]
+        return [tenant.cache_salt for tenant in found]
+
+    made = [*salts(b"k"), *salts(b"other")]
+    assert len(set(made)) == 6
+    assert salts(b"k") == made[:3], "all gateways have the same"
+    assert tenants_from({"tenants": []}, b"k").installation.cache_salt == "", "one tenant needs none"
+
+
 @pytest.mark.parametrize(
     ("document", "told"),
     [
@@ -55,6 +78,13 @@ def test_tenants_by_their_keys() -> None:
         (of(maxWaiting=0), "maxWaiting"),
         (of(maxWaiting=1.5), "maxWaiting"),
         (of(maxPriority="urgent"), "low, normal, high"),
+        (of(role="root"), "inference, deployer, admin"),
+        (of(role=["admin"]), "inference, deployer, admin"),
+        (of(requestsPerMinute=0), "requestsPerMinute: expected a whole number, 1 or more"),
+        (of(tokensPerMinute=1.5), "tokensPerMinute"),
+        (of(maxVariants="2"), "maxVariants"),
+        (of(maxHostBytes=True), "maxHostBytes"),
+        (of(role="admin", maxVariants=1), "an admin"),
         (of(keys=[]), "keys"),
         (of(keys=["secret"]), "64 lower-case"),
         (of(keys=[KEYS[0].upper()]), "64 lower-case"),

@@ -94,6 +94,7 @@ EVERYTHING: Object = {
         "maxBodyBytes": 16777216,
         "engineStartTimeoutS": 1800,
         "requestTimeoutS": 300.5,
+        "auditLog": "/scratch/audit.jsonl",
     },
     "apiKey": {"value": "s3cret: with 'quotes'"},
     "extraEnv": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}],

@@ -9,7 +9,7 @@ from typing import TypeVar
 from fastapi import APIRouter
 
 from controlplane.api import operations
-from controlplane.api.routes.parameters import IdempotencyHeader, NamePath
+from controlplane.api.routes.parameters import Asking, IdempotencyHeader, NamePath
 from controlplane.api.services import Services
 from controlplane.cluster import reservations
 from controlplane.management.schemas.estimates import (
@@ -25,6 +25,7 @@ from controlplane.management.schemas.models import OperationView
 from controlplane.planning import estimates
 from controlplane.state import queries
 from controlplane.state.repository import State
+from controlplane.traffic.tenants import Caller
 from placement.types import Inventory
 
 T = TypeVar("T")
@@ -34,21 +35,22 @@ def router(services: Services) -> APIRouter:
     routes = APIRouter(prefix="/models/{name}", tags=["estimates"])
 
     @routes.get("/profile")
-    async def describe_profile(name: NamePath) -> ProfileView:
-        return profile_view(await services.read(), name)
+    async def describe_profile(name: NamePath, caller: Asking) -> ProfileView:
+        return profile_view(await services.read_for(caller), name)
 
     @routes.post("/profile", status_code=202)
     async def profile_model(
-        name: NamePath, body: ProfileRequest, key: IdempotencyHeader = None
+        name: NamePath, body: ProfileRequest, caller: Asking, key: IdempotencyHeader = None
     ) -> OperationView:
         """Measure what the profile of this model's architecture lacks."""
-        return OperationView.of(await operations.profile(services, name, body.again, key))
+        return OperationView.of(await operations.profile(services, name, body.again, key, caller))
 
     @routes.post("/estimate")
-    async def estimate_plan(name: NamePath, body: EstimateRequest) -> EstimateView:
+    async def estimate_plan(name: NamePath, body: EstimateRequest, caller: Asking) -> EstimateView:
         """What a plan costs under a load; nothing is changed."""
         estimate = await _with_devices(
             services,
+            caller,
             lambda state, devices: estimates.answer(
                 state, devices, services.settings, name, _shape(body), _load(body)
             ),
@@ -56,10 +58,11 @@ def router(services: Services) -> APIRouter:
         return EstimateView.of(estimate)
 
     @routes.post("/plans")
-    async def estimate_plans(name: NamePath, body: PlansRequest) -> PlansView:
+    async def estimate_plans(name: NamePath, body: PlansRequest, caller: Asking) -> PlansView:
         """What every plan costs under a load; nothing is changed."""
         answers = await _with_devices(
             services,
+            caller,
             lambda state, devices: estimates.answer_all(state, devices, services.settings, name, _load(body)),
         )
         return PlansView(plans=[EstimateView.of(answer) for answer in answers])
@@ -76,9 +79,10 @@ def _shape(body: EstimateRequest) -> estimates.Shape:
     return estimates.Shape(body.tensorParallel, body.pipelineParallel, split, body.quantization)
 
 
-async def _with_devices(services: Services, estimate: Callable[[State, Inventory], T]) -> T:
-    """Run `estimate` on the state and the free devices, in a thread since many plans take a while."""
-    state, inventory = await asyncio.gather(services.read(), services.engines.inventory())
+async def _with_devices(services: Services, caller: Caller, estimate: Callable[[State, Inventory], T]) -> T:
+    """Run `estimate` on what the caller sees of the state, and the free devices, in a thread since many plans
+    take a while."""
+    state, inventory = await asyncio.gather(services.read_for(caller), services.engines.inventory())
     free = reservations.available(inventory, state.ledgers, services.settings.headroom)
     return await asyncio.to_thread(estimate, state, free)
 

@@ -7,9 +7,10 @@ import asyncio
 from fastapi import APIRouter
 
 from controlplane import errors
-from controlplane.api.routes.parameters import NamePath
+from controlplane.api.routes.parameters import Asking, NamePath
 from controlplane.api.services import Services, fresh_context
 from controlplane.management.evaluations import with_evaluations
+from controlplane.management.ownership import require_change
 from controlplane.management.schemas.evaluations import EvaluationsRequest, EvaluationsView, EvaluationView
 from controlplane.state import queries, transactions
 from controlplane.state.records import Model
@@ -19,17 +20,21 @@ def router(services: Services) -> APIRouter:
     routes = APIRouter(prefix="/models", tags=["models"])
 
     @routes.get("/{name}/evaluations")
-    async def list_evaluations(name: NamePath) -> EvaluationsView:
+    async def list_evaluations(name: NamePath, caller: Asking) -> EvaluationsView:
         """The figures that are kept with a model, the newest last."""
-        return _view(queries.find_model(await services.read(), name))
+        return _view(queries.find_model(await services.read_for(caller), name))
 
     @routes.put("/{name}/evaluations")
-    async def keep_evaluations(name: NamePath, body: EvaluationsRequest) -> EvaluationsView:
+    async def keep_evaluations(name: NamePath, body: EvaluationsRequest, caller: Asking) -> EvaluationsView:
         """Keep figures; each takes the place of an older one of its task, metric and reference."""
-        queries.find_model(await services.read(), name)
+        seen = await services.read_for(caller)
+        uid = queries.find_model(seen, name).uid
+        require_change(caller.tenant, seen, name)
         now_s = fresh_context().now_s
 
         def change(model: Model) -> Model:
+            if model.uid != uid:  # another one, perhaps another tenant's
+                raise transactions.Superseded(name)
             return with_evaluations(model, body.evaluations, now_s)
 
         try:

@@ -15,8 +15,9 @@ from controlplane.api import inference, operations, preview
 from controlplane.api.inference import ClosingStream, Watch
 from controlplane.api.middleware import tenant_of
 from controlplane.api.routes import cluster, estimates, evaluations, rebalancing, variants
-from controlplane.api.routes.parameters import IdempotencyHeader, NamePath
+from controlplane.api.routes.parameters import Asking, IdempotencyHeader, NamePath
 from controlplane.api.services import Services, fresh_context
+from controlplane.management.ownership import require_change
 from controlplane.management.schemas.deploy import DeployModelRequest
 from controlplane.management.schemas.models import (
     DeploymentView,
@@ -41,7 +42,7 @@ from controlplane.traffic.request_terms import (
     request_terms,
 )
 from controlplane.traffic.route_table import Route
-from controlplane.traffic.tenants import DEFAULT, Tenant
+from controlplane.traffic.tenants import DEFAULT, Caller, Tenant
 from workers.messages import EngineCall
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -70,17 +71,22 @@ def _main_job(services: Services) -> APIRouter:
     routes = APIRouter(tags=["main job"])
 
     @routes.post("/register_model", status_code=202)
-    async def register_model(body: RegisterModelRequest, key: IdempotencyHeader = None) -> OperationView:
-        return OperationView.of(await operations.register(services, body, key))
+    async def register_model(
+        body: RegisterModelRequest, caller: Asking, key: IdempotencyHeader = None
+    ) -> OperationView:
+        return OperationView.of(await operations.register(services, body, key, caller))
 
     @routes.post("/deploy_model", status_code=202)
-    async def deploy_model(body: DeployModelRequest, key: IdempotencyHeader = None) -> OperationView:
-        return OperationView.of(await operations.deploy(services, body, key))
+    async def deploy_model(
+        body: DeployModelRequest, caller: Asking, key: IdempotencyHeader = None
+    ) -> OperationView:
+        return OperationView.of(await operations.deploy(services, body, key, caller))
 
     @routes.post("/plan")
-    async def plan_deployment(body: DeployModelRequest) -> PreviewView:
+    async def plan_deployment(body: DeployModelRequest, caller: Asking) -> PreviewView:
         """What `POST /deploy_model` with this body would do now; nothing is changed."""
-        state, inventory = await asyncio.gather(services.read(), services.engines.inventory())
+        state, inventory = await asyncio.gather(services.read_for(caller), services.engines.inventory())
+        require_change(caller.tenant, state, body.model)
         planned = await asyncio.to_thread(
             preview.preview, state, inventory, services.settings, body, fresh_context()
         )
@@ -100,17 +106,17 @@ def _models(services: Services) -> APIRouter:
     routes = APIRouter(prefix="/models", tags=["models"])
 
     @routes.get("")
-    async def list_models() -> dict[str, list[ModelView]]:
-        state = await services.read()
+    async def list_models(caller: Asking) -> dict[str, list[ModelView]]:
+        state = await services.read_for(caller)
         return {"models": [model_view(state, name) for name in sorted(state.models)]}
 
     @routes.get("/{name}")
-    async def describe_model(name: NamePath) -> ModelView:
-        return model_view(await services.read(), name)
+    async def describe_model(name: NamePath, caller: Asking) -> ModelView:
+        return model_view(await services.read_for(caller), name)
 
     @routes.delete("/{name}")
-    async def delete_model(name: NamePath, key: IdempotencyHeader = None) -> OperationView:
-        return OperationView.of(await operations.delete(services, name, key))
+    async def delete_model(name: NamePath, caller: Asking, key: IdempotencyHeader = None) -> OperationView:
+        return OperationView.of(await operations.delete(services, name, key, caller))
 
     return routes
 
@@ -119,30 +125,35 @@ def _deployments(services: Services) -> APIRouter:
     routes = APIRouter(prefix="/deployments", tags=["deployments"])
 
     @routes.get("")
-    async def list_deployments() -> dict[str, list[DeploymentView]]:
-        state = await services.read()
+    async def list_deployments(caller: Asking) -> dict[str, list[DeploymentView]]:
+        state = await services.read_for(caller)
         deployments = sorted(state.deployments.values(), key=lambda d: d.record.model)
         return {"deployments": [DeploymentView.of(d.record) for d in deployments]}
 
     @routes.get("/{name}")
-    async def describe_deployment(name: NamePath) -> DeploymentView:
-        return await variants.describe(services, name)
+    async def describe_deployment(name: NamePath, caller: Asking) -> DeploymentView:
+        return await variants.describe(services, name, caller)
 
     @routes.patch("/{name}")
-    async def tune_deployment(name: NamePath, body: TuneRequest) -> DeploymentView:
-        return await variants.tune(services, name, body)
+    async def tune_deployment(name: NamePath, body: TuneRequest, caller: Asking) -> DeploymentView:
+        return await variants.tune(services, name, body, caller)
 
     @routes.post("/{name}/prefetch")
-    async def prefetch_variant(name: NamePath) -> DeploymentView:
-        return await variants.prefetch(services, name)
+    async def prefetch_variant(name: NamePath, caller: Asking) -> DeploymentView:
+        return await variants.prefetch(services, name, caller)
 
     @routes.delete("/{name}", status_code=202)
-    async def undeploy_model(name: NamePath, key: IdempotencyHeader = None) -> OperationView:
-        return OperationView.of(await operations.undeploy(services, name, key))
+    async def undeploy_model(name: NamePath, caller: Asking, key: IdempotencyHeader = None) -> OperationView:
+        return OperationView.of(await operations.undeploy(services, name, key, caller))
 
     @routes.get("/{name}/logs", response_class=Response, responses=TEXT)
-    async def logs(name: NamePath, lines: Annotated[int, Query(ge=1, le=10_000)] = 200) -> Response:
-        host = variants.find_deployment(await services.read(), name).host
+    async def logs(
+        name: NamePath, caller: Asking, lines: Annotated[int, Query(ge=1, le=10_000)] = 200
+    ) -> Response:
+        """An engine's log tells of all who ask it: a tenant reads those of its own bases."""
+        state = await services.read_for(caller)
+        host = variants.find_deployment(state, name).host
+        require_change(caller.tenant, state, host)
         return PlainTextResponse(await services.engines.logs(host, lines))
 
     return routes
@@ -153,33 +164,36 @@ def _operations(services: Services) -> APIRouter:
 
     @routes.get("/operations")
     async def list_operations(
-        limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+        caller: Asking, limit: Annotated[int, Query(ge=1, le=1000)] = 1000
     ) -> dict[str, list[OperationView]]:
         """The newest first."""
-        all_of_them = (o.record for o in (await services.read()).operations.values())
+        all_of_them = (o.record for o in (await services.read_for(caller)).operations.values())
         newest = heapq.nlargest(limit, all_of_them, key=lambda o: o.created_at_s)
         return {"operations": [OperationView.of(o) for o in newest]}
 
     @routes.get("/operations/{operation_id}")
-    async def describe_operation(operation_id: NamePath) -> OperationView:
-        return OperationView.of(queries.find_operation(await services.read(), operation_id).record)
+    async def describe_operation(operation_id: NamePath, caller: Asking) -> OperationView:
+        found = queries.find_operation(await services.read_for(caller), operation_id)
+        return OperationView.of(found.record)
 
     @routes.get(
         "/operations/{operation_id}/watch",
         response_class=Response,
         responses={200: {"content": {"text/event-stream": {}}, "description": "One event per change."}},
     )
-    async def watch_operation(operation_id: NamePath) -> Response:
+    async def watch_operation(operation_id: NamePath, caller: Asking) -> Response:
+        queries.find_operation(await services.read_for(caller), operation_id)
         events = await operations.watch(services, operation_id)
         return ClosingStream(events, events.aclose, media_type="text/event-stream")
 
     @routes.post("/operations/{operation_id}/cancel")
-    async def cancel_operation(operation_id: NamePath) -> OperationView:
-        return OperationView.of(await operations.cancel(services, operation_id))
+    async def cancel_operation(operation_id: NamePath, caller: Asking) -> OperationView:
+        return OperationView.of(await operations.cancel(services, operation_id, caller))
 
     @routes.get("/status")
-    async def status() -> StatusView:
-        return await installation_status(services)
+    async def status(caller: Asking) -> StatusView:
+        """Devices, and the engines of the models that are there for who asks."""
+        return await installation_status(services, caller)
 
     return routes
 
@@ -196,13 +210,17 @@ async def infer(
     """MaverIQ's inference_model: one text in, one text out, over the same path as the OpenAI routes."""
     watch = Watch(services)
     try:
-        route = await services.routes.resolve(body.model)
+        services.rates.request(tenant)
+        route = await services.routes.resolve(body.model, tenant)
         watch.routed(route)
         asked = {"max_tokens": body.maxOutputLength}
         tokens = estimated_tokens(len(body.inputText), asked, route.max_output_tokens)
         prompt = estimated_prompt(len(body.inputText))
         watch.terms = request_terms(headers, {}, route.targets, tenant, tokens, prompt)
+        watch.charge(tenant)
         answer = await _answer(services, route, body, watch.terms)
+        if watch.charged is not None:
+            watch.charged.settle(answer.inputTokens + answer.outputTokens)
     except errors.OstinatoError as e:
         watch.fail(e)
         raise
@@ -223,25 +241,25 @@ async def _answer(
     note = ""
     if body.format != "raw":
         try:
-            reply = await inference.ask(services, route, _chat_call(route, body), terms)
+            reply = await inference.ask(services, route, _chat_call(route, body, terms.tenant), terms)
             return _as_answer(body.model, reply.body, "chat", note)
         except errors.NoChatTemplate:
             if body.format == "chat":
                 raise
             note = f"'{body.model}' has no chat template: the text was completed as it stands"
-    reply = await inference.ask(services, route, _raw_call(route, body), terms)
+    reply = await inference.ask(services, route, _raw_call(route, body, terms.tenant), terms)
     return _as_answer(body.model, reply.body, "raw", note)
 
 
-def _chat_call(route: Route, body: InferenceModelRequest) -> EngineCall:
-    messages = [{"role": "user", "content": body.inputText}]
-    return inference.engine_call(inference.CHAT, {**_options(body), "messages": messages}, route)
+def _chat_call(route: Route, body: InferenceModelRequest, tenant: Tenant) -> EngineCall:
+    sent = {**_options(body), "messages": [{"role": "user", "content": body.inputText}]}
+    return inference.engine_call(inference.CHAT, sent, route, salt=tenant.cache_salt)
 
 
-def _raw_call(route: Route, body: InferenceModelRequest) -> EngineCall:
+def _raw_call(route: Route, body: InferenceModelRequest, tenant: Tenant) -> EngineCall:
     """The engine's own limit of a completion would be a few tokens."""
     sent = {"max_tokens": route.max_output_tokens, **_options(body), "prompt": body.inputText}
-    return inference.engine_call(inference.COMPLETIONS, sent, route)
+    return inference.engine_call(inference.COMPLETIONS, sent, route, salt=tenant.cache_salt)
 
 
 def _options(body: InferenceModelRequest) -> dict[str, Any]:
@@ -274,8 +292,8 @@ def _as_answer(model: str, body: bytes, asked: Literal["chat", "raw"], note: str
         raise errors.EngineFailed("the engine's answer is not an OpenAI completion") from e
 
 
-async def installation_status(services: Services) -> StatusView:
-    state = await services.read()
+async def installation_status(services: Services, caller: Caller) -> StatusView:
+    state = await services.read_for(caller)
     engines, inventory = await asyncio.gather(services.engines.observe(), services.engines.inventory())
     variants: dict[str, list[str]] = {}
     for versioned in state.deployments.values():
@@ -305,5 +323,6 @@ async def installation_status(services: Services) -> StatusView:
                 variants=sorted(variants.get(host_of(group), ())),
             )
             for group, view in sorted(engines.items())
+            if caller.tenant.is_admin or host_of(group) in state.deployments
         ],
     )

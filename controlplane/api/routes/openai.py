@@ -11,6 +11,7 @@ from controlplane import errors
 from controlplane.api import inference, operations
 from controlplane.api.middleware import tenant_of
 from controlplane.api.routes.management import ERRORS, TEXT
+from controlplane.api.routes.parameters import Asking
 from controlplane.api.services import Services
 from controlplane.management.schemas.deploy import DeployModelRequest
 from controlplane.management.schemas.models import (
@@ -20,6 +21,7 @@ from controlplane.management.schemas.models import (
 )
 from controlplane.state.records import Phase
 from controlplane.traffic.route_table import RouteTable
+from controlplane.traffic.tenants import Caller, Tenant
 
 _MESSAGE = {
     "type": "object",
@@ -74,24 +76,24 @@ def router(services: Services) -> APIRouter:
         return await _asked(services, inference.COMPLETIONS, request)
 
     @routes.get("/models")
-    async def models() -> dict[str, Any]:
+    async def models(caller: Asking) -> dict[str, Any]:
         table = await services.routes.newest()
-        return {"object": "list", "data": model_cards(table)}
+        return {"object": "list", "data": model_cards(table, caller.tenant)}
 
     @routes.get("/models/{name}")
-    async def model(name: str) -> dict[str, Any]:
+    async def model(name: str, caller: Asking) -> dict[str, Any]:
         table = await services.routes.newest()
-        served = table.resolve(name).model
-        return next(card for card in model_cards(table) if card["id"] == served)
+        served = table.resolve(name, caller.tenant).model
+        return next(card for card in model_cards(table, caller.tenant) if card["id"] == served)
 
     @routes.post("/load_lora_adapter", response_class=Response, responses=TEXT)
-    async def load_lora_adapter(body: LoadLoraAdapterRequest) -> Response:
-        await _load(services, body)
+    async def load_lora_adapter(body: LoadLoraAdapterRequest, caller: Asking) -> Response:
+        await _load(services, body, caller)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     @routes.post("/unload_lora_adapter", response_class=Response, responses=TEXT)
-    async def unload_lora_adapter(body: UnloadLoraAdapterRequest) -> Response:
-        await _unload(services, body.lora_name)
+    async def unload_lora_adapter(body: UnloadLoraAdapterRequest, caller: Asking) -> Response:
+        await _unload(services, body.lora_name, caller)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     return routes
@@ -102,9 +104,10 @@ async def _asked(services: Services, path: str, request: Request) -> Response:
     return await inference.answer(services, path, await request.body(), request.headers.raw, tenant)
 
 
-def model_cards(table: RouteTable) -> list[dict[str, Any]]:
-    """Each served model once, by its bare name; variants name their `parent`."""
-    bare = sorted((r for name, r in table.routes.items() if name == r.model), key=lambda r: r.model)
+def model_cards(table: RouteTable, tenant: Tenant) -> list[dict[str, Any]]:
+    """Each model that is served to this tenant once, by its bare name; variants name their `parent`."""
+    served = (r for name, r in table.routes.items() if name == r.model and tenant.sees(r.tenant))
+    bare = sorted(served, key=lambda r: r.model)
     return [
         {
             "id": r.model,
@@ -118,23 +121,23 @@ def model_cards(table: RouteTable) -> list[dict[str, Any]]:
     ]
 
 
-async def _load(services: Services, body: LoadLoraAdapterRequest) -> None:
+async def _load(services: Services, body: LoadLoraAdapterRequest, caller: Caller) -> None:
     """Register and deploy in one call, as vLLM's users expect; a refusal leaves nothing behind.
 
     Errors: those of both; TimedOut while it still goes on, and then it does.
     """
-    base = body.base_model_name or await _only_base(services)
+    base = body.base_model_name or await _only_base(services, caller)
     if base == body.lora_name:
         raise errors.InvalidRequest("an adapter needs a name other than its base's", param="lora_name")
     register = RegisterModelRequest(model=body.lora_name, base=base, adapter=body.lora_path)
-    await operations.run(services, operations.register(services, register, None))
+    await operations.run(services, operations.register(services, register, None, caller))
     try:
         deploy = DeployModelRequest(model=body.lora_name, maxOutputLength=await _output_limit(services, base))
-        await operations.run(services, operations.deploy(services, deploy, None))
+        await operations.run(services, operations.deploy(services, deploy, None, caller))
     except errors.TimedOut:
         raise  # it goes on, and is not to be deleted
     except errors.OstinatoError:
-        await operations.delete(services, body.lora_name, None)
+        await operations.delete(services, body.lora_name, None, caller)
         raise
 
 
@@ -143,8 +146,8 @@ async def _output_limit(services: Services, base: str) -> int:
     return deployment.record.max_output_tokens if deployment else 256
 
 
-async def _only_base(services: Services) -> str:
-    state = await services.read()
+async def _only_base(services: Services, caller: Caller) -> str:
+    state = await services.read_for(caller)
     bases = [
         d.record.model
         for d in state.deployments.values()
@@ -159,11 +162,11 @@ async def _only_base(services: Services) -> str:
     return bases[0]
 
 
-async def _unload(services: Services, name: str) -> None:
-    state = await services.read()
+async def _unload(services: Services, name: str, caller: Caller) -> None:
+    state = await services.read_for(caller)
     model = state.models.get(name)
     if model is None or not model.record.is_variant:
         raise errors.ModelNotFound(f"The lora adapter '{name}' cannot be found.", param="lora_name")
     if name in state.deployments:
-        await operations.run(services, operations.undeploy(services, name, None))
-    await operations.delete(services, name, None)
+        await operations.run(services, operations.undeploy(services, name, None, caller))
+    await operations.delete(services, name, None, caller)

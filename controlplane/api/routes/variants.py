@@ -9,12 +9,14 @@ from controlplane import errors
 from controlplane.api.preview import require_room_anew
 from controlplane.api.services import Services
 from controlplane.management import commands
+from controlplane.management.ownership import not_own, require_change
 from controlplane.management.schemas.models import DeploymentView, TuneRequest
 from controlplane.management.schemas.residency import EngineResidencyView
 from controlplane.state import transactions
 from controlplane.state.operations import last_failure
 from controlplane.state.records import Deployment, OperationKind
 from controlplane.state.repository import State
+from controlplane.traffic.tenants import Caller
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +31,9 @@ def find_deployment(state: State, name: str) -> Deployment:
     return deployment.record
 
 
-async def describe(services: Services, name: str) -> DeploymentView:
-    """The deployment, and where its variants are. Errors: NotDeployed."""
-    state = await services.read()
+async def describe(services: Services, name: str, caller: Caller) -> DeploymentView:
+    """The deployment, and where those of its variants are that the caller sees. Errors: NotDeployed."""
+    state = await services.read_for(caller)
     deployment = find_deployment(state, name)
     view = DeploymentView.of(deployment)
     if find_placed(state, deployment.host) is None:
@@ -62,18 +64,23 @@ def _variants(state: State, deployment: Deployment) -> dict[str, int]:
     }
 
 
-async def tune(services: Services, name: str, request: TuneRequest) -> DeploymentView:
+async def tune(services: Services, name: str, request: TuneRequest, caller: Caller) -> DeploymentView:
     """Change how many variants of a base run at once, now and after every restart, or its replicas; what
     requests are served by; or begin to place its engines anew.
 
     An engine that cannot be told now learns it with the next request, which carries it.
-    Errors: NotDeployed, InvalidRequest, NotReady; NoFeasiblePlan (new engines have no room beside the old).
+    Errors: NotDeployed, Forbidden (it is the installation's), InvalidRequest, NotReady; NoFeasiblePlan (new
+    engines have no room beside the old).
     """
-    find_deployment(await services.read(), name)
+    seen = await services.read_for(caller)
+    uid = find_deployment(seen, name).uid
+    require_change(caller.tenant, seen, name)
     limit = request.maxActiveVariants
     inventory = await services.engines.inventory() if request.placeAnew else None
 
     def change(deployment: Deployment) -> Deployment:
+        if deployment.uid != uid:  # another one, perhaps another tenant's
+            raise transactions.Superseded(name)
         if inventory is not None:
             deployment = commands.place_anew(deployment)
             require_room_anew(services.repository.read(), inventory, services.settings, deployment)
@@ -92,18 +99,21 @@ async def tune(services: Services, name: str, request: TuneRequest) -> Deploymen
             await services.engines.limit_variants(name, limit)
         except errors.OstinatoError as e:
             log.warning("the engine of '%s' was not told its limit of %d variants: %s", name, limit, e)
-    return await describe(services, name)
+    return await describe(services, name, caller)
 
 
-async def prefetch(services: Services, name: str) -> DeploymentView:
+async def prefetch(services: Services, name: str, caller: Caller) -> DeploymentView:
     """Have a variant in host memory, so that its next request finds it there. Repeating it is harmless.
 
-    Errors: ModelNotFound, NotDeployed, Unavailable, InvalidRequest (a base), AdapterMismatch.
+    Errors: ModelNotFound, NotDeployed, Forbidden (it is the installation's), Unavailable, InvalidRequest (a
+    base), AdapterMismatch.
     """
-    route = await services.routes.resolve(name)
+    route = await services.routes.resolve(name, caller.tenant)
+    if not caller.tenant.may_change(route.tenant):
+        raise not_own(caller.tenant, route.model)
     if route.variant is None:
         raise errors.InvalidRequest(
             f"'{name}' is a base and in memory as long as it is deployed; name one of its variants"
         )
     await services.engines.prefetch(route.host, route.variant)
-    return await describe(services, route.model)
+    return await describe(services, route.model, caller)

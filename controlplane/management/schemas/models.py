@@ -115,6 +115,7 @@ class OperationView(View):
     createdAt: float
     updatedAt: float
     events: list[EventView]
+    tenant: str = ""
 
     @classmethod
     def of(cls, op: Operation) -> OperationView:
@@ -130,6 +131,7 @@ class OperationView(View):
             createdAt=op.created_at_s,
             updatedAt=op.updated_at_s,
             events=[EventView(at_s=e.at_s, phase=e.phase, message=e.message) for e in op.events],
+            tenant=op.tenant,
         )
 
 
@@ -171,7 +173,8 @@ class ModelView(View):
     """A registered model. `kind` is base, lora, boft, sparse_delta or svd_delta, null until it is known.
 
     `path` is the folder it was read from, as the server sees it. One with a `compression` is made here, of
-    the fine-tune `source`; its `adapter` is what came out.
+    the fine-tune `source`; its `adapter` is what came out. `tenant` is whose it is; empty: the
+    installation's.
     """
 
     model: str
@@ -191,6 +194,7 @@ class ModelView(View):
     variant: VariantView | None = None
     evaluations: list[EvaluationView] = Field(default_factory=list)
     createdAt: float
+    tenant: str = ""
 
     @classmethod
     def of(cls, m: Model, deployed: bool, variants: list[str]) -> ModelView:
@@ -214,6 +218,7 @@ class ModelView(View):
             variant=VariantView.of(variant) if variant else None,
             evaluations=[EvaluationView.of(each) for each in m.evaluations],
             createdAt=m.created_at_s,
+            tenant=m.tenant,
         )
 
 

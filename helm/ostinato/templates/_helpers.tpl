@@ -131,7 +131,7 @@ images have different Pythons, and Ray wants one.
 {{- end }}
 {{- $hasKey := or $v.apiKey.value $v.apiKey.existingSecret }}
 {{- if and $v.tenants.existingSecret (not $hasKey) }}
-{{- fail "tenants.existingSecret needs apiKey.value or apiKey.existingSecret: tenants' keys open no management call" }}
+{{- fail "tenants.existingSecret needs apiKey.value or apiKey.existingSecret: the installation's own key" }}
 {{- end }}
 {{- if not (or $hasKey $v.apiKey.allowNone) }}
 {{- fail "no API key: whoever reaches the gateway could use and change everything. Set apiKey.existingSecret to the name of a Secret that holds one (key api-key), or apiKey.value; for a trial, apiKey.allowNone=true" }}

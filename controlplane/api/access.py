@@ -1,0 +1,101 @@
+"""Which role each call of the API needs. What is not listed needs an admin's.
+
+Whose a model is, is asked after that (`controlplane/management/ownership.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from controlplane import errors
+from controlplane.state.terms import Role
+from controlplane.traffic.tenants import Tenant
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+ASKING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/inference_model"})
+
+_CALLS: Mapping[Role, str] = {
+    Role.INFERENCE: """
+        POST /v1/chat/completions
+        POST /v1/completions
+        POST /inference_model
+        GET /v1/models
+        GET /v1/models/{name}
+        GET /openapi.json
+        GET /docs
+        GET /docs/oauth2-redirect
+        GET /redoc
+    """,
+    Role.DEPLOYER: """
+        POST /v1/load_lora_adapter
+        POST /v1/unload_lora_adapter
+        POST /register_model
+        POST /deploy_model
+        POST /plan
+        GET /models
+        GET /models/{name}
+        DELETE /models/{name}
+        GET /models/{name}/profile
+        POST /models/{name}/profile
+        POST /models/{name}/estimate
+        POST /models/{name}/plans
+        GET /models/{name}/evaluations
+        PUT /models/{name}/evaluations
+        GET /deployments
+        GET /deployments/{name}
+        PATCH /deployments/{name}
+        DELETE /deployments/{name}
+        POST /deployments/{name}/prefetch
+        GET /deployments/{name}/logs
+        GET /operations
+        GET /operations/{operation_id}
+        GET /operations/{operation_id}/watch
+        POST /operations/{operation_id}/cancel
+        GET /status
+    """,
+    # They show, or change, what others have.
+    Role.ADMIN: """
+        GET /cluster
+        POST /rebalance
+        GET /metrics
+        GET /metrics/targets
+    """,
+}
+# By method and path, as the application's routes have them.
+NEEDED: Mapping[tuple[str, str], Role] = MappingProxyType(
+    {
+        (method, path): role
+        for role, calls in _CALLS.items()
+        for method, path in (call.split() for call in calls.strip().splitlines())
+    }
+)
+_PATTERNS = tuple(
+    (method, re.compile(re.sub(r"{\w+}", "[^/]+", path)), role)
+    for (method, path), role in NEEDED.items()
+    if "{" in path
+)
+_LEVELS = {role: level for level, role in enumerate(Role)}
+
+
+def needed_role(method: str, path: str) -> Role:
+    """Of a request; HEAD is as GET."""
+    method = "GET" if method == "HEAD" else method
+    exact = NEEDED.get((method, path))
+    if exact is not None:
+        return exact
+    matching = (role for known, pattern, role in _PATTERNS if known == method and pattern.fullmatch(path))
+    return next(matching, Role.ADMIN)
+
+
+def require_role(tenant: Tenant, method: str, path: str) -> None:
+    """Errors: Forbidden."""
+    if tenant.is_admin:
+        return
+    needed = needed_role(method, path)
+    if _LEVELS[tenant.role] < _LEVELS[needed]:
+        raise errors.Forbidden(
+            f"{method} {path[:200]} needs the role {needed}; the key of tenant '{tenant.name}' has "
+            f"{tenant.role}"
+        )

@@ -1,0 +1,107 @@
+"""The audit log: a line of JSON for each change that was asked for, and for each operation's end.
+
+A line is appended by one write, so several processes may share the file. It never holds a key.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from controlplane.settings import Settings
+from controlplane.state.records import Operation
+from controlplane.state.repository import Change, Put
+
+log = logging.getLogger(__name__)
+
+STDOUT = "-"
+_MODE = 0o600
+_TELL_EVERY_S = 60.0
+
+
+class Counts(Protocol):
+    def inc(self) -> None: ...
+
+
+class AuditLog:
+    """`lost` counts lines that could not be written: what was asked for is done all the same."""
+
+    def __init__(self, settings: Settings, lost: Counts) -> None:
+        named = settings.audit_log
+        self._path = None if named in ("", STDOUT) else settings.home / named
+        self._to_stdout = named == STDOUT
+        self._lost = lost
+        self._torn = False
+        self._told_s = -_TELL_EVERY_S
+
+    @property
+    def on(self) -> bool:
+        return self._to_stdout or self._path is not None
+
+    def write(self, entry: dict[str, Any]) -> None:
+        """Blocks while the disk does. Raises nothing."""
+        if not self.on:
+            return
+        try:
+            line = (json.dumps({"time": _now(), **entry}) + "\n").encode()
+            self._append(line)
+        except Exception as e:
+            self._lost.inc()
+            if time.monotonic() - self._told_s >= _TELL_EVERY_S:
+                self._told_s = time.monotonic()
+                log.error("lines of the audit log are lost (%s): %r", self._path or "stdout", e)
+
+    def ends(self, changes: Iterable[Change]) -> None:
+        """Write down which operations end with these changes."""
+        for change in changes:
+            if isinstance(change, Put) and isinstance(change.record, Operation) and change.record.done:
+                self.write(_end(change.record))
+
+    def _append(self, line: bytes) -> None:
+        """Raises OSError, also when there was room for a part only; then the next line begins a new one."""
+        to = 1 if self._path is None else _open(self._path)
+        try:
+            sent = b"\n" + line if self._torn else line
+            self._torn, written = False, os.write(to, sent)
+            if written < len(sent):
+                self._torn = True
+                raise OSError(f"{written} of {len(sent)} bytes were written")
+        finally:
+            if self._path is not None:
+                os.close(to)
+
+
+def _open(path: Path) -> int:
+    """Anew for each line: whoever moves the file away gets a new one."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, _MODE)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, flags, _MODE)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _end(operation: Operation) -> dict[str, Any]:
+    by = operation.asked_by
+    error = (operation.error or {}).get("error", operation.error) or {}
+    return {
+        "event": "operation_ended",
+        "tenant": by.tenant if by else None,
+        "role": by.role if by else None,
+        "key": by.key if by else None,
+        "operation": operation.id,
+        "kind": operation.kind,
+        "model": operation.target,
+        "phase": operation.phase,
+        "code": error.get("code"),
+    }

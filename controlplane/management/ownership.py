@@ -1,0 +1,109 @@
+"""Whose models are whose: what a tenant sees of the records, and what it may change of them. Pure.
+
+What is nobody's is the installation's: all see and use it, and only admins change it. Another tenant's is not
+there. A variant of a tenant's base is the tenant's, so whoever sees a model sees its base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from controlplane import errors
+from controlplane.management.schemas.models import RegisterModelRequest
+from controlplane.state.queries import host_bytes
+from controlplane.state.records import Deployment, Model, ModelProfile, PathProfile
+from controlplane.state.repository import Change, Put, State, Versioned
+from controlplane.traffic.tenants import Tenant
+
+T = TypeVar("T")
+
+
+def seen_by(tenant: Tenant, state: State) -> State:
+    """The state without what is not there for this tenant. Operations are seen by their tenant alone."""
+    if tenant.is_admin:
+        return state
+    models = {name: m for name, m in state.models.items() if tenant.sees(m.record.tenant)}
+    operations = {key: o for key, o in state.operations.items() if tenant.may_change(o.record.tenant)}
+    deployments = _of(models, state.deployments)
+    return replace(state, models=models, operations=operations, deployments=deployments)
+
+
+def _of(models: Mapping[str, Versioned[Model]], found: Mapping[str, T]) -> dict[str, T]:
+    return {name: each for name, each in found.items() if name in models}
+
+
+def require_change(tenant: Tenant, seen: State, name: str) -> None:
+    """That a tenant may change the model `name`, if there is one for it. Errors: Forbidden."""
+    model = seen.models.get(name)
+    if model is not None and not tenant.may_change(model.record.tenant):
+        raise not_own(tenant, name)
+
+
+def not_own(tenant: Tenant, name: str) -> errors.Forbidden:
+    return errors.Forbidden(
+        f"'{name}' is the installation's: tenant '{tenant.name}' may use it, and an admin's key changes it",
+        param="model",
+    )
+
+
+def require_own_changes(tenant: Tenant, state: State, changes: Sequence[Change]) -> None:
+    """That a tenant changes nothing but what is its own. Errors: Forbidden."""
+    if tenant.is_admin:
+        return
+    made = {c.record.name: c.record for c in changes if isinstance(c, Put) and isinstance(c.record, Model)}
+    for change in changes:
+        name = _changed(state, change)
+        if name is None:
+            continue
+        model = state.models[name].record if name in state.models else made.get(name)
+        if model is None or not tenant.may_change(model.tenant):
+            raise not_own(tenant, name)
+
+
+def _changed(state: State, change: Change) -> str | None:
+    """The model that a change is about; None where nothing of it changes, or it is about none."""
+    if not isinstance(change, Put):
+        return change.key if change.cls in (Model, Deployment, ModelProfile, PathProfile) else None
+    record = change.record
+    match record:
+        case Model(name=name):
+            present: Model | Deployment | None = _record(state.models, name)
+        case Deployment(model=name):
+            present = _record(state.deployments, name)
+        case ModelProfile(key=name) | PathProfile(key=name):
+            return name
+        case _:
+            return None
+    return None if present == record else name
+
+
+def _record(found: Mapping[str, Versioned[T]], name: str) -> T | None:
+    return found[name].record if name in found else None
+
+
+def require_free(tenant: Tenant, state: State, name: str) -> None:
+    """That no model of other tenants has this name, of which no more is said. Errors: AlreadyExists."""
+    if name in state.models and not tenant.sees(state.models[name].record.tenant):
+        raise errors.AlreadyExists(f"the name '{name}' is taken; choose another", param="model")
+
+
+def require_quota(tenant: Tenant, state: State, request: RegisterModelRequest) -> None:
+    """That one more variant is within what a tenant may have. Errors: QuotaExceeded.
+
+    What the new one holds is not known yet: the controller looks again when it was read.
+    """
+    quota = tenant.quota
+    if tenant.is_admin or request.base is None:
+        return
+    own = sum(m.record.is_variant and m.record.tenant == tenant.name for m in state.models.values())
+    if quota.max_variants is not None and own >= quota.max_variants:
+        raise errors.QuotaExceeded(
+            f"tenant '{tenant.name}' may have {quota.max_variants} variants and has {own}; delete one first"
+        )
+    if quota.max_host_bytes is not None and (held := host_bytes(state, tenant.name)) >= quota.max_host_bytes:
+        raise errors.QuotaExceeded(
+            f"the variants of tenant '{tenant.name}' may hold {quota.max_host_bytes} bytes and hold {held}; "
+            "delete some first"
+        )

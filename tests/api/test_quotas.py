@@ -1,0 +1,157 @@
+"""What tenants may have, over HTTP: requests and tokens a minute, variants and their bytes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tenants
+from installations import Installation, Start
+from tenants import As, code, entry
+
+from controlplane.controller import registration
+from controlplane.state.records import Model
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock()
+
+
+def limited(
+    start: Start, path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, **quota: int
+) -> Installation:
+    made = tenants.started(start, path, entry("a", "deployer", **quota), entry("b", "deployer", **quota))
+    monkeypatch.setattr(made.services.rates, "_clock", clock)
+    made.up()
+    return made
+
+
+def test_requests_a_minute(
+    start: Start, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = limited(start, tmp_path / "t", clock, monkeypatch, requestsPerMinute=3)
+    a, b = As(made, "a"), As(made, "b")
+    assert a.complete().status_code == 200
+    assert a.ask("POST", "/inference_model", {"model": "base", "inputText": "a"}).status_code == 200
+    assert a.ask("POST", "/v1/completions", {"nonsense": 1}).status_code == 400, "it counts, too"
+    for answer in (a.complete(), a.ask("POST", "/inference_model", {"model": "base", "inputText": "a"})):
+        assert code(answer) == (429, "rate_limit_exceeded")
+        assert answer.headers["retry-after"] == "20"
+        assert answer.json()["error"]["details"] == {"reason": "requests_per_minute"}
+    assert a.ask("GET", "/v1/models").status_code == 200
+    assert b.complete().status_code == 200
+    assert made.chat("a").status_code == 200
+    clock.now_s += 20
+    assert a.complete().status_code == 200
+    assert a.complete().status_code == 429
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_a_minute(
+    start: Start, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Charged are the most that a request may cost, and then what it did."""
+    made = limited(start, tmp_path / "t", clock, monkeypatch, tokensPerMinute=150)
+    a = As(made, "a")
+    body: dict[str, Any] = {"model": "base", "prompt": "one two three four", "max_tokens": 20}
+    charge = len(json.dumps({**body, "stream": stream}, separators=(",", ":"))) // 4 + 20
+    prompt = charge - 20  # as a stream's is estimated
+    left, answered = 150, 0
+    while (answer := a.complete(**{**body, "stream": stream})).status_code == 200:
+        assert charge <= left
+        answered += 1
+        if stream:
+            left -= prompt + answer.text.count('"text"') - 1  # the last event says why it ended
+        else:
+            left -= answer.json()["usage"]["total_tokens"]
+    assert code(answer) == (429, "rate_limit_exceeded")
+    assert answer.json()["error"]["details"] == {"reason": "tokens_per_minute"}
+    assert charge > left
+    assert answered >= 2
+    assert As(made, "b").complete(**body).status_code == 200
+    refused = a.ask("POST", "/inference_model", {"model": "base", "inputText": "one " * 8})
+    assert code(refused) == (429, "rate_limit_exceeded")
+    clock.now_s += int(answer.headers["retry-after"])
+    assert a.complete(**{**body, "stream": stream}).status_code == 200
+
+
+def test_a_request_that_no_engine_worked_at_costs_no_tokens(
+    start: Start, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = limited(start, tmp_path / "t", clock, monkeypatch, tokensPerMinute=60)
+    for _ in range(5):
+        assert code(As(made, "a").complete(prompt="!too long", max_tokens=30)) == (
+            400,
+            "context_length_exceeded",
+        )
+
+
+def test_as_many_variants_as_a_tenant_may_have(start: Start, tmp_path: Path) -> None:
+    made = tenants.started(
+        start, tmp_path / "t", entry("a", "deployer", maxVariants=1), entry("b", "deployer")
+    )
+    made.register("base")
+    made.register("shared", "base", folder="v2")
+    a, b = As(made, "a"), As(made, "b")
+    assert b.register("of-b")["phase"] == "Ready"
+    assert a.register("one")["phase"] == "Ready"
+    body = {"model": "two", "base": "base", "adapter": str(made.files / "v2")}
+    refused = a.ask("POST", "/register_model", body)
+    assert code(refused) == (403, "quota_exceeded")
+    assert "may have 1 variants and has 1" in refused.text
+    assert a.register("own", base="", folder="other")["phase"] == "Ready", "a base is no variant"
+    assert a.ask("DELETE", "/models/one").status_code == 200
+    assert a.register("two", folder="v2")["phase"] == "Ready"
+
+
+@pytest.fixture
+def reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Files are read while it is set."""
+    may, read = threading.Event(), registration.read_model_files
+    may.set()
+
+    def read_then(*args: Any) -> Model:
+        may.wait()
+        return read(*args)
+
+    monkeypatch.setattr(registration, "read_model_files", read_then)
+    yield may
+    may.set()
+
+
+def test_as_many_bytes_of_variants_as_a_tenant_may_have(
+    start: Start, tmp_path: Path, reading: threading.Event
+) -> None:
+    path = tmp_path / "t"
+    made = tenants.started(start, path, entry("a", "deployer"))
+    made.register("base")
+    made.register("shared", "base", folder="v1")
+    size = made.http.get("/models/shared").json()["weightBytes"]
+    tenants.write(path, entry("a", "deployer", maxHostBytes=2 * size))
+    made.services.tenants.refresh()
+    a = As(made, "a")
+    assert a.register("one")["phase"] == "Ready"
+    bodies = [{"model": f"more-{n}", "base": "base", "adapter": str(made.files / "v2")} for n in range(3)]
+    reading.clear()  # so they are read together
+    accepted = [a.ask("POST", "/register_model", body) for body in bodies]
+    reading.set()
+    ends = [a.end(each) for each in accepted]
+    failed = [end for end in ends if end["phase"] == "Failed"]
+    assert sorted(end["phase"] for end in ends) == ["Failed", "Failed", "Ready"]
+    assert {end["error"]["error"]["code"] for end in failed} == {"quota_exceeded"}
+    assert len(a.ask("GET", "/models").json()["models"]) == 4  # base, shared, and two of its own
+    refused = a.ask("POST", "/register_model", bodies[0] | {"model": "late"})
+    assert code(refused) == (403, "quota_exceeded")
+    assert made.register("of-the-installation", "base", folder="v2")["phase"] == "Ready"

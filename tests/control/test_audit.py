@@ -1,0 +1,114 @@
+"""The audit log as a file: who may read it, who may share it, and what becomes of lines that find no room."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from controlplane.gateway.audit import AuditLog
+from controlplane.gateway.metrics import audit_lost
+from controlplane.settings import Settings
+
+
+def made(home: Path, **options: Any) -> tuple[AuditLog, CollectorRegistry]:
+    registry = CollectorRegistry()
+    return AuditLog(Settings(home=home, **options), audit_lost(registry)), registry
+
+
+def lost(registry: CollectorRegistry) -> float | None:
+    return registry.get_sample_value("ostinato_audit_lines_lost_total")
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_it_lies_in_home_and_is_its_owners_alone(tmp_path: Path) -> None:
+    audit, registry = made(tmp_path / "home")
+    audit.write({"path": "a\nb", "model": 'é"\ud800'})
+    path = tmp_path / "home/audit.jsonl"
+    assert path.stat().st_mode & 0o777 == 0o600
+    (line,) = lines(path)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("time"))
+    assert line == {"path": "a\nb", "model": 'é"\ud800'}
+    assert lost(registry) == 0
+
+
+def test_whoever_moves_it_away_gets_a_new_one(tmp_path: Path) -> None:
+    audit, _ = made(tmp_path, audit_log=str(tmp_path / "there"))
+    audit.write({"n": 1})
+    (tmp_path / "there").rename(tmp_path / "kept")
+    audit.write({"n": 2})
+    assert [lines(tmp_path / name)[0]["n"] for name in ("kept", "there")] == [1, 2]
+
+
+def test_it_can_be_off_or_go_to_standard_output(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    off, _ = made(tmp_path, audit_log="")
+    off.write({"n": 1})
+    assert not off.on
+    assert list(tmp_path.iterdir()) == []
+    made(tmp_path, audit_log="-")[0].write({"n": 2})
+    assert json.loads(capfd.readouterr().out)["n"] == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_loses_lines_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for where in ("/dev/full", str(tmp_path)):  # a folder cannot be written, either
+        audit, registry = made(tmp_path, audit_log=where)
+        for _ in range(3):
+            audit.write({"n": 1})
+        assert lost(registry) == 3
+    assert len([r for r in caplog.records if "lost" in r.message]) == 2, "each says so once a minute"
+
+
+def _write_cut(path: Path, told: Any) -> None:
+    """A line of which only a part has room; then there is room again."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    audit, registry = made(path.parent, audit_log=path.name)
+    audit.write({"n": 1})
+    size = path.stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, resource.RLIM_INFINITY))
+    audit.write({"n": 2})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    audit.write({"n": 3})
+    told.put(lost(registry))
+
+
+def test_a_line_that_was_cut_off_spoils_no_other(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    told: Any = context.Queue()
+    child = context.Process(target=_write_cut, args=(tmp_path / "log", told))
+    child.start()
+    assert told.get() == 1
+    child.join()
+    first, cut, last = (tmp_path / "log").read_text().splitlines()
+    assert (json.loads(first)["n"], json.loads(last)["n"]) == (1, 3)
+    assert len(cut) == 10
+
+
+def _write_many(home: Path, who: int) -> None:
+    audit, _ = made(home)
+    for n in range(200):
+        audit.write({"who": who, "n": n, "more": "x" * (n * 20)})
+
+
+def test_several_processes_share_it(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write_many, args=(tmp_path, who)) for who in range(3)]
+    for each in writers:
+        each.start()
+    for each in writers:
+        each.join()
+    found = lines(tmp_path / "audit.jsonl")
+    for who in range(3):
+        assert [line["n"] for line in found if line["who"] == who] == list(range(200))
+    assert os.path.getsize(tmp_path / "audit.jsonl") > 3 * 200 * 1000
