@@ -19,7 +19,7 @@ from controlplane import errors
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState, inventory_of
 from controlplane.cluster.memory_usage import memory_by_node
-from controlplane.controller import registration
+from controlplane.controller import file_reader, registration
 from controlplane.controller.compress_action import MADE_SHARE, CompressActions
 from controlplane.controller.demand import DemandBook
 from controlplane.controller.deployment_actions import DeploymentActions
@@ -78,6 +78,7 @@ TICK_S = 0.1
 OBSERVE_EVERY_S = 1.0
 RETRY_S = 3.0  # after an action that failed; then twice as long each time
 MAX_RETRY_S = 60.0
+MAX_READS = 3  # of a model's files, where what reads them does not live to see the end
 # Whose open operations tell of a failure. (Loading a variant counts its attempts itself, in its record.)
 OPERATION_OF: Mapping[type[Action], OperationKind] = {
     ReadModel: OperationKind.REGISTER,
@@ -105,6 +106,7 @@ class Controller:
         self._repository = repository
         self._runtime = runtime
         self._metrics = metrics
+        self._files = file_reader.shared()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failures: Counter[str] = Counter()  # in a row, by key of what is still to be done
         self._engines: dict[str, EngineView] = {}
@@ -284,25 +286,45 @@ class Controller:
         versioned = (await self._repository.read_async()).models.get(model.base or "")
         base = versioned.record if versioned else None
         try:
-            ready = await asyncio.to_thread(
-                registration.read_model_files, model, base, limits, self._runtime.convert_bundled
-            )
+            if model.reads > MAX_READS:
+                raise errors.SourceUnreadable(_read_in_vain("the controller ended meanwhile"))
+            ready = await self._files.read(model, base, limits, self._runtime.convert_bundled)
+        except asyncio.CancelledError:
+            self._do_not_count(model)
+            raise
+        except file_reader.ReaderDied as e:
+            if model.reads < MAX_READS:
+                raise errors.Unavailable(f"the process that read its files did not answer: {e}") from e
+            await self._fail_registration(model, errors.SourceUnreadable(_read_in_vain(str(e))))
+            return
         except Exception as e:  # reading the same files again would fail alike
             if not isinstance(e, errors.OstinatoError):
-                log.exception("profiling '%s' failed", name)
-                e = errors.OstinatoError(f"an unexpected error while its files were read: {e!r}")
-            why = e.message
-            await self._conclude(
-                OperationKind.REGISTER,
-                name,
-                End.failed(e),
-                lambda s: fail_registration(s, name, model.uid, why),
-            )
+                log.exception("reading '%s' failed", name)
+                e = registration.unexpected(e)
+            await self._fail_registration(model, e)
             return
+        ready = replace(ready, reads=0)
         if ready.phase is Phase.COMPRESSING:
             await self._compressing.begin(ready)
         else:
             await self._profiles.admit_or_measure(ready)
+
+    def _do_not_count(self, model: Model) -> None:
+        """This controller ends, but not for what it reads. Nobody waits for it."""
+
+        def take_back() -> None:
+            with suppress(Exception):  # then it counts
+                edit(self._repository, Model, model.name, lambda m: _not_read(m, model.uid))
+
+        asyncio.get_running_loop().run_in_executor(None, take_back)
+
+    async def _fail_registration(self, model: Model, error: errors.OstinatoError) -> None:
+        await self._conclude(
+            OperationKind.REGISTER,
+            model.name,
+            End.failed(error),
+            lambda s: fail_registration(s, model.name, model.uid, error.message),
+        )
 
     # --- cancelling and forgetting -------------------------------------------------------------
 
@@ -343,7 +365,19 @@ def _being_read(model: Model) -> Model:
     """Raises Superseded for one that is read or is to go: a killed controller's thread may come late."""
     if model.phase not in BEING_READ:
         raise Superseded(model.name)
-    return replace(model, phase=Phase.PROFILING)
+    return replace(model, phase=Phase.PROFILING, reads=model.reads + 1)
+
+
+def _not_read(model: Model, uid: int) -> Model:
+    same = model.uid == uid and model.phase is Phase.PROFILING
+    return replace(model, reads=max(0, model.reads - 1)) if same else model
+
+
+def _read_in_vain(last: str) -> str:
+    return (
+        f"its files were begun to be read {MAX_READS} times, and each time what read them came to an end before"
+        f" it was done (the last time: {last}); look whether they are what they should be, and register it again"
+    )
 
 
 def _read_share(model: Model) -> float:

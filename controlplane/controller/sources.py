@@ -44,6 +44,12 @@ def parse(uri: str, roots: Sequence[Path], param: str) -> Path | BundledSource:
     )
 
 
+def bundled_name(uri: str) -> str:
+    """The bundled model that a URI means; empty where it means another source. Errors: InvalidRequest."""
+    source = parse(uri, (), "source") if uri.startswith("bundled:") else None
+    return source.name if isinstance(source, BundledSource) else ""
+
+
 def _allowed(path: Path, roots: Sequence[Path], param: str) -> Path:
     try:
         real = path.resolve()

@@ -77,6 +77,7 @@ class Model:
     `uid` is unique for ever, so that a name registered again never meets its predecessor's caches.
     `compression` maps each allowed technique to its accuracy (MaverIQ Table 1). `profile` is the key of the
     ModelProfile that its plans are estimated from. `evaluations` has one of each subject, the newest last.
+    `reads`: how often its files were begun to be read without an end.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Model:
     profile: str | None = None
     delta: Delta | None = None
     evaluations: tuple[Evaluation, ...] = ()
+    reads: int = 0
 
     @property
     def is_variant(self) -> bool:
