@@ -278,9 +278,25 @@ class Controller:
     # --- registration --------------------------------------------------------------------------
 
     async def _read_model(self, name: str) -> None:
-        model = await self._edit_model(name, _being_read)
+        """Read a model's files, and go on with what they hold. An attempt that nobody lived to end counts."""
+        counted: list[int] = []
+
+        def begin(model: Model) -> Model:
+            counted.append(model.uid)
+            return _being_read(model)
+
+        try:
+            await self._read_counted(await self._edit_model(name, begin))
+        except _KilledReader:
+            raise
+        except (Exception, asyncio.CancelledError):  # its files are not the reason
+            if counted:
+                self._do_not_count(name, counted[-1])
+            raise
+
+    async def _read_counted(self, model: Model) -> None:
         await self._note(
-            OperationKind.REGISTER, name, Phase.PROFILING, "reading its files", _read_share(model)
+            OperationKind.REGISTER, model.name, Phase.PROFILING, "reading its files", _read_share(model)
         )
         limits = registration.Limits(self._settings.roots, self._settings.max_lora_rank)
         versioned = (await self._repository.read_async()).models.get(model.base or "")
@@ -289,17 +305,14 @@ class Controller:
             if model.reads > MAX_READS:
                 raise errors.SourceUnreadable(_read_in_vain("the controller ended meanwhile"))
             ready = await self._files.read(model, base, limits, self._runtime.convert_bundled)
-        except asyncio.CancelledError:
-            self._do_not_count(model)
-            raise
         except file_reader.ReaderDied as e:
             if model.reads < MAX_READS:
-                raise errors.Unavailable(f"the process that read its files did not answer: {e}") from e
+                raise _KilledReader(f"what read its files did not answer: {e}") from e
             await self._fail_registration(model, errors.SourceUnreadable(_read_in_vain(str(e))))
             return
         except Exception as e:  # reading the same files again would fail alike
             if not isinstance(e, errors.OstinatoError):
-                log.exception("reading '%s' failed", name)
+                log.exception("reading '%s' failed", model.name)
                 e = registration.unexpected(e)
             await self._fail_registration(model, e)
             return
@@ -309,12 +322,12 @@ class Controller:
         else:
             await self._profiles.admit_or_measure(ready)
 
-    def _do_not_count(self, model: Model) -> None:
-        """This controller ends, but not for what it reads. Nobody waits for it."""
+    def _do_not_count(self, name: str, uid: int) -> None:
+        """Nobody waits for it: this controller may be ending."""
 
         def take_back() -> None:
             with suppress(Exception):  # then it counts
-                edit(self._repository, Model, model.name, lambda m: _not_read(m, model.uid))
+                edit(self._repository, Model, name, lambda m: _not_read(m, uid))
 
         asyncio.get_running_loop().run_in_executor(None, take_back)
 
@@ -359,6 +372,10 @@ def _kept_with_keys(state: State, operation: Operation) -> Iterator[Put]:
     for key in state.idempotency.values():
         if key.record.operation_id == operation.id:
             yield Put(replace(key.record, answer=replace(operation, events=())), key.version)
+
+
+class _KilledReader(errors.Unavailable):
+    """It is tried again, and counts."""
 
 
 def _being_read(model: Model) -> Model:

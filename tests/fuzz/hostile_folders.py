@@ -47,6 +47,13 @@ MORE_KEYS: dict[str, Any] = {
     **{"num_hidden_layers": 1024, "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "dtype": "float16"},
     **{"quantization_config": {"bits": 4}, "auto_map": {"AutoModel": "code.X"}, "max_window_layers": 1},
 }
+LOSS = {"task": "t", "metric": "perplexity", "before": 1.0, "after": 2.0, "value": 9.0, "low": None, "high": 1e300}
+VARIANT_KEYS: dict[str, Any] = {
+    **{"quality": [{**LOSS, "items": 3}], "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 1e300}},
+    **{"use_rslora": True, "use_dora": True, "init_lora_weights": "pissa", "layers_to_transform": [0]},
+    **{"target_modules": "(?i)" + "[a-\U0010ffff]" * 150, "lora_alpha": -0.0, "r": 2**70, "bias": "boft_only"},
+    **{"added_rows": {"file": "x"}, "group_size": 64, "groups": [{"bits": 3, "rank": 2}], "bits": 2, "version": 2},
+}
 LENGTHS = (0, 1, 7, 8, 2**24, 2**24 + 1, 10**8, 10**8 + 1, 2**31, 2**63 - 1, 2**63, 2**64 - 1)
 MEMORY_BYTES = 256 << 20  # beyond what the process had before
 CPU_S = 5.0
@@ -164,7 +171,10 @@ def values(files: Files, special: dict[str, Special], name: str, random: Random)
 
 
 def config(files: Files, special: dict[str, Special], name: str, random: Random) -> None:
-    """Of every architecture, with every key that its reader knows."""
+    """Of a base, of every architecture, with every key that its reader knows; of a variant, one field."""
+    if "config.json" not in files:
+        field(files, random)
+        return
     name = "config.json"
     try:
         found = json.loads(files[name])
@@ -177,7 +187,21 @@ def config(files: Files, special: dict[str, Special], name: str, random: Random)
     for key in random.sample(sorted(MORE_KEYS), random.randrange(4)):
         found[key] = MORE_KEYS[key]
     if random.random() < 0.7:
-        found[random.choice(sorted(found))] = hostile_json.hostile(random)
+        found[random.choice(sorted(found) or ["x"])] = hostile_json.hostile(random)
+    files[name] = hostile_json.written(found)
+
+
+def field(files: Files, random: Random) -> None:
+    name = "delta.json" if "delta.json" in files else "adapter_config.json"
+    try:
+        found = json.loads(files[name])
+        at = found if random.random() < 0.6 else random.choice([v for v in found.values() if isinstance(v, dict)])
+        key = random.choice((*at, *VARIANT_KEYS))
+        at[key] = VARIANT_KEYS.get(key) if random.random() < 0.3 else hostile_json.hostile(random)
+    except (KeyError, ValueError, IndexError, TypeError, AttributeError, RecursionError):
+        return
+    if random.random() < 0.3 and isinstance(at[key], dict | list):
+        at[key] = hostile_json.mutated(at[key], random)
     files[name] = hostile_json.written(found)
 
 
@@ -208,7 +232,7 @@ def length(files: Files, special: dict[str, Special], name: str, random: Random)
 def content(files: Files, special: dict[str, Special], name: str, random: Random) -> None:
     """Of the tensors, or the end of a file."""
     raw, count = bytearray(files[name]), random.choice((1, 16))
-    if len(raw) > count:
+    if len(raw) > 2 * count:
         at = random.randrange(len(raw) // 2, len(raw) - count + 1)
         raw[at : at + count] = random.choice((b"\xff", b"\x00", b"\x7f")) * count
         files[name] = bytes(raw)
