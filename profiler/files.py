@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, TypeGuard
 
 from profiler.contents import opened
 from profiler.errors import CheckpointError
+from profiler.inside import open_file
 
 # safetensors itself allows 100 MB. A file that holds all of Qwen3-235B (36,000 tensors) has a header of 5 MB.
 MAX_HEADER_BYTES = 16 << 20
@@ -73,13 +75,15 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     if not is_file(path):
         raise _absent(path)
     try:
-        with path.open("rb") as file:
-            raw = file.read(max_bytes + 1)
-            size = max(len(raw), path.stat().st_size)
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > max_bytes:
+                raise CheckpointError(
+                    f"{path} has {size} bytes; at most {max_bytes} are allowed: is it the right file?"
+                )
+            raw = b"".join(iter(lambda: file.read(max_bytes), b""))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}; check its permissions") from error
-    if len(raw) > max_bytes:
-        raise CheckpointError(f"{path} has {size} bytes; at most {max_bytes} are allowed: is it the right file?")
     return parse_json(raw, str(path))
 
 

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 from controlplane import errors
 from controlplane.controller import registration
 from controlplane.controller.reading import MIB, Failed, Growing, Line, Read, ReadLimits, Request
+from profiler.inside import confine
 
 log = logging.getLogger(__name__)
 REQUESTS: TypeAdapter[tuple[Request, ReadLimits]] = TypeAdapter(tuple[Request, ReadLimits])
@@ -45,6 +46,7 @@ def _listen(requests: queue.SimpleQueue[bytes]) -> None:
 
 def _answer(request: Request, limits: ReadLimits) -> Line:
     allowed = _limit(limits)
+    confine((*request.limits.roots, *([Path(request.bundled).resolve()] if request.bundled else [])))
 
     def growing(more_bytes: int) -> None:
         nonlocal allowed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -588,3 +589,16 @@ async def test_failures_are_counted_in_a_row(world: World, monkeypatch: pytest.M
             monkeypatch.setattr(world.cluster, "inventory", inventory)
             since = len(looks)
             await world.until(lambda n=since: len(looks) >= n + 3)  # type: ignore[misc]
+
+
+async def test_a_name_that_no_text_can_hold_ends_a_registration(world: World, tmp_path: Path) -> None:
+    """A file's name may be any bytes. The refusal repeated it, which no record could hold: it was tried for ever."""
+    root = tmp_path / "own"
+    world.settings = Settings(home=tmp_path / "home", allowed_roots=str(root), engine="echo")
+    (root / "base").mkdir(parents=True)
+    (root / "base" / os.fsdecode(b"\xff.json")).symlink_to("/etc/passwd")
+    world.files = root
+    async with world.controlled():
+        failed = await world.end(world.register("base"))
+    assert failed.phase is Phase.FAILED
+    assert "\\udcff.json' links to a place outside" in failed.reason
