@@ -92,8 +92,8 @@ def parse_json(raw: bytes, where: str) -> dict[str, Any]:
     tokens = sum(map(raw.count, (b"{", b"[", b":", b",")))
     if tokens > MAX_TOKENS:
         raise CheckpointError(
-            f"{where} has {tokens} brackets, colons and commas; at most {MAX_TOKENS} are allowed: is it the right"
-            " file?"
+            f"{where} has {tokens} brackets, colons and commas; at most {MAX_TOKENS} are allowed: is it the"
+            " right file?"
         )
     try:
         value = json.loads(

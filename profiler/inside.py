@@ -1,8 +1,8 @@
 """Opening what a tenant named: plain files only, and none outside the folders that may be read from.
 
-Registration looks at every link of a folder, but files are opened again by their paths, there and in engines: a
-link may have been put there meanwhile. So each open file is asked where it lies. Nothing is checked in a process
-that was not told its folders (`confine`), such as a command that somebody runs on files of their own.
+Registration looks at every link of a folder, but files are opened again by their paths, there and in engines:
+a link may have been put there meanwhile. So each open file is asked where it lies. Nothing is checked in a
+process that was not told its folders (`confine`), such as a command that somebody runs on files of their own.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def is_inside(real: Path, roots: Iterable[Path]) -> bool:
 def link_outside(folder: Path, roots: Iterable[Path], max_entries: int) -> Path | None:
     """The first link in `folder`, at any depth, that leads out of the `roots`; None where there is none.
 
-    Links among the roots stay: caches of the Hugging Face hub consist of them. Raises OSError; CheckpointError
-    when there are more than `max_entries`.
+    Links among the roots stay: caches of the Hugging Face hub consist of them. Raises OSError;
+    CheckpointError when there are more than `max_entries`.
     """
     roots, left, seen, entries = tuple(roots), [folder], set[Path](), 0
     while left:

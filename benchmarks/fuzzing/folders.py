@@ -3,9 +3,9 @@
     PYTHONPATH=.:tests:tests/unit:tests/fuzz python -m benchmarks.fuzzing.folders --count 100000 \\
         --out benchmarks/results/fuzzing_folders.json
 
-Each is drawn from a seed (tests/fuzz/hostile_folders.py), read in this process, where an unexpected error shows,
-and one in SAMPLE by the controller's reader. Each must end as Ready or as a refusal (4xx), within 5 s of CPU time
-and 256 MiB of memory beyond those before the first.
+Each is drawn from a seed (tests/fuzz/hostile_folders.py), read in this process, where an unexpected error
+shows, and one in SAMPLE by the controller's reader. Each must end as Ready or as a refusal (4xx), within 5 s
+of CPU time and 256 MiB of memory beyond those before the first.
 """
 
 from __future__ import annotations
@@ -80,9 +80,7 @@ def by(reader: FileReader, sound: hostile.Seeds, case: hostile.Case) -> Any:
     return read
 
 
-def _look(
-    counts: Counter[str], found: Found, seed: int, case: hostile.Case, read: Any, before: int
-) -> None:
+def _look(counts: Counter[str], found: Found, seed: int, case: hostile.Case, read: Any, before: int) -> None:
     try:
         counts[hostile.outcome(case, read, before + hostile.MEMORY_BYTES)] += 1
     except hostile.Broken as e:

@@ -392,8 +392,8 @@ def _not_read(model: Model, uid: int) -> Model:
 
 def _read_in_vain(last: str) -> str:
     return (
-        f"its files were begun to be read {MAX_READS} times, and each time what read them came to an end before"
-        f" it was done (the last time: {last}); look whether they are what they should be, and register it again"
+        f"its files were begun to be read {MAX_READS} times, and each time what read them ended before it was"
+        f" done (the last time: {last}); look whether they are what they should be, and register it again"
     )
 
 

@@ -36,7 +36,7 @@ class ReadLimits:
 
 @dataclass(frozen=True)
 class Request:
-    """As `registration.read_model_files` takes it; `bundled` is the folder of a bundled model, if it is one."""
+    """As `registration.read_model_files` takes it; `bundled` is the folder of a bundled model, if any."""
 
     model: Model
     base: Model | None

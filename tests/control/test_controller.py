@@ -592,7 +592,7 @@ async def test_failures_are_counted_in_a_row(world: World, monkeypatch: pytest.M
 
 
 async def test_a_name_that_no_text_can_hold_ends_a_registration(world: World, tmp_path: Path) -> None:
-    """A file's name may be any bytes. The refusal repeated it, which no record could hold: it was tried for ever."""
+    """A file's name may be any bytes. The refusal repeated it, which no record could hold."""
     root = tmp_path / "own"
     world.settings = Settings(home=tmp_path / "home", allowed_roots=str(root), engine="echo")
     (root / "base").mkdir(parents=True)

@@ -90,7 +90,7 @@ def test_too_much_memory_is_said(wide: Path) -> None:
     assert refusal.value.param == "source"
     assert reader._idle == []
     reader.limits = ReadLimits()
-    with pytest.raises(errors.SourceUnreadable, match="impossible shape|dtype"):
+    with pytest.raises(errors.SourceUnreadable, match=r"impossible shape|dtype"):
         reader.read_now(base(wide), None, Limits((wide,), 16), no_bundles)
     reader.close()
 
@@ -113,7 +113,7 @@ def test_too_much_cpu_time_kills_it(files: Path) -> None:
     assert allowed["Max open files"] == 64
     process.send_signal(signal.SIGXCPU)
     process.wait()
-    with pytest.raises(ReaderDied, match="more CPU time than allowed|SIGXCPU"):
+    with pytest.raises(ReaderDied, match=r"more CPU time than allowed|SIGXCPU"):
         reader.read_now(base(files), None, limits, no_bundles)
 
 
@@ -156,9 +156,7 @@ def test_it_has_no_secrets(files: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_several_at_once(files: Path) -> None:
     reader, limits, found = FileReader(), Limits((files,), 16), list[Model]()
     threads = [
-        threading.Thread(
-            target=lambda: found.append(reader.read_now(base(files), None, limits, no_bundles))
-        )
+        threading.Thread(target=lambda: found.append(reader.read_now(base(files), None, limits, no_bundles)))
         for _ in range(3)
     ]
     for thread in threads:

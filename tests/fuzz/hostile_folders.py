@@ -36,7 +36,19 @@ VARIANT_KINDS = ("lora", "boft", "sparse_delta", "svd_delta", "zstd")
 ARCHITECTURES = tuple(
     f"{name}ForCausalLM"
     for name in (
-        *("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3", "Phi", "Phi3", "GPTNeoX", "GPTJ"),
+        *(
+            "Llama",
+            "Mistral",
+            "Qwen2",
+            "Qwen3",
+            "Gemma",
+            "Gemma2",
+            "Gemma3",
+            "Phi",
+            "Phi3",
+            "GPTNeoX",
+            "GPTJ",
+        ),
         *("Falcon", "Mixtral", "Qwen2Moe", "Qwen3Moe"),
     )
 )
@@ -47,12 +59,31 @@ MORE_KEYS: dict[str, Any] = {
     **{"num_hidden_layers": 1024, "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "dtype": "float16"},
     **{"quantization_config": {"bits": 4}, "auto_map": {"AutoModel": "code.X"}, "max_window_layers": 1},
 }
-LOSS = {"task": "t", "metric": "perplexity", "before": 1.0, "after": 2.0, "value": 9.0, "low": None, "high": 1e300}
+LOSS = {
+    "task": "t",
+    "metric": "perplexity",
+    "before": 1.0,
+    "after": 2.0,
+    "value": 9.0,
+    "low": None,
+    "high": 1e300,
+}
 VARIANT_KEYS: dict[str, Any] = {
     **{"quality": [{**LOSS, "items": 3}], "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 1e300}},
     **{"use_rslora": True, "use_dora": True, "init_lora_weights": "pissa", "layers_to_transform": [0]},
-    **{"target_modules": "(?i)" + "[a-\U0010ffff]" * 150, "lora_alpha": -0.0, "r": 2**70, "bias": "boft_only"},
-    **{"added_rows": {"file": "x"}, "group_size": 64, "groups": [{"bits": 3, "rank": 2}], "bits": 2, "version": 2},
+    **{
+        "target_modules": "(?i)" + "[a-\U0010ffff]" * 150,
+        "lora_alpha": -0.0,
+        "r": 2**70,
+        "bias": "boft_only",
+    },
+    **{
+        "added_rows": {"file": "x"},
+        "group_size": 64,
+        "groups": [{"bits": 3, "rank": 2}],
+        "bits": 2,
+        "version": 2,
+    },
 }
 LENGTHS = (0, 1, 7, 8, 2**24, 2**24 + 1, 10**8, 10**8 + 1, 2**31, 2**63 - 1, 2**63, 2**64 - 1)
 MEMORY_BYTES = 256 << 20  # beyond what the process had before
@@ -80,9 +111,7 @@ def sound(root: Path) -> Seeds:
         variant_folders.write_delta(root / kind, spec, kind)
     variant_folders.store_compressed(variant_folders.write_delta(root / "zstd", spec, "svd_delta"))
     limits = Limits((root,), 16)
-    bases = {
-        kind: read_model_files(_base(root / kind), None, limits, Path) for kind in ("llama", "qwen2")
-    }
+    bases = {kind: read_model_files(_base(root / kind), None, limits, Path) for kind in ("llama", "qwen2")}
     return Seeds(root, {kind: _files(root / kind) for kind in (*BASE_KINDS, *VARIANT_KINDS)}, bases)
 
 
@@ -195,7 +224,11 @@ def field(files: Files, random: Random) -> None:
     name = "delta.json" if "delta.json" in files else "adapter_config.json"
     try:
         found = json.loads(files[name])
-        at = found if random.random() < 0.6 else random.choice([v for v in found.values() if isinstance(v, dict)])
+        at = (
+            found
+            if random.random() < 0.6
+            else random.choice([v for v in found.values() if isinstance(v, dict)])
+        )
         key = random.choice((*at, *VARIANT_KEYS))
         at[key] = VARIANT_KEYS.get(key) if random.random() < 0.3 else hostile_json.hostile(random)
     except (KeyError, ValueError, IndexError, TypeError, AttributeError, RecursionError):
@@ -239,7 +272,14 @@ def content(files: Files, special: dict[str, Special], name: str, random: Random
 
 
 def weight_map(files: Files, special: dict[str, Special], name: str, random: Random) -> None:
-    places = ("../llama/model.safetensors", "/etc/passwd", "a/b.safetensors", "", ".safetensors", "\x00.safetensors")
+    places = (
+        "../llama/model.safetensors",
+        "/etc/passwd",
+        "a/b.safetensors",
+        "",
+        ".safetensors",
+        "\x00.safetensors",
+    )
     key = random.choice(("x", "model.norm.weight"))
     files["model.safetensors.index.json"] = json.dumps({"weight_map": {key: random.choice(places)}}).encode()
 
@@ -250,7 +290,9 @@ def remove(files: Files, special: dict[str, Special], name: str, random: Random)
 
 
 def rename(files: Files, special: dict[str, Special], name: str, random: Random) -> None:
-    other = random.choice(("adapter_model.bin", "delta.json", "config.json", "adapter_config.json", "x.zst", "y"))
+    other = random.choice(
+        ("adapter_model.bin", "delta.json", "config.json", "adapter_config.json", "x.zst", "y")
+    )
     files[other] = files[name]
 
 
@@ -260,7 +302,9 @@ def swap(files: Files, special: dict[str, Special], name: str, random: Random) -
 
 
 def replace_by_special(files: Files, special: dict[str, Special], name: str, random: Random) -> None:
-    where = name if random.random() < 0.8 else os.fsdecode(random.choice((b"\xff\xfe", b"a\nb", b"\xf0" * 200)))
+    where = (
+        name if random.random() < 0.8 else os.fsdecode(random.choice((b"\xff\xfe", b"a\nb", b"\xf0" * 200)))
+    )
     special[where] = random.choice(SPECIALS)
 
 
@@ -328,7 +372,7 @@ class Broken(AssertionError):
 
 
 def outcome(case: Case, read: Callable[[], Model], peak_bytes: int) -> str:
-    """"Ready", or the code of a refusal. Raises Broken for anything else; also when it takes too long, or
+    """ "Ready", or the code of a refusal. Raises Broken for anything else; also when it takes too long, or
     takes this process beyond a peak of `peak_bytes`."""
     began_s = time.process_time()
     try:
@@ -345,7 +389,9 @@ def outcome(case: Case, read: Callable[[], Model], peak_bytes: int) -> str:
     if (took_s := time.process_time() - began_s) > CPU_S:
         raise Broken(f"it took {took_s:.1f} s of CPU time")
     if (peak := peak_memory()) > peak_bytes:
-        raise Broken(f"the process grew to {peak >> 20} MiB, from at most {(peak_bytes - MEMORY_BYTES) >> 20}")
+        raise Broken(
+            f"the process grew to {peak >> 20} MiB, from at most {(peak_bytes - MEMORY_BYTES) >> 20}"
+        )
     return result
 
 
@@ -353,7 +399,11 @@ def _refused(error: errors.OstinatoError) -> str:
     if not 400 <= error.status < 500:
         raise Broken(f"{error.code}: {error.message[:300]}")
     try:
-        dump(Operation("o", OperationKind.REGISTER, "m", Phase.FAILED, reason=error.message, error=error.body()))
+        dump(
+            Operation(
+                "o", OperationKind.REGISTER, "m", Phase.FAILED, reason=error.message, error=error.body()
+            )
+        )
     except ValueError as e:
         raise Broken(f"no record can hold {error.code}: {e!s:.200}") from e
     return error.code

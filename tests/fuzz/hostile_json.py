@@ -1,4 +1,4 @@
-"""JSON that somebody made to break its reader: values of the wrong type, size or depth, and text that is none."""
+"""JSON that somebody made to break its reader: values of the wrong type, size or depth, or no JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,26 @@ RAW = {
     "@comment": "1/**/",
 }
 VALUES: tuple[Any, ...] = (
-    *(None, True, False, 0, 1, -1, 2, 3, 7, 64, 1_024, 4_096, 2_000_000, 2**31 - 1, 2**31, 2**40, 2**53, 2**63),
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        2,
+        3,
+        7,
+        64,
+        1_024,
+        4_096,
+        2_000_000,
+        2**31 - 1,
+        2**31,
+        2**40,
+        2**53,
+        2**63,
+    ),
     *(2**64, -(2**63), 10**30, 0.0, 1.5, -0.5, 1e308, 1e-320),
     *("", "0", "none", "a" * 300, "é\u202e", "\x00", "../x", "/etc/passwd", "%s%n", "{x}", "x" * 20_000),
     *([], {}, [[]], [0], [-1, 2], [0, 2**64], [1] * 9, {"a": {}}, [None], ["q_proj"] * 3),
@@ -77,7 +96,9 @@ def _near(value: Any, random: Random) -> Any:
         case bool():
             return not value
         case int():
-            return random.choice([value + 1, value - 1, -value, value * 2, value // 2, str(value), float(value)])
+            return random.choice(
+                [value + 1, value - 1, -value, value * 2, value // 2, str(value), float(value)]
+            )
         case str():
             return random.choice([value[:-1], value + "x", value.upper(), [value], value * 2, f" {value}"])
         case list():
@@ -97,20 +118,15 @@ def written(value: Any) -> bytes:
 def scratched(raw: bytes, random: Random) -> bytes:
     """Bytes with some of them changed, taken away or added."""
     at = random.randrange(len(raw) + 1)
-    match random.randrange(8):
-        case 0:
-            return raw[:at]
-        case 1:
-            return raw + random.randbytes(random.choice([1, 8, 100]))
-        case 2:
-            return raw[:at] + random.randbytes(3) + raw[at + 3 :]
-        case 3:
-            return b""
-        case 4:
-            return raw[:at] + raw[at + 1 :]
-        case 5:
-            return b"\xef\xbb\xbf" + raw
-        case 6:
-            return raw.decode("latin-1").encode("utf-16")
-        case _:
-            return raw[:at] + bytes([raw[at - 1] ^ (1 << random.randrange(8))]) + raw[at + 1 :] if raw else b"{"
+    flipped = bytes([raw[at - 1] ^ (1 << random.randrange(8))]) if raw else b"{"
+    made = (
+        raw[:at],
+        raw + random.randbytes(random.choice((1, 8, 100))),
+        raw[:at] + random.randbytes(3) + raw[at + 3 :],
+        b"",
+        raw[:at] + raw[at + 1 :],
+        b"\xef\xbb\xbf" + raw,
+        raw.decode("latin-1").encode("utf-16"),
+        raw[:at] + flipped + raw[at + 1 :],
+    )
+    return random.choice(made)

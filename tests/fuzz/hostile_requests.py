@@ -13,22 +13,74 @@ from urllib.parse import quote, urlsplit
 import hostile_json
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "get", "X", "CONNECT")
-NAMES = ("base", "v1", "base:v1", "other", "none", "x", "", ".", "..", "%00", "%2e%2e", "a" * 192, "a" * 5_000, "é")
+NAMES = (
+    "base",
+    "v1",
+    "base:v1",
+    "other",
+    "none",
+    "x",
+    "",
+    ".",
+    "..",
+    "%00",
+    "%2e%2e",
+    "a" * 192,
+    "a" * 5_000,
+    "é",
+)
 SEGMENTS = (*NAMES, "%ff", "%", "base%20", "base/..", "a/b", "base;x=1", "%F0%9F%98%80", "-1", "*", "op-1")
 QUERIES = (
-    *("limit=-1", "limit=99999999999999999999", "limit=x", "lines=-1", "lines=1e9", "wait=inf", "watch=maybe"),
-    *("timeout=NaN", "a=1&a=2", "%ff=%00", "=", "&&&", "q=" + "z" * 3_000, "again=%20", "target=", "rate=1e999"),
+    *(
+        "limit=-1",
+        "limit=99999999999999999999",
+        "limit=x",
+        "lines=-1",
+        "lines=1e9",
+        "wait=inf",
+        "watch=maybe",
+    ),
+    *(
+        "timeout=NaN",
+        "a=1&a=2",
+        "%ff=%00",
+        "=",
+        "&&&",
+        "q=" + "z" * 3_000,
+        "again=%20",
+        "target=",
+        "rate=1e999",
+    ),
 )
 HEADERS = (
     *("Idempotency-Key: k", "Idempotency-Key: " + "k" * 3_000, "Idempotency-Key: \xff", "Idempotency-Key:"),
     *("Content-Type: text/plain", "Content-Type: application/x-www-form-urlencoded", "Content-Type: \x80"),
     *("Content-Type: multipart/form-data; boundary=x", "Content-Type: application/json; charset=utf-16"),
     *("Accept: text/event-stream", "Accept: */*;q=nan", "Content-Encoding: gzip", "Expect: 100-continue"),
-    *("Authorization: Bearer x", "Authorization: Basic \xe9", "Authorization:", "Host: evil.example", "Host:"),
+    *(
+        "Authorization: Bearer x",
+        "Authorization: Basic \xe9",
+        "Authorization:",
+        "Host: evil.example",
+        "Host:",
+    ),
     *("Origin: http://evil.example", "Connection: close", "Connection: Upgrade", "Upgrade: websocket"),
-    *("X-Request-Id: " + "r" * 200, "Cookie: " + "c" * 2_000, "Range: bytes=0-1", "Forwarded: for=x", "TE: x"),
+    *(
+        "X-Request-Id: " + "r" * 200,
+        "Cookie: " + "c" * 2_000,
+        "Range: bytes=0-1",
+        "Forwarded: for=x",
+        "TE: x",
+    ),
     *("x-ostinato-priority: high", "x-ostinato-priority: \xff", "x-ostinato-ttft-ms: -1", "Last-Event-ID: x"),
-    *("x-ostinato-deadline-ms: nan", "x-ostinato-ttft-ms: 1e999", "x-ostinato-late: drop", "x-slo-ttft-ms: 1", "x-ostinato-session: \x80", "traceparent: 00-x"),
+    *(
+        "x-ostinato-deadline-ms: nan",
+        "x-ostinato-ttft-ms: 1e999",
+        "x-ostinato-late: drop",
+        "x-slo-ttft-ms: 1",
+        "x-ostinato-session: \x80",
+        "traceparent: 00-x",
+    ),
 )
 CODES_WITH_REASON = {503: {"unavailable"}, 504: {"late", "timed_out"}}
 WAIT_S = 60.0
@@ -74,7 +126,9 @@ class Drawer:
             lines += random.sample(self._headers, random.choice((1, 1, 2, 4)))
         framed, whole = _framed(body, random)
         head = "\r\n".join([*lines, *framed[0]]).encode("latin-1", "replace") + b"\r\n\r\n"
-        closes = any(line.lower().startswith(("upgrade", "connection", "expect", "host:")) for line in lines[2:])
+        closes = any(
+            line.lower().startswith(("upgrade", "connection", "expect", "host:")) for line in lines[2:]
+        )
         proper = whole and method in METHODS[:8] and not closes
         return Request(head + framed[1], proper, what, method != "HEAD")
 
@@ -85,7 +139,9 @@ class Drawer:
         target = re.sub(r"\{[^}]*\}", segment, path)
         if random.random() < 0.05:
             at = random.randrange(len(target) + 1)
-            target = target[:at] + random.choice(("/", "//", "%2f", "?", "#", "..", "/./", "%", ";")) + target[at:]
+            target = (
+                target[:at] + random.choice(("/", "//", "%2f", "?", "#", "..", "/./", "%", ";")) + target[at:]
+            )
         query = []
         for parameter in operation.get("parameters", ()):
             if parameter["in"] == "query" and random.random() < 0.5:
@@ -109,37 +165,34 @@ class Drawer:
 
     def _example(self, schema: Any, random: Random, depth: int = 0) -> Any:
         """A value that the schema takes, as far as that is easily told."""
-        if not isinstance(schema, dict) or depth > 6:
-            return None
+        schema = schema if isinstance(schema, dict) and depth <= 6 else {}
         if "$ref" in schema:
             return self._example(self._schemas.get(schema["$ref"].rpartition("/")[2]), random, depth + 1)
         for key in ("anyOf", "oneOf", "allOf"):
             if schema.get(key):
                 return self._example(random.choice(schema[key]), random, depth + 1)
-        if "enum" in schema:
-            return random.choice(schema["enum"])
-        if "const" in schema:
-            return schema["const"]
-        match schema.get("type"):
-            case "object":
-                required = schema.get("required", ())
-                return {
-                    name: self._named(name, each, random, depth)
-                    for name, each in schema.get("properties", {}).items()
-                    if name in required or random.random() < 0.3
-                }
-            case "array":
-                return [self._example(schema.get("items"), random, depth + 1) for _ in range(random.randrange(3))]
-            case "integer":
-                return random.choice((0, 1, 2, 16, schema.get("minimum", 1), schema.get("maximum", 64)))
-            case "number":
-                return random.choice((0.0, 0.5, 1.0, schema.get("minimum", 1), schema.get("maximum", 64)))
-            case "boolean":
-                return random.random() < 0.5
-            case "string":
-                return random.choice(("a", "base", "hello there", "", schema.get("default", "x")))
-            case _:
-                return None
+        if fixed := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
+            return random.choice(fixed)
+        if schema.get("type") == "object":
+            return self._object(schema, random, depth)
+        if schema.get("type") == "array":
+            return [self._example(schema.get("items"), random, depth + 1) for _ in range(random.randrange(3))]
+        least, most = schema.get("minimum", 1), schema.get("maximum", 64)
+        simple: dict[str, tuple[Any, ...]] = {
+            "integer": (0, 1, 2, 16, least, most),
+            "number": (0.0, 0.5, 1.0, least, most),
+            "boolean": (True, False),
+            "string": ("a", "base", "hello there", "", schema.get("default", "x")),
+        }
+        return random.choice(simple.get(str(schema.get("type")), (None,)))
+
+    def _object(self, schema: dict[str, Any], random: Random, depth: int) -> dict[str, Any]:
+        required = schema.get("required", ())
+        return {
+            name: self._named(name, each, random, depth)
+            for name, each in schema.get("properties", {}).items()
+            if name in required or random.random() < 0.3
+        }
 
     def _named(self, name: str, schema: Any, random: Random, depth: int) -> Any:
         """What makes sense there, most often: else nothing behind a name is reached."""
@@ -151,7 +204,9 @@ class Drawer:
                     return random.choice(("base", "v1", "none"))
                 case "source" | "adapter":
                     folder = random.choice(("base", "v1", "other", "torn", "shape", "nothing", ""))
-                    return random.choice((f"{self._files}/{folder}", f"file://{self._files}/{folder}", "/etc"))
+                    return random.choice(
+                        (f"{self._files}/{folder}", f"file://{self._files}/{folder}", "/etc")
+                    )
                 case "messages":
                     return [{"role": "user", "content": "hello there"}]
                 case "prompt" | "inputText":
@@ -164,10 +219,10 @@ class Drawer:
                 random.randbytes(random.choice((1, 20, 500))) + b"\r\n\r\n",
                 b"GET / HTTP/9.9\r\n\r\n",
                 b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1, 2\r\n\r\n",
-                b"POST /register_model HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+                b"POST /plan HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
                 b"POST /register_model HTTP/1.1\r\nHost: x\r\nContent-Length: " + b"9" * 5_000 + b"\r\n\r\n",
                 b"POST /register_model HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
-                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n",
+                b"POST /plan HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n",
                 b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n\r\n",
                 b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\nabc",
                 b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + random.randbytes(60),

@@ -12,7 +12,9 @@ from hypothesis import settings
 
 from controlplane.controller.file_reader import FileReader
 
-COUNT = settings().max_examples * 10  # 1,000, or 200 with `make unit`; `benchmarks.fuzzing.folders` draws more
+COUNT = (
+    settings().max_examples * 10
+)  # 1,000, or 200 with `make unit`; `benchmarks.fuzzing.folders` draws more
 SAMPLE = 50
 
 
@@ -29,8 +31,7 @@ def reader() -> Iterator[FileReader]:
 
 
 def test_every_folder_ends_as_ready_or_refused(seeds: hostile.Seeds, reader: FileReader) -> None:
-    """Within 5 s of CPU time each, and 256 MiB for all; one in SAMPLE is read by the controller's reader, too,
-    which says the same."""
+    """Within 5 s of CPU time each, and 256 MiB for all; one in SAMPLE by the controller's reader, too."""
     outcomes: Counter[str] = Counter()
     peak = hostile.peak_memory() + hostile.MEMORY_BYTES
     for seed in range(COUNT):

@@ -14,7 +14,9 @@ sys.path.append(str(Path(__file__).parents[1] / "api"))  # an installation over 
 import hostile_http
 from installations import Installation
 
-COUNT = settings().max_examples * 50  # 5,000, or 1,000 with `make unit`; `benchmarks.fuzzing.requests` sends more
+COUNT = (
+    settings().max_examples * 50
+)  # 5,000, or 1,000 with `make unit`; `benchmarks.fuzzing.requests` sends more
 
 
 @pytest.fixture

@@ -121,7 +121,8 @@ def _check_links(config: EngineConfig) -> None:
         raise LaunchError(f"the model's folder cannot be looked at: {e}") from e
     if link is not None:
         raise LaunchError(
-            f"{link} links to a place outside the folders this installation reads from; put the file itself there"
+            f"{link} links to a place outside the folders this installation reads from; put the file itself"
+            " there"
         )
 
 

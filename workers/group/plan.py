@@ -21,8 +21,8 @@ WAIT_S = 20.0
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """Every rank's part. `journals` is a folder on this node; a rank waits `wait_s` for its memory. Variants are
-    read from below `roots`; none: from anywhere."""
+    """Every rank's part. `journals` is a folder on this node; a rank waits `wait_s` for its memory. Variants
+    are read from below `roots`; none: from anywhere."""
 
     name: str
     ranks: tuple[RankConfig, ...]
