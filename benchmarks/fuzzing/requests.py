@@ -4,9 +4,9 @@
         --count 1000000 --out benchmarks/results/fuzzing_requests.json
 
 Each is drawn from a seed (tests/fuzz/hostile_requests.py) by what /openapi.json says. None may be answered
-with a 5xx, but 503 and 504 where the state is the reason; the gateway must go on, with at most 256 MiB more than
-before. CHUNK requests go to one installation (gateway, controller and echo engines in one process), then to a
-fresh one.
+with a 5xx, but 503 and 504 where the state is the reason; the gateway must go on, with at most 256 MiB more
+than before. CHUNK requests go to one installation (gateway, controller and echo engines in one process), then
+to a fresh one.
 """
 
 from __future__ import annotations

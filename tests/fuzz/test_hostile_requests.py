@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hostile_http
 import pytest
 from hypothesis import settings
-
-sys.path.append(str(Path(__file__).parents[1] / "api"))  # an installation over real HTTP
-
-import hostile_http
 from installations import Installation
+
 
 COUNT = (
     settings().max_examples * 50

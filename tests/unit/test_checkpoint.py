@@ -7,7 +7,6 @@ import json
 import os
 import struct
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -258,20 +257,6 @@ def test_the_largest_models_that_are_served_stay_within_the_bounds() -> None:
     raw = json.dumps(header).encode()
     assert len(raw) < files.MAX_HEADER_BYTES / 2
     assert len(files.parse_json(raw, "a header")) == len(header) > 36_000
-
-
-def test_a_config_does_not_imply_millions_of_names(tmp_path: Path) -> None:
-    """It said so once it had made them all: 12 million, in 10 s and 3 GB."""
-    folder = make.write_model(tmp_path)
-    config = make.config(
-        architectures=["Qwen3MoeForCausalLM"], num_hidden_layers=1024, num_experts=4096,
-        moe_intermediate_size=8, num_experts_per_tok=8, head_dim=4, norm_topk_prob=True,
-    )  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    began_s = time.process_time()
-    with pytest.raises(CheckpointError, match="implies more than 4194304 tensors, the files hold 20"):
-        read_model(folder)
-    assert time.process_time() - began_s < 2
 
 
 def _survives(act: Callable[[], object]) -> None:
