@@ -84,10 +84,14 @@ class FileReader:
             process.kill()
 
     def _take(self) -> _Process:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        return _Process()
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return _Process()
+                process = self._idle.pop()
+            if process.alive:
+                return process
+            process.kill()  # its end is not what is read next
 
     def _give_back(self, process: _Process, answer: Read | Failed) -> None:
         with self._lock:
@@ -118,6 +122,10 @@ class _Process:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
 
     def ask(self, request: Request, limits: ReadLimits) -> Read | Failed:
         """Raises ReaderDied; `kill` it then."""
@@ -155,7 +163,7 @@ class _Process:
         out = self._process.stdout.fileno()
         while b"\n" not in self._kept:
             left_s = ends_s - time.monotonic()
-            if left_s <= 0 or not select.select([out], [], [], left_s)[0]:
+            if left_s <= 0 or not _is_readable(out, left_s):
                 raise ReaderDied("it took longer than allowed, and was killed")
             part = os.read(out, READ_BYTES)
             if not part:
@@ -171,6 +179,13 @@ class _Process:
         if code == -signal.SIGXCPU:
             return "it used more CPU time than allowed, and was killed"
         return f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it ended with code {code}"
+
+
+def _is_readable(descriptor: int, timeout_s: float) -> bool:
+    """Within this time. (`select.select` takes no number above 1023.)"""
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(1000 * timeout_s))
 
 
 def _environment() -> dict[str, str]:

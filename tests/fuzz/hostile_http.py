@@ -17,6 +17,7 @@ from hostile_requests import Broken, Client, Drawer
 from installations import Installation, wait_for
 
 from controlplane.settings import Settings
+from controlplane.state.records import KINDS
 
 MEMORY_BYTES = 256 << 20
 REPAIR_EVERY = 500  # requests: what they deleted or undeployed is put back
@@ -116,6 +117,8 @@ def _still_there(to: Installation, found: Found, seeds: range) -> None:
         problems.append(f"{to.in_flight():g} requests are under way for ever")
     if found.growth_bytes > MEMORY_BYTES:
         problems.append(f"the process grew by {found.growth_bytes >> 20} MiB")
+    state = to.repository.read()
+    problems += [f"a record of {kind.__name__} cannot be read" for kind in KINDS if state.any_unreadable(kind)]
     if threading.active_count() > 200:
         problems.append(f"{threading.active_count()} threads are left")
     found.broken += [{"seed": seeds.stop, "route": "", "what": problem} for problem in problems]

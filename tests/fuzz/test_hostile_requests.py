@@ -10,7 +10,6 @@ import pytest
 from hypothesis import settings
 from installations import Installation
 
-
 COUNT = (
     settings().max_examples * 50
 )  # 5,000, or 1,000 with `make unit`; `benchmarks.fuzzing.requests` sends more
