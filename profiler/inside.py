@@ -36,7 +36,6 @@ def open_file(path: Path) -> FileIO:
     Raises OSError as `open` does, and CheckpointError for what is no plain file or lies outside.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    file = FileIO(descriptor, closefd=True)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise CheckpointError(f"{path} is no plain file; copy the file itself there")
@@ -45,9 +44,9 @@ def open_file(path: Path) -> FileIO:
                 f"{path} lies outside the folders this installation reads from; put the file itself there"
             )
     except BaseException:
-        file.close()
+        os.close(descriptor)
         raise
-    return file
+    return FileIO(descriptor)
 
 
 def is_inside(real: Path, roots: Iterable[Path]) -> bool:
