@@ -20,8 +20,8 @@ class ReadLimits:
     the process more time."""
 
     memory_bytes: int = 1024 * MIB
-    cpu_s: int = 30
-    wall_s: float = 600.0
+    cpu_s: int = 60
+    wall_s: float = 1800.0  # samples of every tensor of a large model, from a slow network disk
     files: int = 64
     cpu_s_per_mib: float = 0.02
     wall_s_per_mib: float = 0.2
