@@ -55,6 +55,7 @@ class OstinatoError(Exception):
         details: dict[str, Any] | None = None,
         retry_after_s: float | None = None,
     ) -> None:
+        message = _writable(message)
         super().__init__(message)
         self.message = message
         self.param = param
@@ -71,6 +72,12 @@ class OstinatoError(Exception):
         """The OpenAI error object, used on every endpoint."""
         error = {"message": self.message, "type": self.openai_type, "param": self.param}
         return {"error": {**error, "code": self.code, **({"details": self.details} if self.details else {})}}
+
+
+def _writable(text: str) -> str:
+    """Text that UTF-8 can hold: names of files, and JSON, may have halves of a character, which no record and
+    no answer takes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class InvalidRequest(OstinatoError):

@@ -17,7 +17,7 @@ from profiler.architectures.description import Description, Shapes
 from profiler.architectures.registry import describe
 from profiler.checkpoint_digest import fingerprint
 from profiler.errors import CheckpointError
-from profiler.files import FLOAT_DTYPES, is_file, read_json, shown
+from profiler.files import FLOAT_DTYPES, MAX_CONFIG_BYTES, is_file, read_json, shown
 from profiler.linears import EXPERT
 from profiler.types import ModelSpec, TensorRef
 from profiler.weight_files import locate, none_missing
@@ -41,7 +41,7 @@ def read_model(folder: Path) -> ModelSpec:
     the one most tensors are stored in.
     """
     where = folder / "config.json"
-    raw = read_json(where)
+    raw = read_json(where, MAX_CONFIG_BYTES)
     description, declared = describe(raw, where), declared_dtype_bytes(raw, where)
     _check_tokenizer(folder)
     tensors = locate(folder)

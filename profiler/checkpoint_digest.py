@@ -11,10 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from profiler.errors import CheckpointError
+from profiler.inside import open_file
 from profiler.types import TensorRef
 
 WINDOWS = 5
@@ -43,7 +45,7 @@ def _samples(folder: Path, tensors: Mapping[str, TensorRef]) -> dict[str, bytes]
     samples = {}
     for name, refs in by_file.items():
         try:
-            with (folder / name).open("rb") as file:
+            with BufferedReader(open_file(folder / name)) as file:
                 for ref in sorted(refs, key=lambda ref: ref.offset):
                     samples[ref.name] = b"".join(_windows(file, ref))
         except OSError as error:

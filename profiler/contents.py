@@ -14,6 +14,7 @@ from io import FileIO
 from pathlib import Path
 
 from profiler.errors import CheckpointError
+from profiler.inside import open_file
 
 SUFFIX = ".zst"
 MAX_WINDOW_BYTES = 8 << 20  # of zstd's levels up to 19; what a reader holds besides the caller's memory
@@ -49,10 +50,10 @@ class Source:
 def opened(path: Path, size_bytes: int | None = None) -> Iterator[Source]:
     """The contents of `path`. A compressed file must hold exactly `size_bytes` by its own account.
 
-    Raises CheckpointError when a compressed file is not sound, here or while it is read, and OSError as
-    `open` does.
+    Raises CheckpointError when a compressed file is not sound, here or while it is read, and as `open_file`
+    does; OSError as `open` does.
     """
-    with path.open("rb", buffering=0) as file:
+    with open_file(path) as file:
         if path.suffix == SUFFIX:
             yield _decompressed(file, path, size_bytes)
         else:

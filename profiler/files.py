@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,13 @@ from typing import Any, TypeGuard
 
 from profiler.contents import opened
 from profiler.errors import CheckpointError
+from profiler.inside import open_file
 
-MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format itself
+# safetensors itself allows 100 MB. A file that holds all of Qwen3-235B (36,000 tensors) has a header of 5 MB.
+MAX_HEADER_BYTES = 16 << 20
 MAX_JSON_BYTES = 32_000_000
+MAX_CONFIG_BYTES = 4 << 20  # of a config.json, an adapter_config.json; those of large models have 10 KB
+MAX_TOKENS = 1_000_000  # of JSON: brackets, colons, commas. That of 36,000 tensors has 430,000
 MAX_DIMENSION = 2**40
 MAX_DIMENSIONS = 8
 
@@ -65,24 +70,38 @@ def _absent(path: Path) -> CheckpointError:
     return CheckpointError(f"expected a file {path.name} in {path.parent}, found none; copy the whole folder")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """The JSON object in `path`. Raises CheckpointError when it is absent, too large or not an object."""
     if not is_file(path):
         raise _absent(path)
     try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path} has {size} bytes, more than the {MAX_JSON_BYTES} allowed")
-        raw = path.read_bytes()
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > max_bytes:
+                raise CheckpointError(
+                    f"{path} has {size} bytes; at most {max_bytes} are allowed: is it the right file?"
+                )
+            raw = b"".join(iter(lambda: file.read(max_bytes), b""))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}; check its permissions") from error
     return parse_json(raw, str(path))
 
 
 def parse_json(raw: bytes, where: str) -> dict[str, Any]:
-    """A JSON object without repeated keys, or CheckpointError."""
+    """A JSON object without repeated keys, of at most MAX_TOKENS and finite numbers; or CheckpointError."""
+    tokens = sum(map(raw.count, (b"{", b"[", b":", b",")))
+    if tokens > MAX_TOKENS:
+        raise CheckpointError(
+            f"{where} has {tokens} brackets, colons and commas; at most {MAX_TOKENS} are allowed: is it the"
+            " right file?"
+        )
     try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = json.loads(
+            raw.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+        )
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{where} is not valid JSON ({error}); copy or download it again") from error
     if not isinstance(value, dict):
@@ -95,6 +114,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) != len(pairs):
         raise ValueError("a key occurs twice")
     return made
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is beyond all numbers")
+    return value
 
 
 def _no_constant(name: str) -> None:
@@ -129,7 +155,10 @@ def _header_length(prefix: bytes, size: int, path: Path) -> int:
         raise CheckpointError(f"{path} has {len(prefix)} bytes, too few for safetensors; copy it again")
     length: int = struct.unpack("<Q", prefix)[0]
     if length > MAX_HEADER_BYTES:
-        raise CheckpointError(f"{path} claims a header of {length} bytes; at most {MAX_HEADER_BYTES}")
+        raise CheckpointError(
+            f"{path} claims a header of {length} bytes; at most {MAX_HEADER_BYTES} are allowed: split the"
+            " checkpoint into more files, or copy it again"
+        )
     if length > size - 8:
         raise CheckpointError(f"{path} is truncated: header of {length} bytes, file of {size}; copy it again")
     return length

@@ -37,7 +37,8 @@ class EngineConfig:
     run at once; with 0 of them the engine serves its base alone. `variant_host_bytes` of each rank's host
     memory keep more of them ready; only variants of `variant_kinds` are accepted. `max_active_variants` is
     how many may run at once to begin with (DeltaZip's N); 0: as many as there are slots. A step takes at
-    most `max_batched_tokens`. `quantization` is that of the hidden layers (`profiler.quantization`).
+    most `max_batched_tokens`. `quantization` is that of the hidden layers (`profiler.quantization`). Models
+    and variants are read from folders below `roots`; none: from anywhere.
     """
 
     engine: str
@@ -58,6 +59,7 @@ class EngineConfig:
     load_format: str = "auto"
     log_requests: bool = False
     group: str = ""
+    roots: tuple[str, ...] = ()
 
     @property
     def group_name(self) -> str:

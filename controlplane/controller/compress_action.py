@@ -200,6 +200,7 @@ class CompressActions:
                 compression=accuracy.registered(model.compression, artifact.quality),
                 delta=replace(done, artifact=artifact),
                 reason="compressed; to be read",
+                reads=0,
             )
             released = reservations.release(state, reservations.compressing(name))
             self._repository.commit([Put(made, present.version), *released])

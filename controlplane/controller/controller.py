@@ -19,7 +19,7 @@ from controlplane import errors
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState, inventory_of
 from controlplane.cluster.memory_usage import memory_by_node
-from controlplane.controller import registration
+from controlplane.controller import file_reader, registration
 from controlplane.controller.compress_action import MADE_SHARE, CompressActions
 from controlplane.controller.demand import DemandBook
 from controlplane.controller.deployment_actions import DeploymentActions
@@ -82,6 +82,7 @@ OBSERVE_EVERY_S = 1.0
 RETRY_S = 3.0  # after an action that failed; then twice as long each time
 MAX_RETRY_S = 60.0
 FORGET_AT_ONCE = 500
+MAX_READS = 3  # of a model's files, where what reads them does not live to see the end
 # Whose open operations tell of a failure. (Loading a variant counts its attempts itself, in its record.)
 OPERATION_OF: Mapping[type[Action], OperationKind] = {
     ReadModel: OperationKind.REGISTER,
@@ -111,6 +112,7 @@ class Controller:
         self._metrics = metrics
         self._audit = AuditLog(settings, metrics.audit_lost)
         self._admitting = asyncio.Lock()
+        self._files = file_reader.shared()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failures: Counter[str] = Counter()  # in a row, by key of what is still to be done
         self._engines: dict[str, EngineView] = {}
@@ -283,23 +285,45 @@ class Controller:
     # --- registration --------------------------------------------------------------------------
 
     async def _read_model(self, name: str) -> None:
-        model = await self._edit_model(name, _being_read)
+        """Read a model's files, and go on with what they hold. An attempt that nobody lived to end counts."""
+        counted: list[int] = []
+
+        def begin(model: Model) -> Model:
+            counted.append(model.uid)
+            return _being_read(model)
+
+        try:
+            await self._read_counted(await self._edit_model(name, begin))
+        except _KilledReader:
+            raise
+        except (Exception, asyncio.CancelledError):  # its files are not the reason
+            if counted:
+                self._do_not_count(name, counted[-1])
+            raise
+
+    async def _read_counted(self, model: Model) -> None:
         await self._note(
-            OperationKind.REGISTER, name, Phase.PROFILING, "reading its files", _read_share(model)
+            OperationKind.REGISTER, model.name, Phase.PROFILING, "reading its files", _read_share(model)
         )
         limits = registration.Limits(self._settings.roots, self._settings.max_lora_rank)
         versioned = (await self._repository.read_async()).models.get(model.base or "")
         base = versioned.record if versioned else None
         try:
-            ready = await asyncio.to_thread(
-                registration.read_model_files, model, base, limits, self._runtime.convert_bundled
-            )
+            if model.reads > MAX_READS:
+                raise errors.SourceUnreadable(_read_in_vain("the controller ended meanwhile"))
+            ready = await self._files.read(model, base, limits, self._runtime.convert_bundled)
+        except file_reader.ReaderDied as e:
+            if model.reads < MAX_READS:
+                raise _KilledReader(f"what read its files did not answer: {e}") from e
+            await self._fail_registration(model, errors.SourceUnreadable(_read_in_vain(str(e))))
+            return
         except Exception as e:  # reading the same files again would fail alike
             if not isinstance(e, errors.OstinatoError):
-                log.exception("profiling '%s' failed", name)
-                e = errors.OstinatoError(f"an unexpected error while its files were read: {e!r}")
+                log.exception("reading '%s' failed", model.name)
+                e = registration.unexpected(e)
             await self._fail_registration(model, e)
             return
+        ready = replace(ready, reads=0)
         if ready.phase is Phase.COMPRESSING:
             await self._compressing.begin(ready)
         elif ready.max_host_bytes is None:
@@ -316,6 +340,15 @@ class Controller:
                 await self._fail_registration(ready, e)
                 return
             await self._profiles.admit_or_measure(ready)
+
+    def _do_not_count(self, name: str, uid: int) -> None:
+        """Nobody waits for it: this controller may be ending."""
+
+        def take_back() -> None:
+            with suppress(Exception):  # then it counts
+                edit(self._repository, Model, name, lambda m: _not_read(m, uid))
+
+        asyncio.get_running_loop().run_in_executor(None, take_back)
 
     async def _fail_registration(self, model: Model, error: errors.OstinatoError) -> None:
         await self._conclude(
@@ -362,11 +395,27 @@ def _kept_with_keys(state: State, operations: Collection[str], gone: Collection[
             yield Put(replace(key.record, answer=answer), key.version)
 
 
+class _KilledReader(errors.Unavailable):
+    """It is tried again, and counts."""
+
+
 def _being_read(model: Model) -> Model:
     """Raises Superseded for one that is read or is to go: a killed controller's thread may come late."""
     if model.phase not in BEING_READ:
         raise Superseded(model.name)
-    return replace(model, phase=Phase.PROFILING)
+    return replace(model, phase=Phase.PROFILING, reads=model.reads + 1)
+
+
+def _not_read(model: Model, uid: int) -> Model:
+    same = model.uid == uid and model.phase is Phase.PROFILING
+    return replace(model, reads=max(0, model.reads - 1)) if same else model
+
+
+def _read_in_vain(last: str) -> str:
+    return (
+        f"its files were begun to be read {MAX_READS} times, and each time what read them ended before it was"
+        f" done (the last time: {last}); look whether they are what they should be, and register it again"
+    )
 
 
 def _read_share(model: Model) -> float:

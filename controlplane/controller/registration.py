@@ -1,6 +1,7 @@
 """Registration's work: find the files a model's URI means, read them, check them. No weights are kept.
 
 Of a base the configs and headers are read; of a variant, which is smaller, every byte, once.
+It runs in a process with limits (`file_reader`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from profiler.variants.verifying import verify_data
 from workers.compression.lines import quality_of
 
 Convert = Callable[[str], Path]
+Growing = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -34,17 +36,28 @@ class Limits:
     max_lora_rank: int
 
 
-def read_model_files(model: Model, base: Model | None, limits: Limits, convert: Convert) -> Model:
+def _unheard(more_bytes: int) -> None:
+    pass
+
+
+def unexpected(error: Exception) -> errors.OstinatoError:
+    return errors.OstinatoError(f"an unexpected error while its files were read: {error!r}")
+
+
+def read_model_files(
+    model: Model, base: Model | None, limits: Limits, convert: Convert, growing: Growing = _unheard
+) -> Model:
     """The model, Ready, with its folder and what was read from it; a fine-tune is to be compressed first.
 
-    `convert(name)` makes the folder of a bundled model. Errors: InvalidRequest, PathNotAllowed,
-    SourceUnreadable, AdapterMismatch.
+    `convert(name)` makes the folder of a bundled model; `growing(count)` is told how many bytes are read when
+    headers and configs are found sound. Errors: InvalidRequest, PathNotAllowed, SourceUnreadable,
+    AdapterMismatch.
     """
     try:
         if model.delta is not None and model.delta.artifact is None:
             return _fine_tune(model, model.delta, base, limits, convert)
         if model.is_variant:
-            return _variant(model, base, limits)
+            return _variant(model, base, limits, growing)
         return _base(model, limits, convert)
     except AdapterError as e:
         raise errors.AdapterMismatch(
@@ -96,7 +109,7 @@ def _base(model: Model, limits: Limits, convert: Convert) -> Model:
     return replace(model, phase=Phase.READY, path=str(folder), spec=spec, reason=reason)
 
 
-def _variant(model: Model, base: Model | None, limits: Limits) -> Model:
+def _variant(model: Model, base: Model | None, limits: Limits, growing: Growing) -> Model:
     if base is None or base.spec is None:
         raise errors.ModelNotFound(f"the base '{model.base}' is no longer registered", param="base")
     source = sources.parse(model.adapter or "", limits.roots, "adapter")
@@ -104,6 +117,7 @@ def _variant(model: Model, base: Model | None, limits: Limits) -> Model:
         raise errors.InvalidRequest("there are no bundled adapters; give a folder", param="adapter")
     folder = sources.require_folder(source, limits.roots, "adapter")
     manifest = read_manifest(folder, base.spec, VariantLimits(limits.max_lora_rank))
+    growing(sum(file.size_bytes for file in manifest.files))
     verify_data(manifest)
     spec = replace(manifest.spec, held=held_bytes(manifest))
     reason = f"{_described(spec)} on {', '.join(spec.target_modules) or 'no module'}, fits '{base.name}'"

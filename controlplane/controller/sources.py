@@ -8,7 +8,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from controlplane import errors
+from profiler.errors import CheckpointError
+from profiler.inside import is_inside, link_outside
 from workers.bundled import MODELS
+
+MAX_ENTRIES = 10_000  # of a folder and those in it
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,18 @@ def parse(uri: str, roots: Sequence[Path], param: str) -> Path | BundledSource:
     )
 
 
+def bundled_name(uri: str) -> str:
+    """The bundled model that a URI means; empty where it means another source. Errors: InvalidRequest."""
+    source = parse(uri, (), "source") if uri.startswith("bundled:") else None
+    return source.name if isinstance(source, BundledSource) else ""
+
+
 def _allowed(path: Path, roots: Sequence[Path], param: str) -> Path:
     try:
         real = path.resolve()
     except (OSError, RuntimeError, ValueError) as e:
         raise errors.InvalidRequest(f"'{path}' is not a usable path: {e}", param=param) from e
-    if not _is_inside(real, roots):
+    if not is_inside(real, roots):
         raise errors.PathNotAllowed(
             f"'{path}' is outside the folders this installation reads from (OSTINATO_ALLOWED_ROOTS); move it"
             " there or add its folder",
@@ -74,33 +84,16 @@ def require_folder(path: Path, roots: Sequence[Path], param: str) -> Path:
 
 
 def _require_inside(folder: Path, roots: Sequence[Path], param: str) -> None:
-    """Links among the roots stay: caches of the Hugging Face hub consist of them."""
-    left, seen = [folder], set()
-    while left:
-        here = left.pop()
-        if (real := here.resolve()) in seen:
-            continue
-        seen.add(real)
-        for entry in here.iterdir():
-            if entry.is_symlink() and not _leads_inside(entry, roots):
-                raise errors.PathNotAllowed(
-                    f"'{entry}' links to a place outside the folders this installation reads from; put the"
-                    " file itself there, or add its folder to OSTINATO_ALLOWED_ROOTS",
-                    param=param,
-                )
-            if entry.is_dir():
-                left.append(entry)
-
-
-def _leads_inside(link: Path, roots: Sequence[Path]) -> bool:
     try:
-        return _is_inside(link.resolve(), roots)
-    except (OSError, RuntimeError):  # it leads in a circle
-        return False
-
-
-def _is_inside(real: Path, roots: Sequence[Path]) -> bool:
-    return any(real.is_relative_to(root) for root in roots)
+        link = link_outside(folder, roots, MAX_ENTRIES)
+    except CheckpointError as e:
+        raise errors.SourceUnreadable(str(e), param=param) from e
+    if link is not None:
+        raise errors.PathNotAllowed(
+            f"'{link}' links to a place outside the folders this installation reads from; put the"
+            " file itself there, or add its folder to OSTINATO_ALLOWED_ROOTS",
+            param=param,
+        )
 
 
 def require_file(uri: str, roots: Sequence[Path], param: str, folders: bool = False) -> Path:

@@ -47,6 +47,7 @@ def engine_config(
         variant_host_bytes=settings.variant_host_bytes,
         variant_kinds=kinds_served(kind, variants),
         max_batched_tokens=plan.batched_tokens,
+        roots=tuple(map(str, settings.roots)),
         max_active_variants=min(max_active_variants or 0, plan.max_variants),
     )
 

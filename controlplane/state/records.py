@@ -81,6 +81,7 @@ class Model:
     ModelProfile that its plans are estimated from. `evaluations` has one of each subject, the newest last.
     `tenant` is whose it is, "" the installation's: then all may use it. `max_host_bytes` is what the variants
     of its tenant may hold in all, as it was when this one was registered; None: any.
+    `reads`: how often its files were begun to be read without an end.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Model:
     evaluations: tuple[Evaluation, ...] = ()
     tenant: str = ""
     max_host_bytes: int | None = None
+    reads: int = 0
 
     @property
     def is_variant(self) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.errors import AdapterError, CheckpointError
-from profiler.files import read_json, shown
+from profiler.files import MAX_CONFIG_BYTES, read_json, shown
 from profiler.types import ModelSpec, TensorRef
 from profiler.variants import peft
 from profiler.variants.modules import (
@@ -59,7 +59,7 @@ class BoftConfig:
 
 def read(folder: Path, base: ModelSpec) -> BoftManifest:
     """Read and check the adapter in `folder` for `base`; errors as `profiler.variants.lora.read`."""
-    config = parse_config(read_json(folder / CONFIG), base)
+    config = parse_config(read_json(folder / CONFIG, MAX_CONFIG_BYTES), base)
     tensors, file = peft.read_weights(folder)
     parts, full = _sort(tensors, base, config)
     modules = {name: _module(name, part, base, config) for name, part in parts.items()}

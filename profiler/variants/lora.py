@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from profiler.errors import AdapterError, CheckpointError
-from profiler.files import read_json, shown
+from profiler.files import MAX_CONFIG_BYTES, read_json, shown
 from profiler.types import ModelSpec, TensorRef
 from profiler.variants import peft
 from profiler.variants.modules import merged_facts, require_float, require_module, total_bytes
@@ -82,7 +82,7 @@ def read(folder: Path, base: ModelSpec, limits: VariantLimits) -> LoraManifest:
     Raises CheckpointError when files are missing, corrupt or incomplete, AdapterError when they are sound
     but do not fit the base or use what the engine lacks.
     """
-    config = parse_config(read_json(folder / CONFIG), base, limits.max_lora_rank)
+    config = parse_config(read_json(folder / CONFIG, MAX_CONFIG_BYTES), base, limits.max_lora_rank)
     tensors, file = peft.read_weights(folder)
     modules = {
         name: _module(name, a, b, base, config) for name, (a, b) in _pairs(tensors, base, folder).items()

@@ -22,6 +22,7 @@ from profiler.weight_files import locate_in
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
+MAX_PATTERN = 2_000  # characters of a regular expression: compiling one takes time
 
 
 def endings(module_name: str) -> set[str]:
@@ -85,8 +86,8 @@ def parse_targets(value: Any, base: ModelSpec) -> frozenset[str] | None:
 
 def _check_regex(pattern: str) -> None:
     try:
-        if len(pattern) > 10_000:
-            raise ValueError("longer than 10000 characters")
+        if len(pattern) > MAX_PATTERN:
+            raise ValueError(f"longer than {MAX_PATTERN} characters")
         re.compile(pattern)
     except (ValueError, re.error, RecursionError, OverflowError) as error:
         raise AdapterError(f"{CONFIG}: target_modules is not a valid regular expression ({error})") from error

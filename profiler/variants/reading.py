@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from profiler.errors import AdapterError, CheckpointError
-from profiler.files import is_file, read_json, shown
+from profiler.files import MAX_CONFIG_BYTES, is_file, read_json, shown
 from profiler.types import ModelSpec
 from profiler.variants import boft, lora, sparse, svd
 from profiler.variants.delta import DELTA, open_delta
@@ -43,7 +43,7 @@ def read_manifest(folder: Path, base: ModelSpec, limits: VariantLimits) -> Manif
             f"expected {CONFIG} (a PEFT adapter) or {DELTA} (a compressed delta) in {folder}, found neither; "
             "copy the whole folder"
         )
-    kind = read_json(folder / CONFIG).get("peft_type")
+    kind = read_json(folder / CONFIG, MAX_CONFIG_BYTES).get("peft_type")
     if kind == "LORA":
         return lora.read(folder, base, limits)
     if kind == "BOFT":

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from profiler.contents import Source, opened
 from profiler.errors import CheckpointError
 from profiler.files import read_json
+from profiler.inside import open_file
 from profiler.types import TensorRef
 from profiler.variants.delta import DELTA, read_files
 from profiler.variants.types import (
@@ -75,7 +76,7 @@ def read_tensors(
     """
     path, begins, at = folder / file.name, dict[TensorRef, int](), 0
     try:
-        with path.open("rb", buffering=0) as raw:
+        with open_file(path) as raw:
             source = Source(os.fstat(raw.fileno()).st_size, raw.readinto)
             if source.size_bytes != file.size_bytes:
                 raise _other_size(path, file)
@@ -212,7 +213,7 @@ def verify(folder: Path) -> None:
     for file in read_files(read_json(folder / DELTA), folder).values():
         path = folder / file.stored_name
         try:
-            with path.open("rb") as source:
+            with open_file(path) as source:
                 digest = hashlib.file_digest(source, "sha256").hexdigest()
         except OSError as error:
             raise _unreadable(path, error) from error

@@ -17,6 +17,8 @@ SLOW = {
     "compression.quality",
     "compression.speed",
     "compression.train",
+    "fuzzing.folders",
+    "fuzzing.requests",
     "gateway",
     "hardening",
     "kernels",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,8 @@ from world import World, placed, reserved
 
 from controlplane import errors
 from controlplane.cluster.engine_status import EngineStatus, EngineView
-from controlplane.controller import registration
-from controlplane.controller.controller import Controller
+from controlplane.controller.controller import MAX_READS, Controller
+from controlplane.controller.file_reader import FileReader, ReaderDied
 from controlplane.controller.metrics import ControllerMetrics
 from controlplane.management.commands import delete_model
 from controlplane.planning import retrying
@@ -30,7 +32,7 @@ from controlplane.planning.retrying import RetryLimits
 from controlplane.settings import Settings
 from controlplane.state import Changes, Entry, Lease, Snapshot, StateStore, Write
 from controlplane.state.records import Deployment, Model, Operation, OperationKind, Phase
-from controlplane.state.repository import Repository
+from controlplane.state.repository import Put, Repository
 from controlplane.state.stores import open_store
 from controlplane.state.transactions import Superseded
 from controlplane.state.worker_groups import GroupPhase
@@ -139,7 +141,7 @@ async def test_an_unexpected_error_ends_a_registration(world: World, monkeypatch
     def profile(*args: Any) -> Model:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(registration, "read_model_files", profile)
+    monkeypatch.setattr(FileReader, "read_now", profile)
     async with world.controlled():
         failed = await world.end(world.register("base"))
     assert failed.error is not None
@@ -147,16 +149,64 @@ async def test_an_unexpected_error_ends_a_registration(world: World, monkeypatch
     assert world.repository.read().models == {}
 
 
+async def test_files_that_kill_what_reads_them_are_read_three_times(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+
+    def killed(*args: Any) -> Model:
+        counts.append(world.repository.read().models["base"].record.reads)
+        raise ReaderDied("it was killed by SIGKILL")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FileReader, "read_now", killed)
+        async with world.controlled():
+            failed = await world.end(world.register("base"))
+    assert counts == [1, 2, 3]  # each is in the record before it begins
+    assert failed.error is not None
+    assert failed.error["error"]["code"] == "source_unreadable"
+    assert "begun to be read 3 times" in failed.reason
+    assert "SIGKILL" in failed.reason
+    assert world.repository.read().models == {}
+    async with world.controlled():
+        assert (await world.end(world.register("base"))).phase is Phase.READY
+    assert world.repository.read().models["base"].record.reads == 0
+
+
+async def test_a_successor_of_killed_controllers_reads_no_file_a_fourth_time(world: World) -> None:
+    operation = world.register("base")
+    versioned = world.repository.read().models["base"]
+    tried = replace(versioned.record, phase=Phase.PROFILING, reads=MAX_READS)  # as three controllers left it
+    world.repository.commit([Put(tried, versioned.version)])
+    async with world.controlled():
+        failed = await world.end(operation)
+    assert failed.phase is Phase.FAILED
+    assert "the controller ended meanwhile" in failed.reason
+
+
+async def test_a_controller_that_is_told_to_end_has_not_failed_at_reading(
+    world: World, slow_profile: threading.Event
+) -> None:
+    operation = world.register("base")
+    for _ in range(MAX_READS + 1):
+        async with world.controlled():
+            await world.until(lambda: world.repository.read().models["base"].record.reads == 1)
+        await world.until(lambda: world.repository.read().models["base"].record.reads == 0)
+    slow_profile.set()
+    async with world.controlled():
+        assert (await world.end(operation)).phase is Phase.READY
+
+
 @pytest.fixture
 def slow_profile(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Profiling waits for this event."""
-    release, real = threading.Event(), registration.read_model_files
+    release, real = threading.Event(), FileReader.read_now
 
     def profile(*args: Any) -> Model:
         release.wait(5)
         return real(*args)
 
-    monkeypatch.setattr(registration, "read_model_files", profile)
+    monkeypatch.setattr(FileReader, "read_now", profile)
     yield release
     release.set()
 
@@ -548,3 +598,16 @@ async def test_failures_are_counted_in_a_row(world: World, monkeypatch: pytest.M
             monkeypatch.setattr(world.cluster, "inventory", inventory)
             since = len(looks)
             await world.until(lambda n=since: len(looks) >= n + 3)  # type: ignore[misc]
+
+
+async def test_a_name_that_no_text_can_hold_ends_a_registration(world: World, tmp_path: Path) -> None:
+    """A file's name may be any bytes. The refusal repeated it, which no record could hold."""
+    root = tmp_path / "own"
+    world.settings = Settings(home=tmp_path / "home", allowed_roots=str(root), engine="echo")
+    (root / "base").mkdir(parents=True)
+    (root / "base" / os.fsdecode(b"\xff.json")).symlink_to("/etc/passwd")
+    world.files = root
+    async with world.controlled():
+        failed = await world.end(world.register("base"))
+    assert failed.phase is Phase.FAILED
+    assert "\\udcff.json' links to a place outside" in failed.reason

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from profiler import files
 from profiler.architectures.registry import describe
 from profiler.checkpoint import read_model
 from profiler.errors import CheckpointError
@@ -208,6 +209,54 @@ def test_a_corrupt_file_says_how(tmp_path: Path, raw: bytes, words: str) -> None
     (tmp_path / "x.safetensors").write_bytes(raw)
     with pytest.raises(CheckpointError, match=words):
         read_layout(tmp_path / "x.safetensors")
+
+
+def test_a_header_is_shorter_than_what_reading_it_would_cost(tmp_path: Path) -> None:
+    """A file that is mostly a hole says how long its header is; nothing of it is read."""
+    path = tmp_path / "x.safetensors"
+    for length in (files.MAX_HEADER_BYTES + 1, 100_000_000, 2**63):
+        with path.open("wb") as file:
+            file.write(struct.pack("<Q", length))
+            file.truncate(2**30)
+        with pytest.raises(
+            CheckpointError, match=f"header of {length} bytes; at most {files.MAX_HEADER_BYTES}"
+        ):
+            read_layout(path)
+
+
+def test_json_is_bounded_before_it_is_parsed(tmp_path: Path) -> None:
+    """Objects take a hundred times the memory of their text."""
+    path = tmp_path / "config.json"
+    path.write_bytes(b'{"a": [' + b"{}," * files.MAX_TOKENS + b"{}]}")
+    with pytest.raises(CheckpointError, match=f"at most {files.MAX_TOKENS} are allowed"):
+        files.read_json(path)
+    path.write_text('{"a": "' + "a" * files.MAX_CONFIG_BYTES + '"}')
+    with pytest.raises(
+        CheckpointError, match=rf"config.json has \d+ bytes; at most {files.MAX_CONFIG_BYTES}"
+    ):
+        files.read_json(path, files.MAX_CONFIG_BYTES)
+    path.write_text('{"a": 1e999}')  # would become null in a record
+    with pytest.raises(CheckpointError, match="1e999 is beyond all numbers"):
+        files.read_json(path)
+
+
+def test_the_largest_models_that_are_served_stay_within_the_bounds() -> None:
+    """All of Qwen3-235B-A22B in one file: 94 layers of 128 experts."""
+    header, at = {}, 0
+    for layer in range(94):
+        names = [f"self_attn.{n}" for n in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")]
+        names += ["input_layernorm", "post_attention_layernorm", "mlp.gate"]
+        names += [f"mlp.experts.{e}.{p}_proj" for e in range(128) for p in ("gate", "up", "down")]
+        for name in names:
+            size = 2 * 4096 * 1536
+            offsets = [at + 4 * 10**11, at + 4 * 10**11 + size]
+            header[f"model.layers.{layer}.{name}.weight"] = {
+                "dtype": "BF16", "shape": [4096, 1536], "data_offsets": offsets,
+            }  # fmt: skip
+            at += size
+    raw = json.dumps(header).encode()
+    assert len(raw) < files.MAX_HEADER_BYTES / 2
+    assert len(files.parse_json(raw, "a header")) == len(header) > 36_000
 
 
 def _survives(act: Callable[[], object]) -> None:

@@ -95,6 +95,7 @@ def test_the_scaling(tmp_path: Path, base: ModelSpec, changes: dict[str, Any], s
         ({"target_modules": ["q_proj"]}, "down_proj has weights"),
         ({"target_modules": []}, "target_modules"),
         ({"target_modules": "(("}, "regular expression"),
+        ({"target_modules": "(?i)" + "[a-\U0010ffff]" * 1000}, "longer than 2000"),  # takes 4 s to compile
     ],
 )
 def test_what_does_not_fit_is_named(

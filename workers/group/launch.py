@@ -12,6 +12,8 @@ from typing import Any
 
 import psutil
 
+from profiler import inside
+from profiler.errors import CheckpointError
 from workers.group import processes
 from workers.group.journal import verdict
 from workers.group.members import Rendezvous, device_environment, members_of, network_arguments
@@ -21,6 +23,7 @@ from workers.variant_config import ADDRESS_VARIABLE
 from workers.vllm_environment import LOOPBACK, environment, put, share_cores
 
 FOLDER = "ostinato-group-"
+MAX_ENTRIES = 10_000  # of a model's folder
 
 
 class LaunchError(RuntimeError):
@@ -56,7 +59,8 @@ class Launch:
         return os.environ[ADDRESS_VARIABLE]
 
     def begin(self) -> None:
-        """Set this process's environment for the ranks it is to start."""
+        """Set this process's environment for the ranks it is to start. Raises LaunchError."""
+        _check_links(self._config)
         self._before = processes.children()
         _sweep()
         self._journals = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
@@ -104,6 +108,22 @@ class Launch:
             shutil.rmtree(self._journals, ignore_errors=True)
             os.environ.pop(VARIABLE, None)
             self._journals = None
+
+
+def _check_links(config: EngineConfig) -> None:
+    """As when the model was registered, for vLLM opens its files by their paths. Raises LaunchError."""
+    folder, roots = Path(config.model_path), inside.here(map(Path, config.roots))
+    if not roots or not folder.is_dir():
+        return
+    try:
+        link = inside.link_outside(folder, roots, MAX_ENTRIES)
+    except (OSError, CheckpointError) as e:
+        raise LaunchError(f"the model's folder cannot be looked at: {e}") from e
+    if link is not None:
+        raise LaunchError(
+            f"{link} links to a place outside the folders this installation reads from; put the file itself"
+            " there"
+        )
 
 
 def _sweep() -> None:

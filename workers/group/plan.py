@@ -21,12 +21,14 @@ WAIT_S = 20.0
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """Every rank's part. `journals` is a folder on this node; a rank waits `wait_s` for its memory."""
+    """Every rank's part. `journals` is a folder on this node; a rank waits `wait_s` for its memory. Variants
+    are read from below `roots`; none: from anywhere."""
 
     name: str
     ranks: tuple[RankConfig, ...]
     journals: Path
     wait_s: float
+    roots: tuple[str, ...] = ()
 
     def as_environment(self) -> dict[str, str]:
         return {VARIABLE: json.dumps({**asdict(self), "journals": str(self.journals)})}
@@ -39,8 +41,9 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> GroupPlan |
         return None
     document = json.loads(text)
     ranks = tuple(RankConfig(**rank) for rank in document["ranks"])
-    return GroupPlan(document["name"], ranks, Path(document["journals"]), document["wait_s"])
+    journals, roots = Path(document["journals"]), tuple(document["roots"])
+    return GroupPlan(document["name"], ranks, journals, document["wait_s"], roots)
 
 
 def plan_of(config: EngineConfig, journals: Path) -> GroupPlan:
-    return GroupPlan(config.name, config.ranks, journals, WAIT_S)
+    return GroupPlan(config.name, config.ranks, journals, WAIT_S, config.roots)

@@ -17,6 +17,7 @@ import torch
 from vllm import envs
 
 from profiler.checkpoint import read_model
+from profiler.inside import confine
 from workers.group import plan
 from workers.kernels import sparse_delta
 from workers.variant_config import VariantConfig, from_additional
@@ -68,6 +69,8 @@ class VariantManager:
             if op in self._all
         }
         memory = DeviceMemory(widths, self.config.slots, self._arena_bytes(), self._device)
+        if (group := plan.from_environment()) is not None:
+            confine(map(Path, group.roots))
         base = functools.cache(lambda: read_model(Path(vllm_config.model_config.model)))  # for all variants
 
         def opener(folder: Path) -> Contents:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from engine_configs import echo_config
 
 from workers.agent.reports import DeviceSample, ProcessMemory
-from workers.group.launch import reports_of
+from workers.group.launch import Launch, LaunchError, reports_of
 from workers.group.memory_check import refusal, shortage
 from workers.group.plan import VARIABLE, from_environment, plan_of
 from workers.messages import RankConfig
@@ -63,3 +64,20 @@ def test_reports_stand_beside_the_plan_in_rank_order() -> None:
         (0, 3, 5 * GIB, 4),
         (1, 1, 5 * GIB, 4),
     ]
+
+
+def test_ranks_learn_where_they_may_read(tmp_path: Path) -> None:
+    plan = plan_of(replace(echo_config(), roots=("/models", "/more")), tmp_path)
+    found = from_environment(plan.as_environment())
+    assert found is not None
+    assert found.roots == ("/models", "/more")
+
+
+def test_a_model_whose_folder_got_a_link_that_leads_out_is_not_started(tmp_path: Path) -> None:
+    """vLLM opens its files by their paths: what registration looked at may have been exchanged since."""
+    (tmp_path / "root/model").mkdir(parents=True)
+    (tmp_path / "secret").write_text("s3cret")
+    (tmp_path / "root/model/model.safetensors").symlink_to(tmp_path / "secret")
+    config = replace(echo_config(), model_path=str(tmp_path / "root/model"), roots=(str(tmp_path / "root"),))
+    with pytest.raises(LaunchError, match=r"model\.safetensors links to a place outside"):
+        Launch(config).begin()

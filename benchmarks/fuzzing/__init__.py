@@ -1,0 +1,1 @@
+"""Campaigns against what strangers may send: files, and requests."""
