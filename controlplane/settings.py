@@ -147,6 +147,14 @@ class Settings(BaseSettings):
         default=10.0, gt=0, description="Longest that a request's body may take to arrive."
     )
     max_body_bytes: int = Field(default=4 << 20, ge=1024)
+    write_timeout_s: float = Field(
+        default=30.0, gt=0, description="A client that takes nothing of its answer for so long is cut off."
+    )
+    unsent_bytes: int = Field(
+        default=32 << 10,
+        ge=1024,
+        description="Most of one answer that a gateway keeps for its client; then the engine waits.",
+    )
     engine_start_timeout_s: float = Field(default=900.0, gt=0)
     start_limit_s: float = Field(
         default=1800.0, gt=0, description="A group whose engine does not run after so long is placed anew."

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from controlplane import errors
 from controlplane.api.departure import unless_client_leaves
 from controlplane.api.services import Services
-from controlplane.api.time_limit import TimeLimit
+from controlplane.api.time_limit import TimeLimit, WriteLimit
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
 from controlplane.gateway.metrics import UNKNOWN
 from controlplane.settings import MAX_SEQUENCES
@@ -43,6 +43,8 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 _LIMIT_FIELDS = ("max_completion_tokens", "max_tokens")
 CLIENT_GONE = "client_disconnected"
+WRITE_S = 30.0  # of streams that no setting speaks of
+CUT = "cut"  # the client read nothing of its answer for too long
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
@@ -271,7 +273,13 @@ async def _streamed(services: Services, route: Route, call: EngineCall, watch: W
         await items.aclose()
         watch.end(CLIENT_GONE)
 
-    return ClosingStream(_chunks(items, first, watch, limit_s), close, media_type=head.content_type)
+    def cut() -> None:
+        log.info("a client of '%s' read nothing for %g s and was cut off", watch.model, write_s)
+        watch.end(CUT)
+
+    write_s = services.settings.write_timeout_s
+    chunks = _chunks(items, first, watch, limit_s)
+    return ClosingStream(chunks, close, head.content_type, cut, write_s)
 
 
 async def _chunks(
@@ -331,20 +339,32 @@ class ClosingStream(StreamingResponse):
     """Closes its generator however the response ends, so that a lost client frees its engine slot.
 
     `close` is for what the generator's own `finally` would do: a client that is lost before the first
-    chunk leaves a generator that never ran.
+    chunk leaves a generator that never ran. `cut` is called when a chunk could not be sent for `write_s`; the
+    server before us then resets the connection.
     """
 
     def __init__(
-        self, content: AsyncGenerator[bytes, None], close: Callable[[], Awaitable[None]], media_type: str
+        self,
+        content: AsyncGenerator[bytes, None],
+        close: Callable[[], Awaitable[None]],
+        media_type: str,
+        cut: Callable[[], None] = lambda: None,
+        write_s: float = WRITE_S,
     ) -> None:
         super().__init__(content, media_type=media_type)
         self._content = content
         self._close = close
+        self._cut = cut
+        self._write_s = write_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        limit = WriteLimit(self._write_s, send)
         try:
-            # At less cost than Starlette's task group.
-            await unless_client_leaves(receive, self.stream_response(send), scope.get(DIRECT))
+            with limit:
+                # At less cost than Starlette's task group.
+                await unless_client_leaves(receive, self.stream_response(limit.send), scope.get(DIRECT))
+        except TimeoutError:
+            self._cut()
         finally:
             await self._content.aclose()
             await self._close()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from types import TracebackType
+
+from starlette.types import Message, Send
 
 
 class TimeLimit:
@@ -36,3 +39,27 @@ class TimeLimit:
         others = self._task.uncancel() > self._before
         if isinstance(error, asyncio.CancelledError) and not others:
             raise TimeoutError from error
+
+
+class WriteLimit(TimeLimit):
+    """The same for each message that is sent in it, by `send`: what comes between them may take its time."""
+
+    __slots__ = ("_send", "_since_s")
+
+    def __init__(self, limit_s: float, send: Send) -> None:
+        super().__init__(limit_s)
+        self._send = send
+        self._since_s = math.inf
+
+    async def send(self, message: Message) -> None:
+        self._since_s = asyncio.get_running_loop().time()
+        await self._send(message)
+        self._since_s = math.inf
+
+    def _end(self) -> None:
+        loop = asyncio.get_running_loop()
+        left_s = min(self._limit_s, self._since_s + self._limit_s - loop.time())
+        if left_s > 0:
+            self._timer = loop.call_later(left_s, self._end)
+        else:
+            super()._end()

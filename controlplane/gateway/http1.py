@@ -19,8 +19,9 @@ import httptools
 CONNECT_TIMEOUT_S = 2.0
 # Below the workers' own limit, so that it is always this side that ends an idle connection.
 IDLE_S = 300.0
-# Reading from a connection pauses while so much of it was not taken by a slow reader.
-BUFFER_BYTES = 256 * 1024
+# Reading from a connection pauses while so much of it was not taken by a slow reader. So much is read at once.
+BUFFER_BYTES = 32 * 1024
+READ_BYTES = 32 * 1024
 # A node that vanishes without a word breaks its connections after about half a minute.
 _SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -46,10 +47,14 @@ def head_of(method: str, path: str, headers: Mapping[str, str]) -> bytes:
     return "\r\n".join([*lines, ""]).encode("ascii")
 
 
-class Connection(asyncio.Protocol):
-    """One connection, which carries one request at a time: `ask`, then `piece` until None or `read`."""
+class Connection(asyncio.BufferedProtocol):
+    """One connection, which carries one request at a time: `ask`, then `piece` until None or `read`.
 
-    def __init__(self) -> None:
+    `room` is where what comes is put, and parsed at once: all connections of a loop may share it.
+    """
+
+    def __init__(self, room: memoryview) -> None:
+        self._room = room
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.idle_since_s = 0.0
@@ -129,11 +134,14 @@ class Connection(asyncio.Protocol):
         for option in _SOCKET_OPTIONS:
             sock.setsockopt(*option)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._room
+
+    def buffer_updated(self, nbytes: int) -> None:
         try:
             if self._complete:
                 raise httptools.HttpParserError("an answer nobody asked for")
-            self._parser.feed_data(data)
+            self._parser.feed_data(self._room[:nbytes])
         except httptools.HttpParserError:
             self._lost = True
             self.abort()
@@ -182,6 +190,7 @@ class Pool:
         host, _, port = address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
         self._idle: deque[Connection] = deque()
+        self._room = memoryview(bytearray(READ_BYTES))
         self._closed = False
 
     async def take(self) -> Connection:
@@ -192,7 +201,8 @@ class Pool:
                 return connection
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                made = await asyncio.get_running_loop().create_connection(Connection, self._host, self._port)
+                loop = asyncio.get_running_loop()
+                made = await loop.create_connection(lambda: Connection(self._room), self._host, self._port)
         except OSError as e:  # TimeoutError is one
             raise NotConnected(f"{self._host}:{self._port}: {e}") from e
         return made[1]

@@ -281,7 +281,7 @@ def ray_switches(settings: Settings) -> dict[str, str]:
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if settings.haproxy else "0",
         # Serve's proxy asks it for middlewares before it listens.
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "workers.server.head_limits:bound_every_head",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "controlplane.runtime.serve_proxy:bound_connections",
         **loopback.ENVIRONMENT,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

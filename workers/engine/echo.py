@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
+from itertools import chain, cycle, islice
 from typing import Any
 
 from workers.asgi import AsgiApp, Message
@@ -20,7 +22,8 @@ from workers.tiers import Tier
 
 
 class EchoEngine:
-    """Speaks the OpenAI shapes of chat and text completions; token counts are word counts."""
+    """Speaks the OpenAI shapes of chat and text completions; token counts are word counts. A stream with
+    `min_tokens` begins anew with its words until it has as many."""
 
     version = "echo"
     ranks: tuple[RankReport, ...] = ()  # its memory is negligible
@@ -92,7 +95,7 @@ class EchoEngine:
         self._run(1)
         try:
             if request.get("stream"):
-                await self._send_stream(send, request["model"], text, is_chat)
+                await self._send_stream(send, request["model"], text, is_chat, request.get("min_tokens"))
             else:
                 await _answer(send, whole_answer(request["model"], text, is_chat))
         finally:
@@ -103,19 +106,19 @@ class EchoEngine:
         self._running += more
         self.observer.requests(self._running, 0, 0.0)
 
-    async def _send_stream(self, send: Any, model: str, text: str, is_chat: bool) -> None:
+    async def _send_stream(self, send: Any, model: str, text: str, is_chat: bool, least: int | None) -> None:
         """A word is a token: to write the first one down is the prompt's step, each other one is a step."""
         began_s, words = time.perf_counter(), text.split(" ")
-        chunks = [_chunk(model, words[0], None, is_chat)]
+        chunks = [_event(model, words[0], None, is_chat)]
         first_s = time.perf_counter()
-        chunks += [_chunk(model, word, None, is_chat) for word in words[1:]]
+        chunks += [_event(model, word, None, is_chat) for word in words[1:]]
         if len(words) > 1:
             self.observer.steps(len(words) - 1, (time.perf_counter() - first_s) / (len(words) - 1))
         self.observer.prefill(len(words), first_s - began_s)
-        chunks.append(_chunk(model, "", "stop", is_chat))
-        await _respond(
-            send, "text/event-stream", [*(b"data: " + c + b"\n\n" for c in chunks), b"data: [DONE]\n\n"]
-        )
+        # Not made beforehand: a long one would fill the memory of the engine, where a gateway's is looked at.
+        again = islice(cycle(chunks), max(0, (least or 0) - len(chunks)))
+        end = (_event(model, "", "stop", is_chat), b"data: [DONE]\n\n")
+        await _respond(send, "text/event-stream", chain(chunks, again, end))
 
 
 async def _body(receive: Any) -> bytes:
@@ -139,7 +142,7 @@ async def _answer(send: Any, body: bytes, status: int = 200) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def _respond(send: Any, content_type: str, parts: list[bytes]) -> None:
+async def _respond(send: Any, content_type: str, parts: Iterable[bytes]) -> None:
     headers = [(b"content-type", content_type.encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     for part in parts:
@@ -158,10 +161,9 @@ def whole_answer(model: str, text: str, is_chat: bool) -> bytes:
     ).encode()
 
 
-def _chunk(model: str, text: str, finish: str | None, is_chat: bool) -> bytes:
+def _event(model: str, text: str, finish: str | None, is_chat: bool) -> bytes:
     choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
     choice |= {"delta": {"role": "assistant", "content": text}} if is_chat else {"text": text}
     kind = "chat.completion.chunk" if is_chat else "text_completion"
-    return json.dumps(
-        {"id": "echo", "object": kind, "created": 0, "model": model, "choices": [choice]}
-    ).encode()
+    made = {"id": "echo", "object": kind, "created": 0, "model": model, "choices": [choice]}
+    return b"data: %b\n\n" % json.dumps(made).encode()

@@ -228,9 +228,9 @@ applications:
 - name: RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD
   value: "0"
 {{- end }}
-# Serve's proxy asks it for middlewares before it listens; it bounds what a head may take.
+# Serve's proxy asks it for middlewares before it listens; it bounds what a client may send or leave unread.
 - name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
-  value: workers.server.head_limits:bound_every_head
+  value: controlplane.runtime.serve_proxy:bound_connections
 - name: RAY_SERVE_THROUGHPUT_OPTIMIZED
   value: {{ ternary "1" "0" .Values.serve.throughputOptimized | quote }}
 - name: RAY_SERVE_PROXY_USE_GRPC
