@@ -31,7 +31,9 @@ from controlplane.runtime.local import LocalCluster
 from controlplane.settings import Settings
 
 RESULT = rehearsing.RESULTS / "unread_streams.json"
-EVENT_BYTES = 140  # of one word of the echo engine, about
+# An event of a stream that says the 20 most likely tokens has about as many. Of small ones a gateway of one
+# core hands on some megabytes a second: what is looked at here would come late.
+WORD = 2000 * "a"
 PARTS = ("serve_proxy", "proxy", "gateway", "worker")
 MIB = 1 << 20
 # A client's own buffer in the kernel, which would else grow by what it may have.
@@ -56,7 +58,7 @@ def environment(streams: int) -> Iterator[None]:
 
 
 def request_of(size_bytes: int) -> bytes:
-    body = {"model": MODEL, "prompt": "word", "stream": True, "min_tokens": size_bytes // EVENT_BYTES}
+    body = {"model": MODEL, "prompt": WORD, "stream": True, "min_tokens": size_bytes // len(WORD)}
     sent = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(sent)}\r\n"
     return head.encode() + b"content-type: application/json\r\n\r\n" + sent

@@ -151,7 +151,7 @@ class Settings(BaseSettings):
         default=30.0, gt=0, description="A client that takes nothing of its answer for so long is cut off."
     )
     unsent_bytes: int = Field(
-        default=32 << 10,
+        default=16 << 10,
         ge=1024,
         description="Most of one answer that a gateway keeps for its client; then the engine waits.",
     )
@@ -160,6 +160,20 @@ class Settings(BaseSettings):
         default=1800.0, gt=0, description="A group whose engine does not run after so long is placed anew."
     )
     request_timeout_s: float = Field(default=600.0, gt=0, description="Longest a request may take in all.")
+    first_byte_timeout_s: float = Field(
+        default=300.0, gt=0, description="Longest that an engine may take to begin with a stream."
+    )
+    next_byte_timeout_s: float = Field(
+        default=120.0, gt=0, description="Longest pause of an engine within a stream."
+    )
+    silent_s: float = Field(
+        default=3.0,
+        ge=1.5,
+        description="An engine that gives no sign of life for so long gets no requests while another does.",
+    )
+    silent_cut_s: float = Field(
+        default=30.0, ge=3, description="What such an engine has begun to answer is cut after so long."
+    )
 
     @field_validator("home")
     @classmethod
@@ -187,6 +201,12 @@ class Settings(BaseSettings):
     @property
     def metrics_port_range(self) -> Ports:
         return Ports.parse(self.metrics_ports)
+
+    @property
+    def stream_write_s(self) -> float:
+        """A stream of which a client takes nothing is given up somewhat sooner than its connection is reset, so
+        that a gateway knows why it ended."""
+        return 0.9 * self.write_timeout_s
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -181,7 +181,8 @@ class Watch:
             self.services.metrics.refused_as(self.model, error)
         self.end(error.code)
 
-    def end(self, code: str) -> None:
+    def end(self, code: str, by_client: bool = False) -> None:
+        """Ended `by_client`, it says nothing of targets."""
         if self.ended or not self.counted:
             return
         self.ended = True
@@ -192,7 +193,7 @@ class Watch:
         if self.model != UNKNOWN:
             of_model.in_flight -= 1
             of_model.duration.observe(took_s)
-            seen = Outcome(code, self.streams, self.first_s, took_s, self.chunks)
+            seen = Outcome(CLIENT_GONE if by_client else code, self.streams, self.first_s, took_s, self.chunks)
             for target, is_kept in attained(self.terms, seen):
                 metrics.targets.labels(self.model, target, str(is_kept).lower()).inc()
 
@@ -275,9 +276,9 @@ async def _streamed(services: Services, route: Route, call: EngineCall, watch: W
 
     def cut() -> None:
         log.info("a client of '%s' read nothing for %g s and was cut off", watch.model, write_s)
-        watch.end(CUT)
+        watch.end(CUT, by_client=True)
 
-    write_s = services.settings.write_timeout_s
+    write_s = services.settings.stream_write_s
     chunks = _chunks(items, first, watch, limit_s)
     return ClosingStream(chunks, close, head.content_type, cut, write_s)
 
@@ -292,12 +293,18 @@ async def _chunks(
     of them, as an error event."""
     code = CLIENT_GONE
     try:
-        async with asyncio.timeout(limit_s), contextlib.aclosing(items):
-            if first is not None:
-                yield first
-            async for item in items:
-                watch.chunk()
-                yield _checked(item)
+        with TimeLimit(limit_s) as limit:
+            async with contextlib.aclosing(items):
+                if first is not None:
+                    limit.pause()
+                    yield first
+                    limit.go_on()
+                async for item in items:
+                    watch.chunk()
+                    piece = _checked(item)
+                    limit.pause()  # how long the client takes is limited by the response
+                    yield piece
+                    limit.go_on()
         code = "ok"
     except TimeoutError:
         code = errors.TimedOut.code

@@ -10,7 +10,7 @@ from workers.server.head_limits import BoundedHead
 log = logging.getLogger(__name__)
 
 # So much of an answer a gateway may send before the proxy takes it; gRPC would let it grow to megabytes each.
-WINDOW_BYTES = 64 << 10
+WINDOW_BYTES = 32 << 10
 _CHANNEL = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", WINDOW_BYTES))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.api.time_limit import TimeLimit
+from controlplane.api.time_limit import TimeLimit, WriteLimit
 
 FOREVER = 3600.0
 
@@ -83,3 +83,37 @@ async def test_another_cancellation_passes(limit: Callable[[float], Any], limit_
         task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_what_is_paused_goes_on_and_ends_afterwards() -> None:
+    loop = asyncio.get_running_loop()
+    with pytest.raises(TimeoutError):
+        with TimeLimit(0.01) as limit:
+            limit.pause()
+            until_s = loop.time() + 0.05
+            while loop.time() < until_s:
+                await asyncio.sleep(0.01)
+            was_let = True
+            limit.go_on()
+    assert was_let
+
+
+async def test_writing_is_limited_message_by_message_and_what_is_between_is_not() -> None:
+    blocked = asyncio.Event()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "last":
+            await blocked.wait()
+
+    limit = WriteLimit(0.05, send)
+    sent = []
+    with pytest.raises(TimeoutError):
+        with limit:
+            for kind in ("first", "next", "last"):
+                await asyncio.sleep(0.1)
+                await limit.send({"type": kind})
+                sent.append(kind)
+    assert sent == ["first", "next"]
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0

@@ -19,9 +19,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 # As controlplane.settings has it, for the processes that are not ours: Serve's proxy.
 WRITE_S = float(os.environ.get("OSTINATO_WRITE_TIMEOUT_S") or 30.0)
-# Who makes the stream cuts it sooner, and knows then why it ended.
-GRACE_S = 2.0
-LOOKS = 8  # in that time
+LOOKS = 15  # in that time
+# So much of an answer waits in the server before its application does, and in the kernel, which would keep
+# megabytes of each for a client on the same network.
+BUFFER_BYTES = 16 << 10
+KERNEL_BYTES = 128 << 10
 _NO_LINGERING = struct.pack("ii", 1, 0)
 
 
@@ -29,14 +31,21 @@ class BoundedWrites(HttpToolsProtocol):
     """A connection to which nothing can be written, and of which nothing leaves for so long, is reset."""
 
     _stall_timer: asyncio.TimerHandle | None = None
-    _least_unsent = 0
+    _least_unsent = math.inf
     _moved_s = math.inf
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BYTES)
+            transport.set_write_buffer_limits(BUFFER_BYTES)
 
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._stall_timer is None:
-            self._least_unsent, self._moved_s = self._unsent_bytes(), self.loop.time()
-            self._look_at_writes_later()
+            self._least_unsent, self._moved_s = math.inf, self.loop.time()
+            self._look_at_writes_later(WRITE_S / LOOKS)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -51,15 +60,17 @@ class BoundedWrites(HttpToolsProtocol):
             self._stall_timer.cancel()
             self._stall_timer = None
 
-    def _look_at_writes_later(self) -> None:
-        self._stall_timer = self.loop.call_later(WRITE_S / LOOKS, self._look_at_writes)
+    def _look_at_writes_later(self, after_s: float) -> None:
+        self._stall_timer = self.loop.call_later(after_s, self._look_at_writes)
 
     def _look_at_writes(self) -> None:
         unsent, now_s = self._unsent_bytes(), self.loop.time()
-        if unsent < self._least_unsent:
-            self._least_unsent, self._moved_s = unsent, now_s
-        if now_s - self._moved_s < WRITE_S + GRACE_S:
-            self._look_at_writes_later()
+        if unsent < self._least_unsent < math.inf:
+            self._moved_s = now_s
+        self._least_unsent = min(unsent, self._least_unsent)
+        left_s = self._moved_s + WRITE_S - now_s
+        if left_s > 0:
+            self._look_at_writes_later(min(left_s, WRITE_S / LOOKS))
         else:
             self._stall_timer = None
             self._reset()
