@@ -29,6 +29,7 @@ SLOW = {
     "routing.caraserve",
     "routing.decisions",
     "routing.herding",
+    "unread_streams",
 }
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,8 @@ async def stopping(pytestconfig: pytest.Config) -> AsyncIterator[Stopping]:
 
 
 @contextlib.asynccontextmanager
-async def client_of(*reports: WorkerReport) -> AsyncIterator[EngineClient]:
-    client = EngineClient(_finding(*reports), 100, limits=LIMITS)
+async def client_of(*reports: WorkerReport, limits: EngineLimits = LIMITS) -> AsyncIterator[EngineClient]:
+    client = EngineClient(_finding(*reports), 100, limits=limits)
     try:
         yield client
     finally:
@@ -185,8 +186,9 @@ async def test_a_stream_that_has_begun_is_cut_when_the_silence_lasts(stopping: S
 
 async def test_the_only_worker_keeps_its_requests_when_it_was_silent_for_a_while(stopping: Stopping) -> None:
     """As on a machine that is too busy: nobody is refused, and nobody is cut who has nothing yet to lose."""
-    async with client_of(stopping.report) as client:
+    async with client_of(stopping.report, limits=replace(LIMITS, silent_cut_s=1e6)) as client:
         worker = await heard(client)
+        assert (await client.call("b", WHOLE)).body == b"data: stopped\n\n"  # it is asked, so it is looked at
         stopping.signal(signal.SIGSTOP)
         await until(lambda: (worker.seen.quiet or 0) >= LIMITS.rules.quiet)
         asking = [asyncio.create_task(client.call("b", WHOLE)) for _ in range(3)]
