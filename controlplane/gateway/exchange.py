@@ -128,7 +128,8 @@ class Exchange:
         self._connection = connection = await worker.take()
         connection.may_move = not self._was_moved
         if asked.streams:
-            self._look_later(self._workers.limits.first_byte_s)
+            limits = self._workers.limits
+            self._look_later(min(limits.first_byte_s, limits.next_byte_s))
         head = _head(worker.address, worker.secret, request.path, request.variant, request.variant_limit)
         limit_s = asked.first_by_s if asked.streams else asked.whole_by_s
         asking = connection.ask_with(head, request.body)
@@ -154,8 +155,8 @@ class Exchange:
         limit_s = limits.first_byte_s if is_first else limits.next_byte_s
         now_s = asyncio.get_running_loop().time()
         left_s = connection.waits_since_s(now_s) + limit_s - now_s
-        if left_s > 0:
-            self._look_later(left_s)
+        if left_s > 0:  # a first byte may come, and then the other limit holds
+            self._look_later(min(left_s, limits.next_byte_s))
         else:
             self._timer = None
             connection.end(no_byte(self._host, is_first, limit_s))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import random
+from itertools import count
 from typing import Any
 
 import pytest
@@ -214,6 +216,32 @@ async def test_a_wide_one_goes_where_all_of_it_fits() -> None:
     other = await world.ask(sequences=3)
     assert other.member is not more.member
     assert len(flights) == 2
+
+
+@pytest.mark.parametrize("narrow", [1, 4, 8, 15])
+async def test_the_widest_request_delays_others_by_two_answers_at_most(narrow: int) -> None:
+    """Of an engine of 16 rows, on which every sequence takes a second: clients that each ask again when they
+    have their answer, and one that always asks for 16 of them."""
+    world = World(limit=16)
+    waiting = {world.ask(): ("narrow", 0.0) for _ in range(narrow)}
+    ends: list[tuple[float, int, Flight, str, float]] = []
+    took: dict[str, list[float]] = {"narrow": [], "wide": []}
+    order = count()
+    for number in range(600):
+        await settle()
+        for task in [task for task in waiting if task.done()]:
+            who, since_s = waiting.pop(task)
+            heapq.heappush(ends, (world.now_s + 1.0, next(order), task.result(), who, since_s))
+        world.now_s, _, flight, who, since_s = heapq.heappop(ends)
+        took[who].append(world.now_s - since_s)
+        world.end(flight)
+        waiting[world.ask(sequences=16 if who == "wide" else 1)] = who, world.now_s
+        if number == 50:
+            waiting[world.ask(sequences=16)] = "wide", world.now_s
+    assert max(took["narrow"]) <= 3.0
+    assert len(took["wide"]) > 10
+    for task in waiting:
+        task.cancel()
 
 
 async def test_nobody_starves_at_twice_the_capacity() -> None:
