@@ -1,4 +1,4 @@
-"""How much CPU each part of a cluster has used, and memory it has, for benchmarks that say what costs what where."""
+"""How much CPU each part of a cluster has used, and memory it has, for benchmarks that say what costs what."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ class ClusterCpu:
     def seconds(self) -> dict[str, float]:
         """User and system time so far, by part."""
         return {part: sum(map(_seconds, processes)) for part, processes in self._parts.items()}
-
 
     def resident_bytes(self) -> dict[str, int]:
         """Memory that each part has now."""

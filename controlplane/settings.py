@@ -204,8 +204,8 @@ class Settings(BaseSettings):
 
     @property
     def stream_write_s(self) -> float:
-        """A stream of which a client takes nothing is given up somewhat sooner than its connection is reset, so
-        that a gateway knows why it ended."""
+        """A stream of which a client takes nothing is given up somewhat sooner than its connection is reset:
+        so a gateway knows why it ended."""
         return 0.9 * self.write_timeout_s
 
     @property

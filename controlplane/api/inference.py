@@ -193,7 +193,9 @@ class Watch:
         if self.model != UNKNOWN:
             of_model.in_flight -= 1
             of_model.duration.observe(took_s)
-            seen = Outcome(CLIENT_GONE if by_client else code, self.streams, self.first_s, took_s, self.chunks)
+            seen = Outcome(
+                CLIENT_GONE if by_client else code, self.streams, self.first_s, took_s, self.chunks
+            )
             for target, is_kept in attained(self.terms, seen):
                 metrics.targets.labels(self.model, target, str(is_kept).lower()).inc()
 

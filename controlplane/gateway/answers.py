@@ -20,7 +20,8 @@ _TAIL_BYTES = 4096
 
 
 class Answer:
-    """`on_first` is called once, with the first piece of a stream or a whole answer. `tokens` is known when all was read.
+    """`on_first` is called once, with the first piece of a stream or a whole answer. `tokens` is known when
+    all was read.
 
     What comes too late for a request that is to be dropped then raises Late: the first piece of a stream
     after `Asked.first_by_s`, anything after `Asked.whole_by_s`.

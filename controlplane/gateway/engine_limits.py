@@ -38,5 +38,6 @@ def no_byte(host: str, is_first: bool, limit_s: float) -> errors.Cut:
 
 def no_sign(host: str, limit_s: float) -> errors.Cut:
     return errors.Cut(
-        f"the engine of '{host}' has given no sign of life for {limit_s:g} s (OSTINATO_SILENT_CUT_S); try again"
+        f"the engine of '{host}' has given no sign of life for {limit_s:g} s (OSTINATO_SILENT_CUT_S); "
+        "try again"
     )

@@ -1,7 +1,7 @@
 """One request's way to a worker, and back.
 
-It is sent again if no engine has seen it: no connection was made, or the worker's server refused. And once, if
-its worker fell silent before anything of an answer came: then nobody has seen what the engine made of it.
+It is sent again if no engine has seen it: no connection was made, or the worker's server refused. And once,
+if its worker fell silent before anything of an answer came: then nobody has seen what the engine made of it.
 
 A class, and not a context manager made of a generator: that costs several times as much, for each request.
 """

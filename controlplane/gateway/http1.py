@@ -19,9 +19,9 @@ import httptools
 CONNECT_TIMEOUT_S = 2.0
 # Below the workers' own limit, so that it is always this side that ends an idle connection.
 IDLE_S = 300.0
-# Reading from a connection pauses while so much of it was not taken by a slow reader. So much is read at once.
+# Reading from a connection pauses while so much of it was not taken by a slow reader.
 BUFFER_BYTES = 16 * 1024
-READ_BYTES = 16 * 1024
+READ_BYTES = 16 * 1024  # at once
 # A node that vanishes without a word breaks its connections after about half a minute.
 _SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),

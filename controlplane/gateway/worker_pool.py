@@ -21,6 +21,7 @@ from controlplane.gateway.load_reader import LoadReader
 from controlplane.gateway.refused_demand import RefusedDemand
 from controlplane.gateway.time_average import TimeAverage
 from controlplane.gateway.turnstile import Turnstile
+from controlplane.traffic import worker_health
 from controlplane.traffic.host_router import (
     Asked,
     Flight,
@@ -29,7 +30,6 @@ from controlplane.traffic.host_router import (
     RoutingRules,
     StepModels,
 )
-from controlplane.traffic import worker_health
 from controlplane.traffic.worker_health import Seen, Takes
 from workers.messages import WorkerLoad, WorkerReport
 
@@ -52,8 +52,8 @@ RESTART_HINT_S = 5.0
 class KnownWorker(Member):
     """One worker's address, the connections to it, and how many requests of this gateway it has.
 
-    `load` is what it pushed last, at `load_at_s` (time.monotonic); None and long ago if it never did. `seen` is
-    what is known of its health.
+    `load` is what it pushed last, at `load_at_s` (time.monotonic); None and long ago if it never did. `seen`
+    is what is known of its health.
     """
 
     address: str
@@ -61,7 +61,7 @@ class KnownWorker(Member):
     outstanding: int = 0
     load: WorkerLoad | None = field(default=None, repr=False)
     load_at_s: float = -math.inf
-    seen: Seen = Seen()
+    seen: Seen = field(default_factory=Seen)
     listens: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -83,8 +83,8 @@ class KnownWorker(Member):
         self.listens = True
 
     def forget(self, listen_on: bool = False) -> None:
-        """End what runs in the background. Requests under way go on. `listen_on`: for its load, until the next
-        call without."""
+        """End what runs in the background. Requests under way go on. `listen_on`: for its load, until
+        the next call without."""
         self.pool.close()
         if self._reader is not None and not listen_on:
             self._reader.close()
@@ -102,7 +102,7 @@ class KnownWorker(Member):
                 connection.end(Moved())
 
     def give_up(self, error: errors.OstinatoError) -> None:
-        """End the requests that it has begun to answer, with this error. The others may yet have an answer."""
+        """End those that it has begun to answer, with this error. The others may yet have an answer."""
         for connection in self._used:
             if connection.has_begun:
                 connection.end(error)

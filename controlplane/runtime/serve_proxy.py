@@ -1,4 +1,4 @@
-"""What Serve's own proxy is told before it listens: bounds on what a client may send, and may leave unread."""
+"""What Serve's own proxy is told before it listens: bounds on what a client may send, and leave unread."""
 
 from __future__ import annotations
 

@@ -109,7 +109,9 @@ def bound_answers(limit_bytes: int) -> None:
             await send(message)
             await unsent.room()
 
-        return call(wrapper, method, scope, receive, sending)  # a coroutine, or a future of the other thread's
+        return call(
+            wrapper, method, scope, receive, sending
+        )  # a coroutine, or a future of the other thread's
 
     replica.MessageQueue = BoundedQueue
     replica.UserCallableWrapper._call_http_entrypoint = paced

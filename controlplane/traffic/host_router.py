@@ -122,8 +122,8 @@ class Member:
 
     `own` requests of this gateway are in flight there, which take `places`, one for each of their sequences;
     and `foreign` ones of others, as it last said. `slot` is its row in the snapshot; -1: it has left. `peaks`
-    are the most of `own` since its last load came, and between the two before. One that `takes` one request at
-    a time has its `trial`, and is not open to more meanwhile.
+    are the most of `own` since its last load came, and between the two before. One that `takes` one request
+    at a time has its `trial`, and is not open to more meanwhile.
     """
 
     group: str
@@ -355,7 +355,7 @@ class HostRouter:
                 self._where[flight.values[0], member.slot] = IN_SLOT
 
     def ended(self, flight: Flight, tokens: int | None = None) -> None:
-        """It ended, with so many tokens in all; None: not known, or broken off. A second call does nothing."""
+        """It ended, with so many tokens; None: not known, or broken off. A second call does nothing."""
         if flight.ended:
             return
         flight.ended = True

@@ -43,8 +43,8 @@ class RequestTerms:
 
     `session` is what requests of one conversation share, or "". `tokens` is what it is expected to cost:
     those of its prompt and of its longest answer, estimated; `prompt_tokens` of them are the prompt's.
-    `beginning` is a hash of how the prompt begins, with the model's name; 0: too short to be worth it. It is for
-    so many `sequences` (answers of each prompt), and takes as many places.
+    `beginning` is a hash of how the prompt begins, with the model's name; 0: too short to be worth it. It is
+    for so many `sequences` (answers of each prompt), and takes as many places.
     """
 
     ttft_s: float | None = None

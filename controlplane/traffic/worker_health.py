@@ -46,8 +46,8 @@ class HealthRules:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Of one worker. `quiet`: looks since it told its load; None: it never did. `rested`: looks since the last
-    of the `failures` in a row. `is_proven`: it was never ill, or has answered since."""
+    """Of one worker. `quiet`: looks since it told its load; None: it never did. `rested`: looks since the
+    last of the `failures` in a row. `is_proven`: it was never ill, or has answered since."""
 
     quiet: int | None = None
     failures: int = 0

@@ -413,7 +413,12 @@ def test_a_client_that_reads_nothing_is_cut(start: Start) -> None:
     """Its stream would fill a gateway: 40 MB of it."""
     running = start(write_timeout_s=0.5)
     running.up()
-    body = {**CHAT, "messages": [{"role": "user", "content": 2000 * "a"}], "stream": True, "min_tokens": 20_000}
+    body = {
+        **CHAT,
+        "messages": [{"role": "user", "content": 2000 * "a"}],
+        "stream": True,
+        "min_tokens": 20_000,
+    }
     raw = json.dumps(body).encode()
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

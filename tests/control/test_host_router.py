@@ -479,8 +479,8 @@ def test_of_many_workers_idle_ones_share_what_comes() -> None:
 def test_places_are_those_of_the_sequences_under_way(
     events: list[tuple[int, int, bool]], limit: int, is_ready: bool
 ) -> None:
-    """`events`: which worker's oldest request ends first (2: none), how wide the next one is, and whether step
-    models change before it."""
+    """`events`: which worker's oldest request ends first (2: none), how wide the next one is, and whether
+    step models change before it."""
     made = HostRouter(RoutingRules(), 0.0, is_ready=is_ready)
     members = [Member(name, limit) for name in "ab"]
     made.set_members(members)

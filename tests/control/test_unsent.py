@@ -1,4 +1,4 @@
-"""What Serve's own code keeps of an answer that its proxy does not take: the installed Ray's queue, bounded."""
+"""What Serve keeps of an answer that its proxy does not take: the installed Ray's queue, bounded."""
 
 from __future__ import annotations
 

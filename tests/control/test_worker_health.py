@@ -82,7 +82,8 @@ def test_who_takes_what() -> None:
                 well = {Standing.WELL: Takes.ALL, Standing.ON_TRIAL: Takes.ONE, Standing.ILL: Takes.NONE}
                 assert found == [well[each] for each in standings]
             elif count:
-                assert Takes.ALL in found and Takes.ONE not in found
+                assert Takes.ALL in found
+                assert Takes.ONE not in found
                 tried = Standing.ON_TRIAL in standings
                 assert all(
                     (each is Takes.NONE) == (tried and was is Standing.ILL)

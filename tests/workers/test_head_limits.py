@@ -13,9 +13,9 @@ import uvicorn
 from engine_configs import echo_config
 from uvicorn.protocols.http import auto
 
+from controlplane.runtime.serve_proxy import bound_connections
 from workers.server import head_limits
 from workers.server.head_limits import MAX_HEAD_BYTES, BoundedHead
-from controlplane.runtime.serve_proxy import bound_connections
 from workers.server.worker import Worker
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n"
