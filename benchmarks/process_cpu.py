@@ -1,4 +1,4 @@
-"""How much CPU each part of a cluster has used, and memory it has, for benchmarks that say what costs what."""
+"""How much CPU each part of a cluster has used, and how much memory it has, for benchmarks."""
 
 from __future__ import annotations
 

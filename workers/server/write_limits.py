@@ -23,13 +23,15 @@ LOOKS = 15  # in that time
 # So much of an answer waits in the server before its application does, and in the kernel, which would keep
 # megabytes of each for a client on the same network.
 BUFFER_BYTES = 16 << 10
-KERNEL_BYTES = 128 << 10
+KERNEL_BYTES = 64 << 10
 _NO_LINGERING = struct.pack("ii", 1, 0)
 
 
 class BoundedWrites(HttpToolsProtocol):
-    """A connection to which nothing can be written, and of which nothing leaves for so long, is reset."""
+    """A connection to which nothing can be written, and of which nothing leaves for `patience` times WRITE_S,
+    is reset."""
 
+    patience = 1
     _stall_timer: asyncio.TimerHandle | None = None
     _least_unsent = math.inf
     _moved_s = math.inf
@@ -45,7 +47,7 @@ class BoundedWrites(HttpToolsProtocol):
         super().pause_writing()
         if self._stall_timer is None:
             self._least_unsent, self._moved_s = math.inf, self.loop.time()
-            self._look_at_writes_later(WRITE_S / LOOKS)
+            self._look_at_writes_later(self.patience * WRITE_S / LOOKS)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -68,9 +70,10 @@ class BoundedWrites(HttpToolsProtocol):
         if unsent < self._least_unsent < math.inf:
             self._moved_s = now_s
         self._least_unsent = min(unsent, self._least_unsent)
-        left_s = self._moved_s + WRITE_S - now_s
+        limit_s = self.patience * WRITE_S
+        left_s = self._moved_s + limit_s - now_s
         if left_s > 0:
-            self._look_at_writes_later(min(left_s, WRITE_S / LOOKS))
+            self._look_at_writes_later(min(left_s, limit_s / LOOKS))
         else:
             self._stall_timer = None
             self._reset()
