@@ -206,7 +206,7 @@ class Settings(BaseSettings):
     def stream_write_s(self) -> float:
         """A stream of which a client takes nothing is given up somewhat sooner than its connection is reset:
         so a gateway knows why it ended."""
-        return 0.9 * self.write_timeout_s
+        return 0.8 * self.write_timeout_s
 
     @property
     def hosts(self) -> tuple[str, ...]:
