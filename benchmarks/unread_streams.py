@@ -131,7 +131,8 @@ def measure(running: LocalCluster, streams: int, size_bytes: int) -> dict[str, A
 
 def counted(url: str, streams: int) -> dict[str, int]:
     """How the gateway counted the requests, once it has counted all."""
-    until_s, found = time.monotonic() + PATIENCE_S, {}
+    until_s = time.monotonic() + PATIENCE_S
+    found: dict[str, int] = {}
     while sum(found.values()) < streams and time.monotonic() < until_s:
         page = httpx.get(url + "/metrics", timeout=PATIENCE_S, trust_env=False).text
         found = {code: int(float(count)) for code, count in COUNTED.findall(page)}
