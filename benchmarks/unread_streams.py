@@ -122,8 +122,8 @@ def measure(running: LocalCluster, streams: int, size_bytes: int) -> dict[str, A
         "opened_within_s": round(opened_s, 2),
         "idle_mib": _mib(idle),
         "most_above_idle_mib": _mib({part: most[part] - idle[part] for part in most}),
-        "cut_after_s": {"first": cut[0], "median": cut[len(cut) // 2], "last": cut[-1]} if cut else {},
-        "not_cut": left,
+        "closed_after_s": {"first": cut[0], "median": cut[len(cut) // 2], "last": cut[-1]} if cut else {},
+        "not_closed": left,
         "counted": counted(running.url, streams),
         "seconds": seconds,
     }
@@ -174,8 +174,8 @@ def rehearse(folder: Path) -> None:
     """A few streams, which are cut soon."""
     out = folder / "unread_streams.json"
     main(["--streams", "4", "--megabytes", "8", "--out", str(out)])
-    found = rehearsing.check(out, "counted", "idle_mib", "cut_after_s")
-    assert found["not_cut"] == 0
+    found = rehearsing.check(out, "counted", "idle_mib", "closed_after_s")
+    assert found["not_closed"] == 0
     # A proxy that was quicker on a busy machine looks like a client that left.
     assert sum(found["counted"].values()) == 4
     assert found["counted"].keys() <= {"cut", "client_disconnected"}

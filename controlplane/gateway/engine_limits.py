@@ -29,7 +29,7 @@ class EngineLimits:
 
 
 def no_byte(host: str, is_first: bool, limit_s: float) -> errors.Cut:
-    what, setting = ("began to answer", "FIRST") if is_first else ("went on with its answer", "NEXT")
+    what, setting = ("begun to answer", "FIRST") if is_first else ("gone on with its answer", "NEXT")
     return errors.Cut(
         f"the engine of '{host}' has not {what} within {limit_s:g} s (OSTINATO_{setting}_BYTE_TIMEOUT_S); "
         "try again"

@@ -23,7 +23,7 @@ from controlplane.gateway.engine_client import EngineClient
 from controlplane.gateway.engine_limits import EngineLimits
 from controlplane.gateway.worker_pool import KnownWorker
 from controlplane.traffic.worker_health import Takes
-from workers.messages import EngineCall, WorkerReport
+from workers.messages import EngineCall, EngineHead, WorkerReport
 
 WHOLE = EngineCall("/v1/completions", b'{"model": "b", "prompt": "a b"}')
 STREAM = EngineCall("/v1/completions", b'{"model": "b", "prompt": "a b", "stream": true}')
@@ -158,7 +158,7 @@ async def test_a_stream_without_a_first_byte_is_moved_once(stopping: Stopping) -
         await until(lambda: worker.own == 1)
         hosts = client._workers("b")
         hosts._find = _finding(stopping.report, report(door))
-        assert (await first).status == 200
+        assert await first == EngineHead(200, "text/event-stream")
         assert await anext(items) == b"data: 1\n\n"
         assert other.asked == 1
         other.may_answer.set()

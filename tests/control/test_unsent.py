@@ -26,7 +26,7 @@ def _put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wrapper, "_call_http_entrypoint", wrapper._call_http_entrypoint)
 
 
-class Wrapper(replica.UserCallableWrapper):
+class Wrapper(replica.UserCallableWrapper):  # type: ignore[misc]  # Ray has no types
     """Serve's, as far as a request needs it, around an application. `thread`: where it runs then."""
 
     def __init__(self, app: Any, loop: asyncio.AbstractEventLoop | None = None) -> None:
