@@ -151,7 +151,7 @@ class Settings(BaseSettings):
         default=30.0, gt=0, description="A client that takes nothing of its answer for so long is cut off."
     )
     unsent_bytes: int = Field(
-        default=16 << 10,
+        default=8 << 10,
         ge=1024,
         description="Most of one answer that a gateway keeps for its client; then the engine waits.",
     )
