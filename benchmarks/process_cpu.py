@@ -1,4 +1,4 @@
-"""How much CPU each part of a cluster has used, for benchmarks that say what a request costs where."""
+"""How much CPU each part of a cluster has used, and how much memory it has, for benchmarks."""
 
 from __future__ import annotations
 
@@ -37,6 +37,10 @@ class ClusterCpu:
         """User and system time so far, by part."""
         return {part: sum(map(_seconds, processes)) for part, processes in self._parts.items()}
 
+    def resident_bytes(self) -> dict[str, int]:
+        """Memory that each part has now."""
+        return {part: sum(map(_resident_bytes, processes)) for part, processes in self._parts.items()}
+
 
 def _processes(cluster: LocalCluster) -> set[psutil.Process]:
     """Those with the cluster's mark, and their descendants: Ray's workers rename themselves, which hides the
@@ -60,3 +64,11 @@ def _seconds(process: psutil.Process) -> float:
     except psutil.NoSuchProcess:
         return 0.0
     return float(times.user + times.system)
+
+
+def _resident_bytes(process: psutil.Process) -> int:
+    """0 of one that has ended."""
+    try:
+        return int(process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0

@@ -29,6 +29,7 @@ OstinatoError
 |- CompressionFailed 502       a fine-tune could not be made a delta of its base
 |- Unavailable 503             deploying, restarting, or the state store is away
 |- Late 504                     past its own target, and to be dropped then
+|- Cut 504                      the engine said nothing for too long
 `- TimedOut 504                longer than the installation allows a request to take
 
 Codes and statuses are documented in docs/errors.md and are part of the API.
@@ -199,6 +200,10 @@ class Late(OstinatoError):
     it."""
 
     status, code = 504, "late"
+
+
+class Cut(OstinatoError):
+    status, code = 504, "cut"
 
 
 class TimedOut(OstinatoError):

@@ -152,11 +152,33 @@ class Settings(BaseSettings):
         default=10.0, gt=0, description="Longest that a request's body may take to arrive."
     )
     max_body_bytes: int = Field(default=4 << 20, ge=1024)
+    write_timeout_s: float = Field(
+        default=30.0, gt=0, description="A client that takes nothing of its answer for so long is cut off."
+    )
+    unsent_bytes: int = Field(
+        default=8 << 10,
+        ge=1024,
+        description="Most of one answer that a gateway keeps for its client; then the engine waits.",
+    )
     engine_start_timeout_s: float = Field(default=900.0, gt=0)
     start_limit_s: float = Field(
         default=1800.0, gt=0, description="A group whose engine does not run after so long is placed anew."
     )
     request_timeout_s: float = Field(default=600.0, gt=0, description="Longest a request may take in all.")
+    first_byte_timeout_s: float = Field(
+        default=300.0, gt=0, description="Longest that an engine may take to begin with a stream."
+    )
+    next_byte_timeout_s: float = Field(
+        default=120.0, gt=0, description="Longest pause of an engine within a stream."
+    )
+    silent_s: float = Field(
+        default=3.0,
+        ge=1.5,
+        description="An engine that gives no sign of life for so long gets no requests while another does.",
+    )
+    silent_cut_s: float = Field(
+        default=30.0, ge=3, description="What such an engine has begun to answer is cut after so long."
+    )
 
     @field_validator("home")
     @classmethod
@@ -184,6 +206,12 @@ class Settings(BaseSettings):
     @property
     def metrics_port_range(self) -> Ports:
         return Ports.parse(self.metrics_ports)
+
+    @property
+    def stream_write_s(self) -> float:
+        """A stream of which a client takes nothing is given up somewhat sooner than its connection is reset:
+        so a gateway knows why it ended."""
+        return 0.8 * self.write_timeout_s
 
     @property
     def hosts(self) -> tuple[str, ...]:

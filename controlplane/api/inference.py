@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from controlplane import errors
 from controlplane.api.departure import unless_client_leaves
 from controlplane.api.services import Services
-from controlplane.api.time_limit import TimeLimit
+from controlplane.api.time_limit import TimeLimit, WriteLimit
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
 from controlplane.gateway.metrics import UNKNOWN
 from controlplane.gateway.rate_book import Charge
@@ -55,6 +55,8 @@ _IN_VAIN = (
     errors.EngineFailed,
     errors.Unavailable,
 )
+WRITE_S = 30.0  # of streams that no setting speaks of
+CUT = "cut"  # the client read nothing of its answer for too long
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
@@ -216,7 +218,8 @@ class Watch:
             self.charged.settle(0)
         self.end(error.code)
 
-    def end(self, code: str) -> None:
+    def end(self, code: str, by_client: bool = False) -> None:
+        """Ended `by_client`, it says nothing of targets."""
         if self.charged is not None and self.chunks:
             self.charged.streamed(self.terms.prompt_tokens)
         if self.ended or not self.counted:
@@ -229,7 +232,9 @@ class Watch:
         if self.model != UNKNOWN:
             of_model.in_flight -= 1
             of_model.duration.observe(took_s)
-            seen = Outcome(code, self.streams, self.first_s, took_s, self.chunks)
+            seen = Outcome(
+                CLIENT_GONE if by_client else code, self.streams, self.first_s, took_s, self.chunks
+            )
             for target, is_kept in attained(self.terms, seen):
                 metrics.targets.labels(self.model, target, str(is_kept).lower()).inc()
 
@@ -316,7 +321,13 @@ async def _streamed(services: Services, route: Route, call: EngineCall, watch: W
         await items.aclose()
         watch.end(CLIENT_GONE)
 
-    return ClosingStream(_chunks(items, first, watch, limit_s), close, media_type=head.content_type)
+    def cut() -> None:
+        log.info("a client of '%s' read nothing for %g s and was cut off", watch.model, write_s)
+        watch.end(CUT, by_client=True)
+
+    write_s = services.settings.stream_write_s
+    chunks = _chunks(items, first, watch, limit_s)
+    return ClosingStream(chunks, close, head.content_type, cut, write_s)
 
 
 async def _chunks(
@@ -329,12 +340,18 @@ async def _chunks(
     of them, as an error event."""
     code = CLIENT_GONE
     try:
-        async with asyncio.timeout(limit_s), contextlib.aclosing(items):
-            if first is not None:
-                yield first
-            async for item in items:
-                watch.chunk(item)
-                yield _checked(item)
+        with TimeLimit(limit_s) as limit:
+            async with contextlib.aclosing(items):
+                if first is not None:
+                    limit.pause()
+                    yield first
+                    limit.go_on()
+                async for item in items:
+                    watch.chunk(item)
+                    piece = _checked(item)
+                    limit.pause()  # how long the client takes is limited by the response
+                    yield piece
+                    limit.go_on()
         code = "ok"
     except TimeoutError:
         code = errors.TimedOut.code
@@ -376,20 +393,32 @@ class ClosingStream(StreamingResponse):
     """Closes its generator however the response ends, so that a lost client frees its engine slot.
 
     `close` is for what the generator's own `finally` would do: a client that is lost before the first
-    chunk leaves a generator that never ran.
+    chunk leaves a generator that never ran. `cut` is called when a chunk could not be sent for `write_s`; the
+    server before us then resets the connection.
     """
 
     def __init__(
-        self, content: AsyncGenerator[bytes, None], close: Callable[[], Awaitable[None]], media_type: str
+        self,
+        content: AsyncGenerator[bytes, None],
+        close: Callable[[], Awaitable[None]],
+        media_type: str,
+        cut: Callable[[], None] = lambda: None,
+        write_s: float = WRITE_S,
     ) -> None:
         super().__init__(content, media_type=media_type)
         self._content = content
         self._close = close
+        self._cut = cut
+        self._write_s = write_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        limit = WriteLimit(self._write_s, send)
         try:
-            # At less cost than Starlette's task group.
-            await unless_client_leaves(receive, self.stream_response(send), scope.get(DIRECT))
+            with limit:
+                # At less cost than Starlette's task group.
+                await unless_client_leaves(receive, self.stream_response(limit.send), scope.get(DIRECT))
+        except TimeoutError:
+            self._cut()
         finally:
             await self._content.aclose()
             await self._close()

@@ -58,6 +58,7 @@ HINTS: dict[str, str] = {
     "compression_failed": "`ostinato describe MODEL` shows it; delete the model and register it again",
     "unavailable": "try again in a moment; `ostinato status` shows what is starting",
     "late": "raise its target, or have late requests finished (`ostinato tune MODEL --late finish`)",
+    "cut": "try again; `ostinato logs MODEL` shows what the engine does",
     "timed_out": "ask for a shorter answer, or raise OSTINATO_REQUEST_TIMEOUT_S",
 }
 

@@ -20,7 +20,8 @@ _TAIL_BYTES = 4096
 
 
 class Answer:
-    """`on_first` is called once, with the first piece of a stream. `tokens` is known when all was read.
+    """`on_first` is called once, with the first piece of a stream or a whole answer. `tokens` is known when
+    all was read.
 
     What comes too late for a request that is to be dropped then raises Late: the first piece of a stream
     after `Asked.first_by_s`, anything after `Asked.whole_by_s`.
@@ -42,6 +43,7 @@ class Answer:
         limit_s, reading = self._asked.whole_by_s, self._connection.read()
         body = await (reading if limit_s is None else in_time(self._host, self._asked, limit_s, reading))
         self._count(body[-_TAIL_BYTES:], 0)
+        self._on_first()
         return body
 
     async def piece(self) -> bytes | None:

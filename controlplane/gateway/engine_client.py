@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
 from controlplane.gateway import warming
+from controlplane.gateway.engine_limits import EngineLimits
 from controlplane.gateway.exchange import Exchange
 from controlplane.gateway.worker_pool import Alive, Find, HostWorkers
 from controlplane.state.terms import Priority
@@ -36,19 +37,22 @@ class EngineClient:
         max_queued: int,
         alive: Alive = lambda group_id: True,
         rules: RoutingRules | None = None,
+        limits: EngineLimits | None = None,
     ) -> None:
         self._find = find
         self._max_queued = max_queued
         self._alive = alive
         self._rules = rules or RoutingRules()
+        self._limits = limits or EngineLimits()
         self._hosts: dict[str, HostWorkers] = {}
         self._models: dict[str, StepModels] = {}
 
     async def call(self, host: str, request: EngineCall, terms: RequestTerms = NO_TERMS) -> EngineReply:
-        """One request, answered as a whole. Raises Overloaded, Late, EngineFailed or Unavailable."""
+        """One request, answered as a whole. Raises Overloaded, Late, Cut, EngineFailed or Unavailable."""
         with Exchange(host, self._workers(host), request, terms, streams=False) as exchange:
             answer = await exchange.answer()
-            return EngineReply(answer.status, answer.content_type, await answer.read())
+            body = await exchange.read()
+            return EngineReply(answer.status, answer.content_type, body)
 
     async def stream(
         self, host: str, request: EngineCall, terms: RequestTerms = NO_TERMS
@@ -60,7 +64,7 @@ class EngineClient:
         with Exchange(host, self._workers(host), request, terms, streams=True) as exchange:
             answer = await exchange.answer()
             yield EngineHead(answer.status, answer.content_type)
-            while (piece := await answer.piece()) is not None:
+            while (piece := await exchange.piece()) is not None:
                 yield piece
 
     def demand(self) -> dict[str, float]:
@@ -94,7 +98,7 @@ class EngineClient:
         if known is not None:
             return known
         warming.begin()
-        made = HostWorkers(host, self._find, self._max_queued, self._alive, self._rules)
+        made = HostWorkers(host, self._find, self._max_queued, self._alive, self._rules, self._limits)
         if host in self._models:
             made.learn(self._models[host])
         self._hosts[host] = made

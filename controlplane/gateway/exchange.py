@@ -1,20 +1,26 @@
 """One request's way to a worker, and back.
 
-It is sent again only if no engine has seen it: no connection was made, or the worker's server refused.
+It is sent again if no engine has seen it: no connection was made, or the worker's server refused. And once,
+if its worker fell silent before anything of an answer came: then nobody has seen what the engine made of it.
 
 A class, and not a context manager made of a generator: that costs several times as much, for each request.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from types import TracebackType
+from typing import TypeVar
 
 from controlplane import errors
 from controlplane.gateway.answers import Answer, in_time
-from controlplane.gateway.http1 import BrokenOff, Connection, NotConnected, head_of
+from controlplane.gateway.engine_errors import from_engine
+from controlplane.gateway.engine_limits import no_byte
+from controlplane.gateway.http1 import BrokenOff, Connection, Moved, NotConnected, head_of
 from controlplane.gateway.worker_pool import RESTART_HINT_S, HostWorkers, KnownWorker
 from controlplane.traffic.host_router import Asked, Flight
 from controlplane.traffic.request_terms import RequestTerms
@@ -25,6 +31,8 @@ log = logging.getLogger(__name__)
 
 _REFUSED = request_headers.REFUSED.encode()
 _HEADS = 4096
+
+T = TypeVar("T")
 
 
 class Exchange:
@@ -42,6 +50,8 @@ class Exchange:
         self._flight: Flight | None = None
         self._connection: Connection | None = None
         self._answer: Answer | None = None
+        self._was_moved = False
+        self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Exchange:
         self._workers.begin(self._asked)
@@ -50,6 +60,8 @@ class Exchange:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, BrokenOff | errors.Cut) and self._flight is not None:
+            self._workers.failed(self._worker)
         try:
             self._leave()
         finally:
@@ -59,8 +71,36 @@ class Exchange:
             raise _died(self._host) from error
 
     async def answer(self) -> Answer:
-        """The head of the answer. Raises Overloaded, Late, Unavailable or BrokenOff."""
-        workers, asked, went = self._workers, self._asked, False
+        """The head of the answer. Raises Overloaded, Late, Unavailable, Cut or BrokenOff."""
+        return await self._sent(went=False)
+
+    async def read(self) -> bytes:
+        """All of the answer. Raises BrokenOff, Late, Cut."""
+        return await self._whatever_moves(lambda answer: answer.read())
+
+    async def piece(self) -> bytes | None:
+        """The next piece of a stream. Raises BrokenOff, Late, Cut."""
+        return await self._whatever_moves(lambda answer: answer.piece())
+
+    async def _whatever_moves(self, take: Callable[[Answer], Awaitable[T]]) -> T:
+        assert self._answer is not None
+        try:
+            return await take(self._answer)
+        except Moved:
+            status = self._answer.status
+            answer = await self._moved()
+        if answer.status != status:  # its head may have been sent on
+            raise from_engine(answer.status, await answer.read())
+        return await take(answer)
+
+    async def _moved(self) -> Answer:
+        log.warning("a request to %s goes to another worker, for %s is silent", self._host, self._worker.name)
+        self._was_moved = True
+        self._leave()
+        return await self._sent(went=True)
+
+    async def _sent(self, went: bool) -> Answer:
+        workers, asked = self._workers, self._asked
         while True:
             flight = workers.at_once(asked, went)
             if flight is None:
@@ -72,9 +112,11 @@ class Exchange:
             except NotConnected as e:
                 log.info("a worker of %s is gone: %s", self._host, e)
                 taken = None
+            except Moved:
+                return await self._moved()
             if taken is not None:
                 workers.taken()
-                self._answer = Answer(self._host, asked, taken, self._filled)
+                self._answer = Answer(self._host, asked, taken, self._began)
                 return self._answer
             workers.drop(worker)
             self._leave()
@@ -84,19 +126,46 @@ class Exchange:
         """The connection on which a worker answers. None: its server refused before the engine saw it."""
         request, asked = self._request, self._asked
         self._connection = connection = await worker.take()
+        connection.may_move = not self._was_moved
+        if asked.streams:
+            limits = self._workers.limits
+            self._look_later(min(limits.first_byte_s, limits.next_byte_s))
         head = _head(worker.address, worker.secret, request.path, request.variant, request.variant_limit)
         limit_s = asked.first_by_s if asked.streams else asked.whole_by_s
         asking = connection.ask_with(head, request.body)
         await (asking if limit_s is None else in_time(self._host, asked, limit_s, asking))
         return None if _REFUSED in connection.headers else connection
 
-    def _filled(self) -> None:
-        """The first piece of a stream came."""
-        if self._flight is not None:
+    def _began(self) -> None:
+        """The first piece of a stream came, or a whole answer."""
+        if self._flight is not None and self._asked.streams:
             self._workers.turnstile.filled(self._flight)
+        if self._answer is not None:
+            self._workers.answered(self._worker, self._answer.status)
+
+    def _look_later(self, after_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._look)
+
+    def _look(self) -> None:
+        """Whether the engine has said nothing for too long, while somebody waited for it."""
+        connection, limits = self._connection, self._workers.limits
+        if connection is None:
+            return
+        is_first = not connection.has_begun
+        limit_s = limits.first_byte_s if is_first else limits.next_byte_s
+        now_s = asyncio.get_running_loop().time()
+        left_s = connection.waits_since_s(now_s) + limit_s - now_s
+        if left_s > 0:  # a first byte may come, and then the other limit holds
+            self._look_later(min(left_s, limits.next_byte_s))
+        else:
+            self._timer = None
+            connection.end(no_byte(self._host, is_first, limit_s))
 
     def _leave(self) -> None:
         """Whatever became of it, it is this worker's no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         flight, self._flight = self._flight, None
         if flight is None:
             return

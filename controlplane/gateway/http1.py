@@ -20,7 +20,8 @@ CONNECT_TIMEOUT_S = 2.0
 # Below the workers' own limit, so that it is always this side that ends an idle connection.
 IDLE_S = 300.0
 # Reading from a connection pauses while so much of it was not taken by a slow reader.
-BUFFER_BYTES = 256 * 1024
+BUFFER_BYTES = 16 * 1024
+READ_BYTES = 16 * 1024  # at once
 # A node that vanishes without a word breaks its connections after about half a minute.
 _SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -36,6 +37,10 @@ class NotConnected(Exception):
     """No connection was made: nobody has seen the request."""
 
 
+class Moved(Exception):
+    """The request is to go to another worker: nothing of an answer has come from this one."""
+
+
 class BrokenOff(Exception):
     """The connection ended, or spoke no HTTP, before the answer was whole."""
 
@@ -46,13 +51,19 @@ def head_of(method: str, path: str, headers: Mapping[str, str]) -> bytes:
     return "\r\n".join([*lines, ""]).encode("ascii")
 
 
-class Connection(asyncio.Protocol):
-    """One connection, which carries one request at a time: `ask`, then `piece` until None or `read`."""
+class Connection(asyncio.BufferedProtocol):
+    """One connection, which carries one request at a time: `ask`, then `piece` until None or `read`.
 
-    def __init__(self) -> None:
+    `room` is where what comes is put, and parsed at once: all connections of a loop may share it.
+    """
+
+    def __init__(self, room: memoryview) -> None:
+        self._room = room
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.idle_since_s = 0.0
+        self.has_begun = False  # something of its answer's body came
+        self.may_move = False  # as whoever asks by it says
         self._lost = False
         self._complete = self._stays = True
         self._paused = False
@@ -60,6 +71,8 @@ class Connection(asyncio.Protocol):
         self._pieces: deque[bytes] = deque()
         self._buffered = 0
         self._waiter: asyncio.Future[None] | None = None
+        self._waits_since_s = 0.0
+        self._error: Exception | None = None
         self._parser = httptools.HttpResponseParser(self)
 
     async def ask(
@@ -70,7 +83,7 @@ class Connection(asyncio.Protocol):
 
     async def ask_with(self, head: bytes, body: bytes) -> None:
         """The same with a head that was made before (`head_of`)."""
-        self.status, self.headers, self._complete = 0, {}, False
+        self.status, self.headers, self._complete, self.has_begun = 0, {}, False, False
         self._transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
         while not self.status:
             await self._more()
@@ -104,13 +117,26 @@ class Connection(asyncio.Protocol):
         return b"".join(pieces)
 
     async def _more(self) -> None:
+        if self._error is not None:
+            raise self._error
         if self._lost:
             raise BrokenOff("the connection was closed before the answer was whole")
-        self._waiter = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._waiter, self._waits_since_s = loop.create_future(), loop.time()
         try:
             await self._waiter
         finally:
             self._waiter = None
+
+    def waits_since_s(self, now_s: float) -> float:
+        """Since when somebody waits for the other side; now, if nobody does."""
+        return now_s if self._waiter is None or self._waiter.done() else self._waits_since_s
+
+    def end(self, error: Exception) -> None:
+        """End the connection; whoever waits for more of the answer gets this error."""
+        self._error = error
+        self.abort()
+        self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -129,11 +155,14 @@ class Connection(asyncio.Protocol):
         for option in _SOCKET_OPTIONS:
             sock.setsockopt(*option)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._room
+
+    def buffer_updated(self, nbytes: int) -> None:
         try:
             if self._complete:
                 raise httptools.HttpParserError("an answer nobody asked for")
-            self._parser.feed_data(data)
+            self._parser.feed_data(self._room[:nbytes])
         except httptools.HttpParserError:
             self._lost = True
             self.abort()
@@ -156,6 +185,7 @@ class Connection(asyncio.Protocol):
         self.status = self._parser.get_status_code()
 
     def on_body(self, data: bytes) -> None:
+        self.has_begun = True
         self._parts.append(data)
 
     def on_chunk_complete(self) -> None:
@@ -182,6 +212,7 @@ class Pool:
         host, _, port = address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
         self._idle: deque[Connection] = deque()
+        self._room = memoryview(bytearray(READ_BYTES))
         self._closed = False
 
     async def take(self) -> Connection:
@@ -192,7 +223,8 @@ class Pool:
                 return connection
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                made = await asyncio.get_running_loop().create_connection(Connection, self._host, self._port)
+                loop = asyncio.get_running_loop()
+                made = await loop.create_connection(lambda: Connection(self._room), self._host, self._port)
         except OSError as e:  # TimeoutError is one
             raise NotConnected(f"{self._host}:{self._port}: {e}") from e
         return made[1]

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 # each makes its own somewhat shorter.
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 30.0
+LONGEST_OF_ONE_HEARD_S = 2.0  # it is taken for silent meanwhile
 LONGEST_LINE_BYTES = 1 << 20
 
 
@@ -34,6 +35,7 @@ class LoadReader:
         self._secret = secret
         self._on_load = on_load
         self._pause_s = FIRST_PAUSE_S
+        self._longest_s = LONGEST_PAUSE_S
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     def close(self) -> None:
@@ -49,7 +51,7 @@ class LoadReader:
             except Exception:  # of `on_load`: the next load may do
                 log.exception("a load that the worker at %s told was not taken", self._address)
             await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.0))
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            self._pause_s = min(2 * self._pause_s, self._longest_s)
 
     async def _listen(self) -> None:
         """Until the worker ends it. Raises NotConnected, BrokenOff, ValueError, or TimeoutError when it is
@@ -63,7 +65,7 @@ class LoadReader:
             async with aclosing(_lines(connection)) as lines:
                 async for line in lines:
                     load = load_lines.load_of(line)
-                    self._pause_s = FIRST_PAUSE_S
+                    self._pause_s, self._longest_s = FIRST_PAUSE_S, LONGEST_OF_ONE_HEARD_S
                     self._on_load(load)
         finally:
             connection.abort()

@@ -147,10 +147,10 @@ class Turnstile:
                 self._router.ended(guest.future.result())
                 self.pump()
             return
-        if guest.went:
-            if guest in self._again:
-                self._again.remove(guest)
-        elif self._line.leave(guest.number):
+        if guest in self._again:
+            self._again.remove(guest)
+            self.pump()  # it may have been too wide for the room that there is, and others behind it are not
+        elif not guest.went and self._line.leave(guest.number):
             del self._guests[guest.number]
 
     def _fail(self, waiting: Waiting, error: errors.OstinatoError) -> None:

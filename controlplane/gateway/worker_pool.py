@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 
 from controlplane import errors
 from controlplane.gateway import warming
-from controlplane.gateway.http1 import Connection, Pool
+from controlplane.gateway.engine_limits import LOOK_S, EngineLimits, no_sign
+from controlplane.gateway.http1 import Connection, Moved, Pool
 from controlplane.gateway.load_reader import LoadReader
 from controlplane.gateway.refused_demand import RefusedDemand
 from controlplane.gateway.time_average import TimeAverage
 from controlplane.gateway.turnstile import Turnstile
+from controlplane.traffic import worker_health
 from controlplane.traffic.host_router import (
     Asked,
     Flight,
@@ -28,6 +30,7 @@ from controlplane.traffic.host_router import (
     RoutingRules,
     StepModels,
 )
+from controlplane.traffic.worker_health import Seen, Takes
 from workers.messages import WorkerLoad, WorkerReport
 
 log = logging.getLogger(__name__)
@@ -49,7 +52,8 @@ RESTART_HINT_S = 5.0
 class KnownWorker(Member):
     """One worker's address, the connections to it, and how many requests of this gateway it has.
 
-    `load` is what it pushed last, at `load_at_s` (time.monotonic); None and long ago if it never did.
+    `load` is what it pushed last, at `load_at_s` (time.monotonic); None and long ago if it never did. `seen`
+    is what is known of its health.
     """
 
     address: str
@@ -57,6 +61,8 @@ class KnownWorker(Member):
     outstanding: int = 0
     load: WorkerLoad | None = field(default=None, repr=False)
     load_at_s: float = -math.inf
+    seen: Seen = field(default_factory=Seen)
+    listens: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.name = self.address
@@ -69,20 +75,37 @@ class KnownWorker(Member):
 
         def take(load: WorkerLoad) -> None:
             self.load, self.load_at_s = load, time.monotonic()
+            if self.seen.quiet != 0:
+                self.seen = worker_health.told(self.seen)
             on_load(self, load)
 
         self._reader = LoadReader(self.address, self.secret, take)
+        self.listens = True
 
-    def forget(self) -> None:
-        """End what runs in the background. Requests under way go on."""
+    def forget(self, listen_on: bool = False) -> None:
+        """End what runs in the background. Requests under way go on. `listen_on`: for its load, until
+        the next call without."""
         self.pool.close()
-        if self._reader is not None:
+        if self._reader is not None and not listen_on:
             self._reader.close()
+            self.listens = False
 
     def cut(self) -> None:
         """End the requests that it has. They fail with BrokenOff."""
         for connection in self._used:
             connection.abort()
+
+    def move(self) -> None:
+        """Have those requests that it has not begun to answer go elsewhere: they fail with Moved."""
+        for connection in self._used:
+            if connection.may_move and not connection.has_begun:
+                connection.end(Moved())
+
+    def give_up(self, error: errors.OstinatoError) -> None:
+        """End those that it has begun to answer, with this error. The others may yet have an answer."""
+        for connection in self._used:
+            if connection.has_begun:
+                connection.end(error)
 
     async def take(self) -> Connection:
         """A connection for one request, to be given back in any case. Raises NotConnected."""
@@ -108,8 +131,11 @@ class HostWorkers:
     Requests in groups that are not `alive` any more are cut off: their node may have vanished without a word.
     """
 
-    def __init__(self, host: str, find: Find, max_queued: int, alive: Alive, rules: RoutingRules) -> None:
+    def __init__(
+        self, host: str, find: Find, max_queued: int, alive: Alive, rules: RoutingRules, limits: EngineLimits
+    ) -> None:
         self._host = host
+        self.limits = limits
         self._find = find
         self._alive = alive
         self.router = HostRouter(rules, time.monotonic(), warming.is_ready())
@@ -123,6 +149,7 @@ class HostWorkers:
         self._lost_s = self._taken_s = -math.inf
         self._refreshing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._seeking: asyncio.Task[None] | None = None
 
     def demand(self) -> float:
@@ -135,7 +162,7 @@ class HostWorkers:
         self._keep_watching()
         self._in_flight += 1
         if asked.counted:
-            self._demand.add(1)
+            self._demand.add(asked.terms.sequences)
 
     def end(self, asked: Asked, refused: bool) -> None:
         """One that is refused counts for as long as others take, or nobody would add engines for it."""
@@ -143,7 +170,7 @@ class HostWorkers:
         if asked.counted:
             if refused:
                 self._refused.add()
-            self._demand.add(-1)
+            self._demand.add(-asked.terms.sequences)
 
     def learn(self, models: StepModels) -> None:
         """What steps take, from now on."""
@@ -171,6 +198,19 @@ class HostWorkers:
         if tokens is not None:
             self._refused.took(time.monotonic() - flight.asked.arrived_s)
         self.turnstile.pump()
+
+    def answered(self, worker: KnownWorker, status: int) -> None:
+        """A worker's answer began, with this status."""
+        if status >= 500:
+            self.failed(worker)
+        elif worker.seen.failures or not worker.seen.is_proven:
+            worker.seen = worker_health.answered(worker.seen)
+            self._judge()
+
+    def failed(self, worker: KnownWorker) -> None:
+        """A worker's request broke off, or had nothing in time."""
+        worker.seen = worker_health.failed(worker.seen, self.limits.rules)
+        self._judge()
 
     def drop(self, worker: KnownWorker) -> None:
         """Forget a worker that does not answer; it comes back with its next report."""
@@ -244,7 +284,7 @@ class HostWorkers:
             if r.address  # a worker that is stopping has none any more
         ]
         for gone in set(old.values()).difference(known):
-            gone.forget()
+            gone.forget(listen_on=worker_health.is_silent(gone.seen, self.limits.rules))
             self._left.append(gone)
         self._set_known(known)
 
@@ -260,6 +300,9 @@ class HostWorkers:
 
     def _cut_dead(self) -> None:
         """End requests in groups that are given up, not in groups that are drained."""
+        for worker in self._left:
+            if not worker.outstanding:
+                worker.forget()
         self._left = [w for w in self._left if w.outstanding]
         for worker in (*self._known, *self._left):
             if worker.outstanding and not self._alive(worker.group):
@@ -270,9 +313,45 @@ class HostWorkers:
         self._used_s = time.monotonic()
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch())
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+
+    @property
+    def _is_used(self) -> bool:
+        return self._in_flight > 0 or time.monotonic() - self._used_s < IDLE_S
+
+    async def _look(self) -> None:
+        """At the workers' health, while anybody asks them. A refresh may wait for one that hangs."""
+        while self._is_used:
+            await asyncio.sleep(LOOK_S)
+            rules = self.limits.rules
+            for worker in self._heard_of():
+                worker.seen = worker_health.looked(worker.seen, rules)
+                if (worker.seen.quiet or 0) * LOOK_S >= self.limits.silent_cut_s:
+                    worker.give_up(no_sign(self._host, self.limits.silent_cut_s))
+            self._judge()
+
+    def _heard_of(self) -> list[KnownWorker]:
+        """Those whose silence means something: not one that stops, and was told so."""
+        return [*self._known, *(worker for worker in self._left if worker.listens)]
+
+    def _judge(self) -> None:
+        """Requests go to those workers that are well; what waits for a silent one goes elsewhere."""
+        rules = self.limits.rules
+        standings = [worker_health.standing(worker.seen, rules) for worker in self._known]
+        for worker, takes in zip(self._known, worker_health.takes(standings), strict=True):
+            if takes is not worker.takes:
+                log.warning("%s of %s takes %s: %s", worker.name, self._host, takes.name, worker.seen)
+                self.router.set_takes(worker, takes)
+        if any(worker.takes is not Takes.NONE for worker in self._known):
+            for worker in self._heard_of():
+                is_left = worker.slot < 0 or worker.takes is Takes.NONE
+                if is_left and worker_health.is_silent(worker.seen, rules):
+                    worker.move()
+        self.turnstile.pump()
 
     async def _watch(self) -> None:
-        while self._in_flight or time.monotonic() - self._used_s < IDLE_S:
+        while self._is_used:
             await self.refresh()
             if warming.is_ready():
                 self.router.start_routing()
@@ -282,8 +361,8 @@ class HostWorkers:
 
     def close(self) -> None:
         """End the background tasks, and the connections that nobody uses."""
-        for worker in self._known:
+        for worker in (*self._known, *self._left):
             worker.forget()
-        for task in (self._watching, self._refreshing, self._seeking):
+        for task in (self._watching, self._looking, self._refreshing, self._seeking):
             if task is not None:
                 task.cancel()

@@ -38,6 +38,7 @@ with uncollected():
     from controlplane.runtime.replica_http import answer_first
     from controlplane.runtime.replica_logs import log_at_once
     from controlplane.runtime.step_models import StepModelBook
+    from controlplane.runtime.unsent import bound_answers
     from controlplane.settings import Settings
     from controlplane.state.repository import Repository
     from controlplane.state.stores import open_store
@@ -126,6 +127,7 @@ class Gateway:
         keep_replica_on_loopback()
         warming.begin()
         answer_first(inference_only(make_services()))
+        bound_answers(Settings().unsent_bytes)
         log_at_once()
         self._controller = controller  # keeps the controller in this application
         self._metrics_address = _serve_metrics(Settings())

@@ -23,6 +23,7 @@ from controlplane import errors
 from controlplane.cluster.engine_status import EngineView
 from controlplane.cluster.inventory import NodeState, inventory_of
 from controlplane.gateway.engine_client import EngineClient, HostView
+from controlplane.gateway.engine_limits import EngineLimits
 from controlplane.gateway.worker_pool import Alive
 from controlplane.runtime import serve
 from controlplane.runtime.engine_replica import engine_application
@@ -78,7 +79,9 @@ class RayCluster:
         self._demand: dict[str, float] | None = None
         self._demand_at_s = 0.0
         rules = RoutingRules(settings.routing_policy, settings.max_in_flight_factor)
-        self._requests = EngineClient(self.find_workers, settings.max_queued_requests, alive, rules)
+        self._requests = EngineClient(
+            self.find_workers, settings.max_queued_requests, alive, rules, _limits(settings)
+        )
 
     # --- engines of worker groups --------------------------------------------------------------
 
@@ -298,6 +301,12 @@ async def _own_metrics(component: str) -> list[tuple[str, str]]:
 async def _engine_metrics(group_id: str) -> list[tuple[str, str]]:
     reports = await serve.answers_of(serve.engine_handle(group_id), "report", FIND_TIMEOUT_S)
     return [(report.metrics_address, f"engine-{group_id}") for report in reports]
+
+
+def _limits(settings: Settings) -> EngineLimits:
+    return EngineLimits(
+        settings.first_byte_timeout_s, settings.next_byte_timeout_s, settings.silent_s, settings.silent_cut_s
+    )
 
 
 async def _group_workers(group_id: str) -> list[WorkerReport]:

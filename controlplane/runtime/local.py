@@ -363,7 +363,7 @@ def ray_switches(settings: Settings) -> dict[str, str]:
         "RAY_SERVE_PROXY_USE_GRPC": "1",  # which that means, but Ray reads it before
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if settings.haproxy else "0",
-        # Serve's proxy asks it for middlewares before it listens: what a head may take, errors in our words.
+        # Serve's proxy asks it for middlewares before it listens: bounds on clients, errors in our words.
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "controlplane.runtime.proxy_errors:prepare",
         **loopback.ENVIRONMENT,
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controlplane import errors
-from workers.server.head_limits import bound_every_head
+from controlplane.runtime.serve_proxy import bound_connections
 
 RETRY_S = 1.0
 DIED = errors.Unavailable(
@@ -32,8 +32,8 @@ _OWN_PATHS = "/-/"  # the proxy's probes, which are not ours
 
 
 def prepare() -> list[Any]:
-    """Serve's proxy calls it before it listens, for middlewares; heads are bounded beside that."""
-    return [*bound_every_head(), Middleware(DocumentedErrors)]
+    """Serve's proxy calls it before it listens, for middlewares; clients are bounded beside that."""
+    return [*bound_connections(), Middleware(DocumentedErrors)]
 
 
 class DocumentedErrors:

@@ -19,6 +19,7 @@ _MISSED = frozenset(
         errors.EngineFailed,
         errors.Unavailable,
         errors.TimedOut,
+        errors.Cut,
     )
 )
 

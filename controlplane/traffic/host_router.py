@@ -43,6 +43,7 @@ from controlplane.traffic.least_outstanding import least_outstanding
 from controlplane.traffic.machine_code import first_record, machine_code
 from controlplane.traffic.output_lengths import OutputLengths
 from controlplane.traffic.request_terms import NO_TERMS, RequestTerms
+from controlplane.traffic.worker_health import Takes
 from profiler.compiled import Records, records
 from profiler.step_time.correction import corrected, error
 from profiler.step_time.records import MAX_ROWS, STEP_MODEL
@@ -119,9 +120,10 @@ class Asked:
 class Member:
     """A worker that may get requests. `max_ongoing` is the most it takes at once, 0: not known.
 
-    `own` requests of this gateway are in flight there, and `foreign` ones of others, as it last said. `slot`
-    is its row in the snapshot; -1: it has left. `peaks` are the most of `own` since its last load came, and
-    between the two before.
+    `own` requests of this gateway are in flight there, which take `places`, one for each of their sequences;
+    and `foreign` ones of others, as it last said. `slot` is its row in the snapshot; -1: it has left. `peaks`
+    are the most of `own` since its last load came, and between the two before. One that `takes` one request
+    at a time has its `trial`, and is not open to more meanwhile.
     """
 
     group: str
@@ -129,9 +131,13 @@ class Member:
     name: str = ""
     slot: int = field(default=-1, init=False)
     own: int = field(default=0, init=False)
+    places: int = field(default=0, init=False)
     foreign: int = field(default=0, init=False)
     peaks: tuple[int, int] = field(default=(0, 0), init=False)
     limit: int = field(default=0, init=False)
+    takes: Takes = field(default=Takes.ALL, init=False)
+    trial: Flight | None = field(default=None, init=False, repr=False)
+    is_open: bool = field(default=True, init=False)
     model: int = field(default=0, init=False)
     flights: dict[Flight, None] = field(default_factory=dict, init=False, repr=False)
     unseen: dict[Flight, None] = field(default_factory=dict, init=False, repr=False)
@@ -143,7 +149,13 @@ class Member:
 
     @property
     def has_room(self) -> bool:
-        return self.own + self.foreign < self.limit
+        """For one sequence more."""
+        return self.is_open and self.places + self.foreign < self.limit
+
+    def fits(self, sequences: int) -> bool:
+        """Whether it has room for a request with so many. One that nobody asks has, for any number."""
+        taken = self.places + self.foreign
+        return self.is_open and (taken + sequences <= self.limit or taken == 0)
 
 
 @dataclass(eq=False, slots=True)
@@ -191,7 +203,7 @@ class HostRouter:
 
     @property
     def has_room(self) -> bool:
-        """Some worker has."""
+        """Some worker has, for one sequence."""
         return self._free > 0
 
     @property
@@ -284,19 +296,46 @@ class HostRouter:
     # --- requests ------------------------------------------------------------------------------------------
 
     def send(self, asked: Asked, now_s: float, is_new: bool = True) -> Flight | None:
-        """The request goes to `Flight.member`. None: no worker has room. `is_new`: it was not sent before."""
+        """The request goes to `Flight.member`. None: no worker has room for it. `is_new`: it was not sent
+        before."""
         if self._free <= 0:
             return None
+        if asked.terms.sequences > 1:
+            return self._send_wide(asked, now_s, is_new)
+        return self._send(asked, now_s, is_new)
+
+    def _send_wide(self, asked: Asked, now_s: float, is_new: bool) -> Flight | None:
+        """To one of those that have room for all its sequences: the others are closed meanwhile."""
+        narrow = [m for m in self.members if m.has_room and not m.fits(asked.terms.sequences)]
+        if len(narrow) == self._free:
+            return None
+        for member in narrow:
+            self._open(member, False)
+        try:
+            return self._send(asked, now_s, is_new)
+        finally:
+            for member in narrow:
+                self._open(member, True)
+
+    def _open(self, member: Member, is_open: bool) -> None:
+        had_room, member.is_open = member.has_room, is_open
+        self._renew_room(member, had_room)
+
+    def _send(self, asked: Asked, now_s: float, is_new: bool) -> Flight:
         values = self._values(asked, now_s)
         member = None if self._snapshot is None else self._chosen(values, is_new)
         if member is None:
             member = self._least()
             self._note_sent(member, values)
+        self._add_rows(member, values, asked.terms.sequences - 1)
         flight = Flight(member, asked, values, now_s)
         member.flights[flight] = None
         if not asked.streams:
             member.unseen[flight] = None
-        self._change(member, 1)
+        self._change(member, 1, asked.terms.sequences)
+        if member.takes is Takes.ONE:
+            member.trial = flight
+            self._reopen(member)
         if asked.terms.session or asked.terms.beginning:
             self._remember(member, asked, values)
         self._prompt += (asked.terms.prompt_tokens - self._prompt) / 32
@@ -321,7 +360,7 @@ class HostRouter:
             return
         flight.ended = True
         if tokens is not None:
-            self._lengths.observe(flight.asked.variant, tokens)
+            self._lengths.observe(flight.asked.variant, tokens // flight.asked.terms.sequences)
         member = flight.member
         if member.slot < 0:
             return
@@ -330,7 +369,27 @@ class HostRouter:
         if self._snapshot is not None:
             self._request[0] = flight.values
             self._ended(self._snapshot, member.slot, self._record, flight.filled)
-        self._change(member, -1)
+            self._add_rows(member, flight.values, 1 - flight.asked.terms.sequences)
+        self._change(member, -1, -flight.asked.terms.sequences)
+        if member.trial is flight:
+            member.trial = None
+            self._reopen(member)
+
+    def set_takes(self, member: Member, takes: Takes) -> None:
+        """What a worker may be sent from now on; what it has stays there."""
+        if takes is not member.takes and member.slot >= 0:
+            member.takes, member.trial = takes, None
+            self._reopen(member)
+
+    def _reopen(self, member: Member) -> None:
+        is_free = member.takes is Takes.ONE and member.trial is None
+        self._open(member, member.takes is Takes.ALL or is_free)
+
+    def _add_rows(self, member: Member, values: tuple[Any, ...], rows: int) -> None:
+        """Sequences beside a request's first: they share its prompt, which is filled once."""
+        if rows and self._snapshot is not None:
+            self._request[0] = values
+            adjust(self._snapshot, member.slot, self._record, rows)
 
     def _values(self, asked: Asked, now_s: float) -> tuple[Any, ...]:
         """Its fields as a REQUEST. Requests of one session have one key, so ties put it in one place,
@@ -379,7 +438,7 @@ class HostRouter:
     def _least(self) -> Member:
         """Of those with room the one with the fewest requests."""
         free = [member for member in self.members if member.has_room]
-        return free[least_outstanding([member.own + member.foreign for member in free], random())]
+        return free[least_outstanding([member.places + member.foreign for member in free], random())]
 
     def _remember(self, member: Member, asked: Asked, values: tuple[Any, ...]) -> None:
         terms = asked.terms
@@ -388,12 +447,14 @@ class HostRouter:
         if terms.beginning:
             self._last.note(terms.beginning, member, min(values[1], 1024.0))
 
-    def _change(self, member: Member, own: int) -> None:
-        had_room = member.own + member.foreign < member.limit  # `has_room` without a call
+    def _change(self, member: Member, own: int, places: int) -> None:
+        # `has_room` without a call
+        had_room = member.is_open and member.places + member.foreign < member.limit
+        member.places += places
         member.own += own
         if member.own > member.peaks[0]:
             member.peaks = (member.own, member.peaks[1])
-        if (member.own + member.foreign < member.limit) is not had_room:
+        if (member.is_open and member.places + member.foreign < member.limit) is not had_room:
             self._renew_room(member, had_room)
 
     def _renew_room(self, member: Member, had_room: bool) -> None:
@@ -570,6 +631,8 @@ class HostRouter:
             flight.values = (self._columns[flight.asked.variant], *flight.values[1:-1], promise)
             requests[i], groups[i], filled[i] = flight.values, flight.member.slot, flight.filled
         resend(snapshot, requests, groups, filled)
+        for flight in flights:
+            self._add_rows(flight.member, flight.values, flight.asked.terms.sequences - 1)
         for member in self.members:
             if member.foreign:
                 self._request[0] = member.typical

@@ -44,7 +44,8 @@ class RequestTerms:
     `session` is what requests of one conversation share, or "". `tokens` is what it is expected to cost:
     those of its prompt and of its longest answer, estimated; `prompt_tokens` of them are the prompt's.
     `beginning` is a hash of how the prompt begins, with the model's name and the tenant's salt, as caches of
-    prefixes go by these; 0: too short to be worth it.
+    prefixes go by these; 0: too short to be worth it. It is for so many `sequences` (answers of each prompt),
+    and takes as many places.
     """
 
     ttft_s: float | None = None
@@ -57,11 +58,12 @@ class RequestTerms:
     tokens: int = 1
     prompt_tokens: int = 1
     beginning: int = 0
+    sequences: int = 1
 
     @property
     def output_limit(self) -> int:
         """Tokens of its longest answer."""
-        return max(0, self.tokens - self.prompt_tokens)
+        return max(0, self.tokens - self.prompt_tokens) // self.sequences
 
     @property
     def dropped_after_s(self) -> float | None:
@@ -109,6 +111,7 @@ def request_terms(
         max(tokens, 1),
         max(prompt_tokens, 1),
         _beginning(body, tenant.cache_salt),
+        sequences_of(body),
     )
 
 

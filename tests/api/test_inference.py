@@ -430,6 +430,27 @@ def test_a_client_that_leaves_before_a_whole_answer_frees_its_place(served: Inst
     assert served.in_flight() == 0
 
 
+def test_a_client_that_reads_nothing_is_cut(start: Start) -> None:
+    """Its stream would fill a gateway: 40 MB of it."""
+    running = start(write_timeout_s=0.5)
+    running.up()
+    body = {
+        **CHAT,
+        "messages": [{"role": "user", "content": 2000 * "a"}],
+        "stream": True,
+        "min_tokens": 20_000,
+    }
+    raw = json.dumps(body).encode()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(running.socket.getsockname())
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(raw)}\r\n\r\n"
+        client.sendall(head.encode() + raw)
+        wait_for(lambda: running.counts() == {("base", "cut"): 1})
+        assert running.in_flight() == 0
+    assert running.chat("still here").status_code == 200
+
+
 # --- metrics -------------------------------------------------------------------------------------
 
 

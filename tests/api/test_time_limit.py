@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.api.time_limit import TimeLimit
+from controlplane.api.time_limit import TimeLimit, WriteLimit
 
 FOREVER = 3600.0
 
@@ -83,3 +83,41 @@ async def test_another_cancellation_passes(limit: Callable[[float], Any], limit_
         task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_what_is_paused_goes_on_and_ends_afterwards() -> None:
+    reached = []
+
+    async def work() -> None:
+        with TimeLimit(0.01) as limit:
+            limit.pause()
+            await asyncio.sleep(0.1)
+            reached.append(True)
+            limit.go_on()
+            reached.append(False)
+
+    with pytest.raises(TimeoutError):
+        await work()
+    assert reached == [True]
+
+
+async def test_writing_is_limited_message_by_message_and_what_is_between_is_not() -> None:
+    sent = []
+
+    async def send(message: Any) -> None:
+        if message["type"] == "last":
+            await asyncio.Event().wait()
+        sent.append(message["type"])
+
+    async def work() -> None:
+        with WriteLimit(0.05, send) as limit:
+            for kind in ("first", "next", "last"):
+                await asyncio.sleep(0.1)
+                await limit.send({"type": kind})
+
+    with pytest.raises(TimeoutError):
+        await work()
+    assert sent == ["first", "next"]
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0

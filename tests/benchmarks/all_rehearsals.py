@@ -32,6 +32,7 @@ SLOW = {
     "routing.caraserve",
     "routing.decisions",
     "routing.herding",
+    "unread_streams",
 }
 
 

@@ -25,6 +25,7 @@ from controlplane.traffic.host_router import (
     equal_rows,
 )
 from controlplane.traffic.request_terms import RequestTerms
+from controlplane.traffic.worker_health import Takes
 from profiler.compiled import Records, records
 from profiler.step_time.records import MAX_ROWS, PREFILL_KNOTS, STEP_MODEL, VARIANT
 from workers.load_lines import STALE_S
@@ -464,3 +465,62 @@ def test_of_many_workers_idle_ones_share_what_comes() -> None:
     for _ in range(300):
         sent(made)
     assert [member.own for member in made.members] == [3] * 100
+
+
+# --- sequences -----------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 20), st.booleans()), max_size=40),
+    st.integers(1, 24),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=60)
+def test_places_are_those_of_the_sequences_under_way(
+    events: list[tuple[int, int, bool]], limit: int, is_ready: bool
+) -> None:
+    """`events`: which worker's oldest request ends first (2: none), how wide the next one is, and whether
+    step models change before it."""
+    made = HostRouter(RoutingRules(), 0.0, is_ready=is_ready)
+    members = [Member(name, limit) for name in "ab"]
+    made.set_members(members)
+    known = models(max_rows=limit)
+    for which, width, learns in events:
+        if which < 2 and members[which].flights:
+            made.ended(next(iter(members[which].flights)))
+        if learns:
+            made.learn(models(max_rows=limit) if made._learned is known else known)
+        free = [member.fits(width) for member in members]
+        flight = made.send(Asked(RequestTerms(sequences=width)), 0.0)
+        assert (flight is not None) == any(free)
+        assert flight is None or free[members.index(flight.member)]
+        for member in members:
+            assert member.places == sum(f.asked.terms.sequences for f in member.flights)
+            assert member.own == len(member.flights)
+            assert member.places <= limit or member.own == 1
+            if is_ready:
+                assert group_of(made, member).batch.rows == member.places
+                assert group_of(made, member).usable == int(member.has_room)
+        assert made.has_room == any(member.has_room for member in members)
+    for member in members:
+        for flight in list(member.flights):
+            made.ended(flight)
+    assert [member.places for member in members] == [0, 0]
+    if is_ready:
+        assert all(group_of(made, member).batch.rows == 0 for member in members)
+
+
+def test_a_worker_on_trial_has_one_request_at_a_time() -> None:
+    made, (one, other) = router("a", "b")
+    made.set_takes(one, Takes.ONE)
+    made.set_takes(other, Takes.NONE)
+    trial = sent(made)
+    assert trial.member is one
+    assert made.send(Asked(), 0.0) is None
+    made.ended(trial)
+    again = sent(made)
+    assert again.member is one
+    made.set_takes(one, Takes.ALL)
+    assert [sent(made).member for _ in range(3)] == [one] * 3
+    made.set_takes(other, Takes.ALL)
+    assert sent(made).member is other

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import random
+from itertools import count
 from typing import Any
 
 import pytest
@@ -174,6 +176,74 @@ async def test_without_workers_all_wait_and_those_who_waited_for_too_long_hear_o
     assert await gone(young) == [True]
 
 
+async def test_a_request_takes_a_place_for_each_of_its_sequences() -> None:
+    world = World(limit=4)
+    first, wide = await world.ask(), world.ask(sequences=4)
+    assert await gone(wide) == [False]
+    # Nobody passes it, or it would never have all its places.
+    narrow = world.ask()
+    assert await gone(narrow) == [False]
+    world.end(first)
+    assert await gone(wide, narrow) == [True, False]
+    world.end(wide.result())
+    assert await gone(narrow) == [True]
+    assert world.members[0].places == 1
+
+
+async def test_one_that_is_wider_than_any_worker_goes_alone() -> None:
+    world = World(limit=2)
+    wide, narrow = world.ask(sequences=16), world.ask()
+    assert await gone(wide, narrow) == [True, False]
+    world.end(wide.result())
+    assert await gone(narrow) == [True]
+
+
+async def test_one_that_waits_for_many_places_and_leaves_holds_nobody_up() -> None:
+    world = World(limit=4)
+    first, wide = await world.ask(), world.ask(sequences=4)
+    narrow = world.ask()
+    assert await gone(wide, narrow) == [False, False]
+    wide.cancel()
+    assert await gone(narrow) == [True]
+    assert first.member.places == 2
+
+
+async def test_a_wide_one_goes_where_all_of_it_fits() -> None:
+    world = World(workers=2, limit=4)
+    flights = [await world.ask() for _ in range(2)]  # one each
+    more = await world.ask(sequences=3)
+    assert more.member.places == 4
+    other = await world.ask(sequences=3)
+    assert other.member is not more.member
+    assert len(flights) == 2
+
+
+@pytest.mark.parametrize("narrow", [1, 4, 8, 15])
+async def test_the_widest_request_delays_others_by_two_answers_at_most(narrow: int) -> None:
+    """Of an engine of 16 rows, on which every sequence takes a second: clients that each ask again when they
+    have their answer, and one that always asks for 16 of them."""
+    world = World(limit=16)
+    waiting = {world.ask(): ("narrow", 0.0) for _ in range(narrow)}
+    ends: list[tuple[float, int, Flight, str, float]] = []
+    took: dict[str, list[float]] = {"narrow": [], "wide": []}
+    order = count()
+    for number in range(300):
+        await settle()
+        for task in [task for task in waiting if task.done()]:
+            who, since_s = waiting.pop(task)
+            heapq.heappush(ends, (world.now_s + 1.0, next(order), task.result(), who, since_s))
+        world.now_s, _, flight, who, since_s = heapq.heappop(ends)
+        took[who].append(world.now_s - since_s)
+        world.end(flight)
+        waiting[world.ask(sequences=16 if who == "wide" else 1)] = who, world.now_s
+        if number == 50:
+            waiting[world.ask(sequences=16)] = "wide", world.now_s
+    assert max(took["narrow"]) <= 3.0
+    assert len(took["wide"]) > 10
+    for task in waiting:
+        task.cancel()
+
+
 async def test_nobody_starves_at_twice_the_capacity() -> None:
     """Two classes, each of which alone fills the worker: a request of the lower one goes within the time that
     `turns_at_most` allows: at most one of four turns is kept from it once it has waited 10 s."""
@@ -237,6 +307,7 @@ async def _play(events: list[tuple[str, int]]) -> None:  # noqa: PLR0915
                     tokens=1 + number % 50,
                     ttft_s=(None, 5.0)[number % 2],
                     late=list(LatePolicy)[number % 2],
+                    sequences=(1, 1, 1, 2, 5)[number % 5],
                 )
             )
         elif what == "end" and flights:
@@ -268,11 +339,17 @@ async def _play(events: list[tuple[str, int]]) -> None:  # noqa: PLR0915
         if rng.random() < 0.5:
             await settle()
         for member in world.members:
-            assert member.own <= member.limit
+            assert member.places <= member.limit or member.own == 1
     await settle()
+    for member in world.members:
+        own = [flight for flight in running() if flight.member is member]
+        assert member.places == sum(flight.asked.terms.sequences for flight in own)
     waiting = [task for task in tasks if not task.done()]
     assert len(world.turnstile) == len(waiting)
-    assert not (waiting and world.router.has_room), "somebody waits though there is room"
+    if waiting and world.router.has_room:
+        needed = world.turnstile._again[0].asked.terms.sequences
+        assert needed > 1, "somebody waits though there is room"
+        assert not any(member.fits(needed) for member in world.members)
     here = [flight for flight in running() if flight.member.slot >= 0]
     assert sum(member.own for member in world.members) == len(here)
     world.members = [*world.members, Member("last", 1000)]

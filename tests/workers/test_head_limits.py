@@ -13,8 +13,9 @@ import uvicorn
 from engine_configs import echo_config
 from uvicorn.protocols.http import auto
 
+from controlplane.runtime.serve_proxy import bound_connections
 from workers.server import head_limits
-from workers.server.head_limits import MAX_HEAD_BYTES, BoundedHead, bound_every_head
+from workers.server.head_limits import MAX_HEAD_BYTES, BoundedHead
 from workers.server.worker import Worker
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n"
@@ -49,7 +50,7 @@ async def port(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         await worker.close()
         return
     monkeypatch.setattr(auto, "AutoHTTPProtocol", auto.AutoHTTPProtocol)  # put back afterwards
-    assert bound_every_head() == []
+    assert bound_connections() == []
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(lambda: _hello, factory=True, lifespan="off", log_config=None))
     serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
+from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
 from workers.asgi import AsgiApp, Message
@@ -18,7 +20,6 @@ from workers.messages import (
 )
 from workers.tiers import Tier
 
-
 # Told as the fingerprint of an answer: whoever looks sees which variant it was.
 _ANSWERER = "ostinato.answerer"
 
@@ -32,7 +33,8 @@ class Speaker(NamedTuple):
 
 
 class EchoEngine:
-    """Speaks the OpenAI shapes of chat and text completions; token counts are word counts."""
+    """Speaks the OpenAI shapes of chat and text completions; token counts are word counts. A stream with
+    `min_tokens` begins anew with its words until it has as many."""
 
     version = "echo"
     ranks: tuple[RankReport, ...] = ()  # its memory is negligible
@@ -105,7 +107,8 @@ class EchoEngine:
         self._run(1)
         try:
             if request.get("stream"):
-                await self._send_stream(send, Speaker(request["model"], answerer, is_chat), text)
+                speaker = Speaker(request["model"], answerer, is_chat)
+                await self._send_stream(send, speaker, text, request.get("min_tokens"))
             else:
                 await _answer(send, whole_answer(request["model"], text, is_chat, answerer))
         finally:
@@ -116,19 +119,19 @@ class EchoEngine:
         self._running += more
         self.observer.requests(self._running, 0, 0.0)
 
-    async def _send_stream(self, send: Any, speaker: Speaker, text: str) -> None:
+    async def _send_stream(self, send: Any, speaker: Speaker, text: str, least: int | None) -> None:
         """A word is a token: to write the first one down is the prompt's step, each other one is a step."""
         began_s, words = time.perf_counter(), text.split(" ")
-        chunks = [_chunk(speaker, words[0], None)]
+        chunks = [_event(speaker, words[0], None)]
         first_s = time.perf_counter()
-        chunks += [_chunk(speaker, word, None) for word in words[1:]]
+        chunks += [_event(speaker, word, None) for word in words[1:]]
         if len(words) > 1:
             self.observer.steps(len(words) - 1, (time.perf_counter() - first_s) / (len(words) - 1))
         self.observer.prefill(len(words), first_s - began_s)
-        chunks.append(_chunk(speaker, "", "stop"))
-        await _respond(
-            send, "text/event-stream", [*(b"data: " + c + b"\n\n" for c in chunks), b"data: [DONE]\n\n"]
-        )
+        # Not made beforehand: a long one would fill the memory of the engine, where a gateway's is looked at.
+        again = islice(cycle(chunks), max(0, (least or 0) - len(chunks)))
+        end = (_event(speaker, "", "stop"), b"data: [DONE]\n\n")
+        await _respond(send, "text/event-stream", chain(chunks, again, end))
 
 
 async def _body(receive: Any) -> bytes:
@@ -152,7 +155,7 @@ async def _answer(send: Any, body: bytes, status: int = 200) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def _respond(send: Any, content_type: str, parts: list[bytes]) -> None:
+async def _respond(send: Any, content_type: str, parts: Iterable[bytes]) -> None:
     headers = [(b"content-type", content_type.encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     for part in parts:
@@ -170,9 +173,10 @@ def whole_answer(model: str, text: str, is_chat: bool, answerer: str = "base") -
     return json.dumps({**answer, "choices": [choice], "usage": usage}).encode()
 
 
-def _chunk(speaker: Speaker, text: str, finish: str | None) -> bytes:
+def _event(speaker: Speaker, text: str, finish: str | None) -> bytes:
     choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
     choice |= {"delta": {"role": "assistant", "content": text}} if speaker.is_chat else {"text": text}
     kind = "chat.completion.chunk" if speaker.is_chat else "text_completion"
     chunk = {"id": "echo", "object": kind, "created": 0, "model": speaker.model}
-    return json.dumps({**chunk, "system_fingerprint": speaker.answerer, "choices": [choice]}).encode()
+    made = {**chunk, "system_fingerprint": speaker.answerer, "choices": [choice]}
+    return b"data: %b\n\n" % json.dumps(made).encode()

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from workers.server.write_limits import BoundedWrites
 
 MAX_HEAD_BYTES = 64 << 10
 HEAD_S = 8.0  # from the first byte of a head to its last, and from a connection to its first head
@@ -17,7 +16,7 @@ _TOO_LARGE = b"431 Request Header Fields Too Large"
 _LATE = b"408 Request Timeout"
 
 
-class BoundedHead(HttpToolsProtocol):
+class BoundedHead(BoundedWrites):
     """A connection whose next head, or what follows a body, is larger, or whose head takes longer, is told so
     and closed."""
 
@@ -89,12 +88,3 @@ class BoundedHead(HttpToolsProtocol):
         if not self._is_answering():  # else it would be read as a part of that answer
             self.transport.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
         self.transport.close()
-
-
-def bound_every_head() -> list[Any]:
-    """Have servers that uvicorn starts in this process from now on bound heads. Returns no middlewares, which
-    Serve's proxy asks for: they would come too late."""
-    from uvicorn.protocols.http import auto
-
-    auto.AutoHTTPProtocol = BoundedHead
-    return []

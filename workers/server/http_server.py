@@ -103,6 +103,12 @@ class Door:
             await self._serving
 
 
+class _DoorProtocol(GatheringProtocol):
+    """A gateway takes as slowly as its client does, of which it knows better; this is for one that hangs."""
+
+    patience = 10
+
+
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -113,7 +119,7 @@ class _Server(uvicorn.Server):
 def _config(app: Door) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=GatheringProtocol,
+        http=_DoorProtocol,
         ws="none",
         lifespan="off",
         interface="asgi3",

@@ -242,7 +242,7 @@ applications:
 - name: RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD
   value: "0"
 {{- end }}
-# Serve's proxy asks it for middlewares before it listens: what a head may take, and errors in our words.
+# Serve's proxy asks it for middlewares before it listens: bounds on clients, errors in our words.
 - name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
   value: controlplane.runtime.proxy_errors:prepare
 - name: RAY_SERVE_THROUGHPUT_OPTIMIZED

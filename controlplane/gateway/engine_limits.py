@@ -1,0 +1,43 @@
+"""How long a gateway waits for an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from controlplane import errors
+from controlplane.traffic.worker_health import HealthRules
+
+# Between two looks at the workers of a host.
+LOOK_S = 0.5
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """Of a stream: `first_byte_s` from when the engine got the request, `next_byte_s` from piece to piece. An
+    engine that told its load and is silent for `silent_s` gets nothing while another does, and what it has
+    begun to answer is cut after `silent_cut_s`.
+    """
+
+    first_byte_s: float = 300.0
+    next_byte_s: float = 120.0
+    silent_s: float = 3.0
+    silent_cut_s: float = 30.0
+
+    @property
+    def rules(self) -> HealthRules:
+        return HealthRules(quiet=max(1, round(self.silent_s / LOOK_S)))
+
+
+def no_byte(host: str, is_first: bool, limit_s: float) -> errors.Cut:
+    what, setting = ("begun to answer", "FIRST") if is_first else ("gone on with its answer", "NEXT")
+    return errors.Cut(
+        f"the engine of '{host}' has not {what} within {limit_s:g} s (OSTINATO_{setting}_BYTE_TIMEOUT_S); "
+        "try again"
+    )
+
+
+def no_sign(host: str, limit_s: float) -> errors.Cut:
+    return errors.Cut(
+        f"the engine of '{host}' has given no sign of life for {limit_s:g} s (OSTINATO_SILENT_CUT_S); "
+        "try again"
+    )

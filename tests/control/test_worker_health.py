@@ -1,0 +1,107 @@
+"""Who gets requests, by what was seen of each worker: silence, failures, and the way back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.traffic.worker_health import (
+    HealthRules,
+    Seen,
+    Standing,
+    Takes,
+    answered,
+    failed,
+    is_silent,
+    looked,
+    standing,
+    takes,
+    told,
+)
+
+RULES = HealthRules(quiet=6, failures=5, rest=10)
+TOLD = told(Seen())
+
+
+def after_looks(seen: Seen, count: int) -> Seen:
+    for _ in range(count):
+        seen = looked(seen, RULES)
+    return seen
+
+
+def after_failures(seen: Seen, count: int) -> Seen:
+    for _ in range(count):
+        seen = failed(seen, RULES)
+    return seen
+
+
+def test_one_that_never_told_its_load_is_never_silent() -> None:
+    assert standing(after_looks(Seen(), 1000), RULES) is Standing.WELL
+
+
+def test_one_that_told_it_is_ill_after_so_many_looks_without_and_not_before() -> None:
+    assert standing(after_looks(TOLD, 5), RULES) is Standing.WELL
+    assert standing(after_looks(TOLD, 6), RULES) is Standing.ILL
+
+
+def test_one_that_speaks_again_is_on_trial_until_it_answers() -> None:
+    back = told(after_looks(TOLD, 7))
+    assert standing(back, RULES) is Standing.ON_TRIAL
+    assert standing(looked(back, RULES), RULES) is Standing.ON_TRIAL
+    assert standing(answered(back), RULES) is Standing.WELL
+
+
+def test_failures_in_a_row_are_counted_and_an_answer_ends_the_row() -> None:
+    assert standing(after_failures(TOLD, 4), RULES) is Standing.WELL
+    assert standing(after_failures(answered(after_failures(TOLD, 4)), 4), RULES) is Standing.WELL
+    assert standing(after_failures(TOLD, 5), RULES) is Standing.ILL
+
+
+def test_it_rests_and_is_then_tried_and_rests_longer_for_every_failure_more() -> None:
+    seen, rests = after_failures(Seen(), 5), []
+    for _ in range(10):
+        rest = 0
+        while standing(seen, RULES) is Standing.ILL:
+            seen, rest = looked(seen, RULES), rest + 1
+        assert standing(seen, RULES) is Standing.ON_TRIAL
+        rests.append(rest)
+        seen = failed(seen, RULES)
+    assert rests == [10, 20, 30, 40, 50, 60, 70, 80, 80, 80]
+
+
+def test_who_takes_what() -> None:
+    """Of every cluster of up to four workers."""
+    for count in range(5):
+        for standings in product(Standing, repeat=count):
+            found = takes(standings)
+            assert len(found) == count
+            if Standing.WELL in standings:
+                well = {Standing.WELL: Takes.ALL, Standing.ON_TRIAL: Takes.ONE, Standing.ILL: Takes.NONE}
+                assert found == [well[each] for each in standings]
+            elif count:
+                assert Takes.ALL in found
+                assert Takes.ONE not in found
+                tried = Standing.ON_TRIAL in standings
+                assert all(
+                    (each is Takes.NONE) == (tried and was is Standing.ILL)
+                    for each, was in zip(found, standings, strict=True)
+                )
+
+
+EVENTS = st.lists(st.sampled_from([told, answered, lambda s: failed(s, RULES), lambda s: looked(s, RULES)]))
+
+
+@given(EVENTS)
+@settings(max_examples=200)
+def test_whatever_happened_a_worker_that_tells_its_load_comes_back(events: list) -> None:  # type: ignore[type-arg]
+    seen = Seen()
+    for event in events:
+        seen = event(seen)
+    for _ in range(RULES.rest * RULES.most_rests):
+        seen = told(looked(seen, RULES))
+    assert standing(seen, RULES) is not Standing.ILL
+    assert standing(answered(seen), RULES) is Standing.WELL
+    assert is_silent(after_looks(replace(seen, quiet=0), RULES.quiet), RULES)
