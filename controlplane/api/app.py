@@ -14,10 +14,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from controlplane import __version__
 from controlplane.api import error_handlers, hidden_paths
+from controlplane.api.access import ASKING_PATHS
 from controlplane.api.auditing import Audited
 from controlplane.api.hidden_paths import Hide
 from controlplane.api.inference_path import InferencePath
-from controlplane.api.middleware import ASKING_PATHS, Guard
+from controlplane.api.middleware import Guard
 from controlplane.api.routes import management, openai
 from controlplane.api.services import Services
 

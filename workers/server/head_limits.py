@@ -82,9 +82,11 @@ class BoundedHead(BoundedWrites):
     def _is_answering(self) -> bool:
         return bool(self.pipeline) or (self.cycle is not None and not self.cycle.response_complete)
 
-    def _refuse(self, status: bytes) -> None:
+    def _refuse(self, status: bytes, json: bytes = b"") -> None:
         if self.transport.is_closing():
             return
         if not self._is_answering():  # else it would be read as a part of that answer
-            self.transport.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
+            kind = b"content-type: application/json\r\n" if json else b""
+            head = b"HTTP/1.1 %b\r\n%bcontent-length: %d\r\nconnection: close\r\n\r\n"
+            self.transport.write(head % (status, kind, len(json)) + json)
         self.transport.close()

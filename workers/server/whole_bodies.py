@@ -1,0 +1,90 @@
+"""uvicorn's protocol for Serve's proxy: a request is there when its body is.
+
+The proxy begins a call of a gateway for each request that is there, which takes 100 KiB and a place among
+others. A body that comes slowly costs a connection instead, and after `LIMIT_S` not even that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+
+from workers.server.head_limits import BoundedHead
+
+# As controlplane.settings has them, for a process that is not ours.
+LIMIT_S = float(os.environ.get("OSTINATO_BODY_TIMEOUT_S") or 10.0)
+LIMIT_BYTES = int(os.environ.get("OSTINATO_MAX_BODY_BYTES") or 4 << 20)
+HELD_BYTES = 256 << 20  # of all connections together; beyond that requests go on with what is there
+_LATE = b"408 Request Timeout"
+_ERROR = {
+    "message": f"the body did not arrive within {LIMIT_S:g} s (OSTINATO_BODY_TIMEOUT_S)",
+    "type": "invalid_request_error",
+    "param": None,
+    "code": "body_too_slow",  # as in docs/errors.md
+}
+
+
+class WholeBodies(BoundedHead):
+    """Holds a request back until its body is complete, or so large that its gateway refuses it."""
+
+    _held_in_all = 0
+    _held: bytearray | None = None  # None: nothing is held back
+    _body_timer: asyncio.TimerHandle | None = None
+
+    def on_headers_complete(self) -> None:
+        if not self._has_body() or WholeBodies._held_in_all > HELD_BYTES:
+            super().on_headers_complete()
+            return
+        self._end_head()
+        self._held = bytearray()
+        self._body_timer = self.loop.call_later(LIMIT_S, self._too_late)
+        if self.expect_100_continue and not self._is_answering():
+            self.expect_100_continue = False
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        if self._held is None:
+            super().on_body(body)
+            return
+        self._unread_bytes = 0
+        self._held += body
+        WholeBodies._held_in_all += len(body)
+        if len(self._held) > LIMIT_BYTES or WholeBodies._held_in_all > HELD_BYTES:
+            self._go_on()
+
+    def on_message_complete(self) -> None:
+        self._go_on()
+        super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._let_go()
+        super().connection_lost(exc)
+
+    def _has_body(self) -> bool:
+        for name, value in self.headers:
+            if name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0 ")):
+                return not self.parser.should_upgrade()
+        return False
+
+    def _go_on(self) -> None:
+        """With what is there: all of it, most of the time."""
+        body = self._let_go()
+        if body is not None:
+            super().on_headers_complete()
+            if body:
+                super().on_body(body)
+
+    def _let_go(self) -> bytes | None:
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
+        held, self._held = self._held, None
+        if held is None:
+            return None
+        WholeBodies._held_in_all -= len(held)
+        return bytes(held)
+
+    def _too_late(self) -> None:
+        self._let_go()
+        self._refuse(_LATE, json.dumps({"error": _ERROR}).encode())
