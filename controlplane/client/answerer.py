@@ -114,7 +114,7 @@ class ApiAnswerer:
         for attempt in range(1, ATTEMPTS):
             try:
                 return self._client.complete(path, sent)
-            except errors.Overloaded as busy:
+            except (errors.Overloaded, errors.RateLimited) as busy:
                 pause_s = busy.retry_after_s or 0.25 * 2.0**attempt
             except errors.InvalidRequest as error:
                 asked = body.get("prompt") or body["messages"][0]["content"]

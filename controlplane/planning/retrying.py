@@ -12,7 +12,14 @@ from controlplane import errors
 from controlplane.state.records import Attempts
 
 # What may be over when it is tried again: an engine that restarts, a connection that broke, a full queue.
-PASSING = (errors.EngineFailed, errors.Unavailable, errors.TimedOut, errors.Overloaded, errors.StaleWrite)
+PASSING = (
+    errors.EngineFailed,
+    errors.Unavailable,
+    errors.TimedOut,
+    errors.Overloaded,
+    errors.RateLimited,
+    errors.StaleWrite,
+)
 
 
 @dataclass(frozen=True)
