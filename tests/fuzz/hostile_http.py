@@ -118,8 +118,9 @@ def _still_there(to: Installation, found: Found, seeds: range) -> None:
     if found.growth_bytes > MEMORY_BYTES:
         problems.append(f"the process grew by {found.growth_bytes >> 20} MiB")
     state = to.repository.read()
-    unreadable = [kind.__name__ for kind in KINDS if state.any_unreadable(kind)]
-    problems += [f"a record of {name} cannot be read" for name in unreadable]
+    problems += [
+        f"a record of {kind.__name__} cannot be read" for kind in KINDS if state.any_unreadable(kind)
+    ]
     if threading.active_count() > 200:
         problems.append(f"{threading.active_count()} threads are left")
     found.broken += [{"seed": seeds.stop, "route": "", "what": problem} for problem in problems]

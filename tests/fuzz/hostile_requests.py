@@ -103,6 +103,7 @@ class Drawer:
         self._headers = (*HEADERS, *headers)
         self._schemas = description.get("components", {}).get("schemas", {})
         self._files = files
+        self._more = 0.0  # how likely a body has a field that it need not have
         self._routes = [
             (method.upper(), path, operation)
             for path, operations in sorted(description["paths"].items())
@@ -118,7 +119,7 @@ class Drawer:
         what = f"{method} {path}"
         if random.random() < 0.06:
             method = random.choice(METHODS)
-        target = self._target(path, operation, random)
+        target = self._target(path, operation, random, removing=method == "DELETE" and random.random() < 0.9)
         lines = [f"{method} {target} HTTP/1.1", "Host: localhost"]
         if body is not None and random.random() < 0.9:
             lines.append("Content-Type: application/json")
@@ -132,9 +133,11 @@ class Drawer:
         proper = whole and method in METHODS[:8] and not closes
         return Request(head + framed[1], proper, what, method != "HEAD")
 
-    def _target(self, path: str, operation: dict[str, Any], random: Random) -> str:
+    def _target(self, path: str, operation: dict[str, Any], random: Random, removing: bool) -> str:
+        known = ("other", "x", "v1") if removing else ("base", "base", "v1", "other", "base:v1")
+
         def segment(match: re.Match[str]) -> str:
-            return random.choice(NAMES[:4]) if random.random() < 0.6 else _escaped(random.choice(SEGMENTS))
+            return random.choice(known) if random.random() < 0.7 else _escaped(random.choice(SEGMENTS))
 
         target = re.sub(r"\{[^}]*\}", segment, path)
         if random.random() < 0.05:
@@ -157,8 +160,9 @@ class Drawer:
         if not content:
             return random.choice((None, None, None, b"{}", b"[" * 3_000))
         schema = content.get("application/json", {}).get("schema", {})
+        self._more = random.choice((0.0, 0.05, 0.3))
         value = self._example(schema, random)
-        if random.random() < 0.3:
+        if random.random() < 0.4:
             return json.dumps(value).encode()
         made = hostile_json.written(hostile_json.mutated(value, random, random.choice((1, 1, 1, 2, 4))))
         return hostile_json.scratched(made, random) if random.random() < 0.1 else made
@@ -191,26 +195,28 @@ class Drawer:
         return {
             name: self._named(name, each, random, depth)
             for name, each in schema.get("properties", {}).items()
-            if name in required or random.random() < 0.3
+            if name in required or random.random() < self._more
         }
 
     def _named(self, name: str, schema: Any, random: Random, depth: int) -> Any:
         """What makes sense there, most often: else nothing behind a name is reached."""
-        if random.random() < 0.8:
-            match name:
-                case "model":
-                    return random.choice(NAMES[:6])
-                case "base":
-                    return random.choice(("base", "v1", "none"))
-                case "source" | "adapter":
-                    folder = random.choice(("base", "v1", "other", "torn", "shape", "nothing", ""))
-                    return random.choice(
-                        (f"{self._files}/{folder}", f"file://{self._files}/{folder}", "/etc")
-                    )
-                case "messages":
-                    return [{"role": "user", "content": "hello there"}]
-                case "prompt" | "inputText":
-                    return "hello there"
+        folder = f"{self._files}/{random.choice(('base', 'v1', 'other', 'torn', 'shape', 'nothing', ''))}"
+        source, base = (folder, f"file://{folder}", "/etc"), ("base", "v1", "none")
+        known: dict[str, tuple[Any, ...]] = {
+            "model": ("base", "base", "v1", *NAMES[:6]),
+            "lora_name": ("x", "other", "v1"),
+            **{
+                "base": base,
+                "base_model_name": base,
+                "source": source,
+                "adapter": source,
+                "lora_path": source,
+            },
+            "messages": ([{"role": "user", "content": "hello there"}],),
+            **{"prompt": ("hello there",), "inputText": ("hello there",)},
+        }
+        if name in known and random.random() < 0.8:
+            return random.choice(known[name])
         return self._example(schema, random, depth + 1)
 
     def _garbage(self, random: Random) -> Request:
