@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import uvicorn
 from doors import HEAD, part
+from hypothesis import given
+from hypothesis import strategies as st
 
 from workers.server import write_limits
 from workers.server.gathered_writes import GatheringProtocol
@@ -87,18 +91,59 @@ async def test_one_that_reads_nothing_is_reset(protocol: Any, monkeypatch: pytes
                 await all_of(client)
 
 
-async def test_one_that_reads_slowly_is_not(protocol: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some in each of the times that it has; it takes much longer than that in all."""
-    monkeypatch.setattr(write_limits, "WRITE_S", 2.0)
-    app, loop = Streaming(), asyncio.get_running_loop()
-    async with serving(app, protocol) as port:
-        with asking(port) as client:
-            client.setblocking(False)
-            until_s = loop.time() + 5.0
-            while loop.time() < until_s:
-                assert await loop.sock_recv(client, 65536)
-                await asyncio.sleep(0.05)
-            assert not app.ended.is_set()
+class Clock:
+    """A loop of which the time moves when told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.due: list[tuple[float, Any]] = []
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_later(self, after_s: float, call: Any) -> Any:
+        self.due.append((self.now_s + after_s, call))
+        return SimpleNamespace(cancel=self.due.clear)
+
+    def go_on(self) -> None:
+        (self.now_s, call) = self.due.pop()
+        call()
+
+
+class Watched(BoundedHead):
+    """`unsent` bytes are left of what was written."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.loop, self.flow = clock, SimpleNamespace(pause_writing=int, resume_writing=int)  # type: ignore[assignment]
+        self.unsent, self.reset_s = 0, math.inf
+
+    def _unsent_bytes(self) -> int:
+        return self.unsent
+
+    def _reset(self) -> None:
+        self.reset_s = self.loop.time()
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=200))
+def test_one_that_reads_slowly_is_not(sizes: list[int]) -> None:
+    """It is reset as soon as nothing less was left for so long than before, and never sooner."""
+    clock = Clock()
+    watched = Watched(clock)
+    watched.pause_writing()
+    seen: list[tuple[float, int]] = []
+    for size in sizes:
+        watched.unsent = size
+        clock.go_on()
+        seen.append((clock.now_s, size))
+        if not clock.due:
+            break
+    progress = [
+        now_s for i, (now_s, size) in enumerate(seen) if i and size < min(before for _, before in seen[:i])
+    ]
+    last_s = progress[-1] if progress else 0.0
+    is_over = clock.now_s - last_s >= write_limits.WRITE_S - 1e-9
+    assert (watched.reset_s < math.inf) == is_over == (not clock.due)
+    assert clock.now_s - last_s <= write_limits.WRITE_S + 1e-9
 
 
 async def test_an_engine_that_pauses_is_no_client_that_does(
