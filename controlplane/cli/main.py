@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 # The help of each is its function's docstring: here too, for a list that imports none of them.
 COMMANDS = (
     LazyCommand(
-        "up", "controlplane.cli.start_stop", "Start Ostinato on this machine and return when it answers."
+        "up",
+        "controlplane.cli.start_stop",
+        "Start Ostinato on this machine and return when it answers. It is started again when it dies.",
     ),
     LazyCommand("down", "controlplane.cli.start_stop", "Stop what `up` started; state and caches stay."),
     LazyCommand(

@@ -16,6 +16,7 @@ PASSING = (
     errors.EngineFailed,
     errors.Unavailable,
     errors.TimedOut,
+    errors.Cut,
     errors.Overloaded,
     errors.RateLimited,
     errors.StaleWrite,

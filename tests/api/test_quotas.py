@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import tenants
 from installations import Installation, Start
 from tenants import As, code, entry
 
-from controlplane.controller import registration
+from controlplane.controller.file_reader import FileReader
 from controlplane.state.records import Model
 
 
@@ -119,14 +120,14 @@ def test_as_many_variants_as_a_tenant_may_have(start: Start, tmp_path: Path) -> 
 @pytest.fixture
 def reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Files are read while it is set."""
-    may, read = threading.Event(), registration.read_model_files
+    may, read = threading.Event(), FileReader.read
     may.set()
 
-    def read_then(*args: Any) -> Model:
-        may.wait()
-        return read(*args)
+    async def read_then(*args: Any) -> Model:
+        await asyncio.to_thread(may.wait)
+        return await read(*args)
 
-    monkeypatch.setattr(registration, "read_model_files", read_then)
+    monkeypatch.setattr(FileReader, "read", read_then)
     yield may
     may.set()
 
