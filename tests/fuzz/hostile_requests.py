@@ -191,7 +191,9 @@ class Drawer:
         return random.choice(simple.get(str(schema.get("type")), (None,)))
 
     def _object(self, schema: dict[str, Any], random: Random, depth: int) -> dict[str, Any]:
-        required = schema.get("required", ())
+        required = list(schema.get("required", ()))
+        if {"source", "adapter"} <= schema.get("properties", {}).keys():  # a registration names either
+            required += random.choice((["source"], ["base", "adapter"]))
         return {
             name: self._named(name, each, random, depth)
             for name, each in schema.get("properties", {}).items()
