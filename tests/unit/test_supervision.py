@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -92,7 +93,10 @@ def test_it_starts_what_died_and_then_looks_on() -> None:
     assert Played([Seen(), gone, Seen(), Seen()]).play() == ["pause", "start", "pause", "pause"]
 
 
-def test_a_start_that_fails_is_no_end_of_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_start_that_fails_is_no_end_of_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: 100.0))  # no time passes
     gone = Seen(("gcs_server",))
     assert Played([gone, gone, Seen()], fails=1).play() == ["start", "pause", "pause"]
     assert "gcs_server ended" in caplog.text
