@@ -82,6 +82,7 @@ OBSERVE_EVERY_S = 1.0
 RETRY_S = 3.0  # after an action that failed; then twice as long each time
 MAX_RETRY_S = 60.0
 FORGET_AT_ONCE = 500
+ENDING_S = 15.0  # longest that actions have to end when they are cancelled
 MAX_READS = 3  # of a model's files, where what reads them does not live to see the end
 # Whose open operations tell of a failure. (Loading a variant counts its attempts itself, in its record.)
 OPERATION_OF: Mapping[type[Action], OperationKind] = {
@@ -152,8 +153,11 @@ class Controller:
         try:
             await self._reconcile_forever()
         finally:
-            for task in self._tasks.values():
+            tasks = list(self._tasks.values())
+            for task in tasks:
                 task.cancel()
+            if tasks:  # before another of this process begins the same
+                await asyncio.wait(tasks, timeout=ENDING_S)
 
     async def _reconcile_forever(self) -> None:
         revision, observed_at = -1, 0.0
@@ -298,7 +302,7 @@ class Controller:
             raise
         except (Exception, asyncio.CancelledError):  # its files are not the reason
             if counted:
-                self._do_not_count(name, counted[-1])
+                await self._do_not_count(name, counted[-1])
             raise
 
     async def _read_counted(self, model: Model) -> None:
@@ -341,14 +345,14 @@ class Controller:
                 return
             await self._profiles.admit_or_measure(ready)
 
-    def _do_not_count(self, name: str, uid: int) -> None:
-        """Nobody waits for it: this controller may be ending."""
+    async def _do_not_count(self, name: str, uid: int) -> None:
+        """While this controller ends, too."""
 
         def take_back() -> None:
             with suppress(Exception):  # then it counts
                 edit(self._repository, Model, name, lambda m: _not_read(m, uid))
 
-        asyncio.get_running_loop().run_in_executor(None, take_back)
+        await asyncio.shield(asyncio.to_thread(take_back))
 
     async def _fail_registration(self, model: Model, error: errors.OstinatoError) -> None:
         await self._conclude(

@@ -14,6 +14,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,7 +31,7 @@ TRY_S = 0.5
 
 
 class LeasedStore:
-    """The store as the holder of `lease` uses it, until `until_s` (time.monotonic()).
+    """The store as the holder of `lease` uses it, until `until_s` (CLOCK_BOOTTIME).
 
     Errors of all methods but `close`: `Unavailable` after that. A commit: `Fenced` when somebody else has it.
     """
@@ -65,7 +66,7 @@ class LeasedStore:
         self._store.close()
 
     def _held(self) -> StateStore:
-        if time.monotonic() > self.until_s:
+        if _now_s() > self.until_s:
             raise Unavailable("this controller's lease ran out; another may act by now")
         return self._store
 
@@ -85,14 +86,16 @@ class Leadership:
         self._store = store
         self._make = make
         self._tell = tell
-        self._holder = f"{this_process()} {secrets.token_hex(4)}"
         self._other = ""
+        # Its own: those of the loop may all wait for something slow.
+        self._thread = ThreadPoolExecutor(1, "leadership")
 
     async def run(self) -> None:
         self._tell(False)
         while True:
-            asked_s = time.monotonic()
-            lease = await self._take()
+            holder = f"{this_process()} {secrets.token_hex(4)}"  # anew: no epoch is had twice
+            asked_s = _now_s()
+            lease = await self._take(holder)
             if lease is None:
                 await asyncio.sleep(TRY_S)
                 continue
@@ -101,23 +104,27 @@ class Leadership:
             finally:
                 self._tell(False)
 
-    async def _take(self) -> Lease | None:
+    async def _take(self, holder: str) -> Lease | None:
         """Errors: none; an absent store has no lease to give."""
         gone = self._other if is_gone(self._other) else None
         try:
-            lease = await asyncio.to_thread(self._store.take_lease, NAME, self._holder, LEASE_S, gone)
+            lease = await self._ask(holder, gone)
         except Unavailable as e:
             log.warning("the state store is away: %s", e)
             return None
-        if lease.holder == self._holder:
+        if lease.holder == holder:
             return lease
         if lease.holder != self._other:
             log.info("standing by: the controller of process %s acts", lease.holder)
         self._other = lease.holder
         return None
 
+    def _ask(self, holder: str, gone: str | None = None) -> asyncio.Future[Lease]:
+        take = self._store.take_lease
+        return asyncio.get_running_loop().run_in_executor(self._thread, take, NAME, holder, LEASE_S, gone)
+
     async def _lead(self, lease: Lease, until_s: float) -> None:
-        """Until the lease is lost. Raises RuntimeError when the controller ends before."""
+        """Until the lease is another's. Raises RuntimeError when the controller ends before."""
         log.info("acting, with epoch %d of the lease", lease.epoch)
         store = LeasedStore(self._store, lease, until_s)
         acting = asyncio.create_task(self._make(store).run())
@@ -126,31 +133,37 @@ class Leadership:
             while await self._renewed(lease, store):
                 await asyncio.wait({acting}, timeout=RENEW_S)
                 if acting.done():
-                    raise RuntimeError("the controller ended") from acting.exception()
-            log.warning("another controller acts by now, or may; standing by")
-        except asyncio.CancelledError:
+                    cause = None if acting.cancelled() else acting.exception()
+                    raise RuntimeError("the controller ended") from cause
+            log.warning("another controller acts by now; standing by")
             store.until_s = 0.0
-            self._release(lease)
-            raise
         finally:
             acting.cancel()
-            await asyncio.wait({acting})
+            await asyncio.wait({acting})  # it takes back what it has begun, while the lease is its own
+            store.until_s = 0.0
+            self._release(lease)
 
     async def _renewed(self, lease: Lease, store: LeasedStore) -> bool:
-        """False: it is another's, or the store has been away for as long as it lasts."""
-        asked_s = time.monotonic()
+        """False: it is another's. An absent store gives it to nobody; what the controller has under way goes
+        on meanwhile, and nothing new begins once the lease ran out."""
+        asked_s = _now_s()
         try:
-            now = await asyncio.to_thread(self._store.take_lease, NAME, self._holder, LEASE_S)
+            now = await self._ask(lease.holder)
         except Unavailable as e:
             log.warning("the lease could not be renewed: %s", e)
-            return time.monotonic() < store.until_s
+            return True
         store.until_s = asked_s + LEASE_S
         return now == lease
 
     def _release(self, lease: Lease) -> None:
-        """At the end of this process: the next one need not wait. An absent store forgets it by itself."""
+        """The next one need not wait. An absent store forgets it by itself."""
         with suppress(Unavailable):
             self._store.release_lease(lease)
+
+
+def _now_s() -> float:
+    """Of a clock that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def this_process() -> str:

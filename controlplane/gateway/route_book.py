@@ -43,8 +43,8 @@ class RouteBook:
         if self._state is not None and state.revision < self._state.revision:
             state = await self._repository.read_async()  # another was faster, or the store lost something
         if state is not self._state:
-            self._table, self._state = self._made_of(state), state
             self.operations.look(state)
+            self._table, self._state = self._made_of(state), state
         return self._table
 
     def _made_of(self, state: State) -> RouteTable:

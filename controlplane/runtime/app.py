@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -109,8 +108,8 @@ def _serve_metrics(settings: Settings) -> str:
 async def _as_it_should(task: asyncio.Task[None]) -> None:
     """Raises RuntimeError when a task that never ends has ended."""
     if task.done():
-        with suppress(asyncio.CancelledError):
-            raise RuntimeError("a loop of this replica ended") from task.exception()
+        cause = None if task.cancelled() else task.exception()
+        raise RuntimeError("a loop of this replica ended") from cause
 
 
 @serve.deployment(

@@ -55,10 +55,10 @@ class Unsent:
         with self._lock:
             if self._bytes <= self._limit_bytes:
                 return None
-            loop = asyncio.get_running_loop()
-            future = loop.create_future()
-            self._waiter = loop, future
-            return future
+            if self._waiter is None or self._waiter[1].done():
+                loop = asyncio.get_running_loop()
+                self._waiter = loop, loop.create_future()
+            return self._waiter[1]
 
 
 def cost_bytes(message: Any) -> int:

@@ -280,7 +280,11 @@ def _warn_of_failovers(client: redis.Redis, replicas: int) -> None:
     try:
         there = int(client.info("replication").get("connected_slaves", 0))
     except ResponseError as error:  # INFO is not allowed
-        log.info("whether Redis has replicas cannot be read: %s", error)
+        log.warning(
+            "Redis forbids INFO to this user (%s): after a failover revisions may be used twice, and all is "
+            "read at every change; allow it, e.g. `+info`",
+            error,
+        )
         return
     if there > 0 and not replicas:
         log.warning(

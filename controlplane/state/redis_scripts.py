@@ -41,6 +41,9 @@ if log[1] ~= before then
   redis.call('HSET', KEYS[2], 'from', before)
 end
 redis.call('HSET', KEYS[2], 'complete', revision, 'server', server)
+if server == '' then  -- INFO is forbidden: after a failover, unseen, a revision may be another's
+  redis.call('HDEL', KEYS[2], 'complete')
+end
 for i = 5, #ARGV, 5 do
   local hash = KEYS[tonumber(ARGV[i])]
   if ARGV[i + 3] == '1' then

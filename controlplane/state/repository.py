@@ -195,7 +195,9 @@ def _read_further(last: _Read, changes: Changes) -> _Read:
     for cls, field_name in _FIELDS.items():
         if entries := changes.entries.get(KINDS[cls]):
             fields[field_name] = _updated(cls, getattr(last.state, field_name), entries, broken)
-    state = replace(last.state, revision=changes.revision, undecodable=tuple(broken), **fields)
+    if broken != last.broken:
+        fields["undecodable"] = tuple(broken)
+    state = replace(last.state, revision=changes.revision, **fields)
     return _Read(state, broken)
 
 

@@ -22,9 +22,11 @@ class Application:
     def __init__(self) -> None:
         self.begun = 0
         self.bodies: list[bytes] = []
+        self.headers: list[tuple[bytes, bytes]] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.begun += 1
+        self.headers = scope["headers"]
         body, more = b"", True
         while more:
             message = await receive()
@@ -146,6 +148,15 @@ async def test_one_that_asks_whether_to_go_on_may(application: Application, port
     writer.write(body)
     assert await answer(reader) == b"3"
     assert application.bodies == [b"abc"]
+    writer.close()
+
+
+async def test_trailers_are_no_headers(application: Application, port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    whole = post(b"abc", "transfer-encoding: chunked")
+    writer.write(whole[:-2] + b"authorization: Bearer other\r\n\r\n")
+    assert await answer(reader) == b"3"
+    assert [name for name, _ in application.headers] == [b"host", b"transfer-encoding"]
     writer.close()
 
 

@@ -38,10 +38,9 @@ class WholeBodies(BoundedHead):
             return
         self._end_head()
         self._held = bytearray()
+        self.headers = []  # what comes behind the body (trailers) is no header of the request
         self._body_timer = self.loop.call_later(LIMIT_S, self._too_late)
-        if self.expect_100_continue and not self._is_answering():
-            self.expect_100_continue = False
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._invite()
 
     def on_body(self, body: bytes) -> None:
         if self._held is None:
@@ -57,9 +56,24 @@ class WholeBodies(BoundedHead):
         self._go_on()
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._held is not None:
+            self._invite()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self._held is None:  # else a body is under way, which has a time of its own
+            super().timeout_keep_alive_handler()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._let_go()
         super().connection_lost(exc)
+
+    def _invite(self) -> None:
+        """To send the body, who asked whether to; not into another answer."""
+        if self.expect_100_continue and not self._is_answering():
+            self.expect_100_continue = False
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _has_body(self) -> bool:
         for name, value in self.headers:
