@@ -365,6 +365,8 @@ def ray_switches(settings: Settings) -> dict[str, str]:
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if settings.haproxy else "0",
         # Serve's proxy asks it for middlewares before it listens: bounds on clients, errors in our words.
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "controlplane.runtime.proxy_errors:prepare",
+        # A proxy that died is missed after three looks, ten seconds apart by Serve's own choice.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         **loopback.ENVIRONMENT,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

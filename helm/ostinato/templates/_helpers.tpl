@@ -243,6 +243,9 @@ applications:
   value: "0"
 {{- end }}
 # Serve's proxy asks it for middlewares before it listens: bounds on clients, errors in our words.
+# A proxy that died is missed after three looks, ten seconds apart by Serve's own choice.
+- name: RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S
+  value: "1"
 - name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
   value: controlplane.runtime.proxy_errors:prepare
 - name: RAY_SERVE_THROUGHPUT_OPTIMIZED
