@@ -30,7 +30,7 @@ ROLES = {
     "controller": "ServeReplica:ostinato:Controller",
     "engine": "ServeReplica:model-",
     "proxy": "ProxyActor",
-    "agent": "NodeAgent",
+    "agent": "ray::Agent",
 }
 SETTLED_S = 180.0
 
@@ -235,7 +235,7 @@ def _asking(
             code = "" if reply.is_success else str(reply.json()["error"]["code"])
         except (httpx.HTTPError, ValueError, LookupError) as e:
             code = type(e).__name__
-        if code in ("model_not_found", "not_deployed") and name == AGAIN:
+        if name == AGAIN and code in ("model_not_found", "not_deployed", "unavailable"):  # it comes and goes
             time.sleep(0.01)
             return
         if code:

@@ -81,7 +81,7 @@ async def test_a_client_that_takes_its_time_is_no_silent_engine() -> None:
         await send(part(b"two"))
         await send(part(b"three", more=False))
 
-    async with client_before(app, 0.3, 0.3) as client:
+    async with client_before(app, FOREVER, 0.3) as client:
         got = []
         async for item in client.stream("b", ASK):
             got.append(item)

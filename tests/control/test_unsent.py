@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -114,7 +115,8 @@ async def test_of_another_ray_nothing_is_touched(
 ) -> None:
     before = replica.MessageQueue, replica.UserCallableWrapper._call_http_entrypoint
     monkeypatch.setattr(ray, "__version__", "3.0.0")
-    bound_answers(LIMIT)
+    with caplog.at_level(logging.WARNING, unsent.log.name):
+        bound_answers(LIMIT)
     assert (replica.MessageQueue, replica.UserCallableWrapper._call_http_entrypoint) == before
     assert "expected Ray 2.60" in caplog.text
 
