@@ -149,7 +149,7 @@ class Settings(BaseSettings):
         default=MAX_SEQUENCES, ge=1, description="Answers that one request may ask for: n of each prompt."
     )
     body_timeout_s: float = Field(
-        default=10.0, gt=0, description="Longest that a request's body may take to arrive."
+        default=9.0, gt=0, description="Longest that a request's body may take to arrive."
     )
     max_body_bytes: int = Field(default=4 << 20, ge=1024)
     write_timeout_s: float = Field(

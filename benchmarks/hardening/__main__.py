@@ -109,7 +109,7 @@ def rehearse(folder: Path) -> None:
     result = rehearsing.check(out, *NAMES)
     for row in result["slow"]["found"]:
         assert row["closed_after_s"] < slow_clients.LIMIT_S, row
-    assert result["crowd"]["found"]["watchers_told"] == 20
+    assert result["crowd"]["found"]["watchers_told"] == 40
     kills_found = result["kills"]["found"]
     assert not kills_found["wrong"], kills_found["wrong"]
     for operator in kills_found["operations"]:

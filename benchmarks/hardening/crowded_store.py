@@ -12,18 +12,22 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.hardening.probing import Probe
+from benchmarks.hardening.probing import Probe, waiting_for
 from benchmarks.live.groups import BASE, Running
+from controlplane.planning.reconcile import KEEP_OPERATIONS
 from controlplane.state.records import IdempotencyKey, Operation, OperationEvent, OperationKind, Phase
 from controlplane.state.repository import Put, Repository
 from controlplane.state.stores import open_store
 
 OPEN = 10  # operations that are watched, which nobody ends
 AT_ONCE = 1_000  # records of a commit
+KEPT = KEEP_OPERATIONS + OPEN
+SETTLED_S = 240.0
 
 
 def measure(running: Running, store_url: str, records: int, watchers: int, seconds: float) -> dict[str, Any]:
-    """Before; then beside `records` operations with a key each; then beside watchers as well."""
+    """Before; then beside `records` operations with a key each; then beside watchers as well, while the
+    controller forgets old operations and when it has."""
     with closing(open_store(store_url)) as store:
         repository = Repository(store)
         alone = _asked(running, seconds)
@@ -33,9 +37,11 @@ def measure(running: Running, store_url: str, records: int, watchers: int, secon
             repository.commit(some)
         written_s = time.monotonic() - began_s
         crowded = _asked(running, seconds)
-        repository.commit([Put(_open(number), 0) for number in range(OPEN)])
-        told, watched = asyncio.run(_watched(running, repository, watchers, seconds))
+        told, watched = _beside_watchers(running, repository, watchers, seconds)
         left = len(repository.read().operations)
+        settled_s = waiting_for(lambda: len(repository.read().operations) <= KEPT, SETTLED_S, 1.0)
+        keys = len(repository.read().idempotency)
+        told_then, settled = _beside_watchers(running, repository, watchers, seconds)
     return {
         "records": 2 * records,
         "watchers": watchers,
@@ -43,9 +49,19 @@ def measure(running: Running, store_url: str, records: int, watchers: int, secon
         "alone": alone,
         "beside_records": crowded,
         "beside_records_and_watchers": watched,
-        "watchers_told": told,
+        "watchers_told": told + told_then,
         "operations_left": left,
+        "forgotten_after_s": settled_s,
+        "keys_left": keys,
+        "beside_keys_and_watchers": settled,
     }
+
+
+def _beside_watchers(
+    running: Running, repository: Repository, watchers: int, seconds: float
+) -> tuple[int, dict[str, Any]]:
+    repository.commit([Put(_open(number), None) for number in range(OPEN)])
+    return asyncio.run(_watched(running, repository, watchers, seconds))
 
 
 def _asked(running: Running, seconds: float) -> dict[str, Any]:

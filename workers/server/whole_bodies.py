@@ -13,7 +13,7 @@ import os
 from workers.server.head_limits import BoundedHead
 
 # As controlplane.settings has them, for a process that is not ours.
-LIMIT_S = float(os.environ.get("OSTINATO_BODY_TIMEOUT_S") or 10.0)
+LIMIT_S = float(os.environ.get("OSTINATO_BODY_TIMEOUT_S") or 9.0)
 LIMIT_BYTES = int(os.environ.get("OSTINATO_MAX_BODY_BYTES") or 4 << 20)
 HELD_BYTES = 256 << 20  # of all connections together; beyond that requests go on with what is there
 _LATE = b"408 Request Timeout"
