@@ -10,13 +10,10 @@ of CPU time and 256 MiB of memory beyond those before the first.
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,8 @@ from typing import Any
 import hostile_folders as hostile
 
 from benchmarks import rehearsing
+from benchmarks.fuzzing import campaigns
+from benchmarks.fuzzing.campaigns import Campaign
 from controlplane.controller.file_reader import FileReader, ReaderDied
 
 SAMPLE = 50
@@ -89,26 +88,12 @@ def _look(counts: Counter[str], found: Found, seed: int, case: hostile.Case, rea
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--count", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0, help="the first")
-    parser.add_argument("--processes", type=int, default=1)
-    asked = parser.parse_args(argv)
-    command = rehearsing.command("benchmarks.fuzzing.folders", argv)
-    ends = asked.seed + asked.count
-    parts = [range(at, min(ends, at + CHUNK)) for at in range(asked.seed, ends, CHUNK)]
-    found, began_s = Found(), time.monotonic()
-    with ProcessPoolExecutor(
-        asked.processes, multiprocessing.get_context("spawn"), max_tasks_per_child=1
-    ) as pool:
-        for part in pool.map(campaign, parts):
-            found.add(part)
-            rehearsing.write_result(asked.out, _summary(command, asked.seed, found, began_s))
-            print(f"{found.outcomes.total()} of {asked.count}: {dict(found.outcomes)}", flush=True)
-    return 1 if found.broken else 0
+    many = Campaign("benchmarks.fuzzing.folders", __doc__, 100_000, CHUNK)
+    return campaigns.run(many, campaign, Found(), _summary, _said, argv)
+
+
+def _said(count: int, found: Found) -> str:
+    return f"{found.outcomes.total()} of {count}: {dict(found.outcomes)}"
 
 
 def _summary(command: str, seed: int, found: Found, began_s: float) -> dict[str, Any]:

@@ -11,12 +11,9 @@ to a fresh one.
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,8 @@ import hostile_http
 from hostile_http import Found
 
 from benchmarks import rehearsing
+from benchmarks.fuzzing import campaigns
+from benchmarks.fuzzing.campaigns import Campaign
 
 CHUNK = 10_000
 SHOWN = 20
@@ -35,27 +34,12 @@ def campaign(seeds: range) -> Found:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--count", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=0, help="the first")
-    parser.add_argument("--processes", type=int, default=1)
-    asked = parser.parse_args(argv)
-    command = rehearsing.command("benchmarks.fuzzing.requests", argv)
-    ends = asked.seed + asked.count
-    parts = [range(at, min(ends, at + CHUNK)) for at in range(asked.seed, ends, CHUNK)]
-    found, began_s = Found(), time.monotonic()
-    with ProcessPoolExecutor(
-        asked.processes, multiprocessing.get_context("spawn"), max_tasks_per_child=1
-    ) as pool:
-        for part in pool.map(campaign, parts):
-            found.add(part)
-            rehearsing.write_result(asked.out, _summary(command, asked.seed, found, began_s))
-            sent = found.statuses.total()
-            print(f"{sent} of {asked.count}: {len(found.broken)} broken {found.broken[-1:]}", flush=True)
-    return 1 if found.broken else 0
+    many = Campaign("benchmarks.fuzzing.requests", __doc__, 1_000_000, CHUNK)
+    return campaigns.run(many, campaign, Found(), _summary, _said, argv)
+
+
+def _said(count: int, found: Found) -> str:
+    return f"{found.statuses.total()} of {count}: {len(found.broken)} broken {found.broken[-1:]}"
 
 
 def _summary(command: str, seed: int, found: Found, began_s: float) -> dict[str, Any]:

@@ -6,20 +6,19 @@ What was acknowledged must be there once, and every answer must be by a variant 
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import httpx
 import psutil
 
 from benchmarks.hardening.probing import waiting_for
+from benchmarks.live.background import Background
 from benchmarks.live.groups import BASE, Running
 from controlplane.state.repository import Repository
 from controlplane.state.stores import open_store
@@ -58,23 +57,12 @@ class Meanings:
         return "wrong"
 
 
-class Loop:
+class Loop(Background):
     """`with Loop(work):` calls `work` again and again in a thread, until the block ends."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Loop:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
+        super().__init__()
 
     def _run(self) -> None:
         while not self._stop.is_set():

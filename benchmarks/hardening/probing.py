@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import httpx
 import numpy as np
 
+from benchmarks.live.background import Background
+
 Call = tuple[str, str, Any]  # method, path, JSON
 
 
-class Probe:
+class Probe(Background):
     """`with Probe(url, call):` asks every `every_s`, on a connection of its own each time unless `keeps`."""
 
     def __init__(
@@ -28,20 +28,9 @@ class Probe:
     ) -> None:
         self._url, self._call, self._every_s = url, call, every_s
         self._headers, self._keeps = dict(headers or {}), keeps
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        super().__init__()
         self.seconds: list[float] = []
         self.failed: list[str] = []
-
-    def __enter__(self) -> Probe:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
 
     def told(self) -> dict[str, Any]:
         return {"asked": len(self.seconds) + len(self.failed), "failed": len(self.failed), **ms(self.seconds)}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from benchmarks import rehearsing
 from benchmarks.hardening.kills import Loop, Operator
 from benchmarks.live import memory
 from benchmarks.live.arrivals import LENGTHS, REHEARSED_LENGTHS, Mix, endless, poisson
+from benchmarks.live.background import Background
 from benchmarks.live.groups import Running
 from benchmarks.live.streaming import Kind, Target, closed_loop, open_loop
 from controlplane.state.repository import Repository
@@ -30,25 +29,13 @@ EVERY_S = 10.0
 PIECE_S = 60.0  # arrivals are drawn so far ahead
 
 
-class Files:
+class Files(Background):
     """`with Files(processes):` counts the open files of each process, every `every_s`."""
 
     def __init__(self, processes: Callable[[], Sequence[psutil.Process]], every_s: float) -> None:
         self._processes, self._every_s = processes, every_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        super().__init__()
         self.series: dict[int, tuple[str, list[float], list[int]]] = {}
-
-    def __enter__(self) -> Files:
-        self._start = time.monotonic()
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
 
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import psutil
+
+from benchmarks.live.background import Background
 
 MIB = 1 << 20
 LARGEST = 8
@@ -29,25 +29,13 @@ class Series:
     pss: list[int] = field(default_factory=list)
 
 
-class Sampler:
+class Sampler(Background):
     """`with Sampler(processes):` looks every `every_s` seconds at all processes that there are then."""
 
     def __init__(self, processes: Callable[[], Sequence[psutil.Process]], every_s: float = 5.0) -> None:
         self._processes, self._every_s = processes, every_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        super().__init__()
         self.series: dict[int, Series] = {}
-
-    def __enter__(self) -> Sampler:
-        self._start = time.monotonic()
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
 
     def _run(self) -> None:
         while True:

@@ -170,23 +170,22 @@ def failure_of(operation: Operation) -> errors.OstinatoError:
     return errors.error_from_body(operation.error or {"message": operation.reason})
 
 
-async def watch(services: Services, operation_id: str) -> AsyncGenerator[bytes, None]:
+def watch(services: Services, found: Versioned[Operation]) -> AsyncGenerator[bytes, None]:
     """Server-sent events: the operation at every change, the last time when it is done.
 
-    Errors: OperationNotFound; Overloaded, when very many watch. Both before the first event.
+    Errors: Overloaded, when very many watch, before the first event.
     """
-    queries.find_operation(await services.read(), operation_id)
     if services.routes.operations.waiting >= MAX_WATCHERS:
         raise errors.Overloaded(
             f"{MAX_WATCHERS} clients watch operations at this gateway; ask for the operation now and then",
             details={"reason": "watchers"},
             retry_after_s=5.0,
         )
-    return _events(services, operation_id)
+    return _events(services, found)
 
 
-async def _events(services: Services, operation_id: str) -> AsyncGenerator[bytes, None]:
-    known: Versioned[Operation] | None = queries.find_operation(await services.read(), operation_id)
+async def _events(services: Services, found: Versioned[Operation]) -> AsyncGenerator[bytes, None]:
+    known: Versioned[Operation] | None = found
     told: Versioned[Operation] | None = None
     while known is not None:
         if known is told:
@@ -196,4 +195,4 @@ async def _events(services: Services, operation_id: str) -> AsyncGenerator[bytes
             yield b"data: " + OperationView.of(known.record).model_dump_json().encode() + b"\n\n"
         if known.record.done:
             return
-        known = await services.routes.operations.changed(operation_id, known, KEEP_ALIVE_S)
+        known = await services.routes.operations.changed(found.record.id, known, KEEP_ALIVE_S)

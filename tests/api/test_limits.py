@@ -180,7 +180,9 @@ async def test_who_watches_an_operation_reads_nothing(
     fresh.repository.commit([Put(operation, 0)])
     own = Repository(fresh.store)
     book = RouteBook(own)
-    watching = await operations.watch(replace(fresh.services, repository=own, routes=book), "op-1")
+    found = own.get(Operation, "op-1")
+    assert found is not None
+    watching = operations.watch(replace(fresh.services, repository=own, routes=book), found)
     assert b"op-1" in await anext(watching)
     monkeypatch.setattr(operations, "KEEP_ALIVE_S", 0.001)
     await book.refresh()

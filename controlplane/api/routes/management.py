@@ -182,8 +182,8 @@ def _operations(services: Services) -> APIRouter:
         responses={200: {"content": {"text/event-stream": {}}, "description": "One event per change."}},
     )
     async def watch_operation(operation_id: NamePath, caller: Asking) -> Response:
-        queries.find_operation(await services.read_for(caller), operation_id)
-        events = await operations.watch(services, operation_id)
+        found = queries.find_operation(await services.read_for(caller), operation_id)
+        events = operations.watch(services, found)
         return ClosingStream(events, events.aclose, media_type="text/event-stream")
 
     @routes.post("/operations/{operation_id}/cancel")
