@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from controlplane.state.records import KINDS
 
 MEMORY_BYTES = 256 << 20
 REPAIR_EVERY = 500  # requests: what they deleted or undeployed is put back
+CLIENTS = 12  # each waits for its answers: one alone would leave the gateway idle
 OPTIONS: dict[str, Any] = {
     **{"request_timeout_s": 2, "engine_start_timeout_s": 1, "body_timeout_s": 1, "max_body_bytes": 200_000},
     **{"engine": "echo", "max_model_len": 64},
@@ -82,13 +84,41 @@ def _is_ready(to: Installation, name: str, where: dict[str, str]) -> bool:
     return found.status_code == 200 and found.json()["phase"] == "Ready"
 
 
-def ask(to: Installation, seeds: range) -> Found:
-    """Send the requests of these seeds, one after the other, and look at what is left of the gateway."""
-    found, client, before = Found(), Client(to.url), peak_memory()
-    drawer = Drawer(to.app.openapi(), str(to.files))
+class Seeds:
+    """Hands out seeds to several threads; at every REPAIR_EVERY-th one of them repairs what the others broke."""
+
+    def __init__(self, to: Installation, seeds: range) -> None:
+        self._to, self._left = to, iter(seeds)
+        self._drawing, self._repairing = threading.Lock(), threading.Lock()
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            with self._drawing:
+                seed = next(self._left, None)
+            if seed is None:
+                return
+            if seed % REPAIR_EVERY == 0:
+                with self._repairing:
+                    repair(self._to)
+            yield seed
+
+
+def ask(to: Installation, seeds: range, clients: int = CLIENTS) -> Found:
+    """Send the requests of these seeds, from several clients at once, and look at what is left of the gateway."""
+    found, before = Found(), peak_memory()
+    description, handed = to.app.openapi(), Seeds(to, seeds)
+    with ThreadPoolExecutor(clients) as pool:
+        for part in [pool.submit(_ask_alone, to, description, handed) for _ in range(clients)]:
+            found.add(part.result())
+    found.growth_bytes = peak_memory() - before
+    _still_there(to, found, seeds)
+    return found
+
+
+def _ask_alone(to: Installation, description: dict[str, Any], seeds: Seeds) -> Found:
+    """One after the other, over one connection while it lasts."""
+    found, client, drawer = Found(), Client(to.url), Drawer(description, str(to.files))
     for seed in seeds:
-        if seed % REPAIR_EVERY == 0:
-            repair(to)
         request = drawer.draw(seed)
         began_s = time.monotonic()
         try:
@@ -101,8 +131,6 @@ def ask(to: Installation, seeds: range) -> Found:
         if (took_s := time.monotonic() - began_s) > found.slowest_s:
             found.slowest_s, found.slowest_seed = took_s, seed
     client.close()
-    found.growth_bytes = peak_memory() - before
-    _still_there(to, found, seeds)
     return found
 
 
