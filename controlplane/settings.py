@@ -76,6 +76,9 @@ class Settings(BaseSettings):
     engine: Literal["vllm", "echo"] = Field(
         default="vllm", description="echo: an instant fake for benchmarks."
     )
+    echo_tpot_s: float = Field(
+        default=0.0, ge=0, le=60, description="Seconds that the fake takes to a token; 0: it answers at once."
+    )
     engine_dtype: str = Field(
         default="auto", description="vLLM's dtype; auto: float32 on CPU, else bfloat16."
     )

@@ -38,7 +38,8 @@ class EngineConfig:
     memory keep more of them ready; only variants of `variant_kinds` are accepted. `max_active_variants` is
     how many may run at once to begin with (DeltaZip's N); 0: as many as there are slots. A step takes at
     most `max_batched_tokens`. `quantization` is that of the hidden layers (`profiler.quantization`). Models
-    and variants are read from folders below `roots`; none: from anywhere.
+    and variants are read from folders below `roots`; none: from anywhere. A step of the echo engine takes
+    `echo_tpot_s`.
     """
 
     engine: str
@@ -60,6 +61,7 @@ class EngineConfig:
     log_requests: bool = False
     group: str = ""
     roots: tuple[str, ...] = ()
+    echo_tpot_s: float = 0.0
 
     @property
     def group_name(self) -> str:

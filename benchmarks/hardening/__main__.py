@@ -6,7 +6,7 @@
 - `soak`: an hour at 1.5 times the capacity, while variants come and go.
 
     python -m benchmarks.hardening slow crowd kills --out benchmarks/results/hardening.json
-    python -m benchmarks.hardening soak --minutes 60 --out benchmarks/results/hardening.json
+    python -m benchmarks.hardening soak --minutes 60 --echo-tpot-ms 30 --out benchmarks/results/hardening.json
 
 The load generator shares the machine's cores. Writes the result; parts that were measured before and are not
 now stay in it.
@@ -58,6 +58,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--between", type=float, default=4.0, help="seconds between two kills")
     parser.add_argument("--minutes", type=float, default=60.0, help="of the soak")
+    parser.add_argument("--echo-tpot-ms", type=float, default=0.0, help="of the engines; 0: at once")
     parser.add_argument("--groups", type=int, default=2)
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
@@ -67,7 +68,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
-    served = groups.Served("echo", groups=args.groups, ranks=(8, 16), profile_s=0)
+    served = groups.Served(
+        "echo", groups=args.groups, ranks=(8, 16), profile_s=0, echo_tpot_s=args.echo_tpot_ms / 1e3
+    )
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="ostinato-hardening-") as name:
         folder = Path(name)

@@ -49,6 +49,7 @@ class Served:
     max_model_len: int = 512
     max_output: int = 96  # the longest answers that any benchmark of these asks for
     profile_s: float = 300.0
+    echo_tpot_s: float = 0.0  # of engines that echo
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ def serving(folder: Path, served: Served, **settings: Any) -> Iterator[Running]:
         "home": folder / "home",
         "http_port": local.free_port(),
         "engine": served.engine,
+        "echo_tpot_s": served.echo_tpot_s,
         "allowed_roots": str(folder),
         "concurrency": served.rows,
         "max_model_len": served.max_model_len,

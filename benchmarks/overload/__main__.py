@@ -3,6 +3,8 @@
     python -m benchmarks.overload --factor 2 --minutes 10 --out benchmarks/results/overload.json
     python -m benchmarks.overload --factor 3 --minutes 10 --kill-at 300 \
         --out benchmarks/results/overload_killed.json
+    python -m benchmarks.overload --factor 10 --minutes 10 --engine echo --echo-tpot-ms 30 \
+        --profile-seconds 0 --longest-ttft-s 2 --small 0.4 --out benchmarks/results/overload_10.json
 
 A random base and LoRAs of mixed ranks, the real product on a cluster of its own. First the capacity: requests
 of the same mix, without targets, from as many clients as keep all rows busy. Then Poisson arrivals at
@@ -19,6 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import csv
+import math
 import os
 import platform
 import secrets
@@ -36,7 +39,7 @@ from benchmarks.live import groups, memory
 from benchmarks.live.arrivals import ANYBODY, LENGTHS, REHEARSED_LENGTHS, Mix, Share, endless, poisson
 from benchmarks.live.streaming import Kind, Outcome, Target, closed_loop, open_loop
 from benchmarks.overload import classes, plot, report
-from benchmarks.overload.classes import CLASSES, FACTOR, attained, shares
+from benchmarks.overload.classes import CLASSES, FACTOR, PriorityClass, attained, shares
 from benchmarks.overload.killing import Killing
 from benchmarks.simulator_reality import product
 from benchmarks.simulator_reality.measuring import Workload
@@ -50,7 +53,7 @@ SHORTEST_TPOT_S = 1e-3  # an engine that echoes has none
 
 @dataclass(frozen=True)
 class Given:
-    """From the command line; `keys` are API keys by tenant."""
+    """From the command line; `keys` are API keys by tenant, `tenants` what each sends of all requests."""
 
     factor: float
     seconds: float
@@ -59,6 +62,8 @@ class Given:
     memory_every_s: float
     seed: int
     keys: Mapping[str, str]
+    tenants: Mapping[str, float]
+    classes: Sequence[PriorityClass]
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ def measure(running: groups.Running, given: Given) -> dict[str, Any]:
         few = Workload(0.1, 1.0, REHEARSED_LENGTHS, max_per_s=20.0)
         asyncio.run(product.measured(running, few, repeats=1))
     tpot_s = FACTOR * found.tpot_s
-    mix = Mix(running.models, lengths, shares(CLASSES, tpot_s, given.keys))
+    mix = Mix(running.models, lengths, shares(given.classes, tpot_s, given.keys, given.tenants))
     asks = poisson(mix, given.factor * found.per_s, given.seconds, given.seed)
     target = Target(running.cluster.url, running.vocabulary, seed=given.seed)
     began = time.monotonic()
@@ -117,14 +122,15 @@ def measure(running: groups.Running, given: Given) -> dict[str, Any]:
         "seconds": given.seconds,
         "lasted_s": round(time.monotonic() - began, 1),
         "killed": killing.told,
+        "against_capacity": report.against_capacity(outcomes, found.tokens_per_s, given.seconds),
         "checks": {
             **report.checks(len(asks), outcomes, seen),
             "one engine was killed": [] if given.kill_at_s is None or killing.told else ["it was not"],
         },
-        "classes": report.by_class(outcomes, CLASSES, tpot_s),
+        "classes": report.by_class(outcomes, given.classes, tpot_s),
         "tenants": report.by_tenant(outcomes),
         "over_time": plot.over_time(
-            [(o.ask.at_s, o.ask.group, _ended(o, tpot_s)) for o in outcomes], given.seconds
+            [(o.ask.at_s, o.ask.group, _ended(o, given.classes, tpot_s)) for o in outcomes], given.seconds
         ),
         "memory": seen,
         "requests": [_row(o) for o in outcomes],
@@ -141,10 +147,10 @@ def _without_targets(keys: Mapping[str, str]) -> tuple[Share, ...]:
     )
 
 
-def _ended(outcome: Outcome, tpot_s: float) -> str:
+def _ended(outcome: Outcome, priorities: Sequence[PriorityClass], tpot_s: float) -> str:
     if outcome.kind != Kind.ANSWERED:
         return outcome.kind.value
-    one = next(c for c in CLASSES if c.name == outcome.ask.group)
+    one = next(c for c in priorities if c.name == outcome.ask.group)
     return "answered in time" if attained(outcome, one, tpot_s)[0] else "answered late"
 
 
@@ -196,7 +202,14 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--capacity-seconds", type=float, default=60.0)
     parser.add_argument("--kill-at", type=float, metavar="SECONDS")
     parser.add_argument("--memory-every", type=float, default=5.0, metavar="SECONDS")
+    parser.add_argument(
+        "--longest-ttft-s", type=float, default=math.inf, help="no request has a longer target"
+    )
+    parser.add_argument(
+        "--small", type=float, metavar="SHARE", help="of the capacity that the small tenant asks for"
+    )
     parser.add_argument("--engine", choices=("vllm", "echo"), default="vllm")
+    parser.add_argument("--echo-tpot-ms", type=float, default=0.0, help="a token of engines that echo")
     parser.add_argument("--ranks", default="8,8,16,16,32,64", help="of the LoRAs")
     parser.add_argument("--rows", type=int, default=8, help="requests that an engine runs at once")
     parser.add_argument("--profile-seconds", type=float, default=300.0, help="0: measure no profile")
@@ -218,7 +231,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     ranks = tuple(int(rank) for rank in args.ranks.split(","))
     served = groups.Served(
-        args.engine, ranks=ranks, rows=args.rows, slots=len(ranks), profile_s=args.profile_seconds
+        args.engine,
+        ranks=ranks,
+        rows=args.rows,
+        slots=len(ranks),
+        profile_s=args.profile_seconds,
+        echo_tpot_s=args.echo_tpot_ms / 1e3,
     )
     keys = classes.keys() if HAS_TENANTS else {}
     given = Given(
@@ -229,6 +247,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.memory_every,
         args.seed,
         keys,
+        classes.parts(args.small, args.factor),
+        classes.within(CLASSES, args.longest_ttft_s),
     )
     with tempfile.TemporaryDirectory(prefix="ostinato-overload-") as name:
         folder = Path(name)

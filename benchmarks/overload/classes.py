@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from benchmarks.live.arrivals import Share
@@ -45,12 +45,29 @@ def tenants_file(keys: Mapping[str, str]) -> str:
     )
 
 
-def shares(classes: Sequence[PriorityClass], tpot_s: float, keys: Mapping[str, str]) -> tuple[Share, ...]:
+def within(classes: Sequence[PriorityClass], longest_s: float) -> tuple[PriorityClass, ...]:
+    """The same, and none waits longer for its first token."""
+    return tuple(replace(one, ttft_s=min(one.ttft_s, longest_s)) for one in classes)
+
+
+def parts(small: float | None, factor: float) -> dict[str, float]:
+    """What each tenant sends of all requests; `small` is what the small one sends of the capacity."""
+    if small is None:
+        return TENANTS
+    return {"small": small / factor, "large": 1.0 - small / factor}
+
+
+def shares(
+    classes: Sequence[PriorityClass],
+    tpot_s: float,
+    keys: Mapping[str, str],
+    tenants: Mapping[str, float] = TENANTS,
+) -> tuple[Share, ...]:
     """Every class of every tenant, with its headers; `keys` are the tenants' API keys, if they have any."""
     return tuple(
         Share(one.share * part, one.name, tenant, _headers(one, tpot_s, keys.get(tenant, "")))
         for one in classes
-        for tenant, part in TENANTS.items()
+        for tenant, part in tenants.items()
     )
 
 

@@ -45,6 +45,7 @@ def by_class(
                 ),
                 "longest_without_answer_s": round(longest_gap(own), 3),
                 "retry_after_s": spread([o.retry_after_s for o in own if o.retry_after_s is not None]),
+                "refused_after_s": spread([o.end_s - o.ask.at_s for o in own if o.kind == Kind.REFUSED]),
             }
         )
     return rows
@@ -88,10 +89,24 @@ def by_tenant(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
                 "tenant": tenant,
                 "requests": len(own),
                 **{kind.value: sum(o.kind == kind for o in own) for kind in Kind},
+                "answered_share": _share([o.kind == Kind.ANSWERED for o in own]),
                 "tokens": sum(o.tokens for o in own if o.kind == Kind.ANSWERED),
             }
         )
     return rows
+
+
+def against_capacity(outcomes: Sequence[Outcome], tokens_per_s: float, seconds: float) -> dict[str, Any]:
+    """What was answered in the time of the load, as a share of what can be; and how long the others took.
+    The first tenth of the time fills the queues."""
+    answered = [o for o in outcomes if o.kind == Kind.ANSWERED]
+    tokens = sum(o.tokens for o in answered if 0.1 * seconds < o.end_s <= seconds)
+    return {
+        "goodput_tokens_per_s": round(tokens / (0.9 * seconds), 1),
+        "goodput_of_capacity": round(tokens / (0.9 * seconds) / tokens_per_s, 4),
+        "admitted_ttft_s": spread([o.ttft_s for o in answered if o.ttft_s is not None]),
+        "refused_after_s": spread([o.end_s - o.ask.at_s for o in outcomes if o.kind == Kind.REFUSED]),
+    }
 
 
 def checks(sent: int, outcomes: Sequence[Outcome], memory: Sequence[dict[str, Any]]) -> dict[str, Any]:

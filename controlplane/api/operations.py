@@ -17,7 +17,7 @@ from controlplane.state.repository import Put, State, Versioned
 from controlplane.state.transactions import Context, Outcome
 from controlplane.traffic.tenants import Caller
 
-KEEP_ALIVE_S = 10.0
+KEEP_ALIVE_S = 25.0
 MAX_WATCHERS = 5_000  # of a gateway: less than its places, which requests for models need as well
 
 

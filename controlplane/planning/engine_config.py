@@ -49,6 +49,7 @@ def engine_config(
         max_batched_tokens=plan.batched_tokens,
         roots=tuple(map(str, settings.roots)),
         max_active_variants=min(max_active_variants or 0, plan.max_variants),
+        echo_tpot_s=settings.echo_tpot_s,
     )
 
 

@@ -387,6 +387,7 @@ def _start_ray(cluster: LocalCluster, settings: Settings) -> None:
         "--dashboard-agent-listen-port=0",
         f"--temp-dir={cluster.temp_dir}",
         "--disable-usage-stats",
+        "--no-monitor",  # nothing is to be scaled on one machine
     ]
     _run(command, settings, "ray-start.log", "Ray")
 

@@ -85,7 +85,7 @@ def _is_ready(to: Installation, name: str, where: dict[str, str]) -> bool:
 
 
 class Seeds:
-    """Hands out seeds to several threads; at every REPAIR_EVERY-th one of them repairs what the others broke."""
+    """Hands out seeds to several threads; at every REPAIR_EVERY-th one repairs what all of them broke."""
 
     def __init__(self, to: Installation, seeds: range) -> None:
         self._to, self._left = to, iter(seeds)
@@ -104,7 +104,7 @@ class Seeds:
 
 
 def ask(to: Installation, seeds: range, clients: int = CLIENTS) -> Found:
-    """Send the requests of these seeds, from several clients at once, and look at what is left of the gateway."""
+    """Send the requests of these seeds, several clients at once, and look at what is left of the gateway."""
     found, before = Found(), peak_memory()
     description, handed = to.app.openapi(), Seeds(to, seeds)
     with ThreadPoolExecutor(clients) as pool:

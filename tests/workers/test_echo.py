@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
+import time
 import urllib.request
 from collections.abc import AsyncIterator
 from typing import Any
@@ -47,6 +50,41 @@ async def test_a_stream(worker: Worker) -> None:
     assert items[0] == EngineHead(200, "text/event-stream")
     assert items[-1] == b"data: [DONE]\n\n"
     assert len(items) == 5
+
+
+async def test_a_stream_as_long_as_it_is_asked_to_be_says_what_it_used() -> None:
+    """A hundred of two words' tokens, as vLLM does with `ignore_eos`."""
+    worker = Worker(CONFIG, "127.0.0.1")
+    await worker.start()
+    wanted = {"max_tokens": 100, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    items = [i async for i in worker.stream(ask(TEXT, prompt="a b", stream=True, **wanted))]
+    events = [json.loads(item[6:]) for item in items[1:-1] if isinstance(item, bytes)]
+    assert sum(bool(event["choices"] and event["choices"][0]["text"]) for event in events) == 100
+    assert events[-1]["usage"] == {"prompt_tokens": 2, "completion_tokens": 100, "total_tokens": 102}
+    await worker.close()
+
+
+async def test_at_a_pace_those_beyond_the_batch_wait_and_steps_are_told() -> None:
+    """A batch of two; six answers of eight tokens: three of them follow each other in a row."""
+    worker = Worker(dataclasses.replace(CONFIG, max_num_seqs=2, echo_tpot_s=0.01), "127.0.0.1")
+    await worker.start()
+    assert worker._engine is not None
+    observer, most = worker._engine.observer, []
+    observer.changed = lambda: most.append((observer.running, observer.waiting))
+
+    async def one() -> float:
+        began_s = time.monotonic()
+        items = [i async for i in worker.stream(ask(TEXT, prompt="a b", stream=True, min_tokens=8))]
+        assert len(items) == 1 + 8 + 2
+        return time.monotonic() - began_s
+
+    took_s = sorted(await asyncio.gather(*(one() for _ in range(6))))
+    assert took_s[0] >= 8 * 0.01
+    assert took_s[-1] >= 3 * 8 * 0.01
+    assert max(running for running, _ in most) == 2
+    assert max(waiting for _, waiting in most) == 4
+    assert observer.sums.decode_s / observer.sums.steps == pytest.approx(0.01)
+    await worker.close()
 
 
 @pytest.mark.parametrize("body", [{}, {"messages": []}, {"messages": 7}, {"messages": [{}]}])

@@ -1,11 +1,17 @@
-"""An engine that echoes its input at once, for benchmarks and tests of the path around it."""
+"""An engine that echoes its input, for benchmarks and tests of the path around it.
+
+It does so at once, or at a pace: then a token takes `echo_tpot_s`, and requests beyond `max_num_seqs` wait.
+Paced ones have a capacity that is no matter of the machine's cores.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Iterable
-from itertools import chain, cycle, islice
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from itertools import cycle, islice
 from typing import Any, NamedTuple
 
 from workers.asgi import AsgiApp, Message
@@ -34,7 +40,7 @@ class Speaker(NamedTuple):
 
 class EchoEngine:
     """Speaks the OpenAI shapes of chat and text completions; token counts are word counts. A stream with
-    `min_tokens` begins anew with its words until it has as many."""
+    `min_tokens`, or `max_tokens` and `ignore_eos`, begins anew with its words until it has as many."""
 
     version = "echo"
     ranks: tuple[RankReport, ...] = ()  # its memory is negligible
@@ -45,7 +51,8 @@ class EchoEngine:
         self._variants: dict[int, VariantRef] = {}
         self._limit = config.max_variants
         self.observer = StepObserver()
-        self._running = 0
+        self._running, self._waiting = 0, 0
+        self._rows = asyncio.Semaphore(config.max_num_seqs)
 
     @property
     def app(self) -> AsgiApp:
@@ -104,34 +111,64 @@ class EchoEngine:
             await _refuse(send, f"expected {'messages with content' if is_chat else 'a prompt'}")
             return
         text = text if isinstance(text, str) else json.dumps(text)
-        self._run(1)
-        try:
+        async with self._row():
             if request.get("stream"):
                 speaker = Speaker(request["model"], answerer, is_chat)
-                await self._send_stream(send, speaker, text, request.get("min_tokens"))
+                await self._send_stream(send, speaker, text, request)
             else:
+                await asyncio.sleep(self._config.echo_tpot_s * len(text.split()))
                 await _answer(send, whole_answer(request["model"], text, is_chat, answerer))
+
+    @asynccontextmanager
+    async def _row(self) -> AsyncIterator[None]:
+        """A place in the batch; at once all that are here run. None has keys and values."""
+        if not self._config.echo_tpot_s:
+            self._count(1, 0)
+            try:
+                yield
+            finally:
+                self._count(-1, 0)
+            return
+        self._count(0, 1)
+        try:
+            await self._rows.acquire()
         finally:
-            self._run(-1)
+            self._count(0, -1)
+        self._count(1, 0)
+        try:
+            yield
+        finally:
+            self._rows.release()
+            self._count(-1, 0)
 
-    def _run(self, more: int) -> None:
-        """So many requests more; all that are here run, and none has keys and values."""
-        self._running += more
-        self.observer.requests(self._running, 0, 0.0)
+    def _count(self, running: int, waiting: int) -> None:
+        """So many more of them."""
+        self._running += running
+        self._waiting += waiting
+        self.observer.requests(self._running, self._waiting, 0.0)
 
-    async def _send_stream(self, send: Any, speaker: Speaker, text: str, least: int | None) -> None:
+    async def _send_stream(self, send: Any, speaker: Speaker, text: str, request: dict[str, Any]) -> None:
         """A word is a token: to write the first one down is the prompt's step, each other one is a step."""
-        began_s, words = time.perf_counter(), text.split(" ")
+        began_s, words, pace_s = time.perf_counter(), text.split(" "), self._config.echo_tpot_s
         chunks = [_event(speaker, words[0], None)]
         first_s = time.perf_counter()
         chunks += [_event(speaker, word, None) for word in words[1:]]
-        if len(words) > 1:
-            self.observer.steps(len(words) - 1, (time.perf_counter() - first_s) / (len(words) - 1))
-        self.observer.prefill(len(words), first_s - began_s)
+        took_s, count = time.perf_counter() - first_s, _length(request, len(words))
+        self.observer.prefill(len(words), pace_s or first_s - began_s)
+        if count > 1:
+            self.observer.steps(count - 1, pace_s or took_s / (count - 1))
         # Not made beforehand: a long one would fill the memory of the engine, where a gateway's is looked at.
-        again = islice(cycle(chunks), max(0, (least or 0) - len(chunks)))
-        end = (_event(speaker, "", "stop"), b"data: [DONE]\n\n")
-        await _respond(send, "text/event-stream", chain(chunks, again, end))
+        tokens, end = islice(cycle(chunks), count), [_event(speaker, "", "stop")]
+        if (request.get("stream_options") or {}).get("include_usage"):
+            end.append(_usage_event(speaker, len(words), count))
+        await _respond(send, "text/event-stream", tokens, [*end, b"data: [DONE]\n\n"], pace_s)
+
+
+def _length(request: dict[str, Any], words: int) -> int:
+    """Tokens of a stream: its prompt's words, or as many as `min_tokens` or `ignore_eos` want."""
+    if request.get("ignore_eos") and request.get("max_tokens"):
+        return int(request["max_tokens"])
+    return max(words, request.get("min_tokens") or 0)
 
 
 async def _body(receive: Any) -> bytes:
@@ -155,10 +192,17 @@ async def _answer(send: Any, body: bytes, status: int = 200) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def _respond(send: Any, content_type: str, parts: Iterable[bytes]) -> None:
+async def _respond(
+    send: Any, content_type: str, parts: Iterable[bytes], end: Iterable[bytes], pace_s: float
+) -> None:
+    """Each part `pace_s` after the one before; those of the end at once."""
     headers = [(b"content-type", content_type.encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     for part in parts:
+        if pace_s:
+            await asyncio.sleep(pace_s)
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    for part in end:
         await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -176,7 +220,15 @@ def whole_answer(model: str, text: str, is_chat: bool, answerer: str = "base") -
 def _event(speaker: Speaker, text: str, finish: str | None) -> bytes:
     choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
     choice |= {"delta": {"role": "assistant", "content": text}} if speaker.is_chat else {"text": text}
+    return _chunk(speaker, {"choices": [choice]})
+
+
+def _usage_event(speaker: Speaker, prompt: int, answer: int) -> bytes:
+    usage = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+    return _chunk(speaker, {"choices": [], "usage": usage})
+
+
+def _chunk(speaker: Speaker, more: dict[str, Any]) -> bytes:
     kind = "chat.completion.chunk" if speaker.is_chat else "text_completion"
     chunk = {"id": "echo", "object": kind, "created": 0, "model": speaker.model}
-    made = {**chunk, "system_fingerprint": speaker.answerer, "choices": [choice]}
-    return b"data: %b\n\n" % json.dumps(made).encode()
+    return b"data: %b\n\n" % json.dumps({**chunk, "system_fingerprint": speaker.answerer, **more}).encode()
