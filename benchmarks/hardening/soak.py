@@ -66,11 +66,7 @@ def measure(
     lengths = REHEARSED_LENGTHS if rehearsing.is_rehearsal() else LENGTHS
     mix = Mix(running.models, lengths)
     target = Target(running.cluster.url, running.vocabulary, seed=1)
-    clients = round(CLIENTS_PER_ROW * running.served.groups * running.served.rows)
-    outcomes, took_s = asyncio.run(closed_loop(target, endless(mix, 1), clients, capacity_s))
-    rate = sum(o.kind == Kind.ANSWERED for o in outcomes) / took_s
-    if not rate:
-        raise RuntimeError("expected answers, got none: there is no capacity to exceed")
+    rate = _capacity(running, target, mix, capacity_s)
     counted: Counter[str] = Counter()
     every_s = 1.0 if rehearsing.is_rehearsal() else EVERY_S
     with closing(open_store(store_url)) as store, ExitStack() as stack:
@@ -89,6 +85,19 @@ def measure(
         "memory": memory.told(sampler.series),
         "files": files.told(),
     }
+
+
+def _capacity(running: Running, target: Target, mix: Mix, seconds: float) -> float:
+    """Answers a second. Of engines with a pace it is known; of others it is what many clients get."""
+    rows, tpot_s = running.served.groups * running.served.rows, running.served.echo_tpot_s
+    if tpot_s:
+        return float(rows / (tpot_s * np.mean([tokens for _, tokens in mix.lengths])))
+    clients = round(CLIENTS_PER_ROW * rows)
+    outcomes, took_s = asyncio.run(closed_loop(target, endless(mix, 1), clients, seconds))
+    rate = sum(o.kind == Kind.ANSWERED for o in outcomes) / took_s
+    if not rate:
+        raise RuntimeError("expected answers, got none: there is no capacity to exceed")
+    return rate
 
 
 async def _load(target: Target, mix: Mix, rate: float, seconds: float, counted: Counter[str]) -> None:
