@@ -12,6 +12,8 @@ from placement.types import CostMeasure
 from workers.addresses import Ports
 
 MAX_SEQUENCES = 16  # of a request, as many as an engine holds by default
+MAX_WORDS = 256  # in a list of them; OpenAI takes four stop sequences
+MAX_GRAMMAR_BYTES = 64 << 10
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 NO_GPUS = "none"
@@ -150,6 +152,14 @@ class Settings(BaseSettings):
     )
     max_sequences: int = Field(
         default=MAX_SEQUENCES, ge=1, description="Answers that one request may ask for: n of each prompt."
+    )
+    max_words: int = Field(
+        default=MAX_WORDS,
+        ge=1,
+        description="Entries of a request's list of words: stop, bad_words, logit_bias.",
+    )
+    max_grammar_bytes: int = Field(
+        default=MAX_GRAMMAR_BYTES, ge=64, description="Of a schema or grammar that one answer is to follow."
     )
     body_timeout_s: float = Field(
         default=9.0, gt=0, description="Longest that a request's body may take to arrive."

@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -18,12 +18,12 @@ from starlette.types import Receive, Scope, Send
 
 from controlplane import errors
 from controlplane.api.departure import unless_client_leaves
+from controlplane.api.request_bounds import DEFAULTS, Bounds, check, output_limit
 from controlplane.api.services import Services
 from controlplane.api.time_limit import TimeLimit, WriteLimit
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
 from controlplane.gateway.metrics import UNKNOWN
 from controlplane.gateway.rate_book import Charge
-from controlplane.settings import MAX_SEQUENCES
 from controlplane.traffic.attainment import Outcome, attained
 from controlplane.traffic.request_terms import (
     NO_TERMS,
@@ -32,7 +32,6 @@ from controlplane.traffic.request_terms import (
     estimated_prompt,
     estimated_tokens,
     request_terms,
-    sequences_of,
 )
 from controlplane.traffic.route_table import Route
 from controlplane.traffic.tenants import DEFAULT, Tenant
@@ -43,7 +42,6 @@ log = logging.getLogger(__name__)
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-_LIMIT_FIELDS = ("max_completion_tokens", "max_tokens")
 _MAX_SALT = 128  # characters that vLLM takes
 CLIENT_GONE = "client_disconnected"
 # What ends a request that no engine worked at, or in vain: it costs no tokens.
@@ -83,7 +81,7 @@ def engine_call(
     route: Route,
     raw: bytes = b"",
     counted: bool = True,
-    max_sequences: int = MAX_SEQUENCES,
+    bounds: Bounds = DEFAULTS,
     *,
     salt: str = "",
 ) -> EngineCall:
@@ -93,10 +91,10 @@ def engine_call(
 
     `raw` is what `body` was read from, which is sent as it came where it needs no change but additions.
 
-    Errors: InvalidRequest for an answer longer than the deployment's maxOutputLength, and for more than
-    `max_sequences` of them.
+    Errors: InvalidRequest for an answer longer than the deployment's maxOutputLength, and for what is beyond
+    `bounds`.
     """
-    _check_sequences(body, max_sequences)
+    check(body, bounds)
     changes: dict[str, str | int] = {**_bounded(path, body, route.max_output_tokens)}
     if body["model"] != route.model:
         changes["model"] = route.model
@@ -148,29 +146,9 @@ def _written(body: dict[str, Any], changes: dict[str, Any]) -> bytes:
 
 
 def _bounded(path: str, body: dict[str, Any], max_tokens: int) -> dict[str, int]:
-    requested = [(name, body[name]) for name in _LIMIT_FIELDS if body.get(name) is not None]
-    for name, value in requested:
-        if type(value) is not int:
-            raise errors.InvalidRequest(f"{name}: expected an integer, got {value!r:.200}", param=name)
-        if value > max_tokens:
-            raise errors.InvalidRequest(
-                f"{name} is {value}, but '{body['model']}' was deployed for answers of at most "
-                f"{max_tokens} tokens",
-                param=name,
-            )
-    return {} if requested or path != CHAT else {"max_completion_tokens": max_tokens}
-
-
-def _check_sequences(body: Mapping[str, Any], most: int) -> None:
-    """An engine runs each answer as a sequence of its own: one request must not take all its places."""
-    if body.get("n") is not None and type(body["n"]) is not int:
-        raise errors.InvalidRequest(f"n: expected an integer, got {body['n']!r:.200}", param="n")
-    if (asked := sequences_of(body)) > most:
-        raise errors.InvalidRequest(
-            f"{asked} answers were asked for (`n` of each prompt); one request may ask for at most {most}"
-            " (OSTINATO_MAX_SEQUENCES): send several requests",
-            param="n" if body.get("n") not in (None, 1) else "prompt",
-        )
+    if output_limit(body, max_tokens) is not None or path != CHAT:
+        return {}
+    return {"max_completion_tokens": max_tokens}
 
 
 @dataclass(slots=True)
@@ -255,8 +233,8 @@ async def answer(
         prompt = estimated_prompt(len(raw))
         watch.terms = request_terms(headers, body, route.targets, tenant, tokens, prompt)
         watch.streams = body.get("stream") is True
-        most, salt = services.settings.max_sequences, tenant.cache_salt
-        call = engine_call(path, body, route, raw, watch.counted, most, salt=salt)
+        bounds, salt = services.request_bounds, tenant.cache_salt
+        call = engine_call(path, body, route, raw, watch.counted, bounds, salt=salt)
         watch.charge(tenant)
         if watch.streams:
             return await _streamed(services, route, call, watch)

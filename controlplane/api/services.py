@@ -12,6 +12,7 @@ from typing import Protocol
 
 from controlplane.api import hidden_paths
 from controlplane.api.hidden_paths import Hide
+from controlplane.api.request_bounds import Bounds
 from controlplane.cluster.engine_status import EngineView
 from controlplane.cluster.inventory import NodeState
 from controlplane.gateway.audit import AuditLog
@@ -83,6 +84,12 @@ class Services:
     def hide(self) -> Hide:
         """Of an error, for whoever asks models."""
         return hidden_paths.for_tenants(self.settings)
+
+    @cached_property
+    def request_bounds(self) -> Bounds:
+        """Of a request for a model."""
+        of = self.settings
+        return Bounds(of.max_sequences, of.max_words, of.max_grammar_bytes)
 
     async def read(self) -> State:
         return await self.repository.read_async()

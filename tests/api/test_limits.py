@@ -88,6 +88,40 @@ def test_more_answers_than_a_request_may_ask_for(start: Start, body: dict[str, A
         assert ask(installation, **fine).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"stop": ["x"] * 9}, "stop"),
+        ({"bad_words": ["x"] * 9}, "bad_words"),
+        ({"logit_bias": {str(token): 1 for token in range(9)}}, "logit_bias"),
+        ({"allowed_token_ids": list(range(9))}, "allowed_token_ids"),
+        ({"guided_regex": "a" * 2_000}, "guided_regex"),
+        ({"guided_choice": ["a" * 100] * 20}, "guided_choice"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"x": "a" * 2_000}}}, "response_format"),
+        ({"structured_outputs": {"json": {"enum": ["a" * 100] * 20}}}, "structured_outputs"),
+        ({"structured_outputs": {"json": json.loads("[" * 40 + "]" * 40)}}, "structured_outputs"),
+        ({"tools": [{"x": "a" * 2_000}], "tool_choice": "required"}, "tools"),
+    ],
+)
+def test_what_an_engine_would_go_through_for_every_token(
+    start: Start, body: dict[str, Any], param: str
+) -> None:
+    """Ten thousand stop sequences are each looked for after each token, beside everybody's answers."""
+    installation = start(max_words=8, max_grammar_bytes=1_000)
+    installation.up()
+    refused = ask(installation, prompt="a", **body)
+    assert code(refused) == (400, "invalid_request", param)
+    assert "expected" in refused.text or "at most" in refused.text
+    fine: list[dict[str, Any]] = [
+        {"stop": ["x"] * 8},
+        {"stop": "x" * 100},
+        {"guided_regex": "a" * 100},
+        {"tools": [{"x": "a" * 2_000}], "tool_choice": "auto"},  # nothing is compiled for these
+    ]
+    for each in fine:
+        assert ask(installation, prompt="a", **each).status_code == 200
+
+
 # --- browsers ------------------------------------------------------------------------------------------
 
 

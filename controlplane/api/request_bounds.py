@@ -1,0 +1,110 @@
+"""How much one request may ask of an engine that it shares with others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from controlplane import errors
+from controlplane.settings import MAX_GRAMMAR_BYTES, MAX_SEQUENCES, MAX_WORDS
+from controlplane.traffic.request_terms import sequences_of
+
+LENGTHS = ("max_completion_tokens", "max_tokens")
+# An engine goes through each of these again and again: for every token, or for every word of its vocabulary.
+LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias")
+# What an engine compiles, with some work for every word of its vocabulary.
+GRAMMARS = (
+    *("response_format", "structured_outputs", "structural_tag"),
+    *("guided_json", "guided_regex", "guided_grammar", "guided_choice"),
+)
+DEEPEST = 32  # levels of a grammar; schemas that people write have at most ten
+_FREE_CHOICES = (None, "auto", "none")  # of tools: nothing is compiled for them
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """`sequences` are answers of one request, `words` entries of a list of words, `grammar_bytes` those of
+    all that it wants compiled."""
+
+    sequences: int = MAX_SEQUENCES
+    words: int = MAX_WORDS
+    grammar_bytes: int = MAX_GRAMMAR_BYTES
+
+
+DEFAULTS = Bounds()
+
+
+def check(body: Mapping[str, Any], bounds: Bounds) -> None:
+    """Errors: InvalidRequest, with the field's name and what may be asked for."""
+    _check_sequences(body, bounds.sequences)
+    _check_lists(body, bounds.words)
+    _check_grammars(body, bounds.grammar_bytes)
+
+
+def output_limit(body: Mapping[str, Any], max_tokens: int) -> int | None:
+    """How long an answer may be at most by the body's own words; None where it has none.
+
+    Errors: InvalidRequest where that is more than `max_tokens`, or no integer.
+    """
+    requested = [(name, body[name]) for name in LENGTHS if body.get(name) is not None]
+    for name, value in requested:
+        if type(value) is not int:
+            raise errors.InvalidRequest(f"{name}: expected an integer, got {value!r:.200}", param=name)
+        if value > max_tokens:
+            raise errors.InvalidRequest(
+                f"{name} is {value}, but '{body['model']}' was deployed for answers of at most "
+                f"{max_tokens} tokens",
+                param=name,
+            )
+    return min(value for _, value in requested) if requested else None
+
+
+def _check_sequences(body: Mapping[str, Any], most: int) -> None:
+    """An engine runs each answer as a sequence of its own: one request must not take all its places."""
+    if body.get("n") is not None and type(body["n"]) is not int:
+        raise errors.InvalidRequest(f"n: expected an integer, got {body['n']!r:.200}", param="n")
+    if (asked := sequences_of(body)) > most:
+        raise errors.InvalidRequest(
+            f"{asked} answers were asked for (`n` of each prompt); one request may ask for at most {most}"
+            " (OSTINATO_MAX_SEQUENCES): send several requests",
+            param="n" if body.get("n") not in (None, 1) else "prompt",
+        )
+
+
+def _check_lists(body: Mapping[str, Any], most: int) -> None:
+    for name in LISTS:
+        value = body.get(name)
+        if isinstance(value, list | dict) and len(value) > most:
+            raise errors.InvalidRequest(
+                f"{name} has {len(value)} entries; one request may have at most {most} (OSTINATO_MAX_WORDS)",
+                param=name,
+            )
+
+
+def _check_grammars(body: Mapping[str, Any], most: int) -> None:
+    names = [name for name in GRAMMARS if isinstance(body.get(name), dict | list | str)]
+    if body.get("tools") and body.get("tool_choice") not in _FREE_CHOICES:
+        names.append("tools")
+    for name in names:
+        if _depth(body[name]) > DEEPEST:
+            raise errors.InvalidRequest(
+                f"{name} is nested more than {DEEPEST} levels deep: expected a flatter one", param=name
+            )
+        if (size := len(json.dumps(body[name]))) > most:
+            raise errors.InvalidRequest(
+                f"{name} has {size} bytes; one request may have at most {most} compiled "
+                "(OSTINATO_MAX_GRAMMAR_BYTES): expected a smaller one",
+                param=name,
+            )
+
+
+def _depth(value: Any) -> int:
+    """Levels of lists and objects, as far as DEEPEST + 1."""
+    depth, level = 0, [value]
+    while depth <= DEEPEST and level:
+        level = [each for each in level if isinstance(each, dict | list)]
+        depth += bool(level)
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+    return depth
