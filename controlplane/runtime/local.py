@@ -35,6 +35,7 @@ Progress = Callable[[str], None]
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 30.0
+KINDLY_S = 4.0  # nothing that was acknowledged is lost with a process that is killed
 WITHOUT_HEAD_S = 2.0  # they would wait for it rather than end
 CORES_FOR_TWO_GATEWAYS = 4
 # Every process of the cluster inherits this variable, which is how `down` knows them.
@@ -164,14 +165,14 @@ def down(settings: Settings, progress: Progress) -> bool:
     return ended
 
 
-def end_leftovers(settings: Settings, progress: Progress, kindly_s: float = STOP_TIMEOUT_S / 3) -> bool:
+def end_leftovers(settings: Settings, progress: Progress, kindly_s: float = KINDLY_S) -> bool:
     """End all processes that carry this home's mark, first kindly; before them what would start them anew."""
     supervisor_process.end(settings)
     mark = _mark(settings)
     leftovers = _marked(mark)
     _signal(leftovers, signal.SIGTERM)
-    _, alive = psutil.wait_procs(leftovers, timeout=kindly_s)
-    alive = [*alive, *_marked(mark)]  # a start that was under way goes on for a moment
+    psutil.wait_procs([process for process in leftovers if not _is_gcs(process)], timeout=kindly_s)
+    alive = list(_marked(mark))  # with a start that was under way, which goes on for a moment
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while alive and time.monotonic() < deadline:
         _signal(alive, signal.SIGKILL)
@@ -183,6 +184,14 @@ def end_leftovers(settings: Settings, progress: Progress, kindly_s: float = STOP
     if leftovers:
         progress(f"ended {len(leftovers)} processes")
     return bool(leftovers)
+
+
+def _is_gcs(process: psutil.Process) -> bool:
+    """Ray's control store, which takes longer to end by itself than anybody waits, and keeps nothing here."""
+    try:
+        return process.name() == "gcs_server"
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _signal(processes: Iterable[psutil.Process], number: int) -> None:

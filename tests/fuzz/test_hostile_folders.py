@@ -13,8 +13,8 @@ from hypothesis import settings
 from controlplane.controller.file_reader import FileReader
 
 COUNT = (
-    settings().max_examples * 10
-)  # 1,000, or 200 with `make unit`; `benchmarks.fuzzing.folders` draws more
+    settings().max_examples * 17
+)  # 1,020, or 340 with `make unit`; `benchmarks.fuzzing.folders` draws more
 SAMPLE = 50
 
 

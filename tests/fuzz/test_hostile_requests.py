@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 from installations import Installation
 
-COUNT = settings().max_examples * 100  # 10,000; `benchmarks.fuzzing.requests` sends more
+COUNT = settings().max_examples * 170  # 10,200; `benchmarks.fuzzing.requests` sends more
 
 
 @pytest.fixture
