@@ -56,7 +56,8 @@ async def test_a_stream_as_long_as_it_is_asked_to_be_says_what_it_used() -> None
     """A hundred of two words' tokens, as vLLM does with `ignore_eos`."""
     worker = Worker(CONFIG, "127.0.0.1")
     await worker.start()
-    wanted = {"max_tokens": 100, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    wanted: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True}
+    wanted["stream_options"] = {"include_usage": True}
     items = [i async for i in worker.stream(ask(TEXT, prompt="a b", stream=True, **wanted))]
     events = [json.loads(item[6:]) for item in items[1:-1] if isinstance(item, bytes)]
     assert sum(bool(event["choices"] and event["choices"][0]["text"]) for event in events) == 100
