@@ -139,4 +139,14 @@ def _old(count: int) -> Iterable[Operation | IdempotencyKey]:
 
 
 def _open(number: int, phase: Phase = Phase.PENDING) -> Operation:
-    return Operation(f"op-open{number}", OperationKind.REGISTER, f"nobody{number}", phase)
+    """Of now: the oldest that are done are forgotten first, perhaps before a gateway has seen their end."""
+    now_s = time.time()
+    name = f"op-open{number}"
+    return Operation(
+        name,
+        OperationKind.REGISTER,
+        f"nobody{number}",
+        phase,
+        created_at_s=now_s,
+        updated_at_s=now_s,
+    )
