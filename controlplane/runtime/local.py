@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -93,7 +94,7 @@ def _start(settings: Settings, progress: Progress, cluster: LocalCluster) -> Loc
     _make_private(_temp_dir(cluster.mark).parent)
     try:
         progress("starting a Ray node")
-        _start_ray(cluster, settings)
+        _start_node(cluster, settings, progress)
         progress("deploying the control plane on Ray Serve")
         _deploy(cluster, settings)
         progress("waiting for the API")
@@ -372,6 +373,8 @@ def ray_switches(settings: Settings) -> dict[str, str]:
         "RAY_SERVE_PROXY_USE_GRPC": "1",  # which that means, but Ray reads it before
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if settings.haproxy else "0",
+        # Not while a whole request waits for its answer: HAProxy counts what a client is to send, or to read.
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(math.ceil(settings.write_timeout_s)),
         # Serve's proxy asks it for middlewares before it listens: bounds on clients, errors in our words.
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "controlplane.runtime.proxy_errors:prepare",
         # A proxy that died is missed after three looks, ten seconds apart by Serve's own choice.
@@ -381,6 +384,20 @@ def ray_switches(settings: Settings) -> dict[str, str]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_DEDUP_LOGS": "0",
     }
+
+
+def _start_node(cluster: LocalCluster, settings: Settings, progress: Progress) -> None:
+    """Ray waits 30 s for a node to register, and cannot be told to wait longer: where a machine is busy, the
+    second start finds its files in memory. Errors: Unavailable."""
+    try:
+        _start_ray(cluster, settings)
+    except errors.Unavailable as e:
+        if "timed out during startup" not in e.message:
+            raise
+        progress("Ray did not start within its 30 s; trying once more")
+        end_leftovers(settings, progress)
+        _make_private(_temp_dir(cluster.mark).parent)
+        _start_ray(cluster, settings)
 
 
 def _start_ray(cluster: LocalCluster, settings: Settings) -> None:

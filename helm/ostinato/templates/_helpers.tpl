@@ -241,11 +241,14 @@ applications:
 # The gateway answers inference calls in its replica's own server, so both share one loop.
 - name: RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD
   value: "0"
+# Of a client that is to send, or to read: an hour by Serve's own choice.
+- name: RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S
+  value: {{ .Values.settings.writeTimeoutS | default 30 | quote }}
 {{- end }}
-# Serve's proxy asks it for middlewares before it listens: bounds on clients, errors in our words.
 # A proxy that died is missed after three looks, ten seconds apart by Serve's own choice.
 - name: RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S
   value: "1"
+# Serve's proxy asks it for middlewares before it listens: bounds on clients, errors in our words.
 - name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
   value: controlplane.runtime.proxy_errors:prepare
 - name: RAY_SERVE_THROUGHPUT_OPTIMIZED

@@ -1,0 +1,104 @@
+"""One client that asks for the most that one request may, again and again; and what that costs others.
+
+The others are two clients with short prompts and answers. Each greedy request is sent when the one before it
+has ended. Delays are an answer's whole time, beside what it takes when nobody is greedy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from benchmarks.hardening.kills import BASE
+from benchmarks.live.arrivals import Mix, endless
+from benchmarks.live.groups import Running
+from benchmarks.live.streaming import COMPLETIONS, Kind, Outcome, Target, closed_loop
+from controlplane.settings import MAX_GRAMMAR_BYTES, MAX_SEQUENCES, MAX_WORDS
+
+OTHERS = 2
+SHORT = ((16, 16),)  # tokens of the others' prompts and answers
+MOST_LOGPROBS = 20  # vLLM's own limit
+
+
+def greedy(running: Running) -> dict[str, dict[str, Any]]:
+    """The body of each kind, with the largest value that is let through."""
+    served = running.served
+    room = served.max_model_len - served.max_output - 1
+    choices = [f"choice number {number:05d}" for number in range(MAX_GRAMMAR_BYTES // 32)]
+    few, long = {"prompt": "w1 w2 w3"}, {"max_tokens": served.max_output, "ignore_eos": True}
+    return {
+        "n": {**few, **long, "n": MAX_SEQUENCES},
+        "logprobs": {**few, **long, "logprobs": MOST_LOGPROBS},
+        "prompt": {"prompt": " ".join(f"w{1 + number % 50}" for number in range(room)), "max_tokens": 1},
+        "prompt_logprobs": {
+            "prompt": " ".join(f"w{1 + number % 50}" for number in range(room)),
+            "max_tokens": 1,
+            "prompt_logprobs": MOST_LOGPROBS,
+        },
+        "stop": {**few, **long, "stop": [f"never {number}" for number in range(MAX_WORDS)]},
+        "grammar": {**few, "max_tokens": 8, "structured_outputs": {"choice": choices}},
+    }
+
+
+def measure(running: Running, seconds: float) -> dict[str, Any]:
+    """Alone before and after, so that a machine that became slower is seen."""
+    alone = [_told(asyncio.run(_others(running, seconds, 1)))]
+    rows: list[dict[str, Any]] = []
+    for number, (kind, body) in enumerate(greedy(running).items(), start=2):
+        outcomes, asked = asyncio.run(_beside(running, body, seconds, number))
+        rows.append({"greedy": kind, **asked, **_told(outcomes)})
+    alone.append(_told(asyncio.run(_others(running, seconds, 0))))
+    idle_ms = max(row["p99_ms"] for row in alone)
+    for row in rows:
+        row["of_idle_p99"] = round(row["p99_ms"] / idle_ms, 2)
+    return {"others": OTHERS, "alone": alone, "beside": rows}
+
+
+async def _others(running: Running, seconds: float, seed: int) -> list[Outcome]:
+    target = Target(running.cluster.url, running.vocabulary, seed=seed)
+    outcomes, _ = await closed_loop(target, endless(Mix((BASE,), SHORT), seed), OTHERS, seconds)
+    return outcomes
+
+
+async def _beside(
+    running: Running, body: dict[str, Any], seconds: float, seed: int
+) -> tuple[list[Outcome], dict[str, Any]]:
+    statuses: Counter[str] = Counter()
+    taken_s: list[float] = []
+
+    async def ask_for_much(http: aiohttp.ClientSession) -> None:
+        sent = {"model": BASE, "temperature": 0, **body}
+        while True:
+            began_s = time.monotonic()
+            async with http.post(running.cluster.url + COMPLETIONS, json=sent) as reply:
+                text = await reply.text()
+            statuses[str(reply.status)] += 1
+            if reply.status != 200:
+                print(f"{list(body)}: {text[:200]}", flush=True)
+                await asyncio.sleep(1)
+            taken_s.append(time.monotonic() - began_s)
+
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
+        asking = asyncio.create_task(ask_for_much(http))
+        outcomes = await _others(running, seconds, seed)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    median_ms = round(1e3 * float(np.median(taken_s)), 1) if taken_s else None
+    return outcomes, {"asked": dict(statuses), "greedy_ms": median_ms}
+
+
+def _told(outcomes: list[Outcome]) -> dict[str, Any]:
+    taken_ms = [1e3 * (o.end_s - o.ask.at_s) for o in outcomes if o.kind == Kind.ANSWERED]
+    p50, p99 = np.percentile(taken_ms, [50, 99]) if taken_ms else (float("nan"), float("nan"))
+    failed = sum(o.kind != Kind.ANSWERED for o in outcomes)
+    return {
+        "answers": len(taken_ms),
+        "failed": failed,
+        "p50_ms": round(float(p50), 1),
+        "p99_ms": round(float(p99), 1),
+    }
