@@ -1,11 +1,13 @@
-"""A real local cluster of engines that echo, attacked in several ways. Parts, by name, one after the other:
+"""A real local cluster, of engines that echo unless `--engine` says otherwise, attacked in several ways. Parts, by name, one after the other:
 
 - `slow`: heads without end, slow heads and slow bodies, at the API and at a door;
 - `crowd`: 100,000 operations and keys, and 1,000 watchers;
+- `greedy`: the most that one request may ask for, beside two clients that ask for little;
 - `kills`: processes killed at random under load, while names are registered again;
 - `soak`: an hour at 1.5 times the capacity, while variants come and go.
 
     python -m benchmarks.hardening slow crowd kills --out benchmarks/results/hardening.json
+    python -m benchmarks.hardening greedy --engine vllm --groups 1 --out benchmarks/results/hardening.json
     python -m benchmarks.hardening soak --minutes 60 --echo-tpot-ms 30 --out benchmarks/results/hardening.json
 
 The load generator shares the machine's cores. Writes the result; parts that were measured before and are not
@@ -25,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import rehearsing
-from benchmarks.hardening import crowded_store, kills, slow_clients, soak
+from benchmarks.hardening import crowded_store, greedy_requests, kills, slow_clients, soak
 from benchmarks.live import groups
 
 RESULT = rehearsing.RESULTS / "hardening.json"
-NAMES = ("slow", "crowd", "kills", "soak")
+NAMES = ("slow", "crowd", "greedy", "kills", "soak")
 
 
 def parts(
@@ -39,6 +41,7 @@ def parts(
     return {
         "slow": lambda: slow_clients.measure(running, sizes),
         "crowd": lambda: crowded_store.measure(running, store_url, args.records, args.watchers, args.seconds),
+        "greedy": lambda: greedy_requests.measure(running, args.seconds),
         "kills": lambda: kills.measure(running, store_url, adapters, args.kills, args.between, args.seed),
         "soak": lambda: soak.measure(running, store_url, adapters, args.minutes, args.seconds),
     }
@@ -58,6 +61,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--between", type=float, default=4.0, help="seconds between two kills")
     parser.add_argument("--minutes", type=float, default=60.0, help="of the soak")
+    parser.add_argument("--engine", choices=("echo", "vllm"), default="echo")
     parser.add_argument("--echo-tpot-ms", type=float, default=0.0, help="of the engines; 0: at once")
     parser.add_argument("--groups", type=int, default=2)
     parser.add_argument("--gateways", type=int, default=2)
@@ -69,7 +73,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     served = groups.Served(
-        "echo", groups=args.groups, ranks=(8, 16), profile_s=0, echo_tpot_s=args.echo_tpot_ms / 1e3
+        args.engine, groups=args.groups, ranks=(8, 16), profile_s=0, echo_tpot_s=args.echo_tpot_ms / 1e3
     )
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="ostinato-hardening-") as name:
@@ -117,6 +121,10 @@ def rehearse(folder: Path) -> None:
     assert not kills_found["wrong"], kills_found["wrong"]
     for operator in kills_found["operations"]:
         assert not operator["lost"] + operator["doubled"], operator
+    for row in result["greedy"]["found"]["beside"]:
+        assert row["asked"].keys() <= {"200"}, row
+        assert row["answers"] > 0, row
+        assert not row["failed"], row
     assert sum(result["soak"]["found"]["requests"].values()) > 0
 
 

@@ -14,9 +14,8 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from benchmarks.hardening.kills import BASE
 from benchmarks.live.arrivals import Mix, endless
-from benchmarks.live.groups import Running
+from benchmarks.live.groups import BASE, Running
 from benchmarks.live.streaming import COMPLETIONS, Kind, Outcome, Target, closed_loop
 from controlplane.settings import MAX_GRAMMAR_BYTES, MAX_SEQUENCES, MAX_WORDS
 
