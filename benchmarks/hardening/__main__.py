@@ -1,4 +1,4 @@
-"""A real local cluster, of engines that echo unless `--engine` says otherwise, attacked in several ways. Parts, by name, one after the other:
+"""A real local cluster, attacked in several ways; its engines echo unless `--engine` says otherwise. Parts:
 
 - `slow`: heads without end, slow heads and slow bodies, at the API and at a door;
 - `crowd`: 100,000 operations and keys, and 1,000 watchers;
