@@ -42,7 +42,9 @@ def parts(
         "slow": lambda: slow_clients.measure(running, sizes),
         "crowd": lambda: crowded_store.measure(running, store_url, args.records, args.watchers, args.seconds),
         "greedy": lambda: greedy_requests.measure(running, args.seconds),
-        "kills": lambda: kills.measure(running, store_url, adapters, args.kills, args.between, args.seed),
+        "kills": lambda: kills.measure(
+            running, store_url, adapters, args.kills, args.between, args.seed, args.victims
+        ),
         "soak": lambda: soak.measure(running, store_url, adapters, args.minutes, args.seconds),
     }
 
@@ -59,6 +61,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--watchers", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measuring")
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--victims", nargs="+", choices=sorted(kills.ROLES), default=kills.REPLACED_ALONE)
     parser.add_argument("--between", type=float, default=4.0, help="seconds between two kills")
     parser.add_argument("--minutes", type=float, default=60.0, help="of the soak")
     parser.add_argument("--engine", choices=("echo", "vllm"), default="echo")
